@@ -60,7 +60,7 @@ test-deployment: $(INSTALLED)
 test-appfl: $(SIMULATOR)
 	test -x build/appfl/bin/python || $(PYTHON) -m venv build/appfl
 	$(BIN)/pip --python build/appfl/bin/python install -q -c constraints.txt -e ".[appfl]" pytest hypothesis ml_dtypes
-	build/appfl/bin/python -m pytest tests/adapters/appfl
+	build/appfl/bin/python -m pytest tests/adapters/appfl tests/adapters/test_contract.py
 	build/appfl/bin/python -m pytest -m deployment tests/conformance/test_processes.py -k appfl
 
 ## make conformance   the averages of the frameworks beside fedcore's, into docs/conformance.md: an environment of each, in
@@ -74,7 +74,7 @@ test-newest: $(addprefix test-newest-,flower nvflare pfl fedlab appfl)
 test-newest-%:
 	test -x build/newest/$*/bin/python || $(PYTHON) -m venv build/newest/$*
 	build/newest/$*/bin/pip install -q -U -e ".[$*,sim]" pytest hypothesis ml_dtypes
-	build/newest/$*/bin/python -m pytest -W default tests/adapters/$*
+	build/newest/$*/bin/python -m pytest -W default tests/adapters/$* tests/adapters/test_contract.py
 
 ## make test-endurance the long forms of tests of which `make test` runs short ones: kills, storms, losses of power (hours);
 ##                    ROOMS="tests/cluster tests/store" says which

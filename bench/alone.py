@@ -1,7 +1,7 @@
-"""An operation in a process of its own, where no other library's threads are and no other arrays.
+"""Timing of an operation in a separate process, without the threads and arrays of other libraries.
 
-The process makes the same arrays from the same seed and waits on its standard input; each round wakes it when its turn
-has come, so that it meets the same drift of the machine's speed as those who run in the process that asks.
+The process makes the same arrays from the same seed and waits on its standard input. Each round of a comparison runs it
+once, so that the machine's speed drifts equally for all operations.
 """
 
 import importlib
@@ -16,11 +16,11 @@ ROOT = Path(__file__).parent.parent
 
 
 class Work:
-    """What there is to do: the arrays that ``make(*numbers)`` gives, the same in every process.
+    """The arrays of ``make(*numbers)``, which are the same in every process.
 
     Args:
-        make: a function of a module, returning a sequence of arrays (or lists of arrays).
-        numbers: its arguments, plain enough for JSON.
+        make: a module's function that returns a sequence of arrays (or lists of arrays).
+        numbers: its arguments, which JSON must be able to hold.
     """
 
     def __init__(self, make, *numbers):
@@ -28,37 +28,37 @@ class Work:
         self.arrays = make(*numbers)
 
     def rival(self, operation):
-        """Somebody else's way to do it, to be timed both in turn with ours and alone."""
+        """Return a rival's implementation, to be timed both in this process and in its own."""
         return Rival(self, operation)
 
 
 class Rival:
-    """An operation on the arrays of some work.
+    """A rival's operation on the arrays of a ``Work``.
 
     Args:
-        operation: a function of a module of ``bench/rivals``, which imports no fedcore: from the work's arrays it
-            returns the function that is timed.
+        operation: a function of a module of ``bench/rivals``, which does not import fedcore. It receives the arrays and
+            returns the function to time.
     """
 
     def __init__(self, work, operation):
         self.work, self.operation = work, operation
 
     def here(self):
-        """The function to time, on the arrays of this process."""
+        """Return the function to time in this process."""
         return self.operation(*self.work.arrays)
 
     def alone(self, threads, calls=1):
-        """The same in a process of its own, with torch on so many threads and so many calls a turn."""
+        """Return the operation in a separate process with ``threads`` torch threads and ``calls`` calls per turn."""
         return Alone(self.work.make, self.work.numbers, self.operation, threads, calls)
 
 
 class Alone:
-    """A process with one operation; a context manager.
+    """A context manager for a process that runs one operation.
 
     Args:
-        make, numbers, operation: as for ``Work`` and ``Rival``; the two functions are found by their names.
-        threads: torch's threads in that process.
-        calls: how many times a turn calls the function.
+        make, numbers, operation: as for ``Work`` and ``Rival``. The process imports the two functions.
+        threads: the number of torch threads in the process.
+        calls: the number of calls per turn.
     """
 
     def __init__(self, make, numbers, operation, threads, calls=1):
@@ -80,16 +80,16 @@ class Alone:
         return self
 
     def __exit__(self, *_):
-        self._process.stdin.close()  # the process ends when it reads the end of its input
+        self._process.stdin.close()  # the process exits at the end of its input
         self._process.stdout.close()
         self._process.wait()
 
     def turn(self):
-        """Seconds of a turn; the first one also waits until the arrays are made."""
+        """Return the seconds of a turn. The first turn waits until the arrays are ready."""
         return Seconds(*self._ask("turn"))
 
     def peak(self):
-        """By how many bytes the resident memory rises at most while the function runs once."""
+        """Return by how many bytes one call raises the peak of the resident memory."""
         return self._ask("peak")
 
     def _ask(self, what):
@@ -105,7 +105,7 @@ class Alone:
 
 
 def serve(task):
-    """Be that process."""
+    """Run the turns of a task in the separate process."""
     import torch
 
     torch.set_num_threads(task["threads"])
@@ -117,7 +117,7 @@ def serve(task):
 
 
 def _peak(run):
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: the resident peak starts anew from what is resident now
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: reset the peak to the current resident memory
     before = _kib("VmRSS")
     result = run()
     rise = (_kib("VmHWM") - before) * 1024

@@ -1,10 +1,10 @@
-"""Micro-benchmarks of one commit against another: ``python -m bench.commits [BASE] [--head COMMIT]``.
+"""Compare the micro-benchmarks of two commits: ``python -m bench.commits [BASE] [--head COMMIT]``.
 
-Both packages are compiled alike, in environments of their own, and take turns in processes of their own on one
-machine: a drift of its speed meets both. A figure is the least time of a call in any turn, for whatever else the
-machine does adds to it; a ratio is the base's over the head's. Where one is below --allowed, as many turns are taken
-again. A table in Markdown goes to the output and into build/commits/table.md. The status is 1 if a call is slower than
---allowed then.
+Both packages are compiled with the same options in separate environments. Their processes take turns on one machine, so
+that its speed drifts equally for both. A figure is the least time of a call in any turn, since other load only adds
+time. A ratio is the base's time over the head's. If a ratio is below --allowed, the same number of turns follows. The
+exit status is 1 if a ratio is still below --allowed. The Markdown table is printed and written to
+build/commits/table.md.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def git(*arguments):
 
 
 def packaged(commit):
-    """An interpreter with the package of a commit, compiled for this machine; made once for a commit."""
+    """Return the interpreter of an environment with a commit's package; compile the package once per machine."""
     folder = BUILD / commit
     python = folder / "room" / "bin" / "python"
     if python.exists():
@@ -42,7 +42,7 @@ def packaged(commit):
     options = ["cmake.define.FEDCORE_LEVELS=native", "cmake.define.FEDCORE_CUDA=OFF"]
     pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder / "wheel"]
     told = [part for option in options for part in ("-C", option)]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # cmake and ninja lie there
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # the folder of cmake and ninja
     subprocess.run([*pip, *told, folder / "tree"], check=True, env=os.environ | {"PATH": path})
     (wheel,) = (folder / "wheel").glob("*.whl")
     room(folder / "room", wheel)
@@ -50,7 +50,7 @@ def packaged(commit):
 
 
 def measured(python, turn):
-    """Name -> least seconds of each micro-benchmark that passes."""
+    """Return the least seconds of each micro-benchmark that passes, by name."""
     where = BUILD / "run"
     where.mkdir(parents=True, exist_ok=True)
     shutil.copy(MICRO, where / "micro.py")
@@ -66,14 +66,14 @@ def measured(python, turn):
 
 
 def in_turn(pythons, turn):
-    """What was measured of the two, of which now the one and now the other is first."""
+    """Measure both commits; the turn's number determines the order."""
     order = (0, 1) if turn % 2 == 0 else (1, 0)
     taken = {side: measured(pythons[side], f"{turn}-{side}") for side in order}
     return taken[0], taken[1]
 
 
 def compared(turns):
-    """Rows (name, base's seconds, head's seconds, ratio) of turns, which are pairs of what was measured."""
+    """Yield rows (name, base's seconds, head's seconds, ratio) from turns, each a pair of measurements."""
     for name in turns[0][1]:
         if all(name in figures for turn in turns for figures in turn):
             base, head = (min(turn[side][name] for turn in turns) for side in (0, 1))
@@ -81,12 +81,12 @@ def compared(turns):
 
 
 def slower(rows, allowed):
-    """Whether a ratio is below what is allowed."""
+    """Whether a ratio is below the bound."""
     return any(ratio < allowed for *_, ratio in rows)
 
 
 def table(rows, base, head, allowed):
-    """The rows as Markdown, those first that became slowest."""
+    """Return the rows as Markdown, with the largest slow-down first."""
     lines = [f"Micro-benchmarks: `{head[:12]}` against `{base[:12]}`, on one machine in turn; above 1 is faster.", ""]
     lines += ["| call | base, us | head, us | ratio | |", "|---|---:|---:|---:|---|"]
     for name, before, after, ratio in sorted(rows, key=lambda row: row[-1]):

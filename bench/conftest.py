@@ -1,4 +1,4 @@
-"""The benchmarks' options and fixtures; where their JSON goes; the head that says what machine it was."""
+"""The benchmarks' options and fixtures, the path of their JSON, and the report header with the machine."""
 
 import gc
 import os
@@ -28,7 +28,7 @@ def pytest_configure(config):
     if "OMP_WAIT_POLICY" in os.environ:
         raise pytest.UsageError("OMP_WAIT_POLICY: expected unset, so that torch's threads wait as they do by default")
     options = config.option
-    options.benchmark_quiet = True  # its table knows no rivals
+    options.benchmark_quiet = True  # pytest-benchmark's table cannot show rivals
     if options.benchmark_json is None and not options.collectonly:
         RESULTS.mkdir(parents=True, exist_ok=True)
         when = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -46,24 +46,24 @@ def pytest_benchmark_generate_machine_info(config):
 
 @pytest.fixture(autouse=True)
 def same_threads():
-    """torch on as many threads as fedcore."""
+    """Give torch the same number of threads as fedcore."""
     before = torch.get_num_threads()
     torch.set_num_threads(fedcore.threads())
     yield
     torch.set_num_threads(before)
-    gc.collect()  # some benches hold gigabytes
+    gc.collect()  # some benchmarks hold gigabytes
 
 
 @pytest.fixture
 def size(request):
-    """The number of elements (or clients, or models) to take: the first, or the second in the short form."""
+    """Return the parameter's first number of elements, clients or models, or the second with --short."""
     short = request.config.option.short
     return lambda full, short_form: short_form if short else full
 
 
 @pytest.fixture
 def record(benchmark, request, capsys):
-    """Print a ``Line``, and keep it in the JSON."""
+    """Return a function that prints a ``Line`` and stores it in the JSON."""
 
     def keep(line):
         line.short = request.config.option.short
@@ -76,7 +76,7 @@ def record(benchmark, request, capsys):
 
 @pytest.fixture
 def versus(benchmark, record, request):
-    """Time ours against rivals: ``bench.versus.compare`` without its first argument, recorded."""
+    """Return ``bench.versus.compare`` without its first argument; it also records the line."""
     options = request.config.option
     alone = not (options.short or options.in_turn_only)
 

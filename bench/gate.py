@@ -1,7 +1,7 @@
-"""Fail if a ratio has fallen below what bench/gate.toml allows: ``python -m bench.gate [--short]``.
+"""Fail if a ratio is below its bound in bench/gate.toml: ``python -m bench.gate [--short]``.
 
-The status is 0 if every bound is kept, 1 if one is not, and 3 if nothing can be said: other programs, or the
-hypervisor's other guests, took more than a tenth of the cores.
+The exit status is 0 if all ratios meet their bounds, and 1 if a ratio does not. It is 3 without a valid measurement,
+because other programs or other virtual machines used more than a tenth of the cores.
 """
 
 import json
@@ -26,17 +26,17 @@ NOT_JUDGED = 3
 
 
 class DisturbedError(Exception):
-    """The machine was not quiet."""
+    """Other programs used too much of the machine for a valid measurement."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The least that one ratio may be.
+    """The lower bound of a ratio.
 
     Attributes:
-        bench: pytest's name of the benchmark.
+        bench: the benchmark's name in pytest.
         against: the rival or floor.
-        least: the ratio.
+        least: the lower bound.
     """
 
     bench: str
@@ -45,13 +45,13 @@ class Bound:
 
 
 def bounds(text, *, short):
-    """What gate.toml says; in the short form only the lines that have a bound for it."""
+    """Return the bounds of gate.toml; with ``short`` only the lines with a short bound."""
     entry = "short" if short else "least"
     return [Bound(line["bench"], line["against"], line[entry]) for line in tomllib.loads(text)["line"] if entry in line]
 
 
 def measure(bounds, *, short):
-    """Run the benchmarks that the bounds name; (bench, rival) -> ratio, without those that failed."""
+    """Run the benchmarks of the bounds, and return the ratio of each (bench, rival) that passed."""
     benches = dict.fromkeys(bound.bench for bound in bounds)
     rivals = dict.fromkeys(bound.against for bound in bounds)
     with tempfile.TemporaryDirectory() as folder:
@@ -66,14 +66,14 @@ def measure(bounds, *, short):
 
 
 def judge(allowed, measure):
-    """Measure all lines, and those that fell short once more: the second figure counts.
+    """Measure all lines, and measure those below their bounds again; the second measurement counts.
 
     Args:
         allowed: the bounds.
-        measure: bounds -> the ratios, by benchmark and rival, that it finds.
+        measure: a function from bounds to ratios by benchmark and rival.
 
     Returns:
-        For each bound its figures, one or two, None where a benchmark gave none; and the bounds that were not kept.
+        The one or two ratios of each bound (None without a result), and the bounds that were not met.
     """
     figures = {bound: [] for bound in allowed}
     wanting = list(allowed)
@@ -92,7 +92,7 @@ def _keeps(ratio, bound):
 
 
 def report(figures, wanting):
-    """All lines and their figures, in a table."""
+    """Return a table of all bounds and their ratios."""
     table = Table(title="the other's time / fedcore's: what it is, and the least that it may be")
     for column in ("line", "against", "least", "ratio", "again", ""):
         table.add_column(column, justify="right" if column in ("least", "ratio", "again") else "left")
@@ -105,7 +105,7 @@ def report(figures, wanting):
 
 
 def run(text, measure, *, short):
-    """The gate's exit status."""
+    """Return the gate's exit status."""
     try:
         figures, wanting = judge(bounds(text, short=short), partial(measure, short=short))
     except DisturbedError as error:

@@ -1,7 +1,7 @@
-"""The kernels' lines at every instruction-set level of this machine, side by side: ``python -m bench.levels``.
+"""Benchmarks of the kernels at every instruction-set level of this machine: ``python -m bench.levels``.
 
-Each level is a run of its own, so that times drift between them; what compares is each level's ratio against the same
-floor and rivals. Arguments go to pytest: benchmarks (bench/kernels if none is named), --short.
+Each level is a separate run, and times drift between runs; compare the ratios against the same floor and rivals.
+Arguments are passed to pytest: benchmarks (default: bench/kernels), --short.
 """
 
 import os
@@ -14,7 +14,7 @@ from bench.table import LEVELS, levels_table, read
 
 
 def measure(arguments, folder):
-    """Run the benchmarks at each level; the files that they wrote."""
+    """Run the benchmarks at each level, and return their JSON files."""
     named = any(not argument.startswith("-") for argument in arguments)
     files = []
     for level in LEVELS[: LEVELS.index(fedcore.build_info()["isa_best"]) + 1]:

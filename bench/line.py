@@ -1,4 +1,4 @@
-"""A line of the tables: what one benchmark found, what it was due to find, and whether it did."""
+"""A line of the tables: a benchmark's figures, its targets, and whether it meets them."""
 
 from dataclasses import dataclass, field
 
@@ -7,24 +7,24 @@ from rich.table import Table
 OURS = "fedcore"
 ALONE = ", alone"
 MOST_OTHERS = 0.1
-"""The share of the cores that other programs may have taken from a line that is to be believed."""
+"""The largest share of the cores that other programs may take during a valid measurement."""
 
 
 @dataclass
 class Line:
-    """One benchmark's figures; every ratio is somebody's time (or memory) over fedcore's, so that more is better.
+    """One benchmark's figures. Every ratio is a rival's time (or memory) over fedcore's, so larger is better.
 
     Attributes:
-        title: what was done.
-        ratios: rival or floor -> median over the rounds of the ratio within a round.
-        targets: rival or floor -> the ratio that is due.
-        seconds: everybody -> median seconds.
-        quartiles: rival or floor -> the first and third quartile of its ratio.
-        after_pause: rival -> the ratio of the times after a pause, when the threads of both sleep.
-        bytes: what the work must move, or None where that is not the point.
-        others: the share of the cores that other programs took meanwhile.
-        huge_pages: the share of the memory that lay on huge pages.
-        short: whether the arrays were small, for which no target is meant.
+        title: the measured work.
+        ratios: by rival or floor, the median over the rounds of the ratio within a round.
+        targets: by rival or floor, the ratio to reach.
+        seconds: by participant, the median seconds.
+        quartiles: by rival or floor, the first and third quartile of the ratio.
+        after_pause: by rival, the ratio of the times after a pause, when the threads of both sleep.
+        bytes: the bytes that the work must move; None if the benchmark does not measure bandwidth.
+        others: the share of the cores that other programs used during the measurement.
+        huge_pages: the share of the memory on huge pages.
+        short: whether the arrays were small; targets do not apply then.
     """
 
     title: str
@@ -40,11 +40,11 @@ class Line:
 
     @property
     def is_disturbed(self):
-        """Whether other programs took so much of the machine that no figure is to be quoted."""
+        """Whether other programs used so much of the machine that the figures are invalid."""
         return self.others is not None and self.others > MOST_OTHERS
 
     def met(self, *names):
-        """Whether those ratios, of one rival, reach its target: "yes", "no", "?" if disturbed; "" where none is due."""
+        """Return whether these ratios reach the target: "yes", "no", "?" if disturbed, or "" without a target."""
         target = self.targets.get(names[0].removesuffix(ALONE))
         if target is None or self.short:
             return ""
@@ -53,7 +53,7 @@ class Line:
         return "yes" if all(self.ratios[name] >= target for name in names if name in self.ratios) else "no"
 
     def table(self):
-        """The line for a terminal."""
+        """Return the line as a table for a terminal."""
         table = Table(title=self.title, caption=self._caption(), title_justify="left")
         for column in ("", "ms (median)", "GB/s", "time / fedcore's", "quartiles", "after a pause", "target", "met"):
             table.add_column(column, justify="left" if column in ("", "met") else "right")
@@ -86,13 +86,13 @@ class Line:
 
 
 def milliseconds(seconds):
-    """Milliseconds with three or four digits."""
+    """Return seconds as milliseconds with three or four digits."""
     ms = 1e3 * seconds
     return f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" if ms >= 1 else f"{ms:.4f}"
 
 
 def number(ratio):
-    """A ratio with two or three digits; nothing for None."""
+    """Return a ratio with two or three digits; "" for None."""
     if ratio is None:
         return ""
     return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}"

@@ -1,4 +1,4 @@
-"""What a figure depends on besides the code: the machine, the versions, and who else was computing."""
+"""The conditions of a measurement: the machine, the versions, and the load of other programs."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ import fedcore
 
 
 def describe():
-    """Machine and versions, for the head of a run and for its JSON."""
+    """Return the machine and versions, for the header of a run and for its JSON."""
     built = fedcore.build_info()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -32,7 +32,7 @@ def describe():
 
 
 def head(machine):
-    """The description in three lines."""
+    """Return the description in three lines."""
     return (
         f"{machine['date']}: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
         f"pages of {machine['page_bytes'] // 1024} KiB, transparent huge pages: {machine['transparent_huge_pages']}\n"
@@ -45,7 +45,7 @@ def head(machine):
 
 
 def huge_page_share():
-    """The share of this process's own memory that lies on huge pages, or None where Linux does not tell."""
+    """Return the share of this process's memory on huge pages; None if Linux does not report it."""
     try:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     except OSError:
@@ -55,16 +55,16 @@ def huge_page_share():
 
 
 class OtherPrograms:
-    """What share of the cores other programs took, and the hypervisor gave to others, since this was made.
+    """The share of the cores that other programs and virtual machines have used since this object was created.
 
-    The time of child processes counts as our own once they have ended and were waited for.
+    The time of child processes counts as this process's time once they have been waited for.
     """
 
     def __init__(self):
         self._before = self._seconds()
 
     def share(self):
-        """A number in 0..1, or None where Linux does not tell."""
+        """Return a number in 0..1, or None if Linux does not report it."""
         if self._before is None:
             return None
         busy, all_, own = (after - before for after, before in zip(self._seconds(), self._before, strict=True))
@@ -78,12 +78,12 @@ class OtherPrograms:
             return None
         user, nice, system, idle, iowait, *rest = (int(word) for word in first.split()[1:9])
         per_second = os.sysconf("SC_CLK_TCK")
-        busy = user + nice + system + sum(rest)  # interrupts and what the hypervisor gave to others
+        busy = user + nice + system + sum(rest)  # interrupts, and time of other virtual machines
         return busy / per_second, (busy + idle + iowait) / per_second, sum(os.times()[:4])
 
 
 def _cpu():
-    """The name, and the numbers that tell a generation where a hypervisor hides it."""
+    """Return the processor's name, with family and model, since a hypervisor's name may hide the generation."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     said = dict(reversed([tuple(map(str.strip, line.partition(":")[::2])) for line in lines]))
     if "model name" not in said:
@@ -92,7 +92,7 @@ def _cpu():
 
 
 def _transparent_huge_pages():
-    """The mode that is chosen: it stands in brackets."""
+    """Return the selected mode of transparent huge pages."""
     modes = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     return modes.read_text().split("[")[1].split("]")[0] if modes.exists() else "unknown"
 

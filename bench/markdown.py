@@ -1,4 +1,4 @@
-"""Tables as Markdown has them, and their places in a README."""
+"""Markdown tables, and their insertion into a README."""
 
 import re
 
@@ -7,16 +7,16 @@ WORDS = ("line", "against", "met", "kernel", "compiled for", "bytes that spill",
 
 
 def table(columns, rows):
-    """Rows of cells under the columns' names; those of ``WORDS`` to the left, numbers to the right."""
+    """Return a Markdown table; the columns in ``WORDS`` are left-aligned, others right-aligned."""
     lines = [columns, ["---" if column in WORDS else "---:" for column in columns], *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def put_into(readme, text, begin):
-    """Replace what stands between a mark and the next end.
+    """Replace the text between a mark and the next end.
 
     Raises:
-        SystemExit: the mark does not stand there once, with an end behind it.
+        SystemExit: the mark does not occur exactly once, or no end follows it.
     """
     before = readme.read_text()
     marked = re.compile(re.escape(begin) + ".*?" + re.escape(END), re.DOTALL)

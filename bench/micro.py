@@ -1,7 +1,7 @@
-"""Calls that a round is made of, timed by themselves, for ``bench.commits``: of public names alone.
+"""Micro-benchmarks of a round's calls for ``bench.commits``, which use only public names.
 
-They are run against packages of two commits, so that nothing of this tree but this file is imported. What an older
-commit has not is left out of its figures.
+They run with the packages of two commits, so they import no other file of this tree. A call that an older commit lacks
+is missing from its figures.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 import fedcore
 from fedcore import kernels, sampling
 
-N = 1_200_000  # elements: 4.8 MB a vector, past the cores' own caches
+N = 1_200_000  # the elements of a vector: 4.8 MB, larger than each core's own caches
 COHORT = 8
 
 
@@ -60,7 +60,7 @@ def bench_round(benchmark, rows, algorithm):
 
 
 def bench_small_round(benchmark):
-    """What a round costs beside its arithmetic."""
+    """Time a round whose arithmetic costs almost nothing."""
     server = fedcore.Server(np.zeros(100, np.float32), "MIFA", clients=64, lr=0.1)
     updates = [fedcore.Update(client, np.ones(100, np.float32), steps=1) for client in range(64)]
     benchmark(server.round, updates)

@@ -1,6 +1,6 @@
-"""The floors: several ways to read the same arrays once, to rewrite them, or to write others, on as many threads.
+"""Floors of memory bandwidth: several ways to read arrays once, rewrite them or write other arrays, on all threads.
 
-``versus`` tries them all, keeps three, and takes the one whose median over the line's rounds is least.
+``versus`` tries every way, keeps three, and uses the way with the least median over the rounds of a line.
 """
 
 import ctypes
@@ -45,19 +45,19 @@ READS = [
     (1, WHOLE, 0),
     (2, WHOLE, 0),
 ]
-"""How rows are read: the binary logarithm of the streams, the words of each in turn, and whether with prefetch."""
+"""Ways to read rows: log2 of the streams, the words read from each stream in turn, and whether to prefetch."""
 
 
 class Floor:
-    """The fastest of several ways to move some bytes.
+    """The fastest of several ways to move the same bytes.
 
     Args:
         run: the name of a function of probe.cpp.
         before: its first arguments.
-        ways: the arguments that follow, of each way.
+        ways: for each way, the arguments that follow.
         after: the last arguments.
-        times: how often ``run`` does the work.
-        keep: arrays that the arguments point to.
+        times: the number of times that ``run`` does the work.
+        keep: the arrays that the arguments point to.
     """
 
     def __init__(self, run, before, ways, after, keep, times=1):
@@ -65,18 +65,18 @@ class Floor:
         self._keep, self._times = keep, times
 
     def choose(self):
-        """Try every way, and keep the three that took the least time."""
+        """Time every way, and keep the three fastest."""
         warm_up(self.seconds)
         trials = np.median([self.seconds() for _ in range(3)], axis=0)
         self._ways = [self._ways[way] for way in np.argsort(trials)[:3]]
 
     def turn(self):
-        """float64[ways], what each way took, once the others' threads sleep and the processor is warm."""
+        """Return float64[ways], the time of each way with a warm processor and without other threads."""
         pause()
         return warm_up(self.seconds)
 
     def seconds(self):
-        """float64[ways], what each way takes now."""
+        """Return float64[ways], the time of each way, measured immediately."""
         return np.array([self._seconds(way) for way in self._ways])
 
     def _seconds(self, way):
@@ -91,12 +91,13 @@ def _addresses(arrays):
 
 
 def read_floor(rows, threads, out=None, times=1):
-    """To read k rows of one length, and to write ``out`` if there is one: a fold's floor.
+    """Return the floor of a fold: read k rows, and write ``out``.
 
     Args:
-        rows: k arrays; or k lists of arrays, the tensors of one model each, as long in every model.
-        out: as long as one row, or one model, and written to, plainly and past the caches.
-        times: how often, by threads that are started once: where the rows are so short that starting them counts.
+        rows: k arrays of one length, or k lists of arrays, the tensors of k models of one shape.
+        out: an array of the length of a row or model. The ways write it with and without the caches. Default: none.
+        times: the number of repetitions by threads that are started once; use it for short rows, where the start of the
+            threads would dominate.
     """
     models = [row if isinstance(row, list) else [row] for row in rows]
     pointers = _addresses(row for segment in zip(*models, strict=True) for row in segment)
@@ -117,9 +118,9 @@ def read_floor(rows, threads, out=None, times=1):
 
 
 def rewrite_floor(rows, streams, threads):
-    """To read ``rows``, ``streams`` at a time, and to rewrite the first of each group with what it holds.
+    """Return the floor of reading ``rows`` in groups of ``streams`` and rewriting the first row of each group.
 
-    There are as many rows as fit in ``streams``, which is 1..5.
+    ``streams`` is 1..5 and divides the number of rows.
     """
     pointers, words = _addresses(rows), rows[0].nbytes // 8
     return Floor(
@@ -132,10 +133,10 @@ def rewrite_floor(rows, streams, threads):
 
 
 def write_floor(rows, to, streams, threads):
-    """To read ``rows``, ``streams`` at a time, and to write as long an array of ``to`` each, past the caches.
+    """Return the floor of reading ``rows`` in groups of ``streams`` and writing an array of ``to`` per group.
 
-    So no line of ``to`` is read before. The whole lines of each array of ``to``, which starts where a line does, become
-    something else. There are as many rows as fit in ``streams``, which is 1..4.
+    The writes bypass the caches, so no line of ``to`` is read first. They overwrite the whole cache lines of each array
+    of ``to``, which must start at a cache line. ``streams`` is 1..4 and divides the number of rows.
     """
     pointers, targets = _addresses(rows), _addresses(to)
     if (targets % 64).any() or len(rows) != streams * len(to):

@@ -1,6 +1,6 @@
-"""A picture of the folds' share of the floor over rows and their length: ``python -m bench.shares PICTURE FILES``.
+"""Plot the folds' share of the floor over the length of rows: ``python -m bench.shares PICTURE FILES``.
 
-It shows what ``bench_shapes`` measured, of one machine.
+The files are results of ``bench_shapes`` on one machine.
 """
 
 import argparse
@@ -16,7 +16,7 @@ MARKS = {"apart": "o", "stacked": "s", "small pages": "^"}
 
 
 def draw(entries, picture):
-    """Share over elements, a line for each number of rows and each layout."""
+    """Plot the share over the elements, with a line for each number of rows and layout."""
     found = {}
     for entry in entries:
         if "bench_shapes" in entry.bench:

@@ -1,4 +1,4 @@
-"""The README's tables from the JSON of one or several runs: ``python -m bench.table [--into README] FILES``."""
+"""Make the README's tables from the JSON of runs: ``python -m bench.table [--into README] FILES``."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ COLUMNS = ("line", "ms", "GB/s", "against", "time / fedcore's", "quartiles", "al
 
 
 class Entry(NamedTuple):
-    """A line, where it was found and on what machine."""
+    """A line, with its file and machine."""
 
     bench: str
     machine: dict
@@ -23,7 +23,7 @@ class Entry(NamedTuple):
 
 
 def read(files):
-    """The newest entry for each benchmark and level, in the order of the benchmarks' names."""
+    """Return the newest entry of each benchmark and level, sorted by the benchmarks' names."""
     newest = {}
     for file in files:
         run = json.loads(Path(file).read_text())
@@ -36,9 +36,9 @@ def read(files):
 
 
 def markdown(entries):
-    """The machines, the lines at the best level that each was measured at, and the levels side by side.
+    """Return the machines, the lines at their best measured level, and a comparison of levels, as Markdown.
 
-    Lines in the short form are left out: they are for the gate.
+    Lines in the short form are omitted, since they are for the gate.
     """
     entries = [entry for entry in entries if not entry.line.short]
     if not entries:
@@ -56,7 +56,7 @@ def markdown(entries):
 
 
 def lines_table(entries):
-    """One row for each line and rival."""
+    """Return a table with a row per line and rival."""
     rows = []
     for _, _, line in entries:
         took = line.seconds.get(OURS)
@@ -84,7 +84,7 @@ def lines_table(entries):
 
 
 def levels_table(entries):
-    """The ratios of the lines that were measured at several levels, one column a level."""
+    """Return the ratios of the lines that were measured at several levels, with a column per level."""
     levels = [level for level in LEVELS if any(entry.machine["isa"] == level for entry in entries)]
     at = {}
     for entry in entries:

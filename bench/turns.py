@@ -1,21 +1,21 @@
-"""One turn: how everybody is timed, in whatever process."""
+"""A turn: the timing of one operation, in any process."""
 
 import time
 from typing import NamedTuple
 
 PAUSE_SECONDS = 0.05
-"""The least pause before a turn: torch's threads spin for milliseconds after an operation, OpenBLAS's for 200."""
+"""The least pause before a turn. After an operation torch's threads spin for milliseconds, OpenBLAS's for 200 ms."""
 
 WARM_SECONDS = 0.1
-"""A virtual processor that slept computes at a third of its speed at first, and has its caches to fill again."""
+"""The warm-up time, since a virtual processor runs at a third of its speed after a sleep, with empty caches."""
 
 
 class Seconds(NamedTuple):
-    """What a turn took, per call.
+    """The seconds per call in a turn.
 
     Attributes:
-        warm: after ``WARM_SECONDS`` of the same operation: the figure that is compared.
-        after_pause: at the beginning of the turn, when processor and threads sleep.
+        warm: the time after ``WARM_SECONDS`` of the same operation, which comparisons use.
+        after_pause: the time at the start of the turn, when processor and threads sleep.
     """
 
     warm: float
@@ -23,7 +23,7 @@ class Seconds(NamedTuple):
 
 
 def turn(operation, calls=1):
-    """Pause until the others' threads sleep, then time the operation at once and after it has warmed up."""
+    """Wait until other threads sleep; then time the operation immediately and after a warm-up."""
     pause()
     after_pause = seconds(operation, calls)
     warm_up(operation)
@@ -31,7 +31,7 @@ def turn(operation, calls=1):
 
 
 def pause():
-    """Sleep until no thread of this process spins, which would take a core from the next turn."""
+    """Sleep until no thread of this process spins, since a spinning thread occupies a core."""
     time.sleep(PAUSE_SECONDS)
     for _ in range(100):
         computed = time.process_time()
@@ -41,7 +41,7 @@ def pause():
 
 
 def warm_up(operation):
-    """Repeat the operation for ``WARM_SECONDS``, at least once; what it returned last."""
+    """Repeat the operation for ``WARM_SECONDS``, at least once, and return its last result."""
     began = time.perf_counter()
     while True:
         result = operation()
@@ -50,7 +50,7 @@ def warm_up(operation):
 
 
 def seconds(operation, calls=1):
-    """Seconds per call of ``calls`` consecutive calls."""
+    """Return the seconds per call of ``calls`` consecutive calls."""
     began = time.perf_counter()
     for _ in range(calls):
         operation()

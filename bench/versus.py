@@ -1,4 +1,4 @@
-"""fedcore against its rivals and the floor, in turn within one run."""
+"""Comparison of fedcore with rivals and the floor, in turns within one run."""
 
 from contextlib import ExitStack
 from functools import partial
@@ -14,26 +14,28 @@ from bench.turns import pause, seconds, turn, warm_up
 
 
 def compare(benchmark, title, ours, rivals, *, bytes, targets=None, calls=1, rounds=11, agree=None, alone=True):
-    """Time ``ours`` against others that do the same work.
+    """Time ``ours`` against rivals that do the same work, and return the ``Line``.
 
-    Every round gives each of them one turn, ours last, so that all meet the same drift of the machine's speed. A turn
-    is a pause, until the threads of the turn before sleep, then the operation once, which is reported as "after a
-    pause", then as often as warms the processor up, and then once more, which counts. A ratio is the median over
-    rounds of (the other's time / our time) within a round. One round before the first is thrown away.
+    In every round each function has one turn, ``ours`` last, so that the machine's speed drifts equally for all. A turn
+    has four steps:
+
+    1. Pause until the threads of the previous turn sleep.
+    2. Run the operation once, which gives the time "after a pause".
+    3. Repeat the operation until the processor is warm.
+    4. Run the operation once more, which gives the time that counts.
+
+    A ratio is the median over rounds of (rival's time / our time) within a round. The first round does not count.
 
     Args:
-        benchmark: pytest-benchmark's fixture, which keeps our times.
-        ours: the function that fedcore is judged by.
-        rivals: name -> function; or name -> ``Rival``, which is also timed in a process of its own, under the name
-            with ", alone" behind it; or name -> ``Floor``, which times itself.
-        bytes: what the work must move, for GB/s; None where that is not the point.
-        targets: name -> the ratio that is due; it also holds for the rival alone.
-        calls: how many calls of each function a turn makes, where one is very short.
-        agree: the relative tolerance within which what the rivals return must be what ours returns.
+        benchmark: pytest-benchmark's fixture, which stores our times.
+        ours: the fedcore function.
+        rivals: by name, a function; a ``Rival``, which is also timed in a separate process as "NAME, alone"; or a
+            ``Floor``, which times itself.
+        bytes: the bytes that the work must move, for GB/s; None if bandwidth does not matter.
+        targets: by name, the ratio to reach, also for the rival alone.
+        calls: the number of calls per turn; more than 1 for a very short function.
+        agree: the relative tolerance of the rivals' results from ours. Default: results are not compared.
         alone: whether to start processes for rivals that can be timed alone.
-
-    Returns:
-        The ``Line``.
     """
     others = OtherPrograms()
     with ExitStack() as processes:

@@ -1,7 +1,7 @@
-"""MimiC under APPFL's own server agent: three clients, one of which lies.
+"""MimiC in APPFL's server agent, with three clients, one of which sends invalid updates.
 
-This file is the agent's ``aggregator_path`` and ``model_path``. A deployment says the same in its server's YAML file,
-and serves the agent with APPFL's gRPC communicator.
+This file is the agent's ``aggregator_path`` and ``model_path``. A deployment sets both in its server's YAML file and
+serves the agent with APPFL's gRPC communicator.
 """
 
 import torch
@@ -9,7 +9,7 @@ from appfl.agent import ServerAgent
 from appfl.config import ServerAgentConfig
 from omegaconf import OmegaConf
 
-from fedcore.adapters.appfl import Aggregator  # noqa: F401  # what the agent loads from here
+from fedcore.adapters.appfl import Aggregator  # noqa: F401  # the agent loads it from this file
 
 LR, STEPS, ROUNDS = 0.1, 4, 20
 
@@ -20,16 +20,16 @@ class Net(torch.nn.Linear):
 
 
 def make_agent(algorithm, folder, rounds=ROUNDS, clients=3, **options):
-    """APPFL's agent around fedcore's aggregator."""
-    told = {"algorithm": algorithm, "lr": LR, "steps": STEPS, "model_path": __file__, "model_name": "Net"}
-    told |= {"client_weights_mode": "sample_size", **options}
+    """Return APPFL's agent with fedcore's aggregator."""
+    kwargs = {"algorithm": algorithm, "lr": LR, "steps": STEPS, "model_path": __file__, "model_name": "Net"}
+    kwargs |= {"client_weights_mode": "sample_size", **options}
     server = {
-        "optimize_memory": False,  # else the agent collects garbage after every reply
+        "optimize_memory": False,  # otherwise the agent runs the garbage collector after every reply
         "num_clients": clients,
         "num_global_epochs": rounds,
         "aggregator_path": __file__,
         "aggregator": "Aggregator",
-        "aggregator_kwargs": told,
+        "aggregator_kwargs": kwargs,
         "scheduler": "SyncScheduler",
         "scheduler_kwargs": {"num_clients": clients, "same_init_model": False, "optimize_memory": False},
         "logging_output_dirname": str(folder),
@@ -39,7 +39,7 @@ def make_agent(algorithm, folder, rounds=ROUNDS, clients=3, **options):
 
 
 def train(model, client):
-    """A client's local steps, from the global model to its own."""
+    """Run a client's local steps and return its model."""
     generator = torch.Generator().manual_seed(client)
     inputs = torch.randn(32, 5, generator=generator)
     labels = (inputs[:, client % 5] > 0).long()
@@ -54,7 +54,7 @@ def train(model, client):
 
 
 def run(agent):
-    """All rounds; the third client sends NaNs."""
+    """Run all rounds; the third client sends NaNs."""
     model = agent.get_parameters(blocking=True, init_model=False)
     while not agent.training_finished():
         replies = {f"client-{i}": train(model, i) for i in range(3)}
@@ -69,5 +69,9 @@ if __name__ == "__main__":
     run(agent)
     reports = agent.aggregator.reports
     print(
-        len(reports), "rounds, heard", reports[-1].accepted, "refused", [client for client, _ in reports[-1].rejected]
+        len(reports),
+        "rounds, accepted",
+        reports[-1].accepted,
+        "rejected",
+        [client for client, _ in reports[-1].rejected],
     )

@@ -1,4 +1,4 @@
-"""MimiC under FedLab's own StandalonePipeline and trainers: ten clients, three of them in each round."""
+"""MimiC in FedLab's StandalonePipeline with its trainers: ten clients, three in each round."""
 
 import torch
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
@@ -24,4 +24,4 @@ trainer = SGDSerialClientTrainer(net, num_clients=10)
 trainer.setup_dataset(Data())
 trainer.setup_optim(epochs=1, batch_size=8, lr=0.1)
 Pipeline(handler, trainer).main()
-print(len(handler.reports), "rounds, the last one heard", handler.reports[-1].accepted)
+print(len(handler.reports), "rounds, accepted in the last one:", handler.reports[-1].accepted)

@@ -1,4 +1,4 @@
-"""What each NVFlare site runs: its part of the digits, and the steps that the server's method asks for."""
+"""The script of each NVFlare site: it trains on its part of the digits as the server's method requires."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""MimiC over four sites of NVFlare's simulator, three of them a round; run it again with more rounds and it goes on.
+"""MimiC with four sites in NVFlare's simulator, three per round; run it again with more rounds to resume.
 
 python nvflare_job.py METHOD ROUNDS FOLDER [ACCUMULATOR]
 """

@@ -1,4 +1,4 @@
-"""MIFA under pfl's own FederatedAveraging: 20 users, two of them in each round."""
+"""MIFA in pfl's FederatedAveraging: 20 users, two in each round."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""A federated loop of your own: FedAvg by one call, then MimiC by three lines."""
+"""Your own federated loop: FedAvg in one call, then MimiC in three lines."""
 
 import copy
 
@@ -28,7 +28,7 @@ net.load_state_dict(fedcore.aggregate(models, weights=[len(part[1]) for part in 
 server = fedcore.Server(net, "MimiC", clients=6, lr=0.1)  # or MIFA, FedAvg, ...
 for number in range(20):
     with server.open_round() as round:
-        for client in (number % 6, (number + 1) % 6):  # the others are away
+        for client in (number % 6, (number + 1) % 6):  # the others are absent
             round.add(client, train(server.tensors(), *data[client]), steps=4)
 server.load_into(net)
 print(round.report.accepted, round.report.rejected)

@@ -1,8 +1,7 @@
 """fedcore: the server side of federated learning at memory speed."""
 
 from fedcore import algorithms, cluster, errors, kernels, rules, sampling
-from fedcore.averaging import aggregate
-from fedcore.model import Layout
+from fedcore.model import Layout, aggregate
 from fedcore.network import Network, NetworkReport, NetworkRound, topology
 from fedcore.options import Compute, Limits, Storage
 from fedcore.profiling import profile, profile_program

@@ -1,4 +1,7 @@
-"""Loggers of rounds (TensorBoard, MLflow, Weights & Biases, Prometheus), and the progress of a run."""
+"""Loggers of rounds (TensorBoard, MLflow, Weights & Biases, Prometheus), and progress bars.
+
+Their constructors raise MissingDependencyError if the package is not installed.
+"""
 
 import math
 import os
@@ -11,11 +14,11 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
-from fedcore.arguments import absolute
 from fedcore.errors import MissingDependencyError
 from fedcore.server import Report
+from fedcore.validation import absolute
 
-if TYPE_CHECKING:  # the simulator's, which a server need not have
+if TYPE_CHECKING:  # packages of the simulator, which a server does not need
     from rich.console import Console
     from rich.progress import TaskID
 
@@ -26,14 +29,15 @@ __all__ = ["Callback", "MLflow", "Progress", "Prometheus", "TensorBoard", "WandB
 
 Figures = dict[str, float]
 
-# The numbers of a report that are figures.
+# The fields of a report that are logged unchanged.
 REPORTED = ("steps", "gamma", "seconds", "bytes", "diversity", "staleness", "correction_norm")
 
 
 def of_report(report: Report) -> Figures:
-    """Return the figures of a server's round: the finite numbers of its report, and counts of its clients.
+    """Return the finite numbers of a server's report by name.
 
-    ``norm`` and ``largest_norm`` are the mean and the largest of ``Report.norms``; the others have its names.
+    ``heard`` and ``refused`` count the accepted clients and the rejected updates. ``awaited`` counts the clients whose
+    first update the server waits for. ``norm`` and ``largest_norm`` are the mean and the maximum of ``Report.norms``.
 
     >>> of_report(Report(3, accepted=(1, 2), steps=9))
     {'heard': 2.0, 'refused': 0.0, 'awaited': 0.0, 'steps': 9.0, 'gamma': 0.0, 'seconds': 0.0, 'bytes': 0.0}
@@ -47,8 +51,7 @@ def of_report(report: Report) -> Figures:
 
 
 def of_record(record: "RoundRecord") -> Figures:
-    """Return the figures of an experiment's round: the numbers of its record, ``active`` counted, each part of
-    ``seconds``."""
+    """Return the finite numbers of an experiment's round by name, including the seconds of each phase."""
     figures = asdict(record) | {"active": len(record.active)}
     del figures["round"], figures["together"]
     seconds = figures.pop("seconds")
@@ -65,11 +68,11 @@ def _require(callback: object, package: str, extra: str) -> None:
 
 
 class Callback(ABC):
-    """Base class of loggers; a subclass writes the figures of a round.
+    """Base class of loggers, which are context managers. A subclass defines ``write``.
 
-    ``Server(callbacks=[callback])`` logs a server's rounds, ``run_experiment(..., on_event=callback.event)`` and
-    ``run_sweep`` those of each trial as it runs, ``callback.replay(DIR)`` those of an earlier run or sweep. A context
-    manager, which closes it.
+    - ``Server(callbacks=[callback])`` logs the rounds of a server.
+    - ``run_experiment(..., on_event=callback.event)`` and ``run_sweep`` log the rounds of running trials.
+    - ``callback.replay(DIR)`` logs a saved run or sweep.
     """
 
     def __call__(self, report: Report) -> None:
@@ -77,7 +80,7 @@ class Callback(ABC):
         self.write("", report.round, of_report(report), {})
 
     def event(self, event: "Event") -> None:
-        """Log an experiment's round, if the event is one; its run is ``PRESET/POINT/ALGORITHM-seedN``."""
+        """Log the event's round, if any. The run's name is ``PRESET/POINT/ALGORITHM-seedN``."""
         if event.round is not None:
             trial, preset = event.trial, event.trial.experiment.name
             about = {"preset": preset, "algorithm": trial.method.label, "seed": str(trial.seed)}
@@ -85,17 +88,16 @@ class Callback(ABC):
             self.write(run, event.round.round, of_record(event.round), about)
 
     def replay(self, folder: str | os.PathLike[str]) -> None:
-        """Log every round in the records of a run or a sweep.
+        """Log every recorded round of a run or a sweep.
 
         Raises:
-            MissingDataError: there are none, or one is damaged.
+            MissingDataError: the folder has no records, or a record is damaged.
         """
-        from fedcore.experiment.results import read_folder
-        from fedcore.experiment.run_folder import begun_runs
+        from fedcore.experiment.results import begun_runs, read_folder
 
-        place = absolute(folder)
-        for run in begun_runs(place):
-            below = run.relative_to(place).as_posix()
+        folder = absolute(folder)
+        for run in begun_runs(folder):
+            below = run.relative_to(folder).as_posix()
             for record in read_folder(run):
                 header = record.header
                 about = {"preset": header.preset, "algorithm": header.algorithm, "seed": str(header.seed)}
@@ -110,12 +112,12 @@ class Callback(ABC):
         Args:
             run: the name of the trial; "" for a server.
             round: counted from 0.
-            figures: by name.
-            about: the trial's preset, algorithm and seed.
+            figures: numbers by name.
+            about: the trial's preset, algorithm and seed; empty for a server.
         """
 
-    def close(self) -> None:  # noqa: B027  # many have nothing to close
-        """Write the rest, and close files and connections."""
+    def close(self) -> None:  # noqa: B027  # a subclass may have nothing to close
+        """Write the buffered figures and close all files and connections."""
 
     def __enter__(self) -> Self:
         return self
@@ -128,42 +130,40 @@ def _run_name(group: str, about: Mapping[str, str]) -> str:
     return f"{group}/{about['algorithm']}-seed{about['seed']}".replace("\\", "_").replace(" ", "_")
 
 
+Log = Callable[[int, Figures], object]
+Close = Callable[[], object]
+
+
 class _Runs(Callback):
-    """A logger that opens a run for each trial at its first round."""
+    """Base class of loggers that open a run for each trial at its first round."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, Any] = {}
+        self._runs: dict[str, tuple[Log, Close]] = {}
 
     def write(self, run: str, round: int, figures: Figures, about: Mapping[str, str]) -> None:
-        """Log the figures, the round as their step."""
+        """Log the figures; the round is their step."""
         if run not in self._runs:
             self._runs[run] = self._open(run, about)
-        self._log(self._runs[run], round, figures)
+        self._runs[run][0](round, figures)
 
     def close(self) -> None:
-        """End the runs."""
-        for run in self._runs.values():
-            self._end(run)
+        """Close the runs."""
+        for _, close in self._runs.values():
+            close()
         self._runs.clear()
 
     @abstractmethod
-    def _open(self, run: str, about: Mapping[str, str]) -> Any: ...
-
-    @abstractmethod
-    def _log(self, run: Any, round: int, figures: Figures) -> None: ...
-
-    @abstractmethod
-    def _end(self, run: Any) -> None: ...
+    def _open(self, run: str, about: Mapping[str, str]) -> tuple[Log, Close]:
+        """Open a run. Return a function that logs a round, and one that closes the run."""
 
 
 class TensorBoard(_Runs):
-    """Scalars in TensorBoard's event files, a folder for each trial: ``tensorboard --logdir FOLDER`` shows them.
+    """A logger to TensorBoard event files. ``tensorboard --logdir FOLDER`` shows them.
 
     Args:
-        folder: the folder of a server's files, and of a folder for each trial of an experiment.
+        folder: the folder for a server's files, or for one folder per trial of an experiment.
 
-    Raises:
-        MissingDependencyError: tensorboard is not installed (neither TensorFlow nor torch is needed).
+    The logger needs the package tensorboard, but neither TensorFlow nor torch.
 
     Example:
 
@@ -176,37 +176,41 @@ class TensorBoard(_Runs):
         _require(self, "tensorboard", "tensorboard")
         super().__init__()
         self._folder = absolute(folder)
+        self._writers: list[Any] = []
 
-    def _open(self, run: str, about: Mapping[str, str]) -> Any:
+    def _open(self, run: str, about: Mapping[str, str]) -> tuple[Log, Close]:
         from tensorboard.summary import Writer
 
-        return Writer(str(self._folder / run))
+        writer = Writer(str(self._folder / run))
+        self._writers.append(writer)
 
-    def _log(self, run: Any, round: int, figures: Figures) -> None:
-        for name, value in figures.items():
-            run.add_scalar(f"fedcore/{name}", value, round)
+        def log(round: int, figures: Figures) -> None:
+            for name, value in figures.items():
+                writer.add_scalar(f"fedcore/{name}", value, round)
 
-    def _end(self, run: Any) -> None:
-        run.close()
+        return log, writer.close
 
     def flush(self) -> None:
-        """Give the written scalars to the operating system; TensorBoard's writer does so every two minutes."""
-        for writer in self._runs.values():
+        """Flush the scalars to the operating system. TensorBoard's writer flushes them every two minutes."""
+        for writer in self._writers:
             writer.flush()
+
+    def close(self) -> None:
+        """Close the files."""
+        super().close()
+        self._writers.clear()
 
 
 class MLflow(_Runs):
-    """Metrics in MLflow, a run for each trial, with its preset, algorithm and seed as parameters.
+    """A logger to MLflow, with one run per trial. The run's parameters are the trial's preset, algorithm and seed.
 
-    MLflow's global run and address do not change.
+    It needs mlflow or mlflow-skinny, and does not change MLflow's global run and address.
 
     Args:
-        address: of the tracking server or store, ``https://...`` or ``sqlite:///mlflow.db``. Default: MLflow's own.
-        experiment: the name of MLflow's experiment, which is created if it does not exist.
-        run: the name of a server's run.
-
-    Raises:
-        MissingDependencyError: mlflow (or mlflow-skinny) is not installed.
+        address: the address of the tracking server or store, for example ``https://...`` or ``sqlite:///mlflow.db``.
+            Default: MLflow's default.
+        experiment: the name of the MLflow experiment, which is created if it does not exist.
+        run: the name of the run for a server.
     """
 
     def __init__(self, address: str | None = None, *, experiment: str = "fedcore", run: str = "server") -> None:
@@ -215,38 +219,32 @@ class MLflow(_Runs):
 
         super().__init__()
         self._client: Any = MlflowClient(address)
-        found = self._client.get_experiment_by_name(experiment)
-        self._experiment = self._client.create_experiment(experiment) if found is None else found.experiment_id
+        known = self._client.get_experiment_by_name(experiment)
+        self._experiment = self._client.create_experiment(experiment) if known is None else known.experiment_id
         self._server = run
 
-    def _open(self, run: str, about: Mapping[str, str]) -> Any:
-        from mlflow.entities import Param
+    def _open(self, run: str, about: Mapping[str, str]) -> tuple[Log, Close]:
+        from mlflow.entities import Metric, Param
 
-        id = self._client.create_run(self._experiment, run_name=run or self._server).info.run_id
-        self._client.log_batch(id, params=[Param(name, value) for name, value in about.items()])
-        return id
+        client = self._client
+        id = client.create_run(self._experiment, run_name=run or self._server).info.run_id
+        client.log_batch(id, params=[Param(name, value) for name, value in about.items()])
 
-    def _log(self, run: Any, round: int, figures: Figures) -> None:
-        from mlflow.entities import Metric
+        def log(round: int, figures: Figures) -> None:
+            now = int(1000 * time())
+            client.log_batch(id, metrics=[Metric(name, value, now, round) for name, value in figures.items()])
 
-        now = int(1000 * time())
-        self._client.log_batch(run, metrics=[Metric(name, value, now, round) for name, value in figures.items()])
-
-    def _end(self, run: Any) -> None:
-        self._client.set_terminated(run)
+        return log, lambda: client.set_terminated(id)
 
 
 class WandB(_Runs):
-    """Metrics in Weights & Biases, a run for each trial, with its preset, algorithm and seed as configuration.
+    """A logger to Weights & Biases, with one run per trial. The run's config is the trial's preset, algorithm and seed.
 
     Args:
-        project: the project's name.
-        mode: "offline" writes files, which ``wandb sync`` sends later; "online" sends at once.
-        folder: the folder of the files. Default: wandb's own, ``./wandb``.
+        project: the name of the project.
+        mode: "offline" to write files, which ``wandb sync`` uploads later; "online" to upload immediately.
+        folder: the folder for the files. Default: wandb's, ``./wandb``.
         options: further arguments of ``wandb.init``.
-
-    Raises:
-        MissingDependencyError: wandb is not installed.
     """
 
     def __init__(
@@ -256,53 +254,45 @@ class WandB(_Runs):
         super().__init__()
         self._options = {"project": project, "mode": mode, "dir": folder, "reinit": "create_new", **options}
 
-    def _open(self, run: str, about: Mapping[str, str]) -> Any:
+    def _open(self, run: str, about: Mapping[str, str]) -> tuple[Log, Close]:
         import wandb
 
         named = {"name": run, "group": about["preset"]} if run else {}
-        return wandb.init(**{**named, "config": dict(about), **self._options})
-
-    def _log(self, run: Any, round: int, figures: Figures) -> None:
-        run.log(dict(figures), step=round)
-
-    def _end(self, run: Any) -> None:
-        run.finish()
+        opened = wandb.init(**{**named, "config": dict(about), **self._options})
+        return lambda round, figures: opened.log(dict(figures), step=round), opened.finish
 
 
-# Figures that are summed over rounds: counters, to whose names the client library adds ``_total``.
+# Counters, which sum over rounds. The client library adds ``_total`` to their names.
 TOTALS = {
-    "heard": ("clients_heard", "Updates that counted, of all rounds."),
-    "refused": ("clients_refused", "Updates that were refused, of all rounds."),
-    "steps": ("local_steps", "Local steps of the clients that were heard."),
-    "bytes": ("received_bytes", "Bytes that clients sent."),
-    "seconds": ("server_seconds", "Seconds spent in the server, the clients' own not counted."),
+    "heard": ("clients_heard", "Accepted updates of all rounds."),
+    "refused": ("clients_refused", "Rejected updates of all rounds."),
+    "steps": ("local_steps", "Local steps of the accepted clients."),
+    "bytes": ("received_bytes", "Bytes received from clients."),
+    "seconds": ("server_seconds", "Seconds spent in the server, without client training."),
 }
-# Figures of the last round: gauges, NaN if the round has none.
+# Gauges of the last round, NaN if the round has no value.
 LATEST = {
-    "heard": ("round_clients_heard", "Updates that counted in the last round."),
-    "refused": ("round_clients_refused", "Updates that were refused in the last round."),
-    "awaited": ("clients_awaited", "Clients that were never heard and for which x waits."),
-    "gamma": ("gamma", "The server's step of the last round; 0 where the model stayed."),
+    "heard": ("round_clients_heard", "Accepted updates of the last round."),
+    "refused": ("round_clients_refused", "Rejected updates of the last round."),
+    "awaited": ("clients_awaited", "Clients whose first update the model waits for."),
+    "gamma": ("gamma", "Step length of the last round; 0 if the model did not change."),
     "norm": ("update_norm", "Mean length of the clients' mean gradients in the last round."),
-    "largest_norm": ("update_norm_largest", "The largest of these lengths."),
-    "diversity": ("gradient_diversity", "The weighted gradient diversity of the last round."),
-    "staleness": ("staleness_rounds", "Mean rounds since the rows of the clients heard were written."),
-    "correction_norm": ("correction_norm", "The length of what the method adds to the cohort's mean."),
+    "largest_norm": ("update_norm_largest", "Maximum length of the clients' mean gradients in the last round."),
+    "diversity": ("gradient_diversity", "Weighted gradient diversity of the last round."),
+    "staleness": ("staleness_rounds", "Mean age in rounds of the accepted clients' rows."),
+    "correction_norm": ("correction_norm", "Length of the correction that the method adds to the cohort's mean."),
 }
-_MADE: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+_METRICS: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
 class Prometheus:
-    """Metrics of a server's rounds, as one of its ``callbacks``; the client library makes the text and serves it.
+    """Prometheus metrics of a server's rounds, for ``Server(callbacks=)``. ``prometheus_client`` serves the metrics.
 
-    No metric has a client's id as a label: a dishonest client could make any number of them.
+    Client ids are not labels, since a dishonest client could create any number of them.
 
     Args:
-        server: the value of the label ``server``, which distinguishes several servers of one process.
-        registry: of ``prometheus_client``. Default: its global one.
-
-    Raises:
-        MissingDependencyError: prometheus_client is not installed.
+        server: the value of the label ``server``, which distinguishes the servers of a process.
+        registry: a registry of ``prometheus_client``. Default: its global registry.
 
     Example:
 
@@ -315,19 +305,19 @@ class Prometheus:
         import prometheus_client as client
 
         registry = client.REGISTRY if registry is None else registry
-        known = _MADE.setdefault(registry, {})
+        known = _METRICS.setdefault(registry, {})
 
         def metric(kind: Any, name: str, about: str) -> Any:
-            """The metric of that name, which another server of the process may have made."""
+            """Return the metric with a name. Servers of one process share it."""
             if name not in known:
                 known[name] = kind(f"fedcore_{name}", about, ["server"], registry=registry)
             return known[name].labels(server)
 
         self._totals = {figure: metric(client.Counter, *named) for figure, named in TOTALS.items()}
         self._latest = {figure: metric(client.Gauge, *named) for figure, named in LATEST.items()}
-        self._rounds = metric(client.Counter, "rounds", "Rounds that counted since the process began.")
-        self._round = metric(client.Gauge, "last_round", "The number of the last round that counted, from 0.")
-        self._ended = metric(client.Gauge, "last_round_timestamp_seconds", "When the last round counted, in Unix time.")
+        self._rounds = metric(client.Counter, "rounds", "Finished rounds since the process began.")
+        self._round = metric(client.Gauge, "last_round", "Number of the last finished round, from 0.")
+        self._ended = metric(client.Gauge, "last_round_timestamp_seconds", "End of the last round, in Unix time.")
 
     def __call__(self, report: Report) -> None:
         """Log a round."""
@@ -341,23 +331,20 @@ class Prometheus:
         self._ended.set_to_current_time()
 
 
-EVERY = 30.0  # seconds between two lines in a log
-MOST = 4  # trials that such a line names
+INTERVAL = 30.0  # seconds between two lines in a log
+MOST = 4  # the maximum number of trials in such a line
 
 
 class Progress:
-    """The progress of a run or a sweep: bars on a terminal and in a notebook with ipywidgets, elsewhere lines in a log.
+    """The progress of a run or sweep: ``run_experiment(experiment, folder, on_event=progress.event)``.
 
-    ``run_experiment(experiment, folder, on_event=progress.event)``. There is a bar for each trial, or a line every half
-    minute, and a line for each trial that is over. A context manager, at whose end the bars disappear.
+    A terminal, or a notebook with ipywidgets, shows a bar for each running trial. Other output gets a line every 30
+    seconds. A line is printed when a trial ends. A ``Progress`` is a context manager, which removes the bars on exit.
 
     Args:
-        total: rounds of all trials together. Default: those of the first event's experiment.
-        console: rich's. Default: standard output, or the notebook.
-        clock: the seconds since some moment.
-
-    Raises:
-        MissingDependencyError: rich is not installed.
+        total: the number of rounds of all trials. Default: that of the first event's experiment.
+        console: a console of rich. Default: standard output, or the notebook.
+        clock: a function that returns seconds, like ``time.monotonic``.
     """
 
     def __init__(
@@ -370,10 +357,10 @@ class Progress:
 
         self._console = console or get_console()
         self._total, self._clock, self._last_line = total, clock, clock()
-        self._done: dict[str, int] = {}  # rounds of each trial, also of those that are over
-        self._seconds: dict[str, float] = {}  # of these rounds, by their records, also of an earlier call
-        self._all_done, self._all_seconds = 0, 0.0  # their sums: there may be thousands of trials
-        self._cancelled = 0  # rounds that failed trials will not do
+        self._done: dict[str, int] = {}  # finished rounds of each trial, including ended trials
+        self._seconds: dict[str, float] = {}  # recorded seconds of these rounds
+        self._all_done, self._all_seconds = 0, 0.0  # kept as sums, since a sweep may have thousands of trials
+        self._cancelled = 0  # remaining rounds of failed trials
         self._bars: dict[str, TaskID] = {}
         self._accuracy: dict[str, float] = {}
         in_notebook = self._console.is_jupyter and find_spec("ipywidgets") is not None  # rich's bars need it there
@@ -401,7 +388,7 @@ class Progress:
         self._progress.stop()
 
     def event(self, event: "Event") -> None:
-        """Show one event."""
+        """Show an event."""
         from rich.markup import escape  # a label may look like rich's markup
 
         trial, experiment = event.job.name, event.trial.experiment
@@ -421,7 +408,7 @@ class Progress:
             self._all_done, self._all_seconds = self._all_done + 1, self._all_seconds + seconds
             own = timedelta(seconds=round(self._seconds[trial] / done * (experiment.rounds - done)))
             self._progress.update(self._bars[trial], advance=1, left=own, accuracy=self._percent(trial))
-            # as many trials run at once as now
+            # The estimate assumes that the number of parallel trials stays the same.
             rest = self._all_seconds / self._all_done * (self._total - self._cancelled - self._all_done)
             left = timedelta(seconds=round(rest / len(self._bars)))
             self._progress.update(self._all, advance=1, left=left)
@@ -431,9 +418,9 @@ class Progress:
         return f"{100 * self._accuracy[trial]:.1f} %" if trial in self._accuracy else ""
 
     def _log(self, line: str) -> None:
-        """Print a line if there are no bars and the last line is long ago: a log must not pause for an hour."""
+        """Print a line if there are no bars and the last line is old enough."""
         now = self._clock()
-        if self._has_bars or now - self._last_line < EVERY:
+        if self._has_bars or now - self._last_line < INTERVAL:
             return
         self._last_line = now
         running = [

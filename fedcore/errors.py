@@ -1,17 +1,18 @@
-"""The errors of fedcore: one class a kind, each also the built-in that a caller would expect.
+"""Exceptions of fedcore. Each also derives from the matching built-in exception.
 
-Every message names the argument, what was due and what came: ``weights: expected float32[4], got float64[3]``.
+Messages name the argument, the value and the rule: ``steps=0: must be an integer >= 1``, or
+``weights: expected float32[4], got float64[3]``.
 """
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 DISTRIBUTION = "fedcore-fl"
-"""What a package index calls this package; ``fedcore`` is somebody else's there."""
+"""The name of this package on package indexes; the package ``fedcore`` there is unrelated."""
 
 
 class FedcoreError(Exception):
-    """The base of all that fedcore raises on purpose."""
+    """Base class of fedcore's exceptions."""
 
 
 class ShapeError(FedcoreError, ValueError):
@@ -23,7 +24,7 @@ class DtypeError(FedcoreError, ValueError):
 
 
 class ArrayError(FedcoreError, ValueError):
-    """An object is no array, or lies where it must not; an output is read-only, or overlaps an input."""
+    """An object is not an array or is on the wrong device, or an output is read-only or overlaps an input."""
 
 
 class RangeError(FedcoreError, ValueError):
@@ -31,15 +32,15 @@ class RangeError(FedcoreError, ValueError):
 
 
 class UnknownNameError(FedcoreError, ValueError):
-    """A name (of an algorithm, a preset, a model, ...) is not one of those that exist."""
+    """A name, for example of an algorithm, a preset or a model, is unknown."""
 
     @classmethod
     def of(cls, what: str, name: object, known: Iterable[str], *, else_: str = "") -> "UnknownNameError":
-        """The error for ``name``, with the nearest known one, the list of all, and what else would do."""
+        """Return the error for a name; its message suggests the nearest known name and lists all known names."""
         names = sorted(known)
-        spelt = {known_name.lower(): known_name for known_name in names}
-        near = get_close_matches(str(name).lower(), spelt, n=1, cutoff=0.5)
-        hint = f"; did you mean {spelt[near[0]]!r}?" if near else ""
+        by_lower_case = {known_name.lower(): known_name for known_name in names}
+        near = get_close_matches(str(name).lower(), by_lower_case, n=1, cutoff=0.5)
+        hint = f"; did you mean {by_lower_case[near[0]]!r}?" if near else ""
         other = f"; or {else_}" if else_ else ""
         return cls(f"{what}: {name!r} is unknown{hint} (known: {', '.join(names) or 'none'}{other})")
 
@@ -49,7 +50,7 @@ class ConfigError(FedcoreError, ValueError):
 
 
 class AlgorithmError(FedcoreError, ValueError):
-    """An algorithm's table contradicts itself, or its step or weights are not what was due."""
+    """An algorithm's coefficients are inconsistent, or it returned an invalid step or weights."""
 
 
 class UnknownClientError(FedcoreError, KeyError):
@@ -59,7 +60,7 @@ class UnknownClientError(FedcoreError, KeyError):
 
 
 class RoundError(FedcoreError, RuntimeError):
-    """A round is used out of order: closed, or opened while another is open."""
+    """A closed round is used, or a round is opened while a different round is open."""
 
 
 class DivergedError(FedcoreError, RuntimeError):
@@ -67,55 +68,58 @@ class DivergedError(FedcoreError, RuntimeError):
 
 
 class PicklingError(FedcoreError, TypeError):
-    """An object that holds something, rather than being a value, was to be pickled or copied."""
+    """An object cannot be pickled or copied, for example because it has open files."""
 
 
 class CheckpointError(FedcoreError, RuntimeError):
-    """A saved state does not fit the thing that it is to be loaded into."""
+    """A saved state does not fit the object that loads it."""
 
 
 class MissingDataError(FedcoreError, RuntimeError):
-    """A data set's files are not there, or their content is not what it should be."""
+    """A data set's files are missing or corrupt."""
 
 
 class MissingDependencyError(FedcoreError, RuntimeError):
-    """An optional package is needed; the message says what to install."""
+    """An optional package is missing; the message names it and the command that installs it."""
 
     @classmethod
     def of(cls, what: str, needed: str, *, extra: str, instead: str = "") -> "MissingDependencyError":
-        """The error of ``what``, which needs these packages, of one of fedcore's extras.
+        """Return the error for a feature that needs packages from an extra of fedcore.
 
         Args:
-            what: what was asked for.
-            needed: the packages, as their own documents call them.
-            extra: which of ``pyproject.toml``'s extras brings them.
-            instead: what else would do.
+            what: the feature.
+            needed: the packages' names, as in their documentation.
+            extra: the extra in ``pyproject.toml`` that installs them.
+            instead: an alternative to the installation.
 
         >>> print(MissingDependencyError.of("digits", "scikit-learn", extra="sim"))
-        digits: need scikit-learn; pip install 'fedcore-fl[sim]'
+        digits: needs scikit-learn; pip install 'fedcore-fl[sim]'
         """
-        return cls(f"{what}: need {needed}; pip install '{DISTRIBUTION}[{extra}]'{instead and f', or {instead}'}")
+        return cls(f"{what}: needs {needed}; pip install '{DISTRIBUTION}[{extra}]'{instead and f', or {instead}'}")
 
 
 class DeviceError(FedcoreError, RuntimeError):
-    """There is no CUDA device to be had, for the reason that the message says, or a call of its driver failed."""
+    """No CUDA device is available, or a driver call failed."""
 
 
 class DeviceMemoryError(DeviceError, MemoryError):
-    """A CUDA device has no memory for what was asked."""
+    """A CUDA device is out of memory."""
 
 
 class ClusterError(FedcoreError, RuntimeError):
-    """There is no cluster at an address, or its workers end again and again."""
+    """No cluster responds at an address, or its workers fail repeatedly."""
 
 
 class StoreError(FedcoreError, RuntimeError):
-    """A store cannot do what was asked: its folder is missing, foreign, newer, full or read-only, or it is closed."""
+    """A store's operation failed.
+
+    The store may be closed, or its folder may be missing, of a newer version or not a store, full, or read-only.
+    """
 
 
 class LockedError(StoreError):
-    """A store is open for writing in another place, or another process runs trials in a folder."""
+    """A store or a folder is locked: a different process or object writes to it or runs trials in it."""
 
 
 class CorruptionError(StoreError, CheckpointError):
-    """A store's content is not what was written; the message names the file, and the client and block if it can."""
+    """A store's content is damaged. The message names the file and, if known, the client and block."""

@@ -1,72 +1,85 @@
-"""A model's tensors as one vector, and files of models."""
+"""A model's tensors as one vector, averages of models, and files of models."""
 
+import itertools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arguments import absolute
+from fedcore import kernels
 from fedcore.arrays import (
     CPU,
+    LINE,
     NARROW,
+    BufferPool,
     Library,
     as_array,
     as_tensor,
-    copy_there,
+    core,
     device_of,
     dtype_name,
-    flat_there,
+    flatten_on_device,
     has_infinities,
-    here,
+    ieee,
     is_own_class,
     library_of,
     own_class,
     read_leaf,
+    read_tensor_to_device,
     require_dense,
+    tensor_over,
     to_host,
     write_tensor,
-    write_there,
 )
-from fedcore.atomic_file import draft_of
-from fedcore.errors import ArrayError, DtypeError, MissingDependencyError, ShapeError, StoreError, UnknownNameError
-from fedcore.native import core
-from fedcore.representation import Represented
+from fedcore.errors import (
+    ArrayError,
+    DtypeError,
+    FedcoreError,
+    MissingDependencyError,
+    RangeError,
+    ShapeError,
+    StoreError,
+    UnknownNameError,
+)
+from fedcore.profiling import span
+from fedcore.runtime import draft_of
+from fedcore.validation import LONGEST_REASON, Represented, absolute, check_number, numbers, shorten
 
-# Named tensors as one flat float32 vector and back: the only place that knows where a tensor lies in it.
-#
-# A flat vector holds the *parameters* first and the *float buffers* (BatchNorm statistics) behind them. Outside it are
-# *counters*, which count steps and are integers, and *constants*, which no method averages: other integers (packed
-# weights, codes), bools, and buffers that are not finite (masks of -inf). Corrections and per-client rows cover the
-# parameters only, so they have ``n_parameters`` elements where a model has ``n``.
+# A flat float32 vector holds a model's *parameters*, followed by its *float buffers* (BatchNorm statistics). It omits
+# *counters*, which are integers that count steps, and *constants*, which no method averages: other integers (packed
+# weights, codes), bools, and buffers that are not finite (masks of -inf). The vector has ``n`` elements. Corrections
+# and clients' rows have ``n_parameters`` elements, since they cover only the parameters.
 
 
 Vector = npt.NDArray[np.float32]
 Kind = Literal["parameter", "buffer", "counter", "constant"]
 Tree = Any
-"""The nesting of a model: a tensor's name, or a list or mapping of trees, as JSON holds them."""
+"""The nesting of a model in JSON types: a tensor's name, or a list or mapping of trees."""
 
 FLOATS = ("float32", "float64", *NARROW)
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 DUE = "float32, float64, bfloat16, float16, an integer dtype or bool"
 
 BUFFERS = ("*running_mean", "*running_var")
-"""The names by which a bare mapping's float buffers are told from its parameters."""
+"""Name patterns of float buffers in a plain mapping."""
 
 COUNTERS = ("*num_batches_tracked",)
-"""The names of counters that are no scalars of 32 or 64 bits."""
+"""Name patterns of counters that are not scalars of 32 or 64 bits."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """One named tensor: its kind, shape and dtype's name, and [start, stop) in the flat vector, if it is in it."""
+    """A named tensor of a model. Tensors of the flat vector have the range [start, stop)."""
 
     name: str
     kind: Kind
@@ -77,19 +90,18 @@ class Slice:
 
 
 class Layout(Represented):
-    """The place of each named tensor in the flat vector.
+    """The layout of a model: the range of each named tensor in the flat vector. Equality ignores library and tree.
 
     Attributes:
-        n: elements of the flat vector.
-        n_parameters: its first elements, those that are parameters: the width of a client's row.
-        slices: the tensors of the flat vector, in its order.
-        counters: the tensors that count steps, which lie outside it.
-        constants: the tensors that stay as they are in the first model; a reply that differs there is rejected.
-        narrow: the tensors of the flat vector whose dtype does not hold every float32.
-        aliases: further names of tied parameters, which a ``state_dict`` lists and the vector holds once.
-        library: what the model's tensors are of: "numpy", "torch" or "jax".
-        tree: the model's nesting, where it is more than a mapping of tensors; else None. Layouts that differ in library
-            or tree alone are equal.
+        n: the length of the flat vector.
+        n_parameters: the number of parameter elements, which come first in the flat vector; the length of a row.
+        slices: the tensors of the flat vector, in order.
+        counters: the tensors that count steps, outside the flat vector.
+        constants: the tensors that must not change, outside the flat vector. An update that changes one is rejected.
+        narrow: the tensors of the flat vector whose dtype cannot represent every float32.
+        aliases: further names of tied parameters. A ``state_dict`` repeats these; the flat vector holds them once.
+        library: the library of the model's tensors: "numpy", "torch" or "jax".
+        tree: the nesting of a model, or None for a flat mapping of tensors.
     """
 
     def __init__(
@@ -122,21 +134,16 @@ class Layout(Represented):
 
     @classmethod
     def of(cls, x: Any, *, buffers: Sequence[str] = BUFFERS, counters: Sequence[str] = COUNTERS) -> "Layout":
-        """The layout of a model.
+        """Return the layout of a model.
 
         Args:
             x: an ``nn.Module``, a ``state_dict`` or other mapping of arrays, a sequence of arrays (named "0",
-                "1", ...), a nested tree of these (named "layers.0.w"), or one array (named "x"). Arrays of NumPy, torch
-                or JAX in CPU memory, or objects with DLPack's methods: float32; float64, bfloat16 and float16, which
-                the server holds as float32; integers and bools.
-            buffers: patterns of the names that are float buffers, for a mapping that cannot say so itself. A
-                module knows its own.
-            counters: patterns of the names of integer tensors that count steps. A scalar of 32 or 64 bits does in any
-                case; every other integer tensor is a constant.
-
-        Raises:
-            DtypeError: a tensor is of another dtype.
-            ArrayError: an entry is no array.
+                "1", ...), a nested tree of these (named "layers.0.w"), or one array (named "x"). The arrays are
+                NumPy, torch or JAX arrays in CPU memory, or objects with DLPack's methods. Supported dtypes: float32,
+                float64, bfloat16, float16 (the server stores float32), integers and bool.
+            buffers: name patterns of the float buffers in a mapping. (A module lists its own buffers.)
+            counters: name patterns of integer tensors that count steps. Integer scalars of 32 or 64 bits are always
+                counters. All other integer tensors are constants.
 
         >>> layout = Layout.of({"w": np.zeros((2, 3), np.float32), "b": np.zeros(2, np.float32)})
         >>> layout.n, layout.names
@@ -154,24 +161,18 @@ class Layout(Represented):
                     aliases[name] = first[id(tensor)]
         tensors, named = [], named_tensors(x)
         for name, leaf in named.items():
-            dtype = _dtype(name, leaf)
-            is_buffer = name in buffer_names or (
-                name not in parameters and any(fnmatch(name, pattern) for pattern in buffers)
-            )
-            if dtype in INTEGERS:
-                kind = kind_of_integers(name, dtype, leaf.shape, counters)
-            elif dtype == "bool" or (dtype in FLOATS and name not in parameters and has_infinities(leaf)):
-                kind = "constant"
-            elif dtype in FLOATS:
-                kind = "buffer" if is_buffer else "parameter"
-            else:
-                raise DtypeError(f"{name}: expected {DUE}, got {leaf.dtype}")
+            kind = _kind_of(name, leaf, counters)
+            if kind == "parameter" and name not in parameters:
+                if has_infinities(leaf):
+                    kind = "constant"
+                elif name in buffer_names or any(fnmatch(name, pattern) for pattern in buffers):
+                    kind = "buffer"
             require_dense(name, leaf)
-            tensors.append(Slice(name, kind, tuple(leaf.shape), dtype))
+            tensors.append(Slice(name, kind, tuple(leaf.shape), dtype_name(leaf)))
         return cls(tensors, aliases, library_of(named.values()), tree_of(x))
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether the tensors and their places are the same."""
+        """Whether the tensors, their ranges and the aliases are equal."""
         if not isinstance(other, Layout):
             return NotImplemented
         return (self.slices, self.outside, self.aliases) == (other.slices, other.outside, other.aliases)
@@ -194,52 +195,45 @@ class Layout(Represented):
             yield piece.name, piece.kind, f"{piece.dtype}{list(piece.shape)}"
 
     def to_state(self) -> dict[str, Any]:
-        """The layout as JSON can hold it."""
+        """Return the layout in JSON types."""
         listed = self.slices + self.outside
         pieces = [[piece.name, piece.kind, list(piece.shape), piece.dtype] for piece in listed]
         return {"tensors": pieces, "aliases": self.aliases, "library": self.library, "tree": self.tree}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Layout":
-        """The layout that ``to_state`` described.
-
-        Raises:
-            LookupError, TypeError, ValueError: it is none.
-        """
+        """Return the layout from the result of ``to_state``; raise LookupError, TypeError or ValueError if invalid."""
         pieces = [Slice(name, kind, tuple(shape), dtype) for name, kind, shape, dtype in state["tensors"]]
         for piece in pieces:
-            due = {"counter": INTEGERS, "constant": (*INTEGERS, *FLOATS, "bool")}.get(piece.kind, FLOATS)
-            if piece.kind not in get_args(Kind) or piece.dtype not in due:
-                raise DtypeError(f"{piece.name}: expected a tensor that a layout has, got {piece.kind} {piece.dtype}")
+            dtypes = {"counter": INTEGERS, "constant": (*INTEGERS, *FLOATS, "bool")}.get(piece.kind, FLOATS)
+            if piece.kind not in get_args(Kind) or piece.dtype not in dtypes:
+                raise DtypeError(f"{piece.name}: a {piece.kind} cannot be {piece.dtype}")
             if any(type(length) is not int or length < 0 for length in piece.shape):
-                raise ShapeError(f"{piece.name}: expected lengths, got {list(piece.shape)}")
-        library = state.get("library", "numpy")  # older folders do not say
+                raise ShapeError(f"{piece.name}: shape={list(piece.shape)}: must be integers >= 0")
+        library = state.get("library", "numpy")  # older folders have no library
         if library not in get_args(Library):
             raise UnknownNameError.of("library", library, get_args(Library))
         tree = state.get("tree")
         if tree is not None and sorted(_leaves(tree)) != sorted(piece.name for piece in pieces):
-            raise ArrayError("tree: expected each tensor once, got others")
+            raise ArrayError("tree: must name each tensor once")
         return cls(pieces, state["aliases"], library, tree)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the flat vector's tensors, in its order."""
+        """The names of the flat vector's tensors, in order."""
         return tuple(piece.name for piece in self.slices)
 
     def flatten(self, x: Any, out: Vector | None = None) -> Vector:
-        """Copy a model's parameters and float buffers into one vector.
+        """Return a model's parameters and float buffers as one vector, float32[n], in ``out`` if given.
 
         Args:
-            x: a model with this layout's names, shapes and dtypes (or float32 in place of 16 bits), in any of the forms
-                ``Layout.of`` takes.
-            out: float32[n], written in place; a new one if None. Where it lies on a device, tensors may lie there too.
-
-        Returns:
-            float32[n], ``out`` if it was given.
+            x: a model in any form that ``Layout.of`` accepts, with this layout's names, shapes and dtypes. Any float
+                dtype fits a float tensor.
+            out: float32[n], written in place. If it is on a device, tensors may be on that device too. Default: a new
+                array.
 
         Raises:
-            ShapeError, DtypeError: a tensor, or ``out``, is not what the layout says.
-            ArrayError: a name is missing, or there is one too many.
+            ShapeError, DtypeError, ArrayError: a tensor, a name or ``out`` does not fit the layout.
 
         Cost: reads 4 n bytes, writes 4 n bytes.
         """
@@ -256,26 +250,23 @@ class Layout(Represented):
             if device == CPU:
                 part[...] = _array(piece, tensor).reshape(-1)
             else:
-                write_there(piece.name, tensor, part, device)
+                read_tensor_to_device(piece.name, tensor, part, device)
         return out
 
     def pieces(self, x: Any, *, device: str = CPU) -> list[Any]:
-        """A model's parameters and float buffers as vectors, in the order of ``slices``, without putting them together.
+        """Return a model's parameters and float buffers as separate vectors, in the order of ``slices``.
+
+        Arguments and errors are those of ``flatten``.
 
         Args:
-            x: as for ``flatten``.
-            device: where tensors may lie, if not in host memory.
+            device: a device on which tensors may be, in addition to host memory.
 
         Returns:
-            Views of the model's memory; copies of tensors that are not contiguous, or lie where no float32 may, or of
-            16 bits.
-
-        Raises:
-            ShapeError, DtypeError, ArrayError: as for ``flatten``.
+            Views of the model's memory. A tensor that is not float32, not contiguous or not aligned is copied.
         """
         if isinstance(x, Mapping) and x.keys() == self._all.keys():
             plain = core.read_plain_tensors([x[piece.name] for piece in self.slices], self._shapes)
-            if plain is not None:  # nearly always
+            if plain is not None:  # the common case
                 for piece in self.outside:
                     _check_tensor(piece, x[piece.name])
                 return plain
@@ -283,7 +274,7 @@ class Layout(Represented):
         pieces: list[Any] = []
         for piece in self.slices:
             if device != CPU and device_of(named[piece.name]) == device:
-                pieces.append(flat_there(piece.name, named[piece.name]))
+                pieces.append(flatten_on_device(piece.name, named[piece.name]))
                 continue
             with np.errstate(over="ignore"):
                 tensor = np.asarray(_array(piece, named[piece.name]), np.float32).reshape(-1)
@@ -291,24 +282,19 @@ class Layout(Represented):
         return pieces
 
     def unflatten(self, flat: Vector) -> dict[str, Vector]:
-        """The named tensors of a flat vector, as views of it: writing to one writes to ``flat``.
-
-        They are float32, whatever the model's own dtypes: ``tensors`` gives these back.
+        """Return the float32 views of a flat vector by tensor name; ``tensors`` converts to the model's dtypes.
 
         Args:
-            flat: float32[n].
-
-        Raises:
-            ShapeError: ``flat`` has another length.
+            flat: float32[n]. Writing to a view writes to ``flat``.
         """
         if flat.shape != (self.n,):
             raise ShapeError(f"flat: expected float32[{self.n}], got shape {flat.shape}")
         return {piece.name: flat[piece.start : piece.stop].reshape(piece.shape) for piece in self.slices}
 
     def read_counters(self, x: Any) -> dict[str, npt.NDArray[Any]]:
-        """Copies of a model's counters and constants, in their own dtypes, bfloat16 and float16 as float32."""
+        """Return copies of a model's counters and constants in their dtypes, except bfloat16 and float16 as float32."""
         named = self._check(x) if self.outside else {}
-        return {piece.name: _array(piece, here(named[piece.name])).copy() for piece in self.outside}
+        return {piece.name: _array(piece, to_host(named[piece.name])).copy() for piece in self.outside}
 
     def tensors(
         self,
@@ -318,20 +304,19 @@ class Layout(Represented):
         *,
         copy: bool = True,
     ) -> Any:
-        """A model as it was given first: by name (aliases included), or as a list or tree, in its own dtypes.
+        """Return a model in its original form and dtypes: a mapping by name (including aliases), a list or a tree.
 
-        Floats of 16 bits are rounded to the nearest.
+        16-bit floats are rounded to nearest.
 
         Args:
             flat: float32[n].
-            counters: the tensors outside it, by name.
-            library: "numpy", where bfloat16 stays float32 unless ml_dtypes is imported, "torch" or "jax"; None for the
-                model's own.
-            copy: False gives NumPy's float32 arrays as views of ``flat``; what is of another dtype is copied.
+            counters: the tensors outside the flat vector, by name.
+            library: "numpy", "torch" or "jax". NumPy's bfloat16 tensors stay float32 unless ml_dtypes is imported.
+                Default: the model's library.
+            copy: whether to copy float32 NumPy arrays; if False, they are views of ``flat``. Other tensors are copies.
 
         Raises:
-            UnknownNameError: there is no such library.
-            MissingDependencyError: torch or JAX is asked for and not installed.
+            MissingDependencyError: torch or JAX is not installed.
         """
         flat = to_host(flat)
         library = self.library if library is None else library
@@ -345,31 +330,31 @@ class Layout(Represented):
         return named if self.tree is None else nested(self.tree, named)
 
     def load_into(self, model: Any, flat: Vector, counters: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Copy a flat vector and counters into a model's tensors, in place, each in its own dtype.
+        """Copy a flat vector and counters into a model's tensors, in place and in the tensors' dtypes.
 
         Args:
-            model: an ``nn.Module``, wherever it lies, or a mapping or sequence of tensors, with this layout's names and
+            model: an ``nn.Module`` on any device, or a mapping or sequence of tensors, with this layout's names and
                 shapes.
 
         Raises:
-            ArrayError, ShapeError, DtypeError: it is not such a model, and is as it was; or a tensor is read-only.
+            ArrayError, ShapeError, DtypeError: the model does not fit the layout; no tensor was changed.
+            ArrayError: a tensor is read-only; tensors before it may have been changed.
         """
-        named, there = self._check(model, to_read=False), device_of(flat)
-        if there != CPU and all(device_of(named[name]) == there for name in self.names):
-            for piece in self.slices:  # on the device, not by way of the host
-                copy_there(piece.name, named[piece.name], flat[piece.start : piece.stop])
+        named, device = self._check(model, to_read=False), device_of(flat)
+        if device != CPU and all(device_of(named[name]) == device for name in self.names):
+            parts = {piece.name: flat[piece.start : piece.stop] for piece in self.slices}  # avoids a copy to the host
         else:
-            for name, array in self.unflatten(to_host(flat)).items():
-                write_tensor(name, named[name], array)
+            parts = self.unflatten(to_host(flat))
+        for name, part in parts.items():
+            write_tensor(name, named[name], part)
         for piece in self.outside:
             write_tensor(piece.name, named[piece.name], counters[piece.name])
 
     def _check(self, x: Any, *, to_read: bool = True) -> dict[str, Any]:
-        """The model's tensors by name, each with the shape and kind of dtype that the layout says."""
+        """Return the model's tensors by name after checking names, shapes and dtypes."""
         named = {name: leaf for name, leaf in named_tensors(x).items() if name not in self.aliases}
         if named.keys() != self._all.keys():
-            due, got = names_apart(list(self._all), list(named))
-            raise ArrayError(f"model: expected {due}, got {got}")
+            raise ArrayError(f"model: {describe_names(list(self._all), list(named))}")
         if to_read:
             named = {name: own_class(name, leaf) for name, leaf in named.items()}
         for name, leaf in named.items():
@@ -378,21 +363,28 @@ class Layout(Represented):
 
 
 def _check_tensor(piece: Slice, leaf: Any) -> None:
-    """Refuse a tensor of another shape or kind of dtype than a layout says."""
-    name, dtype = piece.name, _dtype(piece.name, leaf)
-    if dtype != piece.dtype and not (piece.dtype in FLOATS and dtype in FLOATS):
-        raise DtypeError(f"{name}: expected {piece.dtype}, got {dtype}")
+    """Raise an error if a tensor's shape or kind of dtype differs from the layout's."""
+    _check_dtype(piece.name, leaf, piece.dtype)
+    _check_shape(piece.name, leaf, piece.shape)
+
+
+def _check_dtype(name: str, leaf: Any, dtype: str) -> None:
+    if (actual := _dtype(name, leaf)) != dtype and not {actual, dtype} <= set(FLOATS):
+        raise DtypeError(f"{name}: expected {dtype}, got {actual}")
+
+
+def _check_shape(name: str, leaf: Any, shape: tuple[int, ...]) -> None:
     require_dense(name, leaf)
     try:
-        shape = tuple(leaf.shape)
-    except RuntimeError:  # a nested tensor has none
-        raise ShapeError(f"{name}: expected shape {piece.shape}, got a tensor without a shape") from None
-    if shape != piece.shape:
-        raise ShapeError(f"{name}: expected shape {piece.shape}, got {shape}")
+        actual = tuple(leaf.shape)
+    except RuntimeError:  # torch raises this for a nested tensor
+        raise ShapeError(f"{name}: expected shape {shape}, got a tensor without a shape") from None
+    if actual != shape:
+        raise ShapeError(f"{name}: expected shape {shape}, got {actual}")
 
 
 def _array(piece: Slice, leaf: Any) -> npt.NDArray[Any]:
-    """A tensor that was checked, as NumPy's array, which is checked again where the tensor's class may lie."""
+    """Return a tensor as a NumPy array; check the array again if the tensor's class is foreign."""
     array = as_array(piece.name, leaf)
     if not is_own_class(leaf):
         _check_tensor(piece, array)
@@ -400,13 +392,9 @@ def _array(piece: Slice, leaf: Any) -> npt.NDArray[Any]:
 
 
 def named_tensors(x: Any, what: str = "model") -> dict[str, Any]:
-    """A model's tensors by name; ``what`` begins messages.
-
-    Raises:
-        ArrayError: it is no model.
-    """
+    """Return a model's tensors by name; raise ArrayError for other objects. Messages start with ``what``."""
     if hasattr(x, "named_parameters"):
-        # Not state_dict(): it names a tied parameter twice, and detaches what a view must stay attached to.
+        # state_dict() would repeat tied parameters and detach the tensors.
         persistent = x.state_dict().keys()
         return dict(x.named_parameters()) | {k: v for k, v in x.named_buffers() if k in persistent}
     if isinstance(x, Mapping) or _is_list(x):
@@ -416,9 +404,7 @@ def named_tensors(x: Any, what: str = "model") -> dict[str, Any]:
             if isinstance(leaf, Mapping) or _is_list(leaf):
                 leaves = {f"{name}.{rest}": one for rest, one in named_tensors(leaf, what).items()}
             if twice := leaves.keys() & named.keys():
-                raise ArrayError(
-                    f"{what}: expected each name once, got {min(twice)!r} twice: names are compared as str"
-                )
+                raise ArrayError(f"{what}: two tensors are named {min(twice)!r}; names are compared as str")
             named |= leaves
         return named
     x = read_leaf(x)
@@ -434,12 +420,12 @@ def _items(x: Any) -> Iterable[tuple[str, Any]]:
 
 def _is_list(x: Any) -> bool:
     if not isinstance(x, Sequence) or isinstance(x, str | bytes | bytearray | memoryview):
-        return False  # before its shape is read: a nested tensor has none, and torch raises
+        return False
     return not hasattr(x, "shape") and not hasattr(x, "__dlpack__")
 
 
 def tree_of(x: Any, at: str = "") -> Tree:
-    """The nesting of a model; None of a module, an array, and a mapping of arrays, which names say all of."""
+    """Return the nesting of a model, or None for a module, an array or a mapping of arrays."""
     if hasattr(x, "named_parameters") or not (isinstance(x, Mapping) or _is_list(x)):
         return None
     if not at and isinstance(x, Mapping) and all(hasattr(leaf, "dtype") for leaf in x.values()):
@@ -462,7 +448,7 @@ def _leaves(tree: Tree) -> Iterator[str]:
 
 
 def nested(tree: Tree, named: Mapping[str, Any]) -> Any:
-    """Tensors by name in the nesting of ``tree``."""
+    """Return tensors in the nesting of ``tree``."""
     if isinstance(tree, str):
         return named[tree]
     if isinstance(tree, Mapping):
@@ -471,28 +457,36 @@ def nested(tree: Tree, named: Mapping[str, Any]) -> Any:
 
 
 def kind_of_integers(name: str, dtype: str, shape: Sequence[int], counters: Sequence[str] = COUNTERS) -> Kind:
-    """Tell a counter from a constant."""
+    """Return whether an integer tensor is a counter or a constant."""
     is_wide_scalar = len(shape) == 0 and dtype.endswith(("32", "64"))
     return "counter" if is_wide_scalar or any(fnmatch(name, pattern) for pattern in counters) else "constant"
 
 
-def names_apart(due: Sequence[str], got: Sequence[str]) -> tuple[str, str]:
-    """The two halves of a message about names: those expected and those given, with a common part by which they differ.
-
-    Together they have at most 450 characters.
-    """
+def describe_names(expected: Sequence[str], actual: Sequence[str]) -> str:
+    """Return a message of at most 450 characters about missing and unexpected tensor names."""
     hint = ""
     for part in ("module.", "_orig_mod.", "model.", ".default"):
-        for those, others, fix in ((due, got, "remove it from"), (got, due, "add it to")):
+        for those, others, fix in ((expected, actual, "remove it from"), (actual, expected, "add it to")):
             if {name.replace(part, "") for name in others} == set(those):
-                hint = f": the names differ by {part!r}, {fix} the client's"
-    missing, extra = [n for n in due if n not in set(got)], [n for n in got if n not in set(due)]
+                hint = f"; the names differ by {part!r}; {fix} the client's names"
+    missing, extra = [n for n in expected if n not in set(actual)], [n for n in actual if n not in set(expected)]
     parts = [
         f"{what} {len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
         for what, names in (("missing", missing), ("unexpected", extra))
         if names
     ]
-    return f"{len(due)} tensor{'s' * (len(due) != 1)} by name", f"{len(got)}; {'; '.join(parts)}"[:320] + hint
+    differences = f"{len(actual)}; {'; '.join(parts)}"[:320]
+    return f"expected {len(expected)} tensor{'s' * (len(expected) != 1)} by name, got {differences}{hint}"
+
+
+def _kind_of(name: str, leaf: Any, counters: Sequence[str] = COUNTERS) -> Kind:
+    """Return the kind of a tensor by its dtype; "parameter" for all floats."""
+    dtype = _dtype(name, leaf)
+    if dtype in INTEGERS:
+        return kind_of_integers(name, dtype, leaf.shape, counters)
+    if dtype not in (*FLOATS, "bool"):
+        raise DtypeError(f"{name}: expected {DUE}, got {leaf.dtype}")
+    return "constant" if dtype == "bool" else "parameter"
 
 
 def _dtype(name: str, leaf: Any) -> str:
@@ -502,7 +496,7 @@ def _dtype(name: str, leaf: Any) -> str:
         raise ArrayError(f"{name}: expected an array, got {type(leaf).__name__}") from None
 
 
-# Models in files that other programs read: safetensors, torch's, NumPy's; each is imported when it is needed.
+# Model files in the formats of safetensors, torch and NumPy.
 
 
 FORMS: dict[str, tuple[Library, ...]] = {
@@ -511,37 +505,33 @@ FORMS: dict[str, tuple[Library, ...]] = {
     ".pth": ("torch",),
     ".npz": ("numpy",),
 }
-"""The endings of files, and the libraries whose tensors each takes."""
+"""File suffixes, and the libraries whose tensors each format can hold."""
 
 
 def form_of(path: str | os.PathLike[str]) -> str:
-    """The form of a file, by its ending.
-
-    Raises:
-        UnknownNameError: it is none of ``FORMS``.
-    """
+    """Return the file format, which is the suffix; raise UnknownNameError if it is not in ``FORMS``."""
     form = Path(path).suffix.lower()
     if form not in FORMS:
-        raise UnknownNameError.of("ending of the file", form, FORMS)
+        raise UnknownNameError.of("suffix", form, FORMS)
     return form
 
 
 def write_model(tensors: Any, path: str | os.PathLike[str]) -> None:
-    """Write a model by name into a file, at once: another that was there stays until this one is whole and durable.
+    """Write a model's tensors by name into a file, atomically and durably.
 
     Args:
-        tensors: what ``Server.tensors()`` gives: NumPy's arrays or torch's tensors, which stay as they are; those of
-            lists and trees are named "0" and "layers.0.w". Tied ones are written once for each name.
-        path: its ending says the form: .safetensors (needs safetensors), .pt or .pth (torch's, a ``state_dict`` that
-            ``torch.load(path, weights_only=True)`` reads), .npz (NumPy's).
+        tensors: NumPy arrays or torch tensors, as ``Server.tensors()`` returns them. Tensors in lists and trees get
+            names such as "0" and "layers.0.w". Tied tensors are written once for each name.
+        path: the file. Its suffix determines the format: .safetensors (needs safetensors), .npz (NumPy), or .pt or .pth
+            (torch, a ``state_dict`` for ``torch.load(path, weights_only=True)``).
 
     Raises:
-        UnknownNameError: the ending is none of these.
-        ArrayError: the form does not take tensors of that library.
-        MissingDependencyError: it needs a package that is not installed.
+        UnknownNameError: the suffix is unknown.
+        ArrayError: the format cannot hold tensors of that library.
+        MissingDependencyError: the format needs a package that is not installed.
         StoreError: the file cannot be written.
 
-    Example, of a model every tenth round:
+    Example (writes a model every tenth round):
 
         server = fedcore.Server(..., callbacks=[lambda report: report.round % 10 or
             write_model(server.tensors(), f"models/round{report.round}.safetensors")])
@@ -553,16 +543,16 @@ def write_model(tensors: Any, path: str | os.PathLike[str]) -> None:
     {'w': array([1., 2.], dtype=float32)}
     """
     tensors = named_tensors(tensors)
-    form, library, place = form_of(path), library_of(tensors.values()), absolute(path)
+    form, library, target = form_of(path), library_of(tensors.values()), absolute(path)
     if library not in FORMS[form]:
-        raise ArrayError(f"tensors: expected {' or '.join(FORMS[form])}'s for {form}, got {library}'s")
+        raise ArrayError(f"tensors: a {form} file holds {' or '.join(FORMS[form])} tensors, got {library} tensors")
     if form == ".safetensors" and find_spec("safetensors") is None:
-        raise MissingDependencyError.of(place.name, "safetensors", extra="safetensors", instead="write .npz")
+        raise MissingDependencyError.of(target.name, "safetensors", extra="safetensors", instead="write .npz")
     try:
-        with draft_of(place) as draft:
+        with draft_of(target) as draft:
             _write(dict(tensors), form, library, str(draft))
     except OSError as error:
-        raise StoreError(f"{place}: the model was not written: {error}") from error
+        raise StoreError(f"{target}: cannot write the model: {error}") from error
 
 
 def _write(tensors: dict[str, Any], form: str, library: Library, file: str) -> None:
@@ -570,7 +560,9 @@ def _write(tensors: dict[str, Any], form: str, library: Library, file: str) -> N
         with open(file, "wb") as opened:
             np.savez(opened, allow_pickle=False, **tensors)
     elif form == ".safetensors" and library == "numpy":
-        import_module("safetensors.numpy").save_file({name: _plain(leaf) for name, leaf in tensors.items()}, file)
+        # ascontiguousarray turns a scalar into a vector, hence the reshape.
+        plain = {name: np.ascontiguousarray(leaf).reshape(leaf.shape) for name, leaf in tensors.items()}
+        import_module("safetensors.numpy").save_file(plain, file)
     elif form == ".safetensors":
         separate = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in tensors.items()}
         import_module("safetensors.torch").save_file(separate, file)
@@ -578,6 +570,237 @@ def _write(tensors: dict[str, Any], form: str, library: Library, file: str) -> N
         import_module("torch").save({name: leaf.detach() for name, leaf in tensors.items()}, file)
 
 
-def _plain(leaf: Any) -> Any:
-    """An array in a row, as the form wants it."""
-    return np.ascontiguousarray(leaf).reshape(leaf.shape)  # of a number too, which the first makes a vector of
+# ``aggregate`` averages models tensor by tensor, without a flat vector.
+
+
+Named = Mapping[str, Any]
+
+MOST_KEPT = 1 << 28
+"""The maximum size in bytes of an average whose memory the process keeps for the next average."""
+
+
+class TensorForm(NamedTuple):
+    """The required form of a tensor in all models; ``like`` is the first model's tensor."""
+
+    like: Any
+    dtype: str
+    shape: tuple[int, ...]
+    kind: Kind
+    """"parameter" for all averaged tensors."""
+    has_c_export: bool
+
+
+@ieee
+def aggregate(models: Iterable[Any], weights: Any = None) -> Any:
+    """Return the weighted average of models, sum_i w_i x_i / sum_i w_i, in one pass over their tensors.
+
+    - Float tensors (parameters and BatchNorm statistics) are averaged.
+    - A counter (an integer scalar of 32 or 64 bits, or ``num_batches_tracked``) becomes its largest value.
+    - Other integers, bools and float tensors with infinities (masks) are constants. They must be equal in all models.
+
+    Numbers that are equal in all models keep their bits.
+
+    Args:
+        models: k models with the same names and shapes, in any form that ``Layout.of`` accepts. Their tensors are in
+            CPU memory: float32, float64, float16, bfloat16, integers or bool. Float tensors are cast to the first
+            model's dtype. Read-only. A tensor that is not contiguous is copied first.
+        weights: k finite numbers >= 0, not all zero, such as numbers of examples. Default: equal weights.
+
+    Returns:
+        The average in the first model's library, dtypes and nesting: a mapping by name, a list, a tree, or an array.
+        Its tensors are new.
+
+    Raises:
+        ArrayError, ShapeError, DtypeError, RangeError: names or a shape differ, a constant differs, or a tensor is
+            sparse, not in CPU memory or not finite. The message names the client by its index, and the tensor.
+        RangeError, ShapeError, DtypeError: the list of models is empty, or the weights are invalid.
+
+    Determinism: float64 products and sums in the order of the models, rounded once; bit-identical on every ISA level
+        and thread count.
+    Cost: reads every model once and writes the average, which is read once more if all floats are float32; no scratch.
+        The float tensors of the average share one block of memory. When all of them are freed, the process keeps a
+        block of up to 256 MiB for the next average of the same size, and returns a larger block to the system.
+
+    >>> aggregate([{"w": np.float32([1, 2]), "n": np.array(3)}, {"w": np.float32([3, 6]), "n": np.array(5)}], [3, 1])
+    {'w': array([1.5, 3. ], dtype=float32), 'n': array(5)}
+    """
+    try:
+        return _aggregated(list(models), weights)
+    except FedcoreError as error:  # shortened, since clients may send names of any length
+        if len(text := str(error)) <= LONGEST_REASON:
+            raise
+        raise type(error)(shorten(text)) from None
+
+
+def _aggregated(given: list[Any], weights: Any) -> Any:
+    if not given:
+        raise RangeError("models: must not be empty")
+    shares = _shares(weights, len(given))
+    tree = tree_of(given[0])
+    models = given if tree is None and isinstance(given[0], Mapping) else [*itertools.starmap(_named, enumerate(given))]
+    plan = {name: _form_of(name, leaf) for name, leaf in _named(0, models[0]).items()}
+    outs, rows, finite = _average(models, given, plan, shares)
+    if not finite:
+        masks = [name for name in outs if has_infinities(_named(0, models[0])[name])]
+        plan |= {name: plan[name]._replace(kind="constant") for name in masks}
+        if masks:
+            outs, rows, finite = _average(models, given, plan, shares)
+    if not finite:
+        for client, row in enumerate(rows):  # raises nothing if only a float64 sum overflows
+            _require_finite(client, dict(zip(outs, row, strict=True)))
+    outs |= {name: _unaveraged(name, form, models) for name, form in plan.items() if form.kind != "parameter"}
+    result = {name: outs[name] for name in plan}
+    if tree is not None:
+        return nested(tree, result)
+    is_array = not isinstance(given[0], Mapping) and not hasattr(given[0], "named_parameters")
+    return result["x"] if is_array else result
+
+
+def _average(
+    models: Sequence[Any], given: Sequence[Any], plan: Mapping[str, TensorForm], shares: npt.NDArray[np.float64]
+) -> tuple[dict[str, Any], list[list[Any]], bool]:
+    """Return the averages of the float tensors, the models' tensors, and whether all averages are finite."""
+    floats = {name: form for name, form in plan.items() if form.kind == "parameter"}
+    outs, memory = _allocate_outs(floats)
+    rows, finite = _plain_rows(models, plan), None
+    if rows is not None:
+        with suppress(FedcoreError):  # nothing was written; the code below copies tensors or reports the invalid one
+            finite = _sum(rows, shares, outs, memory)
+    if rows is None or finite is None:
+        rows = []
+        for client, one in enumerate(given):
+            model = _named(client, one)
+            _check(client, model, plan)
+            rows.append([_row(f"client {client}, {name}", model[name], form) for name, form in floats.items()])
+        finite = _sum(rows, shares, outs, memory)
+    for name, form in floats.items():
+        if library_of([form.like]) == "jax":
+            outs[name] = as_tensor(outs[name], form.dtype, "jax")
+    return outs, rows, finite
+
+
+def _shares(weights: Any, k: int) -> npt.NDArray[np.float64]:
+    """Return the weights as float64[k] with a sum of 1."""
+    given = np.ones(k) if weights is None else numbers("weights", weights, np.float64)
+    if given.shape != (k,):
+        raise ShapeError(f"weights: expected one number for each of {k} models, got shape {given.shape}")
+    for client, weight in enumerate(given.tolist()):
+        check_number(f"weights[{client}]", weight, "[0, inf)")
+    if not given.any():
+        raise RangeError("weights: must not all be zero")
+    given = given / given.max()  # so that their sum does not overflow
+    return np.asarray(given / given.sum())
+
+
+def _named(client: int, model: Any) -> Named:
+    return named_tensors(model, f"client {client}")
+
+
+def _form_of(name: str, leaf: Any) -> TensorForm:
+    where = f"client 0, {name}"
+    kind = _kind_of(where, leaf)
+    require_dense(where, leaf)
+    has_c_export = hasattr(type(leaf), "__dlpack_c_exchange_api__")
+    return TensorForm(leaf, dtype_name(leaf), tuple(leaf.shape), kind, has_c_export)
+
+
+def _check(client: int, model: Named, plan: Mapping[str, TensorForm]) -> None:
+    if model.keys() != plan.keys():
+        raise ArrayError(f"client {client}: {describe_names(list(plan), list(model))}")
+    for name, form in plan.items():
+        _check_averaged(client, name, model[name], form)
+
+
+def _check_averaged(client: int, name: str, leaf: Any, form: TensorForm) -> None:
+    where = f"client {client}, {name}"
+    if type(leaf) is not type(form.like) or leaf.dtype != form.like.dtype:
+        _check_dtype(where, leaf, form.dtype)
+    _check_shape(where, leaf, form.shape)
+    if not getattr(leaf, "is_cpu", True):
+        raise ArrayError(f"{where}: must be in CPU memory, is on {leaf.device}")
+
+
+def _plain_rows(models: Sequence[Any], plan: Mapping[str, TensorForm]) -> list[list[Any]] | None:
+    """Return the models' float tensors if names and shapes fit, else None; the native kernel checks the rest."""
+    floats = {name: form for name, form in plan.items() if form.kind == "parameter"}
+    others = {name: form for name, form in plan.items() if form.kind != "parameter"}
+    if not all(form.has_c_export or isinstance(form.like, np.ndarray) for form in floats.values()):
+        return None
+    shapes, rows = [form.shape for form in floats.values()], []
+    for client, model in enumerate(models):
+        if not isinstance(model, Mapping) or model.keys() != plan.keys():
+            return None
+        rows.append([model[name] for name in floats])
+        if [getattr(tensor, "shape", None) for tensor in rows[-1]] != shapes:
+            return None
+        for name, form in others.items():
+            _check_averaged(client, name, model[name], form)
+    return rows
+
+
+def _sum(rows: list[list[Any]], shares: npt.NDArray[np.float64], outs: Named, memory: npt.NDArray[np.uint8]) -> bool:
+    """Write the averages and return whether all models are finite, even those of weight 0 (0 times infinity is NaN)."""
+    tensors = list(outs.values())
+    with span("aggregate", None, (rows, tensors)):
+        if any(dtype_name(tensor) != "float32" for tensor in tensors):
+            summed = kernels.weighted_sum_segments(rows, shares, tensors, accumulate="float64", norms=True)
+            return bool(np.isfinite(summed.squared_norm_of_sum)) or all(map(_is_finite, tensors))
+        kernels.weighted_sum_segments(rows, shares, tensors, accumulate="float64")
+        return bool(kernels.all_finite([memory.view(np.float32)])[0])  # cheaper than all rows' norms
+
+
+def _row(name: str, leaf: Any, form: TensorForm) -> Any:
+    """Return a tensor in the first model's dtype and in a form that the kernels can read."""
+    if dtype_name(leaf) != form.dtype or library_of([leaf]) != library_of([form.like]):
+        leaf = as_tensor(as_array(name, leaf), form.dtype, "numpy" if library_of([form.like]) == "numpy" else "torch")
+    if isinstance(leaf, np.ndarray):
+        return leaf if leaf.flags.c_contiguous else np.ascontiguousarray(leaf)
+    if not hasattr(leaf, "requires_grad"):
+        return leaf
+    leaf = leaf.detach() if leaf.requires_grad else leaf
+    # torch may store a tensor's numbers negated, and its exports do not report this.
+    leaf = leaf.resolve_neg() if hasattr(leaf, "is_neg") and leaf.is_neg() else leaf
+    leaf = leaf if leaf.is_contiguous() else leaf.contiguous()
+    # With older versions of torch, numpy() needs 8 us less per tensor than DLPack; bfloat16 requires DLPack.
+    return leaf if form.has_c_export or form.dtype == "bfloat16" or not hasattr(leaf, "numpy") else leaf.numpy()
+
+
+def _allocate_outs(plan: Mapping[str, TensorForm]) -> tuple[dict[str, Any], npt.NDArray[np.uint8]]:
+    """Return new tensors in one block of memory on huge pages, and the block, which is zero between the tensors."""
+    sizes = [math.prod(form.shape) * form.like.dtype.itemsize for form in plan.values()]
+    starts = [0, *itertools.accumulate(-(-size // LINE) * LINE for size in sizes)]
+    memory = _average_memory(starts[-1] // 4).get().view(np.uint8)
+    pieces = [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+    for start, size, stop in zip(starts, sizes, starts[1:], strict=False):
+        memory[start + size : stop] = 0
+    outs = {name: tensor_over(piece, form.like) for (name, form), piece in zip(plan.items(), pieces, strict=True)}
+    return outs, memory
+
+
+@lru_cache(maxsize=1)
+def _average_memory(n: int) -> BufferPool:
+    """Return the pool of buffers for averages of one size."""
+    return BufferPool(n, most=int(4 * n <= MOST_KEPT))
+
+
+def _require_finite(client: int, rows: Named) -> None:
+    for name, row in rows.items():
+        if not _is_finite(row):
+            raise ArrayError(f"client {client}, {name}: expected finite numbers, got a NaN or an infinity")
+
+
+def _is_finite(tensor: Any) -> bool:
+    return bool((tensor.isfinite() if hasattr(tensor, "isfinite") else np.isfinite(tensor)).all())
+
+
+def _unaveraged(name: str, form: TensorForm, models: Sequence[Named]) -> Any:
+    """Return the largest value of a counter, or the common value of a constant."""
+    arrays = [as_array(f"client {client}, {name}", model[name]) for client, model in enumerate(models)]
+    first = arrays[0]
+    for client, array in enumerate(arrays if form.kind == "constant" else ()):
+        if not np.array_equal(array, first, equal_nan=first.dtype.kind == "f"):
+            raise RangeError(
+                f"client {client}, {name}: must be equal in all models, because {form.dtype} tensors are not averaged"
+            )
+    largest = np.array(np.maximum.reduce(arrays) if form.kind == "counter" else first)
+    return as_tensor(largest, form.dtype, library_of([form.like]))

@@ -1,4 +1,4 @@
-"""The options of a server as values: what limits an update, where rows are stored, and how sums are computed."""
+"""The options of a server: limits of updates, storage of rows, and precision of sums."""
 
 import json
 import math
@@ -18,42 +18,86 @@ from fedcore.algorithms.averaging import WeightedMean
 from fedcore.algorithms.base import NOTHING, Direction, H
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Constant, Rate, as_rate, rate_at
-from fedcore.arguments import absolute, real, whole
 from fedcore.arrays import CPU, device_named
 from fedcore.errors import CheckpointError, RangeError, UnknownNameError
 from fedcore.model import Layout
-from fedcore.registries import Registry
-from fedcore.rules import CapExamples, CapSteps, Chain, ClipToMedian, Mean, RejectLong, Rule
+from fedcore.rules import CapExamples, CapSteps, Chain, ClipToMedian, Mean, RatioRule, RejectLong, Rule
 from fedcore.store.commits import Durability, Medium
+from fedcore.validation import Registry, absolute, check_integer, check_number
 
 Accumulator = Literal["float32", "float64", "exact"]
 """The precision of a round's sums."""
 
 BATCH, BATCH_BYTES = 8, 1 << 20
-"""Updates that are folded in one pass by default: so many, or as many as fit into so many bytes."""
+"""The default of ``batch_size``: ``BATCH`` updates, or more if they fit into ``BATCH_BYTES``."""
 MOST_CLIENT_LR = 100.0
 LARGEST = float(np.finfo(np.float32).max)
 RATES = ("lr", "server_lr")
 
 
+def _integer(low: int, bits: int = 53) -> Callable[[str, Any], Any]:
+    return lambda name, value: check_integer(name, value, low, 2**bits)
+
+
+def _one_of(names: tuple[str, ...]) -> Callable[[str, Any], Any]:
+    def check(name: str, value: Any) -> Any:
+        if value not in names:
+            raise UnknownNameError.of(name, value, names)
+        return value
+
+    return check
+
+
+def _executor(name: str, value: Any) -> Any:
+    if not hasattr(value, "make"):
+        raise RangeError(f"{name}={value!r}: give a placement of fedcore.cluster, such as OnRay()")
+    return value
+
+
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "max_steps": _integer(1),
+    "max_examples": _integer(1),
+    "max_norm": lambda name, value: check_number(name, value, "(0, inf)"),
+    "max_client_lr": lambda name, value: check_number(name, value, "(0, inf)"),
+    "signed_buffers": lambda _, names: (names,) if isinstance(names, str) else tuple(names),
+    "path": lambda _, path: str(absolute(path)),
+    "medium": _one_of(get_args(Medium)),
+    "durability": _one_of(get_args(Durability)),
+    "cached_rows": _integer(0),
+    "folders": lambda _, paths: tuple(str(absolute(path)) for path in paths),
+    "device": lambda _, device: device_named(device),
+    "accumulator": _one_of(get_args(Accumulator)),
+    "batch_size": _integer(1),
+    "shards": _integer(1, 31),
+    "executor": _executor,
+}
+"""For each option, a function that checks a value and returns its plain form."""
+
+
+class Options:
+    """A frozen dataclass whose fields are checked by ``CHECKS``, except None."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).copy().items():
+            if value is not None and name in CHECKS:
+                object.__setattr__(self, name, CHECKS[name](name, value))
+
+
 @dataclass(frozen=True)
-class Limits:
-    """Limits of a single update, whatever the others of its round are. An update past one of them is rejected.
+class Limits(Options):
+    """Limits of a single update. An update that exceeds a limit is rejected; other updates do not matter.
 
     Args:
-        max_steps: the most local steps that a client may report; best the number that clients are asked for. Methods
-            that set a client's steps themselves (``Algorithm.most_steps``) hold it to these.
-        max_examples: the most examples.
-        max_norm: the greatest length of what the sums take in: |x - y| where models are averaged, elsewhere of the mean
-            gradient |x - y| / (eta K) and of a second vector. Float buffers, whose unit is another, have no limit.
-            Default: no limit.
-        max_client_lr: the largest rate that a client may choose and report as ``Update.lr``. Default: clients step at
-            the rate that they were sent, and an update that reports another one is rejected.
-        signed_buffers: patterns of the names of float buffers that may become negative. Other float buffers that start
+        max_steps: the maximum number of local steps that a client may report. Set it to the number that clients must
+            do. Methods that set the number of steps (``Algorithm.most_steps``) lower this limit to it.
+        max_examples: the maximum number of examples that a client may report.
+        max_norm: the greatest norm of an update: |x - y| where models are averaged, else the norm of the mean gradient
+            |x - y| / (eta K), and of a second vector. Float buffers have a different unit and no limit. Default: no
+            limit.
+        max_client_lr: the largest rate that a client may choose and report as ``Update.lr``. Default: clients must use
+            the rate that they were sent.
+        signed_buffers: name patterns of float buffers that may become negative. Other float buffers that start
             non-negative and non-zero, such as variances, must stay non-negative.
-
-    Raises:
-        RangeError: a limit is out of range.
     """
 
     max_steps: int = 10**6
@@ -62,98 +106,79 @@ class Limits:
     max_client_lr: float | None = None
     signed_buffers: tuple[str, ...] = ("*mean",)
 
-    def __post_init__(self) -> None:
-        checked = {
-            "max_steps": whole("max_steps", self.max_steps, 1, 2**53),
-            "max_examples": whole("max_examples", self.max_examples, 1, 2**53),
-            "max_norm": None if self.max_norm is None else real("max_norm", self.max_norm, "(0, inf)"),
-            "max_client_lr": (
-                None if self.max_client_lr is None else real("max_client_lr", self.max_client_lr, "(0, inf)")
-            ),
-            "signed_buffers": (
-                (self.signed_buffers,) if isinstance(self.signed_buffers, str) else tuple(self.signed_buffers)
-            ),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-
 
 @dataclass(frozen=True)
-class Storage:
+class Storage(Options):
     """Where the clients' rows are stored, and what a folder keeps of each round.
 
     Args:
-        path: a new or empty folder, in which each finished round is durable; ``Server.load`` resumes it.
-            Default: rows are kept in memory.
+        path: a new or empty folder that makes each finished round durable; ``Server.load`` resumes it. Default: rows
+            are kept in memory.
         medium: "ram", "mmap" (files in ``path``), or "cuda" (the memory of ``Compute.device``). Default: "mmap" with a
             path, else "ram". When loading: as saved.
-        codec: how a row is stored: "f32", "bf16", or "int8" with a scale for every 64 elements. A narrow row is rounded
-            stochastically, by the round and the client.
-        durability: when a folder is safe: "round", "checkpoint" or "none"; see ``ClientStore``.
-        keep_previous: whether the folder keeps what the last round, arrival, departure or warm start replaced, so that
-            ``ClientStore.undo`` or ``fedcore store undo PATH`` can restore it. Default: no. When loading: as saved.
-        cached_rows: on a CUDA device, about how many rows of a store in host memory stay there between rounds.
-            Default: as many as fit into 4 GiB.
-        audit: whether each round stores a document: the digest and weight of each update, the rejections, the options,
-            and the digests of x before and after; see ``Server.audit_log``.
-        folders: of a server in shards, the folder of each shard. Default: ``shard-0``, ``shard-1``, ... in ``path``.
-
-    Raises:
-        UnknownNameError, RangeError: an argument is not one of those above.
+        codec: the format of a row: "f32", "bf16", or "int8" with a scale for every 64 elements. The narrow formats
+            round stochastically; the round and the client are the seed.
+        durability: when writes become durable: "round", "checkpoint" or "none"; see ``ClientStore``. Default: "round".
+        keep_previous: whether the folder keeps the state before the last change, which ``ClientStore.undo`` or
+            ``fedcore store undo PATH`` restores. Default: no. When loading: as saved.
+        cached_rows: on a CUDA device, about how many rows of a store in host memory stay there between rounds. Default:
+            as many as fit into 4 GiB.
+        audit: whether each round stores a document with the digest and weight of each update, the rejections, the
+            options, and the digests of x before and after; see ``Server.audit_log``.
+        folders: the folder of each shard of a sharded server. Default: ``shard-0``, ``shard-1``, ... in ``path``.
     """
 
     path: str | os.PathLike[str] | None = None
     medium: Medium | None = None
     codec: str = "f32"
-    durability: Durability = "round"
+    durability: Durability | None = None
     keep_previous: bool | None = None
     cached_rows: int | None = None
     audit: bool = False
     folders: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.path is not None:
-            object.__setattr__(self, "path", str(absolute(self.path)))
-        if self.folders is not None:
-            object.__setattr__(self, "folders", tuple(str(absolute(folder)) for folder in self.folders))
-        if self.cached_rows is not None:
-            object.__setattr__(self, "cached_rows", whole("cached_rows", self.cached_rows, 0, 2**53))
-        if self.medium is not None and self.medium not in get_args(Medium):
-            raise UnknownNameError.of("medium", self.medium, get_args(Medium))
-        if self.path is not None and self.medium in ("ram", "cuda"):
-            raise RangeError(f"medium={self.medium!r}: a folder has medium 'mmap'; leave medium or path out")
-        if self.keep_previous and self.medium in ("ram", "cuda"):
-            raise RangeError(f"keep_previous=True: only a folder keeps the previous state, not medium={self.medium!r}")
+        super().__post_init__()
+        if self.medium in ("ram", "cuda"):
+            if self.path is not None:
+                raise RangeError(f"medium={self.medium!r}: the medium of a folder is 'mmap'; leave medium or path out")
+            self.require_folder()
+
+    def require_folder(self) -> None:
+        """Raise RangeError if an option is set that needs a folder."""
+        for name in ("keep_previous", "durability"):
+            if value := getattr(self, name):
+                raise RangeError(f"{name}={value!r}: needs a folder; pass Storage(path=...), or leave {name} out")
 
     @classmethod
     def of(cls, storage: "Storage | str | os.PathLike[str] | None") -> "Storage":
-        """The storage of an argument: a path stands for ``Storage(path)``."""
+        """Return the storage that the argument describes; a path stands for ``Storage(path)``."""
         if isinstance(storage, Storage):
             return storage
         if isinstance(storage, str) and (storage in ("ram", "cuda") or storage.startswith("mmap:")):
-            raise RangeError(f"storage={storage!r}: give the path of a folder, or Storage(path=..., medium=...)")
+            raise RangeError(f"storage={storage!r}: pass the path of a folder, or Storage(path=..., medium=...)")
         return cls(storage)
 
 
 @dataclass(frozen=True)
-class Compute:
-    """Where and how precisely the server computes. When loading, a field that is not given is as saved.
+class Compute(Options):
+    """Where and how precisely the server computes. When loading, omitted options are as saved.
 
     Args:
-        device: where the model, the sums and the rows of a round lie: "cpu", "cuda" or "cuda:1"; the bits are the same.
-            On a GPU ``x`` and offsets are ``DeviceArray``s. Default: "cpu".
+        device: the device of the model, the sums and a round's rows: "cpu", "cuda" or "cuda:1". The bits do not depend
+            on it. On a GPU, ``x`` and offsets are ``DeviceArray``s. Default: "cpu".
         accumulator: the precision of a round's sums: "float32", "float64" or "exact". Methods with a running total or
-            rows (MIFA, MimiC, SCAFFOLD) always use float64 at least. Exact sums are integers on a grid of 2^-60: the
-            same bits in any order of updates, totals without drift, and nothing remains of a removed client. An update
-            must then be shorter than 2^39, and than 2^50 / N. Default: "float32".
-        batch_size: updates that a round may hold to fold them in one pass. Default: 8, or as many as fit into 1 MiB.
-        diagnostics: whether reports have ``diversity`` and ``correction_norm`` even where this takes a reading of rows.
-        shards: the number of parts into which the model and the rows are cut, with the same bits. Default: 1.
-        executor: where shards run. Default: in threads of this process; ``fedcore.cluster.OnRay()`` for Ray.
+            rows (MIFA, MimiC, SCAFFOLD) use at least float64. Exact sums are integers on a grid of 2^-60: their bits do
+            not depend on the order of updates, totals do not drift, and a removed client leaves no trace. The norm of
+            an update must then be below 2^39 and 2^50 / N. Default: "float32".
+        batch_size: how many updates a round may hold to fold them in one pass. Default: 8, or more if they fit into 1
+            MiB.
+        diagnostics: whether reports have ``diversity`` and ``correction_norm`` even if this must read rows.
+        shards: the number of parts into which the model and the rows are cut; the bits stay the same. Default: 1.
+        executor: where shards run; ``fedcore.cluster.OnRay()`` for Ray. Default: in threads of this process.
 
     Raises:
-        UnknownNameError, RangeError: an argument is not one of those above.
-        DeviceError: there is no such device, or no driver.
+        DeviceError: the device or its driver is missing.
     """
 
     device: str | None = None
@@ -163,25 +188,21 @@ class Compute:
     shards: int = 1
     executor: Any = field(default=None, compare=False)
 
-    def __post_init__(self) -> None:
-        if self.device is not None:
-            object.__setattr__(self, "device", device_named(self.device))
-        if self.accumulator is not None and self.accumulator not in get_args(Accumulator):
-            raise UnknownNameError.of("accumulator", self.accumulator, get_args(Accumulator))
-        if self.batch_size is not None:
-            object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size, 1, 2**53))
-        object.__setattr__(self, "shards", whole("shards", self.shards, 1, 2**31))
-        if self.executor is not None and not hasattr(self.executor, "make"):
-            raise RangeError(f"executor={self.executor!r}: give a placement of fedcore.cluster, such as OnRay()")
-
     @property
     def is_sharded(self) -> bool:
-        """Whether the server is cut into shards."""
+        """Whether the server has shards."""
         return self.shards > 1 or self.executor is not None
 
 
+def as_limits(limits: Any) -> Limits:
+    """Return ``limits``; raise RangeError if they are not a ``Limits``."""
+    if not isinstance(limits, Limits):
+        raise RangeError(f"limits={limits!r}: must be a fedcore.Limits; pass names of chains as aggregation=")
+    return limits
+
+
 class Changes(TypedDict, total=False):
-    """The options that ``Server.change`` takes."""
+    """The options of ``Server.change``."""
 
     lr: float | Rate
     server_lr: float | Rate | None
@@ -194,7 +215,7 @@ CHANGEABLE = (*RATES, "limits", "aggregation")
 
 @dataclass(frozen=True)
 class Settings:
-    """The checked options of a server, which stay the same over its rounds."""
+    """The checked options of a server."""
 
     algorithm: Algorithm
     layout: Layout
@@ -210,23 +231,23 @@ class Settings:
     max_staleness: int = 0
     audit: bool = False
     nonnegative: tuple[str, ...] = ()
-    """The float buffers that an update may not make negative."""
+    """The names of float buffers that updates must not make negative."""
 
     @cached_property
     def asked(self) -> Limits:
-        """The limits, with ``max_steps`` at most what the method asks of a client."""
+        """The limits, with ``max_steps`` lowered to the number of steps that the method sets."""
         most = self.algorithm.most_steps
         return self.limits if most is None else replace(self.limits, max_steps=min(most, self.limits.max_steps))
 
     @cached_property
     def counts_steps(self) -> bool:
-        """Whether the numbers of steps that clients report matter."""
+        """Whether the reported numbers of steps have an effect."""
         return not self.averages_models or self.algorithm.needs_shares
 
     @cached_property
     def takes_squares(self) -> bool:
-        """Whether a step squares updates: an optimiser's, or one whose length the method computes."""
-        return self.optimizer is not None or self.algorithm.says_gamma
+        """Whether the step squares updates, in an optimizer or to compute its length."""
+        return self.optimizer is not None or self.algorithm.sets_gamma
 
     @cached_property
     def is_exact(self) -> bool:
@@ -235,12 +256,9 @@ class Settings:
 
     @cached_property
     def steps_by_mean(self) -> bool:
-        """Whether a round only moves x along the weighted mean of h: the default of FedAvg.
-
-        No update then has buffers, counters, a row or a second vector.
-        """
+        """Whether a round only moves x along the weighted mean of h; updates have no buffers, rows or controls."""
         algorithm, layout, kind = self.algorithm, self.layout, type(self.algorithm)
-        members = ("step", "weigh", "weighs_claims", "moves", "sums", "hides_mean")  # a user's method may override them
+        members = ("step", "weigh", "weighs_claims", "moves", "sums", "hides_mean")  # a subclass may override them
         return (
             issubclass(kind, WeightedMean)
             and all(getattr(kind, name) is getattr(WeightedMean, name) for name in members)
@@ -255,7 +273,7 @@ class Settings:
 
     @cached_property
     def averages_models(self) -> bool:
-        """Whether h is x - y and gamma is 1, so that the step is the plain average of the clients' models."""
+        """Whether h is x - y and gamma is 1, so that the step averages the clients' models."""
         return self.server_lr is None and self.algorithm.averages
 
     @classmethod
@@ -273,59 +291,49 @@ class Settings:
         max_staleness: int = 0,
         audit: bool = False,
     ) -> "Settings":
-        """The settings of a new server; the arguments are ``Server``'s.
-
-        Raises:
-            UnknownNameError, RangeError: an argument is not what ``Server`` documents.
-            AlgorithmError: the method's table contradicts itself.
-        """
+        """Return the checked settings of a new server; the arguments are ``Server``'s."""
         check_table(algorithm)
-        if not isinstance(limits, Limits):
-            raise RangeError(f"limits={limits!r}: give a fedcore.Limits; aggregation= takes names of chains")
         settings = cls(
             algorithm=algorithm,
             layout=layout,
             lr=as_rate(lr),
             server_lr=None if server_lr is None else as_rate(server_lr),
             optimizer=optimizer,
-            limits=limits,
+            limits=as_limits(limits),
             rules=Chain.of(aggregation),
             batch_size=compute.batch_size or max(BATCH, BATCH_BYTES // (4 * layout.n)),
             accumulator=compute.accumulator or "float32",
             diagnostics=bool(compute.diagnostics),
             device=compute.device or CPU,
-            max_staleness=whole("max_staleness", max_staleness, 0, 2**31),
+            max_staleness=check_integer("max_staleness", max_staleness, 0, 2**31),
             audit=bool(audit),
         )
         settings._require_fitting()
         return settings
 
     def changed(self, options: Mapping[str, Any]) -> "Settings":
-        """The settings with other rates, limits or rules: see ``Server.change``.
-
-        Raises:
-            UnknownNameError, RangeError: as ``Server.change``.
-        """
-        given = dict(options)
-        for name in given:
+        """Return the settings with changed rates, limits or rules; see ``Server.change``."""
+        checks: dict[str, Callable[[Any], Any]] = {
+            "lr": as_rate,
+            "server_lr": as_rate,
+            "limits": as_limits,
+            "aggregation": Chain.of,
+        }
+        values: dict[str, Any] = {}
+        for name, value in options.items():
             if name not in CHANGEABLE:
                 raise UnknownNameError.of("option", name, CHANGEABLE)
-        for name in RATES:
-            if name in given and not (given[name] is None and name == "server_lr"):
-                given[name] = as_rate(given[name])
-        if "aggregation" in given:
-            given["rules"] = Chain.of(given.pop("aggregation"))
-        if "limits" in given and not isinstance(given["limits"], Limits):
-            raise RangeError(f"limits={given['limits']!r}: give a fedcore.Limits")
-        changed = replace(self, **given)
+            is_off = name == "server_lr" and value is None
+            values["rules" if name == "aggregation" else name] = None if is_off else checks[name](value)
+        changed = replace(self, **values)
         if changed.averages_models != self.averages_models:
-            must = "stay None, since this server averages models" if self.averages_models else "stay a rate"
-            raise RangeError(f"server_lr: must {must}; make a new server from its tensors()")
+            must = "stay None, because this server averages models" if self.averages_models else "not become None"
+            raise RangeError(f"server_lr: must {must}; or create a new server from tensors()")
         changed._require_fitting()
         return changed
 
     def shown(self, names: Iterable[str]) -> dict[str, Any]:
-        """Some options as a report shows them, and as JSON holds them."""
+        """Return options as a report shows them, in JSON types."""
         values: dict[str, Any] = {}
         for name in names:
             if name == "limits":
@@ -339,11 +347,7 @@ class Settings:
         return values
 
     def _require_fitting(self) -> None:
-        """Reject options that do not fit the method, the device, or float32.
-
-        Raises:
-            RangeError: one does not.
-        """
+        """Raise RangeError if an option does not fit the method, the device, or float32."""
         method = self.algorithm
         if self.server_lr is not None and not method.takes_server_rate:
             raise RangeError(f"server_lr: {method} has no server rate; leave it out")
@@ -351,7 +355,7 @@ class Settings:
             raise RangeError(f"lr={self.lr.value!r}: must be in (0, {LARGEST:.3g}], the range of float32")
         if self.limits.max_norm is not None and method.second_vector is not None and self.averages_models:
             raise RangeError(
-                f"max_norm={self.limits.max_norm:g}: models and second vectors have different units here; give a "
+                f"max_norm={self.limits.max_norm:g}: models and second vectors have different units here; pass a "
                 "server_lr, or the rule RejectLong, which measures each by its own median"
             )
         if self.rules.weights is not None:
@@ -364,72 +368,54 @@ class Settings:
             )
 
     def to_state(self, round: int = 0) -> dict[str, Any]:
-        """The settings as JSON, under the keys of the folder format. Code of the caller is only described.
-
-        Args:
-            round: the next one.
-        """
-        rates = {"lr": self.lr, "server_lr": self.server_lr}
-        rules = self.rules
-        listed = [describe("rule", rule) for rule in rules if not isinstance(rule, Mean)]
+        """Return the settings before a round as JSON, with the keys of the folder format."""
+        listed = [describe("rule", rule) for rule in self.rules if not isinstance(rule, Mean)]
+        rates = {what: next_rate(what, getattr(self, what), round) for what in RATES}
         return {
             "algorithm": describe("algorithm", self.algorithm),
             "layout": self.layout.to_state(),
-            "lr": describe("lr", self.lr),
-            "server_lr": describe("server_lr", self.server_lr),
-            "optimizer": describe("optimizer", self.optimizer),
-            "next_rates": {"round": round} | {what: next_rate(what, rate, round) for what, rate in rates.items()},
+            **{what: describe(what, getattr(self, what)) for what in (*RATES, "optimizer")},
+            "next_rates": {"round": round} | rates,
             **{key: getattr(self, name) for key, name in KEYS.items()},
-            "limits": limits_to_state(self.limits, rules),
+            "limits": limits_to_state(self.limits, self.rules),
             "history_rounds": self.algorithm.most_history,
             "nonnegative": list(self.nonnegative),
-            "own_weights": rules.weights is not None,
+            "own_weights": self.rules.weights is not None,
         } | ({"rules": listed} if listed else {})
 
     @classmethod
     def from_state(
         cls, state: Mapping[str, Any], given: Mapping[str, Any], compute: Compute | None = None
     ) -> "Settings":
-        """The settings that ``to_state`` described, or a version of fedcore before it.
+        """Return the settings that this or an older version of ``to_state`` described.
 
-        Args:
-            given: what the caller passes again: "algorithm", "lr", "server_lr" and "optimizer", each None or itself. A
-                rate counts only where the saved one is the caller's own code.
-            compute: where the server goes on, as far as it is given.
-
-        Raises:
-            CheckpointError: an object is needed and missing, or is not what was saved.
-            AlgorithmError: the table of a given method contradicts itself.
+        ``given`` has the caller's "algorithm", "lr", "server_lr" and "optimizer", or None. A rate is used only if the
+        saved rate is the user's code. ``compute`` replaces saved options unless they are None.
         """
-        compute = Compute() if compute is None else compute
+        compute = compute or Compute()
         described = {what: state[what] for what in given}
         described["algorithm"] = _with_history(described["algorithm"], state.get("history_rounds"))
-        own: dict[str, Any] = {
+        objects: dict[str, Any] = {
             what: _saved_rate(what, state, given[what]) if what in RATES else revive(what, described[what], given[what])
             for what in given
         }
-        check_table(own["algorithm"])
-        saved = {name: state[key] for key, name in KEYS.items() if key in state}
-        # The first folders have diagnostics under another key, or not at all, and no audits.
-        saved.setdefault("diagnostics", state.get("correction_norms", False))
+        check_table(objects["algorithm"])
+        # The oldest folders have diagnostics under a different key, or not at all, and no audits.
+        values = {"diagnostics": state.get("correction_norms", False)}
+        values |= {name: state[key] for key, name in KEYS.items() if key in state}
+        overrides = {name: getattr(compute, name) for name in ("batch_size", "diagnostics", "device")}
+        values |= {name: value for name, value in overrides.items() if value is not None}
         limits, rules = limits_from_state(state)
         settings = cls(
-            **own,
-            **saved
-            | {
-                name: value
-                for name in ("batch_size", "diagnostics", "device")
-                if (value := getattr(compute, name)) is not None
-            },
+            **objects,
+            **values,
             layout=Layout.from_state(state["layout"]),
             limits=limits,
             rules=rules,
             nonnegative=tuple(state.get("nonnegative", ())),
         )
-        for name, low, bits in (("batch_size", 1, 53), ("max_staleness", 0, 31)):
-            whole(name, getattr(settings, name), low, 2**bits)
-        if settings.accumulator not in get_args(Accumulator):
-            raise UnknownNameError.of("accumulator", settings.accumulator, get_args(Accumulator))
+        Compute(accumulator=settings.accumulator, batch_size=settings.batch_size)  # checks them
+        check_integer("max_staleness", settings.max_staleness, 0, 2**31)
         if compute.accumulator not in (None, settings.accumulator):
             raise RangeError(f"accumulator={compute.accumulator!r}: the server was saved with {settings.accumulator!r}")
         settings._require_fitting()
@@ -448,78 +434,68 @@ KEYS = {
 """Keys of a folder's settings, and the fields of ``Settings``."""
 LIMIT_KEYS = {"steps": "max_steps", "examples": "max_examples", "norm": "max_norm"}
 """Keys of a folder's limits, and the fields of ``Limits``."""
+RATIO_KEYS: dict[str, type[RatioRule]] = {
+    "steps_ratio": CapSteps,
+    "examples_ratio": CapExamples,
+    "norm_ratio": RejectLong,
+}
+"""Keys of a folder's limits, and the rules with a ratio."""
 
 
 def limits_to_state(limits: Limits, rules: Chain) -> dict[str, Any]:
-    """Limits and the rules with a ratio as JSON, under the keys of the folder format."""
-    long = rules.find(RejectLong)
+    """Return the limits and ratio rules as JSON, with the keys of the folder format."""
+    ratios = {
+        key: None if (rule := rules.find(kind)) is None else rule.ratio for key, kind in reversed(RATIO_KEYS.items())
+    }
     return {key: getattr(limits, name) for key, name in LIMIT_KEYS.items()} | {
         "lr": MOST_CLIENT_LR if limits.max_client_lr is None else limits.max_client_lr,
         "own_rates": limits.max_client_lr is not None,
-        "norm_ratio": None if long is None else long.ratio,
-        "examples_ratio": rules.examples_ratio,
-        "steps_ratio": rules.steps_ratio,
+        **ratios,
         "clips": rules.find(ClipToMedian) is not None,
     }
 
 
 def limits_from_state(state: Mapping[str, Any]) -> tuple[Limits, Chain]:
-    """The limits and the chain that a folder describes; folders of before had no lengths, and capped steps."""
+    """Return the limits and the chain of a folder; older folders lack norms and cap steps."""
     saved = {"steps_ratio": 10.0, **state["limits"]}
     limits = Limits(
-        max_steps=saved["steps"],
-        max_examples=saved["examples"],
-        max_norm=saved.get("norm"),
+        **{name: saved[key] for key, name in LIMIT_KEYS.items() if key != "norm" or key in saved},
         max_client_lr=saved["lr"] if saved.get("own_rates") else None,
     )
     if "rules" in state:
         return limits, Chain((*(revive("rule", rule, None) for rule in state["rules"]), Mean()))
-    rules: list[Rule] = []
-    for kind, key in ((CapSteps, "steps_ratio"), (CapExamples, "examples_ratio"), (RejectLong, "norm_ratio")):
-        if saved.get(key) is not None:
-            rules.append(kind(saved[key]))
-    if saved.get("clips"):
-        rules.append(ClipToMedian())
-    return limits, Chain((*rules, Mean()))
+    rules: list[Rule] = [kind(saved[key]) for key, kind in RATIO_KEYS.items() if saved.get(key) is not None]
+    return limits, Chain((*rules, *([ClipToMedian()] if saved.get("clips") else []), Mean()))
 
 
 def _with_history(description: Any, rounds: int | None) -> Any:
-    """A method's description with ``history``, which older folders have as a setting of the server."""
+    """Add ``history`` to MimiC's description; older folders have it as a setting of the server."""
     if isinstance(description, dict) and description.get("name") == "MimiC" and rounds is not None:
         return description | {"options": {"history": rounds, **description["options"]}}
     return description
 
 
-def given_again(
+def checked_objects(
     algorithm: Algorithm | None, lr: float | Rate | None, server_lr: float | Rate | None, optimizer: Optimizer | None
 ) -> dict[str, Any]:
-    """The objects that the caller of ``Server.load`` passes again, checked before the folder is read.
-
-    Raises:
-        AlgorithmError, UnknownNameError, RangeError: one is not what ``Server`` takes.
-    """
+    """Return the objects that the caller of ``Server.load`` passes, checked before the folder is read."""
     if algorithm is not None:
         check_table(algorithm)
-    return {
-        "algorithm": algorithm,
-        "lr": None if lr is None else as_rate(lr),
-        "server_lr": None if server_lr is None else as_rate(server_lr),
-        "optimizer": optimizer,
-    }
+    rates = {"lr": lr, "server_lr": server_lr}
+    checked = {what: None if rate is None else as_rate(rate) for what, rate in rates.items()}
+    return {"algorithm": algorithm, **checked, "optimizer": optimizer}
 
 
 def require_weighing(algorithm: Algorithm, name: str) -> None:
-    """Reject weights for a method that does not weigh by examples.
-
-    Raises:
-        RangeError: it does not.
-    """
+    """Raise RangeError if weights are given for a method that does not weight by examples."""
     if not algorithm.weighs_claims:
-        raise RangeError(f"{name}: {algorithm} does not weigh by examples; leave {name} out, or use FedAvg, say")
+        raise RangeError(
+            f"{name}: {algorithm} does not weigh by examples; leave {name} out, or use a method such as FedAvg"
+        )
 
 
 def _saved_rate(what: str, state: Mapping[str, Any], given: Rate | None) -> Rate | None:
-    """The saved rate, or the given one where the saved one cannot be made again."""
+    """Return the saved rate, or the given one if the saved rate is the user's code."""
     try:
         rate: Rate | None = revive(what, state[what], None)
     except CheckpointError:
@@ -533,7 +509,10 @@ def _saved_rate(what: str, state: Mapping[str, Any], given: Rate | None) -> Rate
 
 
 Callback = Callable[[Any], object]
-"""A function that is called with the ``Report`` of each round."""
+"""A function that gets the ``Report`` of each round."""
+
+
+# Descriptions of objects in a folder: their names and options.
 
 
 DESCRIBED = ("algorithm", "optimizer", "lr", "server_lr")
@@ -547,146 +526,47 @@ REGISTRIES: dict[str, Registry[Any]] = {
 }
 
 BY_MODULE = ("algorithm", "rule")
-"""What is found by ``module:Name`` again, since there is a class that it must be one of. A rate is anything that can be
-called, and a folder may be anybody's: it does not say what is called with what."""
+"""Objects that may be found by ``module:Name``, since their class is checked. A rate can be any callable, and a folder
+may come from anyone, so a folder must not choose the function to call."""
 
 
 def describe(what: str, value: Any) -> dict[str, Any] | None:
-    """The description of ``Server``'s argument ``what``; ``{"name": None}`` for what has no name to be found by.
+    """Return the description of ``Server``'s argument ``what``: a name and options.
 
-    An object of a class that is not fedcore's own is described by ``module:Name`` where that can be imported and its
-    options are attributes of their names that JSON can hold; and in any case by its class and such options as are. Of a
-    function there is nothing but what ``repr`` says.
+    For a user's class the options are the attributes that fit into JSON. The name is ``module:Name`` if it can be
+    imported and all options are known, else None. A function is described by its repr.
     """
     if value is None:
         return None
     name = REGISTRIES[what].name_of(type(value))
     if name in REGISTRIES[what].own:
-        # As JSON gives it back, so that what is given can be compared with what was saved.
+        # In JSON types, so that a given object can be compared with the saved one.
         options = {option: getattr(value, option) for option in signature(type(value)).parameters}
         return {"name": name, "options": {o: _plain(v) for o, v in options.items()}}
-    own: dict[str, Any] = {"name": None, "was": repr(value)[:200]}
+    described: dict[str, Any] = {"name": None, "was": repr(value)[:200]}
     if isroutine(value) or isinstance(value, partial):
-        return own
-    options, whole = _options(value)
-    whole = whole and name is not None and (what in BY_MODULE or ":" not in name)
-    # The module is no part of the comparison: that of a program is called otherwise in another process.
-    return own | {"name": name if whole else None, "class": type(value).__qualname__, "options": options}
+        return described
+    options, complete = _options(value)
+    findable = complete and name is not None and (what in BY_MODULE or ":" not in name)
+    # The module is not compared: the main module has a different name in another process.
+    return described | {"name": name if findable else None, "class": type(value).__qualname__, "options": options}
 
 
 def _plain(value: Any) -> Any:
-    """An option as JSON gives it back."""
     if isinstance(value, tuple):
         return [_plain(entry) for entry in value]
     return value.item() if isinstance(value, np.generic) else value
 
 
-def revive(what: str, description: Mapping[str, Any] | None, given: Any) -> Any:
-    """The object that was described, or the one given in its place.
-
-    Raises:
-        CheckpointError: it cannot be found by name, or its module is not imported, and nothing is given; or something
-            else is given than was saved.
-        LookupError, TypeError, ValueError: it is the description of nothing.
-    """
-    if description is None:
-        if given is not None:
-            raise CheckpointError(f"{what}: expected nothing, since the server was saved without one, got {given!r}")
-        return None
-    name, registry = description["name"], REGISTRIES[what]
-    if name is not None and ":" in name and what not in BY_MODULE:
-        name = None
-    if name is None and given is None:
-        raise CheckpointError(f"{what}: it was made of the caller's own code ({description['was']}): give it again")
-    if name is None or "class" in description:
-        if given is not None:
-            _compare_own(what, description, describe(what, given) or {})
-            return given
-        try:
-            return registry.find(name, imports=False)(**description["options"])
-        except UnknownNameError as error:
-            raise CheckpointError(f"{error} ({what}=)") from None
-    make = registry[name]
-    options = {o: v for o, v in getattr(make, "before", {}).items() if o in signature(make).parameters}
-    options |= description["options"]
-    for option, parameter in signature(make).parameters.items():
-        if isinstance(parameter.default, bool) and option in options and type(options[option]) is not bool:
-            raise RangeError(f"{what}: expected {option} to be true or false, got {options[option]!r}")
-    revived = make(**options)
-    if given is not None and describe(what, given) != describe(what, revived):
-        raise CheckpointError(f"{what}: expected {description}, as it was saved, or nothing, got {given!r}")
-    return revived
-
-
-def next_rate(what: str, rate: Any, round: int) -> float | None:
-    """The value of a rate of the caller's own code in the round to come, by which it is known again; else None."""
-    if rate is None or REGISTRIES[what].name_of(type(rate)) in REGISTRIES[what].own:
-        return None
-    try:
-        value = float(rate(round))
-    except Exception:  # it may have come to its end
-        return None
-    return value if math.isfinite(value) else None
-
-
-def check_rate(what: str, rate: Any, saved: float | None, round: int) -> None:
-    """Refuse a rate that is another one in the round to come than the rate that was saved.
-
-    Args:
-        saved: what ``next_rate`` said; None says nothing.
-
-    Raises:
-        CheckpointError: it is.
-    """
-    if saved is None or rate is None:
-        return
-    given = rate_at(rate, round)
-    if given != saved:
-        raise CheckpointError(f"{what}: expected {saved:g} in round {round}, as it was saved, got {given:g}")
-
-
-def is_same_rate(what: str, description: Mapping[str, Any] | None, given: Any, saved: float | None, round: int) -> bool:
-    """Tell whether a rate that is given is the one that was saved, as far as that can be told.
-
-    Args:
-        saved, round: as for ``check_rate``.
-    """
-    is_own = description is not None and description["name"] in REGISTRIES[what].own
-    if not is_own and (describe(what, given) or {})["name"] in REGISTRIES[what].own:
-        return False  # a rate of fedcore's, in the place of code of the caller's own, or of none
-    try:
-        revive(what, description, given)
-        check_rate(what, given, saved, round)
-    except CheckpointError:
-        return False
-    return True
-
-
-def _compare_own(what: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse another class, or other options of it, than was saved; a function tells neither."""
-    if "class" not in saved:  # a function, or a folder of before this was looked at
-        return
-    class_given = given.get("class") or given["name"] or "a function"
-    if class_given != saved["class"]:
-        raise CheckpointError(f"{what}: expected {saved['class']}, as it was saved, got {class_given}")
-    for option, value in saved["options"].items():
-        if option in given["options"] and given["options"][option] != value:
-            raise CheckpointError(
-                f"{what}: expected {option}={value!r} of {saved['class']}, as it was saved, got "
-                f"{given['options'][option]!r}"
-            )
-
-
 def _options(value: Any) -> tuple[dict[str, Any], bool]:
-    """An object's options, by the names of its class's arguments, that are attributes JSON can hold; and if all are."""
+    """Return the options of an object that are attributes and fit into JSON, and whether they are all."""
     try:
         parameters = signature(type(value)).parameters.values()
-    except (TypeError, ValueError):  # a class that tells no arguments
+    except (TypeError, ValueError):  # a class without a signature
         return {}, False
     options = {}
     for parameter in parameters:
         with suppress(AttributeError, TypeError, ValueError):
-            # As JSON gives it back.
             options[parameter.name] = json.loads(json.dumps(getattr(value, parameter.name), default=_number))
     by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     return options, all(parameter.name in options and parameter.kind in by_name for parameter in parameters)
@@ -696,3 +576,86 @@ def _number(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError
+
+
+def revive(what: str, description: Mapping[str, Any] | None, given: Any) -> Any:
+    """Return the described object, or the given one in its place.
+
+    Raise CheckpointError if no object is given and the class is unknown, or if the objects differ. Raise LookupError,
+    TypeError or ValueError if the description is malformed.
+    """
+    if description is None:
+        if given is not None:
+            raise CheckpointError(f"{what}={given!r}: the server was saved without {what}; leave it out")
+        return None
+    name, registry = description["name"], REGISTRIES[what]
+    if name is not None and ":" in name and what not in BY_MODULE:
+        name = None
+    if name is None and given is None:
+        raise CheckpointError(f"{what}: the server was saved with user code ({description['was']}); pass it again")
+    if name is None or "class" in description:
+        if given is not None:
+            _compare_own(what, description, describe(what, given) or {})
+            return given
+        try:
+            return registry.find(name, imports=False)(**description["options"])
+        except UnknownNameError as error:
+            raise CheckpointError(f"{error} ({what}=)") from None
+    make = registry[name]
+    parameters = signature(make).parameters
+    options = {o: v for o, v in getattr(make, "before", {}).items() if o in parameters} | description["options"]
+    for option, parameter in parameters.items():
+        if isinstance(parameter.default, bool) and option in options and type(options[option]) is not bool:
+            raise RangeError(f"{what}: {option}={options[option]!r}: must be true or false")
+    revived = make(**options)
+    if given is not None and describe(what, given) != describe(what, revived):
+        raise CheckpointError(f"{what}={given!r}: the server was saved with {revived!r}; pass that again")
+    return revived
+
+
+def _compare_own(what: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if the class or an option differs from the saved one; functions are not compared."""
+    if "class" not in saved:  # a function, or an older folder
+        return
+    class_given = given.get("class") or given["name"] or "a function"
+    if class_given != saved["class"]:
+        raise CheckpointError(f"{what}: the server was saved with {saved['class']}, not {class_given}")
+    for option, value in saved["options"].items():
+        if option in given["options"] and given["options"][option] != value:
+            raise CheckpointError(
+                f"{what}: the server was saved with {option}={value!r} of {saved['class']}, not "
+                f"{given['options'][option]!r}"
+            )
+
+
+def next_rate(what: str, rate: Any, round: int) -> float | None:
+    """Return the next value of a user's rate, which identifies the rate; None for fedcore's rates."""
+    if rate is None or REGISTRIES[what].name_of(type(rate)) in REGISTRIES[what].own:
+        return None
+    try:
+        value = float(rate(round))
+    except Exception:  # the rate may have no further values
+        return None
+    return value if math.isfinite(value) else None
+
+
+def check_rate(what: str, rate: Any, saved: float | None, round: int) -> None:
+    """Raise CheckpointError if a rate differs from the saved result of ``next_rate``, unless that is None."""
+    if saved is None or rate is None:
+        return
+    value = rate_at(rate, round)
+    if value != saved:
+        raise CheckpointError(f"{what}: it is {value:g} in round {round}, but the saved rate is {saved:g}")
+
+
+def is_same_rate(what: str, description: Mapping[str, Any] | None, given: Any, saved: float | None, round: int) -> bool:
+    """Whether a given rate is the saved one, as far as they can be compared; see ``check_rate``."""
+    is_own = description is not None and description["name"] in REGISTRIES[what].own
+    if not is_own and (describe(what, given) or {})["name"] in REGISTRIES[what].own:
+        return False  # a rate of fedcore replaces the user's rate, or a missing one
+    try:
+        revive(what, description, given)
+        check_rate(what, given, saved, round)
+    except CheckpointError:
+        return False
+    return True

@@ -1,11 +1,11 @@
-"""Rules of aggregation: a chain that rejects, caps or scales the updates of a round, and then takes their mean.
+"""Aggregation rules: a chain that rejects, caps or scales the updates of a round before their mean.
 
-A rule is one class. It decides on updates once the server has measured them, and before any of them counts::
+A rule is a class. It decides on updates after the server has measured them and before it adds them::
 
     Server(model, "FedAvg", lr=0.1, aggregation=[CapExamples(2), ClipToMedian(), Mean()])
 
-A rule of your own is a frozen dataclass that derives from ``Rule`` and says ``decide``. It is passed as an object, or
-found by its dotted name, ``"mypackage.rules:RejectOpposite"``.
+To write a rule, derive a frozen dataclass from ``Rule`` and implement ``decide``. Pass an object of the class, or its
+path ``"mypackage.rules:RejectOpposite"``.
 """
 
 import math
@@ -22,42 +22,40 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.algorithms import Claims
-from fedcore.arguments import real
-from fedcore.arrays import F32, F64
+from fedcore.arrays import F32, F64, core
 from fedcore.errors import RangeError, UnknownNameError
-from fedcore.native import core
-from fedcore.registries import Registry
 from fedcore.store.registry import ClientId
+from fedcore.validation import Registry, check_number
 
 Weights: TypeAlias = Mapping[ClientId, float] | Callable[[Claims], F64]
-"""Weights in place of the numbers of examples: by client, or computed from one client's claims."""
+"""Weights that replace the numbers of examples: by client, or computed from one client's claims."""
 Norms: TypeAlias = Mapping[str, Sequence[float]]
 """Norms of the updates' parts: "parameters", "buffers" and "controls" (the second vector)."""
 
 WINDOW = 1000
-"""Accepted updates whose norms and claims are remembered for medians."""
+"""The number of accepted updates in the window of a median."""
 FEW = 8
-"""Updates that a median needs at least, as soon as there are so many."""
+"""The least number of updates for a median; until then, medians include the updates to decide on."""
 
 
 @dataclass(slots=True)
 class Group:
     """Measured updates on which the rules decide together, in the order of ``add``.
 
-    Usually a group is one update. While fewer than 8 updates were ever accepted, updates wait for each other, until
-    there are 8 or the round ends.
+    Usually a group is one update. Until the server has accepted 8 updates, updates wait for a group of 8 or the end of
+    the round.
 
     Attributes:
         clients: the updates' clients.
-        steps: float64[k], the local steps that they report.
-        examples: float64[k], the examples with which they count; rules may lower them (``cap_examples``).
-        norms: the length of each update, by part: |x - y| where the server averages models, else the length of the
-            mean gradient. Lengths are in float32.
-        medians: the median length of the last 1,000 accepted updates, by part, those of the group included while they
-            are few; None where there is none. Empty unless a rule of the chain ``needs_medians``.
-        most_examples: the median number of examples times a ratio.
-        factors: float64[k], what each update is multiplied by; rules may lower them (``scale``).
-        rejected: reasons by the index of the update.
+        steps: float64[k], the reported local steps.
+        examples: float64[k], the counted examples; rules may lower them (``cap_examples``).
+        norms: the float32 norm of each update, by part: |x - y| where the server averages models, else that of the mean
+            gradient.
+        medians: the median norm of the last 1,000 accepted updates, by part, or None; until 8 were accepted, the
+            group's norms are included. Empty unless a rule of the chain ``needs_medians``.
+        most_examples: a function that returns the median number of examples times a ratio.
+        factors: float64[k], the factor of each update; rules may lower it (``scale``).
+        rejected: the reasons, by index of the update.
     """
 
     clients: Sequence[ClientId]
@@ -73,23 +71,23 @@ class Group:
         return len(self.clients)
 
     def reject(self, i: int, reason: str) -> None:
-        """Reject update ``i``; the report has its first reason."""
+        """Reject update ``i``. Only its first reason is kept."""
         self.rejected.setdefault(i, reason)
 
     def scale(self, i: int, factor: float) -> None:
-        """Multiply update ``i`` by at most ``factor``, in [0, 1]."""
+        """Multiply update ``i`` by ``factor``, in [0, 1], unless its factor is smaller already."""
         self.factors[i] = min(self.factors[i], factor)
 
     def cap_examples(self, most: float) -> None:
-        """Count each update with at most so many examples."""
+        """Count each update with at most ``most`` examples."""
         self.examples = np.minimum(self.examples, most)
 
 
 class Rule(ABC):
-    """A rule of the chain. A subclass is a frozen dataclass; its fields are its options, which a server's folder keeps.
+    """A rule of the chain. A subclass is a frozen dataclass; its fields are options that a server's folder stores.
 
     Attributes:
-        needs_medians: whether ``decide`` reads ``Group.medians``. The first 8 updates then wait for each other.
+        needs_medians: whether ``decide`` reads ``Group.medians``. The first 8 updates are then decided as a group.
     """
 
     needs_medians: ClassVar[bool] = False
@@ -100,24 +98,31 @@ class Rule(ABC):
 
 
 @dataclass(frozen=True)
-class RejectLong(Rule):
-    """Reject an update that is ``ratio`` times longer than the median of the last 1,000 accepted updates.
+class RatioRule(Rule):
+    """A rule with a ratio to a median, at least 1. It does not change single updates."""
 
-    Parameters, float buffers and second vectors each have their own median. Zeros do not count. Where no accepted
-    update changed the buffers, their length in x stands for the median.
+    ratio: float = 2.0
 
-    Args:
-        ratio: at least 1.
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ratio", check_number("ratio", self.ratio, "[1, inf)"))
+
+    def decide(self, group: Group) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class RejectLong(RatioRule):
+    """Reject an update whose norm exceeds ``ratio`` times the median of the last 1,000 accepted updates.
+
+    Parameters, float buffers and second vectors have separate medians, without zeros. If no accepted update changed the
+    buffers, their norm in x replaces the median.
     """
 
     ratio: float = 10.0
     needs_medians: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ratio", real("ratio", self.ratio, "[1, inf)"))
-
     def decide(self, group: Group) -> None:
-        """Compare each length with the median of its part."""
+        """Compare each norm with the median of its part."""
         for name, median in group.medians.items():
             if median is None:
                 continue
@@ -125,42 +130,34 @@ class RejectLong(Rule):
             for i, norm in enumerate(group.norms[name]):
                 if norm > most:
                     group.reject(
-                        i, f"{PARTS[name]} {norm:g} is longer than {self.ratio:g} x the median {median:g} (RejectLong)"
+                        i, f"{PARTS[name]} {norm:g} exceeds {self.ratio:g} x the median {median:g} (RejectLong)"
                     )
 
 
 @dataclass(frozen=True)
 class ClipToMedian(Rule):
-    """Scale an update down, as a whole, until no part of it is longer than the median that ``RejectLong`` describes.
+    """Scale an update by one factor, so that no part has a norm above its median; see ``RejectLong`` for medians.
 
-    The median remembers lengths before clipping; otherwise it could only fall.
+    The window stores norms before clipping; otherwise the median could only fall.
     """
 
     needs_medians: ClassVar[bool] = True
 
     def decide(self, group: Group) -> None:
-        """Scale by median / length where that is below 1."""
+        """Scale each update by the smallest ratio median / norm below 1."""
         for name, median in group.medians.items():
-            length = median or 0.0  # no median: most updates are zero
+            length = median or 0.0  # without a median, most updates are zero
             for i, norm in enumerate(group.norms[name]):
                 if norm > as_float32(length):
                     group.scale(i, length / norm)
 
 
 @dataclass(frozen=True)
-class CapExamples(Rule):
-    """Count a client with at most ``ratio`` times the median number of examples of the last 1,000 accepted updates.
+class CapExamples(RatioRule):
+    """Count at most ``ratio`` times the median number of examples of the last 1,000 accepted updates.
 
-    It applies where weights follow the examples that clients report, and the server does not know their numbers.
-
-    Args:
-        ratio: at least 1.
+    The rule applies if weights follow reported examples that the server cannot check.
     """
-
-    ratio: float = 2.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ratio", real("ratio", self.ratio, "[1, inf)"))
 
     def decide(self, group: Group) -> None:
         """Cap the examples."""
@@ -168,55 +165,44 @@ class CapExamples(Rule):
 
 
 @dataclass(frozen=True)
-class CapSteps(Rule):
-    """Count a client's steps in gamma up to ``ratio`` times the median steps of the last 1,000 accepted updates.
+class CapSteps(RatioRule):
+    """In gamma, count at most ``ratio`` times the median number of steps of the last 1,000 accepted updates.
 
-    It applies where gamma is the mean of eta_i K_i. It acts on the whole cohort, when the round is finished: the
-    cohort's own median counts where it is larger and the cohort has 8 draws or more.
-
-    Args:
-        ratio: at least 1.
+    The rule applies if gamma is the mean of eta_i K_i. It acts on the whole cohort at the end of the round. A larger
+    median of the cohort replaces that of the window if the cohort has at least 8 draws.
     """
-
-    ratio: float = 2.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ratio", real("ratio", self.ratio, "[1, inf)"))
-
-    def decide(self, group: Group) -> None:
-        """Leave single updates as they are."""
 
 
 @dataclass(frozen=True)
 class Mean(Rule):
-    """The method's weighted sum of the accepted updates: the end of every chain.
+    """The last rule of every chain: the method's weighted sum of the accepted updates.
 
     Args:
-        weights: numbers >= 0 in place of the numbers of examples, for methods that weigh by examples: by client, or a
+        weights: numbers >= 0 that replace the numbers of examples, for methods that weight by examples: by client, or a
             function of one client's ``fedcore.algorithms.Claims``, such as ``lambda claims: np.sqrt(claims.examples)``.
-            A folder does not keep them: ``Server.load`` takes them again.
+            A folder does not store them; pass them to ``Server.load`` again.
     """
 
     weights: Weights | None = None
 
     def __post_init__(self) -> None:
         weights: Any = self.weights
-        if not isinstance(weights, Mapping) and hasattr(weights, "__len__"):  # a list is of the clients 0, 1, ...
+        if not isinstance(weights, Mapping) and hasattr(weights, "__len__"):  # entry i of a list belongs to client i
             object.__setattr__(self, "weights", dict(enumerate(weights)))
 
     def decide(self, group: Group) -> None:
-        """Leave single updates as they are."""
+        """Do nothing."""
 
 
 OPEN = (CapSteps(2.0), CapExamples(2.0), ClipToMedian(), Mean())
-"""The chain "open", for a federation that strangers can join."""
+"""The chain "open", for a federation that anyone can join."""
 NAMED: dict[str, tuple[Rule, ...]] = {"mean": (Mean(),), "open": OPEN}
 """The chains that have a name."""
 
 REGISTRY: Registry[type[Rule]] = Registry(
     "rule",
     {rule.__name__: rule for rule in (CapExamples, CapSteps, ClipToMedian, Mean, RejectLong)},
-    due="a subclass of fedcore.rules.Rule",
+    expected="a subclass of fedcore.rules.Rule",
     fits=lambda row: isclass(row) and issubclass(row, Rule) and row is not Rule,
     group="fedcore.rules",
 )
@@ -226,18 +212,13 @@ R = TypeVar("R", bound=Rule)
 
 @dataclass(frozen=True)
 class Chain:
-    """The rules of a server, in order; the last one is a ``Mean``."""
+    """The rules of a server, in order; the last rule is a ``Mean``."""
 
     rules: tuple[Rule, ...] = (Mean(),)
 
     @classmethod
     def of(cls, aggregation: "str | Rule | Sequence[Rule | str] | Chain | None") -> "Chain":
-        """The chain of ``Server``'s argument ``aggregation``; without a ``Mean`` at the end, one is added.
-
-        Raises:
-            UnknownNameError: a name is unknown.
-            RangeError: a ``Mean`` stands before another rule, or a rule stands twice.
-        """
+        """Return the chain of ``Server``'s argument ``aggregation``; a missing ``Mean`` is added."""
         if isinstance(aggregation, Chain):
             return aggregation
         if aggregation is None:
@@ -246,8 +227,8 @@ class Chain:
             return cls(NAMED[aggregation])
         if isinstance(aggregation, str) and ":" not in aggregation and aggregation not in REGISTRY:
             raise UnknownNameError.of("aggregation", aggregation, (*NAMED, *REGISTRY))
-        given = [aggregation] if isinstance(aggregation, str | Rule) else list(aggregation)
-        rules = [REGISTRY.find(rule)() if isinstance(rule, str) else rule for rule in given]
+        entries = [aggregation] if isinstance(aggregation, str | Rule) else list(aggregation)
+        rules = [REGISTRY.find(entry)() if isinstance(entry, str) else entry for entry in entries]
         for rule in rules:
             if not isinstance(rule, Rule):
                 raise UnknownNameError.of("aggregation", rule, (*NAMED, *REGISTRY))
@@ -255,7 +236,7 @@ class Chain:
             rules.append(Mean())
         kinds = [type(rule) for rule in rules]
         if len(set(kinds)) < len(kinds):
-            raise RangeError("aggregation: a rule stands twice in the chain; give each rule once")
+            raise RangeError("aggregation: a rule occurs twice; pass each rule once")
         if any(isinstance(rule, Mean) for rule in rules[:-1]):
             raise RangeError("aggregation: Mean() must be the last rule of the chain")
         return cls(tuple(rules))
@@ -264,69 +245,66 @@ class Chain:
         return iter(self.rules)
 
     def find(self, kind: type[R]) -> R | None:
-        """The rule of that class, if it is in the chain."""
+        """Return the rule of that class, or None."""
         return next((rule for rule in self.rules if isinstance(rule, kind)), None)
 
     @cached_property
     def weights(self) -> Weights | None:
         """The weights of the ``Mean``."""
-        mean = self.find(Mean)
-        return None if mean is None else mean.weights
+        return None if (mean := self.find(Mean)) is None else mean.weights
 
     def with_weights(self, weights: Weights | None) -> "Chain":
-        """The chain with other weights of the ``Mean``."""
+        """Return the chain with different weights of the ``Mean``."""
         return Chain((*self.rules[:-1], Mean(weights)))
 
     @cached_property
     def needs_medians(self) -> bool:
-        """Whether a rule compares lengths with those of other updates."""
+        """Whether a rule compares norms with medians."""
         return any(rule.needs_medians for rule in self.rules)
 
     @cached_property
     def deciding(self) -> tuple[Rule, ...]:
-        """The rules that decide on single updates; CapExamples only where weights follow claims."""
+        """The rules that decide on single updates."""
         return tuple(rule for rule in self.rules if not isinstance(rule, CapSteps | Mean))
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether the chain is the plain mean: every valid update counts as it is."""
+        """Whether the chain is the plain mean, in which every valid update counts unchanged."""
         return len(self.rules) == 1 and self.weights is None
 
     @cached_property
     def examples_ratio(self) -> float | None:
         """The ratio of ``CapExamples``."""
-        rule = self.find(CapExamples)
-        return None if rule is None else rule.ratio
+        return None if (rule := self.find(CapExamples)) is None else rule.ratio
 
     @cached_property
     def steps_ratio(self) -> float | None:
         """The ratio of ``CapSteps``."""
-        rule = self.find(CapSteps)
-        return None if rule is None else rule.ratio
+        return None if (rule := self.find(CapSteps)) is None else rule.ratio
 
 
 PLAIN = Chain()
 
 PARTS = {
-    "parameters": "update: its length",
-    "buffers": "update: the length of its float buffers",
-    "controls": "control: its length",
+    "parameters": "update: its norm",
+    "buffers": "update: the norm of its float buffers",
+    "controls": "control: its norm",
 }
 
 
 def as_float32(number: float) -> float:
-    """A number as norms are compared: in float32; infinite beyond its range."""
+    """Return a number rounded to float32, in which norms are compared; infinite beyond its range."""
     with np.errstate(over="ignore"):
         return float(np.float32(number))
 
 
+# Windows of accepted updates, and their medians.
+
+
 class NormWindow:
-    """The norms of the last ``WINDOW`` accepted updates, in order, and their median. Zeros are not remembered.
+    """The norms > 0 of the last ``WINDOW`` accepted updates, the oldest first, and their median.
 
-    Args:
-        norms: norms > 0, the oldest first.
-
-    Cost: a few microseconds a norm, independent of their number.
+    Cost: a few microseconds per norm, independent of the number of norms.
     """
 
     def __init__(self, norms: Iterable[float] = ()) -> None:
@@ -337,7 +315,7 @@ class NormWindow:
         return len(self._norms)
 
     def add(self, norm: float) -> None:
-        """Remember a norm; the oldest one is dropped if there are too many."""
+        """Add a norm; a full window drops its oldest norm."""
         if norm <= 0:
             return
         if len(self._norms) == WINDOW:
@@ -346,29 +324,25 @@ class NormWindow:
         insort(self._sorted, norm)
 
     def median(self, beside: Sequence[float] = ()) -> float | None:
-        """The median; of an even number the lower middle one, so that one of two cannot vouch for itself.
+        """Return the lower median of the stored and further norms; None if more than half of the first norms are zeros.
 
-        Where more than half of the first norms are zeros there is no median.
-
-        Args:
-            beside: norms that count too.
+        With the upper median, the longer one of two updates would set its own limit.
         """
-        if not beside:
-            norms = self._sorted
-        else:
+        norms = self._sorted
+        if beside:
             own = [norm for norm in beside if norm > 0]
             norms = sorted([*self._sorted, *own]) if 2 * len(own) >= len(beside) or self._norms else []
         return norms[(len(norms) - 1) // 2] if norms else None
 
     def packed(self) -> F32:
-        """The norms as float32[WINDOW], NaN behind the last: always of one size, as a store has a file for each."""
+        """Return the norms as float32[WINDOW], with NaN after the last: a folder has a file for each vector size."""
         vector = np.full(WINDOW, np.nan, np.float32)
         vector[: len(self._norms)] = self._norms
         return vector
 
     @classmethod
     def unpacked(cls, vector: F32) -> "NormWindow":
-        """The window that ``packed`` wrote."""
+        """Return the window that ``packed`` described."""
         return cls(vector[~np.isnan(vector)].tolist())
 
 
@@ -380,42 +354,38 @@ class ClaimWindow:
     """The last ``WINDOW`` accepted claims of examples or steps, in order.
 
     Args:
-        ratio: a claim counts up to this multiple of their median; None for any claim.
-        packed: float64[WINDOW], ``packed`` as the last round left it; None for no claims.
+        ratio: the greatest multiple of the median that a claim counts. Default: no limit.
+        packed: float64[WINDOW], ``packed`` after the last round. Default: no claims.
 
-    Cost: some microseconds a call, independent of the number of claims in it.
+    Cost: some microseconds per call, independent of the number of claims.
     """
 
     def __init__(self, ratio: float | None, packed: F64 | None = None) -> None:
         self.ratio = ratio
         self.packed = _NONE if packed is None else packed
-        """The claims, NaN behind the last. Never changed in place."""
+        """The claims, with NaN after the last. The array never changes in place."""
         self._count = 0 if packed is None else WINDOW - int(np.isnan(packed).sum())
-        self._range = core.column_range(self._claims)
+        self._range = core.column_range(self.packed[: self._count])
+        self._limit = math.inf if ratio is None else ratio
 
     def __len__(self) -> int:
         return self._count
 
     def agree(self, claims: F64) -> bool:
-        """Whether no claim can exceed the ratio times a median of these and the remembered ones, whatever comes next.
+        """Whether no claim can exceed the ratio times a median of these and the stored claims, whatever claims follow.
 
-        A single first claim agrees with nothing.
+        A single first claim does not agree.
         """
         least, most = core.column_range(claims)
         return len(claims) + self._count > 1 and most <= self._limit * min(least, self._range[0])
 
     def most(self, beside: F64, ratio: float | None = None) -> float:
-        """The ratio times the median.
-
-        Args:
-            beside: claims that count too.
-            ratio: another ratio than the window's.
-        """
-        claims = np.concatenate([self._claims, beside])
+        """Return the ratio times the median of the stored and further claims."""
+        claims = np.concatenate([self.packed[: self._count], beside])
         return (self._limit if ratio is None else ratio) * median(claims) if len(claims) else math.inf
 
     def add(self, claims: F64) -> None:
-        """Remember claims; the oldest ones are dropped if there are too many."""
+        """Add claims; a full window drops its oldest claims."""
         if not len(claims):
             return
         if self._count == WINDOW and self._range[0] == self._range[1] and core.column_range(claims) == self._range:
@@ -427,31 +397,23 @@ class ClaimWindow:
         self.packed = packed
         self._count, self._range = count, core.column_range(packed[:count])
 
-    @property
-    def _limit(self) -> float:
-        return math.inf if self.ratio is None else self.ratio
-
-    @property
-    def _claims(self) -> F64:
-        return self.packed[: self._count]
-
 
 def median(claims: F64) -> float:
-    """The median of some claims; of an even number the lower middle one."""
+    """Return the lower median of claims."""
     at = (len(claims) - 1) // 2
     return float(np.partition(claims, at)[at])
 
 
 class ClaimWindows:
-    """The windows of claims, rebuilt from a snapshot's vectors only when those changed."""
+    """The windows of claims, rebuilt from a snapshot's vectors only if those changed."""
 
     def __init__(self) -> None:
-        self._claimed: dict[str, ClaimWindow] = {}
+        self._windows: dict[str, ClaimWindow] = {}
 
     def of(self, what: str, ratio: float | None, packed: Mapping[str, npt.NDArray[Any]]) -> ClaimWindow:
-        """The window of one kind of claims, up to the snapshot whose vectors ``packed`` has."""
-        known, last = self._claimed.get(what), packed.get(what, _NONE)
-        # An open round that was aborted may have added claims; a change of the chain may have another ratio.
-        if known is None or known.packed is not last or known.ratio != ratio:
-            known = self._claimed[what] = ClaimWindow(ratio, last)
-        return known
+        """Return the window of one kind of claims, as of the snapshot with the vectors ``packed``."""
+        window, last = self._windows.get(what), packed.get(what, _NONE)
+        # An aborted round may have added claims, and a changed chain may have a different ratio.
+        if window is None or window.packed is not last or window.ratio != ratio:
+            window = self._windows[what] = ClaimWindow(ratio, last)
+        return window

@@ -1,4 +1,4 @@
-"""Every test the same on every run: Hypothesis without its clock or a new seed, torch on one thread."""
+"""Repeatable tests: Hypothesis without deadlines or random seeds, torch on one thread."""
 
 import gc
 import os
@@ -11,29 +11,29 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-if find_spec("torch"):  # else it is a Python beside the clone's own, for which release/installed.py runs some tests
+if find_spec("torch"):  # release/installed.py runs some tests without torch
     import torch
 
     from bench.peers.torchvision_ops import declare
 
-    # Two threads of two libraries on two cores wait for each other more than they work.
+    # Threads of two libraries on two cores would mostly wait for each other.
     torch.set_num_threads(1)
     declare()  # before anything imports FedLab, the doctests of its adapter included
 
-# Ray ends workers where a machine's memory is nearly full, whoever has it: another program's is no matter of a test.
+# Ray ends workers if a machine's memory is nearly full, even if other programs use it.
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
-# A run is repeatable: what fails in one clone fails in all. `--hypothesis-profile=explore` looks further.
+# Runs are repeatable: a failure in one clone is a failure in all. `--hypothesis-profile=explore` tries more.
 settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", settings.get_profile("repeatable"), derandomize=False, max_examples=1000)
 settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def what_is_there_stays():
-    """No collector of cycles looks again through what there was before a module's tests, as many of them ask it to.
+def freeze_existing_objects():
+    """Exclude the objects that exist before a module's tests from garbage collection, which many tests call.
 
-    That is a million objects, torch's and the tests' own.
+    These are a million objects of torch and the tests.
     """
     gc.collect()
     gc.freeze()
@@ -41,9 +41,9 @@ def what_is_there_stays():
 
 @pytest.fixture
 def folder_in_memory(tmp_path_factory):
-    """A folder on tmpfs, where there is one with room: the disk has no part in these tests, which often wait for it.
+    """A folder on tmpfs if there is enough room, because these tests would often wait for a disk.
 
-    It is gone behind the test; whoever names a place in PYTEST_DEBUG_TEMPROOT has it there, where pytest keeps it.
+    The test deletes it. With PYTEST_DEBUG_TEMPROOT it is in that place, where pytest keeps it.
     """
     memory = "/dev/shm"
     elsewhere = "PYTEST_DEBUG_TEMPROOT" in os.environ
@@ -56,7 +56,7 @@ def folder_in_memory(tmp_path_factory):
 
 @pytest.fixture
 def interruptible():
-    """SIGINT interrupts, this process and those that it starts: in a job in the background a shell has it ignored."""
+    """Make SIGINT interrupt this process and its children; shells ignore it for background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -64,7 +64,7 @@ def interruptible():
 
 @pytest.fixture
 def cuda_device():
-    """Have a CUDA device: one that is emulated, unless FEDCORE_CUDA_DRIVER is set."""
+    """Provide a CUDA device: an emulated one, unless FEDCORE_CUDA_DRIVER is set."""
     from tests.devices import fake_driver
 
     if not fake_driver.REAL:
@@ -73,13 +73,13 @@ def cuda_device():
 
 @pytest.fixture
 def cuda_driver(cuda_device):
-    """The driver of the emulated device, which goes well and has all its memory again behind the test."""
+    """The driver of the emulated device; the test's failures and memory limits are reset afterwards."""
     from tests.devices import fake_driver
 
     if fake_driver.REAL:
         pytest.skip("needs the emulated driver")
     driver = fake_driver.fake_driver()
-    gc.collect()  # whose memory nobody has counts no more
+    gc.collect()  # frees unused memory
     driver.lines()
     yield driver
     driver.mend()
@@ -88,7 +88,7 @@ def cuda_driver(cuda_device):
 
 @pytest.fixture(scope="session")
 def ray_session():
-    """One Ray for all tests of a process: six cores, of which some are pretended, as its GPU is."""
+    """One Ray session for all tests of a process, with six cores and a GPU, some of them simulated."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
     from fedcore.simulation.executor import Session
 

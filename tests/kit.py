@@ -1,4 +1,4 @@
-"""What many tests need: options given flat, as parametrized tests have them."""
+"""Shared helpers that build ``Server`` arguments from flat options, for parametrized tests."""
 
 from dataclasses import fields
 
@@ -11,7 +11,7 @@ RULES = {"cap_steps": CapSteps, "cap_examples": CapExamples, "reject_long": Reje
 
 
 def place(spec, **options):
-    """The storage of a test's parameter: "ram", "cuda", "mmap:PATH", or a ClientStore."""
+    """Return the storage for a test's parameter: "ram", "cuda", "mmap:PATH", or a ClientStore."""
     if isinstance(spec, ClientStore):
         return spec
     spec = str(spec)
@@ -21,9 +21,10 @@ def place(spec, **options):
 
 
 def flat(**options):
-    """``Server``'s arguments from fields of Limits, Storage and Compute by their names, and rules by ratio.
+    """Return ``Server`` arguments: group the fields of Limits, Storage and Compute, and pass other options unchanged.
 
-    ``cap_steps=2, cap_examples=2, reject_long=10, clip=True, weights=...`` make a chain; others are passed on.
+    ``cap_steps=2, cap_examples=2, reject_long=10, clip=True, weights=...`` become ``aggregation``; the numbers are
+    ratios.
     """
     rules = [kind(options.pop(name)) for name, kind in RULES.items() if options.get(name) is not None]
     for name in RULES:
@@ -41,6 +42,6 @@ def flat(**options):
 
 
 def with_history(method, rounds):
-    """The method, where it is MimiC with the directions of so many rounds."""
+    """Return the method; MimiC gets a history of this many rounds."""
     named = method in ("MimiC", MimiC()) if isinstance(method, str | MimiC) else False
     return MimiC(history=rounds) if named else method

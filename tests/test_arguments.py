@@ -1,4 +1,4 @@
-"""Checks of numbers: what is in a range, and the words for one."""
+"""Checks of numbers, and descriptions of ranges."""
 
 import tracemalloc
 from fractions import Fraction
@@ -6,11 +6,19 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedcore.arguments import due_in, due_whole, inside, integral, real, shown, whole
 from fedcore.errors import RangeError
+from fedcore.validation import (
+    as_integer,
+    check_integer,
+    check_number,
+    describe_integers,
+    describe_interval,
+    in_interval,
+    short_repr,
+)
 
 HUGE = 10**400
-"""Below infinity, and no float."""
+"""Finite, but out of the range of a float."""
 
 
 @pytest.mark.parametrize(
@@ -34,13 +42,13 @@ HUGE = 10**400
         (np.ones(1), "[0, 1]", False),
     ],
 )
-def test_a_number_is_inside_or_not(value, interval, fits):
-    assert inside(value, interval) == fits
+def test_numbers_in_an_interval(value, interval, fits):
+    assert in_interval(value, interval) == fits
     if fits:
-        assert real("x", value, interval) == float(value)
+        assert check_number("x", value, interval) == float(value)
     else:
         with pytest.raises(RangeError, match=r"^x\b"):
-            real("x", value, interval)
+            check_number("x", value, interval)
 
 
 @pytest.mark.parametrize(
@@ -56,33 +64,33 @@ def test_a_number_is_inside_or_not(value, interval, fits):
         (None, 0, 1, False),
     ],
 )
-def test_an_integer_is_in_a_range_or_not(value, low, high, fits):
+def test_integers_in_a_range(value, low, high, fits):
     if fits:
-        assert type(whole("k", value, low, high)) is int
+        assert type(check_integer("k", value, low, high)) is int
     else:
         with pytest.raises(RangeError, match=r"^k\b"):
-            whole("k", value, low, high)
+            check_integer("k", value, low, high)
 
 
-def test_ranges_are_said_as_short_as_they_can_be():
-    assert due_in("(0, inf)") == "a finite number > 0"
-    assert due_in("[1.0, inf)") == "a finite number >= 1"
-    assert due_in(f"(0, {100.0!r}]") == "a number in (0, 100]"
-    assert due_in("[0, 0.25)") == "a number in [0, 0.25)"
-    assert due_whole(1) == "an integer >= 1"
-    assert due_whole(0, 2**64 - 1) == "an integer in 0..2**64 - 1"
-    assert due_whole(1, 10**9) == "an integer in 1..1000000000"
+def test_descriptions_of_ranges():
+    assert describe_interval("(0, inf)") == "a finite number > 0"
+    assert describe_interval("[1.0, inf)") == "a finite number >= 1"
+    assert describe_interval(f"(0, {100.0!r}]") == "a number in (0, 100]"
+    assert describe_interval("[0, 0.25)") == "a number in [0, 0.25)"
+    assert describe_integers(1) == "an integer >= 1"
+    assert describe_integers(0, 2**64 - 1) == "an integer in 0..2**64 - 1"
+    assert describe_integers(1, 10**9) == "an integer in 1..1000000000"
 
 
-def test_a_float_that_is_an_integer_counts_as_one():
-    assert type(integral(3.0)) is int
-    assert [integral(value) for value in (2.5, "3", None, True, 7)] == [2.5, "3", None, True, 7]
-    assert integral(float("inf")) == float("inf")
+def test_a_float_without_a_fraction_becomes_an_int():
+    assert type(as_integer(3.0)) is int
+    assert [as_integer(value) for value in (2.5, "3", None, True, 7)] == [2.5, "3", None, True, 7]
+    assert as_integer(float("inf")) == float("inf")
 
 
 @pytest.mark.parametrize("value", [b"a" * 10**7, bytearray(10**7), "a" * 10**7])
-def test_a_long_value_is_named_without_a_copy_of_it(value):
+def test_the_repr_of_a_long_value_makes_no_copy(value):
     tracemalloc.start()
-    assert len(shown(value)) < 100
+    assert len(short_repr(value)) < 100
     assert tracemalloc.get_traced_memory()[1] < 10**5
     tracemalloc.stop()

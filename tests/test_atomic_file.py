@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole; a link that somebody else has put in the folder leads nowhere."""
+"""Atomic replacement of files, and links of other users in the folder."""
 
 import json
 import os
@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore import Server, atomic_file
+from fedcore import Server
+from fedcore import runtime as atomic_file
 from fedcore.cluster.manifest import replace_text
 from fedcore.errors import ConfigError, FedcoreError
 from fedcore.experiment import load_preset
 from fedcore.experiment import results as records
-from fedcore.experiment.frame import _tables
 from fedcore.experiment.journal import FolderJournal
-from fedcore.experiment.results import Header, Writer
-from fedcore.experiment.run_folder import check_device, gone_on_with, write_config
+from fedcore.experiment.results import Header, Writer, _config_tables
+from fedcore.experiment.run_folder import check_device, with_additions, write_config
 from fedcore.experiment.schema import Trial
 from fedcore.model import write_model
 from fedcore.profiling import profile
@@ -60,7 +60,7 @@ def test_no_link_is_followed(tmp_path, name):
     assert len(list(folder.iterdir())) == len(links)
 
 
-def test_an_error_leaves_what_was_there(tmp_path):
+def test_an_error_keeps_the_old_file(tmp_path):
     path = tmp_path / "file"
     path.write_text("before")
     with pytest.raises(KeyError), atomic_file.replacing(path) as file:
@@ -70,7 +70,7 @@ def test_an_error_leaves_what_was_there(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_its_mode_follows_the_umask(tmp_path):
+def test_a_new_file_follows_the_umask(tmp_path):
     mask = os.umask(0o027)
     try:
         atomic_file.write_text(tmp_path / "file", json.dumps({}))
@@ -92,7 +92,7 @@ def test_a_file_keeps_its_mode_when_it_is_replaced(tmp_path, name, mode):
 
 
 @pytest.mark.parametrize("kind", ["link", "folder"])
-def test_the_mode_of_what_is_no_file_is_not_taken(tmp_path, kind):
+def test_only_regular_files_pass_on_their_mode(tmp_path, kind):
     (tmp_path / "open").touch()
     (tmp_path / "open").chmod(0o666)
     path = tmp_path / "file"
@@ -107,7 +107,7 @@ def test_a_private_file_is_private_while_it_is_written(tmp_path):
         assert draft.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_folder_is_synced_once_the_file_has_its_name(tmp_path, monkeypatch):
+def test_the_folder_is_synced_after_the_rename(tmp_path, monkeypatch):
     synced, fsync = [], os.fsync
 
     def watched(fd):
@@ -121,7 +121,7 @@ def test_the_folder_is_synced_once_the_file_has_its_name(tmp_path, monkeypatch):
 
 @pytest.fixture
 def guarded():
-    """End a test that waits for a pipe."""
+    """Stop a test that blocks on a pipe."""
 
     def stop(*_):
         raise AssertionError("it waits for a pipe")
@@ -140,9 +140,9 @@ READERS = {
     "started.jsonl": records.started,
     "rows-1.npz": lambda path: KeepingClients.load(KeepingClients.__new__(KeepingClients), path),
     "rows-2.npz": lambda path: RecoveringClients.load(RecoveringClients.__new__(RecoveringClients), path),
-    "config.json": lambda path: gone_on_with(path.parent, load_preset("quickstart")),
+    "config.json": lambda path: with_additions(path.parent, load_preset("quickstart")),
     "build.json": lambda path: check_device(path.parent, load_preset("quickstart")),
-    "config.json of a report": lambda path: _tables(path),
+    "config.json of a report": _config_tables,
 }
 
 
@@ -192,12 +192,12 @@ def test_a_pipe_or_a_device_is_not_replaced(tmp_path, name, made):
 
 
 @pytest.mark.parametrize("name", ["records", "checkpoints", "models", "checkpoints/0-fedavg-seed0"])
-def test_a_run_s_folder_with_a_link_in_it_is_not_gone_on_with(tmp_path, name):
+def test_a_run_folder_with_a_link_is_not_resumed(tmp_path, name):
     run, victim = tmp_path / "run", tmp_path / "victim"
     victim.mkdir()
     (run / name).parent.mkdir(parents=True)
     (run / name).symlink_to(victim)
     experiment = load_preset("quickstart", ["algorithms=['FedAvg']"])
-    with pytest.raises(ConfigError, match="a link"):
+    with pytest.raises(ConfigError, match="link"):
         FolderJournal(Trial(experiment, 0, 0), run)
     assert list(victim.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Loggers' files, read back by their own readers, and the progress of a run."""
+"""Loggers, whose files are read back by their own readers, and progress bars."""
 
 import io
 import json
@@ -20,14 +20,11 @@ from fedcore.experiment.executor import Job
 from fedcore.experiment.results import RoundRecord, read_folder
 from fedcore.experiment.schema import trials
 
-# What loggers wrote is read back by their own readers, and is what the rounds said.
-
-
 CHANGES = ["rounds=3", "seeds=[0]", "local.epochs=1", "evaluate.every=2", 'algorithms=["FedAvg", "MimiC"]']
 
 
-def serve(*listeners):
-    """A server's rounds, one of them with a refusal, told to these; its reports."""
+def run_server(*listeners):
+    """Run three rounds with a rejected update each; return the reports."""
     reports = []
     server = Server(np.zeros(6, np.float32), "MimiC", 3, lr=0.1, compute=Compute(diagnostics=True))
     server.callbacks = (reports.append, *listeners)
@@ -37,24 +34,25 @@ def serve(*listeners):
     return reports
 
 
-def due_of_server(reports):
+def by_figure(rounds):
+    """The values of each figure by round."""
     found = {}
-    for report in reports:
-        for name, value in of_report(report).items():
-            found.setdefault(name, {})[report.round] = value
+    for round, figures in rounds.items():
+        for name, value in figures.items():
+            found.setdefault(name, {})[round] = value
     return found
 
 
-def due_of_records(record):
-    found = {}
-    for line in record.rounds:
-        for name, value in of_record(line).items():
-            found.setdefault(name, {})[line.round] = value
-    return found
+def figures_of_reports(reports):
+    return by_figure({report.round: of_report(report) for report in reports})
 
 
-def test_the_figures_of_a_report():
-    report = serve()[-1]
+def figures_of_records(record):
+    return by_figure({line.round: of_record(line) for line in record.rounds})
+
+
+def test_figures_of_a_report():
+    report = run_server()[-1]
     figures = of_report(report)
     assert (figures["heard"], figures["refused"], figures["steps"]) == (2, 1, 4)
     assert figures["norm"] == report.norms.mean()
@@ -71,7 +69,7 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_the_figures_of_a_record(run):
+def test_figures_of_a_record(run):
     record = read_folder(run)[0]
     first, second = (of_record(line) for line in record.rounds[:2])
     assert "accuracy" not in first
@@ -81,7 +79,7 @@ def test_the_figures_of_a_record(run):
 
 
 def scalars(folder):
-    """A folder's scalars by tag and step, as TensorBoard reads them; float32."""
+    """The scalars of a folder by tag and step, read by TensorBoard; float32."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util import tensor_util
 
@@ -95,47 +93,47 @@ def scalars(folder):
     }
 
 
-def in_float32(due):
-    return {name: {step: float(np.float32(value)) for step, value in steps.items()} for name, steps in due.items()}
+def in_float32(figures):
+    return {name: {step: float(np.float32(value)) for step, value in steps.items()} for name, steps in figures.items()}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 class TestTensorBoard:
     @pytest.fixture(autouse=True)
-    def _there(self):
+    def _needs_package(self):
         pytest.importorskip("tensorboard", reason="tensorboard is not installed")
 
-    def test_of_a_server(self, tmp_path):
+    def test_server(self, tmp_path):
         with callbacks.TensorBoard(tmp_path) as board:
-            reports = serve(board)
-        assert scalars(tmp_path) == in_float32(due_of_server(reports))
+            reports = run_server(board)
+        assert scalars(tmp_path) == in_float32(figures_of_reports(reports))
 
-    def test_of_an_experiment_as_it_runs_and_from_its_records(self, run, tmp_path):
+    def test_experiment_live_and_replayed(self, run, tmp_path):
         with callbacks.TensorBoard(tmp_path / "live") as board:
             run_experiment(load_preset("quickstart", CHANGES), tmp_path / "again", jobs=0, on_event=board.event)
         with callbacks.TensorBoard(tmp_path / "later") as board:
             board.replay(run)
         for record in read_folder(run):
             name = f"quickstart/{record.header.algorithm}-seed0"
-            assert scalars(tmp_path / "later" / name) == in_float32(due_of_records(record))
+            assert scalars(tmp_path / "later" / name) == in_float32(figures_of_records(record))
             live = scalars(tmp_path / "live" / name)
-            assert live["accuracy"] == in_float32(due_of_records(record))["accuracy"]
-            assert live["uploads"] == due_of_records(record)["uploads"]
+            assert live["accuracy"] == in_float32(figures_of_records(record))["accuracy"]
+            assert live["uploads"] == figures_of_records(record)["uploads"]
 
 
 class TestMLflow:
     @pytest.fixture(autouse=True)
-    def _there(self):
+    def _needs_package(self):
         pytest.importorskip("mlflow", reason="mlflow is not installed")
         pytest.importorskip("sqlalchemy", reason="sqlalchemy is not installed")
 
     @pytest.mark.filterwarnings("ignore")
-    def test_of_a_server_and_of_records(self, run, tmp_path):
+    def test_server_and_records(self, run, tmp_path):
         from mlflow import MlflowClient
 
         address = f"sqlite:///{tmp_path}/mlflow.db"
         with callbacks.MLflow(address, run="mine") as logger:
-            reports = serve(logger)
+            reports = run_server(logger)
             logger.replay(run)
         client = MlflowClient(address)
         experiment = client.get_experiment_by_name("fedcore")
@@ -143,13 +141,15 @@ class TestMLflow:
         records = {f"quickstart/{one.header.algorithm}-seed0": one for one in read_folder(run)}
         assert runs.keys() == {"mine", *records}
         assert {one.info.status for one in runs.values()} == {"FINISHED"}
-        due = {"mine": due_of_server(reports)} | {name: due_of_records(record) for name, record in records.items()}
-        for name, figures in due.items():
+        expected = {"mine": figures_of_reports(reports)} | {
+            name: figures_of_records(record) for name, record in records.items()
+        }
+        for name, figures in expected.items():
             for figure, steps in figures.items():
                 history = client.get_metric_history(runs[name].info.run_id, figure)
                 assert {metric.step: metric.value for metric in history} == pytest.approx(steps), figure
-        told = {"preset": "quickstart", "algorithm": "MimiC", "seed": "0"}
-        assert runs["quickstart/MimiC-seed0"].data.params == told
+        parameters = {"preset": "quickstart", "algorithm": "MimiC", "seed": "0"}
+        assert runs["quickstart/MimiC-seed0"].data.params == parameters
 
 
 class TestWandB:
@@ -160,15 +160,15 @@ class TestWandB:
         monkeypatch.setenv("HOME", str(tmp_path))
         with callbacks.WandB(folder=str(tmp_path)) as logger:
             logger.replay(run)
-        wandb.teardown()  # its own process writes the files, some after a run's end, and all before this returns
+        wandb.teardown()  # its process writes all files before this returns
         files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
         found = dict(map(self.read, files))
         assert found == {
-            f"quickstart/{record.header.algorithm}-seed0": due_of_records(record) for record in read_folder(run)
+            f"quickstart/{record.header.algorithm}-seed0": figures_of_records(record) for record in read_folder(run)
         }
 
     def read(self, file):
-        """A run's name and its history, by wandb's own messages; it has no reader of its files for Python."""
+        """The name and history of a run; wandb has no reader of its files for Python."""
         from wandb.proto import wandb_internal_pb2
 
         name, history = None, {}
@@ -187,35 +187,34 @@ class TestWandB:
 
 
 def logged(raw):
-    """The messages of a log in LevelDB's form, blocks of 32 KiB, behind wandb's seven bytes."""
+    """The messages of a log in the format of LevelDB (blocks of 32 KiB), after seven bytes of wandb."""
     assert raw[:4] == b":W&B"
-    place, whole = 7, b""
-    while place + 7 <= len(raw):
-        if 2**15 - place % 2**15 < 7:  # the rest of a block that holds no header
-            place += 2**15 - place % 2**15
+    position, message = 7, b""
+    while position + 7 <= len(raw):
+        if 2**15 - position % 2**15 < 7:  # the rest of a block is too short for a header
+            position += 2**15 - position % 2**15
             continue
-        length, kind = struct.unpack_from("<HB", raw, place + 4)
-        whole += raw[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield whole
-            whole = b""
+        length, kind = struct.unpack_from("<HB", raw, position + 4)
+        message += raw[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a complete message, or its last part
+            yield message
+            message = b""
 
 
 class TestPrometheus:
     @pytest.fixture(autouse=True)
-    def _there(self):
+    def _needs_package(self):
         pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
 
-    def test_the_text_of_a_running_server(self):
-        """Over HTTP, as Prometheus reads it."""
+    def test_metrics_over_http(self):
         import prometheus_client as client
         from prometheus_client.parser import text_string_to_metric_families
 
         registry = client.CollectorRegistry()
         serving, thread = client.start_http_server(0, addr="127.0.0.1", registry=registry)
         try:
-            reports = serve(callbacks.Prometheus("a", registry=registry))
+            reports = run_server(callbacks.Prometheus("a", registry=registry))
             callbacks.Prometheus("b", registry=registry)(Report(7))
             with urllib.request.urlopen(f"http://127.0.0.1:{serving.server_port}/metrics", timeout=10) as answer:
                 text = answer.read().decode()
@@ -239,20 +238,20 @@ class TestPrometheus:
         assert np.isnan(found["fedcore_update_norm", "b"])
         assert found["fedcore_last_round", "b"] == 7
 
-    def test_no_client_is_named(self):
+    def test_no_client_ids(self):
         import prometheus_client as client
 
         registry = client.CollectorRegistry()
         listen = callbacks.Prometheus(registry=registry)
         before = len(client.generate_latest(registry).splitlines())
-        listen(Report(0, rejected=tuple((f"liar{i}", "no") for i in range(100))))
+        listen(Report(0, rejected=tuple((f"node{i}", "no") for i in range(100))))
         text = client.generate_latest(registry).decode()
         assert len(text.splitlines()) == before
-        assert "liar" not in text
+        assert "node" not in text
 
 
 @pytest.mark.parametrize(
-    ("made", "package", "extra"),
+    ("kind", "package", "extra"),
     [
         (callbacks.TensorBoard, "tensorboard", "tensorboard"),
         (callbacks.MLflow, "mlflow", "mlflow"),
@@ -260,15 +259,15 @@ class TestPrometheus:
         (callbacks.Prometheus, "prometheus_client", "prometheus"),
     ],
 )
-def test_without_its_package_it_says_what_to_install(monkeypatch, tmp_path, made, package, extra):
+def test_error_without_the_package(monkeypatch, tmp_path, kind, package, extra):
     find = util.find_spec
     monkeypatch.setattr("fedcore.callbacks.find_spec", lambda name: None if name == package else find(name))
     with pytest.raises(MissingDependencyError, match=re.escape(f"pip install 'fedcore-fl[{extra}]'")):
-        made(str(tmp_path))
+        kind(str(tmp_path))
 
 
 class Names(callbacks.Callback):
-    """A callback of somebody else's, which holds nothing open."""
+    """A custom callback that stores the names of runs."""
 
     def __init__(self):
         self.found = set()
@@ -277,12 +276,12 @@ class Names(callbacks.Callback):
         self.found.add(run)
 
 
-def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(MissingDataError, match="found no records"):
+def test_replay_without_records_is_rejected(tmp_path):
+    with pytest.raises(MissingDataError, match="no records found"):
         Names().replay(tmp_path)
 
 
-def test_a_point_of_a_sweep_has_a_run_of_its_own(run, tmp_path):
+def test_each_point_of_a_sweep_is_a_run(run, tmp_path):
     import shutil
 
     for point in ("rate.lr=0.1", "rate.lr=0.2"):
@@ -293,9 +292,6 @@ def test_a_point_of_a_sweep_has_a_run_of_its_own(run, tmp_path):
     assert names.found == {
         f"quickstart/rate.lr={lr}/{method}-seed0" for lr in (0.1, 0.2) for method in ("FedAvg", "MimiC")
     }
-
-
-# What a run says of itself in a log, where there are no bars.
 
 
 def line(round, accuracy):
@@ -315,8 +311,8 @@ def jobs():
     return [Job(trial, Path("runs")) for trial in trials(experiment)]
 
 
-def told(jobs, steps, *, terminal=False):
-    """The lines of a run whose trials take turns, each round at its moment in seconds."""
+def lines_of(jobs, steps, *, terminal=False):
+    """The lines in a log of trials that take turns; each step is the time in seconds and the accuracy."""
     out, clock = io.StringIO(), Clock()
     console = Console(file=out, width=300, force_terminal=terminal)
     with Progress(100 * len(jobs), console=console, clock=clock) as progress:
@@ -328,30 +324,30 @@ def told(jobs, steps, *, terminal=False):
     return out.getvalue().splitlines()
 
 
-def test_a_line_now_and_then(jobs):
-    lines = told(jobs[:2], [(10, None), (29, 0.5), (31, None), (35, None), (59, None), (62, 0.625)])
+def test_line_every_half_minute(jobs):
+    lines = lines_of(jobs[:2], [(10, None), (29, 0.5), (31, None), (35, None), (59, None), (62, 0.625)])
     assert lines == [
         "3 of 200 rounds, about 0:32:50 left: FedAvg, seed 0: 2; MIFA, seed 0: 1, 50.0 %",
         "6 of 200 rounds, about 0:32:20 left: FedAvg, seed 0: 3; MIFA, seed 0: 3, 62.5 %",
     ]
 
 
-def test_many_trials_are_counted(jobs):
-    (only,) = told(jobs, [(40, 0.1)])
+def test_line_names_four_trials(jobs):
+    (only,) = lines_of(jobs, [(40, 0.1)])
     assert only.endswith("; FedAvg, seed 1: 0; 2 more")
 
 
-def test_quick_runs_say_nothing_between(jobs):
-    assert told(jobs, [(k / 100, 0.5) for k in range(50)]) == []
+def test_quick_run_has_no_lines(jobs):
+    assert lines_of(jobs, [(k / 100, 0.5) for k in range(50)]) == []
 
 
-def test_what_a_run_goes_on_with_tells_how_long_a_round_takes(jobs):
-    """Rounds of before come as events too, all at once; what is left will take what they took when they were run."""
-    lines = told(jobs[:1], [*((0.1, None) for _ in range(90)), (40, 0.9)])
+def test_estimate_of_a_resumed_run(jobs):
+    """Recorded rounds come as events at once; their recorded seconds count."""
+    lines = lines_of(jobs[:1], [*((0.1, None) for _ in range(90)), (40, 0.9)])
     assert lines == ["91 of 100 rounds, about 0:03:00 left: FedAvg, seed 0: 91, 90.0 %"]
 
 
-def test_the_rounds_in_all_are_those_of_the_experiment(jobs):
+def test_default_total_is_that_of_the_experiment(jobs):
     out, clock = io.StringIO(), Clock()
     with Progress(console=Console(file=out, width=300), clock=clock) as progress:
         progress.event(Event(jobs[0]))
@@ -361,7 +357,7 @@ def test_the_rounds_in_all_are_those_of_the_experiment(jobs):
 
 
 @pytest.mark.parametrize("has_widgets", [True, False])
-def test_in_a_notebook_there_are_bars_or_lines(jobs, monkeypatch, has_widgets):
+def test_notebook_has_bars_or_lines(jobs, monkeypatch, has_widgets):
     shown, made, clock = [], Path if has_widgets else None, Clock()
     monkeypatch.setattr("fedcore.callbacks.find_spec", lambda name: made if name == "ipywidgets" else Path)
     monkeypatch.setattr("rich.jupyter.display", lambda segments, text: shown.append(text))
@@ -372,22 +368,24 @@ def test_in_a_notebook_there_are_bars_or_lines(jobs, monkeypatch, has_widgets):
     assert any("rounds, about" in text for text in shown) is not has_widgets
 
 
-def test_without_rich_it_says_what_to_install(monkeypatch):
+def test_error_without_rich(monkeypatch):
     monkeypatch.setattr("fedcore.callbacks.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'fedcore-fl\[sim\]'"):
         Progress()
 
 
-def test_on_a_terminal_there_are_bars_alone(jobs):
-    assert not any("rounds, about" in one for one in told(jobs, [(40, 0.1), (80, 0.1)], terminal=True))
+def test_terminal_has_only_bars(jobs):
+    assert not any("rounds, about" in one for one in lines_of(jobs, [(40, 0.1), (80, 0.1)], terminal=True))
 
 
-def test_a_label_that_looks_like_richs_signs_is_shown_as_it_is():
+def test_label_with_markup():
     experiment = load_preset("quickstart", ["algorithms=[{name='FedAvg', label='a[/x]'}]"])
-    assert any("a[/x]" in one for one in told([Job(trials(experiment)[0], Path("runs"))], [(1, 0.1)], terminal=True))
+    assert any(
+        "a[/x]" in one for one in lines_of([Job(trials(experiment)[0], Path("runs"))], [(1, 0.1)], terminal=True)
+    )
 
 
-def test_rounds_of_a_trial_that_failed_are_not_waited_for(jobs):
+def test_estimate_without_failed_trials(jobs):
     out, clock = io.StringIO(), Clock()
     with Progress(200, console=Console(file=out, width=300), clock=clock) as progress:
         for job in jobs[:2]:
@@ -396,11 +394,13 @@ def test_rounds_of_a_trial_that_failed_are_not_waited_for(jobs):
         progress.event(Event(jobs[0], over=True, error="made up"))
         clock.now = 40
         progress.event(Event(jobs[1], round=line(1, None)))
-    assert "3 of 200 rounds, about 0:32:40 left: MIFA, seed 0: 2" in out.getvalue()  # 98 rounds of 20 s, one at a time
+    assert (
+        "3 of 200 rounds, about 0:32:40 left: MIFA, seed 0: 2" in out.getvalue()
+    )  # 98 rounds of 20 s each, one at a time
 
 
-def test_the_bars_say_what_is_left_of_long_rounds(jobs):
-    """One is done beside those that were there, more than a minute later: 20 s each, by the records."""
+def test_estimates_of_the_bars(jobs):
+    """The estimate uses the recorded 20 s per round, not the clock."""
     out, clock = io.StringIO(), Clock()
     console = Console(file=out, width=300, force_terminal=True, color_system=None)
     with Progress(200, console=console, clock=clock) as progress:

@@ -1,4 +1,4 @@
-"""One rule for the containers and dtypes of models: every entry point takes the same inputs, and rejects them alike."""
+"""Containers and dtypes of models: every entry point accepts and rejects the same inputs."""
 
 import warnings
 
@@ -15,7 +15,7 @@ from fedcore.server.folder import read_model
 
 
 class OnlyDLPack:
-    """An array of a library that offers nothing but DLPack."""
+    """An array of a library that supports only DLPack."""
 
     def __init__(self, array):
         self._array = array
@@ -32,7 +32,7 @@ def in_aggregate(x0, replies):
 
 
 def after_a_round(server, replies):
-    """The server after a round of these replies; the first rejection raises."""
+    """Return a server after a round of these updates; raise the first rejection."""
     with server.open_round() as round:
         for client, reply in enumerate(replies):
             round.add(client, reply, steps=1)
@@ -55,7 +55,7 @@ def in_network(x0, replies):
     return after_a_round(network, replies).tensors(0)
 
 
-DOORS = [in_aggregate, in_server, in_shards, in_network]
+ENTRIES = [in_aggregate, in_server, in_shards, in_network]
 W, B = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array(5.0)
 
 
@@ -92,15 +92,15 @@ def values(tree):
     return tree.double().tolist() if isinstance(tree, torch.Tensor) else np.float64(tree).tolist()
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("container", CONTAINERS)
 @pytest.mark.parametrize("cast", CASTS)
-def test_the_answer_has_library_dtypes_and_nesting_of_the_first_model(door, container, cast):
+def test_the_result_has_library_dtypes_and_nesting_of_the_first_model(entry, container, cast):
     make, of = CONTAINERS[container], CASTS[cast]
-    x0, reply, answer = (make(of(W * by), of(np.array(B * by))) for by in (0, 3, 2))
-    got = door(x0, [make(of(W), of(B)), reply])
-    assert values(got) == values(answer)
-    leaves = [got, answer]
+    x0, update, expected = (make(of(W * by), of(np.array(B * by))) for by in (0, 3, 2))
+    got = entry(x0, [make(of(W), of(B)), update])
+    assert values(got) == values(expected)
+    leaves = [got, expected]
     for _ in range(3):
         leaves = [
             next(iter(one.values())) if isinstance(one, dict) else one[0] if isinstance(one, list) else one
@@ -110,22 +110,22 @@ def test_the_answer_has_library_dtypes_and_nesting_of_the_first_model(door, cont
     assert leaves[0].dtype == leaves[1].dtype
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("first", CASTS)
 @pytest.mark.parametrize("other", CASTS)
-def test_clients_of_another_float_dtype_or_library_are_taken(door, first, other):
+def test_updates_of_another_float_dtype_or_library_are_accepted(entry, first, other):
     replies = [{"w": CASTS[first](W)}, {"w": CASTS[other](3 * W)}]
-    assert values(door({"w": CASTS[first](0 * W)}, replies)) == {"w": (2 * W).tolist()}
+    assert values(entry({"w": CASTS[first](0 * W)}, replies)) == {"w": (2 * W).tolist()}
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_objects_with_dlpack_alone_are_taken(door):
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_objects_that_support_only_dlpack_are_accepted(entry):
     replies = [{"w": OnlyDLPack(W.astype("f4"))}, {"w": OnlyDLPack(torch.tensor(3 * W, dtype=torch.bfloat16))}]
-    assert values(door({"w": OnlyDLPack(0 * W.astype("f4"))}, replies)) == {"w": (2 * W).tolist()}
+    assert values(entry({"w": OnlyDLPack(0 * W.astype("f4"))}, replies)) == {"w": (2 * W).tolist()}
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_modules_are_taken(door):
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_modules_are_accepted(entry):
     def net(value):
         made = torch.nn.Linear(2, 1)
         with torch.no_grad():
@@ -133,7 +133,7 @@ def test_modules_are_taken(door):
             made.bias.fill_(value)
         return made
 
-    got = door(net(0), [net(1), net(3)])
+    got = entry(net(0), [net(1), net(3)])
     assert values(got) == {"weight": [[2.0, 2.0]], "bias": [2.0]}
 
 
@@ -149,13 +149,13 @@ CONSTANTS = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("name", CONSTANTS)
-def test_what_is_no_count_stays_as_it_is_and_must_be_equal(door, name):
+def test_constants_are_unchanged_and_must_be_equal(entry, name):
     constant = CONSTANTS[name]
     of = torch.tensor if isinstance(constant, torch.Tensor) else np.float32
     models = [{"w": of([float(k)]), "c": constant} for k in (0, 1, 3)]
-    got = door(models[0], models[1:])
+    got = entry(models[0], models[1:])
     assert float(got["w"][0]) == 2
     assert type(got["c"]) is type(constant)
     assert got["c"].dtype == constant.dtype
@@ -166,7 +166,7 @@ def test_what_is_no_count_stays_as_it_is_and_must_be_equal(door, name):
     changed = constant.clone() if isinstance(constant, torch.Tensor) else constant.copy()
     changed.reshape(-1)[-1] = not changed.reshape(-1)[-1]
     with pytest.raises(FedcoreError, match=r"\bc\b"):
-        door(models[0], [models[1], models[2] | {"c": changed}])
+        entry(models[0], [models[1], models[2] | {"c": changed}])
 
 
 COUNTS = {"numpy": np.int64, "torch": torch.tensor, "int32": np.int32, "uint64": np.uint64}
@@ -174,12 +174,12 @@ COUNTS = {"numpy": np.int64, "torch": torch.tensor, "int32": np.int32, "uint64":
 
 @pytest.mark.parametrize("of", COUNTS.values(), ids=COUNTS)
 @pytest.mark.parametrize("name", ["num_batches_tracked", "steps"])
-def test_a_counter_is_the_largest(of, name):
-    for door in DOORS:
+def test_a_counter_becomes_the_largest_one(of, name):
+    for entry in ENTRIES:
         models = [
             {"w": np.float32([0]), name: np.asarray(of(k)) if of is not torch.tensor else of(k)} for k in (5, 7, 9)
         ]
-        assert int(door(models[0], models[1:])[name]) == 9
+        assert int(entry(models[0], models[1:])[name]) == 9
 
 
 @pytest.mark.parametrize("kind", ["model", "delta"])
@@ -210,7 +210,7 @@ def test_counters_and_constants_of_differences(kind, dtype):
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD", "FedNova"])
 def test_a_counter_may_grow_by_more_than_the_steps(method):
-    """BatchNorm counts forward passes, of which a step may have several."""
+    """BatchNorm counts forward passes, and a step may have several."""
     x0 = {"w": np.zeros(1, np.float32), "num_batches_tracked": np.array(0)}
     server = Server(x0, method, 2, lr=0.1)
     control = {"control": np.zeros(1, np.float32)} if method == "SCAFFOLD" else {}
@@ -226,7 +226,7 @@ with warnings.catch_warnings():
     SPARSE = torch.eye(2).to_sparse_csr()
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize(
     ("reply", "names"),
     [
@@ -246,15 +246,15 @@ with warnings.catch_warnings():
     ],
     ids=lambda value: str(value)[:20] if isinstance(value, dict) else "",
 )
-def test_what_is_wrong_is_rejected_everywhere_by_tensor_in_500_characters(door, reply, names):
+def test_invalid_updates_are_rejected_by_tensor_name_in_500_characters(entry, reply, names):
     with pytest.raises(FedcoreError) as found:
-        door({"w": np.zeros((2, 2), "f4")}, [{"w": np.ones((2, 2), "f4")}, reply])
+        entry({"w": np.zeros((2, 2), "f4")}, [{"w": np.ones((2, 2), "f4")}, reply])
     for name in names:
         assert name in str(found.value)
     assert len(str(found.value)) <= 500
 
 
-def test_a_first_model_that_is_not_finite_is_rejected_by_tensor():
+def test_a_first_model_that_is_not_finite_is_rejected_by_tensor_name():
     for value in (np.nan, np.inf):
         module = torch.nn.Linear(2, 1)
         with torch.no_grad():
@@ -264,7 +264,7 @@ def test_a_first_model_that_is_not_finite_is_rejected_by_tensor():
 
 
 @pytest.mark.parametrize("shards", [0, 2])
-def test_a_step_past_the_wire_dtype_is_reported_and_not_sent(shards):
+def test_a_step_beyond_the_model_s_dtype_is_rolled_back(shards):
     x0 = {"w": torch.full((40_000,), 65504, dtype=torch.float16)}
     made = {"lr": 1.0, "server_lr": 1.0}
     server = Server(x0, "FedAvg", 1, compute=Compute(shards=2), **made) if shards else Server(x0, "FedAvg", 1, **made)
@@ -288,27 +288,27 @@ def test_nested_models_are_saved_and_loaded(tmp_path):
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
-def test_a_view_of_torch_with_the_other_sign_in_memory_is_read_with_its_own(contiguous):
+def test_a_torch_view_with_a_negative_bit_is_read_with_its_sign(contiguous):
     if contiguous:
         made = torch._neg_view(torch.tensor([-5.0, 2.0]))
     else:
         made = torch.complex(torch.zeros(2), torch.tensor([-5.0, 2.0])).conj().imag
-    due = made.tolist()
+    expected = made.tolist()
     assert made.is_neg()
     for sent in (made, {"w": made}):
         server = Server({"w": torch.zeros(2)} if isinstance(sent, dict) else torch.zeros(2), "FedAvg", 1, lr=0.1)
         with server.open_round() as opened:
             accepted = opened.add(0, sent, steps=1)
-        assert server.x.tolist() == due or (not accepted and not contiguous)
-        assert Server(sent, "FedAvg", 1, lr=0.1).x.tolist() == due
+        assert server.x.tolist() == expected or (not accepted and not contiguous)
+        assert Server(sent, "FedAvg", 1, lr=0.1).x.tolist() == expected
     server = Server({"w": torch.zeros(2)}, "FedAvg", 2, lr=0.1)
     server.round([Update(client, {"w": made}, 1) for client in range(2)])
-    assert server.x.tolist() == due
-    assert fedcore.aggregate([{"w": made}] * 2)["w"].tolist() == due
-    assert fedcore.kernels.weighted_sum([made.contiguous()], np.float32([1])).tolist() == due
+    assert server.x.tolist() == expected
+    assert fedcore.aggregate([{"w": made}] * 2)["w"].tolist() == expected
+    assert fedcore.kernels.weighted_sum([made.contiguous()], np.float32([1])).tolist() == expected
 
 
-def test_a_node_s_step_past_float16_is_an_error():
+def test_a_node_s_step_beyond_float16_is_an_error():
     network = Network([{"a": np.float16([40000])}] * 2, [[0.75, 0.25], [0.25, 0.75]], lr=0.1)
     with pytest.raises(DivergedError, match=r"^round 0\b.*\ba\b"):
         network.round([Update(node, value={"a": np.float32([40000])}, kind="delta", steps=1) for node in (0, 1)])

@@ -21,14 +21,14 @@ def test_parameters_then_buffers_and_counters_outside():
         assert [piece.name for piece in layout.counters] == ["1.num_batches_tracked"]
 
 
-def test_a_mappings_buffers_are_told_by_pattern():
+def test_buffers_of_a_mapping_are_found_by_pattern():
     mapping = {"w": np.zeros(2, np.float32), "ema": np.zeros(3, np.float32)}
     assert Layout.of(mapping).n_parameters == 5
     assert Layout.of(mapping, buffers=["ema"]).n_parameters == 2
 
 
 @given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=5))
-def test_flatten_and_unflatten_undo_each_other(shapes):
+def test_flatten_and_unflatten_are_inverse(shapes):
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
     layout = Layout.of(arrays)
@@ -42,7 +42,7 @@ def test_flatten_and_unflatten_undo_each_other(shapes):
         assert all((view == 7).all() for view in back.values())
 
 
-def test_flatten_reads_modules_state_dicts_and_arrays_alike():
+def test_flatten_reads_modules_state_dicts_and_arrays():
     net = batch_norm_net()
     layout = Layout.of(net)
     numpy = {name: tensor.detach().numpy() for name, tensor in net.state_dict().items()}
@@ -73,7 +73,7 @@ def test_tied_parameters_are_one():
         ("weights.pt", errors.ArrayError, r"^model\b"),
     ],
 )
-def test_what_is_no_model(model, error, message):
+def test_objects_that_are_no_models(model, error, message):
     with pytest.raises(error, match=message):
         Layout.of(model)
 
@@ -112,7 +112,7 @@ def test_outputs_are_checked():
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), MIFA(wait=False), MimiC()])
-def test_a_server_averages_buffers_never_corrects_them_and_keeps_counters_whole(algorithm):
+def test_a_server_averages_buffers_and_keeps_counters(algorithm):
     net = batch_norm_net()
     server = Server(net, algorithm, clients=3, lr=0.1)
     p, n = server.layout.n_parameters, server.layout.n
@@ -130,7 +130,7 @@ def test_a_server_averages_buffers_never_corrects_them_and_keeps_counters_whole(
             round.add(2, trained(3.0, 5), steps=16)
             round.add(1, {**trained(1.0, 50), "1.running_var": torch.full((4,), torch.nan)}, steps=50)
         assert round.report.accepted == (0, 2)
-        # the plain average of what the clients hold, whatever the method does with the parameters
+        # the plain average over clients, for any method
         np.testing.assert_allclose(server.x[p:n], x0[p:n] + 2 * (t + 1), rtol=1e-6)
     tensors = server.tensors(library="numpy")
     assert tensors["1.num_batches_tracked"].dtype == np.int64
@@ -155,7 +155,7 @@ def test_a_server_averages_buffers_never_corrects_them_and_keeps_counters_whole(
         ("more", np.zeros(2, np.int64), errors.ArrayError),
     ],
 )
-def test_pieces_are_the_model_s_memory_or_refused(name, tensor, error):
+def test_pieces_share_the_models_memory_or_are_rejected(name, tensor, error):
     model = {"w": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32), "seen": np.array(3)}
     layout = Layout.of(model)
     w, b = layout.pieces(model)

@@ -48,41 +48,41 @@ def test_a_copy_has_the_dtype_and_the_shape():
         lambda device: memory.empty(3, np.float64, device=device),
         lambda device: memory.full(3, 1.0, device=device),
         lambda device: memory.copied(np.ones(3), device=device),
-        lambda device: memory.Recycled(3, device=device),
+        lambda device: memory.BufferPool(3, device=device),
     ],
 )
-def test_a_device_that_is_unknown_is_named(make):
+def test_an_unknown_device_is_named(make):
     make("cpu")
     with pytest.raises(UnknownNameError, match=r"^device\b.*'cuda:x'.*cuda:1"):
         make("cuda:x")
 
 
-def test_too_much_memory_is_no_error_of_the_system():
+def test_too_much_memory_is_a_memory_error():
     with pytest.raises(MemoryError):
         memory.empty(2**60)
 
 
 @pytest.mark.parametrize("n", [5, HUGE_FLOATS])
-def test_as_many_memories_as_asked_for_come_back(n):
-    vectors = memory.Recycled(n, most=2)
-    three = [vectors.take() for _ in range(3)]
+def test_the_pool_keeps_the_given_number_of_memories(n):
+    vectors = memory.BufferPool(n, most=2)
+    three = [vectors.get() for _ in range(3)]
     places = [vector.ctypes.data for vector in three]
     views = [three[1][1:]]
     three[0][:] = 7
     three.clear()
-    again = [vectors.take() for _ in range(3)]
+    again = [vectors.get() for _ in range(3)]
     assert {vector.ctypes.data for vector in again[:2]} == {places[0], places[2]}
     assert again[2].ctypes.data not in places  # the view still needs that one
     del views
-    assert vectors.take().ctypes.data == places[1]
+    assert vectors.get().ctypes.data == places[1]
 
 
-def test_no_memory_is_lent_twice_whatever_threads_do():
-    vectors, seen = memory.Recycled(4, most=3), []
+def test_threads_never_share_a_memory():
+    vectors, seen = memory.BufferPool(4, most=3), []
 
     def work(number):
         for _ in range(500):
-            mine = [vectors.take() for _ in range(3)]
+            mine = [vectors.get() for _ in range(3)]
             for vector in mine:
                 vector[:] = number
             seen.append(all((vector == number).all() for vector in mine))
@@ -100,13 +100,13 @@ def test_the_vectors_of_a_server_are_aligned():
     server = fedcore.Server(np.zeros(100_000, np.float32), "MIFA", clients=1, lr=0.1)
     for _ in range(2):
         server.round([fedcore.Update(0, np.ones(100_000, np.float32), steps=1)])
-        sums, snapshot = server._backend._aggregator.result(), server._backend.snapshot
+        sums, snapshot = server._backend._sum.result(), server._backend.snapshot
         for vector in (sums.A, snapshot.x, snapshot.momentum, snapshot.total):
             assert vector.ctypes.data % 64 == 0
 
 
 @pytest.mark.parametrize("method", ["SCAFFOLD", "MimiC"])
-def test_rounds_use_the_memory_of_rounds_before(method):
+def test_rounds_reuse_earlier_memory(method):
     adam = fedcore.algorithms.optimizers.Adam()
     server = fedcore.Server(np.zeros(1000, np.float32), method, clients=2, lr=0.1, optimizer=adam)
     seen = set()
@@ -115,31 +115,31 @@ def test_rounds_use_the_memory_of_rounds_before(method):
         gc.collect()
         moments = {moment.ctypes.data for moment in server._backend.snapshot.moments}
         assert number < 4 or moments <= seen
-        spares = [*server._backend._offsets._spares, *server._backend._model._moments._spares]
+        spares = [*server._backend._offsets._free, *server._backend._model._moments._free]
         seen |= moments | {memory.vector.ctypes.data for memory in spares}
 
 
 AT_THE_END = """
 import ctypes, sys
 from fedcore import arrays as memory
-vectors = memory.Recycled(3)
-lent = [vectors.take() for _ in range(3)]
+vectors = memory.BufferPool(3)
+lent = [vectors.get() for _ in range(3)]
 for module in (sys.modules["__main__"], memory):  # something holds them for ever, so that they are emptied at the end
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
 """
 
 
-def test_vectors_that_are_lent_when_the_interpreter_ends_are_let_go_in_silence():
+def test_vectors_at_interpreter_exit_are_freed_silently():
     done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_copy_shares_no_memory_that_is_used_again():
-    vectors = memory.Recycled(1000, most=3)
-    held = [vectors.take() for _ in range(3)]
+def test_a_copied_pool_shares_no_memory():
+    vectors = memory.BufferPool(1000, most=3)
+    held = [vectors.get() for _ in range(3)]
     del held
     copied = copy.deepcopy(vectors)
-    ours, theirs = ([each.take() for _ in range(4)] for each in (vectors, copied))
+    ours, theirs = ([each.get() for _ in range(4)] for each in (vectors, copied))
     addresses = {vector.ctypes.data for vector in [*ours, *theirs]}
     assert len(addresses) == 8
-    assert not copied.lent(ours[0])
+    assert not copied.owns(ours[0])

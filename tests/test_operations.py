@@ -1,4 +1,4 @@
-"""The commands of docs/operations.md, run in its order in one folder."""
+"""The commands of docs/operations.md, run in order in one folder."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def test_every_block_is_a_program_or_commands():
 
 
 def test_the_programs_and_commands_in_one_process(tmp_path, monkeypatch, capsys):
-    """The short form: a round in place of many, nobody is killed, and pipes are left out."""
+    """The short form: one round instead of many, no kill, and no pipes."""
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     monkeypatch.chdir(tmp_path)
@@ -49,13 +49,9 @@ def test_the_programs_and_commands_in_one_process(tmp_path, monkeypatch, capsys)
                     exec(compile(programs[arguments[0]], arguments[0], "exec"), {"__name__": "__main__"})
             else:
                 result = invoke(*arguments)
-                known = arguments[0] == "doctor" or arguments == [
-                    "store",
-                    "remove-client",
-                    "state",
-                    "3",
-                ]  # not heard yet, perhaps
-                assert result.status == 0 or known, (words, result)
+                # Client 3 may not have sent an update yet.
+                may_fail = arguments[0] == "doctor" or arguments == ["store", "remove-client", "state", "3"]
+                assert result.status == 0 or may_fail, (words, result)
             done.append(f"{tool} {words.strip()}")
     assert {line.split()[1] for line in done if line.startswith("python")} == programs.keys()
     assert len(done) > 18
@@ -69,8 +65,8 @@ def test_the_programs_and_commands_in_one_process(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
-    """What the commands of each section printed, in one folder; one that fails stops them."""
+def printed(tmp_path_factory):
+    """The output of the commands of each section, run in one folder until one fails."""
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     folder = tmp_path_factory.mktemp("operations")
@@ -81,67 +77,42 @@ def said(tmp_path_factory):
         (shim / name).chmod(0o755)
     root = str(PAGE.parent.parent)
     env = os.environ | {"PATH": f"{shim}:{os.environ['PATH']}", "PYTHONPATH": root}
-    printed = {"folder": folder}
-    for heading, found in sections():
-        told = ""
-        for language, text in found:
+    outputs = {"folder": folder}
+    for heading, section in sections():
+        output = ""
+        for language, text in section:
             if language == "python":
                 (folder / text.partition("\n")[0].removeprefix("# ")).write_text(text)
                 continue
             command = ["bash", "-euo", "pipefail", "-c", text]
             done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
             assert done.returncode == 0, f"{heading}: {text}\n{done.stdout}\n{done.stderr}"
-            told += done.stdout
-        printed[heading] = told
-    return printed
+            output += done.stdout
+        outputs[heading] = output
+    return outputs
 
 
 @pytest.mark.endurance
-def test_it_served(said):
-    assert "round 19: accepted " in said["Before"]
-
-
-@pytest.mark.endurance
-def test_a_model_was_exported_beside_the_writer(said):
+def test_each_section_prints_its_results(printed):
     from safetensors.numpy import load_file
 
-    model = dict(np.load(said["folder"] / "model.npz"))
-    assert model["w"].shape == load_file(said["folder"] / "model.safetensors")["w"].shape == (100, 20)
+    assert "round 19: accepted " in printed["Set up"]
+    model = dict(np.load(printed["folder"] / "model.npz"))
+    assert model["w"].shape == load_file(printed["folder"] / "model.safetensors")["w"].shape == (100, 20)
     assert np.isfinite(model["w"]).all()
     assert model["w"].any()
-
-
-@pytest.mark.endurance
-def test_the_backup_is_whole(said):
-    assert said["Backups while it runs"].startswith("sound: ")
-    assert read_model(said["folder"] / "backup").round_number >= 21
-
-
-@pytest.mark.endurance
-def test_after_kill_9_it_goes_on(said):
-    first, *rounds = [line for line in said["It was killed"].splitlines() if not line.startswith("  ")]
+    assert printed["Back up a running server"].startswith("sound: ")
+    assert read_model(printed["folder"] / "backup").round_number >= 21
+    first, *rounds = [line for line in printed["After a kill"].splitlines() if not line.startswith("  ")]
     assert first.startswith("sound: ")
     assert [re.match(r"round \d+: accepted \d+", line) is not None for line in rounds] == [True, True]
-
-
-@pytest.mark.endurance
-def test_who_lies_is_named_with_a_reason(said):
-    lies = said["Nodes that lie"]
-    assert re.search(r"^  0: .*finite", lies, re.MULTILINE)
-    assert re.search(r"^  1: .*max_norm_ratio|^  1: .*median", lies, re.MULTILINE)
-    assert re.search(r"^  2: .*expected", lies, re.MULTILINE)
-    assert "is rolled back" in lies
-    assert "3 removed after round " in lies
-
-
-@pytest.mark.endurance
-def test_ghosts_are_found_and_depart(said):
-    lines = said["Ghosts"].splitlines()
+    rejections = printed["Dishonest clients"]
+    for line in (r"^  0: .*finite", r"^  1: .*median", r"^  2: "):
+        assert re.search(line, rejections, re.MULTILINE)
+    assert "is rolled back" in rejections
+    assert "3 removed after round " in rejections
+    lines = printed["Inactive clients"].splitlines()
     assert set(map(str, range(490, 500))) <= set(lines)
     assert sum("removed after round" in line for line in lines) == 2
-    assert re.search(r"^clients +497$", said["Ghosts"], re.MULTILINE)
-
-
-@pytest.mark.endurance
-def test_the_folder_is_sound_at_the_end(said):
-    assert '"sound": true' in said["A damaged folder"]
+    assert re.search(r"^clients +497$", printed["Inactive clients"], re.MULTILINE)
+    assert '"sound": true' in printed["A damaged folder"]

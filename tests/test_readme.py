@@ -1,4 +1,4 @@
-"""README is short, its first example runs, and what it promises is there; its other blocks are run by tests/docs."""
+"""README: its length, first example, links and figures; tests/docs runs its other blocks."""
 
 import contextlib
 import csv
@@ -13,7 +13,7 @@ from fedcore.reports.statistics import interval_of
 README = Path(__file__).parent.parent / "README.md"
 
 
-def test_the_first_example_runs_and_says_what_it_should():
+def test_the_first_example_prints_true():
     code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -28,14 +28,14 @@ def test_it_is_short_and_begins_with_two_commands():
     assert re.findall(r"^(make \w+) ", first, re.MULTILINE) == ["make quickstart", "make test"]
 
 
-def test_every_link_is_to_a_file():
+def test_every_link_has_a_file():
     targets = re.findall(r"\]\(([^):#\s]+)[^)]*\)", README.read_text())
     assert len(targets) > 30
     assert not [target for target in targets if not (README.parent / target).is_file()]
 
 
-def test_the_figures_of_the_quickstart_are_those_of_its_record():
-    said = re.findall(r"^\| (\w+) \| ([^|]*± [^|]*) \| ([^|]*)\| ([^|]*± [^|]*) \|$", README.read_text(), re.MULTILINE)
+def test_the_quickstart_table_matches_its_record():
+    table = re.findall(r"^\| (\w+) \| ([^|]*± [^|]*) \| ([^|]*)\| ([^|]*± [^|]*) \|$", README.read_text(), re.MULTILINE)
     with (README.parent / "docs" / "quickstart.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
 
@@ -43,25 +43,24 @@ def test_the_figures_of_the_quickstart_are_those_of_its_record():
         mean, deviation = (row[f"{figure}_{kind}"] for kind in ("mean", "std"))
         return f"{100 * float(mean):{sign}.1f} ± {100 * float(deviation):.1f}" if mean else ""
 
-    assert [(name, *(cells.strip() for cells in others)) for name, *others in said] == [
+    assert [(name, *(cells.strip() for cells in others)) for name, *others in table] == [
         (row["algorithm"], cell(row, "final"), cell(row, "difference", "+"), cell(row, "oscillation")) for row in rows
     ]
     assert len(rows) == 3
 
 
-def test_the_figures_of_the_papers_page_are_those_of_its_record():
-    """The table of docs/papers.md is made by trials that are committed, and by the paper's figures."""
+def test_the_table_of_docs_papers_matches_its_record():
     page = (README.parent / "docs" / "papers.md").read_text()
     name, seeds = re.search(r"^`fedcore run (\S+) .*--seeds (\d+)`", page, re.MULTILINE).groups()
     rows = re.findall(r"^\| (\w+) \| ([\d.]+ ± [\d.]+) \| ([^|]*)\| ([\d.]+)[^|]*\| ([^|]*)\|$", page, re.MULTILINE)
-    said = {method: [cell.strip() for cell in cells] for method, *cells in rows}
+    table = {method: [cell.strip() for cell in cells] for method, *cells in rows}
     with (README.parent / "bench" / "papers" / "mimic-table4-trials.csv").open(encoding="utf-8") as file:
         trials = {
             (row["algorithm"], int(row["seed"])): 100 * float(row["accuracy"])
             for row in csv.DictReader(file)
             if row["preset"] == name
         }
-    assert trials.keys() == {(method, seed) for method in said for seed in range(int(seeds))}
+    assert trials.keys() == {(method, seed) for method in table for seed in range(int(seeds))}
     paper = figures(name).accuracy
 
     def cells(method):
@@ -74,4 +73,4 @@ def test_the_figures_of_the_papers_page_are_those_of_its_record():
         lead, of_paper = ("", "") if method == "FedAvg" else leads
         return [f"{fmean(made):.1f} ± {stdev(made):.1f}", lead, f"{paper[method]:.2f}", of_paper]
 
-    assert said == {method: cells(method) for method in paper}
+    assert table == {method: cells(method) for method in paper}

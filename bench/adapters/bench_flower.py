@@ -1,4 +1,4 @@
-"""fedcore inside Flower against Flower's own FedAvg: the aggregation alone, and a server's memory and rounds."""
+"""fedcore's FedAvg in Flower against Flower's FedAvg: the aggregation, and a server's memory and rounds."""
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -15,11 +15,11 @@ from fedcore.adapters.flower import FedAvg, StreamingGrid
 
 S, CLIENTS = 64, 60
 FOLD = 32
-"""How many replies are folded in one pass where all are in memory anyway; a fold also reads and writes the sum."""
+"""The replies per pass if all are in memory; every pass also reads and writes the sum."""
 
 
 def fedcore_fedavg(records, fold=FOLD):
-    """fedcore's aggregation of one reply from each node, the same messages as Flower's; the sending is counted too."""
+    """Return a function that sends fedcore's messages and aggregates one reply per node, with Flower's messages."""
     strategy, grid = (
         FedAvg(lr=0.1, compute=Compute(batch_size=fold), fraction_evaluate=0.0),
         StreamingGrid(Fixed(records)),
@@ -36,13 +36,13 @@ def fedcore_fedavg(records, fold=FOLD):
 
 
 def fedcore_rounds(model, clients):
-    """Two rounds of fedcore's FedAvg with no-op clients, from the making of the server on."""
+    """Return a function that creates a server and runs two rounds of fedcore's FedAvg with no-op clients."""
     grid = NoOp(model, clients)
     return lambda: FedAvg(lr=0.1, fraction_evaluate=0.0).start(grid, model, 2)
 
 
 def bench_aggregation(versus, size):
-    """S = 64 replies of 62 tensors; both hand out the new model's record."""
+    """Time the aggregation of S = 64 replies of 62 tensors, up to the record of the new model."""
     sizes = resnet18()
     work = Work(replies, size(S, 8), sizes)
     [records] = work.arrays
@@ -62,7 +62,7 @@ def bench_aggregation(versus, size):
 
 
 def bench_server(benchmark, record, size):
-    """Resident peak and seconds of two whole rounds with 60 no-op clients, each in a process of its own."""
+    """Measure the resident peak and the seconds of two rounds with 60 no-op clients, in separate processes."""
     clients, sizes = size(CLIENTS, 8), resnet18()
     peaks, seconds = {}, {}
     for name, operation in (("Flower's FedAvg", flower_rounds), ("fedcore", fedcore_rounds)):

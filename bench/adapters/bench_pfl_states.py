@@ -1,4 +1,4 @@
-"""States of pfl's users: fedcore's storage against pfl's dict and its file a user, one save and one load a user."""
+"""Storage of pfl's user states: fedcore's against pfl's dict and pfl's files, with one load and one save per user."""
 
 import itertools
 import shutil
@@ -22,14 +22,14 @@ set_framework_module(pytorch_ops)
 
 
 class Copying(InMemoryUserStateStorage):
-    """pfl's dict, but keeping a copy: without it users share the buffer of SCAFFOLD's option I."""
+    """pfl's dict with copies; without them users share the buffer of SCAFFOLD's option I."""
 
     def save_state(self, state, user_id, key=None):
         super().save_state(state.apply_elementwise(torch.clone), user_id, key)
 
 
 def visits(storage, states):
-    """Each user's state is loaded and a new one saved, as SCAFFOLD does."""
+    """Return a function that loads each user's state and saves a new one, as SCAFFOLD does."""
     numbers = itertools.cycle(range(len(states)))
 
     def run():
@@ -45,14 +45,14 @@ def visits(storage, states):
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("elements", [44_426, 1_199_882])
 def bench_states(versus, size, tmp_path, medium, elements):
-    """LeNet's and the EMNIST network's sizes in ten tensors; bytes are those of one load and one save a user."""
+    """Time states of LeNet's and the EMNIST network's size in ten tensors; bytes count one load and save per user."""
     elements = size(elements, 44_426)
     states = [MappedVectorStatistics({f"t{i}": torch.randn(elements // 10) for i in range(10)}) for _ in range(4)]
     ours = ClientStoreUserState(None if medium == "ram" else tmp_path / "ours")
     rivals = {"pfl's dict, copying": visits(Copying(), states)}
     if medium == "mmap":
         rivals = {"pfl's file a user": visits(DiskUserStateStorage(str(tmp_path / "theirs")), states)}
-    with torch.serialization.safe_globals([MappedVectorStatistics]):  # else pfl's files cannot be read, since torch 2.6
+    with torch.serialization.safe_globals([MappedVectorStatistics]):  # since torch 2.6, pfl's files need this
         line = versus(
             f"{USERS} users' states of {elements:,} elements, {medium}",
             visits(ours, states),

@@ -1,10 +1,10 @@
-"""What a reply costs before its numbers are looked at: heads, dtypes, shapes and whose memory it is, 62 tensors."""
+"""The cost of a reply's checks before its numbers are read: headers, dtypes, shapes and memory of 62 tensors."""
 
 import numpy as np
 
 from fedcore import Layout
 from fedcore.adapters import npy
-from fedcore.native import core
+from fedcore.arrays import core
 from tests import oracle
 
 TENSORS, ELEMENTS = 62, 64
@@ -15,7 +15,7 @@ def tensors():
 
 
 def bench_known_heads(versus):
-    """``read_npy`` against the reading of each head, which finds it in a cache."""
+    """Time ``read_npy`` against reading each header with a cache."""
     named = tensors()
     datas, heads = [npy.write(one) for one in named.values()], [npy.head(one) for one in named.values()]
     shapes = [one.shape for one in named.values()]
@@ -30,7 +30,7 @@ def bench_known_heads(versus):
 
 
 def bench_plain_tensors(versus):
-    """``read_plain_tensors``, by the layout, against its definition in Python."""
+    """Time the layout's ``read_plain_tensors`` against its Python reference."""
     named = tensors()
     layout, shapes = Layout.of(named), [one.shape for one in named.values()]
     versus(
@@ -44,7 +44,7 @@ def bench_plain_tensors(versus):
 
 
 def bench_immutable(versus):
-    """``are_immutable`` against its definition in Python."""
+    """Time ``are_immutable`` against its Python reference."""
     views = [npy.read(npy.write(one)) for one in tensors().values()]
     versus(
         f"whether {TENSORS} arrays are views of bytes",

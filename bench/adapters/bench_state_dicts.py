@@ -1,4 +1,4 @@
-"""``fedcore.aggregate`` against the averages of NVFlare and FedLab, and against loops over state_dicts in torch."""
+"""``fedcore.aggregate`` against NVFlare's and FedLab's averages, and against torch loops over state_dicts."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def average(models, weights):
 
 
 def bench_state_dicts(versus, size):
-    """64 clients, 62 tensors of 11.7 M elements; 32 models lie apart, 1.5 GB, and each comes twice."""
+    """Average 64 models of 62 tensors and 11.7 M elements; each of 32 models in memory (1.5 GB) counts twice."""
     clients = size(CLIENTS, 8)
     work = Work(state_dicts, clients, min(clients, DISTINCT))
     models, weights = work.arrays
@@ -42,7 +42,7 @@ def bench_state_dicts(versus, size):
 
 
 def bench_fedlab(versus, size):
-    """FedLab stacks all models, twice: 16 clients, since 64 would need 9 GB."""
+    """Average 16 models, since FedLab stacks all models twice and would need 9 GB for 64."""
     pytest.importorskip("fedlab")
     clients = size(16, 4)
     work = Work(state_dicts, clients, clients)

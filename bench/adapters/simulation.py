@@ -1,11 +1,11 @@
-"""A server's memory and rounds in Flower's own simulation, whose clients are Ray actors: its FedAvg against fedcore's.
+"""Flower's FedAvg against fedcore's in Flower's simulation, with Ray actors as clients: a server's memory and rounds.
 
     .venv/bin/pip install "flwr[simulation]"
     .venv/bin/python -m bench.adapters.simulation
 
-Every strategy runs in a process of its own, which holds the server and Flower's link state; what is told is by how much
-that process's resident memory rises, without what it shares with Ray's processes. The clients send the model back. The
-first round also starts Ray's actors.
+Every strategy runs in a separate process, which holds the server and Flower's link state. The benchmark prints by how
+much the resident memory of that process rises, without memory shared with Ray's processes. The clients return the model
+unchanged. The first round also starts Ray's actors.
 """
 
 import itertools
@@ -23,7 +23,7 @@ STRATEGIES = ("Flower's FedAvg", "fedcore's FedAvg")
 
 
 def anonymous_mib():
-    """What of this process is resident, without files and shared memory."""
+    """Return this process's resident memory in MiB, without files and shared memory."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) / 1024
@@ -31,7 +31,7 @@ def anonymous_mib():
 
 
 class Peak(threading.Thread):
-    """The largest resident memory so far, looked at every 5 ms."""
+    """A thread that records the peak of the resident memory, sampled every 5 ms."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -44,7 +44,7 @@ class Peak(threading.Thread):
 
 
 def simulate(name, clients, rounds):
-    """One simulation in this process; returns the memory that it added at most, in MiB, and each round's seconds."""
+    """Run a simulation in this process; return the peak of the added memory in MiB, and each round's seconds."""
     from flwr.app import Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
@@ -105,7 +105,7 @@ def simulate(name, clients, rounds):
 
 
 def main():
-    """Run both, one after the other, and print a line for each."""
+    """Run the strategies one after the other, and print a line for each."""
     offline = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     clients, rounds = (8, 2) if "--short" in sys.argv else (CLIENTS, ROUNDS)
     for name in STRATEGIES:

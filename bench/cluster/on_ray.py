@@ -1,10 +1,10 @@
-"""The cost of a round of a large model: one server, and two shards on Ray.
+"""The cost of a round of a large model with one server, and with two shards on Ray.
 
     .venv/bin/python -m bench.cluster.on_ray [--short] [--only N] [METHOD...]
 
-Every line is of a process of its own, one after another. Clients' vectors are made before a round and are no part of
-it: those of one server lie in its memory, those of shards in Ray's, a slice an object, as clients' workers returned
-them. CPU is what to compare; the wall is that of whatever else the machine did.
+Every line runs in a separate process, one after the other. Clients' vectors exist before a round and do not count: a
+server's vectors are in its memory, and shards' slices are Ray objects, as clients' workers return them. Compare the CPU
+time, since the wall time includes other load of the machine.
 """
 
 import json
@@ -22,7 +22,7 @@ from fedcore import Compute, Server, Storage
 
 N, S, SHARDS, CLIENTS = 11_700_000, 16, 2, 32
 ROUNDS, WARM = 10, 4
-"""Rounds, and how many of them are not counted: Ray's memory is touched for the first time in these."""
+"""The number of rounds, and of first rounds that do not count, since they touch Ray's memory for the first time."""
 STORE_BYTES = 3 << 30
 WAYS = (
     ("one server", None),
@@ -31,20 +31,20 @@ WAYS = (
     ("two shards, vectors through the coordinator", "vectors"),
 )
 HERE = (None, "threads")
-"""The ways that are one process."""
+"""The ways that run in one process."""
 
 
 def cohort(t):
-    """Half of the clients, in turns: with methods that keep rows every second round meets the same ones."""
+    """Return one half of the clients in even rounds and the other half in odd rounds."""
     return [(client + S * t) % CLIENTS for client in range(S)]
 
 
 def one_process(method, folder, n, rounds, how):
-    """Seconds of CPU of each round, those of one server or of threads alone, and of its wall."""
+    """Return the CPU seconds and wall seconds of each round, for one server or for shards in threads."""
     import fedcore
 
     fedcore.set_threads(2)
-    # As many as clients: of four that come again and again the caches have every second one.
+    # One vector per client of a round, since the caches could hold a few repeated vectors.
     ys = [np.random.default_rng(client).normal(size=n).astype(np.float32) * 1e-3 for client in range(S)]
     x0 = np.zeros(n, np.float32)
     if how == "threads":
@@ -63,7 +63,7 @@ def one_process(method, folder, n, rounds, how):
 
 
 def shards(method, folder, n, rounds, how):
-    """The same on Ray: the coordinator's, the shards' while updates come in and afterwards, Ray's others."""
+    """Return the seconds on Ray: the coordinator's, the shards' during and after the updates, and Ray's others."""
     import ray
 
     from bench.engines.processes import seconds
@@ -98,7 +98,7 @@ def shards(method, folder, n, rounds, how):
         mine = set(ray.get([one.__ray_call__.remote(lambda _: os.getpid()) for one in there._actors]))
 
         def used():
-            """CPU seconds of the shards, and of Ray's others without the clients' workers."""
+            """Return the CPU seconds of the shards, and of Ray's other processes except the clients' workers."""
             _, shards, others = seconds(lambda _, number: number in mine)
             return np.array([shards, others - seconds(lambda _, number: number in theirs).workers])
 
@@ -117,7 +117,7 @@ def shards(method, folder, n, rounds, how):
             opened._fold_held()
             marks.append(time.process_time())
             walls.append(time.perf_counter())
-            folded = used()  # looks at all processes, which is no part of a round
+            folded = used()  # scans all processes, which does not count
             marks.append(time.process_time())
             walls.append(time.perf_counter())
             assert len(opened.finish().accepted) == S
@@ -131,12 +131,12 @@ def shards(method, folder, n, rounds, how):
 
 
 def without_middle(marks):
-    """The time from the first of four marks to the last, but for that between the two others."""
+    """Return the time from the first to the last of four marks, without the time between the two in the middle."""
     return marks[1] - marks[0] + marks[3] - marks[2]
 
 
 def line(method, on_disk, way, short):
-    """A way's figures: CPU ms a round, and its wall."""
+    """Return the figures of a way: CPU and wall milliseconds per round."""
     how = dict(WAYS)[way]
     n, rounds = (N // 10, WARM + 2) if short else (N, ROUNDS)
     with tempfile.TemporaryDirectory() as folder:

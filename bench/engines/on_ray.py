@@ -1,11 +1,11 @@
-"""The cost of the engine on Ray, nothing trained; and the same clients in one process, on Ray, in Flower's simulation.
+"""The cost of the Ray engine without training, and of the same clients in one process, on Ray and in Flower.
 
     .venv/bin/python -m bench.engines.on_ray overhead [ROW...]
     .venv/bin/python -m bench.engines.on_ray trained [--short]
     .venv/bin/python -m bench.engines.on_ray large [--short]
 
-Flower's simulation starts a Ray of its own, so each runs in a process of its own, one after another. CPU seconds are
-what to compare; the wall's are those of whatever else the machine did.
+Each measurement runs in a separate process, since Flower's simulation starts its own Ray. Compare the CPU seconds,
+since the wall seconds include other load of the machine.
 """
 
 import itertools
@@ -29,16 +29,16 @@ OVERHEAD = (
     (1_000_000, 32, 1),
     (11_700_000, 16, 1),
 )
-"""n, S, and clients a task at most."""
+"""n, S, and the most clients per task."""
 MODELS = {"mlp": (30, 48, 5, 12), "lenet": (16, 250, 1, 6)}
-"""Clients, examples and epochs of each, and rounds, the first of which is not counted."""
+"""The number of clients, the examples and epochs of each client, and the rounds; the first round does not count."""
 LARGE = (11_700_000, 16, 6)
-"""n and clients, which send the model back, and rounds, the first of which is not counted."""
+"""n, the clients, which return the model unchanged, and the rounds; the first round does not count."""
 OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def problem(model):
-    """Noise as examples, and who holds which."""
+    """Return noise as examples, and each client's indices."""
     from fedcore.simulation.data import Dataset
 
     clients, examples, *_ = MODELS[model]
@@ -54,7 +54,7 @@ def one_round(server, updates, ids):
 
 
 def measured(do, rounds, workers):
-    """Milliseconds of CPU a round, by whose they are, and of the wall: the median and the least."""
+    """Return the CPU milliseconds per round by process, and the median and least wall milliseconds."""
     from bench.engines.processes import seconds
 
     walls, before = [], seconds(workers)
@@ -67,27 +67,26 @@ def measured(do, rounds, workers):
 
 
 def idle():
-    """A trainer that trains nothing."""
+    """Return a trainer class that does not train."""
     import fedcore
     from fedcore.simulation.ray_engine import Trained, Trainer
 
     class Idle(Trainer):
-        """A worker that sends the model back."""
+        """A worker that returns the model unchanged."""
 
         def prepare(self, *_):
             fedcore.set_threads(1)
             return os.getpid()
 
-        def train(self, common, clients, steps, x, *_):
-            ys = np.empty((len(clients), len(x)), np.float32)
-            ys[:] = x
-            return Trained(ys, None, [1] * len(ys), [0.1] * len(ys))
+        def train(self, header, x, *_):
+            clients = len(header.clients)
+            return Trained([np.array(x) for _ in range(clients)], [], [1] * clients, [0.1] * clients)
 
     return Idle
 
 
 def overhead(rows):
-    """A line for each of the sizes."""
+    """Print a line for each size."""
     import fedcore
     from fedcore.simulation import ray_engine as engine
     from fedcore.simulation.executor import Session
@@ -122,7 +121,7 @@ def overhead(rows):
 
 
 def trained(model, how, rounds):
-    """The same clients' rounds: {"cpu", "wall", "x"}, where x is the model's first number in the end."""
+    """Train the same clients in one of the ways; return {"cpu", "wall", "x"}, with x = sum_j |x_j| at the end."""
     import torch
 
     import fedcore
@@ -151,7 +150,7 @@ def trained(model, how, rounds):
 
 
 def large(how, rounds):
-    """Rounds of clients that send a large model back: {"cpu", "wall", "x"}."""
+    """Run rounds of clients that return a large model unchanged; return {"cpu", "wall", "x"}."""
     import fedcore
     from fedcore.simulation import ray_engine as engine
     from fedcore.simulation.executor import Session
@@ -186,7 +185,7 @@ def large(how, rounds):
 
 
 def flower(model, rounds):
-    """Flower's FedAvg over its simulation; a client takes the same minibatches, steps and rates."""
+    """Run Flower's FedAvg in its simulation with the same minibatches, steps and rates."""
     from fedcore.model import Layout
     from fedcore.simulation.nets import build
 
@@ -201,7 +200,7 @@ def flower(model, rounds):
         from fedcore import Server
         from fedcore.simulation.in_process import InProcess
 
-        if "work" not in kept:  # an actor's, for all of its clients: as good as it can be had
+        if "work" not in kept:  # kept by the actor for all its clients, the best case for Flower
             torch.set_num_threads(1)
             fedcore.set_threads(1)
             module = build(model, seed=0)
@@ -221,10 +220,10 @@ def flower(model, rounds):
 
 
 def simulated(work, state, clients, rounds):
-    """Rounds of Flower's FedAvg over its simulation.
+    """Run rounds of Flower's FedAvg in its simulation.
 
     Args:
-        work: of a client, in an actor: (arrays, round, partition) to (arrays, examples).
+        work: a client's function, from (arrays, round, partition) to (arrays, examples).
         state: the arrays of the first model.
     """
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -273,11 +272,7 @@ def simulated(work, state, clients, rounds):
 
 
 def compare(models, short):
-    """A line for each model and way, every way in a process of its own.
-
-    Args:
-        models: clients and rounds by name.
-    """
+    """Print a line for each model and way; each way runs in a separate process."""
     for model, (clients, rounds) in models.items():
         for how in ("in process", "Ray", "Flower"):
             command = [sys.executable, "-W", "ignore", "-m", "bench.engines.on_ray", "one", model, how]

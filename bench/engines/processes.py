@@ -1,4 +1,4 @@
-"""CPU seconds of this process, its workers on Ray, and Ray's other processes: what a busy machine falsifies least."""
+"""CPU seconds of this process, its workers on Ray, and Ray's other processes; other load hardly changes them."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class Seconds(NamedTuple):
-    """CPU seconds by whose they are."""
+    """CPU seconds by process."""
 
     driver: float
     workers: float
@@ -19,16 +19,16 @@ class Seconds(NamedTuple):
 
 
 def seconds(workers):
-    """The seconds so far.
+    """Return the CPU seconds so far.
 
     Args:
-        workers: whether a process is one, by its name and number.
+        workers: a function of a process's name and number that returns whether it is a worker.
     """
     table = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = path.read_text()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         fields = text[text.rindex(")") + 2 :].split()
         name = text[text.index("(") + 1 : text.rindex(")")]

@@ -1,6 +1,7 @@
-"""Arrays on the GPU for `make gpu-check`: torch's and fedcore's own; in a rehearsal those of the tests' driver.
+"""Arrays on the GPU for `make gpu-check`, allocated by torch or by fedcore.
 
-With FEDCORE_CUDA_DRIVER set to the tests' driver everything runs on the host, where no figure of time means anything.
+In a rehearsal, FEDCORE_CUDA_DRIVER selects the tests' driver. Everything then runs on the host, and times are
+meaningless.
 """
 
 import os
@@ -9,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedcore.arrays import core
 from fedcore.kernels import Codes
-from fedcore.native import core
 
 REAL = not os.environ.get("FEDCORE_CUDA_DRIVER")
 GUARD, SENTINEL = 64, 0x5A
-"""Bytes behind each tensor of torch's, and what is in them: an overrun shows there, whatever lies behind."""
+"""The number and value of guard bytes after each torch tensor, which reveal writes past its end."""
 
 if not REAL:
     from tests.devices.fake_driver import fake_driver
@@ -27,9 +28,9 @@ class Placed:
     """A copy of an array on the device.
 
     Args:
-        host: a NumPy array, or a tensor of torch's bfloat16.
-        shift: elements in front of it, behind a multiple of 512 bytes.
-        own: whether it is fedcore's own, where that has such a dtype.
+        host: a NumPy array, or a torch tensor of bfloat16.
+        shift: the number of elements between a multiple of 512 bytes and the array.
+        own: whether fedcore allocates the array, if it supports the dtype.
     """
 
     def __init__(self, host: Any, shift: int = 0, own: bool = False):
@@ -50,11 +51,7 @@ class Placed:
             self.array = TorchTensor(values, "bfloat16" if half else None, offset=shift * values.itemsize)
 
     def numpy(self):
-        """What is in it now; bfloat16 as uint16.
-
-        Raises:
-            AssertionError: somebody has written behind it.
-        """
+        """Return the present content, with bfloat16 as uint16; raise AssertionError after a write past the end."""
         if isinstance(self.array, core.DeviceArray):
             return self.array.to_host()
         if not REAL:
@@ -65,7 +62,7 @@ class Placed:
 
 
 def placed(tree, place, known):
-    """A tree of lists, dicts and codes with every array on the device, and what lies twice in it lying twice there."""
+    """Return a tree of lists, dicts and codes with every array copied to the device; repeated arrays share a copy."""
     if isinstance(tree, dict):
         return {name: placed(part, place, known) for name, part in tree.items()}
     if isinstance(tree, Codes):

@@ -1,7 +1,7 @@
-"""Bytes a second of the kernels beside a copy on the device, torch and CuPy: ``python -m bench.gpu.bandwidth``.
+"""Bandwidth of the kernels against a copy on the device, torch and CuPy: ``python -m bench.gpu.bandwidth``.
 
-A line's bytes are those that the kernel has to read and write; the floor is the rate of a device-to-device copy, whose
-bytes are counted likewise. --gigabytes says about how much one call moves, which should be many times the L2 cache.
+The bytes of a line are those that the kernel must read and write. The floor is the bandwidth of a device-to-device
+copy, whose reads and writes both count. --gigabytes sets about how much a call moves; choose many times the L2 cache.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from fedcore.kernels import Codes, Linear, Terms
 MODEL, TENSORS, CLIENTS = 11_173_962, 62, 64  # a ResNet-18
 ROWS = {"f32": 4, "bf16": 2, "f16": 2, "int8": 1 + 1 / 16}
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
-LEAST = 1 << 30  # bytes of a call from which on its share of the copy is due
+LEAST = 1 << 30  # the least bytes of a call for which the target share applies
 
 
 def empty(n, dtype="float32"):
-    """An array on the device of small numbers."""
+    """Return an array of small numbers on the device."""
     if REAL:
         import torch
 
@@ -45,7 +45,7 @@ def row(codec, n):
 
 
 class Lines:
-    """The lines, each made and measured by itself, so that its arrays are gone before the next one's come."""
+    """The lines; each is made and measured before the next, so that its arrays are freed."""
 
     def __init__(self, gigabytes):
         self.moved = gigabytes * 1e9
@@ -87,7 +87,7 @@ class Lines:
         return self.measure(what, call, 4 * sum(sizes) * (len(models) + 1), 0.8, others)
 
     def exchange(self, codec, anchored, k=8):
-        each = k * (4 + 2 * ROWS[codec]) + 4 + 16 + 4 * anchored  # x and v are read once
+        each = k * (4 + 2 * ROWS[codec]) + 4 + 16 + 4 * anchored  # x and v count once
         n = self.size(each)
         x, v, acc, out = empty(n), empty(n), empty(n, "float64"), empty(n, "float64")
         sent = [empty(n) for _ in range(k)]
@@ -155,7 +155,7 @@ class Lines:
         return self.measure(f"mix of {p} models in a ring", partial(kernels.mix, models, ring), n * 8 * p)
 
     def each(self):
-        """The functions that make the lines, in the order of what would be missed most."""
+        """Return the functions that make the lines, most important first."""
         yield from (partial(self.sums, dtype, False, norms) for dtype in DTYPES for norms in (False, True))
         yield self.many_tensors
         yield from (partial(self.exchange, codec, anchored) for codec in ROWS for anchored in (False, True))
@@ -167,7 +167,7 @@ class Lines:
 
 
 def halves(found):
-    """How many times as fast half precision's rows are summed."""
+    """Return the line that compares summing bfloat16 rows with float32 rows."""
     took = {one["what"]: one["seconds"] for one in found}
     whole, half = (took.get(f"weighted sum of 32 {dtype} rows") for dtype in ("float32", "bfloat16"))
     bytes_of = {one["what"]: one["bytes"] for one in found}

@@ -1,8 +1,8 @@
-"""Clients on a GPU: the CPU's figures within rounding, the same bits twice, and many in a call against one by one.
+"""Client training on a GPU: it agrees with the CPU within rounding, repeats bit for bit, and is timed batched or not.
 
     python -m bench.gpu.clients [--device cpu]
 
-Where there is no GPU, ``--device cpu`` does the same on the CPU: each way of training against one by one there.
+Without a GPU, ``--device cpu`` compares each way of training with sequential training on the CPU.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from fedcore.simulation.torch_device import torch_device
 REAL = not os.environ.get("FEDCORE_CUDA_DRIVER")
 CLIENTS, EXAMPLES = 6, 20
 NEAR = 1e-2
-"""What a client's way from x may differ by on a GPU, as a share of its length."""
-# model, its options, an example's shape, the ways to train it
+"""The allowed difference of a client's change of x on a GPU, relative to its length."""
+# (model, its options, the shape of an example, the ways to train it)
 MODELS = {
     "LeNet-5": ("lenet", {}, (1, 28, 28), (False, True, "vmap")),
     "a perceptron": ("mlp", {}, (1, 8, 8), (False, True, "vmap")),
@@ -34,7 +34,7 @@ MODELS = {
 }
 NAMES = {True: "products", "vmap": "vmap"}
 SHORT = ("LeNet-5",)
-"""What a rehearsal looks at."""
+"""The models of a rehearsal."""
 
 
 def dataset(shape):
@@ -45,7 +45,7 @@ def dataset(shape):
 
 
 def trained(what, together, device):
-    """What clients of different sizes send, float32[clients, n], x, and the test loss of x."""
+    """Return the models of clients of different sizes, float32[clients, n], x, and the test loss of x."""
     name, options, shape, _ = MODELS[what]
     parts = np.split(np.arange(CLIENTS * EXAMPLES), [15, 40, 57, 80, 97])
     module = build(name, seed=1, **options)
@@ -56,10 +56,10 @@ def trained(what, together, device):
 
 
 def check(what, together, device):
-    """How far clients' ways from x are from the CPU's, one by one, as a share of their lengths.
+    """Return the largest relative difference of the clients' changes of x to sequential training on the CPU.
 
     Raises:
-        AssertionError: too far, or a second time has other bits.
+        AssertionError: the difference is too large, or a repetition has different bits.
     """
     ys, x, loss = trained(what, together, device)
     due, _, due_loss = trained(what, False, "cpu")
@@ -73,7 +73,7 @@ def check(what, together, device):
 
 
 def times(what, batch, cohort, device):
-    """Lines: a client's local step in each way that there is, against one by one."""
+    """Yield a line of a client's local step for each way of training, against sequential training."""
     name, options, shape, _ = MODELS[what]
     module = build(name, seed=0, **options)
     took = seconds_of_ways(module, shape, batch=batch, device=torch_device(device), vmap=True, cohort=cohort)
@@ -88,7 +88,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda" if REAL else "cpu", metavar="NAME")
     device = parser.parse_args().device
-    torch.set_num_threads(1)  # as in the processes that run trials
+    torch.set_num_threads(1)  # as in processes that run trials
     wrong = 0
     for what in MODELS if device != "cpu" else SHORT:
         for together in MODELS[what][3]:

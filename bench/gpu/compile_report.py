@@ -33,7 +33,7 @@ class Board(NamedTuple):
 
     @property
     def due(self):
-        """Bytes that each multiprocessor has to have under way, by Little's law, for all of the bandwidth."""
+        """Bytes that each multiprocessor must have in flight for the full bandwidth, by Little's law."""
         return self.bandwidth * LATENCY / self.multiprocessors
 
 
@@ -77,9 +77,9 @@ def kernels_table(kernels, code):
                 *(f"{min(1, need):.0%} ({need:.1f})" for need in needs),
             ]
         )
-    promised = (f"of an {name}'s bandwidth" for name in BOARDS)
+    promised = (f"share of an {name}'s bandwidth" for name in BOARDS)
     columns = ("kernel", "registers", "spilled, B", "shared, KiB", "blocks", "16-byte accesses", "loads in flight, B")
-    return table((*columns, "of a multiprocessor, KiB", *promised), rows)
+    return table((*columns, "per multiprocessor, KiB", *promised), rows)
 
 
 def architectures_table(found, sizes):
@@ -92,7 +92,7 @@ def architectures_table(found, sizes):
         rows[-1].append(f"{sizes[f'sm_{architecture}'] / 1e6:.2f}")
     rows.append(["compute_75 (PTX)", "", "", "", f"{sizes['compute_75'] / 1e6:.2f}"])
     rows.append(["all of them", "", "", "", f"{sizes['all'] / 1e6:.2f}"])
-    return table(("compiled for", "kernels", "most registers", "bytes that spill", "in the image, MB"), rows)
+    return table(("compiled for", "kernels", "most registers", "spilled bytes", "size in the image, MB"), rows)
 
 
 def made(folder):
@@ -124,11 +124,12 @@ def markdown():
     due = ", ".join(f"{board.due / 1024:.0f} KiB on an {name}" for name, board in BOARDS.items())
     words = (
         f"nvcc {compiled.nvcc_version()}, `{' '.join(compiled.FLAGS)}`; of PTX for compute capability 7.5.\n\n"
-        f"For sm_{SHOWN}; `blocks` is what registers and shared memory allow a multiprocessor. By Little's law all of "
-        f"the bandwidth at {LATENCY * 1e6:.0f} us takes {due} in flight; behind the share that is promised, how many "
-        "times that is there. Phases in which a block adds and does not load are not counted.",
-        f"Fused operations of the machine are in {', '.join(fused)} alone: steps of their correctly rounded "
-        "divisions and square roots.",
+        f"The table is for sm_{SHOWN}. `blocks` is the number of blocks that fit on a multiprocessor, by registers and "
+        f"shared memory. By Little's law, the full bandwidth at a latency of {LATENCY * 1e6:.0f} us needs {due} in "
+        "flight per multiprocessor. The last columns show the share of the bandwidth that this allows and, in "
+        "brackets, the ratio of the bytes in flight to the required ones. Phases without loads are not counted.",
+        f"Only {', '.join(fused)} contain fused machine operations: steps of correctly rounded divisions and square "
+        "roots.",
     )
     return "\n\n".join([words[0], kernels_table(found[SHOWN][::-1], code), words[1], architectures_table(found, sizes)])
 

@@ -1,7 +1,7 @@
-"""The kernels for GPUs as nvcc compiles them, without a GPU: registers, spills, instructions, bytes in flight.
+"""The GPU kernels as nvcc compiles them, without a GPU: registers, spills, instructions, bytes in flight.
 
-PTX says which operations a compiler may fuse and how wide accesses are; ptxas says what a thread needs of a
-multiprocessor; nvdisasm, where there is one, shows the machine's own instructions.
+PTX shows the width of accesses and the operations that a compiler may fuse. ptxas reports the resources of a thread.
+nvdisasm, if installed, shows the machine instructions.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 CSRC = Path(__file__).parents[2] / "csrc"
 SOURCE = CSRC / "kernels" / "cuda" / "kernels.cu"
 FLAGS = re.search(r"set\(FEDCORE_CUDA_FLAGS ([^)]*)\)", (CSRC / "cmake" / "cuda.cmake").read_text())[1].split()
-THREADS = 256  # of a block
+THREADS = 256  # the threads of a block
 ROUNDED = re.compile(r"\b(?:add|sub|mul|mad|fma|div|sqrt|rcp)\.\S*f(?:16|32|64)\S*")
 SAFE = re.compile(r"(?:add|sub|mul|div|sqrt)\.rn\.f(?:32|64)")
 ACCESS = re.compile(r"\b(?:ld|st)\.global\S*")
@@ -24,16 +24,16 @@ WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 
 @dataclass(frozen=True)
 class Kernel:
-    """What one kernel is compiled to.
+    """The compiled form of a kernel.
 
     Attributes:
-        registers: of a thread.
-        spilled: bytes of a thread that registers had no room for.
-        shared: bytes of a block's shared memory.
-        accesses: instructions that read or write global memory.
-        wide: those of them that move 16 bytes.
-        unsafe: floating-point operations that flush, that round otherwise than to the nearest, or that whoever
-            compiles the PTX may fuse.
+        registers: the registers of a thread.
+        spilled: the bytes per thread that did not fit into registers.
+        shared: the bytes of a block's shared memory.
+        accesses: the instructions that read or write global memory.
+        wide: the accesses of 16 bytes.
+        unsafe: the floating-point operations that flush subnormal numbers, do not round to nearest, or may be fused by
+            a compiler of the PTX.
     """
 
     name: str
@@ -46,22 +46,18 @@ class Kernel:
 
 
 def toolkits():
-    """The folders with a CUDA toolkit's programs, beside those of PATH."""
+    """Return the folders with programs of CUDA toolkits, in addition to PATH."""
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     return [f"{home}/bin" for home in homes if home]
 
 
 def tool(name):
-    """The path of a tool of the CUDA toolkit; None if there is none."""
+    """Return the path of a tool of the CUDA toolkit, or None."""
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *toolkits()]))
 
 
 def said(*command):
-    """What a command prints.
-
-    Raises:
-        RuntimeError: it fails; the message is what it printed.
-    """
+    """Return the output of a command; raise RuntimeError with the output if the command fails."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
@@ -73,17 +69,17 @@ def nvcc_version():
 
 
 def compile_ptx(to):
-    """The kernels as PTX, of which the image is made, with the build's own flags; warnings are errors."""
+    """Compile the kernels to PTX with the build's flags, as for the image; warnings are errors."""
     said(tool("nvcc"), *FLAGS, "-I", CSRC, "-arch=compute_75", "-ptx", "-o", to, SOURCE)
 
 
 def assemble(ptx, architecture, to):
-    """PTX as machine code; ptxas's words on what each kernel uses."""
+    """Assemble PTX, and return the output of ptxas on the resources of each kernel."""
     return said(tool("ptxas"), "-v", "-warn-spills", f"-arch=sm_{architecture}", "-o", to, ptx)
 
 
 def kernels(ptx, words):
-    """A ``Kernel`` for each of the PTX, by ptxas's words."""
+    """Yield a ``Kernel`` for each kernel of the PTX, with numbers from the output of ptxas."""
     bodies = {part.split("(")[0].strip(): part for part in re.split(r"\.visible \.entry ", ptx)[1:]}
     for part in words.split("Compiling entry function '")[1:]:
         name = part.split("'")[0]
@@ -100,7 +96,7 @@ def kernels(ptx, words):
 
 
 def machine_code(cubin):
-    """Predicate, instruction and operands, one after another, of each kernel by name, as nvdisasm shows them."""
+    """Return (predicate, instruction, operands) of each kernel's instructions, by name, from nvdisasm."""
     code, name = {}, None
     for line in said(tool("nvdisasm"), "-c", cubin).splitlines():
         if line.startswith(".text.fedcore_"):
@@ -112,14 +108,14 @@ def machine_code(cubin):
 
 
 def width(opcode):
-    """Bytes that a load or store moves for each thread."""
+    """Return the bytes that a load or store moves per thread."""
     return next((WIDTHS[part] for part in opcode.split(".")[1:] if part in WIDTHS), 4)
 
 
 def in_flight(instructions):
-    """The most bytes of loads from global memory that a thread has under way before it waits for one of them.
+    """Return the most bytes of global loads that a thread has in flight before it waits for one of them.
 
-    Counted along straight-line code, from a first load to the first instruction that reads what a load wrote.
+    The count follows straight-line code, from a first load to the first instruction that reads a loaded register.
     """
     most, loaded = 0, {}
     for predicate, opcode, operands in instructions:
@@ -131,7 +127,7 @@ def in_flight(instructions):
             loaded[number] = set(range(number, number + max(1, wide // 4)))
             most = max(most, sum(4 * len(held) for held in loaded.values()))
         elif opcode.startswith(("BRA", "EXIT", "RET")):
-            loaded = loaded if predicate else {}  # what is not taken goes on
+            loaded = loaded if predicate else {}  # a conditional branch may fall through
         elif any(_registers(operands) & held for held in loaded.values()):
             loaded = {}
     return most

@@ -1,12 +1,12 @@
-"""What `make gpu-check` runs on a machine with a GPU: ``python -m bench.gpu.day``.
+"""The steps of `make gpu-check` on a machine with a GPU: ``python -m bench.gpu.day``.
 
-It needs no network and nothing installed but a CUDA toolkit, a C++ compiler, CMake, and a Python with NumPy, pybind11
-and torch; CuPy is used where it is. Steps come in the order of what would be missed most, each with a limit of its own,
-and one that fails takes no other with it. All goes into $OUT/gpu-check.json, the tables into $OUT/gpu-check.md. The
-exit status is 0 if every step went well.
+The script needs a CUDA toolkit, a C++ compiler, CMake, and a Python with NumPy, pybind11 and torch, but no network. It
+uses CuPy if installed. The most important steps run first. Each step has a time limit, and later steps run even if it
+fails. The results are written to $OUT/gpu-check.json, and the tables to $OUT/gpu-check.md. The exit status is 0 if all
+steps succeed.
 
-GPU_CHECK_REHEARSAL=1 has the driver of the tests in the GPU's place, small sizes, and the editable install in place of
-a build: it shows that every step runs, and no figure.
+GPU_CHECK_REHEARSAL=1 uses the tests' driver instead of a GPU, small sizes, and the editable install instead of a build.
+It checks that every step runs, and measures nothing.
 """
 
 import json
@@ -28,12 +28,12 @@ REHEARSAL = bool(os.environ.get("GPU_CHECK_REHEARSAL"))
 SECONDS = float(os.environ.get("GPU_CHECK_SECONDS", 520))
 PYTHON = sys.executable
 SANITIZER = "compute-sanitizer --error-exitcode 9 --launch-timeout 0 --tool"
-# Behind torch's cache of memory nobody can see where an array ends.
+# With torch's cache of memory, a tool cannot see the end of an array.
 APART = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 
 class Day:
-    """The steps so far, and the time that is left for others."""
+    """The finished steps, and the time left for the others."""
 
     def __init__(self):
         self.began, self.results = time.monotonic(), {"rehearsal": REHEARSAL, "steps": {}}
@@ -46,7 +46,7 @@ class Day:
         (OUT / "gpu-check.json").write_text(json.dumps(self.results, indent=1) + "\n")
 
     def run(self, name, command, limit, **environment):
-        """Run a step; whether it went well. Lines of JSON are what it has found, also if it did not come to its end."""
+        """Run a step, keep the JSON lines that it prints (even after a failure), and return whether it succeeded."""
         if self.left() < 10:
             self.results["steps"][name] = {"status": None, "said": ["not reached"]}
             return False
@@ -58,7 +58,7 @@ class Day:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                start_new_session=True,  # a step that is too slow ends with all of its children
+                start_new_session=True,  # a timeout also ends the step's child processes
                 env=os.environ | self.environment() | environment,
             )
             try:
@@ -78,7 +78,7 @@ class Day:
     @staticmethod
     @cache
     def environment():
-        """What the steps' Python sees: fedcore as it was built here; in a rehearsal what is installed."""
+        """Return the environment of the steps, with the fedcore built here, or in a rehearsal the installed one."""
         if REHEARSAL:
             from tests.devices.fake_driver import environment
 
@@ -91,7 +91,7 @@ class Day:
 
 
 def sorted_out(said):
-    """What a step has found, by the lines of JSON in what it said; the rest as it is, as far as one reads it."""
+    """Split a step's output into its JSON lines and the end of the other text."""
     found, lines, others = {}, [], []
     for text in said:
         try:
@@ -108,7 +108,7 @@ def sorted_out(said):
 
 
 def building():
-    """The command that builds fedcore for this GPU and this processor alone, beside the sources and not among them."""
+    """Return the command that builds fedcore for this GPU and processor only, outside the sources."""
     version = "import tomllib; print(tomllib.load(open('pyproject.toml', 'rb'))['project']['version'])"
     return (
         "set -e; chip=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .); "
@@ -122,7 +122,7 @@ def building():
 
 
 def steps():
-    """Name, command, limit in seconds and environment of each step behind the build."""
+    """Return the name, command, limit in seconds and environment of each step after the build."""
     parity, sizes = f"{PYTHON} -m bench.gpu.parity", ("3e6", "2e7", "4e4", "4", 45)
     if REHEARSAL:
         sizes = ("1e4", "3e4", "1e3", "0.0001", 1)

@@ -1,4 +1,4 @@
-"""A random problem for each kernel: functions of ``Problems`` and of the kind of numbers in it."""
+"""A random problem for each kernel, as functions of ``Problems`` and of the kind of numbers."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ CODECS = ["f32", "bf16", "f16", "int8"]
 FORMS = [
     {},
     {"row": Terms(h=1, r=0.5), "adds": Terms(row=0.5, r=-2)},
-    {"row": Terms(h=1, r=1, q=-1), "adds": Terms(h=1, row=0.25, q=0.5)},  # SCAFFOLD's row; a sum of everything
+    {"row": Terms(h=1, r=1, q=-1), "adds": Terms(h=1, row=0.25, q=0.5)},  # SCAFFOLD's row; a sum of all terms
 ]
 
 
@@ -36,7 +36,7 @@ def weighted_sum(problems, kind):
 
 
 def sent(problems, kind, arrays_each):
-    """What k clients sent, from bases of which late ones have another."""
+    """Return k clients' updates; late clients have a different base."""
     k = problems.some(11)
     n = problems.size(k * arrays_each)
     first, late = problems.numbers(n), problems.numbers(n)
@@ -62,7 +62,7 @@ def accumulate(problems, kind):
 def exchange(problems, kind):
     k, n, arrays, scales, weights = sent(problems, kind, 4)
     codec = str(problems.rng.choice(CODECS))
-    plain = problems.chance(0.7)  # every row of one codec
+    plain = problems.chance(0.7)  # all rows have one codec
     old = [row_of(problems, n, codec if plain else str(problems.rng.choice(CODECS))) for _ in range(k)]
     old = [row if problems.chance(0.8) else None for row in old]
     in_place = [row is not None and of_codec(row, codec) and problems.chance(0.3) for row in old]
@@ -79,7 +79,7 @@ def exchange(problems, kind):
         rows = a["old"], a["anchors"], a["new"]
         return kernels.exchange(a["acc"], a["bases"], a["ys"], scales, weights, *rows, out=a["out"], keys=keys, **forms)
 
-    parts = 2 if codec == "int8" else 1  # arrays of a row
+    parts = 2 if codec == "int8" else 1  # the arrays of a row
 
     def worthless(due):
         bad = np.flatnonzero(~np.isfinite(due))

@@ -1,19 +1,19 @@
-"""Lines of the tables: what was done and moved, how fast, against whom, and what was due. It knows no GPU."""
+"""The lines of the GPU tables: the work, its bytes and seconds, the rivals and the targets. Does not need a GPU."""
 
 import json
 
 
 def line(what, ours, moved=None, *, floor=None, due=None, rivals=None, targets=None):
-    """A row of the tables.
+    """Return a line of the tables.
 
     Args:
-        what: was done.
-        ours: seconds.
-        moved: bytes, read and written.
-        floor: bytes a second of whoever is the floor: a copy on the device, or the bus.
-        due: the share of the floor that is due.
-        rivals: name -> seconds.
-        targets: name -> how many times ours the rival's time is due to be.
+        what: the name of the work.
+        ours: fedcore's seconds.
+        moved: the bytes read and written.
+        floor: the bytes per second of the floor: a copy on the device, or the bus.
+        due: the target share of the floor.
+        rivals: seconds by rival.
+        targets: by rival, the target ratio of the rival's time to fedcore's.
     """
     made = {"what": what, "seconds": ours, "bytes": moved}
     if ours is not None and moved is not None:
@@ -28,7 +28,7 @@ def line(what, ours, moved=None, *, floor=None, due=None, rivals=None, targets=N
 
 
 def met(made):
-    """Whether a line is what it is due to be: True, False, or None where nothing is due, or measured."""
+    """Whether a line meets its targets; None without targets or measurements."""
     said = []
     if made["due of the floor"] is not None and "of the floor" in made:
         said.append(made["of the floor"] >= made["due of the floor"])
@@ -37,5 +37,5 @@ def met(made):
 
 
 def show(made):
-    """Print a line for whoever collects them."""
+    """Print a line as JSON for ``bench.gpu.day``."""
     print(json.dumps(made), flush=True)

@@ -1,7 +1,7 @@
-"""Fresh random problems on the GPU against the CPU's kernels, bit for bit: ``python -m bench.gpu.parity``.
+"""Compare the GPU kernels with the CPU kernels, bit for bit, on new random problems: ``python -m bench.gpu.parity``.
 
-It prints, as JSON, how many problems of each kernel had the same bits. With --repeats it makes the same calls again and
-again beside other work, and prints how many different results there were, of which one is due.
+The script prints as JSON the number of problems of each kernel with equal bits. With --repeats it repeats the same
+calls during other GPU work, and prints the number of different results, which should be 1.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def parity(seconds, largest, seed):
 
 
 def repeats():
-    """An exchange and a weighted sum with norms, as hashes of all that they give."""
+    """Repeat an exchange and a weighted sum with norms, and count the different results by their hashes."""
     n, calls = (3_000_017, 100) if REAL else (20_017, 3)
     rng = np.random.default_rng(11)
     ys = [Placed(rng.normal(size=n).astype(np.float32)) for _ in range(6)]
@@ -55,7 +55,7 @@ def repeats():
 
 
 def other_work():
-    """What keeps the GPU busy on a stream of its own."""
+    """Return a function that keeps the GPU busy on a separate stream."""
     if not REAL:
         return lambda: None
     import torch

@@ -1,6 +1,7 @@
-"""Random problems for every kernel, each solved on the CPU and on the GPU and held to the same bits.
+"""Random problems for every kernel, solved on the CPU and on the GPU, whose bits must be equal.
 
-Outputs hold garbage before, another on each side; sizes stand at the edges of tiles and pieces; arrays start anywhere.
+Outputs initially hold garbage, which differs between the two sides. Sizes are at the edges of tiles and pieces, and
+arrays start at arbitrary addresses.
 """
 
 from collections import Counter
@@ -21,8 +22,8 @@ class Problems:
     """A stream of problems.
 
     Args:
-        largest: about how many elements all arrays of one together have.
-        seed: what they follow from.
+        largest: the approximate number of elements of all arrays of a problem.
+        seed: the seed of the problems.
     """
 
     def __init__(self, largest, seed):
@@ -36,7 +37,7 @@ class Problems:
         return bool(self.rng.random() < p)
 
     def size(self, arrays=1):
-        """Elements of one of so many arrays."""
+        """Return the number of elements of each of ``arrays`` arrays."""
         most = max(2, self.largest // arrays)
         edges = [n for n in EDGES if n <= most]
         drawn = self.rng.choice(edges) if edges and self.chance(0.5) else np.exp(self.rng.uniform(0, np.log(most)))
@@ -62,7 +63,7 @@ class Problems:
         return values if codec == "f32" else kernels.quantise(values, codec, seed=self.some(99))
 
     def poisoned(self, n, dtype="float32"):
-        """An output, with garbage in it; on the device there is other garbage."""
+        """Return an output that holds garbage, which differs from the garbage on the device."""
         array = self.rng.integers(0, 256, n * np.dtype(dtype).itemsize, np.uint8).view(dtype)
         self._garbage.add(id(array))
         return array
@@ -72,13 +73,13 @@ class Problems:
         return Placed(here, self.some(7) if self.chance(0.2) else 0, own=self.chance(0.3))
 
     def compare(self, name, run, arrays, outputs, worthless=lambda due: {}):
-        """Solve a problem on both sides.
+        """Solve a problem on both sides, and compare the bits.
 
         Args:
-            run: takes the arrays by name and returns numbers, or None.
-            arrays: by name, lists and codes of arrays too.
-            outputs: those that are written, by name.
-            worthless: the outputs that mean nothing, by what was returned: a name, or a name and its array's number.
+            run: a function of the arrays by name, which returns numbers or None.
+            arrays: the arrays, lists of arrays and codes by name.
+            outputs: the names of the arrays that are written.
+            worthless: a function from the returned numbers to the outputs without meaning: names, or (name, index).
         """
         known = {}
         there = placed(arrays, self.place, known)
@@ -88,7 +89,7 @@ class Problems:
             found = run(there)
         if due is not None:
             found, due = np.float64(found), np.float64(due)
-            whole = np.isfinite(due)  # which infinity or NaN a length is that is none is not said
+            whole = np.isfinite(due)  # the kind of a non-finite length is unspecified
             np.testing.assert_array_equal(np.isfinite(found), whole, err_msg=f"{name}: what it returns")
             same(f"{name}: what it returns", found[whole], due[whole])
         skipped = worthless(due)
@@ -102,7 +103,7 @@ class Problems:
 
 
 def leaves(tree):
-    """The arrays of a tree, in order."""
+    """Return the arrays of a tree in order."""
     if tree is None:
         return []
     if isinstance(tree, Codes):
@@ -113,7 +114,7 @@ def leaves(tree):
 
 
 def same(what, found, due):
-    """The same bits, but that any NaN may stand for another."""
+    """Assert that two results have equal bits; any two NaNs count as equal."""
     if isinstance(due, torch.Tensor):
         due = due.view(torch.int16).numpy().view(np.uint16)
         found, due = ((array.astype(np.uint32) << 16).view(np.float32) for array in (found, due))

@@ -1,4 +1,4 @@
-"""Tables of what `make gpu-check` has found: ``python -m bench.gpu.report [--into README] gpu-check.json``."""
+"""Make tables from the results of `make gpu-check`: ``python -m bench.gpu.report [--into README] gpu-check.json``."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ COLUMNS = ("line", "ms", "GB/s", "of the floor", "due", "against", "time / fedco
 
 
 def markdown(results):
-    """The machine, how the steps went, and a row for each line and rival."""
+    """Return the machine, the outcome of the steps, and a row per line and rival, as Markdown."""
     parts = ["**A rehearsal without a GPU: no figure.**"] if results["rehearsal"] else []
     for step in ("machine", "devices"):
         parts.append("\n".join(["```", *results["steps"].get(step, {}).get("said", ["unknown"]), "```"]))
@@ -27,7 +27,7 @@ def markdown(results):
 
 
 def rows_of(line):
-    """The cells of a line: the first row has its own figures, each a rival's."""
+    """Return the rows of a line: the first row has its own figures, and each row has one rival's."""
     said = {None: "", True: "yes", False: "no"}[met(line)]
     first = [
         line["what"],
@@ -42,7 +42,7 @@ def rows_of(line):
 
 
 def steps_table(steps):
-    """How each step went, and the last words of one that did not."""
+    """Return a table of the steps' outcomes, with the last output of each failed step."""
     rows = []
     for name, step in steps.items():
         if step["status"] == 0:

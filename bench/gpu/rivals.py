@@ -1,4 +1,4 @@
-"""What others do on a GPU for the same result: torch operation by operation, by lists and compiled, and CuPy."""
+"""Rival implementations on a GPU: torch with single operations, with lists and compiled, and CuPy."""
 
 import torch
 
@@ -9,7 +9,7 @@ except ImportError:
 
 
 def weighted_sums(rows, weights, out):
-    """By name, functions that leave sum_i weights[i] rows[i] in out."""
+    """Return functions by name that set out = sum_i weights[i] rows[i]."""
     on_device = torch.tensor(weights, device="cuda", dtype=rows[0].dtype)
 
     def one_by_one():
@@ -48,7 +48,7 @@ def _by_cupy(rows, weights, out):
 
 
 def tensors_apart(models, weights, outs):
-    """By name, functions that sum models of many tensors."""
+    """Return functions by name that sum models of many tensors."""
 
     def by_lists():
         torch._foreach_zero_(outs)
@@ -59,13 +59,13 @@ def tensors_apart(models, weights, outs):
 
 
 class Round:
-    """A round of MIFA (v = None) or MimiC by torch: h = (x - y) s; sum += h - r (+ v[t]); r = h; x -= gamma sum / N.
+    """A round of MIFA (v = None) or MimiC in torch: h = (x - y) s; sum += h - r (+ v[t]); r = h; x -= gamma sum / N.
 
-    Sums are float32, as whoever writes it so would have them; fedcore's are float64.
+    Sums are float32, as usual in torch; fedcore's sums are float64.
 
     Args:
-        x, total: float32[n], changed.
-        rows: of the cohort, float32[n] each, changed.
+        x, total: the model and the sum, float32[n], changed in place.
+        rows: the rows of the cohort, float32[n] each, changed in place.
         v: float32[n], or None.
     """
 
@@ -110,7 +110,7 @@ class Round:
         return x - self.gamma / self.clients * total, total, made
 
     def ways(self, ys):
-        """By name, functions of nothing that run a round."""
+        """Return functions by name that run a round on the models ``ys``."""
         return {
             "torch, operation by operation": lambda: self.one_by_one(ys),
             "torch foreach": lambda: self.by_lists(ys),

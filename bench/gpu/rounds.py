@@ -1,4 +1,4 @@
-"""Rounds of a server on the GPU beside torch's and the CPU's, and cold rows: ``python -m bench.gpu.rounds``."""
+"""Rounds of a server on the GPU against torch and the CPU, and with cold rows: ``python -m bench.gpu.rounds``."""
 
 from functools import cache, partial
 
@@ -10,18 +10,18 @@ from bench.gpu.bandwidth import MODEL
 from bench.gpu.lines import line, show
 from bench.gpu.stopwatch import TIMES, host_seconds, rivals_seconds
 from fedcore import Compute, Server, Storage, Update
-from fedcore.native import core
+from fedcore.arrays import core
 
 N, CLIENTS = (MODEL, 32) if REAL else (4_000, 3)
 RATE, STEPS = 0.1, 5
-UPLOADS = 16  # rows that cross the bus one after another
-METHODS = {"FedAvg": 1, "MIFA": 3, "MimiC": 3}  # vectors that a client's update moves
-TORCH, CPU = 2.5, 20.0  # how many times ours the best torch formulation's time is due to be, and the CPU's
+UPLOADS = 16  # the rows that are copied over the bus one after another
+METHODS = {"FedAvg": 1, "MIFA": 3, "MimiC": 3}  # the vectors that are read or written per update
+TORCH, CPU = 2.5, 20.0  # the target ratios of the best torch time and of the CPU's time to fedcore's
 
 
 @cache
 def models():
-    """What clients send: near zero, where the server begins."""
+    """Return clients' models near zero, the server's first model."""
     rng = np.random.default_rng(3)
     return [(0.01 * rng.normal(size=N)).astype(np.float32) for _ in range(CLIENTS)]
 
@@ -40,7 +40,7 @@ def on_device(method, medium="cuda", **storage):
 
 
 def by_torch(method, sent):
-    """By name, functions that run the round by torch; the first result is held to the server's."""
+    """Return functions by name that run the round in torch; for MIFA, compare the first result with the server's."""
     import torch
 
     def zeros():
@@ -58,7 +58,7 @@ def by_torch(method, sent):
 
 
 def rounds(method):
-    """A line: a whole round of a server, its updates made and checked, against torch and the CPU."""
+    """Return the line of a server's round, including making and checking the updates, against torch and the CPU."""
     here = models()
     sent = [Placed(y, own=not REAL) for y in here]
     there, others = [y.array for y in sent], {}
@@ -73,13 +73,13 @@ def rounds(method):
 
 
 def from_host_memory(method, hot):
-    """A line: a round whose rows lie in host memory, to which it writes them, with or without copies on the device."""
+    """Return the line of a round with rows in host memory, with or without cached rows on the device."""
     sent = [Placed(y, own=not REAL) for y in models()]
     server = on_device(method, "ram", cached_rows=CLIENTS if hot else 0)
     run = round_of(server, [y.array for y in sent])
 
     def whole():
-        server.broadcast(range(CLIENTS))  # cold rows come while clients train
+        server.broadcast(range(CLIENTS))  # cold rows are copied while clients train
         run()
 
     what = f"a round of {method}, rows in host memory, {'hot' if hot else 'every one cold'}"
@@ -87,7 +87,7 @@ def from_host_memory(method, hot):
 
 
 def bus():
-    """Lines: rows to the device, through fedcore's copy stream and out of memory of either kind."""
+    """Yield lines of copying rows to the device: by fedcore's copy stream, and from both kinds of host memory."""
     pageable, to, stream = np.ones(N, np.float32), core.DeviceArray(N, "float32"), core.CopyStream()
     sources, floor = {"pageable": pageable}, None
     if REAL:

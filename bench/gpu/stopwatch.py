@@ -1,4 +1,4 @@
-"""Times on the GPU's own clock, and by the host's."""
+"""Timing by the GPU's clock and by the host's clock."""
 
 import statistics
 import sys
@@ -12,9 +12,9 @@ WARMING, TIMES = 3, 15
 
 
 def seconds(call, times=TIMES):
-    """The median of a call's time from event to event on torch's current stream, after three that do not count.
+    """Return the median seconds of a call between two events on torch's current stream, after three warm-up calls.
 
-    In a rehearsal the call is made once, and the time is None.
+    In a rehearsal the function calls once and returns None.
     """
     if not REAL:
         call()
@@ -33,7 +33,7 @@ def seconds(call, times=TIMES):
 
 
 def host_seconds(call, times=TIMES):
-    """The same by the host's clock, of a call and all that it has queued."""
+    """Return the median seconds of a call and all its queued work by the host's clock."""
     if not REAL:
         call()
         return None
@@ -48,11 +48,11 @@ def host_seconds(call, times=TIMES):
 
 
 def rivals_seconds(rivals, clock=seconds):
-    """By name, the times of those that can run here; why another one cannot goes to the log."""
+    """Return the seconds of each rival by name; log the reason for each rival that cannot run."""
     found = {}
     for name, run in rivals.items():
         try:
             found[name] = clock(run, 5)
-        except Exception as error:  # a compiler or a package that is not there is no fault of ours
+        except Exception as error:  # a missing compiler or package is not an error here
             print(f"{name}: {error!r}", file=sys.stderr, flush=True)
     return found

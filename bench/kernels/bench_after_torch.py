@@ -1,4 +1,4 @@
-"""A small sum right after a torch operation, whose threads still spin for work and hold the other core."""
+"""A small sum right after a torch operation, whose threads still spin and occupy the other core."""
 
 import statistics
 import time
@@ -16,7 +16,7 @@ ALONE = "alone, right after NumPy did what torch does"
 
 
 def bench_after_torch(benchmark, record, size):
-    """Alone means: after the same work in NumPy, which leaves the caches alike and no thread spinning."""
+    """Time the sum; "alone" is after the same work in NumPy, with equal caches but without spinning threads."""
     others = OtherPrograms()
     rows = [np.ones(N, np.float32) for _ in range(8)]
     weights, out = np.ones(8, np.float32), np.empty(N, np.float32)

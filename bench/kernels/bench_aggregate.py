@@ -1,6 +1,6 @@
-"""Weighted sums of rows of many shapes, and of 64 ResNet-18s whose tensors lie apart.
+"""Weighted sums of rows of many shapes, and of 64 ResNet-18s with separate tensors.
 
-The fold floor reads the same rows and writes one as long.
+The fold floor reads the same rows and writes one row.
 """
 
 import mmap
@@ -22,12 +22,12 @@ FLOOR = "fold floor"
 
 
 def fold_floor(rows, out, times=1):
-    """The floor of a sum of these rows; ``out`` is written to."""
+    """Return the floor of a sum of these rows; it writes to ``out``."""
     return {FLOOR: read_floor(rows, fedcore.threads(), out, times)}
 
 
 def rows_as(layout, k, n):
-    """k rows float32[n]: apart, stacked in one array, or apart on pages of 4 KiB."""
+    """Return k rows float32[n]: separate, stacked in one array, or separate on pages of 4 KiB."""
     if layout != "small pages":
         rows = rows_and_weights(k, n)[0]
         return list(np.stack(rows)) if layout == "stacked" else rows
@@ -49,7 +49,7 @@ SHAPES = [
     (32, 100_000, "apart"),
     (100, 65_536, "stacked"),
 ]
-"""Rows, their length, and how they lie: from memory, and at the end in the second and the third cache."""
+"""The number, length and layout of rows. The rows are in memory, at the end of the list in the L2 and L3 cache."""
 
 
 @pytest.mark.parametrize(("k", "n", "layout"), SHAPES)
@@ -94,7 +94,7 @@ def bench_weighted_sum(versus, size):
 
 
 def bench_float64(versus, size):
-    """The price of a float64 sum against the float32 one."""
+    """Time a float64 sum against a float32 sum."""
     n = size(N, 1_200_000)
     rows, weights = rows_and_weights(S, n)
     out = np.empty(n, np.float32)
@@ -118,7 +118,7 @@ def rows_of(dtype, n):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def bench_dtypes(versus, size, dtype):
-    """As many elements as float32 rows have: the ratio is that of elements per second."""
+    """Time rows with as many elements as float32 rows, so the ratio is of elements per second."""
     n = size(N // 2, 1_200_000)
     rows, singles = rows_of(dtype, n), rows_of("float32", n)
     weights, out = np.full(S, 0.5, np.float32), np.empty(n, np.float32)
@@ -132,7 +132,7 @@ def bench_dtypes(versus, size, dtype):
 
 
 def bench_norms(versus, size):
-    """The price of the norms of all rows and of the sum, of the finite check and the diversity, in the same pass."""
+    """Time the norms of all rows and of the sum, the finite check and the diversity, in the same pass."""
     n = size(N, 1_200_000)
     rows, weights = rows_and_weights(S, n)
     out = np.empty(n, np.float32)
@@ -147,8 +147,10 @@ def bench_norms(versus, size):
 
 @pytest.mark.parametrize("k", [8, 32])
 def bench_fold(versus, size, k):
-    """What a FedAvg round does: differences from x, their norms and the finite check, added to a sum. It reads x and
-    the sum too, and so does its floor."""
+    """Time the fold of a FedAvg round: differences from x, their norms and the finite check, added to a sum.
+
+    The fold and its floor also read x and the sum.
+    """
     n = size(N, 1_200_000)
     ys, weights = rows_and_weights(k, n)
     x, acc, out = np.ones(n, np.float32), np.zeros(n, np.float32), np.empty(n, np.float32)
@@ -166,7 +168,7 @@ def bench_fold(versus, size, k):
 
 
 def bench_segments(versus, size):
-    """Models as frameworks hold them: 62 tensors each."""
+    """Time models of 62 tensors, as frameworks store them."""
     clients, sizes = size(CLIENTS, 8), resnet18()
     work = Work(models_and_weights, clients, sizes)
     models, weights = work.arrays
@@ -189,7 +191,7 @@ def segments_sum(models, weights):
 
 
 def bench_segments_memory(benchmark, record, size):
-    """What the sum over segments adds to the resident memory at most, its result included; the time says nothing."""
+    """Measure the peak memory that the sum over segments adds, with its result; the time has no meaning."""
     clients, sizes = size(CLIENTS, 4), resnet18()
     with Alone(models_and_weights, (clients, sizes), segments_sum, fedcore.threads()) as process:
         rise = benchmark.pedantic(process.peak, rounds=1, iterations=1)

@@ -8,7 +8,7 @@ from bench.rivals.combine import COEFFICIENTS, numpy_expressions, terms, torch_i
 from fedcore import kernels
 
 SIZES = {44_426: 100, 11_173_962: 1}
-"""Elements, and the calls of a turn."""
+"""The calls per turn, by the number of elements."""
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -30,7 +30,7 @@ def bench_combine(versus, n):
 
 
 def bench_combined_square(versus):
-    """The same without writing it: how long it is."""
+    """Time the squared norm of the combination, which is not written."""
     work = Work(terms, 11_173_962)
     a, b, c = COEFFICIENTS
 

@@ -1,4 +1,4 @@
-"""The local step on a ResNet-18 (11.17 M parameters, beyond the caches) and on paper 1's LeNet (44,426: within)."""
+"""The local step on a ResNet-18 (11.17 M parameters, too large for the caches) and on paper 1's LeNet (44,426)."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def bench_large_step(versus, with_prev):
 
 @pytest.mark.parametrize("with_prev", [False, True])
 def bench_small_step(versus, size, with_prev):
-    """Many steps a turn: one alone is shorter than what the clock and the drift add to it."""
+    """Time many steps per turn, since one step is shorter than the errors of clock and drift."""
     work = Work(vectors, 3 + with_prev, SMALL)
     mine, theirs = ([array.copy() for array in work.arrays] for _ in range(2))
     ours(*mine)

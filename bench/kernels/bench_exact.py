@@ -1,4 +1,4 @@
-"""The price of exact sums against float64 ones: a fold, a MIFA exchange, and the passes at a round's end."""
+"""Exact sums against float64 sums: a fold, a MIFA exchange, and the passes at the end of a round."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ N = 11_173_962
 
 
 def written(n):
-    """A sum whose memory was written to."""
+    """Return a sum whose memory was written before."""
     sum = ExactSum.empty(n)
     for word in sum:
         word[:] = 0
@@ -52,7 +52,7 @@ def bench_exchange_exact(versus, size):
 
 
 def bench_end_of_a_round(versus, size):
-    """A total that follows a round's sum, and both read: beside one float64 combination of the same length."""
+    """Time updating a total by a round's sum and reading both, against a float64 combination of the same length."""
     n = size(N, 1_200_000)
     total, sum, out = written(n), written(n), memory.full(n, 0, np.float64)
     plain = memory.zeros(n, np.float64)

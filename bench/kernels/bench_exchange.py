@@ -1,6 +1,6 @@
-"""A MIFA and a MimiC round over 32 rows: read what the client sent and its row, write the new row.
+"""A MIFA and a MimiC round over 32 rows: read each client's update and row, and write the new row.
 
-Rounds write it to a free slot and the sum to a spare one, so that a round that fails leaves both as they were.
+Rounds write the row to a free slot and the sum to a spare vector, so that a failed round changes neither.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ S, N = 32, 11_173_962
 @pytest.mark.parametrize("method", ["MIFA", "MimiC"])
 def bench_exchange(versus, size, method):
     n, work, sent, rows, anchors = problem(size, method)
-    rows = [memory.copied(row) for row in rows]  # where a store has them: at the beginning of a cache line
+    rows = [memory.copied(row) for row in rows]  # aligned to cache lines, as in a store
     slots = [memory.full(n, 0) for _ in range(S)]
     acc, spare = memory.zeros(n, np.float64), memory.full(n, 0, np.float64)
     versus(
@@ -48,7 +48,7 @@ def bench_exchange_in_place(versus, size, method):
 
 
 def problem(size, method):
-    """The length, the work, what was sent (bases, ys, scales and weights), rows and anchors."""
+    """Return the length, the work, the updates (bases, ys, scales and weights), the rows and the anchors."""
     n = size(N, 1_200_000)
     work = Work(models_and_rows, S, n)
     ys, rows = work.arrays
@@ -58,5 +58,5 @@ def problem(size, method):
 
 
 def in_pairs(rows, sent):
-    """The arrays that a client's exchange reads, one client after another."""
+    """Return the arrays that the exchange reads, client by client."""
     return [array for pair in zip(rows, sent[1], strict=True) for array in pair]

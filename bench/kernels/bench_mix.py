@@ -1,4 +1,4 @@
-"""Mixing 64 models of 1 M float32: a ring (each model and its two neighbours), and a complete graph."""
+"""Mixing 64 models of 1 M float32 numbers over a ring (two neighbours per model) and a complete graph."""
 
 import numpy as np
 import pytest

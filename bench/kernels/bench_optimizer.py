@@ -1,4 +1,4 @@
-"""A server optimiser's step at 10^4, 10^6 and 10^7 elements: v, both moments and x are read, new ones written."""
+"""A server optimiser's step at 10^4, 10^6 and 10^7 elements: read v, both moments and x; write new moments and x."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from bench.rivals.optimizer import (
 from fedcore import kernels
 
 SIZES = {10_000: 100, 1_000_000: 1, 10_000_000: 1}
-"""Elements, and the calls of a turn."""
+"""The calls per turn, by the number of elements."""
 
 
 @pytest.mark.parametrize("rule", ["Adam", "Yogi"])

@@ -1,4 +1,4 @@
-"""Quantising a row of 8 M float32, and back, to the nearest and stochastically."""
+"""Quantising and dequantising a row of 8 M float32 numbers, to the nearest code and stochastically."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,7 @@
-"""One thread against several where a problem is small: where ``kSerialBytes`` of csrc/base/blocks.h should lie.
+"""One thread against several on small problems, to choose ``kSerialBytes`` of csrc/base/blocks.h.
 
-Measured natively and block by block, because the kernels themselves would not share work below that constant. "Hot" is
-call upon call on the same arrays, "cold" after a pause and with other data in the caches.
+A native program measures block by block, since the kernels use one thread below that constant. "Hot" means consecutive
+calls on the same arrays; "cold" means a call after a pause, with other data in the caches.
 """
 
 import shutil
@@ -20,7 +20,7 @@ REPEATS = 150
 
 
 def built():
-    """The program, compiled from the sources as they are."""
+    """Return the program, compiled from the current sources."""
     cmake = shutil.which("cmake", path=Path(sys.executable).parent) or shutil.which("cmake")
     subprocess.run([cmake, "-S", BENCH, "-B", BUILT], check=True, stdout=subprocess.DEVNULL)
     subprocess.run([cmake, "--build", BUILT, "--parallel", "2"], check=True, stdout=subprocess.DEVNULL)

@@ -1,11 +1,11 @@
-"""The complete trials of a run or a sweep as one small file, from which it is reported, and goes on, on any machine.
+"""Pack the complete trials of a run or a sweep into one small file, for reports and resumed runs on any machine.
 
     python -m bench.papers.archive runs/NAME bench/papers/NAME-records.tar.xz
     mkdir -p runs && tar -xf bench/papers/NAME-records.tar.xz -C runs
 
-The archive has a folder NAME with the configurations, the builds and the records of every round. Trials that are not
-complete are left out: they would need their servers, too. It goes on by a fedcore of the same version, whose preset
-says the same; other vector instructions than those of the builds round otherwise.
+The archive has a folder NAME with the configurations, the builds and the records of every round. It omits incomplete
+trials, whose servers would be needed too. Resume with the same version of fedcore and an unchanged preset. Vector
+instructions that differ from those of the builds may round differently.
 """
 
 import sys
@@ -13,32 +13,32 @@ import tarfile
 from pathlib import Path
 
 from fedcore.errors import MissingDataError
-from fedcore.experiment.results import read, started
-from fedcore.experiment.run_folder import BUILD, CONFIG, begun_runs
+from fedcore.experiment.results import CONFIG, begun_runs, read, started
+from fedcore.experiment.run_folder import BUILD
 
 
 def pack(folder: Path, archive: Path) -> list[Path]:
-    """Write the archive, of the same bytes for the same files; return the records in it.
+    """Write the archive, whose bytes depend only on the files; return the paths of its records.
 
     Raises:
-        MissingDataError: no trial is complete; an archive that is there stays.
+        MissingDataError: no trial is complete. An existing archive is unchanged.
     """
-    found = {
+    records_of = {
         run: [path for path in sorted((run / "records").glob("*.jsonl")) if started(path) and read(path).is_complete]
         for run in begun_runs(folder)
     }
-    if not any(found.values()):
-        raise MissingDataError(f"{folder}: expected trials with all their rounds, found none: go on with its command")
+    if not any(records_of.values()):
+        raise MissingDataError(f"{folder}: no trial has all its rounds; resume the run first")
     draft = archive.with_suffix(".draft")
     with tarfile.open(draft, "w:xz", preset=9) as tar:
-        for run, records in found.items():
+        for run, records in records_of.items():
             for path in (run / CONFIG, run / BUILD, *records) if records else ():
-                tar.add(path, Path(folder.name) / path.relative_to(folder), filter=_anybody_s)
+                tar.add(path, Path(folder.name) / path.relative_to(folder), filter=_without_owner)
     draft.replace(archive)
-    return [path for records in found.values() for path in records]
+    return [path for records in records_of.values() for path in records]
 
 
-def _anybody_s(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = entry.mtime = 0
     entry.uname = entry.gname = ""
     entry.mode = 0o644

@@ -1,9 +1,9 @@
-"""The bounds of Haddadpour and Mahdavi 2019 as measurements on least squares: a picture and its numbers.
+"""Measure the bounds of Haddadpour and Mahdavi 2019 on least squares, and write a figure and its numbers.
 
     python -m bench.papers.descent bench/papers/descent
 
-writes ``descent.png`` and ``descent.csv``. Clients are f_i(y) = (1/2) sum_j a_ij (y_j - o_ij)^2 with a_ij ~ U[.5, 2],
-as in tests/theory, whose tests hold the same statements. About a minute on one core.
+writes ``descent.png`` and ``descent.csv`` in about a minute on one core. Clients are
+f_i(y) = (1/2) sum_j a_ij (y_j - o_ij)^2 with a_ij ~ U[.5, 2], as in tests/theory, which tests the same statements.
 """
 
 import csv
@@ -19,22 +19,22 @@ from bench.papers.theory.local_sgd import largest_full_gradient_rate
 from fedcore import Network, Update, algorithms
 from fedcore.algorithms.rates import InverseStep
 from fedcore.network.topology import Topology
-from tests.network.problem import LeastSquares
+from tests.network.kit import LeastSquares
 from tests.theory.local_descent import DRAWN, E, N, descend, diversity, hear, n
 from tests.theory.quadratics import Clients, server_of
 
 SEEDS = 8
 CLIENTS = 16
-"""Of LFSGD's problem: N."""
+"""N, the number of clients in LFSGD's problem."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 
 
 def eq_20(rounds=400):
-    """f(x_T) - f* where the clients share a minimiser, and its bound exp(-mu eta T) (f(x_0) - f*)."""
+    """Return T, f(x_T) - f* with a shared minimiser, its bound exp(-mu eta T) (f(x_0) - f*), and constants."""
     clients = Clients(N, n, seed=3, shared=True)
     L, mu = float(clients.a.max()), float(clients.a.mean(axis=0).min())
     bound = 1.0
-    for _ in range(3):  # lambda is the largest Lambda met with the rate that lambda allows
+    for _ in range(3):  # lambda is the largest Lambda measured at the rate that lambda allows
         eta = largest_full_gradient_rate(L, mu, E, bound)
         runs = [descend(clients, eta, rounds, seed) for seed in range(SEEDS)]
         bound = max(bound, *(float(met.max()) for _, met in runs))
@@ -44,7 +44,7 @@ def eq_20(rounds=400):
 
 
 def different_minimisers(rounds=400):
-    """f(x_T) - f* with everybody and with draws, and Lambda, where every client has a minimiser of its own."""
+    """Return T, f(x_T) - f* with all and with drawn clients, and Lambda, for clients with different minimisers."""
     clients = Clients(N, n, seed=3)
     best = clients.value(clients.optimum())
     server = server_of(algorithms.LocalDescent(full_gradient=True), clients, 0.05)
@@ -61,7 +61,7 @@ def different_minimisers(rounds=400):
 
 
 def stochastic_error(clients, drawn, steps, seed, *, replacement=True):
-    """f - f* of LFSGD with gradients of noise 1 and eta_t = 4 / (mu (t + 40)), t the steps (Thm 3.2)."""
+    """Return f - f* of LFSGD with gradient noise 1 and eta_t = 4 / (mu (t + 40)) in step t (Thm 3.2)."""
     rng, mu = np.random.default_rng(seed), float(clients.a.min())
     server = server_of(algorithms.LocalDescent(), clients, lr=InverseStep(mu, 36 / E, E))
     for t in range(steps // E):
@@ -74,9 +74,9 @@ def stochastic_error(clients, drawn, steps, seed, *, replacement=True):
 
 
 def errors(coordinates=2000, shorter=1):
-    """LFSGD's error over K (400 steps), drawn with replacement as in Algorithm 1 and without, and over T (K = 1).
+    """Return LFSGD's error over K (400 steps), drawn with and without replacement, and over T (K = 1).
 
-    Each coordinate is a problem of its own, so that one run averages many.
+    Algorithm 1 draws with replacement. Each coordinate is a separate problem, so that one run averages many problems.
     """
     clients = Clients(CLIENTS, coordinates, seed=4, shared=True)
 
@@ -93,7 +93,7 @@ def slope(x, y):
 
 
 def over_zeta(nodes=9, rounds=150, lr=0.05):
-    """Where NFSGD ends, for mixing matrices between a ring's and the complete graph's: (zeta, distance) pairs."""
+    """Return (zeta, distance) pairs of NFSGD's limit, for mixing matrices between a ring's and the complete graph's."""
     problem, found = LeastSquares(nodes, 4, seed=5), []
     ring, flat = Topology.named("ring", nodes).W, np.full((nodes, nodes), 1 / nodes)
     for part in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.01):
@@ -107,7 +107,7 @@ def over_zeta(nodes=9, rounds=150, lr=0.05):
 
 
 def main(stem, *, shorter=1):
-    """The picture and its numbers; ``shorter`` divides the lengths of all runs, for a test of the commands alone."""
+    """Write the figure and its numbers; ``shorter`` divides the lengths of all runs, for a quick test."""
     T, mean, bound, numbers = eq_20(400 // shorter)
     T2, error, drawn, met = different_minimisers(400 // shorter)
     (Ks, over_K, different_K), (Ts, over_T) = errors(2000 // shorter, shorter)
@@ -145,7 +145,7 @@ def main(stem, *, shorter=1):
     noise.loglog(Ks, different_K, "^:", color=COLOURS[2], label=f"over K, without: slope {slope_different:.2f}")
     noise.loglog(Ts, over_T, "s-", color=COLOURS[1], label=f"over T, K = 1: slope {slope_T:.2f}")
     noise.set(title=f"LFSGD: f - f* over K of {CLIENTS} clients (T = 400), and over T", xlabel="K, or T")
-    noise.set_ylim(top=400)  # room for the names
+    noise.set_ylim(top=400)  # leave space for the legend
     mixing.plot(*zetas.T, "o-", color=COLOURS[0], label="ring to complete graph, 9 nodes")
     mixing.set(title="NFSGD: the distance to the optimum over zeta", xlabel="zeta")
     for axes in (shared, other, noise, mixing):

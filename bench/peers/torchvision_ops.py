@@ -1,7 +1,7 @@
-"""Import torchvision, which FedLab's core does for its data sets, beside a torch without CUDA.
+"""Make torchvision importable with a torch without CUDA; FedLab's core imports it for its data sets.
 
-The package registry's torchvision is linked with CUDA. Beside a CPU torch its library cannot be loaded, and its Python
-part then stops at two operators that nobody declared. Nothing of FedLab that is used here calls them.
+The package registry's torchvision is linked with CUDA. With a CPU build of torch its library cannot be loaded, and its
+Python part fails at two undeclared operators. No part of FedLab that is used here calls them.
 """
 
 import ctypes
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-_declared = None  # the declarations live as long as this
+_declared = None  # the declarations last as long as this object
 
 
 def declare():
-    """Declare those operators, if torchvision's own library cannot."""
+    """Declare the operators if torchvision's library cannot be loaded."""
     global _declared
     spec = find_spec("torchvision")
     if _declared is not None or spec is None or torch.version.cuda is not None:

@@ -1,10 +1,10 @@
-"""What the peers' own code computes where it is wrong, beside what is due and what fedcore computes.
+"""Wrong results of other frameworks, next to the expected results and those of fedcore.
 
     python -m bench.peers.wrong_results --fedml WHEEL --into bench/peers/wrong_results.md
 
-Every figure is made here by the peers' own functions, in the versions that the table names. FedML's whole package
-drags in some sixty others: its two modules that are needed are taken from the wheel (``pip download --no-deps
-fedml==0.9.6``) without running the package's ``__init__``.
+The frameworks' own functions compute every result, in the versions that the table lists. FedML has about sixty
+dependencies, so its two required modules are loaded from the wheel (``pip download --no-deps fedml==0.9.6``) without
+running the package's ``__init__``.
 """
 
 import argparse
@@ -35,7 +35,7 @@ OPTIMUM = sum(h * a for h, a in USERS.values()) / sum(h for h, _ in USERS.values
 
 @dataclass
 class Row:
-    """One line: whose code did what, what was due, what it gave, and what fedcore gives."""
+    """A row: a framework, a computation, the expected result, the framework's result and fedcore's."""
 
     peer: str
     what: str
@@ -77,17 +77,17 @@ def alternating(round):
 
 
 def rows_mean(server):
-    """The mean of all c_i."""
+    """Return the mean of all c_i."""
     return float(np.mean([server.store.read(user)[0] for user in USERS]))
 
 
 def control(server):
-    """c as the next clients get it: their offset is c - c_i."""
+    """Return c as the next clients receive it: their offset is c - c_i."""
     return float(server.broadcast(["0"]).offset("0")[0] + server.store.read("0")[0])
 
 
 def restored(server):
-    """The server out of a copy on the disk."""
+    """Return the server, reloaded from a copy on disk."""
     with tempfile.TemporaryDirectory() as folder:
         server.save(Path(folder) / "state")
         return fedcore.Server.load(Path(folder) / "state", storage=Storage(medium="ram"))
@@ -99,7 +99,7 @@ def described(value):
 
 
 def outcome(work):
-    """What it returns, or what it raises."""
+    """Return the result of a call, or its error."""
     try:
         return work()
     except Exception as error:  # whatever it is, it is the result
@@ -163,11 +163,9 @@ def pfl_scaffold():
         again = scaffold.SCAFFOLD()
         again.load(folder)
     before = fedcore_scaffold(3)
-    theirs = f"`{kept}`; server_c is {'there' if hasattr(again, '_server_c') else 'gone'}"
+    theirs = f"`{kept}`; server_c is {'present' if hasattr(again, '_server_c') else 'missing'}"
     what = "SCAFFOLD's server control after `save` and `load`"
-    yield Row(
-        version("pfl"), what, "c as before", theirs, f"{control(restored(before)):.6g}, was {control(before):.6g}"
-    )
+    yield Row(version("pfl"), what, "unchanged", theirs, f"{control(restored(before)):.6g}, was {control(before):.6g}")
 
 
 def pfl_storage():
@@ -185,7 +183,7 @@ def pfl_storage():
             storage.save_state(MappedVectorStatistics({"w": torch.ones(2)}), "0", "c")
             found.append(outcome(lambda each=storage: str(each.load_state("0", "c")["w"].tolist())))
     peers = f"{version('pfl')}, {version('torch')}"
-    yield Row(peers, "a user's state loaded back from the disk storage", "[1.0, 1.0]", *found)
+    yield Row(peers, "a user's state reloaded from the disk storage", "[1.0, 1.0]", *found)
 
 
 class Point(torch.nn.Module):
@@ -197,7 +195,7 @@ class Point(torch.nn.Module):
 
 
 class NVFlareScaffold:
-    """NVFlare's own client helper and server functions on the two users."""
+    """NVFlare's client helper and server functions with the two users."""
 
     def __init__(self):
         from nvflare.app_opt.pt.scaffold import PTScaffoldHelper
@@ -237,7 +235,7 @@ class NVFlareScaffold:
 
 
 def nvflare():
-    """The server adds the cohort's mean of c_i+ - c_i, without S/N, and forgets c with the job."""
+    """The server adds the cohort's mean of c_i+ - c_i without the factor S/N, and loses c at the end of the job."""
     from nvflare.app_common.abstract.fl_model import FLModel
     from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
     from nvflare.app_common.workflows.scaffold import Scaffold
@@ -245,14 +243,14 @@ def nvflare():
     name, theirs = version("nvflare"), NVFlareScaffold()
     theirs.round(["1"])
     first, ours = float(theirs.c[0]), fedcore_scaffold(1, lambda round: ["1"])
-    what = "SCAFFOLD's c after a round that heard 1 of 2 clients, due the mean of c_1 and 0"
+    what = "SCAFFOLD's c after a round with 1 of 2 clients; expected: the mean of c_1 and 0"
     yield Row(name, what, shown(theirs.mean), shown(first), shown(control(ours)))
 
     theirs = NVFlareScaffold()
     for number in range(4):
         theirs.round(alternating(number))
     ours = fedcore_scaffold(4, alternating)
-    what = "SCAFFOLD's c less the mean of all c_i, after 4 rounds of one client in turn"
+    what = "SCAFFOLD's c minus the mean of all c_i, after 4 rounds with one client each"
     yield Row(name, what, "0", shown(float(theirs.c[0]) - theirs.mean), shown(control(ours) - rows_mean(ours)))
 
     class SecondJob(Scaffold):
@@ -265,17 +263,17 @@ def nvflare():
     job = SecondJob(num_clients=2)
     job.initialize(types.SimpleNamespace(get_engine=object))
     again = restored(ours)
-    what = "SCAFFOLD's c in the job that goes on after that"
+    what = "SCAFFOLD's c in the resumed job"
     kept = f"{shown(float(job._global_ctrl_weights['w'][0]))}, was {shown(float(theirs.c[0]))}"
-    yield Row(name, what, "as it was", kept, f"{shown(control(again))}, was {shown(control(ours))}")
+    yield Row(name, what, "unchanged", kept, f"{shown(control(again))}, was {shown(control(ours))}")
 
     helper = WeightedAggregationHelper()
     for site, seen in (("a", 3), ("b", 5)):
         helper.add({"seen": torch.tensor(seen)}, 10.0, site, 0)
     their_seen = helper.get_result()["seen"]
     ours = fedcore.aggregate([{"seen": torch.tensor(seen)} for seen in (3, 5)])["seen"]
-    yield Row(name, "an int64 counter of 3 and of 5, averaged", "int64", described(their_seen), described(ours))
-    yield Row(name, "a model with a NaN among two", "refused", *nan_among_two(nvflare_average))
+    yield Row(name, "the average of int64 counters 3 and 5", "int64", described(their_seen), described(ours))
+    yield Row(name, "two models, one with a NaN", "rejected", *nan_among_two(nvflare_average))
 
 
 def nvflare_average(models):
@@ -288,28 +286,28 @@ def nvflare_average(models):
 
 
 def flower():
-    """Everything is multiplied by a Python float; what NumPy has no dtype for cannot be sent."""
+    """Flower multiplies everything by a Python float, and cannot send dtypes that NumPy does not have."""
     from flwr.app import ArrayRecord
     from flwr.server.strategy.aggregate import aggregate
 
     name = version("flwr")
     [theirs] = aggregate([([np.array(3)], 10), ([np.array(5)], 10)])
     ours = fedcore.aggregate([{"seen": np.array(seen)} for seen in (3, 5)])["seen"]
-    yield Row(name, "an int64 counter of 3 and of 5, `aggregate`", "int64", described(theirs), described(ours))
+    yield Row(name, "`aggregate` of int64 counters 3 and 5", "int64", described(theirs), described(ours))
     big = [np.array(2**53 + 1), np.array(2**53 + 1)]
     [theirs] = aggregate([([array], 1) for array in big])
     ours = fedcore.aggregate([{"seen": array} for array in big])["seen"]
-    yield Row(name, "a counter that both have at 2^53 + 1", str(2**53 + 1), str(int(theirs)), str(int(ours)))
+    yield Row(name, "the average of two counters of 2^53 + 1", str(2**53 + 1), str(int(theirs)), str(int(ours)))
     half = {"w": torch.ones(2, dtype=torch.bfloat16)}
     theirs = outcome(lambda: described(ArrayRecord(half)["w"].numpy()))
     ours = fedcore.aggregate([half, half])["w"]
-    yield Row(name, "a bfloat16 state_dict put into a message, and averaged", "bfloat16", theirs, described(ours))
+    yield Row(name, "a bfloat16 state_dict in a message, averaged", "bfloat16", theirs, described(ours))
 
     def average(models):
         [mean] = aggregate([([model["w"].numpy()], 1) for model in models])
         return {"w": mean}
 
-    yield Row(name, "a model with a NaN among two", "refused", *nan_among_two(average))
+    yield Row(name, "two models, one with a NaN", "rejected", *nan_among_two(average))
 
 
 def fedlab():
@@ -324,12 +322,12 @@ def fedlab():
         handler.load([torch.tensor([value]), torch.tensor([examples])])
     ours = fedcore.aggregate([{"w": torch.tensor([0.0])}, {"w": torch.tensor([1.0])}], [1, 99])["w"]
     theirs = handler.model_parameters.item()
-    what = "models 0 and 1 of clients with 1 and 99 examples, each sending its count, `SyncServerHandler`"
+    what = "`SyncServerHandler`: models 0 and 1 of clients that report 1 and 99 examples"
     yield Row(version("fedlab"), what, "0.99", shown(theirs), shown(ours.item()))
 
 
 def fedml(wheel):
-    """``FedMLAggOperator`` of the wheel: for SCAFFOLD it returns the last client's difference."""
+    """For SCAFFOLD, ``FedMLAggOperator`` of the wheel returns the last client's difference."""
     package = types.ModuleType("fedml")
     package.__path__ = [f"{wheel}/fedml"]
     sys.modules["fedml"] = package
@@ -354,7 +352,7 @@ def fedml(wheel):
 
 def table(wheel):
     rows = [*pfl_scaffold(), *pfl_storage(), *nvflare(), *flower(), *fedlab(), *(fedml(wheel) if wheel else [])]
-    lines = ["| whose code | what | due | theirs | fedcore |", "|---|---|---:|---:|---:|"]
+    lines = ["| framework | computation | expected | result | fedcore |", "|---|---|---:|---:|---:|"]
     for row in rows:
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in vars(row).values()) + " |")
     return lines
@@ -366,8 +364,8 @@ def main():
     parser.add_argument("--into", metavar="FILE")
     asked = parser.parse_args()
     command = "python -m bench.peers.wrong_results" + (" --fedml WHEEL" if asked.fedml else "")
-    said = f"# The peers' results, beside what is due\n\n`{command}`, which runs the peers' own code, gave this.\n\n"
-    text = said + "\n".join(table(asked.fedml)) + NOT_RUN
+    ran = f"`{command}`, which runs the frameworks' own code, gave these results."
+    text = f"# Wrong results of other frameworks\n\n{ran}\n\n" + "\n".join(table(asked.fedml)) + NOT_RUN
     print(text)
     if asked.into:
         Path(asked.into).write_text(text)
@@ -375,7 +373,7 @@ def main():
 
 NOT_RUN = """
 
-Not run, so nothing is said of it: Flower's niid_bench baseline, which is on no package registry.
+Flower's niid_bench baseline was not tested, because it is not on a package registry.
 """
 
 if __name__ == "__main__":

@@ -1,23 +1,23 @@
-"""Weighted sums of clients' models, as one would write them without fedcore."""
+"""Weighted sums of clients' models without fedcore."""
 
 import numpy as np
 import torch
 
 
 def rows_and_weights(k, n):
-    """k rows float32[n], each by itself, and float32[k]."""
+    """Return k separate rows float32[n], and weights float32[k]."""
     rng = np.random.default_rng(0)
     return [rng.random(n, dtype=np.float32) for _ in range(k)], rng.random(k, dtype=np.float32)
 
 
 def models_and_weights(k, sizes):
-    """k models of one array for each size, and float32[k]."""
+    """Return k models with one array per size, and weights float32[k]."""
     rng = np.random.default_rng(0)
     return [[rng.random(n, dtype=np.float32) for n in sizes] for _ in range(k)], rng.random(k, dtype=np.float32)
 
 
 def resnet18():
-    """The sizes of a ResNet-18's 62 tensors: 11,689,512 parameters."""
+    """Return the sizes of a ResNet-18's 62 tensors: 11,689,512 parameters."""
     sizes = [3 * 64 * 49, 64, 64]
     for before, width in ((64, 64), (64, 128), (128, 256), (256, 512)):
         for into in (before, width):
@@ -28,7 +28,7 @@ def resnet18():
 
 
 def torch_add(rows, weights):
-    """One in-place addition a row: what a careful torch loop does."""
+    """Return a function that adds rows in place, one by one, as a careful torch loop does."""
     tensors, factors = [torch.from_numpy(row) for row in rows], weights.tolist()
     total = torch.empty(len(rows[0]))
 
@@ -42,7 +42,7 @@ def torch_add(rows, weights):
 
 
 def torch_add_tensors(models, weights):
-    """The same over models of many tensors."""
+    """Return a function that adds models of many tensors in place, tensor by tensor."""
     tensors, factors = [[torch.from_numpy(layer) for layer in model] for model in models], weights.tolist()
     totals = [torch.empty(len(layer)) for layer in models[0]]
 

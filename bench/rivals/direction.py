@@ -1,4 +1,4 @@
-"""The local step as one would write it without fedcore: y, grad, offset and, for some methods, grad_prev."""
+"""The local step without fedcore, from y, grad, offset and, for some methods, grad_prev."""
 
 import numpy as np
 import torch
@@ -8,13 +8,13 @@ LENET = [(6, 1, 5, 5), (6,), (16, 6, 5, 5), (16,), (120, 256), (120,), (84, 120)
 
 
 def vectors(count, n):
-    """float32[n] each: y, grad, offset, and grad_prev where there are four."""
+    """Return float32[n] vectors: y, grad, offset, and grad_prev if ``count`` is 4."""
     rng = np.random.default_rng(0)
     return [rng.random(n, dtype=np.float32) for _ in range(count)]
 
 
 def torch_add(y, grad, offset, grad_prev=None):
-    """Two in-place additions, three with grad_prev: the best of torch's formulations."""
+    """Return a function with two in-place additions, or three with grad_prev: the best torch formulation."""
     y, *directions = _tensors(y, grad, offset, grad_prev)
     factors = (-LR, -LR, -LR * B)
 
@@ -26,7 +26,7 @@ def torch_add(y, grad, offset, grad_prev=None):
 
 
 def torch_foreach(y, grad, offset, grad_prev=None):
-    """The same on a LeNet's ten tensors, as optimisers do it."""
+    """Return a function that steps a LeNet's ten tensors with torch's foreach functions, as optimisers do."""
     sizes = [int(np.prod(shape)) for shape in LENET]
     ys, *directions = [
         [piece.clone().view(shape) for piece, shape in zip(tensor.split(sizes), LENET, strict=True)]
@@ -42,7 +42,7 @@ def torch_foreach(y, grad, offset, grad_prev=None):
 
 
 def numpy_in_place(y, grad, offset, grad_prev=None):
-    """With one scratch vector."""
+    """Return a function that computes in place with one scratch vector."""
     scratch = np.empty_like(y)
     terms = [(grad, LR), (offset, LR), (grad_prev, LR * B)]
 

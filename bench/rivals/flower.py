@@ -1,4 +1,4 @@
-"""A round's replies as Flower delivers them, and Flower's own FedAvg over them."""
+"""A round's replies as Flower delivers them, and Flower's FedAvg on them."""
 
 import logging
 
@@ -10,25 +10,25 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 def quiet():
-    """Flower without its logs, in a process that is no app."""
+    """Silence Flower's logs, and let its code run outside an app."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
 
 def replies(clients, sizes):
-    """The records of ``clients`` replies, of one array for each size; all payloads are distinct."""
+    """Return the records of ``clients`` replies, with one array per size and distinct payloads."""
     quiet()
     rng = np.random.default_rng(0)
     return [[ArrayRecord([rng.random(n, dtype=np.float32) for n in sizes]) for _ in range(clients)]]
 
 
 def model_and_clients(clients, sizes):
-    """One model, and how many nodes answer with copies of it."""
+    """Return a model, and the number of nodes that reply with copies of it."""
     return [replies(1, sizes)[0][0], clients]
 
 
 class Fixed(Grid):
-    """Nodes 1..S that have always answered already: node i with the i-th record."""
+    """A Grid whose nodes 1..S reply immediately, node i with the i-th record."""
 
     run = set_run = create_message = None
 
@@ -63,7 +63,7 @@ class Fixed(Grid):
 
 
 class NoOp(Fixed):
-    """Nodes that train nothing: each reply is made of fresh bytes when it is pulled, as a grid over a network does."""
+    """A Grid whose nodes do not train; a pulled reply consists of new bytes, as with a network."""
 
     def __init__(self, model, clients):
         super().__init__([model] * clients)
@@ -76,13 +76,13 @@ class NoOp(Fixed):
 
 
 def flower_fedavg(records):
-    """Flower's aggregation of one reply from each node, all of them there."""
+    """Return a function that aggregates one reply per node with Flower; all replies are in memory."""
     strategy, grid = FedAvg(), Fixed(records)
     replies = grid.send_and_receive(strategy.configure_train(1, records[0], ConfigRecord(), grid))
     return lambda: strategy.aggregate_train(1, replies)[0]
 
 
 def flower_rounds(model, clients):
-    """Two rounds of Flower's FedAvg with no-op clients."""
+    """Return a function that runs two rounds of Flower's FedAvg with no-op clients."""
     grid = NoOp(model, clients)
     return lambda: FedAvg(fraction_evaluate=0.0).start(grid, model, 2)

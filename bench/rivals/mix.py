@@ -1,13 +1,11 @@
-"""Models mixed over a graph, as one would write it without fedcore: into second copies, as in place would read what was
-already mixed.
-"""
+"""Mixing models over a graph without fedcore. The results are copies, since mixing in place would read mixed models."""
 
 import numpy as np
 import torch
 
 
 def stacked_models(p, n, graph):
-    """float32[p, n], and the mixing matrix float32[p, p] of a ring or of the complete graph."""
+    """Return models float32[p, n], and the mixing matrix float32[p, p] of a ring or of the complete graph."""
     rng = np.random.default_rng(0)
     W = np.full((p, p), 1 / p, np.float32)
     if graph == "ring":
@@ -18,14 +16,14 @@ def stacked_models(p, n, graph):
 
 
 def torch_product(stacked, W):
-    """The dense product."""
+    """Return a function that computes the dense product."""
     matrix, models = torch.from_numpy(W), torch.from_numpy(stacked)
     into = torch.empty_like(models)
     return lambda: torch.mm(matrix, models, out=into)
 
 
 def torch_neighbours(stacked, W):
-    """On a ring: three operations a model."""
+    """Return a function with three operations per model, for a ring."""
     models = list(torch.from_numpy(stacked))
     into = [torch.empty_like(model) for model in models]
 

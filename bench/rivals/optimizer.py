@@ -1,4 +1,4 @@
-"""A server's Adam and Yogi as one would write them without fedcore: new moments and a new x, the old ones kept."""
+"""A server's Adam and Yogi without fedcore; they write new moments and a new x, and keep the old ones."""
 
 import numpy as np
 import torch
@@ -7,13 +7,13 @@ FROM_M, FROM_V, FROM_S, FROM_SQUARE, TAU, GAMMA = 0.9, 0.1, 0.99, 0.01, 1e-3, 0.
 
 
 def vectors(n):
-    """float32[n] each: v, m, s >= 0, x."""
+    """Return float32[n] vectors v, m, s >= 0 and x."""
     rng = np.random.default_rng(0)
     return [rng.random(n, dtype=np.float32) for _ in range(4)]
 
 
 def numpy_expressions(v, m, s, x, *, yogi, x_out):
-    """What fedcore did: the paper's formulas in NumPy, with a temporary for each operation; |x'|^2 is left out."""
+    """Evaluate the paper's formulas in NumPy, with a temporary array per operation and without |x'|^2."""
     m = np.float32(FROM_M) * m + np.float32(FROM_V) * v
     square = v * v
     if yogi:
@@ -26,7 +26,7 @@ def numpy_expressions(v, m, s, x, *, yogi, x_out):
 
 
 def torch_adam(v, m, s, x):
-    """The fewest operations of torch, into memory that is there: Adam alone, and without |x'|^2."""
+    """Return a function for Adam with the fewest torch operations, into allocated memory and without |x'|^2."""
     v, m, s, x = (torch.from_numpy(array) for array in (v, m, s, x))
     m_out, s_out, x_out, root = (torch.empty_like(x) for _ in range(4))
 
@@ -40,7 +40,7 @@ def torch_adam(v, m, s, x):
 
 
 def torch_yogi(v, m, s, x):
-    """The same of Yogi."""
+    """Return a function for Yogi with the fewest torch operations, into allocated memory and without |x'|^2."""
     v, m, s, x = (torch.from_numpy(array) for array in (v, m, s, x))
     m_out, s_out, x_out, root = (torch.empty_like(x) for _ in range(4))
 

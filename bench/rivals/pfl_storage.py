@@ -1,4 +1,4 @@
-"""pfl-research's storages of user state, used as its SCAFFOLD does: load a user's state, compute, save the new one."""
+"""pfl-research's storages of user state, used as in its SCAFFOLD: load a user's state, compute, save the new state."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from pfl.internal.ops.selector import set_framework_module
 
 
 def stored(folder, users, n):
-    """A storage with a state of n elements for each user: on the disk in ``folder``, or (None) in a dict."""
+    """Return a storage with a state of n elements per user: on disk in ``folder``, or for None in a dict."""
     set_framework_module(pytorch_ops)
     storage = InMemoryUserStateStorage() if folder is None else DiskUserStateStorage(str(folder))
     rng = np.random.default_rng(0)
@@ -18,9 +18,9 @@ def stored(folder, users, n):
 
 
 def exchange(storage, users, sent, total):
-    """total += new - old for each user, and the new state saved.
+    """Compute total += new - old for each user, and save the new state.
 
-    The state is copied, as it must be: pfl hands over buffers that the next user overwrites, and its dict keeps them.
+    The state must be copied, since pfl reuses its buffers for the next user and its dict keeps references to them.
     """
     for user, new in zip(users, sent, strict=True):
         old = storage.load_state(str(user))["c"]

@@ -1,4 +1,4 @@
-"""float32 to 16 or 8 bits and back, as one would write it without fedcore."""
+"""Conversion of float32 to 16 or 8 bits and back, without fedcore."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ BLOCK = 64
 
 
 def row(n):
-    """float32[n], normally distributed."""
+    """Return float32[n], normally distributed."""
     return [np.random.default_rng(0).standard_normal(n, dtype=np.float32)]
 
 
@@ -52,7 +52,7 @@ def _widen(x, dtype):
 
 
 def _blocks(x, rounded):
-    """As one would write it: a scale a block, then round (or floor with noise), clamp and narrow."""
+    """Return a function that computes a scale per block, rounds (or adds noise and floors), clamps and narrows."""
     blocks = torch.from_numpy(x).view(-1, BLOCK)
     codes, scales = torch.empty(blocks.shape, dtype=torch.int8), torch.empty(len(blocks))
 

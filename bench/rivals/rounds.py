@@ -1,10 +1,10 @@
-"""A round as one would write it in torch: the step, the lengths of all updates, and the check of every number."""
+"""A round in torch: the step, the norms of all updates, and the check of every number."""
 
 import torch
 
 
 def torch_round(rows, weights):
-    """The mean of the models, their distances from x, and the finite check."""
+    """Return a function that computes the mean of the models, their distances from x, and the finite check."""
     tensors, x = [torch.from_numpy(row) for row in rows], torch.zeros(len(rows[0]))
 
     def run():
@@ -19,7 +19,7 @@ def torch_round(rows, weights):
 
 
 def torch_round_with_rows(rows, weights):
-    """The same of a method that keeps a row for each client: its change joins a running sum, by which x moves."""
+    """Return such a function for a method with a row per client: x moves by a running sum of the rows' changes."""
     tensors, x = [torch.from_numpy(row) for row in rows], torch.zeros(len(rows[0]))
     kept, total = [torch.zeros_like(x) for _ in rows], torch.zeros_like(x, dtype=torch.float64)
 

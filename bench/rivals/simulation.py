@@ -1,4 +1,4 @@
-"""Rounds of simulated federated averaging as others do them: pfl-research, and a plain torch loop."""
+"""Rounds of simulated federated averaging in pfl-research and in a plain torch loop."""
 
 import numpy as np
 import torch
@@ -10,9 +10,9 @@ SHAPES = {"lenet": (1, 28, 28), "cnn-cifar10": (3, 32, 32), "mlp": (1, 8, 8), "l
 
 
 def problem(model, clients, examples, batch, epochs, rounds):
-    """The examples of all clients one behind another; and the numbers, as arrays, so that any process can have them.
+    """Return the examples of all clients in sequence, and the arguments as an array, for any process.
 
-    Their values are noise: how long a step takes does not depend on them.
+    The examples are noise, since the time of a step does not depend on their values.
     """
     rng = np.random.default_rng(0)
     x = rng.random((clients * examples, *SHAPES[model]), np.float32)
@@ -20,7 +20,7 @@ def problem(model, clients, examples, batch, epochs, rounds):
 
 
 def module(model):
-    """The same layers that ``fedcore.simulation.nets`` has under that name."""
+    """Return a network with the layers of this name in ``fedcore.simulation.nets``."""
     if model == "logistic":
         return nn.Sequential(nn.Linear(60, 10))
     if model == "mlp":
@@ -33,7 +33,7 @@ def module(model):
 
 
 def torch_loop(x, y, numbers):
-    """One model and one optimiser for all clients, minibatches by index, the mean in one tensor a parameter."""
+    """Return a function that trains all clients with one model and optimiser, and averages per parameter."""
     model, clients, batch, epochs, rounds = numbers
     net = module(model)
     parameters = list(net.parameters())
@@ -66,7 +66,7 @@ def torch_loop(x, y, numbers):
 
 
 def pfl_rounds(x, y, numbers):
-    """Federated averaging on pfl's simulated backend, its users' tensors made before, without any evaluation."""
+    """Return a function that runs pfl's federated averaging, with prepared tensors and without evaluation."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -105,7 +105,7 @@ def pfl_rounds(x, y, numbers):
 
     def run():
         nonlocal done
-        done += rounds  # it goes on after the round where it stopped, and evaluates in its very first one only
+        done += rounds  # continue after the last round; pfl evaluates only in its first round
         params = NNAlgorithmParams(
             central_num_iterations=done, evaluation_frequency=10**9, train_cohort_size=clients, val_cohort_size=None
         )

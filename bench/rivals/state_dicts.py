@@ -1,4 +1,4 @@
-"""Averages of state_dicts as the frameworks make them, and as one would write them in torch."""
+"""Averages of state_dicts by the frameworks and by torch loops."""
 
 import torch
 
@@ -6,14 +6,14 @@ from bench.rivals.aggregate import models_and_weights, resnet18
 
 
 def state_dicts(k, distinct):
-    """k ResNet-18s of 62 tensors, of which ``distinct`` lie apart in memory and come again in turn, and k weights."""
+    """Return k ResNet-18s of 62 tensors that cycle through ``distinct`` models in memory, and k weights."""
     models, _ = models_and_weights(distinct, resnet18())
     named = [{f"t{i}": torch.from_numpy(layer) for i, layer in enumerate(model)} for model in models]
     return [named[i % distinct] for i in range(k)], [10 + i for i in range(k)]
 
 
 def torch_loop(models, weights):
-    """The careful loop: one in-place addition a tensor."""
+    """Return a careful loop with one in-place addition per tensor."""
     total = sum(weights)
 
     def run():
@@ -28,7 +28,7 @@ def torch_loop(models, weights):
 
 
 def usual_loop(models, weights):
-    """The line in most tutorials."""
+    """Return the usual line of tutorials."""
     total = sum(weights)
 
     def run():
@@ -39,7 +39,7 @@ def usual_loop(models, weights):
 
 
 def nvflare_helper(models, weights):
-    """NVFlare 2.9's WeightedAggregationHelper, torch tensors."""
+    """Return NVFlare 2.9's WeightedAggregationHelper on torch tensors."""
     from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 
     def run():
@@ -52,7 +52,7 @@ def nvflare_helper(models, weights):
 
 
 def fedlab_aggregate(models, weights):
-    """FedLab 1.3's Aggregators.fedavg_aggregate, whose models come flat."""
+    """Return FedLab 1.3's Aggregators.fedavg_aggregate on flat models."""
     from bench.peers.torchvision_ops import declare
 
     declare()

@@ -1,4 +1,4 @@
-"""Simulated rounds as ``fedcore run`` does them: clients' work, the server's, and the record of each round."""
+"""Simulated rounds as in ``fedcore run``: the work of clients and server, and the record of each round."""
 
 from importlib.util import find_spec
 
@@ -17,7 +17,7 @@ from fedcore.simulation.nets import build
 
 CORES = fedcore.threads()
 PFL, PLAIN = "pfl-research 0.6", "a plain torch loop"
-# model: (clients, examples of each, batch, epochs, rounds a call), and the ratio to pfl that is due
+# By model: (clients, examples per client, batch, epochs, rounds per call), and the target ratio to pfl.
 CASES = {
     "lenet": ((8, 320, 16, 1, 1), 2.0),
     "cnn-cifar10": ((8, 320, 16, 1, 1), 1.0),
@@ -28,7 +28,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def one_thread(same_threads):
-    """As in the processes of ``fedcore run``, which has one for each core."""
+    """Use one thread, as in the processes of ``fedcore run``, which starts one process per core."""
     before = fedcore.threads(), torch.get_num_threads()
     fedcore.set_threads(1)
     torch.set_num_threads(1)
@@ -38,7 +38,7 @@ def one_thread(same_threads):
 
 
 def simulated(work, threads=1):
-    """A function that runs the rounds of one call and returns their records."""
+    """Return a function that runs the rounds of one call and returns their records."""
     x, y, (model, clients, batch, epochs, count) = work.arrays
     dataset = Dataset("noise", x, y, x[:10], y[:10], classes=10)
     parts = np.split(np.arange(len(x)), clients)
@@ -71,7 +71,7 @@ def bench_simulation(versus, model):
 
 @pytest.mark.parametrize("model", ["lenet", "cnn-cifar10"])
 def bench_all_cores(versus, model):
-    """One trial on all cores: clients in threads, each with one of torch's, against a loop with all of torch's."""
+    """Time a trial on all cores: clients in threads with one torch thread each, against a loop on all torch threads."""
     sizes, _ = CASES[model]
     work, cores = Work(problem, model, *sizes), CORES
     fedcore.set_threads(cores)
@@ -90,7 +90,7 @@ def bench_all_cores(versus, model):
 
 @pytest.mark.parametrize("model", CASES)
 def bench_servers_share(benchmark, record, model):
-    """What everything but the clients' local work takes of a round, evaluation not counted."""
+    """Measure the share of a round that is not the clients' local work, without evaluation."""
     sizes, _ = CASES[model]
     run = simulated(Work(problem, model, *sizes))
     run()

@@ -1,4 +1,4 @@
-"""Whole rounds of small models, where what counts is everything but the arithmetic."""
+"""Rounds of small models, whose cost is mostly not arithmetic."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,10 @@ ALIKE = "torch doing the same work"
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC"])
 @pytest.mark.parametrize(("clients", "n"), [(5, 4_810), (32, 10_000)])
 def bench_small_round(versus, method, clients, n):
-    """The making of the Update objects counts as ours; torch's tensors exist before. Bare additions do a fifth of the
-    work: they are there to be seen."""
+    """Time rounds. fedcore's time includes creating the Update objects; torch's tensors exist before.
+
+    The plain additions do a fifth of the work and are shown for information.
+    """
     work = Work(rows_and_weights, clients, n)
     rows, _ = work.arrays
     server = Server(np.zeros(n, np.float32), method, clients=clients, lr=0.1)

@@ -1,4 +1,4 @@
-"""A round of 32 updates of 11.17 M that arrive one at a time, against the batch that has them all."""
+"""A round of 32 updates of 11.17 M elements that arrive one by one, against a batch of all updates."""
 
 import numpy as np
 import pytest
@@ -14,13 +14,16 @@ DUE = {"held": 1 / 1.2, "lent": 0.9, "writable": 0.6}
 @pytest.mark.parametrize("delivery", ["held", "lent", "writable"])
 @pytest.mark.parametrize("method", ["FedAvg", "MimiC"])
 def bench_streaming(versus, size, method, delivery):
-    """Held: the caller promises not to change the arrays (``keep``). Lent: they are the server's own
-    (``Round.buffer``). Writable: each is folded before ``add`` ends."""
+    """Time the three ways to deliver updates.
+
+    Held: the caller does not change the arrays (``keep``). Lent: the arrays are the server's (``Round.buffer``).
+    Writable: the server folds each array before ``add`` returns.
+    """
     n = size(N, 1_200_000)
     work = Work(rows_and_weights, S, n)
     ys, _ = work.arrays
     server = Server(np.zeros(n, np.float32), method, clients=S, lr=0.1)
-    with server.open_round() as opened:  # so that what is lent lies in memory of its own, not on the page of zeros
+    with server.open_round() as opened:  # writes to the buffers first, so that they do not share the zero page
         for buffer in [opened.buffer() for _ in range(8)]:
             buffer[:] = ys[0]
         del buffer

@@ -1,4 +1,4 @@
-"""Clients trained together against one by one: what ``MOST_PARAMETERS`` and ``BYTES`` were chosen by."""
+"""Batched against sequential client training, which determined ``MOST_PARAMETERS`` and ``BYTES``."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from fedcore.simulation.in_process import InProcess
 from fedcore.simulation.nets import build
 
 STEPS = 10
-# model, an example's shape, batch
+# (model, shape of an example, batch)
 CASES = {
     "lenet": ("lenet", (1, 28, 28), 16, {}),
     "cnn-cifar10": ("cnn-cifar10", (3, 32, 32), 16, {}),
@@ -26,7 +26,7 @@ CASES = {
 @pytest.mark.parametrize("clients", [1, 8, 32])
 @pytest.mark.parametrize("case", CASES)
 def bench_together(versus, one_thread, case, clients):  # noqa: F811
-    """One client, too, since its bits must not depend on how many others there are."""
+    """Time cohorts of several sizes, and of one client, whose bits must not depend on the cohort."""
     model, shape, batch, options = CASES[case]
     rng = np.random.default_rng(0)
     x, y = rng.random((clients * 100, *shape), np.float32), rng.integers(10, size=clients * 100)

@@ -1,4 +1,4 @@
-"""Draws of clients from 10^6, against NumPy's Generator."""
+"""Drawing clients from 10^6, against NumPy's Generator."""
 
 import numpy as np
 import pytest

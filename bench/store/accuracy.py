@@ -1,9 +1,9 @@
-"""What a codec costs in accuracy: the same experiment with rows in f32, bf16 and int8, on the same active sets.
+"""The loss of accuracy by a codec: the same experiment with rows in f32, bf16 and int8, on the same active sets.
 
 python -m bench.store.accuracy mimic/fmnist-tau50 rounds=40 local.epochs=1 "seeds=[0,1]" --out accuracy.jsonl
 
-Each trial of a method has the first model, partition, active sets and minibatches of its seed, whatever the codec, so
-that only the rows differ. Every evaluated round is a line of the file; a trial that is there is not run again.
+The first model, partition, active sets and minibatches of a trial depend on its seed, not on the codec, so only the
+rows differ. Every evaluated round is a line of the file. A trial in the file is not repeated.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from fedcore.experiment.trial import build, rounds
 CODECS = ("f32", "bf16", "int8")
 METHODS = ("MIFA", "MimiC", "SCAFFOLD")
 LAST = 5
-"""A trial's accuracy is the mean of so many last rounds: single ones jump by several points."""
+"""The number of last rounds whose mean is a trial's accuracy; single rounds vary by several points."""
 
 
 def run(trial, codec):
-    """One trial, with rows in that codec: yields (round, accuracy, loss)."""
+    """Run a trial with rows in a codec, and yield (round, accuracy, loss)."""
     parts = build(trial)
     store = ClientStore(trial.experiment.partition.clients, parts.server.layout.n_parameters, codec=codec)
     server = Server(parts.server.tensors(), trial.method.make(), storage=store, lr=trial.experiment.rate.lr.make())
@@ -37,7 +37,7 @@ def run(trial, codec):
 
 
 def read(out):
-    """What is in the file: (method, codec, seed) -> [(round, accuracy, loss)]."""
+    """Read the file, and return {(method, codec, seed): [(round, accuracy, loss)]}."""
     found = {}
     for line in out.read_text().splitlines() if out.exists() else ():
         method, codec, seed, *figures = json.loads(line)
@@ -46,7 +46,7 @@ def read(out):
 
 
 def table(found, seeds):
-    """The last rounds' accuracy by method and codec, and what each codec loses against f32, seed by seed."""
+    """Return the accuracy of the last rounds by method and codec, and the loss against f32, paired by seed."""
     lines = ["| method | codec | accuracy, % | against f32 on the same seed, points |", "|---|---|---:|---:|"]
     for method, codec in product(METHODS, CODECS):
         if not all((method, one, seed) in found for one, seed in product((codec, "f32"), seeds)):
@@ -58,7 +58,7 @@ def table(found, seeds):
 
 
 def end(figures):
-    """The mean accuracy of the last rounds."""
+    """Return the mean accuracy of the last rounds."""
     return float(np.mean([accuracy for _, accuracy, _ in figures[-LAST:]]))
 
 

@@ -1,11 +1,11 @@
-"""Exchange through a codec against the same through float32, rows in memory: a row's bytes are what it costs.
+"""The exchange of rows with a codec against float32 rows, in memory; the bytes of a row determine the cost.
 
-The sum, what the clients sent, and the order are the same; only the rows are 2 or 1.0625 bytes an element instead of 4,
-and rounded stochastically. In place is what a kernel can do; free slots is what a store does, whose last committed rows
-stay until the next are.
+Sums, updates and order are equal. Rows have 2 or 1.0625 bytes per element instead of 4, and are rounded stochastically.
+"In place" is the kernel's best case. "Free slots" is the way of a store, which keeps the committed rows until the next
+commit.
 
-As a program it compares the processor time of one thread, for a machine that is not alone: less of it is waiting for
-memory than with all threads, which is what smaller rows save.
+The program compares the processor time of one thread, for a machine with other load. One thread waits less for memory
+than all threads do, so smaller rows save less.
 """
 
 import time
@@ -17,7 +17,8 @@ import pytest
 import fedcore
 from bench.alone import Work
 from bench.rivals.exchange import models_and_rows
-from fedcore import ClientStore, kernels, randomness
+from fedcore import ClientStore, kernels
+from fedcore import runtime as randomness
 
 S, N = 16, 11_173_962
 TARGET = {"f32 rows": 1.25}
@@ -35,7 +36,7 @@ def exchanging(codec, place, ys):
         kernels.exchange(acc, [x] * S, ys, ones, ones, old, none, new, out=acc, keys=keys)
         store.commit(next(rounds))
 
-    to_free_slots()  # so that every client has a row
+    to_free_slots()  # gives every client a row
     if place == "free slots":
         return to_free_slots
     rows = [store.stage(i) for i in range(S)]

@@ -1,4 +1,4 @@
-"""What a commit adds to the exchange of a round whose rows lie in files: checksums, and an index that has them."""
+"""The cost that a commit adds to the exchange of a round with rows in files: checksums, and their index."""
 
 from itertools import count
 
@@ -25,7 +25,7 @@ def bench_commit(versus, size, tmp_path):
 
         def alone():
             exchange()
-            store.discard()  # so that all three take free slots
+            store.discard()  # so that all three ways use free slots
 
         def with_commit():
             sums = store.room_for_checksums(S)
@@ -38,7 +38,7 @@ def bench_commit(versus, size, tmp_path):
             store.commit(next(rounds))
 
         for _ in range(3):
-            with_commit()  # until there are slots for the rows and for those to come
+            with_commit()  # allocates slots for the present and the next rows
         versus(
             f"exchange and commit to files, {S} rows x {n / 1e6:.2f} M",
             with_commit,

@@ -1,6 +1,6 @@
-"""What durability costs: the same MIFA rounds on a disk with none, checkpoint and round, and in memory.
+"""The cost of durability: the same MIFA rounds in memory, and on a disk with none, checkpoint and round.
 
-A checkpoint here is made every ten rounds, and its time is in the rounds'.
+The server makes a checkpoint every ten rounds, whose time is included.
 """
 
 import itertools
@@ -31,7 +31,7 @@ def bench_durability(versus, size, tmp_path_factory):
                 store.checkpoint()
 
         for _ in range(N // S):
-            run()  # until every client has a row
+            run()  # gives every client a row
         return run
 
     rivals = {durability: rounds("mmap", durability) for durability in ("checkpoint", "none")}

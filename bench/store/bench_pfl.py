@@ -1,7 +1,7 @@
-"""Rows a second and bytes a row beside pfl-research's storages: a cohort's rows read, exchanged and written.
+"""Rows per second and bytes per row against pfl-research's storages: read, exchange and write a cohort's rows.
 
-Needs ``pip install -c constraints.txt pfl==0.6.0``. fedcore's commit is a transaction, with checksums, which pfl's
-storages have none of; nobody waits for the disk here (durability="none").
+Needs ``pip install -c constraints.txt pfl==0.6.0``. fedcore's commit is a transaction with checksums; pfl's storages
+have neither. No commit waits for the disk (durability="none").
 """
 
 from itertools import cycle, islice
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import ClientStore, kernels, randomness
+from fedcore import ClientStore, kernels
+from fedcore import runtime as randomness
 
 pytest.importorskip("pfl")
 from bench.rivals.pfl_storage import exchange, stored

@@ -1,4 +1,4 @@
-"""A million clients: they come, are found, saved and loaded, and single ones come and go among them."""
+"""The registry with a million clients: adding, finding, saving and loading, and adding and removing single clients."""
 
 import hashlib
 import sqlite3
@@ -32,7 +32,7 @@ def bench_find(versus, kind):
     ids = IDS[kind]
     registry, plain = Registry(ids), {client: number for number, client in enumerate(ids)}
     at = iter(np.random.default_rng(1).integers(0, N, 10**6).tolist())
-    # Each client is asked for once, as in a round: what is found is in no cache.
+    # Look up each client once, as in a round, so that the entries are not in a cache.
     asked = [[_copy(ids[next(at)]) for _ in range(K)] for _ in range(100)]
     sets = iter(asked), iter(asked)
 
@@ -48,7 +48,7 @@ def bench_find(versus, kind):
 
 
 def bench_come_and_go(versus):
-    """A client comes and goes, among a million with sizes against among a thousand."""
+    """Time adding and removing a client among a million clients with sizes, against among a thousand."""
 
     def among(clients):
         server = Server(np.zeros(10, np.float32), "FedAvg", dict(enumerate([5] * clients)), lr=0.1)

@@ -1,8 +1,8 @@
-"""A million registered clients with rows of 100,000 elements: what a store costs by the client, the row and the round.
+"""The cost of a store per client, row and round, with a million clients and rows of 100,000 elements.
 
 python -m bench.store.million FOLDER [--clients N] [--elements n] [--cohort S] [--rounds T]
 
-A MIFA server on an mmap store with int8 rows: every round hears a cohort drawn anew, commits it and, with
+A MIFA server has an mmap store with int8 rows. Every round draws a new cohort, commits its rows and, with
 ``durability="round"``, waits for the disk. The folder must not exist, and is deleted at the end.
 """
 
@@ -20,13 +20,13 @@ RESIDENT_ROWS = 2_000
 
 
 def resident():
-    """This process's resident memory by kind, in MB: its own, and mapped pages of files."""
+    """Return this process's resident memory in MB: anonymous memory, and mapped pages of files."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {kind: int(lines[kind].split()[0]) / 1e3 for kind in ("RssAnon", "RssFile")}
 
 
 def measure(folder, options, durability):
-    """Lines of the table for one durability."""
+    """Return the lines of the table for one durability."""
     ids = np.random.default_rng(0).permutation(options.clients).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     before, began = resident(), time.perf_counter()
     store = ClientStore(

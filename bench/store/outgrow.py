@@ -1,15 +1,15 @@
-"""A store that outgrows memory: rounds whose rows are on the disk alone, against the disk's own bandwidth.
+"""A store larger than memory: rounds whose rows are only on the disk, against the disk's bandwidth.
 
 python -m bench.store.outgrow FOLDER [--clients N] [--elements n] [--cohort S] [--rows ROWS] [--repeats R]
 
-A MIFA server on an mmap store with bf16 rows (22 MB each for n = 11.17 M). First so many clients get a row; the file is
-then larger than memory if there are enough. Each repeat times, in turn and right beside each other,
+A MIFA server has an mmap store with bf16 rows (22 MB each for n = 11.17 M). First ROWS clients get a row; choose ROWS
+so that the file is larger than memory. Each repeat times one after the other:
 
-- what the disk does with the same bytes: the cohort's rows read in large pieces, and as much written and synced;
-- a cold round, whose rows are in no memory, right away;
-- a cold round whose cohort ``Server.broadcast`` named so many seconds before, for as long as its clients trained;
-- a warm round: the same cohort once more;
-- what a round would be in place, without free slots and commit, and with the rows in memory.
+- the disk: read the cohort's rows in large pieces, and write and sync the same number of bytes;
+- a cold round, whose rows are not in memory, immediately;
+- a cold round some seconds after ``Server.broadcast`` named its cohort, as if the clients trained meanwhile;
+- a warm round with the same cohort;
+- the exchange in place, without free slots and commit, and with rows in memory.
 
 Nothing else should use the disk meanwhile. The folder must not exist, and is deleted at the end.
 """
@@ -23,15 +23,16 @@ from pathlib import Path
 import numpy as np
 
 from bench import machine
-from fedcore import ClientStore, Server, Storage, Update, algorithms, kernels, randomness
+from fedcore import ClientStore, Server, Storage, Update, algorithms, kernels
+from fedcore import runtime as randomness
 
-PIECE = 8 << 20  # bytes read or written at a time where the disk itself is measured
+PIECE = 8 << 20  # the bytes per read or write when the disk is measured
 COLD, WARM = "a cold round, right away", "a warm round"
 AHEAD = "a cold round, its rows read ahead while clients trained"
 
 
 class Bench:
-    """A server on a folder, cohorts of clients that have rows, and the disk below."""
+    """A server with a folder, cohorts of clients with rows, and the disk below."""
 
     def __init__(self, options):
         self.options, self.took = options, {}
@@ -53,23 +54,23 @@ class Bench:
         self.server.round([Update(client, value=self.h, kind="gradient", steps=1) for client in ids])
 
     def fill(self):
-        """Give the first clients their rows."""
+        """Give the first ROWS clients a row."""
         for start in range(0, self.options.rows, self.options.cohort):
             ids = range(start, min(start + self.options.cohort, self.options.rows))
             self.timed("a first round, in which nobody has a row", lambda ids=ids: self.round(ids))
 
     def cold(self):
-        """The next cohort that was not used for longest, none of it in memory."""
+        """Return the least recently used cohort, after dropping all rows from memory."""
         start, self._next = self._next, (self._next + self.options.cohort) % self.options.rows
         ids = [client % self.options.rows for client in range(start, start + self.options.cohort)]
         fd = os.open(self.options.folder / "rows.slots", os.O_RDWR)
-        os.fdatasync(fd)  # what is not written yet cannot be dropped
+        os.fdatasync(fd)  # unwritten pages cannot be dropped
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
         return ids
 
     def read_by_the_disk(self, ids):
-        """The cohort's rows in large pieces, into memory of our own."""
+        """Read the cohort's rows in large pieces into memory."""
         slots = [int(self.server.store._content.rows.slot[client]) for client in ids]
         fd, into = os.open(self.options.folder / "rows.slots", os.O_RDONLY), memoryview(bytearray(PIECE))
         for slot in sorted(slots):
@@ -79,7 +80,7 @@ class Bench:
         os.close(fd)
 
     def written_by_the_disk(self):
-        """As many bytes as a round writes, to a new file, and synced: rows, x and the total."""
+        """Write the bytes of a round (rows, x and the total) to a new file, and sync it."""
         self._fresh_file(self.options.cohort * self.row_bytes + 12 * self.options.elements)
 
     def _fresh_file(self, size):
@@ -107,7 +108,7 @@ class Bench:
         self.exchanges(ids)
 
     def exchanges(self, ids):
-        """The kernel alone: to free slots, in place, and in memory."""
+        """Time only the kernel: to free slots, in place, and in memory."""
         store, S, n = self.server._backend.store, self.options.cohort, self.options.elements
         old, new = [store.row(client) for client in ids], [store.stage(client) for client in ids]
         acc, ys, ones, none = np.zeros(n), [self.h] * S, np.ones(S), [None] * S
@@ -127,7 +128,7 @@ class Bench:
         self.timed("exchange in place in memory", lambda: swap(held, held))
 
     def write_back(self, early):
-        """Rounds that are safe at a checkpoint after training, with writing begun early or not."""
+        """Time a round, and the checkpoint after training, with writing started early or left to the checkpoint."""
         store, ids = self.server._backend.store, self.cold()
         store._session._write_back = early
         self.server.broadcast(ids)
@@ -139,7 +140,7 @@ class Bench:
 
 
 def report(bench):
-    """The table, and the ratios that are asked for."""
+    """Print the table and the ratios."""
     options, median = bench.options, {name: float(np.median(took)) for name, took in bench.took.items()}
     rows, vectors = options.cohort * bench.row_bytes / 1e9, 12 * options.elements / 1e9
     print("| what | s, median (all) |", "|---|---|", sep="\n")
@@ -147,7 +148,7 @@ def report(bench):
         print(f"| {name} | {median[name]:.2f} ({', '.join(f'{s:.2f}' for s in sorted(took)[:12])}) |")
     read, wrote = median["the disk reads the cohort's rows"], median["the disk writes and syncs as much as a round"]
     print(f"\nThe disk reads {rows / read:.2f} GB/s and writes {(rows + vectors) / wrote:.2f} GB/s.")
-    # Within a repeat, and against the quicker of the two times that the disk wrote beside it.
+    # Ratios are within a repeat, and use the faster of the disk's two writes.
     reads, writes = (np.array(bench.took[name]) for name in bench.took if name.startswith("the disk"))
     writes = writes.reshape(-1, 2).min(axis=1)
     for name, own in ((COLD, reads + writes), (AHEAD, reads + writes), (WARM, writes)):

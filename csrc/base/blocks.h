@@ -1,5 +1,5 @@
-// The fixed block partition: which elements are one piece of work. It depends on n alone, never on the number
-// of threads, so that a sum over a block, and a sum over blocks, has the same bits on any machine.
+// The fixed partition of elements into blocks, the pieces of work. It depends only on n, never on the number of
+// threads, so that a sum over a block, and a sum over blocks, has the same bits on any machine.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@ namespace fedcore {
 
 inline constexpr std::int64_t kBlock = 16384;  // elements; 64 KiB of float32: several rows' blocks fit in L2
 
-// Below this many bytes one thread works alone: waking a second one costs the caller 20 us and more, in which it would
-// read about this much itself. One thread's time over two threads', the best of 150 in turn, two cores of a virtual
+// Below this many bytes one thread does all the work: waking a second one costs the caller at least 20 us, in which it
+// can read about this much itself. One thread's time over two threads', the best of 150 in turn, two cores of a virtual
 // Zen 4 (bench/kernels/bench_serial.py; the kernels are weighted_sum, accumulate, exchange and direction):
 //     MiB                              1           2           4           8
 //     call upon call, in the caches    0.9 - 2.0   1.0 - 1.7   1.3 - 1.8   1.0 - 1.9
@@ -20,10 +20,10 @@ inline constexpr std::int64_t kBlock = 16384;  // elements; 64 KiB of float32: s
 inline constexpr std::int64_t kSerialBytes = 2 << 20;
 
 inline std::int64_t block_count(std::int64_t n) {
-    return n / kBlock + (n % kBlock != 0);  // no sum, which may pass 2^63
+    return n / kBlock + (n % kBlock != 0);  // a sum might pass 2^63
 }
 
-// Calls body(piece) for every piece of [0, pieces), on the pool where `bytes` of traffic are worth it.
+// Calls body(piece) for every piece of [0, pieces), on the pool if `bytes` of traffic are enough.
 template <class Body>
 void for_pieces(std::int64_t pieces, std::int64_t bytes, const Body& body) {
     if (pieces < 2 || bytes < kSerialBytes) {

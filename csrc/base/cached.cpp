@@ -8,7 +8,7 @@
 namespace fedcore {
 namespace {
 
-// What a system says that says nothing, or, in a virtual machine, something of a cache that many share.
+// For a system that reports nothing, or, in a virtual machine, the size of a cache that many machines share.
 constexpr std::int64_t kUsual = 24 << 20, kLeast = 8 << 20, kMost = 64 << 20;
 
 std::int64_t last_cache() {
@@ -19,7 +19,7 @@ std::int64_t last_cache() {
     return found > 0 ? std::clamp<std::int64_t>(found / 4 * 3, kLeast, kMost) : kUsual;
 }
 
-std::atomic<std::int64_t> chosen{-1};  // until somebody asks
+std::atomic<std::int64_t> chosen{-1};  // until the first use
 
 }  // namespace
 

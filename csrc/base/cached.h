@@ -5,8 +5,8 @@
 
 namespace fedcore {
 
-// A call that moves more bytes than this stores results elsewhere than in place past the caches (past_caches.inl),
-// where they would not stay: the bytes of the last cache, as far as the system tells them. One that moves less is
+// The size of the last cache, if the system reports it. A call that moves more bytes, and does not write in place,
+// stores its results past the caches (past_caches.inl), because they would not stay there. Smaller calls would be
 // slower that way. 8 clients' rows to other rows, plain time over that past the caches, two cores of a Zen 3 with 32
 // MiB:
 //     MB moved       1.9     6       12      24      48      96

@@ -1,4 +1,4 @@
-// The lanes of one block's checksum (store/checksum.h), fed a piece at a time: for whoever reads or writes the block
+// The lanes of one block's checksum (store/checksum.h), fed piece by piece by code that reads or writes the block
 // anyway.
 
 constexpr std::uint64_t kP = 0x9E3779B185EBCA87u, kQ = 0xC2B2AE3D27D4EB4Fu;
@@ -26,8 +26,8 @@ typedef std::uint64_t WordsAt __attribute__((vector_size(64), aligned(1), may_al
 
 #elif defined(__AVX2__)
 
-// Four lanes in a vector, by the products of their halves: a processor multiplies one word at a time, so that the other
-// four lanes go meanwhile.
+// Four lanes in a vector, by the products of their halves. The scalar unit multiplies one word at a time, and handles
+// the other four lanes meanwhile.
 typedef std::uint64_t Words __attribute__((vector_size(32)));
 typedef std::uint64_t WordsAt __attribute__((vector_size(32), aligned(1), may_alias));
 
@@ -41,8 +41,8 @@ inline Words times(Words words, std::uint64_t factor) {
 
 #endif
 
-// Feeds `lines` times kFeed bytes. Before each, each(bytes before it) may do something else, which takes no time of its
-// own if it waits for memory.
+// Feeds `lines` times kFeed bytes. Before each line, each(bytes before it) may do other work, which is free if it waits
+// for memory.
 template <class Each>
 inline void feed(std::uint64_t* lanes, const char* data, std::int64_t lines, const Each& each) {
     const std::int64_t end = kFeed * lines;
@@ -55,7 +55,7 @@ inline void feed(std::uint64_t* lanes, const char* data, std::int64_t lines, con
     }
     *reinterpret_cast<WordsAt*>(lanes) = lane;
 #else
-    // By name: as an array they would stay in memory.
+    // Separate variables, because an array would stay in memory.
     std::uint64_t l0 = lanes[0], l1 = lanes[1], l2 = lanes[2], l3 = lanes[3];
 #    if defined(__AVX2__)
     Words lane = *reinterpret_cast<const WordsAt*>(lanes + 4);
@@ -70,7 +70,7 @@ inline void feed(std::uint64_t* lanes, const char* data, std::int64_t lines, con
         l2 = sum_step(l2, word_at(line + 16));
         l3 = sum_step(l3, word_at(line + 24));
 #    if defined(__AVX2__)
-        asm("" : "+r"(l0), "+r"(l1), "+r"(l2), "+r"(l3));  // else GCC has these in a vector too, which takes longer
+        asm("" : "+r"(l0), "+r"(l1), "+r"(l2), "+r"(l3));  // GCC would put these into a vector too, which takes longer
         const Words t = lane + times(*reinterpret_cast<const WordsAt*>(line + 32), kQ);
         lane = times(t << 31 | t >> 33, kP);
 #    else
@@ -89,7 +89,7 @@ inline void feed(std::uint64_t* lanes, const char* data, std::int64_t lines, con
 #endif
 }
 
-// A block's checksum while its bytes come.
+// A block's checksum, fed in pieces.
 struct BlockSum {
     std::uint64_t lanes[8];
     std::int64_t bytes;
@@ -98,7 +98,7 @@ struct BlockSum {
         for (int i = 0; i < 8; ++i) lanes[i] = static_cast<std::uint64_t>(i + 1) * kP;
         bytes = 0;
     }
-    // Every piece but the last is whole multiples of kFeed, before each of which each(bytes before it) is called.
+    // Every piece but the last is a multiple of kFeed bytes. each(bytes before it) is called before each kFeed bytes.
     template <class Each>
     void add(const void* data, std::int64_t count, const Each& each) {
         const char* const first = static_cast<const char*>(data);

@@ -17,7 +17,7 @@ namespace fedcore {
 namespace {
 
 constexpr std::int64_t kStretch = 256 << 10;  // consecutive bytes that one thread copies
-constexpr std::int64_t kLarge = 4 << 20;      // bytes from which NumPy, too, asks for huge pages
+constexpr std::int64_t kLarge = 4 << 20;      // bytes; NumPy asks for huge pages from the same size on
 
 namespace past_caches {
 #include "base/past_caches.inl"
@@ -50,7 +50,8 @@ void ask_for_huge_pages(char* begin, std::int64_t bytes) {
     const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
     const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(begin), first = (at + page - 1) / page * page;
     const std::uintptr_t last = (at + bytes) / page * page;
-    if (bytes >= kLarge) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // fails: small ones
+    if (bytes >= kLarge)
+        madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // if this fails, small pages
 #endif
 }
 

@@ -15,8 +15,8 @@ struct Copy {
 // Makes each of the copies, no two of which overlap.
 void copy_all(const std::vector<Copy>& copies);
 
-// Asks the system to back large fresh memory by huge pages: fresh memory costs more than what is copied into it, a
-// fault a page.
+// Asks the system to back large fresh memory by huge pages: fresh memory costs a fault for each page, which takes more
+// time than the copy.
 void ask_for_huge_pages(char* begin, std::int64_t bytes);
 
 }  // namespace fedcore

@@ -15,12 +15,12 @@ constexpr double kUnlimited = 1e9;
 int allowed_cores() {
     cpu_set_t allowed;
     if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
-    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));  // more than the set has room for
+    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));  // more cores than the set can hold
 }
 
-// `max 100000`, or microseconds of time in each period of so many.
+// "max 100000", or the microseconds of time in each period, and the period.
 double share(std::istream&& quota_and_period) {
-    double quota = 0, period = 0;  // "max" is no number
+    double quota = 0, period = 0;  // "max" does not parse
     if (!(quota_and_period >> quota >> period) || quota <= 0 || period <= 0) return kUnlimited;
     return quota / period;
 }
@@ -32,8 +32,8 @@ double share_v1(const std::string& folder) {
     return quota > 0 && period > 0 ? quota / period : kUnlimited;
 }
 
-// The least share of a group and of those that it is in. A container may see the group's own folder as the mount, under
-// whatever path the file says.
+// The smallest share of a group and its parents. In a container the mount may be the group's own folder, whatever path
+// the file names.
 template <class Share>
 double least_share(const std::string& mount, std::string group, const Share& share_of) {
     double least = share_of(mount);

@@ -1,4 +1,4 @@
-// What callers' numbers may come in.
+// The dtypes of callers' numbers.
 #pragma once
 
 namespace fedcore {

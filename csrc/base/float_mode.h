@@ -9,8 +9,8 @@
 
 namespace fedcore {
 
-// IEEE defaults in this scope and thread, the caller's mode again behind it. A caller may have set flush-to-zero
-// (torch.set_flush_denormal), which its own thread would obey and a worker would not.
+// IEEE defaults in this scope and thread; restores the caller's mode. A caller may have set flush-to-zero
+// (torch.set_flush_denormal), which applies to its thread but not to the workers.
 class IeeeMode {
   public:
 #if defined(__SSE2__)

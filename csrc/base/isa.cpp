@@ -66,7 +66,7 @@ Isa best_isa() {
     for (const Isa level : kLevels)
         if (is_there(level)) return level;
     throw std::runtime_error(
-        "fedcore was compiled for this machine's processor alone, on a machine with another one: compile it again");
+        "fedcore was compiled only for another machine's processor; compile it again on this machine");
 }
 
 Isa active_isa() {

@@ -7,17 +7,17 @@ enum class Isa { baseline, avx2, avx512 };  // ascending; aarch64 has only `base
 
 const char* name(Isa level);
 
-// The highest level that both this build and this machine have. Throws std::runtime_error if there is none: the build
-// is for another machine alone.
+// The highest level that both this build and this machine have. Throws std::runtime_error if they have no common level
+// because the build is for another machine.
 Isa best_isa();
 
 // best_isa(), or the level that FEDCORE_ISA forces, read once at the first call. Throws std::runtime_error if
-// that is unknown or not to be had.
+// that level is unknown or unavailable.
 Isa active_isa();
 
 }  // namespace fedcore
 
-// Declares what is compiled once for each level. What a build lacks is never asked for.
+// Declares code that is compiled once for each level. Levels that a build lacks are never used.
 #define FEDCORE_EACH_LEVEL(declaration) \
     namespace baseline {                \
     extern declaration;                 \
@@ -45,7 +45,7 @@ Isa active_isa();
 #    define FEDCORE_IF_AVX512(address) nullptr
 #endif
 
-// The address of what the active level has by that name; Type is that of what was declared.
+// The address of the active level's object or function of a name; Type is the declared type.
 #define FEDCORE_OF_LEVEL(Type, name) \
     of_level<Type>(FEDCORE_IF_BASELINE(&baseline::name), FEDCORE_IF_AVX2(&avx2::name), FEDCORE_IF_AVX512(&avx512::name))
 

@@ -6,7 +6,7 @@
 
 namespace fedcore {
 
-// The 64-bit number whose little-endian bytes are the first n <= 8 of `bytes`, and zeros behind them.
+// The 64-bit number of the first n <= 8 bytes in little-endian order, padded by zeros.
 inline std::uint64_t little_endian(const char* bytes, std::size_t n = 8) {
     std::uint64_t word = 0;
     std::memcpy(&word, bytes, n);

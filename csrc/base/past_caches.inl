@@ -11,7 +11,7 @@ constexpr bool kHasPastCaches = false;
 
 constexpr std::int64_t kLine = 64;  // bytes of a cache line
 
-// Bytes from there to where a line starts.
+// Bytes from an address to the next start of a line.
 inline std::int64_t to_line(const void* at) {
     return static_cast<std::int64_t>(-reinterpret_cast<std::uintptr_t>(at) % kLine);
 }
@@ -54,7 +54,7 @@ inline void put(const Value* stage, std::int64_t count, Value* out) {
     put(stage, count, out, [](std::int64_t) {});
 }
 
-// Other threads see stores past the caches in any order; those made before this, they see before whatever comes behind.
+// Other threads may see stores past the caches in any order. This orders those before it before all later stores.
 inline void fence() {
 #if defined(__SSE2__)
     _mm_sfence();

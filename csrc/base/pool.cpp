@@ -41,9 +41,8 @@ struct Job {
 
     bool exhausted() const { return next.load(std::memory_order_relaxed) >= pieces; }
 
-    // Claims and runs pieces until none is left. `context` is alive while a claimed piece has not ended,
-    // because the caller waits for it; a worker that comes late claims nothing and so touches nothing of the
-    // caller's.
+    // Claims and runs pieces until none is left. `context` exists until all claimed pieces have ended, because the
+    // caller waits for them. A late worker claims no piece, and so does not access the caller's memory.
     void work() {
         std::int64_t done = 0;
         for (std::int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces; ++done) {
@@ -55,7 +54,7 @@ struct Job {
             }
         }
         if (done != 0 && ended.fetch_add(done, std::memory_order_acq_rel) + done == pieces) {
-            const std::lock_guard<std::mutex> lock(mutex);  // so that the caller is not between its test and its wait
+            const std::lock_guard<std::mutex> lock(mutex);  // the caller must not be between its test and its wait
             all_ended.notify_all();
         }
     }
@@ -71,12 +70,12 @@ struct Job {
         }
         std::unique_lock<std::mutex> lock(mutex);
         all_ended.wait(lock, [this] { return ended.load(std::memory_order_acquire) == pieces; });
-        // Taken out of the job: a worker may be the last to let go of that, and must not destroy what was thrown.
+        // Move the error out of the job: the last owner of the job may be a worker, which must not destroy the error.
         if (error) std::rethrow_exception(std::exchange(error, nullptr));
     }
 };
 
-// Signals to the process are the caller's threads' to take; those that tell of a fault here stay.
+// The caller's threads handle the process's signals; workers keep only the signals of their own faults.
 void block_signals() {
     sigset_t signals;
     sigfillset(&signals);
@@ -84,8 +83,8 @@ void block_signals() {
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 }
 
-// Never destroyed: workers sleep in it until the process ends, and joining them at exit would hang a process
-// that was forked, or whose interpreter is being torn down.
+// Never destroyed: workers sleep in it until the process ends. Joining them at exit would hang a forked process, or one
+// whose interpreter is shutting down.
 class Workers {
   public:
     void run(std::int64_t pieces, Task task, const void* context, int workers) {
@@ -95,9 +94,9 @@ class Workers {
             try {
                 for (; started_ < workers; ++started_) std::thread(&Workers::serve, this).detach();
             } catch (const std::system_error&) {
-                // The system has no thread to give; those that there are, and the caller, do the work.
+                // The system cannot create a thread; the existing workers and the caller do the work.
             }
-            // Workers forget finished jobs, but where none gets a core nobody would.
+            // Workers drop finished jobs, but perhaps no worker gets a core.
             while (!jobs_.empty() && jobs_.front()->exhausted()) jobs_.pop_front();
             jobs_.push_back(job);
         }
@@ -109,7 +108,7 @@ class Workers {
   private:
     void serve() {
         block_signals();
-        const IeeeMode mode;  // not the one that the thread which happened to start this one was in
+        const IeeeMode mode;  // not the mode of the thread that started this worker
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
             const std::shared_ptr<Job> job = take();
@@ -123,8 +122,7 @@ class Workers {
         }
     }
 
-    // A seat in the oldest job that has pieces and seats left; forgets the jobs that have none. Needs the
-    // lock.
+    // A seat in the oldest job with pieces and seats left; drops the jobs without them. Needs the lock.
     std::shared_ptr<Job> take() {
         while (!jobs_.empty()) {
             const auto& job = jobs_.front();
@@ -153,11 +151,11 @@ int default_threads() {
     return std::min(usable_cores(), kMostThreads);
 }
 
-std::atomic<int> thread_count{0};  // 0 until somebody asks
+std::atomic<int> thread_count{0};  // 0 until the first use
 std::atomic<Workers*> current{nullptr};
 
-// A child of fork() has no workers, and the parent's locks may be held for ever: it forgets them all. Registered when
-// the module is loaded, so that no fork can come between.
+// A child of fork() has no workers, and the parent's locks may stay locked, so it drops all of them. Registered when
+// the module is loaded, before any fork.
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
 
 Workers& workers() {
@@ -184,7 +182,7 @@ int threads() {
     int count = thread_count.load(std::memory_order_relaxed);
     if (count != 0) return count;
     const int fresh = default_threads();
-    // Unless set_threads came between, whose count is then in `count`.
+    // If set_threads was called meanwhile, its count is in `count`.
     return thread_count.compare_exchange_strong(count, fresh, std::memory_order_relaxed) ? fresh : count;
 }
 

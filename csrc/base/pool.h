@@ -1,9 +1,9 @@
 // The package's own threads. Not OpenMP: it clashes with torch's copy and hangs in a forked child.
 //
-// A call is a job whose pieces are claimed one by one from a counter, by the caller too: when no worker gets
-// a core (torch's threads spin for milliseconds after each operation) the caller does all of it and waits for
-// nobody. Workers start at the first job that wants them and sleep between jobs. A forked child starts its
-// own. Several threads may call at once; their jobs share the workers.
+// A call is a job. The caller and the workers claim its pieces one by one from a counter. If no worker gets a core
+// (torch's threads spin for milliseconds after each operation), the caller does all pieces without waiting. Workers
+// start at the first job that needs them and sleep between jobs. A forked child starts its own workers. Several threads
+// may call at once; their jobs share the workers.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ void parallel_for(std::int64_t pieces, const Body& body) {
 
 inline constexpr int kMostThreads = 4096;
 
-// How many threads may work on one job, the caller counted: FEDCORE_THREADS, else usable_cores(), read
-// once at the first call, unless set_threads came before. Throws std::runtime_error if FEDCORE_THREADS is no number
+// The number of threads that may work on one job, including the caller: FEDCORE_THREADS, else usable_cores(), read once
+// at the first call unless set_threads was called before. Throws std::runtime_error if FEDCORE_THREADS is not a number
 // in 1..kMostThreads.
 int threads();
 void set_threads(int count);  // 1..kMostThreads

@@ -30,8 +30,7 @@ std::uint64_t below(Words& words, std::uint64_t bound) {
     for (;;) {
         const auto product = static_cast<unsigned __int128>(words.next()) * bound;
         const auto low = static_cast<std::uint64_t>(product);
-        // 2^64 mod bound of the words are too many; they are those whose low half is below that. The division is
-        // needed only where low < bound.
+        // Reject the words whose low half is below 2^64 mod bound. The division is needed only if low < bound.
         if (low >= bound || low >= (0 - bound) % bound) return static_cast<std::uint64_t>(product >> 64);
     }
 }

@@ -1,12 +1,12 @@
-// Counter-based random numbers: each 64-bit word is a pure function of a key, of what it is used for and of its
-// index. Nothing is seeded, advanced or shared, so any draw can be repeated alone and in any order.
+// Counter-based random numbers: each 64-bit word is a pure function of a key, of its use and of its index. No state is
+// seeded, advanced or shared, so any draw can be repeated separately and in any order.
 //
 // The function is Threefry4x64-20: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
-// SC 2011, Sec. 4.2. Its key has 256 bits, so that (seed, round, client, purpose) go in as they are, each in a
-// word of its own, and two different keys never share a stream (Philox4x32 would have to hash them into 64 bits).
+// SC 2011, Sec. 4.2. Its key has 256 bits, one word for each of (seed, round, client, purpose), so two different keys
+// never share a stream (Philox4x32 would have to hash them into 64 bits).
 //
-// Only integers are added, xored, rotated and multiplied here, and a double is made exactly; nothing that draws
-// calls libm, whose log and exp differ between platforms. The numbers are the same everywhere.
+// The code only adds, xors, rotates and multiplies integers, and makes doubles exactly. No draw calls libm, whose log
+// and exp differ between platforms. So the numbers are the same on all platforms.
 #pragma once
 
 #include <cstdint>

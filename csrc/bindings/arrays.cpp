@@ -15,7 +15,7 @@ const Dtypes& dtype_of() {
     return due;
 }
 
-// The common case, without a string or an allocation: a NumPy array of T that is just what is due; else null.
+// The common case, without a string or an allocation: a NumPy array of T that fits exactly; else null.
 template <class T>
 T* plain_vector(py::handle object, bool writable, std::int64_t* n, Axes axes = Axes::one) {
     if (Py_TYPE(object.ptr()) != py::detail::npy_api::get().PyArray_Type_) return nullptr;
@@ -43,8 +43,8 @@ void Arrays::lie_on(int device, Name name) {
         device_ = device, first_ = name;
     } else if (device_ != device) {
         const auto place = [](int of) { return of == kHost ? "in CPU memory" : "on cuda:" + std::to_string(of); };
-        raise("ArrayError", name.text() + ": expected an array " + place(device_) + ", where " + first_.text() +
-                                " lies, got one " + place(device));
+        raise("ArrayError", name.text() + ": expected an array " + place(device_) + ", as " + first_.text() +
+                                " is, got one " + place(device));
     }
 }
 
@@ -56,7 +56,7 @@ AnySpan Arrays::open(py::handle object, Name name, bool writable, const Dtypes& 
     std::size_t which = 0;
     while (which < due.size() && found.dtype != due[which]) ++which;
     const bool fits = (axes == Axes::any || found.shape.size() == 1) && (n == kAnyLength || size == n);
-    // The compiler trusts that a float lies where a float may lie.
+    // The compiler assumes aligned floats.
     const auto address = reinterpret_cast<std::uintptr_t>(found.data);
     const bool aligned = size == 0 || found.itemsize == 0 || address % found.itemsize == 0;
     if (which < due.size() && fits && found.contiguous && aligned && (found.writable || !writable)) {
@@ -67,7 +67,7 @@ AnySpan Arrays::open(py::handle object, Name name, bool writable, const Dtypes& 
         }
         return {found.data, size, which, size * found.itemsize};
     }
-    // The message is built only now: a call on a small model would spend its time on it.
+    // Build the message only for an error, because it would dominate the time of a call on a small model.
     std::string expected = name.text() + ": expected ";
     for (const char* dtype : due) expected += (dtype == due[0] ? "" : " or ") + std::string(dtype);
     const std::string length = n == kAnyLength ? "n" : std::to_string(n);
@@ -77,7 +77,7 @@ AnySpan Arrays::open(py::handle object, Name name, bool writable, const Dtypes& 
     if (!fits) raise("ShapeError", got);
     if (!found.contiguous) raise("ShapeError", got + " that is not contiguous");
     if (!aligned) raise("ArrayError", got + " whose address is no multiple of " + std::to_string(found.itemsize));
-    raise("ArrayError", expected + " to write to, got a read-only array");
+    raise("ArrayError", expected + " that is writable, got a read-only array");
 }
 
 void Arrays::forget_users(const std::vector<cuda::Stream>& gone) {
@@ -203,7 +203,7 @@ std::int64_t length(py::handle object, Name name) {
     Keep keep;
     CallersStreams streams;
     const ExportedArray found = open_array(object, name, keep, &streams);
-    return found.shape.size() == 1 ? found.shape[0] : 0;  // of anything else the array that is due is told of later
+    return found.shape.size() == 1 ? found.shape[0] : 0;  // the call's own check reports other arrays
 }
 
 bool is_float32(py::handle object, Name name) {
@@ -217,8 +217,8 @@ bool is_float32(py::handle object, Name name) {
 
 namespace {
 
-// Making a tuple may collect garbage, whose finalisers are Python: the length is compared behind it, and only
-// references are taken between the two. Where there is no GIL, the list's lock keeps other threads from it.
+// Making a tuple may collect garbage, and finalisers may run Python code. So the length is compared afterwards, with
+// only references taken in between. Without a GIL, the list's lock excludes other threads.
 py::tuple items_of_list(PyObject* list) {
     const py::scoped_critical_section scope(list);
     for (;;) {

@@ -1,5 +1,5 @@
-// Callers' arrays, checked once: NumPy, whatever exports DLPack (torch, JAX, CuPy), the buffer protocol, and the CUDA
-// array interface. Nothing is copied; behind these checks the kernels trust every pointer and length.
+// Callers' arrays, checked once: NumPy, DLPack (torch, JAX, CuPy), the buffer protocol, and the CUDA array interface.
+// Nothing is copied. After these checks the kernels rely on every pointer and length.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -24,7 +24,7 @@ struct Span {
     std::size_t number;  // of the array in its call
 };
 
-// An array of one of several dtypes; `dtype` is the index of the one that came.
+// An array of one of several dtypes; `dtype` is the index of the array's dtype.
 struct AnySpan {
     void* data;
     std::int64_t n;
@@ -36,36 +36,36 @@ struct AnySpan {
 // dtypes as NumPy spells them, "bfloat16" (of torch, or ml_dtypes) besides.
 using Dtypes = std::vector<const char*>;
 
-// Whether an array must have one axis, or may have any, and is read as the vector of its elements in C order.
+// Whether an array must have one axis, or may have any axes, and is read as the vector of its elements in C order.
 enum class Axes { one, any };
 
-// Whether the vectors of a call lie in the host's memory, or may lie in a device's, all of them in one's.
+// Whether the vectors of a call are in host memory, or may be in one device's memory, all of them on the same device.
 enum class Devices { none, any };
 
-// The arrays of one call. It keeps them alive until it goes out of scope, which must be with the GIL held;
-// ask for all inputs before the outputs, so that an output can be held against every input.
+// The arrays of one call, held during this object's lifetime; its destructor needs the GIL. Read all inputs before the
+// outputs, so that each output can be compared with every input.
 class Arrays {
   public:
     explicit Arrays(Devices devices = Devices::none) : devices_(devices) {}
 
-    // Where the vectors lie that were asked for so far: kHost, or the ordinal of a device.
+    // The device of the vectors so far: kHost, or an ordinal.
     int device() const { return device_ == kNowhere ? kHost : device_; }
     bool on_device() const { return device() != kHost; }
     const CallersStreams& streams() const { return streams_; }
-    // A call has waited for those to whom its arrays were shown.
+    // The call has waited for its arrays' other users.
     void forget_users(const std::vector<cuda::Stream>& gone);
 
-    // So many arrays will come: a vector that grows costs a small call more than they do.
+    // Reserves memory for the number of arrays, because growing vectors would cost a small call more than the arrays.
     void reserve(std::size_t count);
 
-    // What the call itself reads, and which lies in the host's memory wherever vectors lie: a weight or key a client.
+    // Arrays that the call itself reads, such as weights or keys, always in host memory.
     template <class T>
     const T* numbers(py::handle object, Name name, std::int64_t n);
     AnySpan numbers(py::handle object, Name name, const Dtypes& due, std::int64_t n, Axes axes = Axes::one);
     // Numbers that the call writes, likewise; of any shape.
     double* written_numbers(py::handle object, Name name, std::int64_t n);
 
-    // T is float, double or std::int64_t: the dtype that is due. n: the length that is due.
+    // T is float, double or std::int64_t, the required dtype. n: the required length.
     template <class T>
     Span<const T> input(py::handle object, Name name, std::int64_t n = kAnyLength, Axes axes = Axes::one);
 
@@ -74,7 +74,7 @@ class Arrays {
     Span<T> output(py::handle object, Name name, std::int64_t n, std::size_t replaces = kNothing,
                    Axes axes = Axes::one);
 
-    // The same where any of several dtypes will do.
+    // The same for arrays of one of several dtypes.
     AnySpan input(py::handle object, Name name, const Dtypes& due, std::int64_t n = kAnyLength, Axes axes = Axes::one);
     AnySpan output(py::handle object, Name name, const Dtypes& due, std::int64_t n, std::size_t replaces = kNothing,
                    Axes axes = Axes::one);
@@ -94,25 +94,25 @@ class Arrays {
 
     Devices devices_;
     int device_ = kNowhere;
-    Name first_{""};  // of the array that lay somewhere first
+    Name first_{""};  // of the first array that determined the device
     CallersStreams streams_;
     std::vector<cuda::Memory*> shown_;
     Keep keep_;
     std::vector<Region> regions_;
 };
 
-// Whether it is a NumPy vector of n float32 that needs no further look.
+// Whether an object is a NumPy vector of n float32 that needs no further check.
 bool is_plain_vector(py::handle object, std::int64_t n);
 
-// The length of an array of one axis, wherever it lies.
+// The length of an array of one axis, on any device.
 std::int64_t length(py::handle object, Name name);
 
-// Whether it is an array of float32, wherever it lies, for functions that take sums of two dtypes.
+// Whether an object is an array of float32, on any device, for functions that take sums of two dtypes.
 bool is_float32(py::handle object, Name name);
 
-// What a caller's list or tuple of exactly k objects (any length if k is kAnyLength) holds now. Every binding takes
-// each of its lists by this, once: a list itself may have another length after any line that runs Python, as an export
-// does.
+// The current items of a caller's list or tuple of exactly k objects (any length if k is kAnyLength). Every binding
+// reads each of its lists once, with this function: the list may change whenever Python code runs, for example in an
+// export.
 py::tuple items_of(py::handle object, Name name, std::int64_t k = kAnyLength);
 
 }  // namespace fedcore::bindings

@@ -1,4 +1,4 @@
-// What module.cpp lists: one function a file, each of which adds its functions to the module.
+// The functions that module.cpp calls, one a file; each adds functions to the module.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -14,11 +14,11 @@
 namespace fedcore::bindings {
 namespace {
 
-const Dtypes kRowDtypes{"float32", "float64", "float16", "bfloat16"};  // as Dtype counts them
+const Dtypes kRowDtypes{"float32", "float64", "float16", "bfloat16"};  // in the order of Dtype
 const Dtypes kOneDtype[] = {{"float32"}, {"float64"}, {"float16"}, {"bfloat16"}};
 const Dtypes kOutDtypes[] = {{"float32"}, {"float32", "float64"}, {"float32", "float16"}, {"float32", "bfloat16"}};
 
-// The rows of one sum, which agree with the first in dtype and length.
+// The rows of one sum, all of the first one's dtype and length.
 struct Rows {
     Axes axes;
     Dtype dtype = Dtype::float32;
@@ -42,7 +42,7 @@ struct Rows {
 };
 
 std::vector<double> read_weights(Arrays& arrays, const py::object& weights, std::int64_t k, bool float64) {
-    const IeeeMode ieee;  // a subnormal weight is none to a thread that flushes them
+    const IeeeMode ieee;  // a flushing thread would lose subnormal weights
     if (!float64) {
         const float* values = arrays.numbers<float>(weights, {"weights"}, k);
         return {values, values + k};
@@ -58,7 +58,7 @@ void cut(std::int64_t sum, std::int64_t n, std::vector<Piece>& pieces) {
         pieces.push_back({sum, begin, std::min(begin + kBlock, n)});
 }
 
-// Sums whose inputs have been read; outputs come last, so that they are held against all of them.
+// Sums whose inputs have been read; outputs are read last, and compared with all inputs.
 struct Job {
     std::vector<RowSum> sums;
     std::vector<Piece> pieces;
@@ -76,7 +76,7 @@ struct Job {
         sums.push_back(sum);
     }
 
-    // float64[k + 1] if the norms are asked for, else None
+    // float64[k + 1] with norms, else None
     py::object run(Arrays& arrays, const std::vector<double>& weights, bool float64, bool norms) const {
         const auto k = static_cast<std::int64_t>(weights.size()), count = static_cast<std::int64_t>(pieces.size());
         const auto tensors = static_cast<std::int64_t>(sums.size());
@@ -138,7 +138,7 @@ py::object weighted_sum_segments(const py::object& models, const py::object& wei
     return sums.run(arrays, weight, float64, norms);
 }
 
-// Where a term has no array: of any length, over which nothing can be written.
+// For a missing term: an array of any length that overlaps nothing.
 template <class T>
 Span<const T> optional(Arrays& arrays, const py::object& array, Name name, std::int64_t n) {
     return array.is_none() ? Span<const T>{nullptr, n, kNothing} : arrays.input<T>(array, name, n);
@@ -176,7 +176,7 @@ py::array_t<double> accumulate(const py::object& acc, const py::object& out, con
     return norms;
 }
 
-// The coefficients, in the order of the face's Linear: A, B, T, g, v.
+// The coefficients, in the order of fedcore.kernels.Linear: A, B, T, g, v.
 Linear read_linear(const py::object& form, const char* name) {
     const py::tuple listed = items_of(form, {name}, 5);
     double numbers[5];
@@ -219,7 +219,7 @@ void bind_aggregate(py::module_& module) {
                py::arg("base"), py::arg("float64"), py::arg("norms"));
     module.def("weighted_sum_segments", &weighted_sum_segments, py::arg("models"), py::arg("weights"), py::arg("outs"),
                py::kw_only(), py::arg("base"), py::arg("float64"), py::arg("norms"));
-    // The dtype of the sum chooses; what is neither is refused as no float64.
+    // The sum's dtype chooses the precision; other dtypes are rejected as not float64.
     module.def(
         "accumulate",
         [](const py::object& acc, const py::object& out, const py::object& bases, const py::object& ys,

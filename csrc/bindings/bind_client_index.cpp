@@ -32,7 +32,7 @@ SipKey read_key(const py::bytes& key) {
     return {little_endian(bytes.data()), little_endian(bytes.data() + 8)};
 }
 
-// An array that owns what the vector held.
+// An array that owns the vector's memory.
 Numbers array_of(std::vector<std::int64_t> values) {
     auto owned = std::make_unique<std::vector<std::int64_t>>(std::move(values));
     const py::capsule owner(owned.get(), [](void* vector) { delete static_cast<std::vector<std::int64_t>*>(vector); });
@@ -62,14 +62,14 @@ Numbers numbers(const Registered& index, const py::object& clients) {
     return out;
 }
 
-// None where the number is nobody's.
+// None if no client has the number.
 py::object id_of(const Registered& index, std::int64_t number) {
     const OneThread scope(index);
     if (!index.taken(number)) return py::none();
     return made(index.id_of(number));
 }
 
-// The ids of those whose numbers are in [start, stop), in that order; within the scope of one thread.
+// The ids of the clients with numbers in [start, stop), in order. Needs the scope of one thread.
 py::list ids_in(const ClientIndex& index, std::int64_t start, std::int64_t stop) {
     py::list out;
     for (std::int64_t number = std::max<std::int64_t>(start, 0); number < std::min(stop, index.capacity()); ++number)
@@ -82,7 +82,7 @@ py::list ids(const Registered& index, std::int64_t start, std::int64_t stop) {
     return ids_in(index, start, stop);
 }
 
-// The numbers and the ids of those that are listed one by one.
+// The numbers and ids of the clients that are listed one by one.
 py::tuple listed(const Registered& index) {
     const OneThread scope(index);
     std::vector<std::int64_t> found;
@@ -96,13 +96,13 @@ Numbers left(const Registered& index) {
     return array_of(index.left());
 }
 
-// Calls change(), whose allocations are checked by what it changes.
+// Calls change() and converts its allocation errors.
 template <class Change>
 auto within_limits(const Change& change) {
     try {
         return change();
     } catch (const std::length_error& error) {
-        raise("RangeError", std::string("clients: expected ") + error.what());
+        raise("RangeError", std::string("clients: the limit is ") + error.what());
     }
 }
 
@@ -112,7 +112,8 @@ std::int64_t add(Registered& index, py::handle object) {
     return within_limits([&] { return id ? index.add(*id) : kNone; });
 }
 
-// Adds the clients under these numbers, each free and >= count; how many come before the first that is refused.
+// Adds the clients under these numbers, each free and >= count. Returns the number of clients before the first rejected
+// one.
 std::int64_t add_at(Registered& index, const py::object& clients, const py::object& numbers) {
     Arrays arrays;
     const AnySpan at = arrays.input(numbers, {"numbers"}, {"int64"});
@@ -134,8 +135,8 @@ std::int64_t remove(Registered& index, py::handle object) {
     return within_limits([&] { return id ? index.remove(*id) : kNone; });
 }
 
-// The clients that one call has added; they go again unless it keeps them. Each is added by itself: between two of them
-// an iterable of clients runs, which is Python code.
+// The clients that one call has added; its destructor removes them again unless the call keeps them. Each is added
+// separately, because the iterable of clients runs Python code in between.
 class Added {
   public:
     Added(Registered& index, std::int64_t expected) : index_(index) {
@@ -148,7 +149,7 @@ class Added {
     ~Added() {
         const OneThread scope(index_);
         for (; !numbers_.empty(); numbers_.pop_back()) {
-            try {  // the iterable may itself have removed some
+            try {  // the iterable may have removed some itself
                 if (index_.taken(numbers_.back())) index_.remove(index_.id_of(numbers_.back()));
             } catch (const std::exception&) {
             }
@@ -168,7 +169,7 @@ class Added {
     std::vector<std::int64_t> numbers_;
 };
 
-// (all numbers, None), or nothing is changed and it is (None, the first id that is registered already).
+// Returns (all numbers, None), or changes nothing and returns (None, the first id that is already registered).
 py::tuple add_all(Registered& index, const py::object& clients, const py::object& canonical) {
     if (py::isinstance<py::array>(clients)) {
         Arrays arrays;
@@ -199,7 +200,7 @@ py::tuple add_all(Registered& index, const py::object& clients, const py::object
     return py::make_tuple(added.keep(), py::none());
 }
 
-// The word that stands for each stored id: an int itself, a text's digest, 0 for None.
+// A word for each stored id: an int itself, a text's digest, 0 for None.
 Numbers id_words(const py::object& ids) {
     const py::tuple listed = items_of(ids, "ids");
     Numbers out(static_cast<py::ssize_t>(listed.size()));
@@ -219,7 +220,7 @@ Numbers id_words(const py::object& ids) {
     return out;
 }
 
-// What answers with a property of the index, as that is while one thread uses it.
+// A function that returns a property of the index, in the scope of one thread.
 auto asked(std::int64_t (ClientIndex::*property)() const) {
     return [property](const Registered& index) {
         const OneThread scope(index);
@@ -230,7 +231,7 @@ auto asked(std::int64_t (ClientIndex::*property)() const) {
 }  // namespace
 
 void bind_client_index(py::module_& module) {
-    // For the known-answer tests: nothing else needs a hash in Python.
+    // Only for the known-answer tests.
     module.def(
         "siphash",
         [](const py::bytes& key, const py::bytes& data) { return siphash(read_key(key), std::string_view(data)); },

@@ -8,12 +8,12 @@
 namespace fedcore::bindings {
 namespace {
 
-// A cohort's columns are short: what NumPy takes to look at its arguments is longer than the arithmetic.
+// A cohort's columns are short, and NumPy's checks of its arguments take longer than the arithmetic.
 Span<const double> read_column(Arrays& arrays, py::handle column, const char* name, std::int64_t k = kAnyLength) {
     return arrays.input<double>(column, {name}, k);
 }
 
-// The least and the greatest of a column; NaN if it holds one, and inf and -inf if it holds nothing.
+// The minimum and maximum of a column; NaN if it has one, and inf and -inf if it is empty.
 py::tuple column_range(const py::object& column) {
     Arrays arrays;
     const IeeeMode mode;
@@ -28,7 +28,7 @@ py::tuple column_range(const py::object& column) {
     return py::make_tuple(least, most);
 }
 
-// total + sum_i column[i] times[i], one after another; times of None is 1.
+// total + sum_i column[i] times[i], in order; a missing `times` counts as 1.
 double column_sum(double total, const py::object& column, const py::object& times) {
     Arrays arrays;
     const IeeeMode mode;

@@ -11,7 +11,7 @@
 namespace fedcore::bindings {
 namespace {
 
-// The terms of a call, all of one length.
+// The terms of a call, all of the same length.
 struct Terms {
     std::vector<Term> vectors;
     std::int64_t n = kAnyLength;

@@ -32,7 +32,7 @@ py::list joined_bytes(const py::object& heads, const py::object& payloads) {
         copies.push_back({to + first.size(), static_cast<const char*>(rest.data()), rest.size()});
     }
     {
-        const WithoutGil scope;  // nobody else knows the new bytes yet
+        const WithoutGil scope;  // no other code has a reference to the new bytes yet
         copy_all(copies);
     }
     return all;

@@ -19,12 +19,12 @@ std::optional<cuda::Stream>& chosen_stream() {
 
 namespace {
 
-// Copies beside the kernels, and what they read or write: alive until that is done, or until what would reuse its
-// memory comes behind it.
+// Copies beside the kernels, and the arrays that they read or write: kept until the copy is done, or until later work
+// is ordered after it.
 struct Copies {
     cuda::CopyStream stream;
     std::vector<std::shared_ptr<cuda::Memory>> uploaded;
-    std::vector<py::object> pinned;  // what the device reads by itself
+    std::vector<py::object> pinned;  // the device reads these directly
     struct Download {
         std::shared_ptr<cuda::Memory> from;
         py::object to;
@@ -41,7 +41,7 @@ struct Copies {
     }
 };
 
-// Memory of an array in the host's memory, which the device reads and writes by itself while this is there.
+// An array's memory on the host, which the device reads and writes directly during this object's lifetime.
 struct PinnedArray {
     py::object array;
     cuda::PinnedRegion region;
@@ -68,7 +68,7 @@ void require_device(const Copies& copies, const DeviceArray& array, const char* 
 
 void begin_upload(Copies& copies, const py::object& source, const DeviceArray& to, bool pinned) {
     require_device(copies, to, "to");
-    if (!to.writeable) raise("ArrayError", "to: expected an array to write to, got a read-only one");
+    if (!to.writeable) raise("ArrayError", "to: must be writable, got a read-only array");
     Arrays arrays;
     const AnySpan here = arrays.input(source, {"source"}, Dtypes{to.dtype().name}, to.n(), Axes::any);
     const std::vector<cuda::Stream> users = to.memory().users;
@@ -93,7 +93,7 @@ void begin_download(Copies& copies, const DeviceArray& source, const py::object&
                            static_cast<std::size_t>(source.bytes()), users);
 }
 
-// Kernels' calls come behind the uploads, and so does whatever else reuses their memory.
+// Kernel calls, and other uses of the memory, run after the uploads.
 void join_copies(Copies& copies) {
     const auto uploaded = std::exchange(copies.uploaded, {});
     const WithoutGil scope;
@@ -110,7 +110,7 @@ void wait_for_copies(Copies& copies) {
     copies.let_go(downloads);
 }
 
-// Calls from now on run behind what these arrays' libraries have queued so far, whichever stream is theirs by then.
+// Later calls run after the work that these arrays' libraries have queued so far, on their current streams.
 void await_arrays(const py::object& arrays) {
     Keep keep;
     for (const py::handle array : items_of(arrays, "arrays")) {

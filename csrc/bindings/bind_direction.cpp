@@ -10,7 +10,7 @@
 namespace fedcore::bindings {
 namespace {
 
-// The vector of a term that its coefficient may leave out: null where the coefficient is 0, whatever the vector.
+// The vector of a term, or null if the coefficient is 0.
 const float* counted(Arrays& arrays, const py::object& vector, const char* name, const char* factor, float coefficient,
                      std::int64_t n) {
     if (vector.is_none() && coefficient != 0)
@@ -23,7 +23,7 @@ const float* counted(Arrays& arrays, const py::object& vector, const char* name,
 
 void direction_step(const py::object& y, const py::object& grad, const py::object& grad_prev, const py::object& offset,
                     const py::object& x, double lr, double a, double b, double mu, double weight_decay) {
-    const IeeeMode mode;  // coefficients are rounded here, and a flushing caller would lose the subnormal ones
+    const IeeeMode mode;  // because coefficients are rounded here, and a flushing caller would lose subnormal ones
     Arrays arrays(Devices::any);
     const auto gradient = arrays.input<float>(grad, {"grad"});
     const std::int64_t n = gradient.n;

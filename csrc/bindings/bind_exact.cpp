@@ -17,7 +17,7 @@ namespace {
 
 const Dtypes kWord{"int64"};
 
-// The words of a fedcore.kernels.ExactSum, a named tuple: which arrays of the call they are, and how long.
+// The words of a fedcore.kernels.ExactSum, a named tuple: their numbers among the call's arrays, and their length.
 struct FoundSum {
     ConstExactSum words{};
     std::int64_t n = kAnyLength;
@@ -26,7 +26,7 @@ struct FoundSum {
 
 py::tuple words_of(const py::object& sum, Name name) {
     if (!py::isinstance<py::tuple>(sum) || py::len(sum) != 2)
-        raise("ArrayError", name.text() + ": expected an ExactSum of two int64[n], got something else");
+        raise("ArrayError", name.text() + ": must be an ExactSum of two int64[n]");
     return sum;
 }
 
@@ -41,7 +41,7 @@ FoundSum read_sum(Arrays& arrays, const py::object& sum, Name name, std::int64_t
     return {{high.data, low.data}, high.n, high.number, low.number};
 }
 
-// Each word may be the one that it replaces.
+// Each word may be the memory that it replaces.
 ExactSum writable_sum(Arrays& arrays, const py::object& sum, Name name, std::int64_t n, std::size_t high,
                       std::size_t low) {
     const py::tuple words = words_of(sum, name);
@@ -49,10 +49,11 @@ ExactSum writable_sum(Arrays& arrays, const py::object& sum, Name name, std::int
     return {to_high, arrays.output<std::int64_t>(words[1], word(name, ".low"), n, low).data};
 }
 
-// A loop reads both words of an element before it writes them, and it may begin with a copy of one word alone.
+// A loop reads both words of an element before it writes them, but it may begin with a copy of one word, so out must be
+// both words of acc or neither.
 void require_alike(ConstExactSum from, ExactSum to) {
     if ((from.high == to.high) != (from.low == to.low))
-        raise("ArrayError", "out: expected both words of acc, or none of them, got one");
+        raise("ArrayError", "out: must be both words of acc, or neither");
 }
 
 py::array_t<double> accumulate_exact(const py::object& acc, const py::object& out, const py::object& bases,

@@ -11,7 +11,7 @@
 namespace fedcore::bindings {
 namespace {
 
-// Compressed rows that would lead the kernel out of its arrays are refused here.
+// Rejects compressed rows that would lead the kernel out of its arrays.
 Mixing read_matrix(Arrays& arrays, const py::object& starts, const py::object& columns, const py::object& weights,
                    std::int64_t p) {
     const AnySpan weight = arrays.numbers(weights, {"weights"}, Dtypes{"float32"}, kAnyLength);
@@ -33,7 +33,7 @@ Mixing read_matrix(Arrays& arrays, const py::object& starts, const py::object& c
 void mix_on_host(const Mixing& matrix, float* const* models, std::int64_t n) {
     std::vector<std::int64_t> memory(mix_memory(matrix));
     const MixPlan plan = plan_mix(matrix, n, memory.data());
-    const std::unique_ptr<float[]> scratch(new float[plan.scratch]);  // not a vector: nothing has to be zeroed
+    const std::unique_ptr<float[]> scratch(new float[plan.scratch]);  // not a vector, which would be zeroed
     fedcore::mix(matrix, plan, models, n, scratch.get());
 }
 

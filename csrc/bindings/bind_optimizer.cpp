@@ -16,7 +16,7 @@ double optimizer_step(const py::object& v, const py::object& m, const py::object
                       const py::object& m_out, const py::object& s_out, const py::object& x_out, double from_m,
                       double from_v, double from_s, double from_square, bool yogi, double tau, double gamma,
                       const py::object& partials) {
-    const IeeeMode mode;  // coefficients are rounded here, and a flushing caller would lose the subnormal ones
+    const IeeeMode mode;  // because coefficients are rounded here, and a flushing caller would lose subnormal ones
     if (s.is_none() != s_out.is_none()) raise("ArrayError", "s_out: expected an array exactly where s is one");
     const bool has_second = !s.is_none();
     const OptimizerStep step{!has_second ? Second::none

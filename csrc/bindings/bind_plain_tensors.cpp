@@ -17,7 +17,7 @@ bool is_array(PyObject* object) {
     return Py_TYPE(object) == npy_api::get().PyArray_Type_;
 }
 
-// NumPy's own array of float32, in C order and where float32 may lie; no class below it, which may be masked.
+// A NumPy float32 array, aligned and in C order, of no derived class, which may be masked.
 bool is_plain(PyObject* object) {
     if (!is_array(object)) return false;
     const auto* array = array_proxy(object);
@@ -26,7 +26,8 @@ bool is_plain(PyObject* object) {
     return dtype->type_num == npy_api::NPY_FLOAT_ && dtype->byteorder == '=' && (array->flags & kFlags) == kFlags;
 }
 
-// The elements of a shape, a tuple of plain ints; -1 where it is none, or of so many that no memory holds them.
+// The number of elements of a shape, a tuple of plain ints; -1 for another object, or for more elements than memory can
+// hold.
 std::int64_t elements_of(const py::handle& shape) {
     if (!PyTuple_Check(shape.ptr())) return -1;
     std::int64_t elements = 1;
@@ -45,14 +46,14 @@ bool has_shape(PyObject* array, const py::handle& shape) {
     for (int axis = 0; axis < proxy->nd; ++axis) {
         PyObject* const extent = PyTuple_GET_ITEM(shape.ptr(), axis);
         if (!PyLong_CheckExact(extent) || PyLong_AsSsize_t(extent) != proxy->dimensions[axis]) {
-            PyErr_Clear();  // of an int that is too large
+            PyErr_Clear();  // the int is too large
             return false;
         }
     }
     return true;
 }
 
-// The arrays that lie in the bytes of `.npy` files behind heads that are known; None if one is anything else.
+// The arrays in the bytes of `.npy` files after known headers; None if a file is of another form.
 py::object read_npy(const py::object& datas, const py::object& heads, const py::object& shapes) {
     const py::tuple data = items_of(datas, "datas");
     const auto k = static_cast<py::ssize_t>(data.size());
@@ -64,7 +65,7 @@ py::object read_npy(const py::object& datas, const py::object& heads, const py::
         const std::int64_t elements = elements_of(extents);
         if (!PyBytes_CheckExact(whole) || !PyBytes_CheckExact(first) || elements <= 0) return py::none();
         const Py_ssize_t length = PyBytes_GET_SIZE(first);
-        // The length first, so that nothing is read or pointed to that is not there.
+        // Check the length first, so that nothing is read past the end.
         const bool known = PyBytes_GET_SIZE(whole) - length == 4 * elements &&
                            std::memcmp(PyBytes_AS_STRING(whole), PyBytes_AS_STRING(first), length) == 0;
         if (!known) return py::none();
@@ -92,13 +93,13 @@ py::object read_plain_tensors(const py::object& tensors, const py::object& shape
         for (int axis = 0; axis < proxy->nd; ++axis) n *= proxy->dimensions[axis];
         if (proxy->nd == 1)
             vectors[i] = py::handle(tensor);
-        else  // it is as writable as the tensor
+        else  // as writable as the tensor
             vectors[i] = py::array(py::dtype::of<float>(), {n}, {}, proxy->data, py::handle(tensor));
     }
     return vectors;
 }
 
-// Whether the chain of what each array is a view of ends in bytes, so that nobody can change its memory.
+// Whether each array's chain of bases ends in a bytes object, so that its memory is immutable.
 bool are_immutable(const py::object& arrays) {
     for (const py::handle array : items_of(arrays, "arrays")) {
         auto base = py::reinterpret_borrow<py::object>(array);

@@ -14,7 +14,7 @@
 namespace fedcore::bindings {
 namespace {
 
-// The fields of fedcore.Update, in their order, which a test holds to it.
+// The fields of fedcore.Update, in order; a test compares them.
 enum Field { kClient, kValue, kSteps, kExamples, kLr, kControl, kCount, kRound, kKind, kKeep, kWeight, kFields };
 
 // A plain int within 1..most; else 0.
@@ -25,7 +25,7 @@ double whole(PyObject* object, double most) {
     return overflow == 0 && value >= 1 && static_cast<double>(value) <= most ? static_cast<double>(value) : 0;
 }
 
-// `sent` for None or the same number; where clients have rates of their own, a plain float within (0, most]; else 0.
+// `sent` for None or the same number; if clients may choose rates, a plain float within (0, most]; else 0.
 double rate(PyObject* object, double sent, bool own, double most) {
     if (object == Py_None) return sent;
     if (!PyFloat_CheckExact(object)) return 0;
@@ -34,7 +34,7 @@ double rate(PyObject* object, double sent, bool own, double most) {
     return value > 0 && value <= most ? value : 0;
 }
 
-// A model as a plain NumPy vector of n float32: itself, or the view that torch has of a tensor; else nothing.
+// A model as a plain NumPy vector of n float32: the array, or torch's NumPy view of a tensor; else null.
 py::object plain_model(PyObject* model, std::int64_t n) {
     if (is_plain_vector(model, n)) return py::reinterpret_borrow<py::object>(model);
     const py::handle y = model;
@@ -43,7 +43,7 @@ py::object plain_model(PyObject* model, std::int64_t n) {
         if (!PyUnicode_Check(module.ptr()) || PyUnicode_CompareWithASCIIString(module.ptr(), "torch") != 0) return {};
         py::object view = y.attr("detach")().attr("numpy")();
         return is_plain_vector(view, n) ? view : py::object();
-    } catch (const py::error_already_set& error) {  // it lies elsewhere, say
+    } catch (const py::error_already_set& error) {  // for example a tensor on a device
         if (!error.matches(PyExc_Exception)) throw;
         return {};
     }
@@ -60,16 +60,16 @@ py::list list_of(std::vector<py::object>& objects) {
     return list;
 }
 
-// Whether no number comes twice; it leaves them in any order.
+// Whether all numbers differ; reorders them.
 bool are_different(std::vector<std::int64_t>& numbers) {
     if (!std::is_sorted(numbers.begin(), numbers.end())) std::sort(numbers.begin(), numbers.end());
     return std::adjacent_find(numbers.begin(), numbers.end()) == numbers.end();
 }
 
-// A list of updates read at once, if each is what nearly all are: a model as a float32 vector of n elements, NumPy's or
-// torch's, from one draw of a registered client that sent no other, in the open round, without a control. Anything else
-// gives None, and Python reads them one by one, with the errors. It only saves time: on a small model that reading is
-// most of a round. Examples that a client does not give are NaN.
+// Reads a list of updates at once, if each is of the usual form: a model as a float32 vector of n elements, of NumPy or
+// torch, from one draw of a registered client with no other update, in the open round, without a control. Otherwise
+// returns None, and Python reads the updates one by one and reports errors. This saves time on small models, for which
+// reading takes most of a round. Missing numbers of examples are NaN.
 py::object read_plain_updates(const py::object& updates, const py::handle& type, const Registered& index,
                               std::int64_t n, double lr, double max_steps, double max_examples, bool own_rates,
                               double max_lr) {

@@ -13,11 +13,11 @@ void set_thread_count(std::int64_t count) {
     set_threads(static_cast<int>(count));
 }
 
-// in_ieee_mode(function, *args, **kwargs): what the function returns or raises. By CPython's own call protocol, because
-// every call of the package's functions comes through here.
+// in_ieee_mode(function, *args, **kwargs): calls the function. It uses CPython's call protocol, because every call of
+// the package's functions passes through it.
 PyObject* in_ieee_mode(PyObject*, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
     if (count < 1) {
-        PyErr_SetString(PyExc_TypeError, "in_ieee_mode: expected a function, got nothing");
+        PyErr_SetString(PyExc_TypeError, "in_ieee_mode: the function is missing");
         return nullptr;
     }
     const IeeeMode mode;

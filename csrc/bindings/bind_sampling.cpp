@@ -16,8 +16,8 @@
 namespace fedcore::bindings {
 namespace {
 
-// The faces in fedcore/sampling name what is out of range before it comes here; what only a pass over an array can tell
-// comes back as None, or as fewer draws than were asked for, and the face says what was wrong.
+// fedcore/sampling.py checks ranges before it calls these functions. Errors that only a pass over an array can find are
+// returned as None, or as too few draws, and fedcore/sampling.py reports them.
 using Drawn = py::array_t<std::int64_t>;
 
 // Some 64-bit words, as a list or tuple of ints.
@@ -40,7 +40,7 @@ Key key_of(const py::object& key) {
     return {words[0], words[1], words[2], words[3]};
 }
 
-// Room for so many results; more than there are addresses is more than there is memory.
+// Memory for the results; a size beyond the address space is out of memory.
 template <class T>
 py::array_t<T> room_for(const char* name, std::int64_t count) {
     check_range(name, count, 0);
@@ -71,7 +71,7 @@ Drawn uniform(std::int64_t population, std::int64_t k, const py::object& key) {
     return out;
 }
 
-// draw(tree, out) fills out and returns how many it drew; `longest` is the most that it may draw.
+// draw(tree, out) fills out and returns the number of draws, at most `longest`.
 template <class Draw>
 py::object weighted(const Span<const double>& weights, std::int64_t longest, const Draw& draw) {
     Drawn out = room_for<std::int64_t>("k", longest);
@@ -146,7 +146,7 @@ Drawn permuted(std::int64_t population, std::int64_t start, std::int64_t count, 
 }  // namespace
 
 void bind_sampling(py::module_& module) {
-    // For the known-answer tests: nothing else needs single words in Python.
+    // Only for the known-answer tests.
     module.def("random_words", &words, py::arg("key"), py::arg("use"), py::arg("first"), py::arg("blocks"));
     module.def("without_replacement", &uniform, py::arg("population"), py::arg("k"), py::arg("key"));
     module.def("weighted_without_replacement", &weighted_without, py::arg("weights"), py::arg("k"), py::arg("key"));

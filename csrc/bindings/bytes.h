@@ -1,4 +1,4 @@
-// Bytes that a caller hands over, whatever they mean.
+// A caller's bytes.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,7 +10,7 @@
 
 namespace fedcore::bindings {
 
-// The bytes of whatever exports the buffer protocol, held until it goes out of scope, which must be with the GIL held.
+// The bytes of an object with the buffer protocol, held during this object's lifetime; its destructor needs the GIL.
 class Bytes {
   public:
     Bytes(py::handle object, Name name) {
@@ -18,7 +18,7 @@ class Bytes {
         const py::error_already_set error;
         const std::string due = name.text() + ": expected contiguous bytes, ";
         if (PyObject_CheckBuffer(object.ptr()) != 0)
-            raise("ArrayError", due + "whose export says: " + std::string(py::str(error.value())));
+            raise("ArrayError", due + "but its export failed: " + std::string(py::str(error.value())));
         raise("ArrayError", due + "got " + std::string(py::str(py::type::of(object).attr("__name__"))));
     }
     Bytes(const Bytes&) = delete;

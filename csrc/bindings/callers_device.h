@@ -1,4 +1,4 @@
-// Where the arrays of a call lie, and the streams on which their owners work.
+// The device of a call's arrays, and their owners' streams.
 #pragma once
 
 #include <algorithm>
@@ -10,12 +10,12 @@
 
 namespace fedcore::bindings {
 
-constexpr int kHost = -1;  // the device of what lies in the host's memory
+constexpr int kHost = -1;  // the "device" of host memory
 
-// The stream that was chosen for all calls of this thread, if one was.
+// The stream chosen for all calls of this thread, if any.
 std::optional<cuda::Stream>& chosen_stream();
 
-// Streams as the protocols number them: 1 is the legacy default stream, for which CUDA itself has 0 too.
+// Streams by the protocols' numbers: 1 is the legacy default stream, which CUDA also numbers 0.
 inline cuda::Stream stream_of(std::intptr_t number) {
     return reinterpret_cast<cuda::Stream>(number == 1 ? 0 : number);
 }
@@ -24,8 +24,8 @@ inline std::intptr_t stream_number(cuda::Stream stream) {
     return number == 0 ? 1 : number;
 }
 
-// The stream of a call, and those of others that it waits for, once each. The stream is the one that was chosen, else
-// the one on which the first array's library works now, else the legacy default one.
+// The stream of a call, and the other streams that it waits for, once each. The call's stream is the chosen one, else
+// the current one of the first array's library, else the legacy default stream.
 class CallersStreams {
   public:
     CallersStreams() : mine_(chosen_stream()) {}
@@ -33,18 +33,18 @@ class CallersStreams {
     cuda::Stream mine() const { return mine_.value_or(nullptr); }
     const std::vector<cuda::Stream>& others() const { return others_; }
 
-    // The call waits for what is there.
+    // The call waits for the stream's work so far.
     void wait_for(cuda::Stream other) {
         other = stream_of(reinterpret_cast<std::intptr_t>(other));
         if (std::find(others_.begin(), others_.end(), other) == others_.end()) others_.push_back(other);
     }
-    // Arrays at hand are made there.
+    // The stream of the next arrays' library.
     void follow(cuda::Stream other) {
         other = stream_of(reinterpret_cast<std::intptr_t>(other));
         if (!mine_.has_value()) mine_ = other;
         wait_for(other);
     }
-    // From now on the stream stays: somebody was told of it.
+    // The call's stream, fixed from now on, because an exporter gets it.
     cuda::Stream tell() {
         if (!mine_.has_value()) mine_ = nullptr;
         return *mine_;

@@ -1,4 +1,4 @@
-// Client ids as Python holds them.
+// Client ids from Python.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,8 +9,8 @@ namespace fedcore::bindings {
 
 namespace py = pybind11;
 
-// A client's id as Python holds it: an int in 0 .. 2^64 - 1 or a str of Unicode characters, exactly; the face makes
-// others into these, and refuses what is none: a str with lone surrogates is no text that a file could hold.
+// A client's id from Python: exactly an int in 0 .. 2^64 - 1 or a str of Unicode characters. The Python code converts
+// other ids, and rejects invalid ones, such as a str with lone surrogates, which no file could hold.
 class ReadId {
   public:
     explicit ReadId(py::handle object) {
@@ -39,7 +39,7 @@ class ReadId {
     bool valid_ = false;
 };
 
-// kNone of what is no registered client's id.
+// kNone if no registered client has the id.
 inline std::int64_t number_of(const ClientIndex& index, py::handle object) {
     const ReadId id(object);
     return id ? index.number(*id) : kNone;

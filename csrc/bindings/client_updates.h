@@ -1,4 +1,4 @@
-// Clients' updates as the kernels take them, from parallel Python lists.
+// Clients' updates in the kernels' form, from parallel Python lists.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,7 @@ inline const Dtypes& update_dtypes() {
     return kDue;
 }
 
-// What k clients sent, tensor by tensor: client i's of tensor s is sent[s * k + i], and begins at starts[s] of the
+// The updates of k clients, tensor by tensor: client i's tensor s is sent[s * k + i], and begins at starts[s] of the
 // sums.
 struct ClientTensors {
     std::int64_t k;
@@ -23,14 +23,14 @@ struct ClientTensors {
     std::vector<ClientUpdate> sent;
 };
 
-// Arrays of a call beside those of its clients.
+// The arrays of a call except those of its clients.
 constexpr std::size_t kOthers = 8;
 
 inline bool is_apart(py::handle y) {
     return PyList_Check(y.ptr()) || PyTuple_Check(y.ptr());
 }
 
-// Where each of y's tensors begins, and n.
+// The start of each of y's tensors, and n.
 inline std::vector<std::int64_t> read_starts(const py::tuple& tensors, std::int64_t i, std::int64_t n) {
     Arrays arrays(Devices::any);
     std::vector<std::int64_t> starts{0};
@@ -43,8 +43,8 @@ inline std::vector<std::int64_t> read_starts(const py::tuple& tensors, std::int6
     return starts;
 }
 
-// bases: list of float32[n] or None; ys: list of [n] of any of these dtypes, or where `apart` also of lists of tensors
-// of any shapes that have n elements together, alike in all lists; scales, weights: float64[k].
+// bases: list of float32[n] or None; ys: list of [n] of any of these dtypes, or with `apart` also of lists of tensors
+// of any shapes with n elements together, the same in all lists; scales, weights: float64[k].
 inline ClientTensors read_client_updates(Arrays& arrays, const py::object& bases, const py::object& ys,
                                          const py::object& scales, const py::object& weights, std::int64_t n,
                                          bool apart) {
@@ -53,8 +53,8 @@ inline ClientTensors read_client_updates(Arrays& arrays, const py::object& bases
     const py::tuple base = items_of(bases, "bases", k);
     const double* const scale = arrays.numbers<double>(scales, {"scales"}, k);
     const double* const weight = arrays.numbers<double>(weights, {"weights"}, k);
-    const IeeeMode mode;                 // scales are rounded here, and a flushing caller would lose the subnormal ones
-    std::int64_t first = apart ? 0 : k;  // the first y that is a list of tensors, after which all are cut
+    const IeeeMode mode;  // because scales are rounded here, and a flushing caller would lose subnormal ones
+    std::int64_t first = apart ? 0 : k;  // the first y that is a list of tensors; all are cut like it
     while (first < k && !is_apart(listed[first])) ++first;
     const py::tuple of_first = first < k ? items_of(listed[first], {"ys", first}) : py::tuple();
     ClientTensors read{k, first < k ? read_starts(of_first, first, n) : std::vector<std::int64_t>{0, n}, {}};
@@ -65,7 +65,7 @@ inline ClientTensors read_client_updates(Arrays& arrays, const py::object& bases
     const float* x = nullptr;
     for (std::int64_t i = 0; i < k; ++i) {
         const py::handle y = PyTuple_GET_ITEM(listed.ptr(), i), from = PyTuple_GET_ITEM(base.ptr(), i);
-        // Clients of one round start from one model, which is looked at once.
+        // Clients of one round start from the same model, which is checked once.
         if (i == 0 || from.ptr() != PyTuple_GET_ITEM(base.ptr(), i - 1))
             x = from.is_none() ? nullptr : arrays.input<float>(from, {"bases", i}, n).data;
         const bool in_tensors = apart && is_apart(y);

@@ -22,18 +22,18 @@ const DeviceDtype* device_dtype(const py::object& dtype) {
     for (const DeviceDtype& known : kDeviceDtypes)
         if (name == known.name) return &known;
     raise("DtypeError",
-          "dtype: expected one that a device's arrays have (float32, float64, float16, uint8, uint16, "
+          "dtype: expected one of a device's arrays (float32, float64, float16, uint8, uint16, "
           "uint64, int8), got " +
               name);
 }
 
 std::shared_ptr<cuda::Memory> memory_of(std::int64_t n, const DeviceDtype& dtype, int device) {
     check_range("n", n, 0, INT64_MAX / 8);
-    const WithoutGil scope;  // the first time on a device loads its kernels: a second
+    const WithoutGil scope;  // the first use of a device loads its kernels, which takes a second
     return std::make_shared<cuda::Memory>(cuda::Device::get(device), static_cast<std::size_t>(n * dtype.itemsize));
 }
 
-// A tensor that somebody else holds, and what it lies in.
+// A tensor that another library holds, and its memory.
 struct Exported {
     explicit Exported(std::shared_ptr<cuda::Memory> of) : memory(std::move(of)) { ++memory->shown; }
     ~Exported() { --memory->shown; }
@@ -46,7 +46,7 @@ struct Exported {
     std::int64_t shape[1], strides[1] = {1};
 };
 
-// The capsule's end; a used one is called otherwise, and its tensor has an owner who lets it go.
+// The capsule's destructor. A used capsule has another name; its consumer releases the tensor.
 void end_capsule(PyObject* capsule) {
     for (const char* name : {"dltensor", "dltensor_versioned"})
         if (PyCapsule_IsValid(capsule, name) != 0) delete static_cast<Exported*>(PyCapsule_GetContext(capsule));
@@ -59,7 +59,7 @@ DeviceArray::DeviceArray(std::int64_t n, const py::object& dtype, int device) : 
 }
 
 void DeviceArray::require_writeable(const char* what) const {
-    if (!writeable) raise("ArrayError", std::string(what) + ": expected an array to write to, got a read-only one");
+    if (!writeable) raise("ArrayError", std::string(what) + ": must be writable, got a read-only array");
 }
 
 DeviceArray DeviceArray::part(const py::slice& which) const {
@@ -78,12 +78,12 @@ DeviceArray DeviceArray::view(const py::object& dtype) const {
     const auto itemsize = static_cast<std::size_t>(seen.dtype_->itemsize);
     if (bytes() % seen.dtype_->itemsize != 0 || offset_ % itemsize != 0)
         raise("DtypeError",
-              "dtype: expected one whose items fill " + std::to_string(bytes()) + " bytes, got " + seen.dtype_->name);
+              "dtype: its items must fill " + std::to_string(bytes()) + " bytes, got " + seen.dtype_->name);
     seen.n_ = bytes() / seen.dtype_->itemsize;
     return seen;
 }
 
-// body(call), as one call on the device, which waits for the streams of those to whom the memory was shown.
+// Runs body(call) as one call on the device, which waits for the streams of the memory's other users.
 template <class Body>
 void DeviceArray::run(const CallersStreams& streams, const Body& body) const {
     std::vector<cuda::Stream> others = streams.others(), gone;
@@ -152,7 +152,7 @@ py::capsule DeviceArray::to_dlpack(const std::optional<std::intptr_t>& stream, c
     if (stream.value_or(1) < kNoWaiting || stream.value_or(1) == 0)
         raise("RangeError", "stream: expected None, -1 or the number of a stream, got " + std::to_string(*stream));
     if (!copy.is_none() && copy.cast<bool>())
-        raise("ArrayError", "copy: expected None or False, because no copy is made here, got True");
+        raise("ArrayError", "copy: must be None or False, since an export makes no copy, got True");
     if (!dl_device.is_none() && !dl_device.equal(py::make_tuple(dlpack::kCuda, device())))
         raise("ArrayError", "dl_device: expected None or (2, " + std::to_string(device()) + "), got " +
                                 std::string(py::str(dl_device)) + "; to_host() copies it");

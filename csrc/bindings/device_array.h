@@ -1,4 +1,4 @@
-// A vector in a device's memory, as Python holds it: the package's own guest of its kernels.
+// A vector in a device's memory, as a Python object.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -28,7 +28,7 @@ class DeviceArray {
     std::int64_t bytes() const { return n_ * dtype_->itemsize; }
     const DeviceDtype& dtype() const { return *dtype_; }
     int device() const { return memory_->device.ordinal; }
-    // How many arrays and tensors of others hold the memory.
+    // The number of arrays and tensors of other libraries that hold the memory.
     std::int64_t holders() const { return memory_.use_count(); }
     const std::shared_ptr<cuda::Memory>& held() const { return memory_; }
     cuda::Memory& memory() const { return *memory_; }

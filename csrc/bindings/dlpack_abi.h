@@ -1,4 +1,4 @@
-// The part of DLPack's C ABI (dmlc/dlpack, versions 0.x and 1.x) that is read and written here.
+// The part of DLPack's C ABI (dmlc/dlpack, versions 0.x and 1.x) that this package reads and writes.
 #pragma once
 
 #include <cstdint>
@@ -36,14 +36,15 @@ struct ManagedVersioned {  // capsule "dltensor_versioned"
     Tensor tensor;
 };
 
-// What a type offers to C, from 1.2 on, in the capsule "dlpack_exchange_api" of its `__dlpack_c_exchange_api__`.
+// A type's C functions, from version 1.2 on, in the capsule "dlpack_exchange_api" of its `__dlpack_c_exchange_api__`.
 struct Exchange {
     std::uint32_t major, minor;
     const Exchange* of_before;
     void* allocate;
-    int (*managed_of)(void* object, ManagedVersioned** out);  // 0, or -1 and an error of Python's is set
+    int (*managed_of)(void* object, ManagedVersioned** out);  // 0, or -1 with a Python error set
     void *object_of, *tensor_of;
-    int (*current_stream)(std::int32_t device_type, std::int32_t device, void** stream);  // of its library's work
+    int (*current_stream)(std::int32_t device_type, std::int32_t device,
+                          void** stream);  // the library's current stream
 };
 
 }  // namespace fedcore::bindings::dlpack

@@ -1,4 +1,4 @@
-// The rows of an exchange, as Python hands them over.
+// The rows of an exchange, from Python.
 #pragma once
 
 #include <pybind11/stl.h>
@@ -32,7 +32,7 @@ inline Name part(Name name, const char* what) {
     return {name.argument, name.index, name.second, what};
 }
 
-// Which of the arrays of the call hold a row.
+// The numbers of the call's arrays that hold a row.
 struct RowArrays {
     std::size_t data = kNothing, scales = kNothing;
 };
@@ -64,8 +64,8 @@ inline Row writable_row(Arrays& arrays, const py::object& row, Name name, std::i
     return found;
 }
 
-// uint64[k, 2]: the seed and the row of each client's rounding, of which this is a part from element `first` on. None
-// will do where no new row is coded.
+// uint64[k, 2]: the seed and the row of each client's rounding, of which this is a part from element `first` on. May be
+// None if no new row is coded.
 inline void read_keys(Arrays& arrays, const py::object& keys, std::int64_t first, std::vector<RowExchange>& rows) {
     const auto k = static_cast<std::int64_t>(rows.size());
     if (keys.is_none()) {
@@ -80,7 +80,7 @@ inline void read_keys(Arrays& arrays, const py::object& keys, std::int64_t first
     for (std::int64_t i = 0; i < k; ++i) rows[i].key = {key[2 * i], key[2 * i + 1], first};
 }
 
-// uint64[k, block_count(n)], written: the checksums of the new rows' blocks, of float32 rows alone; or None.
+// uint64[k, block_count(n)], written: the checksums of the new rows' blocks, only for float32 rows; or None.
 inline void writable_sums(Arrays& arrays, const py::object& sums, std::int64_t n, std::vector<RowExchange>& rows) {
     if (sums.is_none()) return;
     if (arrays.on_device()) raise("ArrayError", "sums: expected None, because acc is on a device, got an array");
@@ -94,7 +94,7 @@ inline void writable_sums(Arrays& arrays, const py::object& sums, std::int64_t n
     }
 }
 
-// The coefficients, as the face's Terms hold them: (h, r, q, row) each.
+// The coefficients, in the order of fedcore.kernels.Terms: (h, r, q, row) each.
 using Coefficients = std::array<double, 4>;
 
 inline Forms read_forms(const Coefficients& row, const Coefficients& adds) {
@@ -102,7 +102,7 @@ inline Forms read_forms(const Coefficients& row, const Coefficients& adds) {
             {adds[3], adds[1], adds[0], adds[2]}};
 }
 
-// The rows of a call of k clients, whose inputs are read before its other outputs are.
+// The rows of a call of k clients; its inputs are read before its other outputs.
 struct ExchangedRows {
     std::vector<RowExchange> rows;
     Forms forms;
@@ -119,7 +119,7 @@ struct ExchangedRows {
             rows[i].old_row = read_row(arrays, old_row[i], {"old_rows", i}, n, &replaced[i]);
             const py::object added = anchor[i];
             rows[i].anchor = added.is_none() ? nullptr : arrays.input<float>(added, {"anchors", i}, n).data;
-            if (forms.row.q == 0 && forms.adds.q == 0) rows[i].anchor = nullptr;  // which counts for nothing
+            if (forms.row.q == 0 && forms.adds.q == 0) rows[i].anchor = nullptr;  // because no form uses it
             forms.alone |= rows[i].anchor != nullptr && rows[i].old_row.data == nullptr;
         }
         for (std::int64_t i = 0; i < k; ++i)

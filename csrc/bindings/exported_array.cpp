@@ -32,13 +32,13 @@ namespace {
 
 template <class Strides>
 bool c_order(const std::vector<std::int64_t>& shape, const Strides& strides, std::int64_t unit) {
-    if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return true;  // whatever strides lead to nothing
+    if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return true;  // any strides are valid
     for (std::size_t axis = shape.size(); axis-- > 0; unit *= shape[axis])
         if (shape[axis] > 1 && strides[axis] != unit) return false;
     return true;
 }
 
-// NumPy's arrays whose elements do not all count: what masks them is another array, which nobody here would read.
+// NumPy's masked arrays: the kernels would ignore the mask, which is another array.
 bool is_masked(const py::array& array) {
     if (Py_TYPE(array.ptr()) == py::detail::npy_api::get().PyArray_Type_) return false;
     return py::isinstance(array, py::module_::import("numpy.ma").attr("MaskedArray"));
@@ -75,7 +75,7 @@ ExportedArray from_numpy(const py::array& array, Name name) {
 
 constexpr int kMostAxes = 64;  // as many as NumPy allows
 
-// The shape of somebody else's tensor, once it can be believed.
+// The validated shape of another library's tensor.
 std::vector<std::int64_t> shape_of(const dlpack::Tensor& tensor, Name name) {
     const bool counted = tensor.ndim >= 0 && tensor.ndim <= kMostAxes && (tensor.ndim == 0 || tensor.shape != nullptr);
     if (!counted)
@@ -83,14 +83,15 @@ std::vector<std::int64_t> shape_of(const dlpack::Tensor& tensor, Name name) {
                                 " axes and their sizes, got " + std::to_string(tensor.ndim) + " axes" +
                                 (tensor.shape == nullptr ? " without sizes" : ""));
     std::vector<std::int64_t> shape(tensor.shape, tensor.shape + tensor.ndim);
-    std::int64_t bytes = std::max(1, tensor.type_bits * tensor.type_lanes);  // eight times what it takes, which will do
+    std::int64_t bytes =
+        std::max(1, tensor.type_bits * tensor.type_lanes);  // in bits, which is large enough as a bound
     for (const std::int64_t size : shape)
         if (size < 0 || (size != 0 && __builtin_mul_overflow(bytes, size, &bytes)))
-            raise("ShapeError", name.text() + ": expected sizes of memory that can exist, got " + text("", shape));
+            raise("ShapeError", name.text() + ": expected sizes that fit into memory, got " + text("", shape));
     return shape;
 }
 
-// What an array that was due lies in.
+// The memory in which an array must be, for messages.
 const char* memory_due(bool devices) {
     return devices ? "an array in CPU memory or on a CUDA device" : "an array in CPU memory";
 }
@@ -119,12 +120,12 @@ ExportedArray from_tensor(const dlpack::Tensor* tensor, bool writable, Name name
     if (tensor->type_lanes != 1) found.dtype += "x" + std::to_string(tensor->type_lanes);
     found.shape = shape_of(*tensor, name);
     found.contiguous = tensor->strides == nullptr || c_order(found.shape, tensor->strides, 1);
-    // Where there are no elements there may be no address either, but a null pointer would mean that no array came.
+    // An array without elements may have no address, but a null pointer would mean a missing array.
     static double nothing;
     const bool empty = std::find(found.shape.begin(), found.shape.end(), 0) != found.shape.end();
     if (tensor->data == nullptr && !empty)
         raise("ArrayError", name.text() + ": expected " + memory_due(devices) + ", got " +
-                                text(found.dtype, found.shape) + " at no address");
+                                text(found.dtype, found.shape) + " with a null address");
     found.data = empty ? static_cast<void*>(&nothing) : static_cast<char*>(tensor->data) + tensor->byte_offset;
     return found;
 }
@@ -132,7 +133,7 @@ ExportedArray from_tensor(const dlpack::Tensor* tensor, bool writable, Name name
 ExportedArray from_versioned(const dlpack::ManagedVersioned& managed, Name name, bool devices) {
     if (managed.major != 1)
         raise("ArrayError", name.text() + ": expected DLPack 1, got " + std::to_string(managed.major));
-    // What is written to a copy never reaches the array.
+    // Writes to a copy would never reach the array.
     return from_tensor(&managed.tensor, (managed.flags & (dlpack::kReadOnly | dlpack::kCopied)) == 0, name, devices);
 }
 
@@ -141,14 +142,14 @@ ExportedArray from_dlpack(const py::capsule& capsule, Name name, bool devices) {
     if (std::strcmp(kind, "dltensor_versioned") == 0)
         return from_versioned(*capsule.get_pointer<dlpack::ManagedVersioned>(), name, devices);
     if (std::strcmp(kind, "dltensor") != 0)
-        raise("ArrayError", name.text() + ": expected a DLPack capsule that nobody used, got '" + kind + "'");
+        raise("ArrayError", name.text() + ": expected an unused DLPack capsule, got '" + kind + "'");
     return from_tensor(&capsule.get_pointer<dlpack::Managed>()->tensor, true, name, devices);
 }
 
-// How a type exports without Python, which takes torch 8 us a tensor; null if it does not. Types below one that does
-// may have an export of their own.
+// A type's export without Python (with Python torch takes 8 us a tensor), or null. Derived types may have their own
+// export.
 const dlpack::Exchange* exchange_of(PyTypeObject* type) {
-    thread_local PyTypeObject* known = nullptr;  // the one of the last array, nearly always
+    thread_local PyTypeObject* known = nullptr;  // usually that of the last array
     thread_local const dlpack::Exchange* offered = nullptr;
     if (type == known) return offered;
     constexpr const char* kOffer = "__dlpack_c_exchange_api__";
@@ -158,13 +159,13 @@ const dlpack::Exchange* exchange_of(PyTypeObject* type) {
     if (PyCapsule_IsValid(offer.ptr(), "dlpack_exchange_api") == 0) return nullptr;
     const auto* exchange = py::reinterpret_borrow<py::capsule>(offer).get_pointer<const dlpack::Exchange>();
     if (exchange->major != 1 || exchange->managed_of == nullptr) return nullptr;
-    Py_INCREF(type);  // for good, as its library is loaded for good
+    Py_INCREF(type);  // never released: its library stays loaded
     known = type, offered = exchange;
     return offered;
 }
 
 // The tensor to export by its type's C function: the object itself, or a copy of a torch view whose memory holds the
-// negated numbers. None where it requires gradients: then __dlpack__ raises the error that users know.
+// negated numbers. None if it requires gradients: __dlpack__ then raises the usual error.
 py::object direct_source(py::handle object) {
     static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
     static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
@@ -172,13 +173,13 @@ py::object direct_source(py::handle object) {
     const auto negated = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object.ptr(), is_neg));
     if (!negated) {
         if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) throw py::error_already_set();
-        PyErr_Clear();  // of another library, which has no such views
+        PyErr_Clear();  // another library, which has no such views
         return py::reinterpret_borrow<py::object>(object);
     }
     return py::bool_(negated) ? object.attr("resolve_neg")() : py::reinterpret_borrow<py::object>(object);
 }
 
-// The stream on which the tensor's library works now.
+// The current stream of the tensor's library.
 cuda::Stream current_stream(const dlpack::Exchange& exchange, const dlpack::Tensor& tensor) {
     void* stream = nullptr;
     if (exchange.current_stream == nullptr) return nullptr;
@@ -186,20 +187,20 @@ cuda::Stream current_stream(const dlpack::Exchange& exchange, const dlpack::Tens
     return stream;
 }
 
-// "ValueError: what it says" of an error that an exporter raised; what is no Exception, as Ctrl-C is none, goes on.
+// "ValueError: message" for an exporter's error. Errors that are no Exception, such as Ctrl-C, propagate.
 std::string reason(py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;
-    std::string said = py::str(error.type().attr("__name__"));
+    std::string message = py::str(error.type().attr("__name__"));
     try {
-        said += ": " + std::string(py::str(error.value()));
+        message += ": " + std::string(py::str(error.value()));
     } catch (const py::error_already_set&) {
-        // It cannot be printed, which is its own matter.
+        // The message cannot be printed; use only the type.
     }
-    return said;
+    return message;
 }
 
-// Whether it says that it lies on a CUDA device. It is asked before the export, for which a stream is named there, and
-// which may begin to wait.
+// Whether an object reports a CUDA device. Called before the export, which needs a stream for such a device, and may
+// start to wait.
 bool says_cuda(py::handle object) {
     const py::object asked = py::getattr(object, "__dlpack_device__", py::none());
     if (asked.is_none()) return false;
@@ -208,7 +209,7 @@ bool says_cuda(py::handle object) {
         said = asked();
     } catch (py::error_already_set& error) {
         if (!error.matches(PyExc_Exception)) throw;
-        return false;  // the export says why there is none
+        return false;  // the export reports the error
     }
     return py::isinstance<py::tuple>(said) && py::len(said) == 2 &&
            is_cuda(py::int_(py::reinterpret_borrow<py::tuple>(said)[0]).cast<std::int32_t>());
@@ -218,16 +219,16 @@ py::object export_dlpack(py::handle object, Name name, CallersStreams* streams) 
     try {
         py::dict options;
         if (streams != nullptr && says_cuda(object)) options["stream"] = stream_number(streams->tell());
-        // Only 1.x can say that an array is read-only, and exporters refuse to hand over such a one as less.
+        // Only version 1 can mark an array as read-only, and exporters refuse older versions for such an array.
         try {
             return object.attr("__dlpack__")(**options, py::arg("max_version") = py::make_tuple(1, 0));
         } catch (py::error_already_set& error) {
-            if (!error.matches(PyExc_TypeError)) throw;  // an exporter of before takes no version
+            if (!error.matches(PyExc_TypeError)) throw;  // an older exporter takes no version
         }
         return object.attr("__dlpack__")(**options);
     } catch (py::error_already_set& error) {
         raise("ArrayError",
-              name.text() + ": expected " + memory_due(streams != nullptr) + ", whose export says: " + reason(error));
+              name.text() + ": expected " + memory_due(streams != nullptr) + "; its export failed: " + reason(error));
     }
 }
 
@@ -235,11 +236,11 @@ py::buffer_info export_buffer(py::handle object, Name name) {
     try {
         return py::reinterpret_borrow<py::buffer>(object).request();
     } catch (py::error_already_set& error) {
-        raise("ArrayError", name.text() + ": expected an array in CPU memory, whose export says: " + reason(error));
+        raise("ArrayError", name.text() + ": expected an array in CPU memory; its export failed: " + reason(error));
     }
 }
 
-// A buffer's format in words, which may begin with a sign for the order of its bytes; the processor's is Python's '='.
+// A buffer's format as a dtype's name. It may begin with a sign for the byte order; Python's '=' is the processor's.
 std::string dtype_of_format(const std::string& format) {
     constexpr const char* kOwnOrder = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? "@=<" : "@=>";
     const bool marked = format.size() == 2 && std::strchr(kOwnOrder, format[0]) != nullptr;
@@ -291,7 +292,7 @@ ExportedArray from_device_array(const DeviceArray& array) {
     return found;
 }
 
-// The last resort, for libraries without DLPack: it has no word for bfloat16.
+// For libraries without DLPack. The interface has no type for bfloat16.
 ExportedArray from_cuda_interface(const py::dict& interface, Name name, CallersStreams& streams) {
     if (interface.contains("mask") && !interface["mask"].is_none())
         raise("ArrayError", name.text() + ": expected an array without a mask, got a masked one");
@@ -313,20 +314,20 @@ ExportedArray from_cuda_interface(const py::dict& interface, Name name, CallersS
         const auto strides = interface["strides"].cast<std::vector<std::int64_t>>();
         found.contiguous = strides.size() == found.shape.size() && c_order(found.shape, strides, found.itemsize);
     }
-    // Where there are no elements there may be no address, which would say on which device.
+    // An array without elements may have no address, and so no known device.
     const bool empty = std::find(found.shape.begin(), found.shape.end(), 0) != found.shape.end();
     found.device = empty ? 0 : cuda::device_of(found.data);
     // Version 3 names the stream on which the array is made. Older ones are on the legacy default stream.
-    const bool told = interface.contains("stream") && !interface["stream"].is_none();
-    streams.wait_for(stream_of(told ? interface["stream"].cast<std::intptr_t>() : 1));
+    const bool has_stream = interface.contains("stream") && !interface["stream"].is_none();
+    streams.wait_for(stream_of(has_stream ? interface["stream"].cast<std::intptr_t>() : 1));
     return found;
 }
 
 ExportedArray open_cuda_interface(py::handle object, Name name, CallersStreams& streams) {
-    const std::string due = name.text() + ": expected " + memory_due(true) + ", whose interface says: ";
+    const std::string due = name.text() + ": expected " + memory_due(true) + "; its interface is invalid: ";
     try {
         return from_cuda_interface(object.attr("__cuda_array_interface__"), name, streams);
-    } catch (const py::builtin_exception& error) {  // a field that is missing, or of another type
+    } catch (const py::builtin_exception& error) {  // a missing field, or one of another type
         raise("ArrayError", due + error.what());
     } catch (const cuda::DeviceFailure& error) {
         raise("ArrayError", due + error.what());
@@ -360,7 +361,7 @@ ExportedArray open_array(py::handle object, Name name, Keep& keep, CallersStream
         return from_device_array(*object.cast<DeviceArray*>());
     }
     if (py::hasattr(object, "__dlpack__")) {
-        // Not consumed: the capsule's own destructor gives the tensor back.
+        // Not consumed: the capsule's destructor releases the tensor.
         const py::object capsule = export_dlpack(object, name, streams);
         if (!py::isinstance<py::capsule>(capsule))
             raise("ArrayError", name.text() + ": expected a DLPack capsule from __dlpack__");

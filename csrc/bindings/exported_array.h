@@ -1,6 +1,5 @@
-// One of a caller's arrays, as its exporter describes it: NumPy, DLPack, the buffer protocol or the CUDA array
-// interface. What cannot be true of any array is refused here; whether it is the array that was due is arrays.h's
-// matter.
+// A caller's array, as its exporter describes it: NumPy, DLPack, the buffer protocol or the CUDA array interface.
+// Rejects descriptions that no array can have; arrays.h checks whether the array fits the call.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -24,7 +23,7 @@ namespace py = pybind11;
 // Raises RangeError unless low <= value <= high.
 void check_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high = INT64_MAX);
 
-// How an argument is called in an error: `weights`, `rows[3]`, `models[3][1]`, or `rows[3].codes`.
+// An argument's name in an error: `weights`, `rows[3]`, `models[3][1]`, or `rows[3].codes`.
 struct Name {
     Name(const char* called, std::int64_t i = -1, std::int64_t j = -1, const char* of = "")
         : argument(called), index(i), second(j), part(of) {}
@@ -37,13 +36,13 @@ struct Name {
 
 struct ExportedArray {
     void* data = nullptr;
-    std::string dtype;  // as NumPy spells it; a name that is none of NumPy's for what it does not have
+    std::string dtype;  // as NumPy spells it, or another name for types that NumPy lacks
     std::int64_t itemsize = 0;
     std::vector<std::int64_t> shape;
     bool contiguous = true;
     bool writable = true;
     int device = kHost;
-    cuda::Memory* memory = nullptr;  // where it is one of ours on a device
+    cuda::Memory* memory = nullptr;  // if it is one of this package's on a device
 };
 
 struct GiveBack {
@@ -52,15 +51,15 @@ struct GiveBack {
     }
 };
 
-// What keeps found arrays alive.
+// Owners of the arrays' memory.
 struct Keep {
     std::vector<py::object> objects;
     std::vector<py::buffer_info> buffers;
     std::vector<std::unique_ptr<dlpack::ManagedVersioned, GiveBack>> tensors;
 };
 
-// Raises ArrayError or ShapeError if object is no array in CPU memory; where there are streams, it may also be one of a
-// device, on which the call's stream may work from now on.
+// Raises ArrayError or ShapeError if object is no array in CPU memory. With streams, it may also be on a device, and
+// the call's stream may use it from now on.
 ExportedArray open_array(py::handle object, Name name, Keep& keep, CallersStreams* streams);
 
 // `float32[3, 4]`

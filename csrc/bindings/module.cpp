@@ -6,7 +6,7 @@ PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
     module.doc() = "fedcore's native code; call it through fedcore.kernels, fedcore.sampling and fedcore.store.";
 #ifdef Py_GIL_DISABLED
     fedcore::cuda::refuse_devices(
-        "arrays on CUDA devices need a Python with the GIL, which guards the lists of who uses them");
+        "arrays on CUDA devices need a Python with the GIL, which guards the lists of their users");
 #endif
     bind_aggregate(module);
     bind_checksum(module);

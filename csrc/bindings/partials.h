@@ -1,4 +1,4 @@
-// Where a call leaves what each block adds to its sums of squares.
+// Memory for each block's share of a call's sums of squares.
 #pragma once
 
 #include <vector>
@@ -7,10 +7,10 @@
 
 namespace fedcore::bindings {
 
-// The caller's float64[blocks, k]; or, where that is None, memory of the call's own, which a device has itself.
+// The caller's float64[blocks, k] or, for None, temporary memory; a device has its own.
 class Partials {
   public:
-    // Behind all other arrays of the call, as every output.
+    // After all other arrays of the call, as all outputs.
     Partials(Arrays& arrays, const py::object& given, std::int64_t blocks, std::int64_t k)
         : own_(given.is_none() && !arrays.on_device() ? blocks * k : 0),
           data_(!given.is_none() ? arrays.written_numbers(given, {"partials"}, blocks * k)

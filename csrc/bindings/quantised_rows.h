@@ -1,4 +1,4 @@
-// Quantised rows as Python hands them over.
+// Quantised rows from Python.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ inline Codec codec_of(const std::string& name) {
     return Codec::int8;
 }
 
-// The dtypes that a codec's codes may come in: as bits, or as the numbers that the bits stand for.
+// The dtypes of a codec's codes: as bits, or as the numbers that the bits encode.
 inline const Dtypes& dtypes_of(Codec codec) {
     static const Dtypes kDue[] = {{"float32"}, {"uint16", "bfloat16"}, {"uint16", "float16"}, {"int8"}};
     return kDue[static_cast<int>(codec)];
@@ -28,7 +28,7 @@ inline bool has_scales(Codec codec, const py::object& scales, Name name) {
     return codec == Codec::int8;
 }
 
-// The place of a part's element 0 in the whole row. A loop has one key for a block (scalar/codes.inl).
+// The position of a part's element 0 in the whole row. A loop has one key for a block (scalar/codes.inl).
 inline std::int64_t checked_first(std::int64_t first, std::int64_t n) {
     constexpr std::int64_t kMost = std::int64_t{1} << 62;
     if (first < 0 || first > kMost || first % kCodeBlock != 0)

@@ -1,5 +1,5 @@
-// The index of registered clients as Python holds it, which one thread uses at a time: one that has the GIL or, where
-// Python has none, the lock of an object.
+// The index of registered clients as a Python object, for one thread at a time: the one with the GIL or, in a Python
+// without a GIL, with an object's lock.
 #pragma once
 
 #include <pybind11/critical_section.h>
@@ -13,11 +13,11 @@ namespace py = pybind11;
 
 struct Registered : ClientIndex {
     using ClientIndex::ClientIndex;
-    py::list lock;  // nothing but an object that has one
+    py::list lock;  // used only for its lock
 };
 
-// The scope of whoever uses an index, in which no Python code runs, for nobody else comes in meanwhile; and none is
-// opened within another, for the inner one would let others in.
+// The scope in which code uses an index. No Python code may run in it, so that no other thread enters. Scopes must not
+// be nested, because the end of the inner one would admit other threads.
 class OneThread {
   public:
     explicit OneThread(const Registered& index) : section_(index.lock) {}

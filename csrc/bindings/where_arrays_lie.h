@@ -1,4 +1,4 @@
-// A call's kernels, run where its arrays lie.
+// Runs a call's kernels on its arrays' device.
 #pragma once
 
 #include "bindings/arrays.h"
@@ -7,7 +7,7 @@
 
 namespace fedcore::bindings {
 
-// on_host(), or on_device(queue), without the GIL: either reads its arrays once, which takes milliseconds.
+// Calls on_host() or on_device(queue), without the GIL, since each reads its arrays once, which takes milliseconds.
 template <class OnHost, class OnDevice>
 void run_where_arrays_lie(Arrays& arrays, const OnHost& on_host, const OnDevice& on_device) {
     std::vector<cuda::Stream> gone;

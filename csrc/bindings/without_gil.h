@@ -15,15 +15,15 @@ class WithoutGil {
     WithoutGil(const WithoutGil&) = delete;
     WithoutGil& operator=(const WithoutGil&) = delete;
     ~WithoutGil() {
-        // A daemon thread that asks for the GIL while the interpreter goes down is ended by an unwinding that may not
-        // pass a destructor: it would abort the process. It sleeps instead, until the process is gone.
+        // At interpreter shutdown, a daemon thread that asks for the GIL is ended by an unwinding, which would abort
+        // the process in this destructor. The thread sleeps instead, until the process ends.
 #ifdef __GLIBCXX__
         try {
             PyEval_RestoreThread(thread_);
         } catch (abi::__forced_unwind&) {
             for (;;) pause();
         }
-#else  // such as LLVM's library, whose threads end without unwinding
+#else  // for example with LLVM's library, whose threads end without unwinding
         PyEval_RestoreThread(thread_);
 #endif
     }

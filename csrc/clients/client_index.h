@@ -1,7 +1,7 @@
-// Which clients are registered, and each one's number, which is dense and stays until the client leaves.
+// The registered clients and their numbers. Numbers are dense, and stay until the client is removed.
 //
-// The ids 0 .. count - 1 are their own numbers and take no memory; of them only those that have left are listed. All
-// others are listed in places behind them: number = count + place.
+// The ids 0 .. count - 1 are their own numbers and take no memory; only the removed ones are listed. All other ids are
+// listed in places after them: number = count + place.
 #pragma once
 
 #include <cstdint>
@@ -11,24 +11,24 @@
 
 namespace fedcore {
 
-// It is used by one thread at a time. Where something throws (as IdTable says), nothing was changed.
+// For one thread at a time. A call that throws (see IdTable) changes nothing.
 class ClientIndex {
   public:
     // 0 <= count <= 2^62.
     ClientIndex(const SipKey& key, std::int64_t count) : count_(count), left_(key), listed_(key) {}
 
-    // How many are registered.
+    // The number of registered clients.
     std::int64_t size() const { return count_ - left_.size() + listed_.size(); }
     // One past the highest number of a listed id, and at least count.
     std::int64_t capacity() const { return count_ + listed_.places(); }
     std::int64_t count() const { return count_; }
-    // count while none of those has left, else 0: the ids below it are their own numbers.
+    // count if none of the ids below it was removed, else 0; the ids below the result are their own numbers.
     std::int64_t whole() const { return left_.size() == 0 ? count_ : 0; }
 
     // The client's number, or kNone.
     std::int64_t number(const ClientId& id) const;
 
-    // Whether any number is some client's; and that client's id, whose text is good until the index changes.
+    // Whether a number belongs to a client, and that client's id, whose text is valid until the index changes.
     bool taken(std::int64_t number) const;
     ClientId id_of(std::int64_t number) const;
 
@@ -45,7 +45,7 @@ class ClientIndex {
     // Frees the client's number and returns it; kNone if it is not registered.
     std::int64_t remove(const ClientId& id);
 
-    // Those of 0 .. count - 1 that have left, ascending.
+    // The removed ids of 0 .. count - 1, ascending.
     std::vector<std::int64_t> left() const;
 
   private:

@@ -33,7 +33,7 @@ std::string_view text_at(const std::vector<char>& texts, std::uint64_t offset) {
     return {texts.data() + offset + sizeof length, length};
 }
 
-// Room for `more` elements; twice as much as there is, so that growing one by one stays linear.
+// Makes room for `more` elements, and at least doubles the capacity, so that growing one by one takes linear time.
 template <class T>
 void grow(std::vector<T>& v, std::size_t more) {
     if (v.capacity() - v.size() < more) v.reserve(std::max(v.size() + more, 2 * v.capacity()));
@@ -108,12 +108,12 @@ ClientId IdTable::at(std::int64_t place) const {
     return {false, entries_[place], {}};
 }
 
-// Whether that is the id in `place`, of which its slot said the kind.
+// Whether an id, of the kind in its slot, is the id in `place`.
 bool IdTable::has(std::int64_t place, const ClientId& id) const {
     return id.is_text ? text_at(texts_, entries_[place]) == id.text : entries_[place] == id.number;
 }
 
-// Where a slot should be: the hash scaled to the table, so that its length may be any up to 2^32.
+// A slot's home: the hash scaled to the table, whose length may be any up to 2^32.
 std::size_t IdTable::home(std::uint64_t slot) const {
     return ((slot >> 32) * slots_.size()) >> 32;
 }
@@ -156,14 +156,14 @@ void IdTable::put(std::uint64_t slot) {
     slots_[i] = slot;
 }
 
-// Empties a slot and moves those behind it up where their search would now end early, so that removals leave nothing
-// behind that a search must step over.
+// Empties a slot, and moves up the slots after it whose search would now end early, so that removals leave no marks
+// that a search must skip.
 void IdTable::close_gap(std::size_t gap) {
     const auto ahead = [this](std::size_t from, std::size_t to) {
         return to >= from ? to - from : to + slots_.size() - from;
     };
     for (std::size_t i = next(gap); slots_[i] != 0; i = next(i)) {
-        if (ahead(home(slots_[i]), i) < ahead(gap, i)) continue;  // its search begins behind the gap
+        if (ahead(home(slots_[i]), i) < ahead(gap, i)) continue;  // its search begins after the gap
         slots_[gap] = slots_[i];
         gap = i;
     }
@@ -192,7 +192,7 @@ void IdTable::set_free(std::int64_t place) {
     std::push_heap(free_.begin(), free_.end(), std::greater<>());
 }
 
-// After this, the first of the heap is the lowest free place, or there is none.
+// After this, the first of the heap is the lowest free place, or the heap is empty.
 void IdTable::drop_stale_front() {
     while (!free_.empty() && taken(free_.front())) {
         std::pop_heap(free_.begin(), free_.end(), std::greater<>());
@@ -208,7 +208,7 @@ void IdTable::drop_stale() {
     free_.erase(std::unique(free_.begin(), free_.end()), free_.end());
 }
 
-// Gives memory back after a removal; each part costs less than the removals since the last time.
+// Frees memory after a removal; each part costs less than the removals since the last time.
 void IdTable::tidy() {
     try {
         if (static_cast<std::int64_t>(free_.size()) > 2 * (places() - size_) + 64) drop_stale();
@@ -220,7 +220,7 @@ void IdTable::tidy() {
         }
         if (waste_ > 4096 && waste_ > texts_.size() / 2 && waste_ > kinds_.size()) compact_texts();
     } catch (const std::bad_alloc&) {
-        // It stays as large as it is.
+        // It keeps its size.
     }
 }
 

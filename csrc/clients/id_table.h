@@ -1,6 +1,6 @@
 // Client ids, each in a place: id -> place by a hash table, place -> id by an array.
 //
-// The places are 0, 1, 2, ...; the lowest free one is taken first, so that which id is where never depends on the hash.
+// The places are 0, 1, 2, ...; a new id gets the lowest free place, so that places never depend on the hash.
 // The hash is keyed: ids may come from clients, and must not be chosen to collide.
 #pragma once
 
@@ -21,8 +21,9 @@ struct ClientId {
 
 constexpr std::int64_t kNone = -1;
 
-// Memory: 9 bytes a place, 11 to 16 an id, and a text's length + 4. A table that is left by most of its ids shrinks.
-//   Whatever throws (std::bad_alloc, std::length_error past kMostPlaces or for a text of 4 GiB) leaves it as it was.
+// Memory: 9 bytes a place, 11 to 16 an id, and a text's length + 4. The table shrinks after most of its ids are
+// removed.
+//   A call that throws (std::bad_alloc, std::length_error past kMostPlaces or for a text of 4 GiB) changes nothing.
 class IdTable {
   public:
     static constexpr std::int64_t kMostPlaces = 0x7FFFFFFF;
@@ -30,10 +31,10 @@ class IdTable {
     explicit IdTable(const SipKey& key) : key_(key) {}
 
     std::int64_t size() const { return size_; }
-    // One past the highest place that is taken.
+    // One past the highest used place.
     std::int64_t places() const { return static_cast<std::int64_t>(kinds_.size()); }
 
-    // Makes room for that many more ids at once, which else comes in steps that copy all.
+    // Makes room for that many more ids at once; otherwise the table grows in steps, each with a copy.
     void reserve(std::int64_t more);
 
     // The id's place, or kNone.
@@ -49,7 +50,7 @@ class IdTable {
     // Frees the id's place and returns it; kNone if it is in none.
     std::int64_t erase(const ClientId& id);
 
-    // Whether there is an id in `place`, any number; and that id, whose text is good until the table changes.
+    // Whether `place`, any number, holds an id, and that id, whose text is valid until the table changes.
     bool taken(std::int64_t place) const;
     ClientId at(std::int64_t place) const;
 
@@ -75,9 +76,9 @@ class IdTable {
     std::int64_t size_ = 0;
     std::vector<std::uint64_t> slots_;    // open addressing; 0, or 32 bits of the hash, 1 for a text, place + 1
     std::vector<Kind> kinds_;             // by place
-    std::vector<std::uint64_t> entries_;  // by place: the number, or where in texts_ the text is
-    // A heap of the free places, lowest first. Each is in it at least once; those that are taken, or >= places(), are
-    // stale and do not count.
+    std::vector<std::uint64_t> entries_;  // by place: the number, or the text's position in texts_
+    // A heap of the free places, lowest first. Each is in it at least once; entries of used places, or >= places(), are
+    // stale.
     std::vector<std::uint32_t> free_;
     std::vector<char> texts_;  // the length in four bytes, then the bytes, text after text
     std::size_t waste_ = 0;    // bytes of texts_ that belong to no id

@@ -1,4 +1,4 @@
-// SipHash-1-3: a hash under a secret key. Whoever does not know the key cannot choose inputs that collide.
+// SipHash-1-3: a hash with a secret key. Without the key an attacker cannot choose inputs that collide.
 //   Reference: Aumasson, Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012, with one round a word and three
 //   at the end, as in the hash tables of CPython and Rust.
 #pragma once

@@ -1,4 +1,4 @@
-# Everything native below the bindings: what the Python module and the native tests are both made of.
+# All native code except the bindings, for the Python module and for the native tests.
 set(CMAKE_CXX_STANDARD 17)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)

@@ -1,8 +1,8 @@
-# The image for GPUs: the kernels of csrc/kernels/cuda as nvcc compiles them, which become bytes of the module. The
-# module links nothing of CUDA; without an image all else is as ever.
+# The image for GPUs: the kernels of csrc/kernels/cuda as nvcc compiles them, embedded in the module. The
+# module does not link to CUDA; without an image it only lacks the GPU kernels.
 set(FEDCORE_CUDA AUTO CACHE STRING "Compile the kernels for GPUs: AUTO where nvcc can, ON or OFF")
-# PTX is compiled by a GPU's driver, once and for its own chip, so that machine code is for releases: each architecture
-# takes another quarter of a minute.
+# A GPU's driver compiles PTX once for its chip, so only releases need machine code, which takes another 15 seconds
+# for each architecture.
 set(FEDCORE_CUDA_ARCHITECTURES ptx CACHE STRING
   "What the image holds: ptx (for every compute capability from 7.5), all (80;90;100;120;ptx), or a list of such")
 
@@ -11,7 +11,7 @@ set(FEDCORE_CUDA_FLAGS -std=c++17 -O3 -fmad=false -ftz=false -prec-div=true -pre
   -Werror all-warnings -Xcompiler -Wall,-Wextra)
 set(FEDCORE_NVCC_LEAST 12.8)  # which knows --compress-mode and compute capability 12.0
 
-# Sets FEDCORE_NVCC, or `missing`: why there is none to compile with.
+# Sets FEDCORE_NVCC, or `missing` to the reason why no usable nvcc exists.
 function(_fedcore_find_nvcc missing)
   find_program(FEDCORE_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
   if(NOT FEDCORE_NVCC)
@@ -25,7 +25,7 @@ function(_fedcore_find_nvcc missing)
     set(${missing} "${FEDCORE_NVCC} is no nvcc of CUDA ${FEDCORE_NVCC_LEAST} or later" PARENT_SCOPE)
     return()
   endif()
-  # It wants a host compiler that it knows: whether it has one, an empty source tells.
+  # nvcc needs a host compiler that it supports; compile an empty source to find out.
   if(NOT FEDCORE_NVCC_WORKS STREQUAL "${FEDCORE_NVCC} ${version}")
     set(empty ${CMAKE_CURRENT_BINARY_DIR}/empty.cu)
     file(WRITE ${empty} "")
@@ -65,7 +65,7 @@ function(fedcore_add_cuda target csrc)
   _fedcore_read_architectures(generated names)
   set(ptx ${CMAKE_CURRENT_BINARY_DIR}/kernels.ptx)
   set(image ${CMAKE_CURRENT_BINARY_DIR}/kernels.fatbin)
-  # Everything is made of one PTX, whose instructions the tests read.
+  # All machine code comes from one PTX, whose instructions the tests read.
   add_custom_command(OUTPUT ${ptx}
     COMMAND ${FEDCORE_NVCC} ${FEDCORE_CUDA_FLAGS} -I ${csrc} -arch=compute_75 -ptx -MD -MF ${ptx}.d -MT ${ptx}
       -o ${ptx} ${csrc}/kernels/cuda/kernels.cu
@@ -81,7 +81,7 @@ function(fedcore_add_cuda target csrc)
     COMPILE_DEFINITIONS "FEDCORE_CUDA_IMAGE=\"${image}\";FEDCORE_CUDA_TARGETS=\"${names}\"")
 endfunction()
 
-# What nvcc makes of the PTX, and what that is called.
+# The options of nvcc for the PTX, and the names of its targets.
 function(_fedcore_read_architectures options names)
   set(parts ${FEDCORE_CUDA_ARCHITECTURES})
   if(parts STREQUAL "all")

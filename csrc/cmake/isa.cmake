@@ -29,7 +29,7 @@ function(fedcore_add_isa_levels target csrc)
   endforeach()
 endfunction()
 
-# Keeps the last level in the list `of_processor` that the machine which compiles has; all of them where it does not tell.
+# Keeps the highest level in the list `of_processor` that the compiling machine has; all levels if this is unknown.
 function(_fedcore_keep_highest of_processor)
   if(CMAKE_CROSSCOMPILING OR NOT EXISTS /proc/cpuinfo)
     return()

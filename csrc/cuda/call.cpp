@@ -11,7 +11,7 @@ namespace fedcore::cuda {
 namespace {
 
 constexpr std::size_t kSmallest = 64 << 10;  // bytes of a chunk
-constexpr std::size_t kAlignment = 256;      // as the driver's own allocations have at least
+constexpr std::size_t kAlignment = 256;      // the least alignment of the driver's allocations
 
 std::size_t padded(std::size_t bytes) {
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -20,7 +20,7 @@ std::size_t padded(std::size_t bytes) {
 }  // namespace
 
 Workspace& Workspace::of(Device& device) {
-    static auto& workspaces = *new std::map<int, std::unique_ptr<Workspace>>;  // for good, as devices are
+    static auto& workspaces = *new std::map<int, std::unique_ptr<Workspace>>;  // never destroyed, as devices are not
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
     std::unique_ptr<Workspace>& found = workspaces[device.ordinal];
@@ -114,7 +114,7 @@ Call::~Call() {
         device_.passed(stream_);
         for (const Stream other : others_) device_.precede(other);
     } catch (const DeviceFailure&) {
-        // The next call finds it out, and says it.
+        // The next call fails with the same error, and reports it.
     }
 }
 

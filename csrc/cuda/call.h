@@ -1,4 +1,4 @@
-// One call of kernels on a device: a Queue on a stream of the caller's.
+// One call of kernels on a device: a Queue on one of the caller's streams.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace fedcore::cuda {
 
-// What calls on a device need beside their arrays: tables that kernels read, partial sums, and a place for results. It
-// grows to what the largest call has needed, and is never given back, so that a round allocates nothing.
+// Memory of calls on a device beside their arrays: tables that kernels read, partial sums, and results. It grows to the
+// need of the largest call and is never freed, so that a round allocates nothing.
 class Workspace {
   public:
     static Workspace& of(Device& device);
@@ -20,9 +20,9 @@ class Workspace {
     void begin();
     Queue::Memory table(std::size_t bytes);
     void* scratch(std::size_t bytes);
-    // Copies what was written to tables since the last time.
+    // Copies the tables that were written since the last time.
     void send(Stream stream);
-    // Ends a call, whose tables are read once the stream has come here.
+    // Ends a call; its tables have been read when the stream reaches this point.
     void end(Stream stream);
     void read(const void* device, std::size_t bytes, void* host, Stream stream);
 
@@ -41,24 +41,24 @@ class Workspace {
     Chunk& with_room(std::vector<Chunk>& chunks, std::size_t bytes, bool here);
 
     Device& device_;
-    Tables tables_[2];  // written while the kernels of the call before still read the others
+    Tables tables_[2];  // written while the kernels of the call before still read the other
     int turn_ = 0;
     std::vector<Chunk> scratch_;
     std::unique_ptr<PinnedMemory> results_;
 };
 
-// It holds the device's turn while it lives.
+// It holds the device's turn during its lifetime.
 class Call final : public Queue {
   public:
-    // others: streams of others. The call runs behind what is on them so far, and what comes there later behind the
-    // call: memory that its owner reuses in the order of his stream is not taken from under it.
+    // others: other streams. The call runs after the work that is on them so far, and their later work runs after the
+    // call, so an owner that reuses memory in its stream's order cannot overwrite memory that the call still uses.
     Call(Device& device, Stream stream, std::vector<Stream> others);
     ~Call() override;
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
 
     Stream stream() const { return stream_; }
-    // Those of the others that are there no more.
+    // The other streams that were destroyed.
     const std::vector<Stream>& gone() const { return gone_; }
 
     void begin() override;

@@ -24,11 +24,11 @@ CopyStream::~CopyStream() {
         driver().cuStreamDestroy(stream_);
         for (const Buffer& buffer : buffers_) driver().cuEventDestroy(buffer.done);
     } catch (const DeviceFailure&) {
-        // The process has lost the GPU.
+        // The process can no longer use the GPU.
     }
 }
 
-// The buffer whose turn it is, once the bus has done with it.
+// The next buffer, after its last copy has ended.
 CopyStream::Buffer& CopyStream::next() {
     turn_ = 1 - turn_;
     finish(buffers_[turn_]);
@@ -42,7 +42,7 @@ void CopyStream::finish(Buffer& buffer) {
     buffer.busy = false;
 }
 
-// What comes on the stream runs behind the calls of kernels so far, and behind what others do with the memory.
+// Later work on the stream runs after the kernel calls so far, and after other uses of the memory.
 void CopyStream::begin(const std::vector<Stream>& users) {
     const std::lock_guard<std::mutex> turn(device.turn);
     device.precede(stream_);

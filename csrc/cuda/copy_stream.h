@@ -17,17 +17,16 @@ class CopyStream {
     CopyStream(const CopyStream&) = delete;
     CopyStream& operator=(const CopyStream&) = delete;
 
-    // Begins when the calls so far have run, and what is on the streams of those who use `to`. `from` is read before
-    // this returns; or, where it is pinned, by the device itself, before what comes next on this stream and before
-    // `wait`.
+    // Begins after the calls so far, and after the work on the streams of the users of `to`. `from` is read before this
+    // returns or, if it is pinned, by the device before the next work on this stream and before `wait` returns.
     void upload(const char* from, bool pinned, Memory& to, std::size_t offset, std::size_t bytes,
                 const std::vector<Stream>& users);
-    // Begins likewise; `to`, pinned or not, is whole behind `wait`. The caller has told `from` of the stream.
+    // Begins likewise; `to`, pinned or not, is complete after `wait`. The caller has registered the stream with `from`.
     void download(Memory& from, std::size_t offset, char* to, bool pinned, std::size_t bytes,
                   const std::vector<Stream>& users);
-    // Calls from now on run behind the uploads so far.
+    // Later calls run after the uploads so far.
     void join();
-    // All is done, as far as the host sees.
+    // Blocks until all copies are done.
     void wait();
 
     Device& device;
@@ -38,7 +37,7 @@ class CopyStream {
         std::unique_ptr<PinnedMemory> memory;
         Event done = nullptr;
         bool busy = false;
-        char* to = nullptr;  // where a download's bytes go from here
+        char* to = nullptr;  // the destination of a download's bytes
         std::size_t bytes = 0;
     };
     Buffer& next();

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kMajor = 75, kMinor = 76;           // attributes of a device
 constexpr int kDynamicShared = 8, kCarveout = 9;  // and of a kernel
-constexpr int kMostDynamicShared = 64 << 10;      // what every GPU since 7.5 has for one block
+constexpr int kMostDynamicShared = 64 << 10;      // every GPU since 7.5 has this much for one block
 constexpr int kDeviceOrdinal = 9;                 // and of an address
 constexpr unsigned kNoTiming = 2, kPortable = 1;
 constexpr int kNoBinary = 209, kInvalidHandle = 400, kContextDestroyed = 709;
@@ -50,9 +50,9 @@ bool wait_for(Stream stream, Stream other) {
     const int code = driver().cuEventRecord(event, other);
     const bool gone = code == kInvalidHandle || code == kContextDestroyed;
     const int waited = code == 0 ? driver().cuStreamWaitEvent(stream, event, 0) : 0;
-    check(driver().cuEventDestroy(event), "dropping an event");  // which lives until it has come
+    check(driver().cuEventDestroy(event), "dropping an event");  // the driver keeps it until it has occurred
     if (gone)
-        check(driver().cuCtxSynchronize(), "waiting for a stream that is no more");
+        check(driver().cuCtxSynchronize(), "waiting for a destroyed stream");
     else
         check(code, "recording an event");
     check(waited, "waiting for an event");
@@ -60,9 +60,10 @@ bool wait_for(Stream stream, Stream other) {
 }
 
 Device& Device::get(int ordinal) {
-    driver();  // which says so in a process that was forked
+    driver();  // throws in a forked process
     static std::mutex mutex;
-    static auto& devices = *new std::map<int, std::unique_ptr<Device>>;  // for good: the driver may go before us
+    static auto& devices =
+        *new std::map<int, std::unique_ptr<Device>>;  // never destroyed, because the driver may be unloaded first
     const std::lock_guard<std::mutex> lock(mutex);
     std::unique_ptr<Device>& device = devices[ordinal];
     if (!device) device.reset(new Device(ordinal));
@@ -95,17 +96,17 @@ void Device::load() {
     const Driver& cuda = driver();
     const Image from = image();
     if (from.begin == nullptr && !cuda.substituted)
-        throw DeviceFailure(std::string("this fedcore was built without kernels for GPUs, because ") + from.missing +
-                            ": build it with a CUDA toolkit and FEDCORE_CUDA=ON");
+        throw DeviceFailure(std::string("fedcore was built without kernels for GPUs, because ") + from.missing +
+                            "; build it with a CUDA toolkit and FEDCORE_CUDA=ON");
     const int code = cuda.cuModuleLoadData(&module_, from.begin);
     if (code == kNoBinary)
-        throw DeviceFailure(name + ": there are no kernels for its capability " + std::to_string(capability / 10) +
-                            "." + std::to_string(capability % 10) + " (there are: " + from.targets + ")");
+        throw DeviceFailure(name + ": no kernels for its capability " + std::to_string(capability / 10) + "." +
+                            std::to_string(capability % 10) + " (compiled for: " + from.targets + ")");
     check(code, "loading the kernels");
     for (const char* kernel : kNames) {
         Function found = nullptr;
         check(cuda.cuModuleGetFunction(&found, module_, kernel), kernel);
-        // As much shared memory as there is: rows are read once, so that the rest of the L1 cache is of no use to them.
+        // Prefer shared memory: rows are read once, so they do not need the L1 cache.
         check(cuda.cuFuncSetAttribute(found, kCarveout, 100), "dividing the L1 cache");
         kernels_.push_back(found);
     }
@@ -113,7 +114,7 @@ void Device::load() {
 }
 
 void Device::precede(Stream stream) {
-    // Another stream may have got the number of one that was destroyed: that of the legacy stream alone stays its own.
+    // A new stream may have the number of a destroyed one; only the legacy stream's number is unique.
     if (any_ && (stream != nullptr || last_stream_ != nullptr))
         check(driver().cuStreamWaitEvent(stream, last_, 0), "waiting for an earlier call");
     for (const Event event : joined_) check(driver().cuStreamWaitEvent(stream, event, 0), "waiting for a copy");
@@ -151,7 +152,7 @@ Memory::~Memory() {
         const Current current(device);
         driver().cuMemFree(at);
     } catch (const DeviceFailure&) {
-        // The process has lost the GPU, and its memory with it.
+        // The process can no longer use the GPU, nor its memory.
     }
 }
 

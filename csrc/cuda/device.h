@@ -1,4 +1,4 @@
-// A GPU: its context, which torch and CuPy share, its kernels and its memory; and the order of what is done on it.
+// A GPU: its context, which torch and CuPy share, its kernels, its memory, and the order of its work.
 #pragma once
 
 #include <atomic>
@@ -25,16 +25,16 @@ class Device {
     void* context() const { return context_; }
     Function kernel(Kernel kernel) const { return kernels_[static_cast<std::size_t>(kernel)]; }
 
-    // Calls on a device take turns, from whatever thread and on whatever stream they come, and run in that order: the
-    // memory that one call leaves is there for the next.
+    // Calls on a device take turns, from all threads and streams, and run in that order, so that the next call can
+    // reuse the memory of the one before.
     std::mutex turn;
-    // Within a turn: what comes on the stream runs behind all that was called before, and behind what is joined.
+    // Within a turn: later work on the stream runs after all earlier calls and all joined events.
     void follow(Stream stream);
-    // Within a turn: what is called next runs behind all that is on the stream so far.
+    // Within a turn: the next call runs after the work that is on the stream so far.
     void passed(Stream stream);
-    // Within a turn: what comes on the stream, which is no call's, runs behind all that was called before.
+    // Within a turn: later work on the stream, which no call uses, runs after all earlier calls.
     void precede(Stream stream);
-    // Within a turn: what is called next runs behind this event too.
+    // Within a turn: the next call also runs after this event.
     void join(Event event);
 
   private:
@@ -59,15 +59,15 @@ class Current {
     Current& operator=(const Current&) = delete;
 };
 
-// The ordinal of the device in whose memory this lies. Raises DeviceFailure if it lies in none's.
+// The ordinal of the device that owns an address. Raises DeviceFailure if none does.
 int device_of(const void* address);
 
 Event make_event();
-// What comes on the first stream runs behind all that is on the second so far; where that is there no more, behind all
-// that there is, for which the host waits. Whether it is there. Within a scope of Current.
+// Later work on the first stream runs after the work that is on the second so far. If the second was destroyed, the
+// host waits for all work. Returns whether the second exists. Needs a scope of Current.
 bool wait_for(Stream stream, Stream other);
 
-// Memory on a device. Freed when everything that was queued before has run: cuMemFree waits for it.
+// Memory on a device. It is freed after all work that was queued before: cuMemFree waits for it.
 class Memory {
   public:
     Memory(Device& device, std::size_t bytes);
@@ -78,16 +78,17 @@ class Memory {
     Device& device;
     const std::size_t bytes;
     const Address at;
-    // A stream of others, to which it is shown, may read and write it from now on: calls that use it wait for that
-    // stream, until nobody else holds it and one has waited. With Python's lock held, as all that looks at `users`.
+    // Registers another library's stream that may read and write the memory from now on. Calls that use the memory wait
+    // for that stream, until no other library holds the memory and one call has waited. Needs the GIL, as all uses of
+    // `users` do.
     void used_by(Stream stream);
     void no_longer_used_by(Stream stream);
     void forget_users();
     std::vector<Stream> users;
-    std::atomic<int> shown{0};  // to how many others, who have not let it go; they do so without the lock
+    std::atomic<int> shown{0};  // the number of other holders, who release it without the GIL
 };
 
-// Memory of the host that the device reads and writes by itself.
+// Memory of the host that the device reads and writes directly.
 class PinnedMemory {
   public:
     PinnedMemory(const Device& device, std::size_t bytes);
@@ -103,7 +104,7 @@ class PinnedMemory {
     void* at_ = nullptr;
 };
 
-// Memory of the host's that is there already, and that the device reads and writes by itself in this scope.
+// Existing memory of the host that the device reads and writes directly in this scope.
 class PinnedRegion {
   public:
     PinnedRegion(const Device& device, void* at, std::size_t bytes);

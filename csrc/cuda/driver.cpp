@@ -13,8 +13,8 @@ namespace fedcore::cuda {
 namespace {
 
 constexpr int kOutOfMemory = 2, kNoDevice = 100;
-// What leaves the context, and with it the process, unusable: ECC, illegal address, time-out, and from 710 on
-// assertions, stack, instruction, alignment, address space, program counter, failed launch.
+// Errors after which the context, and so the process, cannot use the GPU: ECC, illegal address, time-out, and from 710
+// on assertions, stack, instruction, alignment, address space, program counter, failed launch.
 constexpr int kSticky[] = {214, 700, 702, 710, 714, 715, 716, 717, 718, 719};
 
 std::atomic<const char*> refused{nullptr};
@@ -41,7 +41,7 @@ Driver load() {
     if (library == nullptr)
         throw DeviceFailure("no NVIDIA driver: " + path + " was not found; install the driver, or compute on the CPU");
     using Get = int (*)(const char* name, void** function, int version, std::uint64_t flags, int* status);
-    // The form of cuGetProcAddress that tells why there is none came with 12.0, the oldest that will do.
+    // The form of cuGetProcAddress that reports reasons came with 12.0, the oldest supported version.
     const auto get = reinterpret_cast<Get>(dlsym(library, "cuGetProcAddress_v2"));
     if (get == nullptr)
         throw DeviceFailure("the NVIDIA driver is older than CUDA " + version_text(kOldestDriver) + "; update it");
@@ -77,7 +77,7 @@ void refuse_devices(const char* because) {
 }
 
 const Driver& driver() {
-    static std::mutex mutex;  // of the first call alone: a process that is forked may have it locked for good
+    static std::mutex mutex;  // of the first call only: in a forked process it may stay locked
     static Driver loaded;
     static std::atomic<pid_t> loaded_by{0};
     if (loaded_by == 0) {
@@ -98,8 +98,8 @@ void check(int code, const char* doing) {
     if (code == 0) return;
     const std::string what = std::string(doing) + ": " + described(driver(), code);
     if (code == kOutOfMemory) throw OutOfDeviceMemory(what);
-    throw DeviceFailure(what + (is_sticky(code) ? "; nothing more can be done on this GPU by this process: begin a "
-                                                  "new one, from what was saved"
+    throw DeviceFailure(what + (is_sticky(code) ? "; this process can no longer use the GPU: start a new one from "
+                                                  "the last save"
                                                 : ""));
 }
 

@@ -1,4 +1,4 @@
-// NVIDIA's driver, found at run time: nothing here links against CUDA, or needs its headers.
+// NVIDIA's driver, found at run time, without linking to CUDA or its headers.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace fedcore::cuda {
 
-// There is no device to be had, or a call of its driver failed: for a reason that can be told to a user.
+// No device is available, or a driver call failed; the message is for users.
 struct DeviceFailure : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -21,7 +21,7 @@ using Stream = void*;           // CUstream; null is the legacy default stream
 using Event = void*;
 using Function = void*;
 
-// What is used of libcuda.so.1, by the version in which each function took its present form (cuda.h of 12.0).
+// The functions of libcuda.so.1, by the version that introduced their present form (cuda.h of 12.0).
 // clang-format off
 #define FEDCORE_DRIVER_FUNCTIONS(X) \
     X(cuInit, 2000, (unsigned flags)) \
@@ -68,15 +68,15 @@ struct Driver {
 #define FEDCORE_MEMBER(NAME, VERSION, PARAMETERS) int(*NAME) PARAMETERS = nullptr;
     FEDCORE_DRIVER_FUNCTIONS(FEDCORE_MEMBER)
 #undef FEDCORE_MEMBER
-    int version = 0;           // 13000: what the driver can run
+    int version = 0;           // 13000: the newest version that the driver supports
     bool substituted = false;  // by FEDCORE_CUDA_DRIVER, as tests do
 };
 
-// The driver, loaded at the first call. Raises DeviceFailure, and may be asked again; also in a process that was
-// forked behind the first call, where CUDA works no more.
+// The driver, loaded at the first call. Raises DeviceFailure, also in a process that was forked after the first call,
+// where CUDA does not work. May be called again after a failure.
 const Driver& driver();
 
-// The first call of driver() is to fail with this text: whoever embeds the core lacks what devices need.
+// Makes the first call of driver() fail with this text, for an embedding that lacks support for devices.
 void refuse_devices(const char* because);
 
 // Raises DeviceFailure, or OutOfDeviceMemory, if the code is not 0.

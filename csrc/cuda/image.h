@@ -1,4 +1,4 @@
-// The image for GPUs that is part of the module: what cuModuleLoadData takes.
+// The module's image for GPUs, in the form of cuModuleLoadData.
 #pragma once
 
 #include <cstddef>
@@ -6,10 +6,10 @@
 namespace fedcore::cuda {
 
 struct Image {
-    const void* begin;  // null where there is none
+    const void* begin;  // null without an image
     std::size_t bytes;
-    const char* targets;  // what it was compiled for, "sm_90 compute_75"; empty where there is none
-    const char* missing;  // why there is none, "nvcc was not found"; else empty
+    const char* targets;  // its targets, "sm_90 compute_75"; empty without an image
+    const char* missing;  // the reason if there is no image, "nvcc was not found"; else empty
 };
 
 Image image();

@@ -1,6 +1,6 @@
-// combine: linear combinations of a few vectors, and how long they are.
+// combine: linear combinations of a few vectors, and their norms.
 //
-// Elementwise, or summed over the fixed blocks: the number of threads changes nothing. Callers have checked every
+// Elementwise, or summed over the fixed blocks, so the number of threads does not matter. Callers have checked every
 // pointer, length and overlap.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace fedcore {
 
-// One vector of a linear combination: float32[n], or float64[n] (a running total, say) where `wide`.
+// One vector of a linear combination: float32[n], or float64[n] (for example a running total) if `wide`.
 struct Term {
     const void* values;
     bool wide;

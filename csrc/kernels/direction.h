@@ -1,6 +1,6 @@
-// direction: the step that a client takes along its corrected gradient.
+// direction: a client's step along its corrected gradient.
 //
-// Elementwise; blocks are independent, so the number of threads changes nothing. Callers have checked every pointer,
+// Elementwise; blocks are independent, so the number of threads does not matter. Callers have checked every pointer,
 // length and overlap.
 #pragma once
 
@@ -9,15 +9,15 @@
 namespace fedcore {
 
 // One local step, y <- y - lr (a grad + b grad_prev + offset + mu (y - x) + a weight_decay y), in float32 and in this
-// order, every line rounded as it stands:
+// order, with every operation rounded:
 //     g = grad + weight_decay * y      where weight_decay != 0, else grad
 //     d = a * g
 //     d = d + b * grad_prev            where grad_prev is not null
 //     d = d + offset                   where offset is not null
 //     d = d + mu * (y - x)             where x is not null
 //     y = y - lr * d
-// Weight decay counts as part of the gradient, so `a` multiplies it; grad_prev must come with its own, weight_decay *
-// x_prev, already added.
+// Weight decay counts as part of the gradient, so `a` multiplies it. grad_prev must include its weight decay,
+// weight_decay * x_prev.
 struct LocalStep {
     const float* grad;       // float32[n]
     const float* grad_prev;  // float32[n] or null

@@ -12,7 +12,7 @@ namespace fedcore {
 
 namespace {
 
-// Infinite where a client's terms are too long for the grid.
+// Infinite if a client's terms are too long for the grid.
 double held(double square, double weight) {
     const double longest = kLongestExact / weight;
     return square < longest * longest ? square : std::numeric_limits<double>::infinity();

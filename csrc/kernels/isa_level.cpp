@@ -7,14 +7,14 @@
 #if defined(__SSE2__)
 #    pragma GCC diagnostic push
 #    pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 about its own headers
-#    include <immintrin.h>                                  // whose functions are always inlined: no symbols
+#    include <immintrin.h>                                  // its functions are always inlined, so they make no symbols
 #    pragma GCC diagnostic pop
 #endif
 
 namespace fedcore::FEDCORE_LEVEL {
 namespace {
 
-constexpr std::int64_t kTile = 2048;  // elements whose squares are summed in float32
+constexpr std::int64_t kTile = 2048;  // elements of a sum of squares in float32
 static_assert(kTile % kCodeBlock == 0, "tiles must not cut what shares a scale");
 constexpr std::int64_t kChunk = 512;  // elements that are converted at once: they stay in L1, and fit into the stack
 static_assert(kTile % kChunk == 0, "lanes go from chunk to chunk of a tile");
@@ -25,7 +25,7 @@ constexpr std::int64_t kConverted = 256;  // elements that are converted of eigh
 constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a stream
 
 #define FEDCORE_SCALAR inline
-// Each uses those before it, so their order is no sorter's business.
+// Each file uses those before it, so their order matters.
 // clang-format off
 #include "base/checksum_lanes.inl"
 #include "kernels/cpu/simd.inl"

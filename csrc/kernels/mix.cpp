@@ -9,8 +9,8 @@
 namespace fedcore {
 namespace {
 
-// A tile is as long as keeps the slots in a core's L1, or in its L2 if that would be so short that the loops' own cost
-// would show; and a power of two, so that whole tiles make a block, and pages are left where tiles end.
+// A tile is so long that the slots fit in a core's L1, or in its L2 if that tile would be too short for efficient
+// loops. It is a power of two, so that blocks are whole tiles, and pages end at tiles' ends.
 constexpr std::int64_t kInL1 = (24 << 10) / 4, kInL2 = (128 << 10) / 4;
 constexpr std::int64_t kShortest = 64, kUseful = 512, kLongest = 1024;
 
@@ -22,9 +22,9 @@ std::int64_t tile_length(std::int64_t slots) {
     return length;
 }
 
-// Which slot keeps which model, by the first that is free; returns how many there are.
+// Assigns each kept model the first free slot; returns the number of slots.
 void assign_slots(const Mixing& m, std::int64_t* work, MixPlan& plan) {
-    std::int64_t* last_row = work;  // that wants model c, or -1
+    std::int64_t* last_row = work;  // the last row that needs model c, or -1
     std::int64_t* unused = work + m.p;
     std::fill(last_row, last_row + m.p, -1);
     for (std::int64_t i = 0; i < m.p; ++i)
@@ -44,8 +44,9 @@ void assign_slots(const Mixing& m, std::int64_t* work, MixPlan& plan) {
     }
 }
 
-// The order in which rows first want the models. A row fetches one, so that it must run ahead by as many as are wanted
-// early, and by a few rows more for the time that memory takes; further ahead they would leave the caches again.
+// The models in the order of their first use. Each row fetches one model, so fetching runs ahead by the number of
+// models that are needed early, and a few rows more for the latency of memory. Further ahead the models would leave the
+// caches again.
 void order_fetches(const Mixing& m, std::int64_t* wanted, MixPlan& plan) {
     constexpr std::int64_t kRows = 4;
     std::fill(wanted, wanted + m.p, 0);
@@ -64,7 +65,7 @@ void order_fetches(const Mixing& m, std::int64_t* wanted, MixPlan& plan) {
 
 constexpr std::int64_t kLine = 16;  // elements of a cache line
 
-// Slots do not start at equal offsets of a page: the loops would find them, and the models, in one set of the L1.
+// Slots start at different offsets of a page, because otherwise slots and models would share one set of the L1.
 std::int64_t slot_stride(std::int64_t tile) {
     return tile + 5 * kLine;
 }
@@ -92,8 +93,8 @@ MixPlan plan_mix(const Mixing& matrix, std::int64_t n, std::int64_t* memory) {
 void mix(const Mixing& matrix, const MixPlan& plan, float* const* models, std::int64_t n, float* scratch) {
     const Table& loops = table();
     while (reinterpret_cast<std::uintptr_t>(scratch) % (4 * kLine) != 0) ++scratch;
-    // A piece of work is a worker, so that each has slots of its own; the blocks are claimed by whoever is there, and
-    // one worker alone would finish them all.
+    // One piece of work for each worker, so that each has its own slots. The workers claim blocks; a single worker
+    // would finish them all.
     std::atomic<std::int64_t> next{0};
     parallel_for(plan.workers, [&](std::int64_t worker) {
         const std::int64_t stride = slot_stride(plan.tile);

@@ -1,6 +1,6 @@
 // optimizer: a server optimiser's step along the round's direction, with its moments.
 //
-// Elementwise, with one sum over the fixed blocks: the number of threads changes nothing. Callers have checked every
+// Elementwise, with one sum over the fixed blocks, so the number of threads does not matter. Callers have checked every
 // pointer, length and overlap.
 #pragma once
 
@@ -8,16 +8,16 @@
 
 namespace fedcore {
 
-// How the second moment s follows q = v * v.
+// The rule of the second moment s, with q = v * v.
 enum class Second {
-    none,   // there is none
+    none,   // no second moment
     decay,  // s' = from_s * s + from_square * q
     yogi,   // s' = s - from_square * q * sign(s - q)
 };
 
-// One step, in float32 and in this order, every operation rounded as it stands:
+// One step, in float32 and in this order, with every operation rounded:
 //     m' = from_m * m + from_v * v
-//     s' as `second` says
+//     s' by the rule `second`
 //     u  = m' / (sqrt(s') + tau), or m' without a second moment
 //     x' = x - gamma * u
 struct OptimizerStep {

@@ -1,4 +1,4 @@
-// Blocks' shares of a sum, added in block order once all blocks are done: whichever thread wrote them.
+// Blocks' shares of a sum, added in block order after all blocks are done, so that the threads do not matter.
 #pragma once
 
 #include <cstdint>

@@ -16,19 +16,19 @@
 
 namespace fedcore {
 
-// How a loop over several clients' rows walks through them; the bits do not depend on it.
+// The order in which a loop reads several clients' rows; the bits do not depend on it.
 struct Tiling {
-    int rows;          // that are read together in a pass over the sum: at most kMostRows
-    std::int64_t run;  // elements that are read of them before the next rows: a multiple of kBlock
-    bool past_caches;  // whether results that replace nothing are stored past the caches, where the level can
+    int rows;          // read together in a pass over the sum: at most kMostRows
+    std::int64_t run;  // elements read of them before the next rows: a multiple of kBlock
+    bool past_caches;  // whether to store results past the caches, if they replace no input and the level can
 };
 
 inline constexpr int kMostRows = 8;
 inline constexpr Tiling kInCaches = {8, kBlock, false};
 
-// past_caches: whether results that replace nothing are stored past the caches, where the level can.
+// past_caches: whether to store results past the caches, if they replace no input and the level can.
 
-// What exists for sums in float and in double.
+// The loops for sums in float and in double.
 template <class Sum>
 struct Sums {
     // squares: float64[k + 1] for each block from `begin` on, its share of |h_i|^2 and of |sum|^2; or null

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kLong = kMostBlocks * kBlock;
 
-// What FEDCORE_TILING says; no rows where it says nothing.
+// The tiling of FEDCORE_TILING; no rows if it is not set.
 Tiling wanted() {
     const char* text = std::getenv("FEDCORE_TILING");
     if (text == nullptr || *text == '\0') return {0, 0, false};
@@ -33,8 +33,8 @@ Tiling& forced() {
 
 }  // namespace
 
-// Many rows at once keep the sum in registers for long. Few rows and long runs are few streams, which processors with
-// small first-level caches or short queues follow better.
+// With many rows at once the sum stays in registers for longer. Few rows and long runs are few streams, which suit
+// processors with small first-level caches or short queues.
 const Tilings kFoldTilings = {
     5, {{8, kBlock, true}, {8, kLong, true}, {6, kLong, true}, {4, kLong, true}, {2, kLong, true}}};
 const Tilings kExchangeTilings = {4, {{4, kBlock, true}, {4, kLong, true}, {2, kBlock, true}, {2, kLong, true}}};
@@ -58,7 +58,7 @@ void Tuner::record(int way, double seconds) {
         std::nth_element(seconds_[i], seconds_[i] + kTrials / 2, seconds_[i] + kTrials);
         medians[i] = seconds_[i][kTrials / 2];
     }
-    medians[0] *= 0.97;  // so that noise alone does not choose another
+    medians[0] *= 0.97;  // so that noise does not choose another
     fastest_.store(static_cast<int>(std::min_element(medians, medians + count) - medians), std::memory_order_relaxed);
 }
 

@@ -1,5 +1,6 @@
-// How a fold walks through its rows. No one way is the fastest on every processor, so folds of what the caches do not
-// hold try several on the blocks of real calls, measure them, and keep the fastest. The bits do not depend on it.
+// The order in which a fold reads its rows. No order is the fastest on every processor, so folds of more than the
+// caches hold try several on the blocks of real calls, measure them, and keep the fastest. The bits do not depend on
+// it.
 #pragma once
 
 #include <algorithm>
@@ -18,19 +19,19 @@ inline constexpr std::int64_t kMostBlocks = 4;  // in one stretch: the longest r
 
 inline constexpr int kMostTilings = 5;
 
-// Some tilings, one of which a processor likes best.
+// Tilings to choose from.
 struct Tilings {
     int count;
     Tiling of[kMostTilings];
 };
-extern const Tilings kFoldTilings, kExchangeTilings;  // of a stream for each row, and of three
+extern const Tilings kFoldTilings, kExchangeTilings;  // for one stream a row, and for three
 
-// Knows, after some calls, which tiling is the fastest.
+// Finds the fastest tiling during the first calls.
 class Tuner {
   public:
     explicit Tuner(const Tilings& ways = kFoldTilings) : ways_(&ways) {}
 
-    // Calls fold(tiling) for some blocks that come from memory, kMostBlocks of them if they are `whole`.
+    // Calls fold(tiling) for some blocks in memory, kMostBlocks of them if they are `whole`.
     template <class Fold>
     void run(bool whole, const Fold& fold) {
         const int known = fastest_.load(std::memory_order_relaxed);
@@ -54,14 +55,14 @@ class Tuner {
     double seconds_[kMostTilings][kTrials];
 };
 
-// The tiling of FEDCORE_TILING, "ROWSxRUN", or null, where calls are measured. Throws std::runtime_error if it is no
-// such thing.
+// The tiling of FEDCORE_TILING, "ROWSxRUN", or null if calls choose by measurement. Throws std::runtime_error for an
+// invalid value.
 const Tiling* forced_tiling();
 void force_tiling(const Tiling& tiling);  // for tests; no rows force none
 
-// Calls fold(first, last, tiling) for pieces [first, last) of `count`, which move so many bytes: one in the caches;
-// from memory, or with a forced tiling, several of which each follows(p) the one before it, if there are enough for all
-// threads.
+// Calls fold(first, last, tiling) for pieces [first, last) of `count`, which move `bytes`. In the caches a call gets
+// one piece. From memory, or with a forced tiling, it gets several pieces p that each follow(p) the one before, if
+// there are enough for all threads.
 template <class Follows, class Fold>
 void for_stretches(std::int64_t count, std::int64_t bytes, Tuner& tuner, const Follows& follows, const Fold& fold) {
     const Tiling* const forced = forced_tiling();

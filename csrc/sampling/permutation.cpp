@@ -82,7 +82,8 @@ void permutation(std::int64_t population, std::int64_t start, std::int64_t count
                 out[j] = static_cast<std::int64_t>(place(static_cast<std::uint64_t>(start + j), n, shape, function));
         });
     };
-    // A word of the table is made in a sixteenth of a single one's time, but its memory must stay near the result's.
+    // A word of the table takes a sixteenth of the time of a single word, but the table must not be much larger than
+    // the result.
     if (static_cast<std::uint64_t>(count) >= shape.rows) {
         fill(Tables(key, shape));
     } else {

@@ -1,5 +1,5 @@
-// What the words of a key are used for. Each kind of draw has its own, so that two of them never share a word,
-// not even under one (seed, round, purpose).
+// The uses of a key's words. Each kind of draw has one use, so that two kinds never share a word, not even under one
+// (seed, round, purpose).
 #pragma once
 
 #include <cstdint>

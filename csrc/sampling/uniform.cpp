@@ -9,8 +9,8 @@
 namespace fedcore {
 namespace {
 
-// The identity on [0, population), of which single entries were overwritten: an open-addressed hash table, never
-// more than half full.
+// The identity on [0, population) with single overwritten entries: an open-addressed hash table, never more than half
+// full.
 class Sparse {
   public:
     explicit Sparse(std::int64_t entries) {
@@ -55,9 +55,9 @@ void without_replacement(std::int64_t population, std::int64_t k, const Key& key
     const auto drawn = [&](std::int64_t j) {
         return j + static_cast<std::int64_t>(below(words, static_cast<std::uint64_t>(population - j)));
     };
-    // Draw j takes the entry at a uniform place of [j, population) and puts there the entry at j, which nobody
-    // reads again.
-    if (population / 4 <= k) {  // as much memory as the table would need, and no hashing
+    // Draw j takes the entry at a uniform place of [j, population) and writes the entry at j there. The entry at j is
+    // not read again.
+    if (population / 4 <= k) {  // an array needs as little memory as the table, and no hashing
         std::vector<std::int64_t> entries(population);
         std::iota(entries.begin(), entries.end(), std::int64_t{0});
         for (std::int64_t j = 0; j < k; ++j) out[j] = std::exchange(entries[drawn(j)], entries[j]);

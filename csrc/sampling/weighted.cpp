@@ -38,8 +38,8 @@ int choose(const double* s, double total, std::uint64_t word) {
         sum += s[j];
         if (x < sum) return j;
     }
-    // The running sum fell short of the total by rounding; the last child that has any weight owns the gap. There is
-    // none only where the caller's weights have changed since they were summed.
+    // The running sum fell short of the total by rounding; the last child with a weight gets the gap. No child has a
+    // weight only if the caller's weights have changed since they were summed.
     int last = kFan - 1;
     while (last > 0 && !(s[last] > 0)) --last;
     return last;
@@ -72,11 +72,11 @@ WeightTree::WeightTree(const double* weights, std::int64_t n) : weights_(weights
         sum_by_32(below.data(), count, sums.data());
         levels_.push_back(std::move(sums));
     }
-    const bool finite = total() <= std::numeric_limits<double>::max();  // which a NaN is not
+    const bool finite = total() <= std::numeric_limits<double>::max();  // false for a NaN
     valid_ = finite && std::all_of(block_valid.begin(), block_valid.end(), [](char v) { return v != 0; });
 }
 
-// The 32 weights of a leaf as they are now: where they stand, or in `copy` if some are missing or removed.
+// The current 32 weights of a leaf: in place, or in `copy` if some are missing or removed.
 const double* WeightTree::leaf(std::int64_t node, double* copy) const {
     const std::int64_t begin = node * kFan;
     const std::uint32_t removed = removed_.empty() ? 0 : removed_[node];
@@ -117,7 +117,7 @@ std::int64_t weighted_without_replacement(WeightTree& tree, std::int64_t k, cons
 }
 
 void with_replacement(const WeightTree& tree, std::int64_t k, const Key& key, std::int64_t* out) {
-    const std::int64_t bytes = k * tree.depth() * kFan * 8;  // a node a level: what a draw reads
+    const std::int64_t bytes = k * tree.depth() * kFan * 8;  // a draw reads a node a level
     for_blocks(k, bytes, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
         Words words(stream(key, Use::with_replacement), static_cast<std::uint64_t>(begin * tree.depth()));
         for (std::int64_t j = begin; j < end; ++j) out[j] = tree.draw(words);

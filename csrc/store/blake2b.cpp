@@ -6,7 +6,7 @@
 #include "base/little_endian.h"
 
 namespace fedcore {
-namespace blake2b {  // a name of its own, since all sources are compiled as one
+namespace blake2b {  // because all sources are compiled as one
 
 constexpr std::size_t kBlock = 128;
 constexpr std::uint64_t kStart[8] = {0x6a09e667f3bcc908u, 0xbb67ae8584caa73bu, 0x3c6ef372fe94f82bu,
@@ -49,13 +49,13 @@ void round(std::uint64_t* v, const std::uint64_t* m) {
     mix(v[3], v[4], v[9], v[14], m[s[14]], m[s[15]]);
 }
 
-// Each with its order known when it is compiled, which is twice as fast as a loop.
+// Each order is known at compile time, which is twice as fast as a loop.
 template <std::size_t... kRounds>
 void rounds(std::uint64_t* v, const std::uint64_t* m, std::index_sequence<kRounds...>) {
     (round<kRounds>(v, m), ...);
 }
 
-// Absorbs a block, with zeros behind its bytes; `count` bytes were absorbed with it.
+// Absorbs a block padded by zeros; `count` is the number of bytes so far, including it.
 static void compress(std::uint64_t* h, std::string_view block, std::uint64_t count, bool is_last) {
     std::uint64_t m[16] = {}, v[16];
     for (std::size_t i = 0; i < block.size(); i += 8)

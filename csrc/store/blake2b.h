@@ -7,7 +7,7 @@
 
 namespace fedcore {
 
-// The digest of 8 bytes, as the number whose little-endian bytes it is.
+// The digest of 8 bytes, as a little-endian number.
 std::uint64_t blake2b_8(std::string_view bytes);
 
 }  // namespace fedcore

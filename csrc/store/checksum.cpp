@@ -13,7 +13,7 @@ FEDCORE_EACH_LEVEL(OfBlock checksum_block)
 
 namespace {
 
-constexpr std::int64_t kPieceBytes = 1 << 18;  // small blocks are claimed together, or claiming would take longest
+constexpr std::int64_t kPieceBytes = 1 << 18;  // small blocks are claimed together, because claims take time
 
 }  // namespace
 

@@ -5,7 +5,7 @@
 
 #if defined(__AVX2__)
 #    pragma GCC diagnostic push
-#    pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // as there
+#    pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // as in kernels/isa_level.cpp
 #    include <immintrin.h>
 #    pragma GCC diagnostic pop
 #endif

@@ -13,8 +13,9 @@
 # %% [markdown]
 # # Client dropouts
 #
-# Thirty clients hold two of the ten digits each, and a client is there in one round out of ten. This notebook looks
-# at what that does to plain averaging, and at what two methods that remember do about it. It takes some seconds.
+# Thirty clients hold two of the ten digits each, and each client takes part in about one round in ten. This notebook
+# shows how this affects FedAvg, and how MIFA and MimiC handle it by storing each client's last update. It runs in a
+# few seconds.
 
 # %%
 from pathlib import Path
@@ -24,43 +25,43 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedcore
-from fedcore.experiment import load_preset, read_records, run_experiment
+from fedcore.experiment import load_preset, load_results, run_experiment
 from fedcore.simulation import participation
 
 folder = Path(mkdtemp())
 
 # %% [markdown]
-# ## Who is there
+# ## Participation
 #
-# A pattern of participation is a function of the seed and the round alone, so that every method below sees the same
+# A participation pattern is a pure function of the seed and the round. All methods below therefore see the same
 # clients.
 
 # %%
 pattern = participation.Bernoulli(30, 0.1, seed=0, first_round="all")
-there = np.zeros((30, 60))
+present = np.zeros((30, 60))
 for t in range(60):
-    there[pattern.active(t).clients, t] = 1
+    present[pattern.active(t).clients, t] = 1
 print("clients in rounds 1 to 10:", [len(pattern.active(t)) for t in range(1, 11)])
 
 figure, axes = plt.subplots(figsize=(7, 2.6))
-axes.imshow(there, cmap="Greys", aspect="auto", interpolation="nearest")
-axes.set(xlabel="round", ylabel="client", title="Who takes part")
+axes.imshow(present, cmap="Greys", aspect="auto", interpolation="nearest")
+axes.set(xlabel="round", ylabel="client", title="Participation")
 figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# A digit is missing from a round whenever all that hold it are away, and the next round may lack another one.
+# A digit is missing from a round if all clients that hold it are absent. The next round may lack a different digit.
 #
 # ## Three methods on the same clients
 #
-# The preset `quickstart` is this setting. `jobs=0` runs its trials in this process, one after another: for a
-# notebook, whose own classes no other process knows.
+# The preset `quickstart` has this setting. `jobs=0` runs its trials one after another in this process. Use it in
+# notebooks, because other processes have no access to classes that a notebook defines.
 
 # %%
 experiment = load_preset("quickstart", ["rounds=40", "seeds=[0]"])
 failed = run_experiment(experiment, folder / "run", jobs=0)
 assert not failed
-records = read_records(folder / "run")
+records = load_results(folder / "run")
 last = records[records["round"] >= 30].groupby("algorithm").accuracy
 print((100 * last.agg(["mean", "std"])).round(1))
 
@@ -74,14 +75,14 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# FedAvg is pulled to and fro by whoever is there. MIFA averages what each client wanted when it was last heard, so
-# that the absent count as they were. MimiC corrects each reply by what the client's direction lacked of the mean,
-# when it was last heard.
+# With FedAvg the model drifts towards the clients of the last round. MIFA averages the last update of every client, so
+# absent clients count with their last update. MimiC corrects each update by the difference between the mean direction
+# and the client's direction in the round in which the client last took part.
 #
-# ## The same by hand
+# ## The same loop by hand
 #
-# Underneath is a loop that you could write around clients of your own. The engine trains; the server averages,
-# remembers and corrects.
+# The experiment runs the following loop, which you could also write around your own clients. The engine trains the
+# clients; the server averages and corrects their updates.
 
 # %%
 import torch
@@ -103,9 +104,9 @@ print(report)
 print(f"accuracy {engine.evaluate(server.x).accuracy:.3f}")
 
 # %% [markdown]
-# ## And then
+# ## Next steps
 #
-# - Make the clients rarer: `load_preset("quickstart", ["participation.p=0.05"])`.
-# - Take other methods: `'algorithms=["FedAvg", "FedVARP", "SCAFFOLD"]'`. [Which method](../methods.md) says which are
-#   meant for what.
-# - The papers' own settings: `fedcore list`, and [the papers' tables](../papers.md).
+# - Reduce participation: `load_preset("quickstart", ["participation.p=0.05"])`.
+# - Try other methods: `'algorithms=["FedAvg", "FedVARP", "SCAFFOLD"]'`. [Which method](../methods.md) explains which
+#   method fits which problem.
+# - Run the papers' settings: see `fedcore list` and [the papers' tables](../papers.md).

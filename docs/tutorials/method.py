@@ -11,23 +11,22 @@
 # ---
 
 # %% [markdown]
-# # A method of one's own
+# # A custom method
 #
-# From a paper's formula to a picture beside FedAvg. The method is FedVARP (Jhunjhunwala et al., UAI 2022), which the
-# package has too, so that we can compare bits at the end.
+# This notebook implements a method from its paper's formula and compares it with FedAvg. The method is FedVARP
+# (Jhunjhunwala et al., UAI 2022). fedcore includes it too, so we can compare the bits at the end.
 #
 # ## The formula
 #
-# A client does plain local steps, and the server has h_i = (x - y_i) / (eta_i K_i), the mean of its gradients. It
-# keeps r_i, the h_i of when the client was last heard, and steps along
+# A client takes plain local steps. The server computes h_i = (x - y_i) / (eta_i K_i), the mean of the client's
+# gradients. It stores r_i, the h_i of the last round in which the client took part. The server steps along
 #
 # v = (1/S) sum over the cohort of (h_i - r_i) + (1/N) sum over all clients of r_i.
 #
 # ## The table
 #
-# In the words of a table: the row becomes h (`row`); an update adds the new row less the old one (`adds`); a total T
-# is kept, the sum of all rows; and a round ends with v = A / S + T / N and T' = T + A, where A is what the updates
-# added.
+# As a table: the new row is h (`row`). An update adds the new row minus the old row to the sum A (`adds`). The server
+# keeps a total T, the sum of all rows. A round ends with v = A / S + T / N and T' = T + A.
 
 # %%
 from dataclasses import dataclass
@@ -54,42 +53,45 @@ class Mine(Algorithm):
 
 
 # %% [markdown]
-# ## A first mistake
+# ## An inconsistent table
 #
-# A table that contradicts itself is refused, with the way out. Here the line that keeps the total was forgotten:
+# fedcore rejects an inconsistent table and explains how to fix it. This table uses a total that it does not keep:
 
 
 # %%
 @dataclass(frozen=True)
-class Forgotten(Mine):
+class Inconsistent(Mine):
     keeps_total = False
 
 
 try:
-    check_algorithm(Forgotten())
+    check_algorithm(Inconsistent())
 except fedcore.errors.AlgorithmError as error:
     print(error)
 
 # %% [markdown]
-# ## Its promises
+# ## Check the method
 #
-# `check_algorithm` plays some fifty small rounds with made-up replies: the bits must not depend on how replies
-# arrive, an aborted round must change nothing, a saved server must go on as one that was not, and the total must
-# follow the rows.
+# `check_algorithm` runs about fifty small rounds with generated updates. It checks that
+#
+# - the bits do not depend on how updates arrive,
+# - an aborted round changes nothing,
+# - a saved server resumes with the same bits,
+# - the total matches the rows.
 
 # %%
 check_algorithm(Mine())
 
 # %% [markdown]
-# ## Is it the paper's?
+# ## Compare it with the paper
 #
-# That is for a transcription in float64, which knows nothing of tables. Ten clients on a quadratic each, three of
-# them in a round:
+# A direct float64 implementation of the paper does not use the table. Each of ten clients has a quadratic loss, and
+# three clients take part in each round:
 
 
 # %%
-def transcription(optima, rounds, eta, steps):
-    """FedVARP as the paper has it, on f_i(x) = |x - a_i|^2 / 2."""
+def reference(optima, rounds, eta, steps):
+    """FedVARP as in the paper, on f_i(x) = |x - a_i|^2 / 2."""
     clients, n = optima.shape
     x, r = np.zeros(n), np.zeros((clients, n))
     for t in range(rounds):
@@ -107,8 +109,8 @@ def transcription(optima, rounds, eta, steps):
     return x
 
 
-def served(algorithm, optima, rounds, eta, steps):
-    """The same by a server."""
+def with_server(algorithm, optima, rounds, eta, steps):
+    """The same with a server."""
     clients, n = optima.shape
     server = fedcore.Server(np.zeros(n, np.float32), algorithm, clients=clients, lr=eta)
     for t in range(rounds):
@@ -123,15 +125,16 @@ def served(algorithm, optima, rounds, eta, steps):
 
 
 optima = np.random.default_rng(7).normal(size=(10, 50))
-due, got = transcription(optima, 200, 0.05, 4), served(Mine(), optima, 200, 0.05, 4)
-print(f"largest difference after 200 rounds: {np.abs(due - got).max():.0e}")
-print("the package's own has the same bits:", np.array_equal(got, served("FedVARP", optima, 200, 0.05, 4)))
+expected, actual = reference(optima, 200, 0.05, 4), with_server(Mine(), optima, 200, 0.05, 4)
+print(f"largest difference after 200 rounds: {np.abs(expected - actual).max():.0e}")
+built_in = with_server("FedVARP", optima, 200, 0.05, 4)
+print("same bits as the built-in method:", np.array_equal(actual, built_in))
 
 # %% [markdown]
-# ## Beside FedAvg
+# ## Compare it with FedAvg
 #
-# By its name in the registry it runs in experiments. (In a program it would be `"module:Mine"`, and nothing need be
-# registered.)
+# To use the method in an experiment from a notebook, register a name for it. A program can use `"module:Mine"` without
+# registration.
 
 # %%
 from pathlib import Path
@@ -139,14 +142,14 @@ from tempfile import mkdtemp
 
 import matplotlib.pyplot as plt
 
-from fedcore.experiment import load_preset, read_records, run_experiment
+from fedcore.experiment import load_preset, load_results, run_experiment
 
 fedcore.algorithms.REGISTRY["Mine"] = Mine
 folder = Path(mkdtemp()) / "run"
 changes = ["rounds=40", "seeds=[0]", 'algorithms=["FedAvg", "Mine"]', "participation.p=0.2"]
 assert not run_experiment(load_preset("quickstart", changes), folder, jobs=0)
 
-records = read_records(folder)
+records = load_results(folder)
 figure, axes = plt.subplots(figsize=(7, 3))
 for name, rows in records.groupby("algorithm"):
     axes.plot(rows["round"], 100 * rows.accuracy, label=name, linewidth=1.2)
@@ -156,7 +159,7 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# ## And then
+# ## Next steps
 #
-# [A method of your own](../own-method.md) has the whole table, with momentum, anchors and second vectors. The same
-# class runs under Flower, NVFlare and the others, on files, and in shards, without another line.
+# [A custom method](../own-method.md) describes the whole table, with momentum, anchors and second vectors. The same
+# class works with Flower, NVFlare and the other adapters, with folders and with shards, without any change.

@@ -11,10 +11,10 @@
 # ---
 
 # %% [markdown]
-# # A server that survives
+# # A server that survives a crash
 #
-# A server whose state is in a folder is killed in the midst of its work, goes on, refuses a liar, and takes a round
-# back.
+# This notebook kills a server during a round, resumes it from its folder, rejects updates of dishonest clients, and
+# rolls a round back.
 
 # %%
 import signal
@@ -35,8 +35,8 @@ state = folder / "state"
 # %% [markdown]
 # ## The program
 #
-# It makes a server, or goes on with the one that is there. Two hundred clients pull at a model of 10,000 numbers;
-# each round hears twenty.
+# The program creates a server or resumes an existing one. It has two hundred clients, a model of 10,000 numbers, and
+# twenty clients in each round.
 
 # %%
 program = folder / "serve.py"
@@ -71,9 +71,9 @@ def serve(rounds, place=state):
 
 
 # %% [markdown]
-# ## Killed
+# ## Kill it
 #
-# `kill -9` as soon as it has told of five rounds, in the midst of another one.
+# Send SIGKILL (`kill -9`) as soon as the program has reported five rounds, during another round.
 
 # %%
 with serve(1000) as running:
@@ -81,26 +81,28 @@ with serve(1000) as running:
         running.stdout.readline()
     running.send_signal(signal.SIGKILL)
 left = fedcore.Server.load(state, storage=Storage(medium="ram"))
-print("rounds are there:", left.round_number >= 5, "and clients are remembered:", len(left.store) > 20)
+print("rounds are saved:", left.round_number >= 5, "and rows are saved:", len(left.store) > 20)
 
 # %% [markdown]
-# ## Going on
+# ## Resume it
 #
-# The same command again. A run that was killed and went on has the bits of one that was not:
+# Run the same command again. The resumed run has the same bits as an uninterrupted one:
 
 # %%
 rounds = left.round_number + 10
-for place in (state, folder / "straight"):
+for place in (state, folder / "uninterrupted"):
     with serve(rounds, place) as running:
         running.communicate()
-killed, straight = (fedcore.Server.load(each, storage=Storage(medium="ram")) for each in (state, folder / "straight"))
-print("the same bits:", killed.x.tobytes() == straight.x.tobytes())
+resumed, uninterrupted = (
+    fedcore.Server.load(each, storage=Storage(medium="ram")) for each in (state, folder / "uninterrupted")
+)
+print("the same bits:", resumed.x.tobytes() == uninterrupted.x.tobytes())
 
 # %% [markdown]
-# ## A liar
+# ## Dishonest clients
 #
-# Numbers that are not finite are refused always, and updates that are far longer than the others where that is asked
-# for.
+# The server always rejects updates with NaN or infinite numbers. With the rule `RejectLong`, it also rejects updates
+# that are much longer than the others.
 
 # %%
 limited = fedcore.Server(np.zeros(100, np.float32), "MIFA", clients=10, lr=0.1, aggregation=[RejectLong(10)])
@@ -112,10 +114,9 @@ for client, reason in round.report.rejected:
     print(client, reason)
 
 # %% [markdown]
-# ## One round back
+# ## Roll back a round
 #
-# What is finite and not too long is believed. If that was a mistake, the folder can take its last round back, as if
-# it had never been:
+# The server accepts a wrong update of normal length. `fedcore store undo` rolls the last round back:
 
 # %%
 with fedcore.Server.load(state) as server:
@@ -131,7 +132,6 @@ print(undone.stdout.strip().replace(str(folder), "..."))
 print("as before:", np.array_equal(fedcore.Server.load(state, storage=Storage(medium="ram")).x, before))
 
 # %% [markdown]
-# ## And then
+# ## Next steps
 #
-# [Operations](../operations.md) has the rest of what an operator meets: full disks, ghosts, export and backups while
-# it runs.
+# [Operations](../operations.md) covers full disks, inactive clients, and exports and backups of a running server.

@@ -1,1 +1,1 @@
-"""fedcore inside other frameworks: one module, or package, for each, which alone imports it."""
+"""Adapters of fedcore to other frameworks: one module or package per framework, which imports only that framework."""

@@ -11,47 +11,52 @@ from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.server.manager import SynchronousServerManager
 from fedlab.utils import MessageCode
 
-from fedcore.adapters.session import add_reply, open_server, rejection_line, silence, with_plain_steps
+from fedcore.adapters.session import (
+    add_reply,
+    open_server,
+    rejection_line,
+    server_options,
+    silence,
+    with_plain_steps,
+)
 from fedcore.algorithms import Algorithm
-from fedcore.arguments import integral, reason_of, shown, whole
 from fedcore.arrays import to_host
 from fedcore.errors import ArrayError, RoundError
-from fedcore.options import Storage
 from fedcore.server import Report, Round, Server, Update
+from fedcore.validation import as_integer, check_integer, rejection_reason, short_repr
 
 
 class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
-    """FedAvg, MIFA, MimiC, FlexibleFedAvg or LocalDescent under FedLab's pipelines and network managers.
+    """FedAvg, MIFA, MimiC, FlexibleFedAvg or LocalDescent for FedLab's pipelines and network managers.
 
-    Each upload is folded in as it comes and forgotten; one that cannot be believed is left out, by client and reason in
-    ``reports``, and the round goes on. An upload is ``[parameters]`` of FedLab's own trainers, or
-    ``[parameters, claims]`` with claims an integer tensor (client, steps, examples). It answers for a client of
-    ``sample_clients`` that has not answered yet; without claims for the first of these, as StandalonePipeline delivers
-    them. Anything else is refused, and answers for nobody: the round ends when each client that was sampled has
-    answered, once, or with the next ``sample_clients``. Claims are float32 where they come over FedLab's network, which
-    knows one dtype an upload, and so exact up to 2^24.
+    An upload is ``[parameters]``, as FedLab's trainers send it, or ``[parameters, claims]``. The claims are an integer
+    tensor (client, steps, examples). Over FedLab's network they become float32, since an upload has one dtype; they are
+    exact up to 2^24. The server does not keep an upload. An invalid upload is rejected, and the round continues;
+    ``reports`` lists the client and the reason.
 
-    Over a network use ``ServerManager``, which ties uploads to the processes that they come from. FedLab's own hands
-    them over without a sender: a trainer that claims to be another one of the sampled is then believed, and methods
-    that keep a row per client need the claims, since uploads come in any order.
+    An upload counts for the sampled client that it claims, or else for the first sampled client without an upload, in
+    the order of StandalonePipeline. Any other upload is rejected. A round ends when each sampled client has sent one
+    upload, or with the next ``sample_clients``.
+
+    Over a network use ``ServerManager``, which knows the sender of each upload. FedLab's own manager does not: a
+    trainer may then claim to be a different sampled client. Methods that keep a row per client need the claims then,
+    since uploads arrive in any order.
 
     Args:
-        model: its parameters are the federated model; FedLab leaves buffers alone.
-        global_round: rounds of the whole run.
-        sample_ratio: the share of the clients that takes part in a round.
+        model: the model whose parameters are federated; FedLab does not send buffers.
+        global_round: the rounds of the whole run.
+        sample_ratio: the share of the clients that take part in a round.
         algorithm: one of ``fedcore.algorithms`` whose clients take plain steps, or its name.
-        lr: the rate of the local steps.
-        steps: K, of an upload without claims (1), and the most that claims may say, unless ``limits`` do.
-        evaluate: called with the model at each ``evaluate()``.
-        storage: as for ``fedcore.Server``; with a folder a later run goes on after the last finished round.
-        options: further arguments of ``fedcore.Server``, and ``client_sizes``, n_k by id.
+        lr: the rate of the local steps, the same for all steps of a round.
+        steps: K of an upload without claims (default: 1), and the maximum that claims may report, unless ``limits`` set
+            ``max_steps``.
+        evaluate: a function of the model, which ``evaluate()`` calls.
+        options: ``client_sizes`` (n_k by id), and further arguments of ``fedcore.Server`` except ``max_staleness``:
+            FedLab delivers no late replies. With ``storage`` a later run resumes after the last finished round.
 
     Attributes:
-        server: the ``fedcore.Server``, once FedLab has said how many clients there are.
+        server: the ``fedcore.Server``, from the first round on.
         reports: the ``Report`` of each round.
-
-    Raises:
-        RangeError: the method's clients take no plain steps, or ``lr`` differs between the steps of a round.
     """
 
     def __init__(
@@ -64,19 +69,18 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         lr: float,
         steps: int | None = None,
         evaluate: Callable[[torch.nn.Module], Any] | None = None,
-        storage: Storage | str | None = None,
         logger: Any = None,
         **options: Any,
     ) -> None:
         super().__init__(model, global_round, sample_ratio, logger=logger)
         self._algorithm, self._steps, self._evaluate = with_plain_steps(algorithm, lr), steps, evaluate
-        self._options = {**options, "lr": lr, "storage": Storage.of(storage), "steps": steps}
+        self._options = server_options({**options, "lr": lr, "steps": steps}, "FedLab")
         self.server: Server | None = None
         self.reports: list[Report] = []
         self._round: Round | None = None
         self._sampled: tuple[int, ...] = ()
-        self._due: dict[int, None] = {}  # of the sampled, in order, those who have not answered
-        self._strays: set[int] = set()  # whose names the round has refused already: each once, however often it comes
+        self._waiting: dict[int, None] = {}  # the sampled clients without an upload, in order
+        self._strays: set[int] = set()  # clients whose stray upload the report already lists
 
     @property
     def downlink_package(self) -> list[torch.Tensor]:
@@ -85,77 +89,66 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         return [self.model_parameters]
 
     def sample_clients(self) -> list[int]:
-        """FedLab's draw, which also says whose the round's uploads are; a round that is open ends with who answered."""
+        """Finish an open round with the uploads so far, and return FedLab's draw."""
         self._start()
-        if self._round is not None:
-            self.global_update([])
+        self.global_update([])
         sampled: list[int] = super().sample_clients()
-        self._sampled, self._due = tuple(sampled), dict.fromkeys(sampled)
+        self._sampled, self._waiting = tuple(sampled), dict.fromkeys(sampled)
         return sampled
 
     def load(self, payload: list[torch.Tensor], sender: "Sender | None" = None) -> bool:
-        """Fold an upload in; whether it was the round's last, which finishes the round.
+        """Add an upload to the round; return whether it was the last upload, which finishes the round.
 
-        Args:
-            sender: who it came from, where that is known (``ServerManager``).
+        ``ServerManager`` passes the process that sent the upload.
         """
         server = self._start()
         try:
             update = self._update(payload, sender)
-            if not self._due:
-                raise RoundError(f"client: expected none, since no upload is waited for, got {update.client!r}")
-        except Exception as error:  # whatever reading the upload raises
-            self._warn(reason_of(error), sender)
+            if not self._waiting:
+                raise RoundError(f"client: unexpected upload of client {update.client!r}; no sampled client is pending")
+        except Exception as error:  # a hostile upload can raise any exception
+            self._warn(rejection_reason(error), sender)
             return False
         if self._round is None:
             self._round = server.open_round()
-        if stray := self._answer(self._round, update):
-            self._warn(stray, sender)
-        if self._due:
+        client = update.client
+        if client in self._waiting:
+            del self._waiting[int(client)]
+            add_reply(self._round, client, lambda: update)
+        else:
+            state = "has already answered" if client in self._sampled else "was not sampled"
+            reason = f"client: {client!r} {state}"
+            self._warn(reason, sender)
+            if 0 <= int(client) < self.num_clients and client not in self._strays:
+                self._strays.add(int(client))
+                self._round.reject(client, reason)
+        if self._waiting:
             return False
         self.global_update([])
         return True
 
     def _warn(self, reason: str, sender: "Sender | None") -> None:
-        whose = "" if sender is None else f" from process {sender.rank}"
-        self._LOGGER.warning(f"an upload of round {self.round}{whose}: {reason}")
-
-    def _answer(self, round: Round, update: Update) -> str | None:
-        """Let an upload answer for its client.
-
-        Returns:
-            The reason if the client was not sampled, or has answered already; where there is one, the report has it
-            too.
-        """
-        client = update.client
-        if client in self._due:
-            del self._due[int(client)]
-            add_reply(round, client, lambda: update)
-            return None
-        due = "one that has not answered" if client in self._sampled else "one that was sampled"
-        reason = f"client: expected {due}, got an upload that claims to be {client!r}'s"
-        if 0 <= int(client) < self.num_clients and client not in self._strays:
-            self._strays.add(int(client))
-            round.reject(client, reason)
-        return reason
+        process = "" if sender is None else f" from process {sender.rank}"
+        self._LOGGER.warning(f"rejected an upload of round {self.round}{process}: {reason}")
 
     def global_update(self, buffer: Any) -> None:
-        """Finish the round; the uploads are folded in already."""
-        if self._round is not None and self.server is not None:
-            opened, self._round, silent = self._round, None, [*self._due]
-            self._sampled, self._due, self._strays = (), {}, set()
-            self.reports.append(report := opened.finish())
-            if silent:
-                self._LOGGER.info(f"round {report.round}: {silence(silent)}")
-            if line := rejection_line(report):
-                self._LOGGER.warning(line)
-            self._show(self.server)
+        """Finish an open round, which already contains the uploads."""
+        if self._round is None or self.server is None:
+            return
+        opened, self._round, silent = self._round, None, [*self._waiting]
+        self._sampled, self._waiting, self._strays = (), {}, set()
+        self.reports.append(report := opened.finish())
+        if silent:
+            self._LOGGER.info(f"round {report.round}: {silence(silent)}")
+        if line := rejection_line(report):
+            self._LOGGER.warning(line)
+        self._show(self.server)
 
     def setup_optim(self) -> None:
-        """Do nothing: the method's options are arguments of ``__init__``."""
+        """Do nothing, since the method's options are arguments of ``__init__``."""
 
     def evaluate(self) -> Any:
-        """Return the result of the caller's function on the model."""
+        """Return the result of the argument ``evaluate`` on the model."""
         return None if self._evaluate is None else self._evaluate(self.model)
 
     def _start(self) -> Server:
@@ -166,121 +159,100 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         return self.server
 
     def _show(self, server: Server) -> None:
-        """Give FedLab the server's model, and the number of its rounds."""
         self.round = server.round_number
         self.set_model(torch.from_numpy(np.array(to_host(server.x))).to(self.model_parameters.dtype))
 
     def _update(self, payload: Any, sender: "Sender | None") -> Update:
-        """An upload as a round takes it, whose parameters and numbers are checked there.
-
-        Raises:
-            ArrayError: its claims are not three integers.
-            RoundError: the client is none of the sender's.
-        """
+        """Return the update in an upload; the round checks its parameters and numbers."""
+        # A message's memory is not shared, but FedLab's pipelines may reuse theirs.
+        keep = sender is not None
         try:
             y, *rest = payload if isinstance(payload, list | tuple) else [payload]
-        except Exception:  # an empty list, or one of a class that raises
+        except Exception:  # an empty list, or a list of a hostile class
             y, rest = payload, []
         if not rest:
-            own = self._due if sender is None else [client for client in self._due if client in sender.clients]
-            return Update(next(iter(own), -1), y, self._steps or 1, keep=sender is not None)
+            own = self._waiting if sender is None else [client for client in self._waiting if client in sender.clients]
+            return Update(next(iter(own), -1), y, self._steps or 1, keep=keep)
         try:
             claims = np.asarray(rest[0])
-            if claims.dtype.kind not in "iuf" or claims.size != 3:
-                raise ValueError(f"got {claims.dtype}[{claims.size}]")
-            client, steps = (_whole(number) for number in claims.reshape(-1).tolist()[:2])
-            examples = integral(claims.reshape(-1).tolist()[2])
-        except Exception as error:  # whatever the class of what came says
-            due = "three numbers (client, steps, examples)"
-            raise ArrayError(f"claims: expected {due}, got {type(rest[0]).__name__}: {shown(error)}") from None
-        # No other code has the memory of a message. FedLab's own handler copies any upload that it holds.
-        name = client if sender is None else sender.id_of(client)
-        return Update(name, y, steps, examples, keep=sender is not None)
-
-
-def _whole(number: float) -> int:
-    """An integer, as a float too: FedLab's network makes all tensors of an upload of one dtype.
-
-    Raises:
-        ValueError, OverflowError: it is none.
-    """
-    if number != int(number):
-        raise ValueError(f"got {number}")
-    return int(number)
+        except Exception as error:  # a hostile class can raise any exception
+            raise ArrayError(f"claims: cannot be read: {short_repr(error)}") from None
+        if claims.dtype.kind not in "iuf" or claims.size != 3:
+            described = f"{str(claims.dtype)[:40]}[{claims.size}]"
+            raise ArrayError(f"claims: must be three integers (client, steps, examples), not {described}")
+        client, steps, examples = (as_integer(number) for number in claims.reshape(-1).tolist())
+        if not isinstance(client, int) or not isinstance(steps, int):
+            raise ArrayError(f"claims: the client {client} and the steps {steps} must be integers")
+        return Update(client if sender is None else sender.id_of(client), y, steps, examples, keep=keep)
 
 
 @dataclass(frozen=True)
 class Sender:
-    """A process, and its clients.
+    """A process that sends uploads, and its clients.
 
     Attributes:
-        rank: its number in the group.
-        clients: the ids of its clients, which ``sample_clients`` draws.
-        is_local: whether it calls them 0, 1, ... and not by their ids.
+        rank: the process's number in the group.
+        clients: the ids of its clients, as ``sample_clients`` returns them.
+        is_local: whether the process numbers its clients 0, 1, ... instead of using their ids.
     """
 
     rank: int
     clients: range
     is_local: bool
 
-    def id_of(self, said: int) -> int:
-        """The id of what the process calls a client.
-
-        Raises:
-            RoundError: it has no such client.
-        """
-        client = self.clients.start + said if self.is_local else said
+    def id_of(self, number: int) -> int:
+        """Return the id of a client from the process's number; raise RoundError if the process lacks this client."""
+        client = self.clients.start + number if self.is_local else number
         if client not in self.clients:
-            raise RoundError(f"client: expected one of its own, got an upload that claims to be {said!r}'s")
+            raise RoundError(f"client: process {self.rank} sent an upload of client {number!r}, which it does not have")
         return client
 
 
 class ServerManager(SynchronousServerManager):  # type: ignore[misc, unused-ignore]
-    """FedLab's synchronous manager around a ``ServerHandler``, but that a process answers for its own clients alone.
+    """FedLab's synchronous manager for a ``ServerHandler``; a process can send uploads only for its own clients.
 
-    An upload without claims answers for the next client of the process that it came from; one with claims for the
-    client that it names, as the process was told it (by ``mode``). One that names a client of another process is
-    refused, in the log by the process's rank, and so is a message without an upload. The rank is what FedLab says; the
-    upload itself is read from that process's connection, so that nobody speaks in another's name. FedLab knows no
-    timeouts: the round waits for the clients of a process whose uploads were refused so. Everybody in the
-    group can still end the run of all: FedLab's network takes a header for what it says.
+    An upload without claims counts for the next client of its process. An upload with claims counts for the client that
+    it names, by id or by the process's own number (``mode``). The manager rejects an upload that names a client of a
+    different process, and a message without an upload; the log lists the rank. FedLab reads each upload from the
+    connection of its rank, so a process cannot impersonate a different process.
+
+    FedLab has no timeouts: a round waits for the clients of a process whose uploads were rejected. FedLab's network
+    does not authenticate headers, so any process of the group can end the run.
 
     Args:
-        network, handler, mode, logger: FedLab's, the handler a ``ServerHandler``.
-        max_clients: the most clients that a process may say that it has; FedLab believes any number, and a share of
-            each round goes by it.
-
-    Raises (at ``setup``):
-        RangeError: a process says that it has none, or too many.
+        network, mode, logger: as for FedLab's manager.
+        handler: a ``ServerHandler``.
+        max_clients: the maximum number of clients that a process may report. FedLab itself sets no limit, and a
+            process's share of each round grows with this number.
     """
 
     def __init__(
         self, network: Any, handler: ServerHandler, mode: str = "LOCAL", logger: Any = None, *, max_clients: int = 10**6
     ) -> None:
         super().__init__(network, handler, mode, logger)
-        self._most = max_clients
+        self._max_clients = max_clients
 
     def setup(self) -> None:
-        """Connect to everybody, who say how many clients they have."""
+        """Connect to the processes; raise RangeError if a process reports no clients or more than ``max_clients``."""
         super().setup()
         self._senders: dict[int, Sender] = {}
         first = 0
         for rank, number in self.coordinator.map.items():
-            number = whole(f"clients of process {rank} (max_clients)", integral(number), 1, self._most)
+            number = check_integer(f"clients of process {rank} (max_clients)", as_integer(number), 1, self._max_clients)
             self.coordinator.map[rank] = number
             self._senders[rank] = Sender(rank, range(first, first + number), self.mode == "LOCAL")
             first += number
         self._handler.num_clients = first
 
     def main_loop(self) -> None:
-        """Rounds until the handler has had enough; in each everybody sampled answers."""
+        """Run rounds until the handler stops; each round waits for all sampled clients."""
         while not self._handler.if_stop:
-            threading.Thread(target=self.activate_clients).start()  # FedLab's way: a process may answer meanwhile
-            ended = False
-            while not ended:
+            threading.Thread(target=self.activate_clients).start()  # as in FedLab, since a process may reply meanwhile
+            is_finished = False
+            while not is_finished:
                 rank, code, payload = self._network.recv()
                 sender = self._senders.get(rank)
                 if code is MessageCode.ParameterUpdate and payload is not None and sender is not None:
-                    ended = self._handler.load(payload, sender)
+                    is_finished = self._handler.load(payload, sender)
                 else:
-                    self._LOGGER.warning(f"process {rank}: expected an upload, got {shown(code)}")
+                    self._LOGGER.warning(f"process {rank}: sent {short_repr(code)} instead of an upload")

@@ -1,4 +1,4 @@
-"""The server algorithms, one file each; a new one is a file and a row in REGISTRY, or a class of one's own."""
+"""The server algorithms and their registry. A new algorithm is a subclass of ``Algorithm``."""
 
 from inspect import isclass, signature
 from typing import Any
@@ -16,38 +16,23 @@ from fedcore.algorithms.base import (
     check_step,
     check_table,
     check_weights,
-    is_made_here,
+    is_computed_locally,
 )
 from fedcore.algorithms.controls import SCAFFOLD, SCAFFOLDM, SCAFFOLDMVR, FedDyn
 from fedcore.algorithms.memory import MIFA, FedStale, FedVARP, MimiC
 from fedcore.algorithms.momentum import MBSTORM, FedAvgM, FedAvgMVR
 from fedcore.errors import UnknownNameError
 from fedcore.kernels import Linear, Terms
-from fedcore.registries import Registry
+from fedcore.validation import Registry
 
-_ROWS: dict[str, type[Algorithm]] = {
-    "FedAvg": FedAvg,
-    "FedAvgM": FedAvgM,
-    "FedAvgMVR": FedAvgMVR,
-    "FedDyn": FedDyn,
-    "FedExP": FedExP,
-    "FedNova": FedNova,
-    "FedStale": FedStale,
-    "FedVARP": FedVARP,
-    "FedProx": FedProx,
-    "FlexibleFedAvg": FlexibleFedAvg,
-    "LocalDescent": LocalDescent,
-    "MBSTORM": MBSTORM,
-    "MIFA": MIFA,
-    "MimiC": MimiC,
-    "SCAFFOLD": SCAFFOLD,
-    "SCAFFOLDM": SCAFFOLDM,
-    "SCAFFOLDMVR": SCAFFOLDMVR,
-}
+_METHODS: tuple[type[Algorithm], ...] = (
+    *(FedAvg, FedAvgM, FedAvgMVR, FedDyn, FedExP, FedNova, FedStale, FedVARP, FedProx, FlexibleFedAvg, LocalDescent),
+    *(MBSTORM, MIFA, MimiC, SCAFFOLD, SCAFFOLDM, SCAFFOLDMVR),
+)
 REGISTRY: Registry[type[Algorithm]] = Registry(
     "algorithm",
-    _ROWS,
-    due="a subclass of fedcore.algorithms.Algorithm",
+    {method.__name__: method for method in _METHODS},
+    expected="a subclass of fedcore.algorithms.Algorithm",
     fits=lambda row: isclass(row) and issubclass(row, Algorithm) and row is not Algorithm,
     group="fedcore.algorithms",
 )
@@ -55,11 +40,7 @@ REGISTRY: Registry[type[Algorithm]] = Registry(
 
 
 def named(name: str, **options: Any) -> Algorithm:
-    """The algorithm of that name: one of ``REGISTRY``, an entry point's, or ``module:Name`` of one's own.
-
-    Raises:
-        UnknownNameError: there is none, or it has no such option.
-    """
+    """Return the algorithm with a name: a key of ``REGISTRY``, an entry point, or ``module:Name``."""
     method = REGISTRY.find(name)
     known = signature(method).parameters
     for option in options:
@@ -100,6 +81,6 @@ __all__ = [
     "check_step",
     "check_table",
     "check_weights",
-    "is_made_here",
+    "is_computed_locally",
     "named",
 ]

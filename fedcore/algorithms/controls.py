@@ -1,4 +1,4 @@
-"""Methods whose clients step along control variates: SCAFFOLD, its momentum forms, and FedDyn."""
+"""Methods whose clients correct their local steps by control variates."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -13,23 +13,21 @@ from fedcore.algorithms.base import (
     H,
     Placement,
     Step,
-    choose,
 )
-from fedcore.arguments import real
 from fedcore.kernels import Linear, Terms
 
 # SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020.
 #
-# Written as in Cheng et al., "Momentum Benefits Non-IID Federated Learning Simply and Provably", ICLR 2024. The
-# MimiC paper (arXiv 2306.12212) writes its baseline with c from the gradients of this round's cohort at x (eq. 18); its
-# experiments are taken to be of the method as published.
+# The notation is that of Cheng et al., "Momentum Benefits Non-IID Federated Learning Simply and Provably", ICLR 2024.
+# The MimiC paper (arXiv 2306.12212) defines its SCAFFOLD baseline with a c from the gradients of the current cohort at
+# x (eq. 18). We assume that its experiments used the published SCAFFOLD.
 
 
 Control: TypeAlias = Literal["derived", "sent"]
 
 
 class ControlVariates(Algorithm):
-    """Rows are the clients' control variates c_i, and T their sum; ``placement`` is an option of such a method."""
+    """Base class: rows are the control variates c_i, and T is their sum. Subclasses have the option ``placement``."""
 
     placement: Placement
 
@@ -37,37 +35,34 @@ class ControlVariates(Algorithm):
     keeps_total = True
     total_is_whole = True
     anchor = "offset"
-
-    def __post_init__(self) -> None:
-        choose("control", self.control, ("derived", "sent"))
-        choose("placement", self.placement, ("server", "client"))
+    _choices = (("control", ("derived", "sent")), ("placement", ("server", "client")))
 
     @property
     def second_vector(self) -> str | None:
-        """raw_i, or c_i+ - c_i from a client that keeps it."""
+        """raw_i with "sent"; c_i+ - c_i if clients keep c_i; else None."""
         if self.placement == "client":
             return ROW_CHANGE
         return MEAN_GRADIENT if self.control == "sent" else None
 
     @property
     def total_sums_rows(self) -> bool:
-        """c sums the rows that the server keeps."""
+        """Whether the server keeps the rows."""
         return self.placement == "server"
 
     @property
     def row(self) -> Terms:
-        """c_i+ = raw_i = (h_i - offset) / a + c_i, the offset without the row's part."""
+        """c_i+ = raw_i = (h_i - offset) / a + c_i, where the offset excludes the row's term."""
         if self.second_vector is not None:
             return NOTHING
         return Terms(h=1 / self.direction.a, r=1, q=-1 / self.direction.a)
 
     @property
     def adds(self) -> Terms:
-        """h_i, or raw_i - c_i."""
+        """h_i, or raw_i - c_i with "derived"."""
         return H if self.second_vector is not None else Terms(row=1, r=-1)
 
     def step(self, cohort: Cohort) -> Step:
-        """v = the mean of h_i, and T' = the sum of all rows; c = T / N.
+        """v = mean of h_i, T' = sum of all rows, c = T / N.
 
         With "derived", A = sum of (raw_i - c_i), and h_i = a (raw_i - c_i) + a c + from_momentum g.
         """
@@ -81,16 +76,15 @@ class ControlVariates(Algorithm):
 class SCAFFOLD(ControlVariates):
     """A client steps along grad(y) - c_i + c; v = (1/S) sum of h_i; c_i+ = raw_i; c = (1/N) sum over ALL i of c_i.
 
-    raw_i is the mean of the client's gradients before the correction (Option II of the original gives the same). Rows
-    and c are zero at first unless ``Server.warm_start`` says otherwise, and c moves by 1/N, not 1/S.
+    raw_i is the mean of the client's uncorrected gradients (equal to Option II of the original). Rows and c start at
+    zero, or from ``Server.warm_start``. c changes by 1/N (not 1/S) times the sum of the cohort's row changes.
 
     Args:
-        control: "derived": clients send y alone, as in FedAvg, and raw_i = h_i + c_i - c follows from it, since the
-            server knows the offset that it sent. That needs plain steps: weight decay counts as part of the gradient,
-            but there is no local momentum, clipping or proximal term. "sent": clients send raw_i as a second vector,
-            ``control``.
-        placement: "client": each client keeps its own c_i, adds -c_i to the offset, and sends c_i+ - c_i as
-            ``control``; the server holds no rows.
+        control: "derived" or "sent". With "derived", clients send only y, as in FedAvg, and the server computes
+            raw_i = h_i + c_i - c. This requires plain local steps without momentum, clipping or a proximal term; weight
+            decay counts as part of the gradient. With "sent", clients send raw_i as a second vector, ``control``.
+        placement: "server" or "client". With "client", each client keeps its c_i, adds -c_i to the offset, and sends
+            c_i+ - c_i as ``control``; the server has no rows.
     """
 
     control: Control = "derived"
@@ -99,8 +93,7 @@ class SCAFFOLD(ControlVariates):
     direction = Direction(from_row=-1, from_mean=1)
 
 
-# SCAFFOLD-M and SCAFFOLD-M-VR: Cheng et al., "Momentum Benefits Non-IID Federated Learning Simply and Provably".
-#
+# SCAFFOLD-M and SCAFFOLD-M-VR: Cheng et al., "Momentum Benefits Non-IID Federated Learning Simply and Provably",
 # ICLR 2024, arXiv 2306.16504, Algorithms 2 and 4.
 
 
@@ -111,9 +104,9 @@ class SCAFFOLDM(ControlVariates):
     With "derived" controls raw_i = (h_i - (1 - beta) g) / beta + c_i - c.
 
     Args:
-        beta: in (0, 1]; 1 is SCAFFOLD.
-        control, placement: as for SCAFFOLD.
-        reparameterised: as for FedAvgM: a client steps along grad(y) - c_i + c + (1 - beta) g.
+        beta: a number in (0, 1]. With 1 this is SCAFFOLD.
+        control, placement: as for ``SCAFFOLD``.
+        reparameterised: as for ``FedAvgM``. A client then steps along grad(y) - c_i + c + (1 - beta) g.
     """
 
     beta: float = 0.1
@@ -121,9 +114,7 @@ class SCAFFOLDM(ControlVariates):
     placement: Placement = "server"
     reparameterised: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        real("beta", self.beta, "(0, 1]")
+    _intervals = (("beta", "(0, 1]"),)
 
     @property
     def direction(self) -> Direction:
@@ -136,20 +127,18 @@ class SCAFFOLDM(ControlVariates):
 class SCAFFOLDMVR(ControlVariates):
     """A client steps along grad(y; xi) - beta (c_i - c) + (1 - beta) (g - grad(x_{t-1}; xi)).
 
-    c_i+, c, g+ and x' as in SCAFFOLD-M. The mean raw gradient does not follow from y here, so clients send it as
-    ``control``.
+    c_i+, c, g+ and x' are those of SCAFFOLD-M. The server cannot compute the mean raw gradient from y, so clients send
+    it as ``control``.
 
     Args:
-        beta: in (0, 1]; 1 is SCAFFOLD.
-        placement: as for SCAFFOLD.
+        beta: a number in (0, 1]. With 1 this is SCAFFOLD.
+        placement: as for ``SCAFFOLD``.
     """
 
     beta: float = 0.1
     placement: Placement = "server"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        real("beta", self.beta, "(0, 1]")
+    _intervals = (("beta", "(0, 1]"),)
 
     @property
     def direction(self) -> Direction:
@@ -166,11 +155,11 @@ class FedDyn(Algorithm):
     """A client steps along grad(y) - l_i + alpha (y - x), and then l_i' = l_i + alpha (x - y_i).
 
     The server keeps H' = H + (alpha/N) sum over the cohort of (x - y_i), and x' = (1/S) sum of y_i - H' / alpha. Rows
-    are r_i = l_i / alpha, lengths of models, so that H / alpha is the mean of ALL rows, T / N. At a fixed point l_i is
-    client i's gradient there, and their sum is zero.
+    are r_i = l_i / alpha, in the unit of models. So H / alpha is the mean of ALL rows, T / N. At a fixed point l_i is
+    client i's gradient, and the sum of all l_i is zero.
 
     Args:
-        alpha: the weight of the regulariser, > 0; the paper takes 0.1, 0.01 and 0.001.
+        alpha: the weight of the regulariser, > 0. The paper uses 0.1, 0.01 and 0.001.
     """
 
     alpha: float = 0.1
@@ -182,9 +171,7 @@ class FedDyn(Algorithm):
     total_is_whole = True
     unit = "model"
     takes_server_rate = False
-
-    def __post_init__(self) -> None:
-        real("alpha", self.alpha, "(0, 1e6]")
+    _intervals = (("alpha", "(0, 1e6]"),)
 
     @property
     def direction(self) -> Direction:

@@ -1,4 +1,4 @@
-"""Methods that keep each client's last mean gradient on the server: MIFA, MimiC and their relatives."""
+"""Methods that store each client's last mean gradient on the server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,27 +6,27 @@ from typing import Literal
 
 import numpy as np
 
-from fedcore.algorithms.base import NOTHING, Algorithm, Claims, Cohort, H, Placement, Step, Unit, choose
-from fedcore.arguments import real, whole
+from fedcore.algorithms.base import NOTHING, Algorithm, Claims, Cohort, H, Placement, Step, Unit
 from fedcore.arrays import F64
 from fedcore.errors import RangeError
 from fedcore.kernels import Linear, Terms
+from fedcore.validation import check_integer, check_number
 
 # MIFA: Gu et al., "Fast Federated Learning in the Presence of Arbitrary Device Unavailability", NeurIPS 2021.
 
 
 @dataclass(frozen=True)
 class MIFA(Algorithm):
-    """x' = x - gamma v, v = (1/N) sum over ALL clients of the last mean gradient heard from each.
+    """x' = x - gamma v, v = (1/N) sum over ALL clients of the last mean gradient accepted from each.
 
-    The total T is the sum of all rows, in float64: T' = T + sum over the cohort of (h_i - r_i), v = T' / N. Rows are
-    gradients: no rate multiplies them, so today's rate multiplies old ones too. A round without clients still steps
-    along the remembered mean. T follows the rows to float64 rounding, so a row 10^16 times the others' length leaves a
-    trace of it behind; with ``Server(accumulate="exact")`` T is their sum to the last bit, and nothing leaves one.
+    The total T is the float64 sum of all rows: T' = T + sum over the cohort of (h_i - r_i), v = T' / N. Rows are
+    gradients without a rate, so the current rate multiplies old rows too. A round without clients still steps along the
+    stored mean. T has float64 rounding errors, so a row with 10^16 times the norm of the others leaves an error in T.
+    With ``Compute(accumulator="exact")`` T is the exact sum.
 
     Args:
-        wait: x stays until each client was heard once (the paper's form; rows fill and rounds count meanwhile).
-            False starts at once, from rows of zero.
+        wait: whether x stays unchanged until every client was accepted once, as in the paper. Rows and round numbers
+            still change. If False, x changes from the first round on, and missing rows are zero.
     """
 
     wait: bool = True
@@ -43,35 +43,33 @@ class MIFA(Algorithm):
         return Step(v=Linear(A=1 / cohort.N, T=1 / cohort.N), T=Linear(T=1, A=1))
 
     def moves(self, cohort: Cohort) -> bool:
-        """Once every client has a row, where x waits for that."""
+        """Whether every client has a row, or ``wait`` is False."""
         return cohort.rows == cohort.N or not self.wait
 
 
-# MimiC: Sun, Mao, Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central Updates", 2023.
-#
-# arXiv 2306.12212, Algorithm 1.
+# MimiC: Sun, Mao, Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central Updates",
+# 2023, arXiv 2306.12212, Algorithm 1.
 
 
 @dataclass(frozen=True)
 class MimiC(Algorithm):
-    """x' = x - gamma v, v_t = (1/S) sum over the cohort of (h_i + c_i); then c_i = v_t - h_i for the clients heard.
+    """x' = x - gamma v, v_t = (1/S) sum over the cohort of (h_i + c_i); then c_i = v_t - h_i for the accepted clients.
 
-    A client's correction is c_i = v[t_i] - r_i, t_i the round in which it was last heard and r_i its h_i of then; a
-    client never heard has c_i = 0. So an update adds h_i - r_i + v[t_i].
+    A client's correction is c_i = v[t_i] - r_i, where t_i is the last round that accepted the client and r_i is its h_i
+    of that round. A client that was never accepted has c_i = 0. So an update adds h_i - r_i + v[t_i].
 
-    The corrections of all clients sum to zero, and the limit depends on it. The total T holds their sum C as stored,
-    in float64, and v subtracts C / N: no change in exact arithmetic, and rounding cannot accumulate.
+    The method's limit requires that the corrections of all clients sum to zero. T is C, the float64 sum of the stored
+    corrections. In exact arithmetic C is zero; v subtracts C / N so that rounding errors do not accumulate.
 
     Args:
-        units: "gradient": rows and corrections are mean gradients, which today's rate multiplies. "update": they are
-            differences of models, in which the rate of their round stays, as in the authors' public code; the curves
-            differ where the rate decays, and there is no server rate.
-        placement: "client": each client keeps its c_i and sends h_i + c_i (as its "gradient"; the model that it would
-            have reached, x - eta K (h_i + c_i), says the same), and after the round sets c_i = v - h_i with
-            ``Server.v``. The server only averages, so secure aggregation stays possible; the corrections' sum, which
-            it does not see, is not centred.
-        history: the server keeps the directions v[t] of so many rounds that rows refer to, and folds older ones into
-            their rows (r - v[t] in place of r and v[t]). Fewer take less memory, and rewrite more rows.
+        units: "gradient" or "update". With "gradient", rows and corrections are mean gradients, and the current rate
+            multiplies them. With "update" they are model differences, which contain the rate of their round, as in the
+            authors' public code. The results then differ if the rate decays, and a server rate is not allowed.
+        placement: "server" or "client". With "client", each client keeps its c_i. It sends h_i + c_i (as its
+            "gradient", or as the model x - eta K (h_i + c_i)), and after the round sets c_i = v - h_i from
+            ``Server.v``. The server only averages, so secure aggregation is possible, but v cannot subtract C / N.
+        history: the number of rounds whose v[t] the server keeps. In a row that refers to an older round, r - v[t]
+            replaces r and v[t]. A smaller number needs less memory but rewrites more rows.
     """
 
     units: Literal["gradient", "update"] = "gradient"
@@ -79,15 +77,17 @@ class MimiC(Algorithm):
     history: int = 64
 
     anchor = "v[t]"
+    averaging_option = 'units="update"'
+    total_is_whole = True  # C' = C - A + S v
+    _choices = (("units", ("gradient", "update")), ("placement", ("server", "client")))
 
     def __post_init__(self) -> None:
-        whole("history", self.history, 1, 2**31)
-        choose("units", self.units, ("gradient", "update"))
-        choose("placement", self.placement, ("server", "client"))
+        super().__post_init__()
+        check_integer("history", self.history, 1, 2**31)
 
     @property
     def most_history(self) -> int:
-        """The option."""
+        """The option ``history``."""
         return self.history
 
     @property
@@ -97,37 +97,24 @@ class MimiC(Algorithm):
 
     @property
     def adds(self) -> Terms:
-        """h_i + c_i: h_i - r_i + v[t_i], which clients that keep their c_i have done."""
+        """h_i + c_i = h_i - r_i + v[t_i]; h if each client keeps its c_i and sends h_i + c_i."""
         return H if self.placement == "client" else Terms(row=1, r=-1, q=1)
 
     @property
     def keeps_total(self) -> bool:
-        """C, where the server knows the corrections."""
+        """Whether the server keeps C, the sum of the corrections."""
         return self.placement == "server"
 
-    @property
-    def total_sums_rows(self) -> bool:
-        """C sums the corrections."""
-        return self.placement == "server"
-
-    @property
-    def total_is_whole(self) -> bool:
-        """C' = C - A + S v."""
-        return True
+    total_sums_rows = keeps_total
 
     @property
     def unit(self) -> Unit:
-        """h is x - y in units of updates."""
+        """The unit "model" for ``units="update"``, else "gradient"."""
         return "model" if self.units == "update" else "gradient"
 
     @property
-    def averaging_option(self) -> str:
-        """Units of updates."""
-        return 'units="update"'
-
-    @property
     def takes_server_rate(self) -> bool:
-        """Not in units of updates."""
+        """Whether ``units`` is "gradient"."""
         return self.units == "gradient"
 
     def step(self, cohort: Cohort) -> Step:
@@ -145,8 +132,8 @@ class MimiC(Algorithm):
 class FedVARP(Algorithm):
     """x' = x - gamma v, v = (1/S) sum over the cohort of (h_i - r_i) + (1/N) sum over ALL clients of r_i; r_i' = h_i.
 
-    A client that is not heard is stood for by its last mean gradient r_i, zero if it was never heard; the cohort
-    corrects the mean of those. A round without clients changes nothing.
+    r_i is client i's last mean gradient, initially zero; it replaces the gradient of an absent client. A round without
+    clients changes nothing.
     """
 
     row = Terms(h=1)
@@ -156,12 +143,11 @@ class FedVARP(Algorithm):
     total_is_whole = True
 
     def step(self, cohort: Cohort) -> Step:
-        """v = A / S + T / N, T of before the round; T' = T + A."""
+        """v = A / S + T / N, with T before the round; T' = T + A."""
         return Step(v=Linear(A=1 / cohort.S, T=1 / cohort.N), T=Linear(T=1, A=1))
 
 
-# FedStale: Rodio, Neglia, "FedStale: leveraging stale client updates in federated learning", 2024.
-#
+# FedStale: Rodio, Neglia, "FedStale: leveraging stale client updates in federated learning", 2024,
 # arXiv 2405.04171.
 
 
@@ -169,15 +155,16 @@ class FedVARP(Algorithm):
 class FedStale(Algorithm):
     """x' = x - gamma v, v = (1/N) [sum over the cohort of (h_i - beta r_i) / p_i + beta sum over ALL clients of r_i].
 
-    p_i is the chance that client i is heard in a round, r_i its last mean gradient (r_i' = h_i). ``beta`` weighs what
-    is remembered: 0 is FedAvg without the bias of uneven chances, 1 is FedVARP. The sum over all is of before the
-    round.
+    p_i is the probability that client i takes part in a round. r_i is its last mean gradient (r_i' = h_i). The sum over
+    all clients uses the rows before the round.
 
     Args:
-        beta: in [0, 1].
-        chances: p_i, where they are known: one number in (0, 1] for all, or one for each of the clients 0..N-1; a round
-            without clients then steps along what is remembered. None takes S / N, and such a round changes nothing. A
-            client that has none, as one that arrives, ends the round: make a server with its chance first.
+        beta: the weight of the stored gradients, in [0, 1]. With 0 this is FedAvg without the bias of unequal
+            probabilities; with 1 it is FedVARP.
+        chances: p_i as one number in (0, 1] for all clients, or one number for each of the clients 0..N-1. A round
+            without clients then steps along the stored gradients. A client without a chance, such as a new client,
+            makes the round fail; create a server with its chance first. Default: S / N, and a round without clients
+            changes nothing.
     """
 
     beta: float = 0.5
@@ -187,17 +174,19 @@ class FedStale(Algorithm):
     keeps_total = True
     total_sums_rows = True
     total_is_whole = True
-    sums_changes = True  # A weighs them, T must not
+    sums_changes = True  # T needs the unweighted changes, and A has weighted ones
+    weighs_claims = False  # the chances are the server's own numbers
+    _intervals = (("beta", "[0, 1]"),)
 
     def __post_init__(self) -> None:
-        real("beta", self.beta, "[0, 1]")
+        super().__post_init__()
         if isinstance(self.chances, Sequence):
-            listed = tuple(real("chances", chance, "(0, 1]") for chance in self.chances)
+            listed = tuple(check_number("chances", chance, "(0, 1]") for chance in self.chances)
             if not listed:
-                raise RangeError("chances: expected one for each client, got none: leave it out")
+                raise RangeError("chances: must not be empty; leave it out")
             object.__setattr__(self, "chances", listed)
         elif self.chances is not None:
-            real("chances", self.chances, "(0, 1]")
+            check_number("chances", self.chances, "(0, 1]")
 
     @property
     def adds(self) -> Terms:
@@ -205,17 +194,12 @@ class FedStale(Algorithm):
         return Terms(row=1, r=-self.beta)
 
     @property
-    def weighs_claims(self) -> bool:
-        """False: the chances are the server's own."""
-        return False
-
-    @property
     def steps_without_clients(self) -> bool:
-        """Along beta T / N, where the chances are known."""
+        """Whether the chances are known; x then moves along beta T / N."""
         return self.chances is not None
 
     def weigh(self, claims: Claims) -> F64:
-        """1 / p_i, where they are known."""
+        """1 / p_i, or 1 if p_i is unknown."""
         if self.chances is None:
             return np.ones(len(claims.steps))
         if not isinstance(self.chances, Sequence):
@@ -224,10 +208,13 @@ class FedStale(Algorithm):
         known = range(len(self.chances))
         for client in claims.clients:
             if client not in known:
-                raise RangeError(f"chances: expected one of client {client!r}, got those of the clients 0..{known[-1]}")
+                raise RangeError(
+                    f"chances: has no probability for client {client!r}, only for clients 0..{known[-1]}; create a "
+                    "server with the probabilities of all clients"
+                )
         return 1 / np.array([self.chances[int(client)] for client in claims.clients], np.float64)
 
     def step(self, cohort: Cohort) -> Step:
-        """v = A / N + beta T / N, or A / S + beta T / N; T' = T + B, the sum of all rows."""
-        of_cohort = cohort.S if self.chances is None else cohort.N
-        return Step(v=Linear(A=1 / of_cohort, T=self.beta / cohort.N), T=Linear(T=1, B=1))
+        """v = A / N + beta T / N, or A / S + beta T / N without ``chances``; T' = T + B, the sum of all rows."""
+        divisor = cohort.S if self.chances is None else cohort.N
+        return Step(v=Linear(A=1 / divisor, T=self.beta / cohort.N), T=Linear(T=1, B=1))

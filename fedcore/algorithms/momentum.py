@@ -1,14 +1,13 @@
-"""Methods with a server momentum that clients step along."""
+"""Methods whose clients use the server's momentum in their local steps."""
 
 from dataclasses import dataclass, replace
 
-from fedcore.algorithms.base import Algorithm, Cohort, Direction, Placement, Step, choose
-from fedcore.arguments import real, whole
+from fedcore.algorithms.base import Algorithm, Cohort, Direction, Placement, Step
 from fedcore.kernels import Linear
 from fedcore.simulation.local_rules import OneMinibatch
+from fedcore.validation import check_integer
 
-# FedAvg-M and FedAvg-M-VR: Cheng et al., "Momentum Benefits Non-IID Federated Learning Simply and Provably".
-#
+# FedAvg-M and FedAvg-M-VR: Cheng et al., "Momentum Benefits Non-IID Federated Learning Simply and Provably",
 # ICLR 2024, arXiv 2306.16504, Algorithms 1 and 3.
 
 
@@ -16,51 +15,51 @@ from fedcore.simulation.local_rules import OneMinibatch
 class FedAvgM(Algorithm):
     """A client steps along beta grad(y) + (1 - beta) g; g+ = (1/S) sum of h_i; x' = x - gamma g+.
 
-    This is momentum in the LOCAL steps (Algorithm 1, also known as FedCM). It is not the server momentum that other
-    frameworks call FedAvgM (Hsu et al. 2019): that is FedAvg with ``Server(optimizer=SGD(momentum=...))``.
+    This is momentum in the LOCAL steps (Algorithm 1, also known as FedCM). Other frameworks use the name FedAvgM for
+    server momentum (Hsu et al. 2019), which is ``FedAvg`` with ``Server(optimizer=SGD(momentum=...))``.
 
     Args:
-        beta: the weight of the fresh gradient, in (0, 1]; 1 is FedAvg.
-        reparameterised: the form of the paper's eq. 31-33, with g/beta, beta eta and beta gamma in the place of g, eta
-            and gamma: a client steps along grad(y) + (1 - beta) g, and ``lr`` and ``server_lr`` are beta times those.
-        placement: "client": the server sends x alone, and each client adds (1 - beta) g to its direction itself, with
-            g = (x_t - x_{t+1}) / gamma from the two models (Sec. 3.1); one that was not there in round t is sent x_t
-            too. Simulations do so (``engines.RecoveringClients``); elsewhere it is left to a loop of one's own.
+        beta: the weight of the new gradient, in (0, 1]. With 1 this is FedAvg.
+        reparameterised: whether to use the form of the paper's eq. 31-33, with g/beta, beta eta and beta gamma in place
+            of g, eta and gamma. A client then steps along grad(y) + (1 - beta) g, and ``lr`` and ``server_lr`` are beta
+            times those of the other form.
+        placement: "server" or "client". With "client" the server sends only x. Each client computes
+            g = (x_t - x_{t+1}) / gamma from two models (Sec. 3.1) and adds (1 - beta) g to its direction. A client
+            that missed round t also needs x_t. In simulations ``engines.RecoveringClients`` does this; otherwise the
+            caller's clients must.
     """
 
     beta: float = 0.1
     reparameterised: bool = False
     placement: Placement = "server"
 
-    def __post_init__(self) -> None:
-        real("beta", self.beta, "(0, 1]")
-        choose("placement", self.placement, ("server", "client"))
+    _intervals = (("beta", "(0, 1]"),)
+    _choices = (("placement", ("server", "client")),)
 
     @property
     def direction(self) -> Direction:
-        """beta grad(y) + (1 - beta) g, or grad(y) + (1 - beta) g; without g where clients find it themselves."""
+        """a grad(y) + (1 - beta) g, a = beta or 1; without g if clients compute it."""
         a = 1.0 if self.reparameterised else self.beta
         return Direction(a=a, from_momentum=0.0 if self.placement == "client" else 1 - self.beta)
 
     def step(self, cohort: Cohort) -> Step:
-        """g+ = A / W, W = S draws: the directions that were summed hold the old momentum already."""
+        """g+ = A / W with W = S draws; A already contains the old momentum."""
         return Step(v=Linear(A=1 / cohort.W))
 
 
 @dataclass(frozen=True)
 class FedAvgMVR(Algorithm):
-    """A client steps along grad(y; xi) + (1 - beta) (g - grad(x_{t-1}; xi)), the same minibatch xi at both points.
+    """A client steps along grad(y; xi) + (1 - beta) (g - grad(x_{t-1}; xi)), with one minibatch xi at both points.
 
     g+ = (1/S) sum of h_i; x' = x - gamma g+; x_{-1} = x_0 (Algorithm 3).
 
     Args:
-        beta: in (0, 1]; 1 is FedAvg.
+        beta: a number in (0, 1]. With 1 this is FedAvg.
     """
 
     beta: float = 0.1
 
-    def __post_init__(self) -> None:
-        real("beta", self.beta, "(0, 1]")
+    _intervals = (("beta", "(0, 1]"),)
 
     @property
     def direction(self) -> Direction:
@@ -68,31 +67,30 @@ class FedAvgMVR(Algorithm):
         return Direction(b=-(1 - self.beta), from_momentum=1 - self.beta)
 
     def step(self, cohort: Cohort) -> Step:
-        """g+ = A / W, W = S draws."""
+        """g+ = A / W with W = S draws."""
         return Step(v=Linear(A=1 / cohort.W))
 
 
 # MB-STORM: Patel et al., "Towards Optimal Communication Complexity in Distributed Non-Convex Optimization", 2022.
 #
-# CE-LSGD of the same paper is not here, for its algorithm was not at hand in print: that it goes on from MB-STORM's v_t
-# by local steps along v_k = v_{k-1} + grad(y_k; xi) - grad(y_{k-1}; xi) is known, but not from a text that says which
-# clients take them, and how x' is made of theirs. In any case CE-LSGD asks for two things that no method here has: a
-# round of two exchanges (the v_t that is averaged first, then the local steps), and a local rule whose offset changes
-# with every step (gradients at y_k and y_{k-1} on one minibatch, their difference carried along).
+# fedcore does not have CE-LSGD of the same paper. CE-LSGD continues from MB-STORM's v_t with local steps along
+# v_k = v_{k-1} + grad(y_k; xi) - grad(y_{k-1}; xi). No text available to us defines which clients take these steps and
+# how x' follows. CE-LSGD would also need two exchanges in a round (the average v_t, then the local steps), and a local
+# rule whose offset changes with every step.
 
 
 @dataclass(frozen=True)
 class MBSTORM(FedAvgMVR):
     """v_t = (1/S) sum of [grad_i(x_t; xi) + (1 - beta) (v_{t-1} - grad_i(x_{t-1}; xi))]; x' = x - gamma v_t.
 
-    Clients take no local steps: each spends the examples of its K minibatches on one gradient at both points. So it is
-    FedAvg-M-VR with K = 1 and a K times larger minibatch. Here v_{-1} = 0 and x_{-1} = x_0, but ``Server.warm_start``
-    makes v_{-1} a mean of gradients at x_0; without a server rate gamma = eta K.
+    Clients take no local steps. Each client uses the examples of its K minibatches for one gradient at each point. So
+    this is FedAvg-M-VR with one local step and a K times larger minibatch. Initially v_{-1} = 0 and x_{-1} = x_0;
+    ``Server.warm_start`` sets v_{-1} to a mean of gradients at x_0. Without a server rate gamma = eta K.
 
     Args:
-        beta: in (0, 1]; 1 is minibatch SGD.
-        steps: K, how many of a client's steps along v the server goes. Cheng et al. compare with K as many as the local
-            steps of the other methods (Appendix D.1).
+        beta: a number in (0, 1]. With 1 this is minibatch SGD.
+        steps: K, the number of client steps along v that equal the server's step. Cheng et al. set K to the local steps
+            of the other methods (Appendix D.1).
     """
 
     steps: int = 1
@@ -101,15 +99,15 @@ class MBSTORM(FedAvgMVR):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("steps", self.steps, 1)
+        check_integer("steps", self.steps, 1)
 
     @property
-    def says_gamma(self) -> bool:
-        """Where K is more than 1."""
+    def sets_gamma(self) -> bool:
+        """Whether K > 1."""
         return self.steps != 1
 
     def step(self, cohort: Cohort) -> Step:
-        """v = A / W, W = S draws; gamma = K times the draws' mean of eta_i."""
+        """v = A / W with W = S draws; gamma = K times the mean of eta_i over the draws."""
         if self.steps == 1 or not cohort.S:
             return super().step(cohort)
         counts = cohort.claims.counts

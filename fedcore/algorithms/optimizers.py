@@ -1,12 +1,12 @@
-"""Server optimisers, which turn a method's direction v into the direction u of the step x' = x - gamma u.
+"""Server optimizers: they replace a method's direction v by u in the step x' = x - gamma u.
 
-Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2, with -v for its Delta. They compose with every
-algorithm: what rows, controls and g follow is v, not u.
+Reference: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2, with -v for its Delta. Every
+optimizer works with every algorithm: rows, controls and g use v, not u.
 
-Delta is a difference of models where models are averaged (no server rate: x' = x - u), and with a server rate a mean
-gradient, eta K times smaller: tau there is the paper's tau / (eta K).
+Without a server rate, Delta is a model difference (x' = x - u). With a server rate, Delta is a mean gradient, which is
+eta K times smaller, so tau is the paper's tau / (eta K).
 
-The names of the paper: FedAdagrad, FedAdam and FedYogi are ``FedAvg`` with ``Adagrad``, ``Adam`` and ``Yogi``."""
+The paper's FedAdagrad, FedAdam and FedYogi are ``FedAvg`` with ``Adagrad``, ``Adam`` and ``Yogi``."""
 
 import math
 from collections.abc import Callable
@@ -16,50 +16,49 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from fedcore import arrays as memory
 from fedcore import kernels
-from fedcore.arguments import real, whole
 from fedcore.arrays import F32, ieee
-from fedcore.registries import Registry
+from fedcore.validation import Registry, check_integer, check_number
 
 Moments: TypeAlias = tuple[F32, ...]
 
 
 class Optimizer(Protocol):
-    """A step along a direction; its moments are float32[n_parameters] each.
+    """The interface of server optimizers. Each moment is float32[n_parameters].
 
-    A class whose every element depends on that element alone may say ``elementwise = True``: a cluster's shards, each
-    of which has a range of the elements, take no other.
+    A class may set ``elementwise = True`` if every element of its step depends only on the same element of its inputs.
+    Servers with shards require this, since each shard holds a range of the elements.
 
-    A class may have a method ``rate(round)``: the server's rate in a round, from 0 on, where ``server_lr`` is None. If
-    it has none, or gives None, gamma is the method's own.
+    A class may define ``rate(round)``, the server's rate if ``server_lr`` is None; rounds count from 0. Without the
+    method, or if it returns None, gamma is the algorithm's.
     """
 
     def start(self, n: int) -> Moments:
-        """The moments before the first round."""
+        """Return the moments before the first round."""
         ...
 
     def turn(self, v: F32, moments: Moments, x: F32, *, gamma: float, moments_out: Moments, x_out: F32) -> float:
-        """Write x' = x - gamma u and the next moments; what is read stays as it is.
+        """Write x' = x - gamma u and the next moments.
 
         Args:
-            v: the method's direction, float32[n_parameters]; read-only, as ``moments`` and ``x`` are.
-            moments_out: as many vectors as ``start`` gives.
+            v: the method's direction, float32[n_parameters]. ``v``, ``moments`` and ``x`` are read-only.
+            moments_out: one vector for each moment that ``start`` returns.
             x_out: float32[n_parameters].
 
         Returns:
-            |x'|^2, not finite if an element of x' is not: the round is then refused.
+            |x'|^2. If an element of x' is not finite, neither is |x'|^2, and the round fails.
         """
         ...
 
 
 @dataclass(frozen=True)
 class SGD:
-    """u = m' = momentum m + v: the server momentum that many frameworks call FedAvgM (Hsu et al. 2019)."""
+    """Server momentum, u = m' = momentum m + v. Many frameworks call it FedAvgM (Hsu et al. 2019)."""
 
     elementwise: ClassVar[bool] = True
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        real("momentum", self.momentum, "[0, 1]")
+        check_number("momentum", self.momentum, "[0, 1]")
 
     def start(self, n: int) -> Moments:
         """m = 0."""
@@ -74,7 +73,7 @@ class SGD:
 
 
 class Second(NamedTuple):
-    """The second moment's rule: s' = from_s s + from_square v^2, or s - from_square v^2 sign(s - v^2)."""
+    """Coefficients of the second moment: s' = from_s s + from_square v^2, or s - from_square v^2 sign(s - v^2)."""
 
     from_s: float
     from_square: float
@@ -88,26 +87,26 @@ class Adagrad:
     Args:
         beta1: the decay of the first moment.
         tau: the degree of adaptivity.
-        eta: the server's rate where ``server_lr`` is None. An element of u has a length of about 1, whatever the length
-            of v, so the rates of other steps do not fit it. None uses them all the same.
-        s0: s before the first round; None is tau^2.
+        eta: the server's rate if ``server_lr`` is None. The elements of u are about 1 for any norm of v, so rates for
+            other optimizers do not fit. With None the server uses the algorithm's rate.
+        s0: s before the first round. Default: tau^2.
     """
 
     elementwise: ClassVar[bool] = True
     before: ClassVar[dict[str, Any]] = {"eta": None, "s0": None, "corrected_from": None}
-    """The options that a saved server has if it was saved before they were options."""
+    """Values of options that older saved servers lack."""
     beta1: float = 0.0
     tau: float = 1e-3
     eta: float | None = 0.1
     s0: float | None = None
 
     def __post_init__(self) -> None:
-        real("beta1", self.beta1, "[0, 1]")
-        real("tau", self.tau, "(0, 1e6]")
+        check_number("beta1", self.beta1, "[0, 1]")
+        check_number("tau", self.tau, "(0, 1e6]")
         if self.eta is not None:
-            real("eta", self.eta, "(0, 1e6]")
+            check_number("eta", self.eta, "(0, 1e6]")
         if self.s0 is not None:
-            real("s0", self.s0, "[0, 1e12]")
+            check_number("s0", self.s0, "[0, 1e12]")
 
     def rate(self, round: int) -> float | None:
         """See ``Optimizer``."""
@@ -151,8 +150,9 @@ class Adam(Adagrad):
 
     Args:
         beta2: the decay of the second moment.
-        corrected_from: k, for a rate of eta sqrt(1 - beta2^(t + k)) / (1 - beta1^(t + k)) in round t = 0, 1, ...: the
-            moments' start at 0 is corrected. 1 is Kingma and Ba's correction. None is the paper's: there is none.
+        corrected_from: k in the rate eta sqrt(1 - beta2^(t + k)) / (1 - beta1^(t + k)) of round t = 0, 1, .... The rate
+            corrects the bias of moments that start at 0; k = 1 is Kingma and Ba's correction. Default: no correction,
+            as in the paper.
     """
 
     beta1: float = 0.9
@@ -161,11 +161,11 @@ class Adam(Adagrad):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        real("beta2", self.beta2, "(0, 1]")
+        check_number("beta2", self.beta2, "(0, 1]")
         if self.corrected_from is not None:
-            whole("corrected_from", self.corrected_from, 1, 2**31)
-            real("beta1", self.beta1, "[0, 1)")
-            real("beta2", self.beta2, "(0, 1)")
+            check_integer("corrected_from", self.corrected_from, 1, 2**31)
+            check_number("beta1", self.beta1, "[0, 1)")
+            check_number("beta2", self.beta2, "(0, 1)")
 
     def rate(self, round: int) -> float | None:
         """See ``Optimizer``."""
@@ -192,20 +192,15 @@ class Yogi(Adam):
         return Second(1.0, 1 - self.beta2, yogi=True)
 
 
-_ROWS: dict[str, Callable[..., Optimizer]] = {"SGD": SGD, "Adagrad": Adagrad, "Adam": Adam, "Yogi": Yogi}
 REGISTRY: Registry[Callable[..., Optimizer]] = Registry(
     "optimizer",
-    _ROWS,
-    due="a class with the methods start and turn of fedcore.algorithms.optimizers.Optimizer",
+    {"SGD": SGD, "Adagrad": Adagrad, "Adam": Adam, "Yogi": Yogi},
+    expected="a class with the methods start and turn of fedcore.algorithms.optimizers.Optimizer",
     fits=lambda row: isclass(row) and callable(getattr(row, "start", None)) and callable(getattr(row, "turn", None)),
     group="fedcore.optimizers",
 )
 
 
 def named(name: str, **options: float) -> Optimizer:
-    """The optimiser of that name.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
+    """Return the optimizer with a name: a key of ``REGISTRY``, an entry point, or ``module:Name``."""
     return REGISTRY.find(name)(**options)

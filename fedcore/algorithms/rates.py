@@ -1,7 +1,7 @@
-"""Learning rates as functions of the round, and the rates of the papers' theorems.
+"""Learning rates as functions of the round, including those of the papers' theorems.
 
-Rounds count from 0. Most rates are functions of the round. ``PerCohort`` also needs the number of clients, and
-becomes a rate by ``over``. A rate with a method ``of_step(round, step)`` changes from step to step (``InverseStep``).
+Rounds count from 0. ``PerCohort`` also needs the number of clients; its method ``over`` returns a function of the
+round. A rate that changes with each local step has a method ``of_step(round, step)`` (``InverseStep``).
 """
 
 import math
@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from inspect import isclass
 from typing import Any, ClassVar, Protocol, Self, SupportsFloat
 
-from fedcore.arguments import due_in, inside, real, whole
 from fedcore.arrays import ieee
 from fedcore.errors import RangeError
-from fedcore.registries import Registry
+from fedcore.validation import Registry, check_integer, check_number, describe_interval, in_interval
 
 POSITIVE = "(0, inf)"
 
@@ -21,18 +20,18 @@ POSITIVE = "(0, inf)"
 class Rate(Protocol):
     """A function from a round, counted from 0, to a positive number.
 
-    A rate that depends on the length of the run, such as ``Horizon``, has ``of_whole_run = True``: a run with it is not
-    made longer.
+    A rate that depends on the length of the run, such as ``Horizon``, sets ``of_whole_run = True``. A run with such a
+    rate cannot be extended.
     """
 
     def __call__(self, round: int) -> float:
-        """The rate of that round."""
+        """Return the rate of a round."""
         ...
 
 
 @dataclass(frozen=True)
 class Constant:
-    """``value`` in every round.
+    """The rate ``value`` in every round.
 
     >>> Constant(0.1)(7)
     0.1
@@ -41,16 +40,16 @@ class Constant:
     value: float
 
     def __post_init__(self) -> None:
-        real("rate", self.value, POSITIVE)
+        check_number("rate", self.value, POSITIVE)
 
     def __call__(self, round: int) -> float:
-        """The rate of that round."""
+        """Return the rate of a round."""
         return self.value
 
 
 @dataclass(frozen=True)
 class Exponential:
-    """``initial * decay**round``, the schedule of the MimiC paper's experiments (there 0.01 * 0.95^t).
+    """The rate ``initial * decay**round``; the MimiC paper's experiments use 0.01 * 0.95^t.
 
     Reference: Sun, Mao, Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central Updates",
     2023, Sec. 7.
@@ -63,24 +62,25 @@ class Exponential:
     decay: float
 
     def __post_init__(self) -> None:
-        real("initial", self.initial, POSITIVE)
-        real("decay", self.decay, "(0, 1]")
+        check_number("initial", self.initial, POSITIVE)
+        check_number("decay", self.decay, "(0, 1]")
 
     def __call__(self, round: int) -> float:
-        """The rate of that round."""
+        """Return the rate of a round."""
         return self.initial * self.decay**round
 
 
 @dataclass(frozen=True)
 class Horizon:
-    """eta = (1 / L) sqrt(K / T), the same in every round of a run of known length.
+    """The constant rate eta = (1 / L) sqrt(K / T) for a run of known length.
 
     Args:
         L: the smoothness of the clients' objectives.
-        K: the clients drawn a round; all p nodes of a network (Theorem 3.4).
-        T: the local steps of the whole run, all rounds together.
+        K: the number of clients drawn in each round; in a network, all p nodes (Theorem 3.4).
+        T: the number of local steps in the whole run.
 
-    The rate of a long run is below ``bench.papers.theory.local_sgd.largest_rate``, up to which a bound is derived.
+    For long runs this rate is below ``bench.papers.theory.local_sgd.largest_rate``, up to which the paper derives a
+    bound.
 
     Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019,
     Theorem 3.3 (local SGD, general nonconvex objectives).
@@ -96,45 +96,45 @@ class Horizon:
     T: int
 
     def __post_init__(self) -> None:
-        real("L", self.L, POSITIVE)
-        whole("K", self.K, 1)
-        whole("T", self.T, 1)
+        check_number("L", self.L, POSITIVE)
+        check_integer("K", self.K, 1)
+        check_integer("T", self.T, 1)
 
     def __call__(self, round: int) -> float:
-        """The rate of that round."""
+        """Return the rate of a round."""
         return math.sqrt(self.K / self.T) / self.L
 
 
 class _Restarting:
-    """A rate that starts again in given rounds."""
+    """Base class of rates that restart in given rounds."""
 
     restarts: Sequence[int]
 
     def _check_restarts(self) -> None:
-        given = [self.restarts] if isinstance(self.restarts, str) else self.restarts  # a string's letters are no rounds
-        object.__setattr__(self, "restarts", tuple(sorted({whole("restarts", round, 0) for round in given})))
+        rounds = [self.restarts] if isinstance(self.restarts, str) else self.restarts  # a string is not a list
+        object.__setattr__(self, "restarts", tuple(sorted({check_integer("restarts", round, 0) for round in rounds})))
 
     def _rounds(self, round: int) -> int:
-        """The number of rounds since the last restart."""
+        """Return the number of rounds since the last restart."""
         return round - max((restart for restart in self.restarts if restart <= round), default=0)
 
     def restarted(self, round: int) -> Self:
-        """Return the same rate, which also starts again in that round."""
+        """Return the rate with one more restart."""
         return replace(self, restarts=(*self.restarts, round))  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
 class InverseRound(_Restarting):
-    """eta_t = 16 E / (mu w) / ((t - t0) E + gamma), t counted from the last shift of the objective.
+    """The rate eta_t = 16 E / (mu w) / ((t - t0) E + gamma), where t0 is the round of the last restart.
 
     Args:
         mu: the strong convexity of the clients' objectives.
         E: the local steps of a complete round.
-        work: w = E[sum_k p_t^k s_t^k], the mean of a round's coefficients times its steps: E for scheme C if no client
-            is left without work, sum_k p^k E[s^k] for scheme B.
-        gamma: > 0, the constant of the bound (M D + V) / (t E + gamma), which grows with E L / (mu w). The rate stays
-            near its first value the longer, the larger gamma is. The theorem's value is not offered.
-        restarts: the rounds in which it starts again (Corollary 3.2.1), as for ``Staircase``.
+        work: w = E[sum_k p_t^k s_t^k], the expected sum of coefficients times steps. With scheme C, w = E if every
+            client does some work. With scheme B, w = sum_k p^k E[s^k].
+        gamma: > 0, the constant of the bound (M D + V) / (t E + gamma), which grows with E L / (mu w). With a larger
+            gamma the rate decays later. The theorem's value is not available to us.
+        restarts: the rounds in which the rate restarts (Corollary 3.2.1), as for ``Staircase``.
 
     Reference: Ruan et al., "Towards Flexible Device Participation in Federated Learning", AISTATS 2021, Theorem 3.1.
 
@@ -151,26 +151,26 @@ class InverseRound(_Restarting):
 
     def __post_init__(self) -> None:
         for name in ("mu", "work", "gamma"):
-            real(name, getattr(self, name), POSITIVE)
-        whole("E", self.E, 1)
+            check_number(name, getattr(self, name), POSITIVE)
+        check_integer("E", self.E, 1)
         self._check_restarts()
 
     def __call__(self, round: int) -> float:
-        """The rate of that round."""
+        """Return the rate of a round."""
         return 16 * self.E / (self.mu * self.work) / (self._rounds(round) * self.E + self.gamma)
 
 
 @dataclass(frozen=True)
 class InverseStep:
-    """eta_t = 4 / (mu (t + a)), a = alpha E + 4, where t counts local steps.
+    """The rate eta_t = 4 / (mu (t + a)), a = alpha E + 4, where t counts local steps.
 
-    It changes within a round (``of_step``). As a rate of the round it is that of the round's first step, t = round * E.
-    Adapters refuse it, because their messages hold one rate for a round.
+    The rate changes within a round (``of_step``). A call returns the rate of the round's first step, t = round * E.
+    Adapters reject this rate, because their messages hold one rate for each round.
 
     Args:
         mu: the Polyak-Lojasiewicz constant.
-        alpha: below ``largest_alpha``, by the theorem.
-        E: the local steps of a round. The theorem's least E (eq. 21) is not offered.
+        alpha: a number > 0; the theorem requires alpha < ``largest_alpha``.
+        E: the local steps of a round. The theorem's minimum of E (eq. 21) is not available to us.
 
     Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019,
     Theorem 3.2 (local SGD under the Polyak-Lojasiewicz condition).
@@ -185,30 +185,30 @@ class InverseStep:
     E: int
 
     def __post_init__(self) -> None:
-        real("mu", self.mu, POSITIVE)
-        real("alpha", self.alpha, POSITIVE)
-        whole("E", self.E, 1)
+        check_number("mu", self.mu, POSITIVE)
+        check_number("alpha", self.alpha, POSITIVE)
+        check_integer("E", self.E, 1)
 
     def __call__(self, round: int) -> float:
-        """The rate of that round's first step."""
+        """Return the rate of a round's first step."""
         return self.of_step(round, 0)
 
     def of_step(self, round: int, step: int) -> float:
-        """The rate of a round's step, counted from 0."""
+        """Return the rate of a step of a round; both count from 0."""
         return 4 / (self.mu * (round * self.E + step + self.alpha * self.E + 4))
 
 
 @dataclass(frozen=True)
 class PerCohort:
-    """gamma_t = c |S_t| / (t + beta), a server rate that follows the number of clients in the cohort.
+    """The server rate gamma_t = c |S_t| / (t + beta), a function of the round and the number of clients in the cohort.
 
-    It is a function of the round and the cohort's size; ``over`` makes a rate of it. A participation pattern knows each
-    cohort in advance: ``Server(..., server_lr=rule.over(lambda t: len(pattern.active(t))))``. An empty cohort counts as
-    one client, since a rate is positive; such a round does not change the model.
+    ``over`` returns a function of the round. With a participation pattern, which determines each cohort in advance, use
+    ``Server(..., server_lr=rule.over(lambda t: len(pattern.active(t))))``. An empty cohort counts as one client, since
+    rates must be positive.
 
     Args:
-        c: the rate for each client. The largest that the analysis allows (its eq. 54) is not offered.
-        beta: > 0; the rate stays near its first value the longer, the larger beta is.
+        c: the rate for each client. The maximum in the analysis (its eq. 54) is not available to us.
+        beta: > 0. With a larger beta the rate decays later.
 
     Reference: Sun, Mao, Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central Updates",
     2023, the decaying server rate of its convergence analysis.
@@ -221,11 +221,11 @@ class PerCohort:
     beta: float
 
     def __post_init__(self) -> None:
-        real("c", self.c, POSITIVE)
-        real("beta", self.beta, POSITIVE)
+        check_number("c", self.c, POSITIVE)
+        check_number("beta", self.beta, POSITIVE)
 
     def __call__(self, round: int, S: int) -> float:
-        """The rate of a round with S clients."""
+        """Return the rate of a round with S clients."""
         return self.c * max(S, 1) / (round + self.beta)
 
     def over(self, sizes: Callable[[int], int]) -> Rate:
@@ -235,14 +235,14 @@ class PerCohort:
 
 @dataclass(frozen=True)
 class Staircase(_Restarting):
-    """eta_0 / t, restarted when the objective shifts: eta_0 / (t - t0) after a shift at t0.
+    """The rate eta_0 / t, or eta_0 / (t - t0) after a shift of the objective at t0.
 
-    The paper counts rounds from 1, so round 0 has eta_0 / 1. A shift at its t0 has an effect in its round t0 + 1, which
-    is round t0 here.
+    The paper counts rounds from 1, so the rate of round 0 is eta_0 / 1. A shift at t0 affects the paper's round t0 + 1,
+    which is round t0 here.
 
     Args:
         initial: eta_0.
-        restarts: the rounds that have eta_0 / 1 again, such as those of a ``Schedule``'s arrivals.
+        restarts: the rounds in which the rate is eta_0 again, for example those in which a ``Schedule`` adds clients.
 
     Reference: Ruan et al., "Towards Flexible Device Participation in Federated Learning", AISTATS 2021: the rate
     eta_0 / t of its experiments, and the restart of Sec. 4.2.
@@ -256,71 +256,62 @@ class Staircase(_Restarting):
     restarts: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        real("initial", self.initial, POSITIVE)
+        check_number("initial", self.initial, POSITIVE)
         self._check_restarts()
 
     def __call__(self, round: int) -> float:
-        """The rate of that round."""
+        """Return the rate of a round."""
         return self.initial / (1 + self._rounds(round))
 
 
-_RATES: list[type[Any]] = [Constant, Exponential, Horizon, InverseRound, InverseStep, PerCohort, Staircase]
 REGISTRY: Registry[type[Any]] = Registry(
     "rate",
-    {rate.__name__: rate for rate in _RATES},
-    due="a class whose objects are called with a round",
+    {rate.__name__: rate for rate in (Constant, Exponential, Horizon, InverseRound, InverseStep, PerCohort, Staircase)},
+    expected="a class whose objects are called with a round",
     fits=lambda row: isclass(row) and any("__call__" in vars(kind) for kind in row.__mro__),
     group="fedcore.rates",
 )
-"""The rates by name, for configurations."""
+"""The rates by name."""
 
 
 @ieee
 def as_rate(rate: float | Rate) -> Rate:
-    """Return a number as the constant rate, a rate as itself.
-
-    Raises:
-        RangeError: it is neither.
-    """
+    """Return a positive number as a constant rate, and a function of the round unchanged; else raise RangeError."""
     if isinstance(rate, PerCohort):
-        raise RangeError(f"rate: expected a function of the round, got {rate!r}: give it the cohorts' sizes by over()")
+        raise RangeError(f"rate={rate!r}: needs the cohorts' sizes; call its method over()")
     if callable(rate):
         return rate
     if isinstance(rate, bool) or not isinstance(rate, SupportsFloat):
-        raise RangeError(f"rate: expected {due_in(POSITIVE)} or a function of the round, got {rate!r}")
+        raise RangeError(f"rate={rate!r}: must be {describe_interval(POSITIVE)} or a function of the round")
     return Constant(float(rate))
 
 
 def rate_at(rate: Rate, round: int) -> float:
-    """Return the rate of that round.
-
-    Raises:
-        RangeError: it is not a finite number > 0, as at the end of a long decay.
-    """
-    return float(rate.value) if type(rate) is Constant else _checked_at(rate, round)  # a Constant was checked before
+    """Return the rate of a round; raise RangeError if it is not finite and > 0, for example after too much decay."""
+    return float(rate.value) if type(rate) is Constant else _checked_at(rate, round)  # a Constant checks its value
 
 
 @ieee
 def _checked_at(rate: Rate, round: int) -> float:
-    return _checked(float(rate(round)), f"round {round}")
+    return _check_positive(float(rate(round)), f"round {round}")
 
 
 @dataclass(frozen=True)
 class StepRates:
-    """The rates of a round's steps, counted from 0. A call raises RangeError if one is not a finite number > 0."""
+    """The rates of a round's steps, counted from 0. A call raises RangeError for a rate that is not finite and > 0."""
 
     rate: Any
     round: int
 
     @ieee
     def __call__(self, step: int) -> float:
-        """The rate of that step."""
-        return _checked(float(self.rate.of_step(self.round, step)), f"step {step} of round {self.round}")
+        """Return the rate of a step."""
+        return _check_positive(float(self.rate.of_step(self.round, step)), f"step {step} of round {self.round}")
 
 
-def _checked(value: float, where: str) -> float:
-    if not inside(value, POSITIVE):
-        raise RangeError(f"rate: expected {due_in(POSITIVE)} in {where}, got {value!r}")
+def _check_positive(value: float, where: str) -> float:
+    if not in_interval(value, POSITIVE):
+        raise RangeError(f"rate={value!r}: must be {describe_interval(POSITIVE)} in {where}")
     return value
 
 

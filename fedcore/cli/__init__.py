@@ -1,4 +1,4 @@
-"""The command line, ``fedcore``."""
+"""The command line ``fedcore``."""
 
 from fedcore.cli.app import main
 

@@ -1,4 +1,4 @@
-"""The command line: the table of commands, and the call of one of them."""
+"""The entry point of the command line: the parser of all commands, and ``main``."""
 
 import os
 import sys
@@ -23,13 +23,10 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command.
+    """Run one command, and exit with a status of ``terminal`` if it fails.
 
     Args:
-        arguments: without the program's name. Default: those of this process.
-
-    Raises:
-        SystemExit: with a status of ``terminal`` where the command failed.
+        arguments: the arguments after the program's name. Default: the arguments of this process.
     """
     try:
         options = parser().parse_args(arguments)
@@ -43,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(MISTAKE)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # the reader, for example head, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at its end
+    except BrokenPipeError:  # a reader such as head closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # prevents an error message of Python at exit
         sys.exit(FAILED)
-    except OSError as error:  # a full disk, a folder without permission to write
+    except OSError as error:  # a full disk, or a folder without write permission
         print(f"error: {error}", file=sys.stderr)
         sys.exit(FAILED)

@@ -1,21 +1,21 @@
-"""``fedcore show-data``: the examples that each client of an experiment holds."""
+"""``fedcore show-data``: each client's examples in an experiment."""
 
-from fedcore.arguments import expanded
 from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
 from fedcore.errors import ConfigError
+from fedcore.validation import expand_home
 
 LINES = 40
-"""The number of clients that are shown without ``--all``."""
+"""The maximum number of clients in the table without ``--all``."""
 
 
 def add_arguments(top: Parser) -> None:
     """Add the command."""
     parser = top.add_command("show-data", run, needs=terminal.SIMULATOR)
     parser.add_argument("preset", metavar="PRESET", help="a preset (see `fedcore list presets`) or a file")
-    parser.add_argument("--out", type=expanded, metavar="PNG", help="also draw clients x classes into this file")
-    words = "seed of the trial (default: the first of the preset)"
-    parser.add_argument("--seed", type=terminal.whole_number(0), metavar="N", help=words)
+    parser.add_argument("--out", type=expand_home, metavar="PNG", help="write a plot of clients x classes to this file")
+    about = "seed of the trial (default: the first of the preset)"
+    parser.add_argument("--seed", type=terminal.whole_number(0), metavar="N", help=about)
     parser.add_argument("--all", action="store_true", help=f"show all clients, not only the first {LINES}")
     terminal.add_changes(parser)
     terminal.add_imports(parser)
@@ -23,10 +23,10 @@ def add_arguments(top: Parser) -> None:
 
 
 def run(options: Options) -> None:
-    """Show the examples that each client of an experiment holds, class by class.
+    """Show each client's number of examples by class.
 
-    Nothing is trained. `fedcore run` deals the same examples with the same
-    configuration and seed.
+    Nothing is trained. `fedcore run` uses the same partition for the same configuration
+    and seed.
 
     Examples:
       fedcore show-data quickstart
@@ -37,14 +37,14 @@ def run(options: Options) -> None:
     from rich.console import Console
 
     from fedcore.experiment import load_preset
-    from fedcore.experiment.presets import load_and_partition
+    from fedcore.experiment.config import load_and_partition
     from fedcore.reports.figures import draw_holdings, holdings_table
     from fedcore.simulation.data import holdings
 
     terminal.load_imports(options.imports)
     out, most = options.out, None if options.all else LINES
     if out is not None and out.suffix.lower() != ".png":
-        raise ConfigError(f"--out: expected a file that ends in .png, got {str(out)!r}")
+        raise ConfigError(f"--out {str(out)!r}: must be a .png file")
     experiment = load_preset(options.preset, options.changes)
     seed = experiment.seeds[0] if options.seed is None else options.seed
     dataset, parts = load_and_partition(experiment, seed)
@@ -61,6 +61,6 @@ def run(options: Options) -> None:
     console = Console()
     console.print(holdings_table(counts, title=title, most=most))
     if most is not None and len(counts) > most:
-        console.print("--all shows all clients", markup=False, highlight=False)
+        terminal.print_plain(console, ["--all shows all clients"])
     if out is not None:
-        console.print(f"wrote {out}", markup=False, highlight=False, soft_wrap=True)
+        terminal.print_plain(console, [f"wrote {out}"])

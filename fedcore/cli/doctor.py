@@ -1,4 +1,4 @@
-"""``fedcore doctor``: the build, and the packages, devices and data that are missing."""
+"""``fedcore doctor``: checks of the installation, the packages, the devices and the data."""
 
 import os
 import re
@@ -14,11 +14,11 @@ from importlib.util import find_spec
 import numpy as np
 
 from fedcore import arrays as cuda
+from fedcore.arrays import core
 from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
 from fedcore.errors import DISTRIBUTION, FedcoreError, UnknownNameError
 from fedcore.kernels import weighted_sum
-from fedcore.native import core
 from fedcore.runtime import build_info, isa, threads
 from fedcore.simulation import data
 
@@ -29,13 +29,13 @@ COMPILERS = ("c++", "g++", "clang++")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that something needs.
+    """The result of checking one requirement.
 
     Attributes:
-        purpose: what needs it: "core", "gpu", "data", "build", or an extra.
-        needs: the thing.
-        found: its version, or what is wrong.
-        fix: what to do; None if nothing is wrong.
+        purpose: "core", "gpu", "data", "build", or the name of an extra.
+        needs: the requirement.
+        found: the installed version, or the problem.
+        fix: how to fix the problem; None without a problem.
     """
 
     purpose: str
@@ -52,10 +52,10 @@ def add_arguments(top: Parser) -> None:
 
 
 def run(options: Options) -> None:
-    """Check the installation and list missing packages; for bug reports.
+    """Check the installation and list missing packages.
 
-    Without a WHAT, the build and all that fedcore can use are shown. The exit status is
-    1 if the core is damaged, or if something that was named is missing.
+    Without a WHAT, all checks run. The exit status is 1 if the core is damaged or if a
+    named WHAT is incomplete. Attach the output of --json to bug reports.
 
     Examples:
       fedcore doctor
@@ -86,16 +86,16 @@ def run(options: Options) -> None:
 
 
 def checks_by_purpose() -> dict[str, Callable[[], Iterator[Finding]]]:
-    """Return the check of each purpose: the core first, then the extras as the package declares them."""
+    """Return the checks by purpose: the core, the extras in the package's order, then gpu, data and build."""
     checks: dict[str, Callable[[], Iterator[Finding]]] = {"core": _core}
     checks |= {extra: partial(_packages, extra, needed) for extra, needed in extras().items()}
     return checks | {"gpu": _gpu, "data": _data, "build": _build}
 
 
 def extras() -> dict[str, dict[str, str]]:
-    """Return the packages of each extra with their bounds, and those of extras that it contains."""
+    """Return the packages of each extra with their version bounds, including the packages of nested extras."""
     own: dict[str, list[str]] = {}
-    for line in declared():
+    for line in declared_requirements():
         requirement, _, marker = line.partition(";")
         if hit := EXTRA.search(marker):
             own.setdefault(hit[1], []).append(requirement.strip())
@@ -112,8 +112,8 @@ def extras() -> dict[str, dict[str, str]]:
     return {extra: dict(spread(extra)) for extra in own if extra != "dev"}
 
 
-def declared() -> list[str]:
-    """Return the requirements of the package and its extras; none where it is on a path and not installed."""
+def declared_requirements() -> list[str]:
+    """Return the requirements of the package and its extras; empty if the package is not installed."""
     try:
         return requires(DISTRIBUTION) or []
     except PackageNotFoundError:
@@ -121,27 +121,25 @@ def declared() -> list[str]:
 
 
 def _parts(requirement: str) -> tuple[str, str]:
-    """Return the name of a package, and the bounds of its version."""
     name = NAME.match(requirement)
     assert name is not None
     return name[0], requirement[name.end() :].strip()
 
 
 def _build_facts() -> dict[str, object]:
-    """Return the facts that a bug report needs: versions, instruction set and threads."""
     try:
         return dict(build_info())
-    except (RuntimeError, FedcoreError) as error:  # of the number of threads
+    except (RuntimeError, FedcoreError) as error:  # an invalid number of threads
         return {"error": str(error)}
 
 
 def _core() -> Iterator[Finding]:
-    for line in declared():
+    for line in declared_requirements():
         if ";" not in line:
             name, bounds = _parts(line)
             yield _package("core", name, bounds, name)
     used, best = isa(), core.best_isa()
-    fix = None if used == best else "unset FEDCORE_ISA: this machine has a faster level"
+    fix = None if used == best else "unset FEDCORE_ISA; this machine supports a faster instruction set"
     yield Finding("core", "instruction set", f"{used}, of {best}" if used != best else used, fix)
     try:
         yield Finding("core", "threads", str(threads()))
@@ -153,27 +151,27 @@ def _core() -> Iterator[Finding]:
     for row, weight in zip(rows, weights, strict=True):
         expected += weight * row
     same = weighted_sum(rows, weights).tobytes() == expected.tobytes()
-    found = f"a sum has {'the' if same else 'other'} bits {'of' if same else 'than'} its definition"
-    fix = f"install {DISTRIBUTION} again, and report it with the output of `fedcore doctor --json`"
+    found = "a test sum has the expected bits" if same else "a test sum has wrong bits"
+    fix = f"reinstall {DISTRIBUTION}, and report the problem with the output of `fedcore doctor --json`"
     yield Finding("core", "kernels", found, None if same else fix)
 
 
 def _packages(extra: str, needed: dict[str, str]) -> Iterator[Finding]:
     for package, bounds in needed.items():
         yield _package(extra, package, bounds, f"{DISTRIBUTION}[{extra}]")
-    if extra == "fedlab":  # it imports torchvision
+    if extra == "fedlab":  # fedlab imports torchvision
         yield from _torchvision(extra)
 
 
 def _torchvision(purpose: str) -> Iterator[Finding]:
-    """Check the kind of torchvision: the one for GPUs cannot be imported beside torch's +cpu."""
+    """Check that torch and torchvision have the same build; a GPU build of torchvision needs a GPU build of torch."""
     with suppress(PackageNotFoundError):
-        torch, beside = version("torch"), version("torchvision")
+        torch, vision = version("torch"), version("torchvision")
         kind = torch.partition("+")[2]
-        fits = kind == beside.partition("+")[2]
+        fits = kind == vision.partition("+")[2]
         index = f" --index-url https://download.pytorch.org/whl/{kind}" if kind else ""
         fix = None if fits else f"pip install --force-reinstall --no-deps torchvision{index}"
-        yield Finding(purpose, "torchvision of torch's kind", f"{beside} beside torch {torch}", fix)
+        yield Finding(purpose, "torchvision of the same build as torch", f"{vision} with torch {torch}", fix)
 
 
 def _package(purpose: str, package: str, bounds: str, install: str) -> Finding:
@@ -192,10 +190,10 @@ def _package(purpose: str, package: str, bounds: str, install: str) -> Finding:
 
 def _gpu() -> Iterator[Finding]:
     built, missing = core.cuda_targets, cuda.reason()
-    fix = "build where an nvcc of CUDA 12.8 or later is on PATH, or install a wheel, which has them"
+    fix = "install a wheel, or build with nvcc of CUDA 12.8 or later on PATH"
     yield Finding("gpu", "kernels", built or f"none: {core.cuda_missing}", None if built else fix)
     found = f"none: {missing}" if missing is not None else ", ".join(device.name for device in cuda.devices())
-    fix = "install NVIDIA's driver if there is a GPU; otherwise no driver is needed"
+    fix = "install NVIDIA's driver if this machine has a GPU"
     yield Finding("gpu", "device", found, None if missing is None else fix)
 
 
@@ -206,25 +204,25 @@ def _data() -> Iterator[Finding]:
             continue
         if not folder:
             downloads = find_spec("pooch") is not None
-            found = "downloaded when it is first used" if downloads else "cannot be downloaded: pooch is not installed"
-            fix = None if downloads else "set FEDCORE_DATA_DIR to a folder that has it, or install pooch"
+            found = "downloaded on first use" if downloads else "cannot be downloaded: pooch is not installed"
+            fix = None if downloads else "set FEDCORE_DATA_DIR to a folder with the data, or install pooch"
             yield Finding("data", name, found, fix)
             continue
         try:
             data.find(name)
             yield Finding("data", name, f"in FEDCORE_DATA_DIR, {folder}")
         except FedcoreError as error:
-            what, _, how = str(error).partition(": ")[2].partition("; ")
-            yield Finding("data", name, what, how or "unset FEDCORE_DATA_DIR to have it downloaded")
+            problem, _, fix = str(error).partition(": ")[2].partition("; ")
+            yield Finding("data", name, problem, fix or "unset FEDCORE_DATA_DIR to download the data")
 
 
 def _build() -> Iterator[Finding]:
     compiler = os.environ.get("CXX") or next((name for name in COMPILERS if shutil.which(name)), None)
-    there = compiler is not None and shutil.which(compiler.split()[0]) is not None
-    found = f"{compiler}" if there else f"not found: {compiler or ', '.join(COMPILERS)}"
-    yield Finding("build", "a C++17 compiler", found, None if there else "install one, or set CXX; a wheel needs none")
+    exists = compiler is not None and shutil.which(compiler.split()[0]) is not None
+    found = f"{compiler}" if exists else f"not found: {compiler or ', '.join(COMPILERS)}"
+    yield Finding("build", "a C++17 compiler", found, None if exists else "install a compiler, set CXX, or use a wheel")
     nvcc = shutil.which("nvcc")
-    fix = None if nvcc else "put it on PATH; it is needed only for GPUs"
+    fix = None if nvcc else "add it to PATH to build for GPUs"
     yield Finding("build", "nvcc, for GPUs", nvcc or "not found", fix)
 
 

@@ -1,4 +1,4 @@
-"""``fedcore list``: the presets, and the names that a configuration can use."""
+"""``fedcore list``: the presets and the names for configurations."""
 
 import inspect
 import os
@@ -17,16 +17,16 @@ KINDS = ("presets", "methods", "data", "partitions", "models", "participation", 
 def add_arguments(top: Parser) -> None:
     """Add the command."""
     parser = top.add_command("list", run, needs=terminal.SIMULATOR)
-    parser.add_argument("kind", nargs="?", choices=KINDS, metavar="KIND", help=f"one of {', '.join(KINDS)}")
+    parser.add_argument("kind", nargs="?", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
     terminal.add_imports(parser)
     terminal.add_json(parser)
 
 
 def run(options: Options) -> None:
-    """List the presets, and the names that a configuration can use.
+    """List presets and the names for configurations.
 
-    With a KIND, show each name with its options. Every name can be written into a
-    configuration, or set from the command line:
+    With a KIND, show each name with its options. A name can be used in a configuration
+    or on the command line:
       fedcore run quickstart --set 'partition={name="dirichlet", clients=30, alpha=0.3}'
 
     Data is read from $FEDCORE_DATA_DIR/NAME if that variable is set; otherwise it is
@@ -47,18 +47,18 @@ def run(options: Options) -> None:
         _print_presets(console)
     if kind is None:
         for one in KINDS[1:]:
-            console.print(f"[bold]{one}[/bold]: {', '.join(_room(one).REGISTRY.names())}", highlight=False)
-        console.print("\nMore on each: fedcore list KIND\nRun one with: fedcore run quickstart", highlight=False)
+            console.print(f"[bold]{one}[/bold]: {', '.join(_module(one).REGISTRY.names())}", highlight=False)
+        console.print("\nDetails: fedcore list KIND\nRun a preset: fedcore run quickstart", highlight=False)
     elif kind != "presets":
         console.print(_table(kind))
     if kind == "data":
         folder = os.environ.get("FEDCORE_DATA_DIR")
         where = f"read from FEDCORE_DATA_DIR, {folder}" if folder else "downloaded once (FEDCORE_DATA_DIR is not set)"
-        console.print(f"Files are {where}.", markup=False, highlight=False, soft_wrap=True)
+        terminal.print_plain(console, [f"Files are {where}."])
 
 
-def _room(kind: str) -> Any:
-    """Return the module that has the registry of a kind."""
+def _module(kind: str) -> Any:
+    """Return the module with the registry of a kind."""
     from fedcore import algorithms
     from fedcore.algorithms import optimizers, rates
     from fedcore.simulation import data, participation
@@ -67,40 +67,39 @@ def _room(kind: str) -> Any:
         from fedcore.simulation import nets
 
         return nets
-    rooms = {"methods": algorithms, "participation": participation, "rates": rates, "optimizers": optimizers}
-    return (rooms | {"data": data, "partitions": data.partitions})[kind]
+    modules = {"methods": algorithms, "participation": participation, "rates": rates, "optimizers": optimizers}
+    return (modules | {"data": data, "partitions": data.partitions})[kind]
 
 
 def _as_json(kind: str | None) -> dict[str, Any]:
-    from fedcore.experiment import presets
+    from fedcore.experiment import config as presets
 
     if kind not in (None, "presets"):
         return {kind: _described(kind)}
     found = [(name, presets.read(name)) for name in presets.names()]
     listed = [{"name": name} | {key: tables[key] for key in ("title", "rounds", "seeds")} for name, tables in found]
-    return {"presets": listed} | {one: _room(one).REGISTRY.names() for one in KINDS[1:] if kind is None}
+    return {"presets": listed} | {one: _module(one).REGISTRY.names() for one in KINDS[1:] if kind is None}
 
 
 def _print_presets(console: "Console") -> None:
-    """Print a line for each file of presets, its names folded as shells write several words in one: ``t-{a,b}``."""
-    from fedcore.experiment import presets
+    """Print the presets of each file as a shell pattern, such as ``t-{a,b}``."""
+    from fedcore.experiment import config as presets
 
-    console.print("[bold]presets[/bold] ({a,b} stands for one of them each, as shells expand it):", highlight=False)
+    console.print("[bold]presets[/bold] (use one of the names in {a,b}):", highlight=False)
     for file, axes in presets.files():
         tables = presets.read("-".join([file, *(axis[0] for axis in axes)]))
         title = tables["title"].rpartition(": ")[0] if axes else tables["title"]
         name = "-".join([file, *("{" + ",".join(axis) + "}" if len(axis) > 1 else axis[0] for axis in axes)])
         size = f"{tables['rounds']} rounds, {len(tables['seeds'])} seeds"
-        console.print(f"  {name}", markup=False, highlight=False, soft_wrap=True)
-        console.print(f"      {title}; {size}", style="dim", markup=False, highlight=False, soft_wrap=True)
+        terminal.print_plain(console, [f"  {name}"])
+        terminal.print_plain(console, [f"      {title}; {size}"], "dim")
 
 
 def _described(kind: str) -> list[dict[str, Any]]:
-    """Return the names of a kind, each with a line about it and its options with their defaults."""
     from fedcore.simulation.data import Source
 
-    filled_in = getattr(_room(kind), "FILLED_IN", ("clients", "seed", "first_round"))  # by the experiment
-    registry, found = _room(kind).REGISTRY, []
+    filled_in = getattr(_module(kind), "FILLED_IN", ("clients", "seed", "first_round"))  # set by experiments
+    registry, found = _module(kind).REGISTRY, []
     for name in registry.names():
         row = registry.find(name)
         about = row.about if isinstance(row, Source) else (inspect.getdoc(row) or "").split("\n")[0]
@@ -118,7 +117,6 @@ def _described(kind: str) -> list[dict[str, Any]]:
 
 
 def _table(kind: str) -> "Table":
-    """Return a table of the names of a kind."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -127,6 +125,6 @@ def _table(kind: str) -> "Table":
         table.add_column(heading, no_wrap=heading == kind, overflow="fold")
     for one in _described(kind):
         shape = ("x".join(map(str, one["shape"])), str(one["classes"])) if kind == "data" else ()
-        options = (f"{name}={given['default']!r}" if given else name for name, given in one["options"].items())
+        options = (f"{name}={option['default']!r}" if option else name for name, option in one["options"].items())
         table.add_row(one["name"], *shape, one["about"], ", ".join(options))
     return table

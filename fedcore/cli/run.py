@@ -1,4 +1,4 @@
-"""``fedcore run``: one run, or a sweep of several presets and of grids."""
+"""``fedcore run``: a run, or a sweep over presets and grids."""
 
 import json
 import shlex
@@ -11,13 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcore.arguments import absolute, expanded
 from fedcore.cli import terminal
 from fedcore.cli.report import show_run, show_sweep
 from fedcore.cli.terminal import Options, Parser
 from fedcore.errors import ConfigError
 from fedcore.profiling import profile
-from fedcore.registries import ADDED
+from fedcore.validation import ADDED, absolute, expand_home
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 TRACE = "trace.json"
 WORKERS = 2
-"""The workers on Ray without ``--workers``."""
+"""The default number of workers on Ray."""
 MOST_SEEDS = 1_000_000
 
 
@@ -35,42 +34,41 @@ def add_arguments(top: Parser) -> None:
     parser = top.add_command("run", run, needs=terminal.SIMULATOR)
     add = parser.add_argument
     add("presets", nargs="+", metavar="PRESET", help="presets (see `fedcore list presets`), or .toml or .json files")
-    add("--scale", choices=("full", "quick"), default="full", help="quick: the preset's small size")
-    add("--rounds", type=terminal.whole_number(1), metavar="N", help="communication rounds")
-    add("--seeds", metavar="SEEDS", help="a count (3: seeds 0,1,2), or a list (0,4,7; 4, is seed 4)")
+    add("--scale", choices=("full", "quick"), default="full", help="size of the experiment (default: full)")
+    add("--rounds", type=terminal.whole_number(1), metavar="N", help="number of rounds")
+    add("--seeds", metavar="SEEDS", help="a count (3: seeds 0,1,2) or a list (0,4,7; only seed 4: 4,)")
     terminal.add_changes(parser)
-    add(
-        "--out", type=expanded, metavar="DIR", help="output folder (default: runs/PRESET-DATE-TIME or runs/sweep-SCALE)"
-    )
-    add("--sweep", action="store_true", help="run one preset without a grid as a sweep, too")
+    about = "output folder (default: runs/PRESET-DATE-TIME or runs/sweep-SCALE)"
+    add("--out", type=expand_home, metavar="DIR", help=about)
+    add("--sweep", action="store_true", help="run a sweep even for one preset without a grid")
     add("--resume", action="store_true", help="resume or extend a run; PRESET is its folder")
     add("--backend", choices=("local", "ray"), default="local", help="execution backend; results do not depend on it")
-    words = "local: processes (default: one a core; 0: this process); ray: workers (default: 2)"
-    add("--workers", type=terminal.whole_number(0), metavar="N", help=words)
-    add("--ray-address", metavar="ADDRESS", help="a running Ray cluster, auto or HOST:PORT (default: start Ray here)")
-    words = "GPUs of each Ray worker; 0.25 lets four workers share one"
-    add("--gpus-per-worker", type=terminal.share, metavar="SHARE", help=words)
-    add("--device", metavar="NAME", help="device of the clients: cpu, cuda, cuda:1, ...")
-    add("--server-device", metavar="NAME", help="device of the server's vectors: cpu, cuda, ...")
-    words = "log each round: tensorboard[=DIR], mlflow[=ADDRESS] or wandb[=PROJECT]; repeatable"
-    add("--log", dest="loggers", action="append", default=[], metavar="KIND[=WHERE]", help=words)
-    add("--profile", action="store_true", help="print where time went, and write DIR/trace.json")
+    about = "processes (default: one per core; 0: none), or Ray workers (default: 2)"
+    add("--workers", type=terminal.whole_number(0), metavar="N", help=about)
+    add("--ray-address", metavar="ADDRESS", help="running Ray cluster: auto or HOST:PORT (default: start Ray)")
+    about = "GPUs per Ray worker; 0.25 lets four workers share one"
+    add("--gpus-per-worker", type=terminal.share, metavar="SHARE", help=about)
+    add("--device", metavar="NAME", help="device for client training: cpu, cuda, cuda:1, ...")
+    add("--server-device", metavar="NAME", help="device for the server's vectors: cpu, cuda, ...")
+    about = "log rounds to tensorboard[=DIR], mlflow[=ADDRESS] or wandb[=PROJECT]; repeatable"
+    add("--log", dest="loggers", action="append", default=[], metavar="KIND[=WHERE]", help=about)
+    add("--profile", action="store_true", help="print the time of each phase, and write DIR/trace.json")
     terminal.add_imports(parser)
 
 
 def run(options: Options) -> None:
-    """Run presets: one run, or a sweep of several presets or a grid.
+    """Run an experiment, or a sweep over several presets or a grid.
 
-    A run has every algorithm with every seed, on the same clients in the same rounds. Its
-    folder has a table, plots, the records of all rounds and the configuration.
+    A run trains every algorithm with every seed, with the same clients in the same rounds.
+    Its folder has a table, plots, the records of all rounds and the configuration.
 
     Several presets, a grid, or --sweep make a sweep: each preset at each point of its grid,
-    in one folder. The same command resumes a sweep; trials that are complete are skipped,
-    and presets, seeds, algorithms, rounds and points can be added.
-    A run is resumed by --resume. --rounds and --seeds are then its new totals, and
+    in one folder. The same command resumes a sweep and skips complete trials. Presets,
+    seeds, algorithms, rounds and points can be added.
+    --resume resumes a run. --rounds and --seeds are then the new totals, and
     --set 'algorithms=[...]' adds algorithms; nothing else can change.
 
-    On Ray, the clients of a run, or the trials of a sweep, are distributed over the workers.
+    With --backend ray, the workers share the clients of a run or the trials of a sweep.
     Use --ray-address on a trusted network only.
 
     Examples:
@@ -89,7 +87,8 @@ def run(options: Options) -> None:
     from rich.console import Console
 
     from fedcore.experiment import load_preset
-    from fedcore.experiment.run_folder import CONFIG, default_folder, gone_on_with
+    from fedcore.experiment.results import CONFIG
+    from fedcore.experiment.run_folder import default_folder, with_additions
 
     terminal.load_imports(options.imports)
     _check(options)
@@ -97,7 +96,7 @@ def run(options: Options) -> None:
     names = list(dict.fromkeys(options.presets))
     if options.resume:
         folder = Path(names[0])
-        experiment = gone_on_with(folder, load_preset(str(folder / CONFIG), overrides, scale=options.scale))
+        experiment = with_additions(folder, load_preset(str(folder / CONFIG), overrides, scale=options.scale))
         _run(options, [experiment], folder, Console(), sweep=False)
         return
     experiments = [load_preset(name, overrides, scale=options.scale) for name in names]
@@ -109,7 +108,6 @@ def run(options: Options) -> None:
 def _run(
     options: Options, experiments: "Sequence[Experiment]", folder: Path, console: "Console", *, sweep: bool
 ) -> None:
-    """Run a checked command, and show its reports."""
     from fedcore.callbacks import Progress
     from fedcore.cli.log import Loggers
     from fedcore.experiment import Sweep, run_experiment, run_sweep
@@ -140,8 +138,7 @@ def _run(
     (show_sweep if sweep else show_run)(console, folder)
     if traced is not None:
         traced.save(folder / TRACE)
-        for text in (traced.table(), f"wrote {folder / TRACE}"):
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+        terminal.print_plain(console, [traced.table(), f"wrote {folder / TRACE}"])
     for event in failed:
         name = event.job.name if sweep else event.trial.name
         console.print(f"{name}: failed: {event.error}", style="red", markup=False, soft_wrap=True)
@@ -150,67 +147,59 @@ def _run(
 
 
 def _check(options: Options) -> None:
-    """Reject options that do not go together, and folders in the place of presets.
-
-    Raises:
-        ConfigError: there are such.
-    """
-    from fedcore.experiment import presets
-    from fedcore.experiment.run_folder import CONFIG
+    """Raise ConfigError for conflicting options, and for a run's folder without ``--resume``."""
+    from fedcore.experiment import config
+    from fedcore.experiment.results import CONFIG
 
     of_ray = {"--ray-address": options.ray_address, "--gpus-per-worker": options.gpus_per_worker}
-    if options.backend != "ray" and (beside := [name for name, value in of_ray.items() if value is not None]):
-        raise ConfigError(f"{beside[0]}: has no effect on the local backend; add --backend ray")
+    if options.backend != "ray" and (conflicts := [name for name, value in of_ray.items() if value is not None]):
+        raise ConfigError(f"{conflicts[0]}: needs --backend ray")
     if options.backend == "ray" and options.workers == 0:
-        raise ConfigError("--workers: expected at least 1 on Ray, got 0")
+        raise ConfigError("--workers 0: must be at least 1 on Ray")
     first = options.presets[0]
     is_run = Path(first, CONFIG).is_file()
     if options.resume:
-        beside = [name for name in ("out", "sweep") if getattr(options, name)]
-        beside += ["scale"] if options.scale != "full" else []
-        if beside or len(options.presets) > 1:
-            named = f"--{beside[0]}" if beside else "several PRESETs"
+        conflicts = [name for name in ("out", "sweep") if getattr(options, name)]
+        conflicts += ["scale"] if options.scale != "full" else []
+        if conflicts or len(options.presets) > 1:
+            named = f"--{conflicts[0]}" if conflicts else "several PRESETs"
             raise ConfigError(
-                f"--resume: does not go with {named}, since a run resumes in its own folder; leave it out "
+                f"--resume: does not work with {named}, since a run resumes in its own folder; remove it "
                 "(--rounds, --seeds and --set 'algorithms=[...]' may extend the run)"
             )
         if not is_run:
-            raise ConfigError(f"{first}: there is no run in this folder, which needs {CONFIG}; name a run's folder")
-    elif is_run and first not in presets.names():
-        raise ConfigError(f"{first}: it is a run's folder: --resume goes on, `fedcore report {first}` shows it")
+            raise ConfigError(f"{first}: not the folder of a run; {CONFIG} is missing")
+    elif is_run and first not in config.names():
+        raise ConfigError(
+            f"{first}: this is the folder of a run; resume it with --resume, or show it with `fedcore report {first}`"
+        )
 
 
 def _overrides(options: Options) -> list[str]:
-    """Return the changes of the configuration that the options ask for."""
-    found: list[str] = [*options.changes]
-    found += [f"rounds={options.rounds}"] if options.rounds is not None else []
-    found += [f"seeds={parse_seeds(options.seeds)}"] if options.seeds is not None else []
-    named = {"device": options.device, "server_device": options.server_device}
-    return found + [f"{key}={json.dumps(name)}" for key, name in named.items() if name is not None]
+    seeds = None if options.seeds is None else parse_seeds(options.seeds)
+    values = {"rounds": options.rounds, "seeds": seeds}
+    values |= {"device": options.device, "server_device": options.server_device}
+    return [*options.changes, *(f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None)]
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Return the seeds of ``--seeds``: of ``"3"`` the first three, of ``"0,4"`` these two.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Return the seeds of ``--seeds``: ``"3"`` means 0, 1 and 2, ``"0,4"`` means 0 and 4."""
     try:
         numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise ConfigError(f"--seeds: expected a count or numbers with commas between them, got {text!r}") from None
+        raise ConfigError(f"--seeds {text!r}: must be a count, or numbers separated by commas") from None
     if "," in text:
         return numbers
     if not numbers or numbers[0] < 1:
-        raise ConfigError(f"--seeds: expected at least one seed, got {text!r}; only seed 0 is 0,")
+        raise ConfigError(f"--seeds {text!r}: the count must be at least 1; for seed 0 write '0,'")
     if numbers[0] > MOST_SEEDS:
-        raise ConfigError(f"--seeds: expected at most {MOST_SEEDS} seeds, got {text!r}; only this seed is {text},")
+        raise ConfigError(f"--seeds {text!r}: the count must be at most {MOST_SEEDS}; for seed {text} write '{text},'")
     return list(range(numbers[0]))
 
 
 @contextmanager
 def _backend(options: Options, sweep: bool) -> Iterator[dict[str, Any]]:
-    """Give the arguments that select the backend: on Ray, workers do the clients of a run, or the trials of a sweep."""
+    """Yield the arguments of the backend. Ray's workers train the clients of a run or run the trials of a sweep."""
     if options.backend == "local":
         yield {"jobs": options.workers}
         return
@@ -228,14 +217,14 @@ def _backend(options: Options, sweep: bool) -> Iterator[dict[str, Any]]:
 
 
 def absolute_imports(imports: Sequence[str]) -> list[str]:
-    """Return the imports with absolute paths, since a worker's folder may be another one."""
+    """Return the imports with absolute paths, since workers may have a different working folder."""
     folders = [f"{folder}/" for folder in ADDED]
     modules = [name for name in imports if not name.endswith("/")]
     return folders + [str(absolute(name).resolve()) if name.endswith(".py") else name for name in modules]
 
 
 def import_flags(imports: Sequence[str]) -> list[str]:
-    """Return the words of a command line that import these, and find modules where this process finds them."""
+    """Return the ``--import`` options for the modules that this process imported."""
     folders = [f"{folder}/" for folder in ADDED if folder != str(Path().resolve())]
     names = [*(name for name in imports if not name.endswith("/")), *folders]
     return [word for name in names for word in ("--import", name)]
@@ -243,7 +232,7 @@ def import_flags(imports: Sequence[str]) -> list[str]:
 
 @contextmanager
 def interruptible(console: "Console", advice: Callable[[], str]) -> Iterator[None]:
-    """At Ctrl-C, or SIGTERM (a scheduler's time limit), print how to resume, and exit with ``INTERRUPTED``."""
+    """On Ctrl-C or SIGTERM (the time limit of a scheduler), print how to resume, and exit with ``INTERRUPTED``."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -253,8 +242,7 @@ def interruptible(console: "Console", advice: Callable[[], str]) -> Iterator[Non
     try:
         yield
     except KeyboardInterrupt:
-        text = f"interrupted; {advice()}"
-        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        terminal.print_plain(console, [f"interrupted; {advice()}"], "yellow")
         sys.exit(terminal.INTERRUPTED)
     finally:
         if in_main:
@@ -262,12 +250,10 @@ def interruptible(console: "Console", advice: Callable[[], str]) -> Iterator[Non
 
 
 def _run_advice(imports: Sequence[str], folder: Path) -> str:
-    """Return how to resume a run, by what its folder holds."""
-    from fedcore.experiment.results import started
-    from fedcore.experiment.run_folder import CONFIG
+    from fedcore.experiment.results import CONFIG, started
 
     if not (folder / CONFIG).is_file():
-        return "nothing was written yet: the same command begins again"
+        return "nothing was written yet; run the same command again"
     resume = shlex.join(["fedcore", "run", str(folder), "--resume", *import_flags(imports)])
     if not any(map(started, (folder / "records").glob("*.jsonl"))):
         return f"no round is finished yet; resume: {resume}"
@@ -275,9 +261,8 @@ def _run_advice(imports: Sequence[str], folder: Path) -> str:
 
 
 def _sweep_advice(folder: Path) -> str:
-    """Return how to resume a sweep, by what its folder holds."""
     from fedcore.experiment.results import started
 
     if any(map(started, folder.rglob("records/*.jsonl"))):
-        return f"the same command resumes the sweep; report what is there: fedcore report {folder}"
-    return "no round is finished yet: the same command begins again"
+        return f"the same command resumes the sweep; to see the results so far: fedcore report {folder}"
+    return "no round is finished yet; run the same command again"

@@ -1,4 +1,4 @@
-"""``fedcore store``: the folder of a client store, of a server, or of a cluster."""
+"""``fedcore store``: commands on the folder of a client store, a server or a cluster."""
 
 import re
 import sys
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedcore import cluster
-from fedcore.arguments import expanded
 from fedcore.arrays import NARROW
 from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
@@ -30,6 +29,7 @@ from fedcore.server.folder import (
 )
 from fedcore.store import ClientStore
 from fedcore.store.inspect import give_up, look
+from fedcore.validation import expand_home
 
 HELP = """
     Inspect and maintain the folder of a client store, a server or a cluster.
@@ -44,48 +44,49 @@ def add_arguments(top: Parser) -> None:
     group.add_commands()
     for name, run in {"info": info, "verify": verify, "compact": compact, "undo": undo, "recover": recover}.items():
         parser = group.add_command(name, run)
-        parser.add_argument("path", type=expanded, metavar="PATH", help="the folder of a store or a cluster")
+        parser.add_argument("path", type=expand_home, metavar="PATH", help="folder of a store or a cluster")
         if run in (info, verify):
-            _add_folders(parser, "--folders", "folders of a cluster's shards that are not beside the manifest")
+            _add_folders(parser, "--folders", "folders of the shards, if not next to the manifest")
             terminal.add_json(parser)
-    # The last one is the parser of recover.
+    # The last parser of the loop is that of recover.
     parser.add_argument("--accept-loss", action="store_true", help="discard the lost commits (default: dry run)")
     parser = group.add_command("export", export)
-    parser.add_argument("path", type=expanded, metavar="STATE", help="the folder of a server")
-    parser.add_argument("file", type=expanded, metavar="FILE", help="the file: .safetensors, .pt, .pth or .npz")
+    parser.add_argument("path", type=expand_home, metavar="STATE", help="folder of a server")
+    parser.add_argument("file", type=expand_home, metavar="FILE", help="output: .safetensors, .pt, .pth or .npz")
     parser = group.add_command("remove-client", remove_client)
-    parser.add_argument("path", type=expanded, metavar="STATE", help="the folder of a server on an mmap store")
-    parser.add_argument("client", metavar="ID", help="the client's id")
-    parser.add_argument("--keep-in-objective", action="store_true", help="leave the other clients' weights as they are")
+    parser.add_argument("path", type=expand_home, metavar="STATE", help="folder of a server with an mmap store")
+    parser.add_argument("client", metavar="ID", help="id of the client")
+    parser.add_argument("--keep-in-objective", action="store_true", help="keep the weights of the other clients")
     terminal.add_imports(parser)
     parser = group.add_command("reshard", reshard)
-    parser.add_argument("path", type=expanded, metavar="PATH", help="a cluster's manifest or folder, or a server's")
     parser.add_argument(
-        "--shards", type=terminal.whole_number(1), required=True, metavar="N", help="new number of shards"
+        "path", type=expand_home, metavar="PATH", help="manifest or folder of a cluster, or a server's folder"
     )
-    parser.add_argument("--to", type=expanded, metavar="FOLDER", help="write the new cluster there, and keep PATH")
-    _add_folders(parser, "--folders", "folders of the new shards, e.g. one a disk (default: beside the manifest)")
-    _add_folders(parser, "--current-folders", "folders of the present shards that are not beside the manifest")
+    count = terminal.whole_number(1)
+    parser.add_argument("--shards", type=count, required=True, metavar="N", help="new number of shards")
+    parser.add_argument("--to", type=expand_home, metavar="FOLDER", help="folder of the new cluster; PATH is kept")
+    _add_folders(parser, "--folders", "folders of the new shards (default: next to the manifest)")
+    _add_folders(parser, "--current-folders", "folders of the present shards, if not next to the manifest")
 
 
-def _add_folders(parser: Parser, name: str, words: str) -> None:
-    parser.add_argument(name, nargs="+", type=expanded, metavar="FOLDER", help=words)
+def _add_folders(parser: Parser, name: str, about: str) -> None:
+    parser.add_argument(name, nargs="+", type=expand_home, metavar="FOLDER", help=about)
 
 
 def info(options: Options) -> None:
     """Show clients, rows, vectors, the last round and the disk space of a store.
 
-    It only reads, and can run while a server writes to the store.
+    The command only reads, and can run while a server writes to the store.
     """
-    if (found_cluster := manifest_at(options.path)) is not None:
-        _cluster_info(*found_cluster, options)
+    if (at := manifest_at(options.path)) is not None:
+        _cluster_info(*at, options)
         return
     with ClientStore.open(options.path, readonly=True) as opened:
         found, undo = opened.info(), _undo(opened)
         problems = loading_problems(opened, read=False)
         hints = [] if problems else loading_hints(opened)
     if options.json:
-        last = None if undo is None else undo._asdict()
+        last = None if undo is None else {"what": undo.transaction, "before": undo.before}
         terminal.print_json(asdict(found) | {"undo": last, "problems": problems, "to_load": hints})
         return
     rows = f"{found.rows:,} of {found.n:,} elements, {found.codec}, {terminal.bytes_text(found.row_bytes)} each"
@@ -98,7 +99,7 @@ def info(options: Options) -> None:
             ("rows", rows),
             ("free slots", f"{found.free:,}"),
             ("on disk", terminal.bytes_text(found.bytes)),
-            ("undo", "nothing to roll back" if undo is None else f"rolls back {undo.what}: to {undo.before}"),
+            ("undo", "nothing to roll back" if undo is None else f"{undo.transaction}, back to {undo.before}"),
             *(("read by", f"process {process}, {behind:,} commits behind") for process, behind in found.readers),
             *(("cannot be loaded", problem) for problem in problems),
             *(("to load it", hint) for hint in hints),
@@ -113,11 +114,11 @@ def info(options: Options) -> None:
 def verify(options: Options) -> None:
     """Check all data of a store against its checksums, and sums against rows.
 
-    Each damaged row is named with its client. The exit status is 1 if there is damage.
-    It only reads, and can run while a server writes to the store.
+    If rows are damaged, it lists their clients and the exit status is 1. The command only
+    reads, and can run while a server writes to the store.
     """
-    if (found_cluster := manifest_at(options.path)) is not None:
-        _verify_cluster(*found_cluster, options)
+    if (at := manifest_at(options.path)) is not None:
+        _verify_cluster(*at, options)
         return
     with ClientStore.open(options.path, readonly=True) as opened:
         problems = opened.verify() or folder_problems(opened)
@@ -129,10 +130,10 @@ def verify(options: Options) -> None:
 
 
 def compact(options: Options) -> None:
-    """Give free slots back: move rows down to fill them, and shorten the files.
+    """Free unused disk space: move rows into free slots, and shorten the files.
 
-    No server may write to the store meanwhile. It is one transaction: if it is
-    interrupted, the store stays as it was.
+    No server may write to the store meanwhile. The command is one transaction: an
+    interrupt leaves the store unchanged.
     """
     with ClientStore.open(options.path) as opened:
         before = opened.info().bytes
@@ -144,69 +145,68 @@ def compact(options: Options) -> None:
 def undo(options: Options) -> None:
     """Roll back the last transaction, if the folder keeps the state before it.
 
-    For a server's folder, that is its last round, arrival, departure or warm start:
-    the model, the sums, the rows and the clients are restored, and Server.load continues
-    from there. With durability="checkpoint" it is everything since the checkpoint
-    before. `fedcore store info PATH` shows the transaction and changes nothing.
+    A server's transaction is a round, arrival, departure or warm start. The model, the
+    sums, the rows and the clients are restored, and Server.load continues from there. With
+    durability="checkpoint", all changes since the previous checkpoint are one transaction.
+    `fedcore store info PATH` shows the transaction and changes nothing.
 
-    One transaction is kept. No server may write to the store meanwhile; readers keep
-    what they see. If it is interrupted, the store is as before, or as after.
+    Only one transaction can be rolled back. No server may write to the store meanwhile;
+    open readers keep their state. After an interrupt, the rollback is done or not begun.
 
     Example:
       fedcore store undo PATH
     """
     with ClientStore.open(options.path, readonly=True) as opened:
-        _required(opened)  # before the store is converted from an older format, which keeps no transaction
-    with ClientStore.open(options.path, undoable=True) as writing:
+        _required(opened)  # check before opening for writing, which converts an older format
+    with ClientStore.open(options.path, keep_previous=True) as writing:
         found = _required(writing)
         writing.undo()
-    print(f"{found.what} is rolled back: the store is as after {found.before}")
+    print(f"rolled back {found.transaction}; the store is at {found.before}")
 
 
 def recover(options: Options) -> None:
-    """Reopen a store that lost commits, at the last commit that is there.
+    """Reopen a store that lost commits, at its last complete commit.
 
-    Without --accept-loss it only reads: it shows that commit and the lost ones, and
-    checks all data. A row of the last commit that a lost commit overwrote is damaged;
-    then only a copy of the store helps.
+    Without --accept-loss the command only reads. It shows the last complete commit and
+    the lost commits, and checks all data. If a lost commit overwrote a row of the last
+    complete commit, the row is damaged; restore the store from a copy.
 
     Example:
       fedcore store recover PATH --accept-loss
     """
     found = look(options.path)
     round = "no round yet" if found.round is None else f"round {found.round}"
-    print(f"commit {found.commit} ({round}) is the last that is there")
+    print(f"the last complete commit is {found.commit} ({round})")
     if not found.lost:
         print("no commit was lost")
         return
     for problem in found.problems:
         print(problem)
     if found.problems:
-        print(f"commit {found.commit} is damaged, see above: use a copy of the store")
+        print(f"commit {found.commit} is damaged (see above); restore the store from a copy")
         sys.exit(terminal.FAILED)
     first, last = found.lost[0], found.lost[-1]
     lost = f"commit {first}" if first == last else f"commits {first} to {last}"
     if not options.accept_loss:
-        print(f"{lost} would be discarded for good; nothing is changed yet: --accept-loss does it")
+        print(f"{lost} would be lost; nothing was changed; pass --accept-loss to accept this")
         sys.exit(terminal.FAILED)
     give_up(options.path)
-    print(f"{lost} discarded: the store opens again")
+    print(f"{lost} discarded; the store can be opened again")
 
 
 def export(options: Options) -> None:
     """Write the model of a server's folder into a file for other programs.
 
-    It is the model after the last finished round. The command only reads, and can run
-    while a server writes to the folder. The file's ending selects the format:
-    .safetensors, .pt (a state_dict, which needs torch) or .npz (NumPy's). A complete
-    new file replaces an old one.
+    The file contains the model after the last finished round, and is replaced atomically.
+    Its suffix selects the format: .safetensors, .pt (a state_dict, needs torch) or .npz
+    (NumPy). The command only reads the folder, and can run while a server writes to it.
 
     Examples:
       fedcore store export state model.safetensors
       fedcore store export runs/mine/checkpoints/0-mimic-seed0 model.pt
 
-    The second is a trial that was stopped. A complete trial has models if its run was
-    begun with --set evaluate.keep=N.
+    The second example is an interrupted trial. A complete trial has models if its run
+    was started with --set evaluate.keep=N.
     """
     file: Path = options.file
     form = form_of(file)
@@ -216,8 +216,8 @@ def export(options: Options) -> None:
     if "numpy" not in FORMS[form] or (form == ".safetensors" and narrow):
         library = "torch"
     if library == "torch" and find_spec("torch") is None:
-        what = f"{file.name} of {narrow[0]}" if narrow else file.name
-        raise MissingDependencyError.of(what, "torch", extra="torch", instead="write .npz")
+        purpose = f"{file.name} of {narrow[0]}" if narrow else file.name
+        raise MissingDependencyError.of(purpose, "torch", extra="torch", instead="write .npz")
     tensors = model.tensors(library)
     write_model(tensors, file)
     size = f"{len(tensors)} tensors, {terminal.bytes_text(file.stat().st_size)}"
@@ -227,9 +227,9 @@ def export(options: Options) -> None:
 def remove_client(options: Options) -> None:
     """Remove a client from a saved server and subtract its row from all sums.
 
-    No server may write to the folder meanwhile; a running server has Server.depart.
-    It is one transaction; `fedcore store undo` rolls it back if the folder keeps the
-    last one.
+    No server may write to the folder meanwhile; use Server.remove_client for a running
+    server. If the folder keeps the state before the last transaction, `fedcore store undo`
+    restores the client.
 
     Example:
       fedcore store remove-client state 6718209338712947
@@ -241,20 +241,20 @@ def remove_client(options: Options) -> None:
             client = int(options.client)
         server.remove_client(client, from_objective=not options.keep_in_objective)
         left = len(server.clients)
-    print(f"{client!r} removed after round {server.round_number}: {left:,} clients are left")
+    print(f"{client!r} removed after round {server.round_number}; {left:,} clients remain")
 
 
 def reshard(options: Options) -> None:
     """Change the number of shards of a cluster, or shard a server's folder.
 
-    Later rounds have the same bits: no row is rounded. All folders must be on this
-    machine, and no server may use them. Old and new shards need disk space together. If
-    it is killed, the old or the new cluster is complete, and it can be started again.
+    Later rounds are bit-identical, since no row is rounded. All folders must be on this
+    machine, and no server may use them. The disk must hold the old and the new shards. If
+    the command is killed, the old or the new cluster is complete; run the command again.
 
     Examples:
       fedcore store reshard run/cluster.json --shards 4
       fedcore store reshard run --shards 2 --folders /disk0/run /disk1/run
-      fedcore store reshard state --shards 2 --to run      (state: a fedcore.Server's)
+      fedcore store reshard state --shards 2 --to run      (state: folder of a server)
     """
     places = {"to": options.to, "folders": options.folders, "current_folders": options.current_folders}
     with _progress("rows written") as show:
@@ -263,7 +263,6 @@ def reshard(options: Options) -> None:
 
 
 def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
-    """Show what each shard holds."""
     layout, facts = manifest.layout, []
     pairs = [("manifest", str(file)), ("parameters", f"{layout.n_parameters:,} of {layout.n:,} elements")]
     for shard, span in zip(manifest.shards(file.parent, options.folders), manifest.ranges, strict=True):
@@ -281,7 +280,7 @@ def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
 
 
 def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:
-    """Check all shards against their checksums, their sums against their rows, and them against each other."""
+    """Check each shard's checksums and sums, and that the shards agree on a transaction."""
     problems, held, rows, to = [], [], 0, None
     shards = manifest.shards(file.parent, options.folders)
     for shard in shards:
@@ -295,13 +294,13 @@ def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:
     except CheckpointError as error:
         problems.append(str(error))
     ahead = sum(one.last != to for one in held)
-    rest = f"; {ahead} ahead of it, to be rolled back when a server is opened" if ahead else ""
+    rest = f"; {ahead} ahead of it, to be rolled back when a server opens them" if ahead else ""
     facts = {"rows": rows, "transaction": to, "shards": [one.last for one in held]}
     _print_verdict(problems, facts, [f"sound: {len(shards)} shards at transaction {to}, {rows:,} rows{rest}"], options)
 
 
 def _print_verdict(problems: list[str], facts: dict[str, Any], lines: list[str], options: Options) -> None:
-    """Print the problems, or the lines of a sound store, and exit with ``FAILED`` if there are problems."""
+    """Print the problems and exit with ``FAILED``, or print the lines if the store is intact."""
     if options.json:
         terminal.print_json({"sound": not problems, "problems": problems, **facts})
     else:
@@ -311,49 +310,43 @@ def _print_verdict(problems: list[str], facts: dict[str, Any], lines: list[str],
 
 
 @contextmanager
-def _progress(words: str) -> Iterator[Callable[[int, int], object]]:
-    """Show a progress bar on a terminal if rich is installed."""
+def _progress(label: str) -> Iterator[Callable[[int, int], object]]:
     if not sys.stderr.isatty() or find_spec("rich") is None:
-        yield lambda done, due: None
+        yield lambda done, total: None
         return
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task(words, total=None)
-        yield lambda done, due: bars.update(bar, completed=done, total=due)
+        bar = bars.add_task(label, total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total)
 
 
 class _Undo(NamedTuple):
-    """The transaction that an undo rolls back, and the one before it."""
+    """The transaction that an undo rolls back, and the previous transaction."""
 
-    what: str
+    transaction: str
     before: str
 
 
 def _undo(opened: ClientStore) -> _Undo | None:
-    """Return the undo that is possible, or None."""
     found, previous = opened.info(), opened.previous
     if previous is None:
         return None
-    what, before = _commit(found.commit, found.round), _commit(previous.commit, previous.round)
-    with suppress(CheckpointError):  # of a store without a server
+    commit, before = _commit(found.commit, found.round), _commit(previous.commit, previous.round)
+    with suppress(CheckpointError):  # a store without a server
         if change := last_change(opened):
             last = transactions(opened)
-            what, before = f"{change} (transaction {last.last}, {what})", f"transaction {last.before} ({before})"
-    return _Undo(what, before)
+            commit, before = f"{change} (transaction {last.last}, {commit})", f"transaction {last.before} ({before})"
+    return _Undo(commit, before)
 
 
 def _required(opened: ClientStore) -> _Undo:
-    """Return the undo that is possible.
-
-    Raises:
-        StoreError: there is no transaction to roll back.
-    """
+    """Return the undo that the store allows, or raise StoreError."""
     if (found := _undo(opened)) is None:
         raise StoreError(
-            f"{opened.path}: there is no transaction to roll back; a folder keeps one with Storage(keep_previous=True) "
-            "or ClientStore(undoable=True), until it is rolled back or compacted"
+            f"{opened.path}: no transaction to roll back; a folder keeps the last transaction with "
+            "Storage(keep_previous=True) or ClientStore(keep_previous=True), until an undo or a compact"
         )
     return found
 

@@ -1,7 +1,6 @@
-"""Parts that the commands share: the parser, types of arguments, common options, exit statuses and output.
+"""Code shared by the commands: the parser, argument types, common options, exit statuses and output.
 
-The modules of commands import the simulator's packages only in their functions, so that ``--help`` needs NumPy alone
-and is fast.
+Command modules import the simulator's packages only inside functions, so that ``--help`` is fast and needs only NumPy.
 """
 
 import argparse
@@ -10,50 +9,45 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from inspect import cleandoc, getdoc
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedcore.errors import ConfigError, UnknownNameError
-from fedcore.registries import load_module, look_in
+from fedcore.validation import add_to_path, load_module
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 FAILED = 1
-"""The exit status where a trial failed or a store is damaged."""
+"""The exit status if a trial failed or a store is damaged."""
 MISTAKE = 2
-"""The exit status where the command line or its input is wrong."""
+"""The exit status for an invalid command line or input."""
 INTERRUPTED = 130
-"""The exit status after Ctrl-C: 128 + SIGINT, as of shells."""
+"""The exit status after Ctrl-C: 128 + SIGINT, as in shells."""
 
 SIMULATOR = ("matplotlib", "pandas", "pydantic", "rich", "scipy", "sklearn", "torch")
-"""The packages of commands that run experiments or show them; the other commands need only NumPy."""
+"""The packages that commands on experiments need; other commands need only NumPy."""
 
 Options = argparse.Namespace
 Run = Callable[[Options], None]
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are errors of fedcore, and which can have commands."""
+    """An argument parser with subcommands, which raises fedcore's errors."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise ConfigError with the message and a hint at ``--help``."""
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
     def add_commands(self) -> None:
-        """Make this the parser of a group, which shows its help if no command is given."""
+        """Turn this parser into a group of commands; without a command it prints its help."""
         self.set_defaults(run=lambda options: self.print_help(), needs=())
         self._commands = self.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
 
     def add_command(self, name: str, run: Run | None = None, *, needs: Sequence[str] = (), help: str = "") -> "Parser":
         """Add a command to a group and return its parser.
 
-        Args:
-            name: of the command.
-            run: the function that does its work. Its docstring is the help: a line of at most 80 characters, and the
-                text below the options.
-            needs: packages that it imports.
-            help: of a group, in the place of a function's docstring.
+        The first line of the docstring of ``run`` is the short help, at most 80 characters. The rest is printed below
+        the options. A group has no function, but a ``help``. ``needs`` lists the packages that ``run`` imports.
         """
         summary, _, details = cleandoc(help or getdoc(run) or "").partition("\n\n")
         parser = self._commands.add_parser(
@@ -69,7 +63,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def whole_number(least: int) -> Callable[[str], int]:
-    """Return a type of argument: a whole number, at least ``least``."""
+    """Return an argument type for integers of at least ``least``."""
 
     def parse(text: str) -> int:
         try:
@@ -77,68 +71,70 @@ def whole_number(least: int) -> Callable[[str], int]:
         except ValueError:
             number = least - 1
         if number < least:
-            raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, at least {least}")
+            raise argparse.ArgumentTypeError(f"{text!r}: must be an integer of at least {least}")
         return number
 
     return parse
 
 
 def share(text: str) -> float:
-    """Read an argument that is a finite number, at least 0."""
+    """Parse a finite number of at least 0."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a finite number, at least 0")
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a finite number of at least 0")
     return number
 
 
 def add_changes(parser: Parser) -> None:
     """Add the option that changes a configuration."""
-    words = "set a key of the configuration (repeatable); VALUE is TOML"
-    parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=words)
+    about = "set a key of the configuration to a TOML value; repeatable"
+    parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=about)
 
 
 def add_imports(parser: Parser) -> None:
     """Add the option that imports modules."""
-    words = "import your module, .py file, or all modules of a folder (DIR/); repeatable"
-    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=words)
+    about = "import a module, a .py file, or the modules of a folder (DIR/); repeatable"
+    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=about)
 
 
 def add_json(parser: Parser) -> None:
     """Add the option that prints JSON."""
-    parser.add_argument("--json", action="store_true", help="print JSON, for other programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def load_imports(imports: Iterable[str]) -> None:
-    """Import the modules of ``--import``, which add to the registries; modules of the working folder are found, too.
-
-    Raises:
-        UnknownNameError: a module cannot be imported.
-    """
-    look_in(Path())
+    """Import the modules of ``--import``, which may be in the working folder and may register names."""
+    add_to_path(Path())
     for module in imports:
         if module.endswith("/") and not Path(module).is_dir():
-            raise UnknownNameError(f"--import: expected a folder before the /, got {module!r}: there is none")
-        load_module(module, f"--import: expected a module that can be imported, got {module!r}")
+            raise UnknownNameError(f"--import {module!r}: no such folder")
+        load_module(module, f"--import {module!r}: cannot be imported")
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON; types without a form in JSON, such as a path, become text."""
+    """Print a value as JSON; types that JSON lacks, such as paths, become text."""
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
-    """Print the values in a column beside their names."""
-    shown = list(pairs)
-    width = max(len(name) for name, _ in shown)
-    for name, value in shown:
+    """Print names and values in two columns."""
+    lines = list(pairs)
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
         print(f"{name:{width}}  {value}")
 
 
+def print_plain(console: "Console", lines: Iterable[str], style: str = "", *, soft_wrap: bool = True) -> None:
+    """Print text without markup; by default only the terminal wraps it, so that a path can be copied."""
+    for line in lines:
+        console.print(line, style=style, markup=False, highlight=False, soft_wrap=soft_wrap)
+
+
 def bytes_text(size: float) -> str:
-    """Return bytes as people read them.
+    """Return a number of bytes as text with a unit.
 
     >>> bytes_text(53_248)
     '53.2 KB'

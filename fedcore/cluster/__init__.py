@@ -1,4 +1,4 @@
-"""Servers in shards, larger than the memory or the disk of one machine: ``Compute(shards=..., executor=...)``."""
+"""Servers in shards, larger than the memory or disk of one machine: ``Compute(shards=..., executor=...)``."""
 
 from fedcore.cluster.manifest import Range
 from fedcore.cluster.on_ray import OnRay

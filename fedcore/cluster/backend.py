@@ -1,6 +1,6 @@
-"""The backend of a server in shards: each has a range of the parameters, with its part of every row, on its own disk.
+"""The backend of a server in shards, for ``Compute(shards=...)``. Results have the same bits as without shards.
 
-``fedcore.Server`` uses it with ``Compute(shards=...)``. The rounds and the bits are those of a server of one piece.
+Each shard has a range of the parameters and that part of every row, on its own disk.
 """
 
 import os
@@ -10,38 +10,21 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Lock, RLock
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
-import numpy.typing as npt
 
-from fedcore.arguments import absolute
-from fedcore.arrays import CPU, F32, empty
-from fedcore.atomic_file import followed
+from fedcore.arrays import CPU, F32, core, empty
+from fedcore.cluster import manifest as folders
 from fedcore.cluster.coordinator import Coordinator, GatheredVectors
-from fedcore.cluster.manifest import (
-    NAME,
-    Manifest,
-    Range,
-    clean_up,
-    cut,
-    folders_of,
-    locked,
-    make_folder,
-    older_copy,
-    prepare,
-    ranges_of,
-    require_elementwise,
-    write_intent,
-)
+from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of, require_elementwise
 from fedcore.cluster.placement import LocalThreads
 from fedcore.cluster.shard import Finished, UpdateHeader, concatenate, settings_of_shard
 from fedcore.errors import ClusterError, FedcoreError, RangeError, RoundError, StoreError
 from fedcore.model import Layout
-from fedcore.native import core
-from fedcore.options import Callback, Compute, Settings, Storage, given_again
+from fedcore.options import Callback, Compute, Settings, Storage, checked_objects
+from fedcore.runtime import resolve_own_links
 from fedcore.server.broadcast import SentVectors
 from fedcore.server.report import Report, tell
 from fedcore.server.round import LOGGER, SECOND, Round, one_call
@@ -52,33 +35,29 @@ from fedcore.server.update import Kind, Slices, Update, as_vector, bytes_of, rea
 from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId, Registry
+from fedcore.validation import absolute
 
 
 class ShardedRound(Round):
-    """An open round of a server in shards. It cuts updates and sends their slices to the shards, some at a time.
+    """An open round of a server in shards. It cuts updates into slices and sends them to the shards in batches.
 
-    ``Slices`` in place of a vector are passed on to the shards. A model of named tensors is flattened first, so that
-    its length has the bits of a flat vector's.
+    ``Slices`` are passed on to the shards. A model of named tensors is flattened first, so that its length has the same
+    bits as that of a flat vector.
     """
 
     def __init__(
         self, backend: "ShardedBackend", *, batch_size: int, may_hold: bool, callbacks: Sequence[Callback] = ()
     ) -> None:
-        self.report: Report | None = None
-        self.is_open = True
-        self._backend, self._coordinator, self._settings = backend, backend.coordinator, backend.settings
+        number = backend.coordinator.state.round_number
+        super().__init__(backend.settings, number, batch_size, may_hold=may_hold, callbacks=callbacks)
+        self._backend, self._coordinator = backend, backend.coordinator
         self._ranges, self._registry = backend.ranges, backend.registry
-        self._batch_size, self._may_hold, self._callbacks = batch_size, may_hold, callbacks
-        self._number, self._opening = self._coordinator.state.round_number, self._coordinator.openings
-        self._turn, self._inside, self._is_ending = RLock(), Lock(), False
+        self._opening = self._coordinator.openings
         self._new: list[ClientId] = []
         self._held: list[tuple[UpdateHeader, list[list[Any]]]] = []
-        self._known: set[ClientId] = set()
-        self._rejected: list[tuple[ClientId, str]] = []
-        self._bytes, self._seconds = 0, 0.0
 
     def begin(self, newcomers: NewClients) -> None:
-        """Begin the round at the shards."""
+        """Open the round in the shards."""
         listed = dict(newcomers) if isinstance(newcomers, Mapping) else list(newcomers)
         try:
             self._coordinator.call("begin_round", listed)
@@ -94,17 +73,8 @@ class ShardedRound(Round):
             self._backend.learn_clients(self._new)
         self._registry = self._backend.registry
 
-    def _facts(self) -> dict[str, Any]:
-        if not self.is_open:
-            return {"is_open": False, "report": self.report}
-        accepted, rejected = len(self._known), len(self._rejected)
-        counts = {"accepted": accepted, "rejected": rejected, "shards": len(self._ranges)}
-        return {"round": self._number, "is_open": True, **counts}
-
-    @property
-    def rejected(self) -> tuple[tuple[ClientId, str], ...]:
-        """The clients whose updates were rejected so far, with the reasons."""
-        return tuple(self._rejected)
+    def _counts(self) -> dict[str, int]:
+        return {**super()._counts(), "shards": len(self._ranges)}
 
     def _require_open(self) -> None:
         super()._require_open()
@@ -143,36 +113,22 @@ class ShardedRound(Round):
         return client in self._known
 
     def add_partial_sum(self, *_: Any, **__: Any) -> None:
-        """Reject a partial sum.
-
-        Raises:
-            RangeError: always.
-        """
+        """Raise a RangeError: shards do not support partial sums."""
         raise RangeError("add_partial_sum: partial sums are not supported with shards; use Compute(shards=1)")
 
     def partial_sum(self) -> Any:
-        """Reject to make a partial sum.
-
-        Raises:
-            RangeError: always.
-        """
+        """Raise a RangeError: shards do not support partial sums."""
         raise RangeError("partial_sum: partial sums are not supported with shards; use Compute(shards=1)")
 
-    @one_call
-    def reject(self, client: ClientId, reason: str) -> None:
-        """See ``Round.reject``."""
-        self._require_open()
-        self._rejected.append((client, reason))
-
     def finish(self) -> Report:
-        """Take the server's step and close the round.
+        """Take the server step and close the round.
 
         Raises:
             RoundError: the round is closed.
-            DivergedError: x would become infinite or NaN. The server stays as it was before the round.
-            ClusterError: a shard was lost. The round was rolled back and may be run again; or it counts, as
-                ``Server.round_number`` shows, and its report is lost.
-            StoreError: a disk is full, for example; the round was rolled back in all shards.
+            DivergedError: x would become infinite or NaN; the server is unchanged.
+            ClusterError: a shard was lost. Either the round was rolled back and may be run again, or it was committed
+                and its report is lost; ``Server.round_number`` shows which.
+            StoreError: the disk is full, for example; the round was rolled back in all shards.
         """
         finished, report = self._finish()
         for record in finished.records:
@@ -202,14 +158,14 @@ class ShardedRound(Round):
         if self.is_open:
             self.is_open = False
             self._held.clear()
-            if self._coordinator.openings == self._opening:  # otherwise no shard has the round
-                with suppress(FedcoreError):  # the next call raises it
+            if self._coordinator.openings == self._opening:  # otherwise the shards have already dropped the round
+                with suppress(FedcoreError):  # the next call raises it again
                     self._coordinator.call("abort")
             with suppress(FedcoreError):
                 self._learn_clients()
 
     def _take(self, header: UpdateHeader, update: Update, slices: list[list[Any]]) -> tuple[UpdateHeader, bool]:
-        """Append the slices of an update's vector, or note its error; return also whether its memory is immutable."""
+        """Append the slices of an update's vector, or record its error; also return whether its memory is immutable."""
         y = update.value
         if isinstance(y, Slices):
             _append(slices, y.parts)
@@ -228,7 +184,7 @@ class ShardedRound(Round):
         _append(slices, [put(vector[span.start : span.stop if has_buffers else span.end]) for span in self._ranges])
 
     def _take_control(self, header: UpdateHeader, control: Any, slices: list[list[Any]]) -> tuple[UpdateHeader, bool]:
-        """Append the slices of a second vector, as ``_take`` does."""
+        """Append the slices of a second vector; see ``_take``."""
         if isinstance(control, Slices):
             _append(slices, control.parts)
             return header._replace(control=True, control_digests=control.digests), True
@@ -243,14 +199,14 @@ class ShardedRound(Round):
         return header._replace(control=True), core.are_immutable([vector])
 
     def _hold(self, header: UpdateHeader, slices: list[list[Any]], *, may_wait: bool) -> None:
-        """Hold an update; fold the held ones if it may not wait."""
+        """Hold an update. Send the held updates if this one may not wait."""
         self._held.append((header, slices))
         self._known.add(header.update.client)
         if len(self._held) >= self._batch_size or not (may_wait or self._coordinator.placement.copies):
             self._fold_held()
 
     def _fold_held(self) -> None:
-        """Send the held updates to the shards; a rejected client may send another one."""
+        """Send the held updates to the shards. A rejected client may send another update."""
         held, self._held = self._held, []
         if not held:
             return
@@ -271,37 +227,30 @@ class ShardedRound(Round):
 
 
 def _append(slices: Sequence[list[Any]], parts: Sequence[Any]) -> None:
-    """Add a slice to each shard's list."""
     for own, part in zip(slices, parts, strict=True):
         own.append(part)
 
 
 class ShardedBackend:
-    """The state of a ``Server`` in shards, with the methods of ``fedcore.server.state.State`` that ``Server`` calls.
+    """The state of a ``Server`` in shards, with the methods of ``State`` that ``Server`` calls.
 
-    A round, a change of clients or options and a warm start count once the last shard's transaction is durable. After a
-    crash, ``saved_backend`` lets the shards that are ahead roll back.
-
-    Attributes:
-        settings: of the whole server.
-        coordinator: calls all shards.
-        manifest: the ranges, and the folders.
-        home: the manifest's folder; None in memory.
+    A change is complete once the last shard's transaction is durable. After a crash, ``saved_backend`` rolls back the
+    shards that are ahead.
     """
 
     def __init__(self, settings: Settings, manifest: Manifest, home: Path | None, coordinator: Coordinator) -> None:
         self.settings, self.manifest, self.home, self.coordinator = settings, manifest, home, coordinator
         self._registry: Registry | None = None
-        self._registry_at = 0  # the coordinator's ``openings`` when it was read
+        self._registry_at = 0  # the coordinator's ``openings`` when the registry was read
 
     @property
     def ranges(self) -> tuple[Range, ...]:
-        """The elements of each shard."""
+        """The range of each shard."""
         return self.manifest.ranges
 
     @property
     def registry(self) -> Registry:
-        """The registered clients, which a shard is asked for once."""
+        """The registered clients, read once from a shard."""
         if self._registry is None:
             self.read_registry()
         assert self._registry is not None
@@ -313,9 +262,10 @@ class ShardedBackend:
         self._registry, self._registry_at = registry, self.coordinator.openings
 
     def learn_clients(self, clients: Iterable[ClientId]) -> None:
-        """Learn the numbers of clients that a change may have added or removed, in time proportional to these.
+        """Update the registry after a change that may have added or removed these clients.
 
-        If a shard is lost meanwhile, this is no error, since the change has happened: all clients are read when needed.
+        If a shard is lost, raise no error, since the change has happened. The whole registry is then read on its next
+        use.
         """
         known, self._registry = self._registry, None
         if known is None or self._registry_at != self.coordinator.openings:
@@ -343,55 +293,47 @@ class ShardedBackend:
         return True
 
     def facts(self) -> dict[str, Any]:
-        """Facts to show."""
+        """Return facts for ``repr``."""
         return {"shards": len(self.ranges), "storage": "ram" if self.home is None else str(self.home)}
 
     def rows(self) -> Any:
-        """Reject to give all rows.
+        """Raise a RangeError: no single store has all rows."""
+        raise RangeError("store: a server in shards has a separate store in each shard; read a row with row(client)")
 
-        Raises:
-            RangeError: always.
-        """
-        raise RangeError("store: a server in shards has one store in each shard; row(client) reads a row")
+    def row(self, client: ClientId) -> Any:
+        """Return a client's row."""
+        return self._gather("row", client)
 
-    def row(self, client: ClientId) -> F32:
-        """A client's row."""
-        row: F32 = self._gather("row", client)
-        return row
-
-    def client_sizes(self) -> npt.NDArray[np.int64] | None:
-        """n_k, the smallest first."""
-        sizes: npt.NDArray[np.int64] | None = self._first("client_sizes")
-        return sizes
+    def client_sizes(self) -> Any:
+        """Return the sizes n_k, smallest first."""
+        return self._first("client_sizes")
 
     def vector(self, name: str) -> Any:
-        """x, ``next`` (the model that clients start from), or v, gathered."""
+        """Return x, v, or ``next`` (the model that clients start from), gathered from the shards."""
         return self._gather("vector", "sent" if name == "next" else name)
 
     def slices(self, name: str = "sent") -> list[Any]:
-        """A vector as each shard has it: arrays, or on Ray references to them."""
+        """Return each shard's slice of a vector: arrays, or on Ray references to them."""
         return self.coordinator.fetch("vector", name)
 
     def counters(self) -> Any:
-        """The integer counters and constants by name."""
+        """Return the integer counters and constants by name."""
         return self._first("counters")
 
-    def correction(self, client: ClientId) -> npt.NDArray[np.float64]:
-        """c_i, gathered."""
-        correction: npt.NDArray[np.float64] = self._gather("correction", client)
-        return correction
+    def correction(self, client: ClientId) -> Any:
+        """Return c_i, gathered from the shards."""
+        return self._gather("correction", client)
 
-    def total(self) -> npt.NDArray[np.float64] | None:
-        """T, gathered."""
-        total: npt.NDArray[np.float64] = self._gather("total")
-        return total
+    def total(self) -> Any:
+        """Return T, gathered from the shards."""
+        return self._gather("total")
 
     def audit_log(self) -> list[dict[str, Any]]:
-        """The documents: none."""
+        """Return an empty list: shards keep no audit log."""
         return []
 
     def verify(self) -> list[str]:
-        """The damage found, by shard."""
+        """Return the damage found, by shard."""
         found = self.coordinator.call("verify")
         return [f"shard {k}: {line}" for k, lines in enumerate(found) for line in lines]
 
@@ -402,24 +344,24 @@ class ShardedBackend:
         return concatenate(self.coordinator.call(name, *arguments))
 
     def may_be_whole(self) -> bool:
-        """False: rounds go through the coordinator."""
+        """Return False: rounds go through the coordinator."""
         return False
 
     def new_round(self, kind: Any, batch_size: int, *, may_hold: bool, callbacks: Sequence[Callback]) -> ShardedRound:
-        """A round that has not begun."""
+        """Return a round that has not begun."""
         return ShardedRound(self, batch_size=batch_size, may_hold=may_hold, callbacks=callbacks)
 
     def require_open_store(self) -> None:
-        """Nothing: the shards raise the error themselves."""
+        """Do nothing: the shards raise the error themselves."""
 
     def forget_newcomers(self) -> None:
-        """Nothing: the next round does it."""
+        """Do nothing: the next round discards newcomers."""
 
     def abandon(self) -> None:
-        """Nothing: each shard abandons what a dropped round left before it changes."""
+        """Do nothing: each shard discards an abandoned round before its next change."""
 
     def sent_vectors(self, clients: Sequence[ClientId], new: Collection[ClientId]) -> SentVectors:
-        """The vectors of a broadcast; workers on Ray read their slices from the shards."""
+        """Return the vectors of a broadcast. Workers on Ray read their slices from the shards."""
         number, fetch = self.round_number, self.coordinator.fetch
         if self.settings.algorithm.keeps_rows:
             self.coordinator.call("prefetch", [client for client in clients if client not in new])
@@ -427,8 +369,8 @@ class ShardedBackend:
         def offset(client: ClientId) -> list[Any]:
             if self.round_number != number:
                 raise RoundError(
-                    f"offset: the broadcast was for round {number}, and round {self.round_number} is next; make a new "
-                    "broadcast"
+                    f"offset: the broadcast for round {number} is out of date, since round {self.round_number} is "
+                    "next; make a new broadcast"
                 )
             return fetch("offset", client, client in new and client not in self.registry)
 
@@ -475,7 +417,7 @@ class ShardedBackend:
         self.coordinator.change("warm_start", list(gradients), each=each)
 
     def _slices_of(self, name: str, gradient: Any) -> Sequence[Any]:
-        """A gradient's slices, on their way to the shards."""
+        """Return a gradient's slices, in the form that is sent to the shards."""
         if isinstance(gradient, Slices):
             gradient.require(name, len(self.ranges))
             return gradient.parts
@@ -485,34 +427,35 @@ class ShardedBackend:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a copy of each shard on its own machine, and the manifest last.
 
-        A save that is killed leaves the older copy. The next one deletes its files: ``cluster.json.intent`` lists them.
+        A killed save leaves the older copy intact. The next save deletes the unfinished files, which
+        ``cluster.json.intent`` lists.
         """
         home = absolute(path)
-        place = followed(home)
+        place = resolve_own_links(home)
         if self.home is not None and place == Path(os.path.realpath(self.home)):
-            raise StoreError(f"{home}: the server's own folder has every round already; save to another one")
-        make_folder(home)
-        with locked(home):
-            clean_up(home, self._delete)
-            before = older_copy(home)
+            raise StoreError(f"{home}: is the server's own folder; save to a different folder")
+        folders.make_folder(home)
+        with folders.locked(home):
+            folders.clean_up(home, self._delete)
+            before = folders.older_copy(home)
             if before is not None:
                 self.coordinator.call("require_unused", [info.folder for info in before.shards(home)])
             mark = uuid4().hex[:8]
-            folders = tuple(f"shard-{k}-{mark}" for k in range(len(self.ranges)))
-            copy = replace(self.manifest, folders=folders, is_copy=True)
-            write_intent(home, new=copy, old=before)
+            names = tuple(f"shard-{k}-{mark}" for k in range(len(self.ranges)))
+            copy = replace(self.manifest, folders=names, is_copy=True)
+            folders.write_intent(home, new=copy, old=before)
             try:
                 self.coordinator.call("save", each=[(info.folder,) for info in copy.shards(home)])
                 copy.write(home / NAME)
             except FedcoreError:
                 with suppress(FedcoreError):  # the next save tries again
-                    clean_up(home, self._delete, deletes_old=False)
+                    folders.clean_up(home, self._delete, deletes_old=False)
                 raise
-            clean_up(home, self._delete)
+            folders.clean_up(home, self._delete)
 
-    def _delete(self, cluster: str, folders: Sequence[str]) -> bool:
+    def _delete(self, cluster: str, paths: Sequence[str]) -> bool:
         """Delete parts of a copy, each by the shard that wrote it; return whether all are deleted."""
-        return all(self.coordinator.call("delete_copy", cluster, list(folders)))
+        return all(self.coordinator.call("delete_copy", cluster, list(paths)))
 
     def checkpoint(self) -> None:
         """See ``Server.checkpoint``."""
@@ -536,35 +479,33 @@ def new_backend(
     compute: Compute,
     given: ClientStore | None,
 ) -> ShardedBackend:
-    """The backend of a new server in shards; arguments and errors are those of ``Server``.
-
-    Raises:
-        RangeError: an option does not work with shards; there are more shards than blocks of 16,384 parameters.
-    """
+    """Return the backend of a new server in shards. For arguments see ``Server``."""
     layout = settings.layout
     require_elementwise(settings.optimizer)
     require_without_weights(settings)
     _require_supported(storage, compute)
     if given is not None:
-        raise RangeError("storage: a ClientStore has rows of one piece; give Storage(path=...)")
+        raise RangeError("storage: a ClientStore is not supported with shards; pass Storage(path=...)")
     if storage.path is None and storage.folders is not None:
-        raise RangeError("folders: give path= too, the folder of the manifest")
+        raise RangeError("folders: give path= as well, the folder for the manifest")
     if clients is None:
-        raise RangeError("clients: give their number or their ids")
+        raise RangeError("clients: must be given, as a count or the ids")
     ranges = ranges_of(layout, compute.shards)
     x, is_new = _flat(model, layout)
     settings = replace(settings, nonnegative=never_negative(layout, x, settings.limits.signed_buffers))
     home = None if storage.path is None else Path(storage.path)
-    named = None if home is None else folders_of([f"shard-{k}" for k in range(len(ranges))], storage.folders)
+    named = None if home is None else folders.folders_of([f"shard-{k}" for k in range(len(ranges))], storage.folders)
     manifest = Manifest(uuid4().hex, layout, ranges, named)
     if home is not None:
-        prepare(home)
+        folders.prepare(home)
     listed = clients if isinstance(clients, int) else list(clients)
-    again = given_again(settings.algorithm, settings.lr, settings.server_lr, settings.optimizer)
+    again = checked_objects(settings.algorithm, settings.lr, settings.server_lr, settings.optimizer)
     placement = LocalThreads() if compute.executor is None else compute.executor
     check = partial(manifest.require_current, (home or Path()) / NAME)
     infos = manifest.shards(home, storage.folders)
-    backend = ShardedBackend(settings, manifest, home, Coordinator(placement, infos, storage.durability, again, check))
+    backend = ShardedBackend(
+        settings, manifest, home, Coordinator(placement, infos, storage.durability or "round", again, check)
+    )
     counters = layout.read_counters(model)
     each = [
         (
@@ -574,7 +515,7 @@ def new_backend(
         )
         for k, span in enumerate(ranges)
     ]
-    backend.coordinator.make(listed, sizes, storage.codec, storage.durability, is_new, each=each)
+    backend.coordinator.make(listed, sizes, storage.codec, storage.durability or "round", is_new, each=each)
     try:
         if home is not None:
             manifest.write(home / NAME)
@@ -588,39 +529,35 @@ def new_backend(
 def saved_backend(
     file: Path, given: Mapping[str, Any], storage: Storage, compute: Compute
 ) -> tuple[ShardedBackend, dict[str, Any]]:
-    """The backend of a manifest as its last finished round left it, and the saved settings.
+    """Return the backend of a manifest at its last finished round, and the saved settings.
 
-    Args:
-        given: the objects that the caller passes again; see ``given_again``.
-        storage: ``folders``, if the shards are not beside the manifest, and ``durability``.
-        compute: the executor, and ``batch_size``.
-
-    Raises:
-        StoreError, CheckpointError, CorruptionError: as ``Server.load``; or a shard is elsewhere, and ``folders`` does
-            not name it; or the shards do not belong together, or are further apart than one transaction; or the
-            manifest was replaced meanwhile.
-        RangeError: the optimizer does not step element by element; or an option contradicts what was saved.
-        LockedError: another process has a shard, for longer than 10 seconds.
+    ``given`` are the objects that the caller passes again; see ``checked_objects``. For errors see ``Server.load``.
+    Raise a LockedError if another process uses a shard for 10 seconds.
     """
     _require_supported(storage, compute)
     if storage.medium == "ram":
-        raise RangeError("medium='ram': a server in shards goes on in its folders; leave it out")
+        raise RangeError(
+            "medium='ram': not supported with shards, which always continue in their folders; leave it out"
+        )
     manifest = Manifest.read(file)
     if compute.shards not in (1, len(manifest.ranges)):
         raise RangeError(
-            f"shards={compute.shards}: the server has {len(manifest.ranges)}; fedcore.cluster.reshard changes that"
+            f"shards={compute.shards}: the server has {len(manifest.ranges)} shards; leave it out, or change the "
+            "number with fedcore.cluster.reshard"
         )
     infos = manifest.shards(file.parent, storage.folders)
     placement = LocalThreads() if compute.executor is None else compute.executor
     check = partial(manifest.require_current, file)
-    coordinator = Coordinator(placement, infos, storage.durability, given, check)
+    coordinator = Coordinator(placement, infos, storage.durability or "round", given, check)
     coordinator.open()
     try:
         assert coordinator.settings is not None
         saved = coordinator.settings | {"layout": manifest.layout.to_state()}
         settings = Settings.from_state(saved, given, compute)
         if compute.diagnostics not in (None, saved.get("diagnostics")):
-            raise RangeError(f"diagnostics={compute.diagnostics}: the server was saved otherwise; leave it out")
+            raise RangeError(
+                f"diagnostics={compute.diagnostics}: the server was saved with a different value; leave it out"
+            )
         require_elementwise(settings.optimizer)
         backend = ShardedBackend(settings, manifest, file.parent, coordinator)
         backend.read_registry()
@@ -631,30 +568,25 @@ def saved_backend(
 
 
 def _require_supported(storage: Storage, compute: Compute) -> None:
-    """Reject options that shards do not have.
-
-    Raises:
-        RangeError: one is given.
-    """
     for name, is_given, reason in (
-        ("medium", storage.medium == "cuda", "shards are on CPUs"),
-        ("device", compute.device not in (None, CPU), "shards are on CPUs"),
-        ("cached_rows", storage.cached_rows is not None, "shards are on CPUs"),
-        ("keep_previous", bool(storage.keep_previous), "each shard keeps the transaction before the last anyway"),
-        ("audit", storage.audit, "shards see slices only"),
+        ("medium", storage.medium == "cuda", "shards run on CPUs"),
+        ("device", compute.device not in (None, CPU), "shards run on CPUs"),
+        ("cached_rows", storage.cached_rows is not None, "shards run on CPUs"),
+        ("keep_previous", bool(storage.keep_previous), "each shard always keeps its previous transaction"),
+        ("audit", storage.audit, "each shard has only slices of the vectors"),
     ):
         if is_given:
             raise RangeError(f"{name}: not supported with shards: {reason}; leave it out")
 
 
 def require_without_weights(settings: Settings) -> None:
-    """Reject weights of a ``Mean``, which shards do not have."""
+    """Raise a RangeError for weights of a ``Mean``, which are not supported with shards."""
     if settings.rules.weights is not None:
-        raise RangeError("weights: not supported with shards; give the weight of each update, add(weight=...)")
+        raise RangeError("weights: not supported with shards; give each update its weight with add(weight=...)")
 
 
 def _flat(model: Any, layout: Layout) -> tuple[F32, bool]:
-    """The first model as one vector, and whether that is new memory."""
+    """Return the first model as one vector, and whether its memory is new."""
     if isinstance(model, np.ndarray) and model.dtype == np.float32 and model.ndim == 1 and model.flags.c_contiguous:
         return model, False
     return layout.flatten(model), True

@@ -1,13 +1,13 @@
-"""The coordinator: it sends each call to all shards and answers their questions. It never has a vector."""
+"""The coordinator of shards: it sends each call to all shards and answers their questions. It holds no vectors."""
 
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, wraps
+from functools import cached_property
 from threading import RLock
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from fedcore.cluster.manifest import Range, ShardInfo
 from fedcore.cluster.placement import Answer, Lost, Placement, Referring, ShardLostError
 from fedcore.cluster.shard import AbandonedError, Question, Raised, Returned, ShardState, concatenate
 from fedcore.errors import CheckpointError, ClusterError, StoreError
-from fedcore.interrupts import uninterrupted
 from fedcore.profiling import span
+from fedcore.runtime import uninterrupted
 from fedcore.server.folder import Transactions
 from fedcore.server.update import SentSlices
 from fedcore.store import Durability
@@ -26,32 +26,29 @@ from fedcore.store.registry import ClientId
 
 LOGGER = logging.getLogger("fedcore.cluster")
 TICK = 0.25
-"""Seconds between two checks of signals and clocks."""
+"""Seconds between two checks of signals and timeouts."""
 HELD = 1.0
-"""Seconds for which a signal waits for the end of a call. Most calls are shorter, and no handler runs within them."""
+"""Seconds for which a signal waits for the end of a call. Most calls are shorter, so no handler runs within them."""
 LATE = 10.0
 """Seconds until the log names the shards that have not answered."""
 LATE_AGAIN = 60.0
 """Seconds until the log names them again."""
 PATIENCE = 10.0
-"""Seconds to wait for a folder whose process is being killed."""
+"""Timeout in seconds for locking a folder whose process is being killed."""
 GRACE = 2.0
-"""Seconds that shards have to leave an aborted call before they are ended."""
+"""Seconds that shards have to leave an aborted call before they are killed."""
 MOST_TRIES = 4
-"""Attempts to open all shards if one is lost each time: Ray may not know yet that a machine is lost."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
+"""Attempts to open all shards if each attempt loses one. Ray may not know yet that a machine is lost."""
 
 
 class CallAbortedError(Exception):
-    """A call of all shards was aborted after some may have committed, or since a shard was lost.
+    """A call to all shards was aborted. Either a shard was lost, or the call failed after some may have committed.
 
     Attributes:
         error: the error to raise if the change did not happen.
-        reason: what happened, without advice.
-        result: of a shard whose call has returned; None if there is none.
-        interrupt: the error of a signal's handler, to raise after recovery; None if there is none.
+        reason: the cause of the error, as text.
+        result: the result of a shard whose call has returned, or None.
+        interrupt: an error of a signal handler, to raise after recovery, or None.
     """
 
     def __init__(
@@ -62,17 +59,12 @@ class CallAbortedError(Exception):
 
 
 class Exchange:
-    """One call of a method of all shards: the messages, the answers to questions, and a wait that can be aborted.
+    """One call of a method on all shards. It sends messages, answers the shards' questions, and can be aborted.
 
-    A signal's handler runs after the call. If the call takes longer than HELD, the handler runs during the wait. Its
-    exception aborts the call if no shard may have committed; after that, a second one does.
+    Signal handlers run after the call, or during the wait if the call takes longer than HELD. Their first exception
+    aborts the call, unless a shard may have committed; then only a second exception does.
 
-    Args:
-        signals: those that are held back meanwhile.
-
-    Attributes:
-        may_have_committed: whether a shard may have committed.
-        interrupts: exceptions of signals' handlers.
+    ``interrupts`` lists the exceptions of signal handlers.
     """
 
     def __init__(self, placement: Placement, shards: int, name: str, signals: uninterrupted) -> None:
@@ -84,9 +76,7 @@ class Exchange:
     def call(self, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call the method; return the result of each shard.
 
-        Raises:
-            CallAbortedError: a shard is lost, or some may have changed.
-            BaseException: an error of a shard or of a signal's handler; no shard has changed.
+        Raise a CallAbortedError if a shard is lost or some may have changed. With any other error no shard has changed.
         """
         self._placement.begin(self._name, arguments)
         self._wait()
@@ -98,15 +88,15 @@ class Exchange:
         return self._results()
 
     def read(self, references: Sequence[Any]) -> list[Any]:
-        """Read the results of references, with the errors of ``call``."""
+        """Fetch the results that the references name, one per shard. Errors: see ``call``."""
         cast(Referring, self._placement).read(references)
         self._wait()
         return self._results()
 
     def abandon(self, signals: uninterrupted, seconds: float) -> bool:
-        """End the call in every shard; return whether each has left it within so many seconds, and none is lost.
+        """Abort the call in every shard. Return whether all shards have left it in time and none is lost.
 
-        A second exception of a signal's handler ends the wait.
+        A second exception of a signal handler ends the wait.
         """
         until = time.monotonic() + seconds
         self._abandon_questions()
@@ -114,13 +104,13 @@ class Exchange:
             self._replies |= self._placement.wait(TICK)
             self._abandon_questions()
         if waiting := list(self._placement.waiting):
-            LOGGER.warning("%s: the call was aborted, but shards %s are still in it", self._name, waiting)
+            LOGGER.warning("%s: the call was aborted, but shards %s have not left it yet", self._name, waiting)
         while self._placement.waiting:
             if len(self.interrupts) > 1 or time.monotonic() > until:
                 return False
             self._replies |= self._placement.wait(TICK)
             self._abandon_questions()
-            self.interrupts += signals.obeyed()
+            self.interrupts += signals.run_handlers()
         return not self.lost
 
     @property
@@ -141,20 +131,20 @@ class Exchange:
             if waiting and now > began + HELD:
                 self._run_handlers()
         if len(self._replies) < self._shards:
-            raise ClusterError(f"{self._name}: a signal's handler closed the shards within the call")
+            raise ClusterError(f"{self._name}: a signal handler closed the shards during the call")
 
     def _run_handlers(self) -> None:
-        """Run signals' handlers; raise the first exception, or after a commit has begun only a second one."""
+        """Run signal handlers and raise their first exception; after a possible commit, raise only a second one."""
         before = len(self.interrupts)
-        self.interrupts += self._signals.obeyed()
+        self.interrupts += self._signals.run_handlers()
         if not self.may_have_committed and self.interrupts:
             raise self.interrupts[0]
         if len(self.interrupts) > 1:
             first = self.interrupts[0]
-            raise CallAbortedError(first, "it was interrupted twice", self._first_result(), first)
+            raise CallAbortedError(first, "the call was interrupted twice", self._first_result(), first)
         if len(self.interrupts) > before:
             LOGGER.warning(
-                "%s: the interrupt waits until all shards have committed; a second one ends the shards %s",
+                "%s: the interrupt takes effect once all shards have committed; a second interrupt ends shards %s now",
                 self._name,
                 list(self._placement.waiting),
             )
@@ -171,7 +161,7 @@ class Exchange:
         self._placement.answer(answers)
 
     def _answers(self, questions: Mapping[int, Question]) -> tuple[dict[int, Any], bool]:
-        """The answer to each question, and whether the shards may commit now."""
+        """Return the answer to each question, and whether the shards may commit now."""
         names = {one.name for one in questions.values()}
         if len(questions) < self._shards or len(names) > 1:
             return {k: AbandonedError("another shard has failed") for k in questions}, False
@@ -188,11 +178,13 @@ class Exchange:
         raised = [reply.error for reply in replies if isinstance(reply, Raised)]
         errors = [error for error in raised if not isinstance(error, AbandonedError)]
         if lost := self.lost:
-            reason = f"the shards {list(lost)} were lost: {next(iter(lost.values()))}"
+            reason = f"shards {list(lost)} were lost: {next(iter(lost.values()))}"
             unchanged = ShardLostError(f"{self._name}: {reason}; nothing has changed; call it again")
             raise CallAbortedError(errors[0] if errors else unchanged, reason, self._first_result())
         if raised:
-            error = errors[0] if errors else ClusterError(f"{self._name}: the shards asked different questions")
+            error = (
+                errors[0] if errors else ClusterError(f"{self._name}: the shards are at different steps of the call")
+            )
             if self.may_have_committed:
                 raise CallAbortedError(error, str(error), self._first_result())
             raise error
@@ -200,48 +192,35 @@ class Exchange:
 
 
 def _add(values: Sequence[Sequence[Any]]) -> list[Any]:
-    """The squared lengths of several sums: each from its blocks, in the order of the shards."""
+    """Return the squared lengths of several sums, each from its blocks in the order of the shards."""
     return [kernels.sum_of_partials(np.concatenate(partials)) for partials in zip(*values, strict=True)]
 
 
 def _merge(values: Sequence[Sequence[str | None]]) -> list[str | None]:
-    """The reasons to reject each update: those of claims are the same in all shards, and buffers precede counters."""
+    """Return the reason to reject each update. Reasons from buffers (last shard) precede those from counters."""
     return [next((reason for reason in reversed(reasons) if reason), None) for reasons in zip(*values, strict=True)]
 
 
-ANSWERS: dict[str, Any] = {"add": _add, "refusals": _merge, "agree": all, "ready": lambda values: None}
-"""The questions of shards, and the answer to each from the parts of all shards."""
-
-
-def serialized(call: Callable[Concatenate["Coordinator", P], R]) -> Callable[Concatenate["Coordinator", P], R]:
-    """Let one thread at a time call the shards, from its first message to their last answer."""
-
-    @wraps(call)
-    def calling(self: "Coordinator", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.lock:
-            return call(self, *args, **kwargs)
-
-    return calling
+ANSWERS: dict[str, Any] = {"add": _add, "rejections": _merge, "agree": all, "ready": lambda values: None}
+"""The questions of shards by name. Each function computes the answer from the values of all shards."""
 
 
 class Coordinator:
-    """Calls all shards together, answers their questions, and recovers them after a failure.
+    """An object that calls all shards, answers their questions, and recovers them after a failure.
 
-    A change has happened once the last shard's transaction is durable; there is no other record of it. Shards that are
-    one transaction ahead roll it back.
+    A change is complete once the last shard's transaction is durable; no other record exists. Shards that are one
+    transaction ahead roll it back.
 
     Args:
-        placement: where the shards run.
-        shards: their descriptions.
-        durability: of their stores.
-        given: the objects that ``Server.load`` was given again.
-        check_manifest: raises an error if the manifest names other shards by now.
+        given: the objects that the caller passed to ``Server.load`` again.
+        check_manifest: a function that raises an error if the manifest now names other shards.
 
     Attributes:
-        state: the numbers that all shards have alike.
-        openings: how often the shards were opened, or were found to be inconsistent: what one opening gave is of no use
-            in the next.
-        settings: as the first shard's folder has them; None for a new server.
+        state: the round and transaction numbers, which are the same in all shards.
+        lock: lets one thread at a time call the shards, from the first message to the last answer.
+        openings: a counter that increases when the shards are opened or become inconsistent. Older results are then
+            invalid.
+        settings: the settings in the first shard's folder; None for a new server.
         is_inconsistent: whether shards may be in different states; the next call recovers them.
     """
 
@@ -259,137 +238,112 @@ class Coordinator:
         self.settings: dict[str, Any] | None = None
         self.is_inconsistent, self._is_calling = False, False
         self._failure: str | None = None
-        self._unfinished: Exchange | None = None  # an aborted call that shards may still be in
+        self._unfinished: Exchange | None = None  # an aborted call that shards may not have left yet
         self.lock = RLock()
 
     def __len__(self) -> int:
-        """The number of shards."""
         return len(self._shards)
 
-    @serialized
     def call(self, name: str, *shared: Any, each: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
-        """Call a method of all shards that is no transaction; return the result of each.
+        """Call a method on all shards that is not a transaction; return the result of each.
 
-        Args:
-            shared: arguments of every shard.
-            each: further arguments of each shard.
-
-        Raises:
-            ClusterError: a shard is lost; all are opened again, and nothing has changed.
-            Exception: an error of a shard.
+        ``shared`` are arguments for every shard, ``each`` further ones for each shard. Raise a ClusterError if a shard
+        is lost; then all are opened again, and nothing has changed.
         """
-        self._require_shards()
-        try:
-            return self._call(name, shared, each)
-        except CallAbortedError as aborted:
-            self._recover_from(aborted)
-            raise aborted.error from None
-
-    @serialized
-    def change(self, name: str, *shared: Any, each: Sequence[tuple[Any, ...]] | None = None, rounds: int = 0) -> Any:
-        """Call a method of all shards that is one transaction of each; return the result of the first.
-
-        Args:
-            rounds: how many rounds it finishes.
-
-        Raises:
-            ClusterError: a shard is lost, and the change did not happen; or it happened, and its result is lost.
-            Exception: an error of a shard; the change did not happen.
-        """
-        self._require_shards()
-        after = ShardState(self.state.round_number + rounds, self.state.transactions + 1)
-        try:
-            results = self._call(name, shared, each, after)
-        except CallAbortedError as aborted:
-            self._recover_from(aborted)
-            if self.state != after:
-                raise aborted.error from None
-            if aborted.result is None:
-                raise ClusterError(
-                    f"{name}: it happened, and all shards are at one transaction, but its report is lost: "
-                    f"{aborted.reason}"
-                ) from None
-            return aborted.result.value
-        return results[0] if results else None
-
-    @serialized
-    def fetch(self, name: str, *arguments: Any) -> list[Any]:
-        """The results of a method of each shard that asks and changes nothing, or references to them.
-
-        Raises:
-            ClusterError: the shards are closed.
-            Exception: an error of a shard, here or where the reference is read.
-        """
-        if not self.placement.has_references:
-            return self.call(name, *arguments)
-        self._require_shards()
-        with uninterrupted():  # which takes no time
-            return cast(Referring, self.placement).fetch(name, *arguments)
-
-    @serialized
-    def read(self, fetched: Sequence[Any], opening: int) -> list[Any]:
-        """The results that ``fetch`` returned, in this process.
-
-        Args:
-            opening: the value of ``openings`` at that time.
-
-        Raises:
-            ClusterError: a shard is lost; all are opened again, unless they were since, and nothing has changed.
-            Exception: an error of a shard.
-        """
-        if not self.placement.has_references:
-            return list(fetched)
-        self._require_no_call()
-        try:
-            with uninterrupted() as signals:
-                self._is_calling = True
-                try:
-                    return Exchange(self.placement, len(fetched), "fetch", signals).read(fetched)
-                finally:
-                    self._is_calling = False
-        except CallAbortedError as aborted:
-            if opening != self.openings:
-                raise ClusterError("broadcast: its vectors were lost with a shard; make a new broadcast") from None
-            self._mark_inconsistent()
-            self._recover()
-            raise aborted.error from None
-
-    @serialized
-    def make(self, *shared: Any, each: Sequence[tuple[Any, ...]]) -> None:
-        """Make the shards of a new server: all of them, or none."""
-        try:
-            self.placement.make(self._shards)
+        with self.lock:
+            self._require_shards()
             try:
-                self._call("make", shared, each)
-            except BaseException:
-                if self._unfinished is None:
-                    with suppress(Exception):  # a lost shard cannot delete anything
-                        self._call("unmake", (), None)
-                raise
-        except BaseException as error:
-            self.placement.drop()
-            raise (error.error if isinstance(error, CallAbortedError) else error) from None
+                return self._call(name, shared, each)
+            except CallAbortedError as aborted:
+                self._recover_from(aborted)
+                raise aborted.error from None
 
-    @serialized
+    def change(self, name: str, *shared: Any, each: Sequence[tuple[Any, ...]] | None = None, rounds: int = 0) -> Any:
+        """Call a method on all shards that is one transaction in each; return the first shard's result.
+
+        The method finishes ``rounds`` rounds. Raise a ClusterError if a shard is lost: either the change did not
+        happen, or it happened and its result is lost. After an error of a shard the change did not happen.
+        """
+        with self.lock:
+            self._require_shards()
+            after = ShardState(self.state.round_number + rounds, self.state.transactions + 1)
+            try:
+                results = self._call(name, shared, each, after)
+            except CallAbortedError as aborted:
+                self._recover_from(aborted)
+                if self.state != after:
+                    raise aborted.error from None
+                if aborted.result is None:
+                    raise ClusterError(
+                        f"{name}: the change is complete in all shards, but its result was lost: {aborted.reason}"
+                    ) from None
+                return aborted.result.value
+            return results[0] if results else None
+
+    def fetch(self, name: str, *arguments: Any) -> list[Any]:
+        """Call a read-only method without questions on each shard; return the results, or references to them.
+
+        Errors of a shard are raised here or when the reference is read.
+        """
+        with self.lock:
+            if not self.placement.has_references:
+                return self.call(name, *arguments)
+            self._require_shards()
+            with uninterrupted():  # the call returns at once
+                return cast(Referring, self.placement).fetch(name, *arguments)
+
+    def read(self, fetched: Sequence[Any], opening: int) -> list[Any]:
+        """Return the results of ``fetch`` in this process; ``opening`` is the value of ``openings`` at that time."""
+        with self.lock:
+            if not self.placement.has_references:
+                return list(fetched)
+            self._require_no_call()
+            try:
+                with uninterrupted() as signals:
+                    self._is_calling = True
+                    try:
+                        return Exchange(self.placement, len(fetched), "fetch", signals).read(fetched)
+                    finally:
+                        self._is_calling = False
+            except CallAbortedError as aborted:
+                if opening != self.openings:
+                    raise ClusterError("broadcast: its vectors were lost with a shard; make a new broadcast") from None
+                self._mark_inconsistent()
+                self._recover()
+                raise aborted.error from None
+
+    def make(self, *shared: Any, each: Sequence[tuple[Any, ...]]) -> None:
+        """Create the shards of a new server: all of them, or none."""
+        with self.lock:
+            try:
+                self.placement.make(self._shards)
+                try:
+                    self._call("make", shared, each)
+                except BaseException:
+                    if self._unfinished is None:
+                        with suppress(Exception):  # a lost shard cannot delete anything
+                            self._call("unmake", (), None)
+                    raise
+            except BaseException as error:
+                self.placement.drop()
+                raise (error.error if isinstance(error, CallAbortedError) else error) from None
+
     def open(self) -> None:
         """Open the shards' folders at one transaction: shards that are ahead roll one back.
 
-        Each locks its folder before it reads it. If it is interrupted, it may be called again; if a shard is lost, it
-        is repeated.
-
-        Raises:
-            CheckpointError: the shards are further apart than one transaction, or do not belong together.
-            LockedError: another process has one.
-            ClusterError: a shard is lost each time.
+        Each shard locks its folder before it reads it. The call can be repeated after an interrupt. It repeats itself
+        if a shard is lost. Raise a CheckpointError if shards are further apart than one transaction, or do not belong
+        together.
         """
-        for left in reversed(range(MOST_TRIES)):
-            try:
-                self._open_once()
-                return
-            except ShardLostError as error:
-                if not left:
-                    raise
-                LOGGER.info("a shard was lost while all were opened; they are opened again: %s", error)
+        with self.lock:
+            for left in reversed(range(MOST_TRIES)):
+                try:
+                    self._open_once()
+                    return
+                except ShardLostError as error:
+                    if not left:
+                        raise
+                    LOGGER.info("a shard was lost while the shards were opened; opening all again: %s", error)
 
     def _open_once(self) -> None:
         try:
@@ -397,7 +351,7 @@ class Coordinator:
             held = self._open_folders()
             to = common_transaction(held, self._shards)
             if ahead := [info.shard for one, info in zip(held, self._shards, strict=True) if one.last > to]:
-                LOGGER.info("transaction %d never happened: shards %s of %d roll it back", to + 1, ahead, len(held))
+                LOGGER.info("rolling back unfinished transaction %d in shards %s (of %d)", to + 1, ahead, len(held))
             saved = self._call("resume", (to, self._given), None)
             states = set(self._call("shard_state", (), None))
         except BaseException as error:
@@ -411,38 +365,40 @@ class Coordinator:
         self.is_inconsistent = False
 
     def _open_folders(self) -> list[Transactions]:
-        """Lock the folders and read their transactions; check the manifest before any folder is changed."""
+        """Lock the folders and return their transactions. Check the manifest before any folder is changed."""
         try:
             held: list[Transactions] = self._call("open_folder", (self._durability, PATIENCE), None)
         except StoreError:
-            self._check_manifest()  # its error says why a folder is missing
+            self._check_manifest()  # its error explains why a folder is missing
             raise
         self._check_manifest()
         return held
 
-    @serialized
     def drop(self) -> None:
         """End the shards."""
-        self._unfinished = None
-        self.placement.drop()
-        self._failure = self._failure or "the server is closed"
+        with self.lock:
+            self._unfinished = None
+            self.placement.drop()
+            self._failure = self._failure or "the server is closed"
 
     def _require_shards(self) -> None:
-        """Recover the shards if they are inconsistent; raise an error if that fails, or within another call."""
+        """Recover inconsistent shards. Raise an error if that fails, or during another call."""
         self._require_no_call()
         if self.is_inconsistent and self._failure is None:
             self._recover()
         if self._failure is not None:
-            raise ClusterError(f"server: it has no shards: {self._failure}")
+            raise ClusterError(f"server: the shards are not available: {self._failure}")
 
     def _require_no_call(self) -> None:
         if self._is_calling:
-            raise ClusterError("server: a signal's handler called it within another call; call it after that one")
+            raise ClusterError(
+                "server: a signal handler called the server during another call; wait until that call has returned"
+            )
 
     def _call(
         self, name: str, shared: Sequence[Any], each: Sequence[tuple[Any, ...]] | None, after: ShardState | None = None
     ) -> list[Any]:
-        """Call all shards; ``after`` is the state once they have returned."""
+        """Call all shards; ``after`` is their state once they have returned."""
         arguments = [(*shared, *own) for own in (each or [()] * len(self))]
         try:
             with uninterrupted() as signals:
@@ -467,22 +423,22 @@ class Coordinator:
         return results
 
     def _abort(self, exchange: Exchange, signals: uninterrupted, error: BaseException) -> BaseException:
-        """End a failed call in all shards, or mark them as inconsistent; return the error to raise."""
+        """Abort a failed call in all shards, or mark them as inconsistent; return the error to raise."""
         if exchange.may_have_committed:
             if not isinstance(error, CallAbortedError):
                 error = CallAbortedError(error, str(error), None)
-            exchange.interrupts += signals.obeyed()
+            exchange.interrupts += signals.run_handlers()
             error.interrupt = next(iter(exchange.interrupts), error.interrupt)
         if isinstance(error, CallAbortedError):
             self._mark_inconsistent()
         elif self._failure is None:
-            exchange.interrupts = exchange.interrupts or [error]  # the next one ends the wait
+            exchange.interrupts = exchange.interrupts or [error]  # the next interrupt ends the wait
             if not exchange.abandon(signals, GRACE):
                 self._mark_inconsistent(None if exchange.lost else exchange)
         return error
 
     def _mark_inconsistent(self, unfinished: Exchange | None = None) -> None:
-        """Mark the shards: they must be opened again or, in memory, leave the unfinished call."""
+        """Mark the shards as inconsistent. They must be opened again or, in memory, leave the unfinished call."""
         self.is_inconsistent = True
         self.openings += 1
         if any(info.folder is None for info in self._shards):
@@ -506,7 +462,7 @@ class Coordinator:
                 raise unfinished.interrupts.pop()
 
     def _recover_from(self, aborted: CallAbortedError) -> None:
-        """Recover; then raise the exception of a signal's handler, if there is one."""
+        """Recover the shards; then raise the exception of a signal handler, if one occurred."""
         try:
             self._recover()
         finally:
@@ -514,7 +470,7 @@ class Coordinator:
                 raise aborted.interrupt
 
     def _recover(self) -> None:
-        """Open all shards again, or wait for them. If it is interrupted, the next call does it."""
+        """Open all shards again, or wait for them. After an interrupt, the next call repeats this."""
         if self._unfinished is not None:
             self._finish(self._unfinished)
             return
@@ -524,39 +480,32 @@ class Coordinator:
         try:
             self.open()
         except Exception as error:
-            self._failure = f"they could not be opened again: {error}; call Server.load once they can be"
+            self._failure = f"opening them again failed: {error}; fix the cause, then call Server.load"
             raise
 
 
 def shared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that all shards have alike."""
+    """Return the settings that are the same in all shards."""
     return {name: value for name, value in settings.items() if name not in ("layout", "nonnegative")}
 
 
 def common_transaction(held: Sequence[Transactions], shards: Sequence[ShardInfo]) -> int:
-    """The transaction that all shards can have: the least of their last ones.
-
-    Raises:
-        CheckpointError: one is more than a transaction ahead, or cannot roll back.
-    """
+    """Return the least of the shards' last transactions. Raise a CheckpointError if a shard cannot return to it."""
     to = min(one.last for one in held)
     for one, info in zip(held, shards, strict=True):
         if one.last != to and one.before != to:
-            before = "nothing" if one.before is None else one.before
+            held_there = (
+                f"transaction {one.last}" if one.before is None else f"transactions {one.before} and {one.last}"
+            )
             raise CheckpointError(
-                f"{info.folder}: it holds transaction {one.last} and {before} before it, but another shard is at "
-                f"transaction {to}; one of them belongs to another run or an older copy"
+                f"{info.folder}: has {held_there}, but another shard is at transaction {to}; one of the two folders "
+                "belongs to a different run or is an older copy"
             )
     return to
 
 
 class GatheredVectors:
-    """The ``SentVectors`` of shards. A whole vector is put together when it is asked for.
-
-    Args:
-        x, x_prev: of each shard, from ``Coordinator.fetch``.
-        offset: the slices of a client's offset.
-    """
+    """The ``SentVectors`` of shards. A vector is gathered when it is first used."""
 
     def __init__(
         self,
@@ -571,7 +520,7 @@ class GatheredVectors:
 
     @cached_property
     def x(self) -> F32:
-        """See ``SentVectors``. Cost: 4 n bytes, read and written."""
+        """The model that clients receive; see ``SentVectors``. Cost: reads and writes 4 n bytes."""
         return self._gather(self._sent.x)
 
     @cached_property
@@ -581,7 +530,7 @@ class GatheredVectors:
 
     @property
     def slices(self) -> SentSlices | None:
-        """See ``SentVectors``; None if other processes cannot read slices."""
+        """The slices of the vectors; None if other processes cannot read slices."""
         return self._sent if self._coordinator.placement.has_references else None
 
     def offset(self, client: ClientId, out: Any) -> Any:
@@ -593,7 +542,7 @@ class GatheredVectors:
         return out
 
     def on_host(self) -> Self:
-        """See ``SentVectors``: shards are on CPUs."""
+        """Return this object, since shards are on CPUs; see ``SentVectors``."""
         return self
 
     def facts(self) -> dict[str, Any]:

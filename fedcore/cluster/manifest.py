@@ -14,23 +14,23 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from fedcore.algorithms.optimizers import Optimizer
-from fedcore.arguments import expanded, is_whole, whole
-from fedcore.atomic_file import is_own, mode_of, require_file
 from fedcore.errors import CheckpointError, FedcoreError, LockedError, RangeError, StoreError
 from fedcore.model import Layout, Slice
-from fedcore.server.folder import believed, server_state
+from fedcore.runtime import is_own, mode_of, require_file
+from fedcore.server.folder import checkpoint_errors, server_state
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files import disk
 from fedcore.store.files.folder import remove, sweep
 from fedcore.store.files.inventory import INDEX, is_disposable, is_own_folder, require_same
+from fedcore.validation import check_integer, expand_home, is_integer
 
 LOGGER = logging.getLogger("fedcore.cluster")
 NAME = "cluster.json"
-"""The manifest's file. It is written last, after the shards."""
+"""The file name of the manifest. It is written last, after the shards."""
 INTENT = "cluster.json.intent"
-"""The file beside the manifest that exists while folders of shards are written or deleted."""
+"""The file next to the manifest that exists while folders of shards are written or deleted."""
 BLOCK = 16_384
-"""Elements of a block of the kernels. Ranges end at blocks, so that lengths and rows have the bits of one server."""
+"""Elements of a block of the kernels. Ranges end at blocks, so that results have the same bits as without shards."""
 
 _WHAT, _VERSION = "a fedcore cluster", 1
 _MOST_BYTES = 1 << 28
@@ -38,7 +38,7 @@ _FOLDER = re.compile(r"shard-(0|[1-9][0-9]{0,5})(-[0-9a-f]{8})?")
 
 
 class Range(NamedTuple):
-    """The elements [start, stop) of the flat vector, float buffers included; its parameters end at ``end``."""
+    """The elements [start, stop) of the flat vector, with float buffers; its parameters end at ``end``."""
 
     start: int
     stop: int
@@ -46,14 +46,10 @@ class Range(NamedTuple):
 
 
 def ranges_of(layout: Layout, shards: int) -> tuple[Range, ...]:
-    """Ranges of about as many parameters each; the last has all float buffers too.
-
-    Raises:
-        RangeError: there are more shards than blocks of 16,384 parameters, or none.
-    """
+    """Return ranges with about equal numbers of parameters; the last range also has all float buffers."""
     p, blocks = layout.n_parameters, -(-layout.n_parameters // BLOCK)
     most = max(1, blocks)
-    if whole("shards", shards, 1) > most:
+    if check_integer("shards", shards, 1) > most:
         raise RangeError(f"shards={shards}: must be at most {most}, one for each {BLOCK:,} of {p:,} parameters")
     starts = [BLOCK * (blocks * k // shards) for k in range(shards)]
     ends = [*starts[1:], p]
@@ -62,11 +58,7 @@ def ranges_of(layout: Layout, shards: int) -> tuple[Range, ...]:
 
 
 def cut(layout: Layout, span: Range, *, counters: bool) -> Layout:
-    """The layout of a range: the parts of tensors within it, flat.
-
-    Args:
-        counters: whether the shard keeps the counters and constants.
-    """
+    """Return the layout of a range: the flat parts of tensors within it, and the counters and constants if asked."""
     pieces = []
     for piece in layout.slices:
         start, stop = max(piece.start, span.start), min(piece.stop, span.stop)
@@ -77,15 +69,11 @@ def cut(layout: Layout, span: Range, *, counters: bool) -> Layout:
 
 
 def require_elementwise(optimizer: Optimizer | None) -> None:
-    """Reject an optimizer that may need a whole vector.
-
-    Raises:
-        RangeError: its class does not have ``elementwise = True``.
-    """
+    """Raise a RangeError for an optimizer that may need a whole vector."""
     if optimizer is not None and getattr(optimizer, "elementwise", False) is not True:
         raise RangeError(
-            f"optimizer={optimizer}: shards need a step that is taken element by element; if this class has one, set "
-            "elementwise = True"
+            f"optimizer={optimizer}: shards need an elementwise optimizer; if this class is one, set elementwise = "
+            "True on it"
         )
 
 
@@ -94,12 +82,12 @@ class ShardInfo:
     """The description of a shard.
 
     Attributes:
-        cluster: the cluster's own name, which differs from that of any other.
-        shard, shards: its number, from 0, and how many there are.
-        first: the place of its first parameter.
-        has_buffers: whether the model has float buffers, which are the last shard's.
-        folder: of its part of the store, on its own machine; None in memory.
-        is_named: whether the caller has named the folder, and not the manifest.
+        cluster: the unique name of the cluster.
+        shard, shards: its number, from 0, and the number of shards.
+        first: the position of its first parameter.
+        has_buffers: whether the model has float buffers, which the last shard holds.
+        folder: the folder of its store, on its own machine; None in memory.
+        is_named: whether the caller, not the manifest, has named the folder.
     """
 
     cluster: str
@@ -111,32 +99,25 @@ class ShardInfo:
     is_named: bool = False
 
     def to_state(self) -> dict[str, Any]:
-        """The description that its folder keeps."""
+        """Return the description that its folder keeps."""
         return {"cluster": self.cluster, "shard": self.shard, "shards": self.shards, "first": self.first}
 
     def require(self, state: Any) -> dict[str, Any]:
-        """Return the state of its folder, if it is this shard's.
-
-        Raises:
-            CheckpointError: it is another shard's.
-        """
+        """Return the state of its folder. Raise a CheckpointError if it belongs to a different shard."""
         folder = self.folder or "store"
-        with believed(folder):
+        with checkpoint_errors(folder):
             saved = server_state(folder, state, shard=True)
             if saved["place"] != self.to_state():
-                raise CheckpointError(f"{folder}: the manifest says {self.to_state()}, the folder {saved['place']}")
+                raise CheckpointError(
+                    f"{folder}: the folder is of {saved['place']}, but the manifest expects {self.to_state()}"
+                )
         return saved
 
     def open(self, *, readonly: bool = False, durability: Durability = "round") -> ClientStore:
-        """Open its folder.
-
-        Raises:
-            StoreError: the manifest names a link, or a folder of another user.
-            CheckpointError: it is another shard's.
-        """
+        """Open its folder."""
         assert self.folder is not None
         found = self.require_inside()
-        rows = ClientStore.open(self.folder, readonly=readonly, durability=durability, undoable=not readonly)
+        rows = ClientStore.open(self.folder, readonly=readonly, durability=durability, keep_previous=not readonly)
         try:
             require_same(Path(self.folder), found, os.lstat(self.folder))
             self.require(rows.state)
@@ -146,21 +127,17 @@ class ShardInfo:
         return rows
 
     def require_inside(self) -> os.stat_result | None:
-        """Reject a folder beside the manifest that is a link, or another user's; None if the caller has named it.
-
-        Raises:
-            StoreError: it is one.
-        """
+        """Return the folder's status; reject a link or another user's folder. Return None if the caller named it."""
         if self.folder is None or self.is_named or not os.path.lexists(self.folder):
             return None
         found, home = os.lstat(self.folder), os.stat(os.path.dirname(self.folder))
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), home.st_uid):
-            raise StoreError(f"{self.folder}: it is a link, or another user's folder; pass folders= if it is yours")
+            raise StoreError(f"{self.folder}: is a link, or belongs to another user; if it is yours, pass folders=")
         return found
 
 
 def shard_in(folder: str) -> int | None:
-    """The number of a shard in the name that fedcore gives its folder; None for any other name or path."""
+    """Return the shard number in a folder name that fedcore assigned; None for other names and paths."""
     found = _FOLDER.fullmatch(folder)
     return None if found is None else int(found[1])
 
@@ -170,11 +147,10 @@ class Manifest:
     """The shards of a server: their ranges and folders.
 
     Attributes:
-        cluster: its own name.
-        layout: of the whole model.
-        ranges: of each shard.
-        folders: of each shard, on its own machine; relative ones are beside the manifest. None in memory.
-        is_copy: whether ``save`` wrote it, and may replace it with another copy.
+        cluster: the unique name of the cluster.
+        folders: the folder of each shard, on its own machine; relative folders are next to the manifest. None in
+            memory.
+        is_copy: whether ``save`` wrote it; a later save may replace it.
     """
 
     cluster: str
@@ -184,16 +160,7 @@ class Manifest:
     is_copy: bool = False
 
     def shards(self, home: Path | None, named: Sequence[str | os.PathLike[str]] | None = None) -> list[ShardInfo]:
-        """The descriptions of the shards.
-
-        Args:
-            home: the folder of the manifest.
-            named: the shards' folders from the caller. Default: those beside the manifest.
-
-        Raises:
-            RangeError: ``named`` has not one for each shard.
-            StoreError: a shard lies elsewhere, and the caller does not name its folder.
-        """
+        """Return the descriptions of the shards of a manifest in ``home``; ``named`` are folders from the caller."""
         has_buffers = self.layout.n > self.layout.n_parameters
         folders: Sequence[str | None] = [None] * len(self.ranges)
         if self.folders is not None and home is not None:
@@ -204,25 +171,18 @@ class Manifest:
         ]
 
     def _beside(self, home: Path) -> list[str]:
-        """The folders, if each lies beside the manifest under a name that fedcore gives.
-
-        A manifest may come from anybody, so that it cannot name folders elsewhere.
-        """
+        """Return the folders. Reject any that is not next to the manifest, which may come from another user."""
         assert self.folders is not None
         for k, folder in enumerate(self.folders):
             if shard_in(folder) != k:
                 raise StoreError(
-                    f"{home / NAME}: it names the folder {folder!r}, which is not shard-{k} beside it; pass folders=, "
-                    "one for each shard, if these are your folders"
+                    f"{home / NAME}: the folder {folder!r} is not shard-{k} next to the manifest; if it is yours, pass "
+                    "folders= with one folder for each shard"
                 )
         return [str(home / folder) for folder in self.folders]
 
     def write(self, path: Path) -> None:
-        """Write it durably, in place of an older one.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Write the manifest durably, and replace an older one."""
         folders = self.folders or ()
         state = {
             "what": _WHAT,
@@ -236,34 +196,28 @@ class Manifest:
             replace_text(path, json.dumps(state, indent=1))
 
     def require_current(self, path: Path) -> None:
-        """Raise a StoreError unless the file still names these shards, whose folders are locked by now."""
-        if not self.has_shards_of(Manifest.read(path)):
-            raise StoreError(f"{path}: it names other shards than when it was read; load it again")
-
-    def has_shards_of(self, other: "Manifest") -> bool:
-        """Whether both are of one cluster with the same ranges in the same folders."""
-        return (self.cluster, self.ranges, self.folders) == (other.cluster, other.ranges, other.folders)
+        """Raise a StoreError unless the file still names these shards. Call it once their folders are locked."""
+        now = Manifest.read(path)
+        if (self.cluster, self.ranges, self.folders) != (now.cluster, now.ranges, now.folders):
+            raise StoreError(f"{path}: the manifest was replaced while it was loaded; load it again")
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
-        """Read the manifest of a file.
-
-        Raises:
-            StoreError: there is none.
-            CheckpointError: it is something else, or of a newer version.
-        """
+        """Read the manifest in a file."""
         try:
             if path.exists() and os.lstat(require_file(path)).st_size > _MOST_BYTES:
-                raise CheckpointError(f"{path}: a manifest has at most {_MOST_BYTES} bytes, and this file more")
+                raise CheckpointError(f"{path}: the file exceeds {_MOST_BYTES} bytes, so it is not a manifest")
             text = path.read_text() if path.is_file() or not path.exists() else ""
         except (OSError, UnicodeDecodeError) as error:
-            raise StoreError(f"{path}: there is no manifest of a server in shards that can be read: {error}") from None
-        with believed(path):
+            raise StoreError(f"{path}: cannot read the manifest: {error}") from None
+        with checkpoint_errors(path):
             state: Mapping[str, Any] = json.loads(text)
             if state.get("what") != _WHAT:
-                raise CheckpointError(f"{path}: it is not the manifest of a server in shards")
+                raise CheckpointError(f"{path}: not the manifest of a server in shards")
             if (version := state["version"]) != _VERSION:
-                raise CheckpointError(f"{path}: version {version!r} is of a newer fedcore; this one reads {_VERSION}")
+                raise CheckpointError(
+                    f"{path}: format version {version!r} is unknown; this fedcore reads version {_VERSION}"
+                )
             layout = Layout.from_state(state["layout"])
             ranges = tuple(Range(one["start"], one["stop"], one["end"]) for one in state["shards"])
             _require_partition(layout, ranges)
@@ -272,87 +226,70 @@ class Manifest:
 
 
 def _require_partition(layout: Layout, ranges: tuple[Range, ...]) -> None:
-    """Reject ranges that do not partition the layout in order."""
+    """Raise a ValueError unless the ranges partition the layout in order."""
     starts, stops, ends = ([span[i] for span in ranges] for i in range(3))
     if (
         not ranges
-        or not all(is_whole(number, 0, layout.n) for span in ranges for number in span)
+        or not all(is_integer(number, 0, layout.n) for span in ranges for number in span)
         or starts[0] != 0
         or any(start % BLOCK for start in starts)
         or ends != [*starts[1:], layout.n_parameters]
         or stops != [*starts[1:], layout.n]
         or any(span.start >= span.end for span in ranges)
     ):
-        raise ValueError(f"shards: {ranges} do not cover {layout.n_parameters} parameters and {layout.n} elements")
+        raise ValueError(f"shards: {ranges} do not match {layout.n_parameters} parameters and {layout.n} elements")
 
 
 def require_own_file(path: Path) -> None:
-    """Reject a file that is a link, or another user's.
-
-    Raises:
-        StoreError: it is.
-    """
+    """Raise a StoreError if the file is a link or another user's."""
     found = os.lstat(path)
     if not stat.S_ISREG(found.st_mode) or not is_own(path, found):
-        raise StoreError(f"{path}: it is a link, or another user's file; use another folder")
+        raise StoreError(f"{path}: is a link, or belongs to another user; use a different folder")
 
 
 def folders_of(names: Sequence[str], folders: Sequence[str | os.PathLike[str]] | None) -> tuple[str, ...]:
-    """The given folders of shards, or those of these names beside the manifest.
-
-    Raises:
-        RangeError: there is not one for each.
-    """
+    """Return the given folders of shards. Default: folders with these names next to the manifest."""
     if folders is None:
         return tuple(names)
     if len(folders) != len(names):
         raise RangeError(f"folders: give one for each of {len(names)} shards, not {len(folders)}")
-    return tuple(os.path.realpath(expanded(folder)) for folder in folders)
+    return tuple(os.path.realpath(expand_home(folder)) for folder in folders)
 
 
 def prepare(home: Path) -> None:
-    """Make a manifest's folder for a new server.
-
-    Raises:
-        StoreError: there is a manifest already, or the folder cannot be made.
-    """
+    """Create a manifest's folder for a new server."""
     if (home / NAME).exists():
-        raise StoreError(f"{home / NAME}: there is a server in shards already; Server.load resumes it")
+        raise StoreError(f"{home / NAME}: a server in shards already exists here; resume it with Server.load")
     make_folder(home)
-    with disk.explained("making a cluster", home):
+    with disk.explained("creating a cluster", home):
         disk.sync_path(home.parent)
 
 
 def make_folder(home: Path) -> None:
-    """Make a manifest's folder, unless it exists.
-
-    Raises:
-        StoreError: it cannot be made.
-    """
-    with disk.explained("making a cluster", home):
+    """Create a manifest's folder, unless it exists."""
+    with disk.explained("creating a cluster", home):
         home.mkdir(parents=True, exist_ok=True)
 
 
 def older_copy(home: Path) -> Manifest | None:
-    """The copy in a folder that another one may replace; None in an empty folder.
-
-    Raises:
-        StoreError: the folder has something else.
-    """
+    """Return the older copy in a folder, which a save may replace; None for an empty folder."""
     if (found := manifest_at(home / NAME)) is None:
         if others := [name for name in sorted(os.listdir(home)) if not name.startswith(NAME)]:
-            raise StoreError(f"{home}: it has {others[0]}; save to a new or empty folder, or over an older copy")
+            raise StoreError(
+                f"{home}: the folder has other content ({others[0]}); save to a new or empty folder, or to an older "
+                "copy"
+            )
         return None
     require_own_file(home / NAME)
     if not found[1].is_copy:
-        raise StoreError(f"{home}: it is a server's own folder; save to a new or empty folder, or over an older copy")
+        raise StoreError(f"{home}: is a server's own folder; save to a new or empty folder, or to an older copy")
     if any(shard_in(folder) is None or folder.count("-") < 2 for folder in found[1].folders or ()):
-        raise StoreError(f"{home / NAME}: its shards are not those of a copy; save to another folder")
+        raise StoreError(f"{home / NAME}: not a copy that save() wrote; save to a different folder")
     return found[1]
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file durably in one step, in place of an older one, whose mode it gets."""
+    """Replace a file durably in one step. The new file gets the mode of the old one."""
     draft, mode = path.with_name(f"{path.name}.draft-{uuid4().hex[:12]}"), mode_of(path)
     try:
         with open(draft, "x") as file:
@@ -369,45 +306,31 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(home: Path) -> Iterator[None]:
-    """Lock a folder against other writers of manifests, if the file system can lock folders.
-
-    Raises:
-        LockedError: another one has the lock.
-    """
+    """Lock a folder against other writers of manifests, if the file system can lock folders."""
     folder = os.open(home, os.O_RDONLY)
     try:
         with suppress(OSError):
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise LockedError(f"{home}: another process or thread saves or reshards there; wait for it") from None
+                raise LockedError(f"{home}: in use by another save or reshard; wait until it has ended") from None
         yield
     finally:
         os.close(folder)
 
 
 def manifest_at(path: Path) -> tuple[Path, Manifest] | None:
-    """The manifest of a path, which is its file or its folder; None if there is none.
-
-    Raises:
-        CheckpointError: it is something else, or of a newer version.
-    """
+    """Return the manifest of a path, which is its file or folder; None if it does not exist."""
     file = path / NAME if path.is_dir() else path
     return (file.absolute(), Manifest.read(file)) if file.is_file() else None
 
 
 Delete = Callable[[str, Sequence[str]], bool]
-"""Deletes the shards of a cluster, by its name, from folders that have them; returns whether all are deleted."""
+"""A function that deletes the named cluster's shards in these folders, and returns whether all are deleted."""
 
 
 def write_intent(home: Path, *, new: Manifest, old: Manifest | None) -> None:
-    """Write the intent of a save or a reshard, durably.
-
-    Args:
-        home: the folder of the manifest, which is locked.
-        new: the manifest whose shards will be written.
-        old: the manifest whose shards will then be deleted.
-    """
+    """Write durably which shards a save or a reshard will write, and which it will then delete. ``home`` is locked."""
     state = {"made": _intent_of(home, new), "going": None if old is None else _intent_of(home, old)}
     replace_text(home / INTENT, json.dumps(state))
 
@@ -415,25 +338,18 @@ def write_intent(home: Path, *, new: Manifest, old: Manifest | None) -> None:
 def clean_up(home: Path, delete: Delete, *, deletes_old: bool = True, named: Collection[str] = ()) -> None:
     """Delete the shards that a finished or killed save or reshard has left.
 
-    If its new manifest is there, these are the old shards; otherwise the new ones. Other users may write to the folder,
-    so that the intent only counts if it is this user's, and only for shards beside it under names that fedcore gives,
-    or for folders that the caller names now. ``delete`` checks each of them.
+    These are the old shards if the new manifest was written, otherwise the new ones. Other users may write to the
+    folder. So only this user's intent counts, and only for two kinds of folders: those with fedcore's names next to the
+    manifest, and those that the caller has named now. ``delete`` checks each folder.
 
-    Args:
-        home: as for ``write_intent``.
-        deletes_old: False leaves old shards for the next call.
-        named: folders elsewhere that the caller has named.
-
-    Raises:
-        StoreError: the intent is another user's, or a link.
-        CheckpointError: the intent is damaged.
+    deletes_old=False leaves old shards for the next call. ``named`` are folders in other places from the caller.
     """
     if not os.path.lexists(home / INTENT):
         return
     require_own_file(home / INTENT)
     present = manifest_at(home / NAME)
     try:
-        with believed(home / INTENT):
+        with checkpoint_errors(home / INTENT):
             state = json.loads((home / INTENT).read_text())
             new, old = state["made"], state["going"]
             is_done = present is not None and _intent_of(home, present[1]) == new
@@ -442,36 +358,32 @@ def clean_up(home: Path, delete: Delete, *, deletes_old: bool = True, named: Col
             folders = [] if unused is None else [str(folder) for folder in unused["folders"]]
     except CheckpointError as error:
         raise CheckpointError(
-            f"{error}; delete {home / INTENT}: it only lists shards that a killed save or reshard left; they stay"
+            f"{error}; delete {home / INTENT} (it only lists leftover shards of a killed save or reshard, which stay "
+            "on disk)"
         ) from error
     if is_done and not deletes_old:
         return
     inside = [str(home / folder) for folder in folders if shard_in(folder) is not None]
     outside = [folder for folder in folders if shard_in(folder) is None]
     if left := [folder for folder in outside if folder not in named]:
-        LOGGER.warning("%s: shards in other folders are not deleted; delete them by hand: %s", home / INTENT, left)
+        LOGGER.warning("%s: shards in other folders were not deleted; delete them by hand: %s", home / INTENT, left)
     if cluster is None or delete(cluster, [*inside, *(folder for folder in outside if folder in named)]):
         (home / INTENT).unlink()  # otherwise the next call tries again
 
 
 def _intent_of(home: Path, manifest: Manifest) -> dict[str, Any]:
-    """The shards of a manifest. Those beside it are listed by name, so that the folder may be moved."""
+    """Return the shards of a manifest. Shards next to it are listed by name, so that the folder may be moved."""
     paths = [Path(os.path.abspath(home / folder)) for folder in manifest.folders or ()]
     folders = [path.name if path.parent == home and shard_in(path.name) is not None else str(path) for path in paths]
     return {"cluster": manifest.cluster, "folders": folders}
 
 
 def delete_shard(cluster: str, folder: str, shard: int | None) -> bool:
-    """Delete a cluster's shard and the drafts of it.
+    """Delete a cluster's shard and its drafts; return False only if another process uses it.
 
-    Only a folder of this user is deleted, and only with a proof inside: a store whose state names this cluster and
-    shard, or a lock file that marks the folder as a draft or as the rest of a deleted store.
-
-    Args:
-        shard: its number, from the folder's name; None for a folder that the caller has named.
-
-    Returns:
-        Whether it is deleted, or is not that shard; False if another process uses it.
+    Only a folder of this user is deleted, and only if its content proves what it is: a store whose state names this
+    cluster and shard, or a lock file that marks a draft or the rest of a deleted store. ``shard`` is None for a folder
+    that the caller has named.
     """
     path = Path(folder)
     try:
@@ -488,7 +400,7 @@ def delete_shard(cluster: str, folder: str, shard: int | None) -> bool:
 def _is_of(cluster: str, shard: int | None, path: Path) -> bool:
     if not (path / INDEX).exists():
         return is_disposable(path)
-    with ClientStore.open(path, readonly=True) as rows, believed(path):
+    with ClientStore.open(path, readonly=True) as rows, checkpoint_errors(path):
         state: Any = rows.state
         place = (state or {}).get("place") or {}
         return place.get("cluster") == cluster and shard in (None, place["shard"])

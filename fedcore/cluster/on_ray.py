@@ -1,4 +1,4 @@
-"""Shards as actors on Ray: each in its own process, on the machine that has its disk."""
+"""Shards as Ray actors, each in its own process on the machine with its disk."""
 
 import logging
 import math
@@ -10,37 +10,37 @@ from typing import Any, Self
 
 import numpy as np
 
-from fedcore.arguments import real, whole
 from fedcore.cluster.manifest import ShardInfo
 from fedcore.cluster.placement import Answer, Lost, ShardLostError
 from fedcore.cluster.shard import Raised, Reply, Returned, Shard
 from fedcore.errors import ClusterError, RangeError
 from fedcore.simulation.executor import ArgumentLostError, LostError, Session
+from fedcore.validation import check_integer, check_number
 
 LOGGER = logging.getLogger("fedcore.cluster")
 LATE = 10.0
-"""Seconds until the log names the shards that have no process."""
+"""Seconds until the log names the shards without a process."""
 
 
 class Actor:
     """The process of a shard."""
 
     def prepare(self, info: ShardInfo, threads: int) -> None:
-        """Make the shard's object; it opens nothing yet."""
+        """Create the shard's object; it opens nothing yet."""
         self._shard = Shard(info, threads)
 
     def call(self, name: str, *arguments: Any) -> Reply:
-        """Begin a call, and wait for a question or its end. Ray has brought slices that came as references."""
+        """Start a call, and wait for a question or its end. Ray has already replaced references by slices."""
         self._shard.begin(name, *arguments)
         return self._reply()
 
     def answer(self, value: Any) -> Reply:
-        """Answer a question, and wait for the next one or the end of the call."""
-        self._shard.answer(value)
+        """Answer a question, and wait for the next question or the end of the call."""
+        self._shard.thread.answer(value)
         return self._reply()
 
     def fetch(self, name: str, *arguments: Any) -> Any:
-        """The plain result of a call without questions, which any process can read by its reference."""
+        """Return the result of a call without questions, which any process can read by reference."""
         reply = self.call(name, *arguments)
         if isinstance(reply, Raised):
             raise reply.error
@@ -48,28 +48,29 @@ class Actor:
         return reply.value
 
     def _reply(self) -> Reply:
-        reply = self._shard.wait()
+        reply = self._shard.thread.wait()
         assert reply is not None
         return _portable(reply)
 
 
 class OnRay:
-    """The placement of shards on Ray; a context manager.
+    """A placement of shards on Ray. Use it as a context manager.
 
-    Vectors go to the shards by Ray's object store; references are passed on. A shard whose process or machine is lost
-    is made again, on the machine of its disk.
+    Vectors go to the shards through Ray's object store, and references are passed on. If a shard's process or machine
+    is lost, the shard is created again on the machine with its disk.
 
     Args:
-        nodes: for each shard a resource that only its machine has, such as "node:10.0.0.1". Default: any machine.
+        nodes: for each shard a Ray resource that only its machine has, such as "node:10.0.0.1". Default: any machine.
         cpus: the cores that each shard reserves.
-        threads: of each shard.
-        seconds: a shard that does not answer a call for so long is ended, and counts as lost. Default: no limit.
-        start_seconds: the limit for the start of the shards' processes, which may wait for room; None for no limit.
-        address, own: as for ``fedcore.simulation.executor.Session``.
+        threads: the threads of each shard.
+        seconds: the timeout of a call; a shard that does not answer in time is killed and counts as lost. Default:
+            none.
+        start_seconds: the timeout for starting the shards' processes, which may wait for resources; None for no limit.
+        address, own: see ``fedcore.simulation.executor.Session``.
 
     Raises:
         MissingDependencyError: Ray is not installed.
-        ClusterError: there is no cluster at the address.
+        ClusterError: no cluster runs at the address.
     """
 
     copies, has_references = True, True
@@ -86,9 +87,9 @@ class OnRay:
         **own: Any,
     ) -> None:
         self._nodes = None if nodes is None else list(nodes)
-        self._cpus, self._threads = real("cpus", cpus, "[0, inf)"), whole("threads", threads, 1)
-        self._seconds = math.inf if seconds is None else real("seconds", seconds, "(0, inf)")
-        self._start = math.inf if start_seconds is None else real("start_seconds", start_seconds, "(0, inf)")
+        self._cpus, self._threads = check_number("cpus", cpus, "[0, inf)"), check_integer("threads", threads, 1)
+        self._seconds = math.inf if seconds is None else check_number("seconds", seconds, "(0, inf)")
+        self._start = math.inf if start_seconds is None else check_number("start_seconds", start_seconds, "(0, inf)")
         self._session = Session(address, cpus=8 if nodes is None else max(1, len(nodes)), **own)
         self._actors: list[Any] = []
         self.waiting: dict[int, Any] = {}  # references to the shards' answers
@@ -110,8 +111,8 @@ class OnRay:
             now = time.monotonic()
             if now > self._until:
                 raise ClusterError(
-                    f"shards: the processes of {list(self.waiting)} did not start within {self._start:g} s: Ray has "
-                    f"{self._session.room()}; make room, or raise start_seconds"
+                    f"shards: the processes of shards {list(self.waiting)} did not start within {self._start:g} s, and "
+                    f"Ray has {self._session.room()}; free resources, or raise start_seconds"
                 )
             if now > late:
                 late = math.inf
@@ -162,12 +163,12 @@ class OnRay:
     def drop(self) -> None:
         """See ``Placement``."""
         self.waiting.clear()
-        while self._actors:  # an exception may come from outside at any line
+        while self._actors:  # an interrupt may occur at any line
             self._session.kill(self._actors[-1])
             self._actors.pop()
 
     def close(self) -> None:
-        """End the shards, and the connection if this object made it."""
+        """End the shards, and the connection if this object opened it."""
         self.drop()
         self._session.close()
 
@@ -180,13 +181,13 @@ class OnRay:
         self.close()
 
     def _begin(self, values: bool) -> None:
-        """Begin to wait for answers: replies, or plain values."""
+        """Prepare to wait for answers: replies, or plain values."""
         self._session.require_open()
         self._values, self._until = values, time.monotonic() + self._seconds
 
     def _warn_late(self) -> None:
         LOGGER.warning(
-            "shards %s have no process after %.0f s: each asks for %g CPUs%s, and Ray has %s",
+            "shards %s are still waiting for a process after %.0f s: each needs %g CPUs%s, and Ray has %s",
             list(self.waiting),
             LATE,
             self._cpus,
@@ -198,7 +199,7 @@ class OnRay:
         try:
             answer = self._session.result(reference)
         except ArgumentLostError as error:
-            return Raised(ClusterError(f"shards: a slice was lost with its machine; begin the round again: {error}"))
+            return Raised(ClusterError(f"shards: a slice was lost with its machine; open the round again: {error}"))
         except LostError as error:
             return Lost(error)
         except Exception as error:
@@ -207,7 +208,7 @@ class OnRay:
 
 
 def _portable(reply: Reply) -> Reply:
-    """A reply that can leave the process: an error that cannot be pickled becomes a ClusterError with its text."""
+    """Return a reply that can be pickled. Any other error becomes a ClusterError with its text."""
     if isinstance(reply, Raised):
         try:
             pickle.loads(pickle.dumps(reply.error))

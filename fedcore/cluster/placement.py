@@ -1,4 +1,4 @@
-"""Where shards run: in threads of this process, or in other processes."""
+"""The places where shards run: threads of this process, or other processes."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -10,28 +10,28 @@ from fedcore.errors import ClusterError
 
 
 class Lost(NamedTuple):
-    """The process of a shard has ended."""
+    """An answer: the process of the shard has ended."""
 
     error: Exception
 
 
 class ShardLostError(ClusterError):
-    """A shard has ended, or has not started; opening all shards may be tried again."""
+    """A shard has ended or could not start; the caller may try to open all shards again."""
 
 
 Answer: TypeAlias = Question | Returned | Raised | Lost
 
 
 ENDING = 1.0
-"""Seconds that a thread has to leave its call when the shards are ended."""
+"""Timeout in seconds for a thread to leave its call when the shards are ended."""
 
 
 class Placement(Protocol):
-    """The shards, which are called together. Only ``make`` and ``wait`` take time.
+    """The interface for running shards, which are called together. Only ``make`` and ``wait`` may block.
 
     Attributes:
         copies: whether ``put`` copies a vector, so that its owner may change it afterwards.
-        has_references: whether it is ``Referring``: other processes can read results by reference.
+        has_references: whether other processes can read results by reference; see ``Referring``.
     """
 
     copies: bool
@@ -43,11 +43,11 @@ class Placement(Protocol):
         ...
 
     def make(self, shards: Sequence[ShardInfo]) -> None:
-        """Make the shards' objects in place of the present ones. An exception may end it at any point."""
+        """Create the shards, and replace the present ones. An exception may interrupt this at any point."""
         ...
 
     def begin(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> None:
-        """Begin a call of a method of each ``Shard``."""
+        """Start to call a method on each ``Shard``."""
         ...
 
     def answer(self, answers: Mapping[int, Any]) -> None:
@@ -55,35 +55,35 @@ class Placement(Protocol):
         ...
 
     def wait(self, seconds: float) -> dict[int, Answer]:
-        """Wait until a shard asks or ends its call, at most so many seconds; return the answers so far."""
+        """Wait up to ``seconds`` until a shard asks a question or ends its call; return the answers so far."""
         ...
 
     def put(self, vector: Any) -> Any:
-        """Put a vector on its way to a shard; return the argument of the call."""
+        """Prepare a vector for a shard; return the argument for the call."""
         ...
 
     def drop(self) -> None:
-        """End all shards, even within a call; their locks are released now or soon."""
+        """End all shards, even within a call. Their locks are released now or soon."""
         ...
 
 
 class Referring(Placement, Protocol):
-    """A placement that ``has_references``."""
+    """A placement with ``has_references``."""
 
     def fetch(self, name: str, *arguments: Any) -> list[Any]:
-        """References to the results of a method of each ``Shard`` that asks no question."""
+        """Call a method without questions on each ``Shard``; return references to the results."""
         ...
 
     def read(self, references: Sequence[Any]) -> None:
-        """Begin to read the results of references."""
+        """Start to read the results that the references name."""
         ...
 
 
 class LocalThreads:
-    """Shards in threads of this process: for several disks of one machine, and for tests.
+    """Shards in threads of this process, for several disks of one machine and for tests.
 
-    Slices are views of the client's vector. A thread that hangs in a call cannot be ended: until it returns, no shards
-    can be made.
+    Slices are views of the client's vector. A thread that hangs in a call cannot be ended; until it returns, no new
+    shards can be created.
     """
 
     copies, has_references = False, False
@@ -98,8 +98,8 @@ class LocalThreads:
         self.drop()
         if self._ending:
             raise ClusterError(
-                f"shards: {len(self._ending)} threads still hang in their last call, as on a slow disk; end this "
-                "process, and load the folder in another"
+                f"shards: {len(self._ending)} threads have not returned from their last call (a slow disk?); end this "
+                "process and load the folder in a new one"
             )
         self._shards = [Shard(info) for info in shards]
 
@@ -113,14 +113,14 @@ class LocalThreads:
         """See ``Placement``."""
         for k, value in answers.items():
             self.waiting.add(k)
-            self._shards[k].answer(value)
+            self._shards[k].thread.answer(value)
 
     def wait(self, seconds: float) -> dict[int, Answer]:
         """See ``Placement``."""
         found: dict[int, Answer] = {}
         until = time.monotonic() + seconds
         for k in sorted(self.waiting):
-            reply = self._shards[k].wait(max(0.0, until - time.monotonic()))
+            reply = self._shards[k].thread.wait(max(0.0, until - time.monotonic()))
             if reply is not None:
                 self.waiting.remove(k)
                 found[k] = reply
@@ -133,7 +133,7 @@ class LocalThreads:
     def drop(self) -> None:
         """See ``Placement``."""
         seconds = ENDING if self.waiting or self._ending else None
-        while self._shards:  # an exception may come from outside at any line
+        while self._shards:  # an interrupt may occur at any line
             self._ending.append(self._shards[-1])
             self._shards.pop()
         self.waiting.clear()

@@ -1,4 +1,4 @@
-"""Change the number of shards of a server's folders, with the same bits."""
+"""Change the number of shards of a saved server, with bit-identical results."""
 
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -10,37 +10,22 @@ from uuid import uuid4
 
 import numpy as np
 
-from fedcore.arguments import absolute
+from fedcore.cluster import manifest as own
 from fedcore.cluster.coordinator import common_transaction, shared_settings
-from fedcore.cluster.manifest import (
-    NAME,
-    Manifest,
-    Range,
-    ShardInfo,
-    clean_up,
-    cut,
-    delete_shard,
-    folders_of,
-    locked,
-    manifest_at,
-    prepare,
-    ranges_of,
-    require_elementwise,
-    shard_in,
-    write_intent,
-)
+from fedcore.cluster.manifest import NAME, Manifest, Range, ShardInfo, clean_up, cut, ranges_of, require_elementwise
 from fedcore.errors import CheckpointError, FedcoreError, RangeError, StoreError
 from fedcore.model import Layout
 from fedcore.options import Limits, revive
-from fedcore.server.folder import believed, go_back, server_state, transactions
+from fedcore.server.folder import checkpoint_errors, go_back, server_state, transactions
 from fedcore.server.step import OF_MODEL
 from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
 from fedcore.store.client_store import Piece, join, require_alike
 from fedcore.store.files import disk
+from fedcore.validation import absolute
 
 _SHARED = ("counter", "population", "norms")
-"""Kinds of vectors that are not cut: all shards have the same, or the first has the counters."""
+"""Kinds of vectors that are not cut. All shards have the same vector, or only the first has it (counters)."""
 
 Progress = Callable[[int, int], object]
 
@@ -54,33 +39,33 @@ def reshard(
     current_folders: Sequence[str | os.PathLike[str]] | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Path:
-    """Change the number of shards of a server, or cut the folder of a server of one piece into shards.
+    """Change the number of shards of a saved server, or cut an unsharded server into shards.
 
     Later rounds have the same bits. This process must be able to read and write all folders, and no server may use
     them.
 
     Args:
-        path: a manifest or its folder; or the folder of a server of one piece, which then needs ``to``.
-        shards: the new number, at most one for each 16,384 parameters.
-        to: a new folder for the manifest and the shards; those at ``path`` stay. Default: the new shards replace the
-            old ones, which are deleted after the new manifest is written.
-        folders: new or empty folders for the new shards, for example one on each disk. Default: beside the manifest.
-        current_folders: the present shards' folders. Default: beside the manifest.
-        progress: called with the number of written rows and their total.
+        path: a manifest or its folder; or the folder of an unsharded server, which then needs ``to``.
+        shards: the new number of shards, at most one for each 16,384 parameters.
+        to: a new folder for the manifest and the shards; the old ones stay. Default: the new shards replace the old
+            ones.
+        folders: new or empty folders for the new shards, for example one on each disk. Default: next to the manifest.
+        current_folders: the folders of the present shards. Default: next to the manifest.
+        progress: a function that is called with the number of written rows and their total.
 
     Returns:
-        The manifest.
+        The path of the manifest.
 
     Raises:
-        RangeError: an argument is wrong, or the server's optimizer does not step element by element.
-        StoreError: no server is there, a folder is in use, or a disk is full. Nothing has changed.
+        RangeError: an argument is invalid, or the server's optimizer does not step element by element.
+        StoreError: the path has no server, a folder is in use, or a disk is full. Nothing has changed.
         CheckpointError, CorruptionError: the folders do not belong together, or are damaged. Nothing has changed.
         LockedError: a server uses the shards, or another call saves or reshards there.
 
-    If it is killed, it leaves the old or the new shards complete. Call it again: it deletes the others, which
-    ``cluster.json.intent`` beside the manifest lists.
+    A killed call leaves either the old or the new shards complete. Call it again to delete the others, which
+    ``cluster.json.intent`` next to the manifest lists.
 
-    Cost: reads and writes every row once; old and new shards need disk space together.
+    Cost: reads and writes every row once. Old and new shards need disk space at the same time.
 
     >>> import tempfile
     >>> from fedcore import Compute, Server
@@ -92,37 +77,35 @@ def reshard(
     ('cluster.json', 2)
     """
     path, to = absolute(path), None if to is None else absolute(to)
-    found = manifest_at(path)
+    found = own.manifest_at(path)
     if found is None and to is None:
         raise RangeError(
-            f"to: {path} has a server of one piece; give a new folder for the shards"
+            f"to: {path} has an unsharded server; give a new folder for the shards"
             if path.is_dir()
-            else f"path={str(path)!r}: neither a manifest nor a server's folder is there"
+            else f"path={str(path)!r}: not a manifest or a server's folder"
         )
     with ExitStack() as opened:
         old = _open_shards(*found, current_folders, opened) if found else _open_server(path, opened)
         ranges = ranges_of(old.layout, shards)
-        names = folders_of([f"shard-{k}-{uuid4().hex[:8]}" for k in range(shards)], folders)
+        names = own.folders_of([f"shard-{k}-{uuid4().hex[:8]}" for k in range(shards)], folders)
         is_copy = found is not None and to is None and found[1].is_copy
         manifest = Manifest(uuid4().hex, old.layout, ranges, names, is_copy)
         home = Path(os.path.realpath(found[0].parent if found and to is None else to or ""))
         if to is not None:
-            prepare(home)
+            own.prepare(home)
         infos = manifest.shards(home, folders)
         named = frozenset(os.path.realpath(folder) for folder in (*(folders or ()), *(current_folders or ())))
-        with locked(home), disk.explained("cutting a cluster", home):
+        with own.locked(home), disk.explained("resharding", home):
             clean_up(home, _delete, named=named)
             _require_free(infos)
-            write_intent(home, new=manifest, old=found[1] if found and to is None else None)
+            own.write_intent(home, new=manifest, old=found[1] if found and to is None else None)
             try:
                 old.write(infos, ranges, progress)
                 manifest.write(home / NAME)
             except BaseException:
                 opened.close()
-                with suppress(FedcoreError):
-                    clean_up(
-                        home, _delete, deletes_old=False, named=named
-                    )  # the manifest may be written, but not durable
+                with suppress(FedcoreError):  # the manifest may be written, but not durable
+                    clean_up(home, _delete, deletes_old=False, named=named)
                 raise
             opened.close()
             clean_up(home, _delete, named=named)
@@ -130,17 +113,16 @@ def reshard(
 
 
 def _delete(cluster: str, folders: Sequence[str]) -> bool:
-    """Delete shards. A process that waited for a lock then finds another manifest, and releases it."""
-    deleted = [delete_shard(cluster, folder, shard_in(os.path.basename(folder))) for folder in folders]
+    """Delete shards. A process that waited for a lock then finds a different manifest and releases the lock."""
+    deleted = [own.delete_shard(cluster, folder, own.shard_in(os.path.basename(folder))) for folder in folders]
     return all(deleted)
 
 
 def _require_free(infos: Sequence[ShardInfo]) -> None:
-    """Raise a StoreError unless the new shards' folders are new or empty."""
     for info in infos:
         assert info.folder is not None
         if os.path.exists(info.folder) and (not os.path.isdir(info.folder) or os.listdir(info.folder)):
-            raise StoreError(f"{info.folder}: it is in use; give a new or empty folder")
+            raise StoreError(f"{info.folder}: is a file, or not empty; give a new or empty folder")
 
 
 @dataclass(frozen=True)
@@ -148,9 +130,9 @@ class _Shards:
     """The present shards.
 
     Attributes:
-        layout: of the whole model.
-        ranges, rows: of each.
-        nonnegative: the float buffers that an update may not make negative.
+        layout: the layout of the whole model.
+        ranges, rows: the range and the store of each shard.
+        nonnegative: the float buffers that an update must not make negative.
     """
 
     layout: Layout
@@ -182,7 +164,7 @@ class _Shards:
             join(Path(info.folder), pieces, vectors, self._state(info, span), row_done)
 
     def _vector(self, name: str, span: Range) -> Any:
-        """A range of a vector, of which the shards have slices, or the whole of a shared one."""
+        """Return a range of a vector, from the shards' slices. Return a shared vector whole."""
         kind, slices = name.partition("/")[0], []
         for rows, old in zip(self.rows, self.ranges, strict=True):
             vector = rows.vector(name)
@@ -194,7 +176,7 @@ class _Shards:
         return np.concatenate(slices)
 
     def _state(self, info: ShardInfo, span: Range) -> dict[str, Any]:
-        """The state of a new shard's folder: that of an old one, except the place and the layout."""
+        """Return the state of a new shard's folder: that of an old shard, with a new place and layout."""
         state: dict[str, Any] = self.rows[0].state
         layout = cut(self.layout, span, counters=info.shard == 0)
         own = {"layout": layout.to_state(), "nonnegative": [name for name in layout.names if name in self.nonnegative]}
@@ -205,14 +187,14 @@ class _Shards:
 def _open_shards(
     file: Path, manifest: Manifest, folders: Sequence[str | os.PathLike[str]] | None, opened: ExitStack
 ) -> _Shards:
-    """The shards of a manifest, locked and at one transaction."""
+    """Open the shards of a manifest, locked and at one transaction."""
     infos = manifest.shards(file.parent, folders)
     stores = [opened.enter_context(info.open()) for info in infos]
     manifest.require_current(file)
     to = common_transaction([transactions(rows) for rows in stores], infos)
     for rows in stores:
         go_back(rows, to)
-    with believed(file):
+    with checkpoint_errors(file):
         facts = [(rows.state["numbers"], shared_settings(rows.state["settings"])) for rows in stores]
         if any(one != facts[0] for one in facts):
             raise CheckpointError(f"{file}: the states of its shards differ; they do not belong to one server")
@@ -222,12 +204,12 @@ def _open_shards(
 
 
 def _open_server(folder: Path, opened: ExitStack) -> _Shards:
-    """The folder of a server of one piece, as its last finished round left it."""
+    """Open the folder of an unsharded server at its last finished round."""
     rows = opened.enter_context(ClientStore.open(folder, readonly=True))
-    with believed(folder):
+    with checkpoint_errors(folder):
         settings = server_state(folder, rows.state)["settings"]
         layout, optimizer = Layout.from_state(settings["layout"]), None
-        with suppress(CheckpointError):  # the caller's own code, which Server.load checks
+        with suppress(CheckpointError):  # the optimizer is the caller's own class, which Server.load checks
             optimizer = revive("optimizer", settings["optimizer"], None)
         x = rows.vector("x")
         assert x is not None

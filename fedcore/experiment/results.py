@@ -1,23 +1,33 @@
-"""Records of trials: a file of JSON lines, a header and then one line a round."""
+"""Records of trials (JSON lines: a header, then one line per round), and the table of all results in a folder."""
 
 import json
 import math
 import os
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, ClassVar, Self, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TextIO, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from fedcore.atomic_file import draft_of, inside, require_file
-from fedcore.errors import MissingDataError
+from fedcore.errors import MissingDataError, MissingDependencyError
+from fedcore.experiment.changes import NO_RESULT, SIZES, number_of
 from fedcore.experiment.schema import Line
+from fedcore.runtime import draft_of, inside, require_file
+from fedcore.validation import absolute
+
+if TYPE_CHECKING:
+    import pandas
 
 FORMAT = 1
+CONFIG = "config.json"
+RECORDS = "records"
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-"""A line that this package did not write is refused: a record may come from elsewhere."""
+"""Other programs may write records, so each line is validated strictly."""
+TRIAL = ("run", "preset", "algorithm", "seed")
+PHASES = ("broadcast", "local", "aggregate", "evaluate", "waited")
+"""The phases of a round, in the order of the columns."""
 
 T = TypeVar("T")
 Number = Annotated[int, Field(ge=0, lt=2**63)]
@@ -26,17 +36,14 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class Header:
-    """The first line of a record's file, which identifies the trial.
+    """The first line of a record, which identifies the trial.
 
     Attributes:
-        preset: the name of the experiment.
-        title: its title.
+        preset, title: name and title of the experiment.
         algorithm: the label of the algorithm.
-        order: its place among the algorithms compared; differences are taken to number 0.
-        seed: the seed.
-        rounds: how many rounds were asked for.
-        version: the version of fedcore.
-        format: the version of this file format.
+        order: the algorithm's position in the comparison. Reports show differences from the algorithm at position 0.
+        rounds: the number of rounds of the complete trial.
+        version, format: the versions of fedcore and of this file format.
     """
 
     preset: Line
@@ -58,26 +65,26 @@ class RoundRecord:
     Attributes:
         round: counted from 0.
         active: the clients that took part.
-        heard: how many of them sent an update that was used.
-        refused: how many sent an update that was not used.
+        heard: the number of accepted updates.
+        refused: the number of rejected updates.
         accuracy: on the test set, in [0, 1]; None if the round was not evaluated.
-        loss: mean cross-entropy on the test set, or None; also None if it is not finite.
-        lr: the clients' rate eta_t.
-        gamma: the server's step; 0 if the model did not change.
-        steps: local steps of all clients together.
-        uploads: model vectors sent to the server so far, second vectors counted.
-        norm: mean length of the clients' mean gradients; None if no update was used.
+        loss: mean cross-entropy on the test set; None if the round was not evaluated or the loss is not finite.
+        lr: the clients' learning rate eta_t.
+        gamma: the step length of the server; 0 if the model did not change.
+        steps: the total number of local steps.
+        uploads: model vectors sent to the server so far, including second vectors.
+        norm: mean norm of the clients' mean gradients; None if the round accepted no update.
         bytes: the size of this round's updates.
-        seconds: wall time by phase: the only field that may differ between two runs of one experiment.
-            ``broadcast``: the active clients and the broadcast. ``local``: the clients' work with their offsets.
-            ``waited``: for updates from other processes, on an engine that has them (``local`` is then the rest).
-            ``aggregate``: the server's round. ``evaluate``: the test set.
-        uploadings: rounds so far times the vectors that a client sends in one, as the MimiC paper counts, and one for a
-            warm start; this and the following fields have no value in older records.
+        seconds: wall time by phase. Only this field may differ between two runs of one experiment. ``broadcast``:
+            selecting the clients, and the broadcast. ``local``: client training, without ``waited``. ``waited``:
+            waiting for worker processes (only on an engine with workers). ``aggregate``: the server's round.
+            ``evaluate``: evaluation on the test set.
+        uploadings: rounds so far times the vectors that a client sends per round, as in the MimiC paper, plus one after
+            a warm start. This field and the following ones are None in older records.
         bytes_down: the size of the messages to the active clients.
-        diversity, correction_norm, staleness: those of ``fedcore.Report``.
-        together: whether the clients of the round were trained together (see ``engines.InProcess``).
-        awaited: the clients without any update so far, for which the model waits (MIFA); 0 if it does not.
+        diversity, correction_norm, staleness: as in ``fedcore.Report``.
+        together: whether the clients of the round were trained as a batch (see ``InProcess``).
+        awaited: the number of clients whose first update MIFA waits for before the model changes; else 0.
     """
 
     round: Number
@@ -105,13 +112,13 @@ class RoundRecord:
 
 
 def finite(value: float | None) -> float | None:
-    """The number, if JSON can hold it; else None."""
+    """Return the number if JSON can represent it, else None."""
     return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
 class Record:
-    """One trial's file, as read: its header, its rounds, and whether its last line was torn off."""
+    """The contents of a record: its header, its rounds, and whether its last line is incomplete (``torn``)."""
 
     header: Header
     rounds: list[RoundRecord]
@@ -119,52 +126,50 @@ class Record:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has all the rounds that were asked for."""
+        """Whether it has all rounds of the trial."""
         return len(self.rounds) >= self.header.rounds
 
 
-_BEGINS = b'{"preset": '
+_BEGINNING = b'{"preset": '
 _HEADER, _ROUND = TypeAdapter(Header), TypeAdapter(RoundRecord)
 
 
 class Writer:
-    """Writes a record, so that no stop of the run loses a finished round.
-
-    A context manager.
+    """Writes a record such that an interrupted run keeps every finished round. A context manager.
 
     Args:
-        path: the file; it must not exist yet.
-        before: rounds to go on after. The file is then replaced, at once, by one with the header and these.
-        until: how many rounds the present file has. It is replaced once there are as many again, so that an interrupt
-            while some of them are repeated loses none.
+        path: the file; it must not exist unless ``before`` is given.
+        before: the rounds after which the trial resumes; a new file starts with them.
+        until: the number of rounds in the old file. Once the new file has this number, it replaces the old one
+            atomically.
     """
 
     def __init__(
         self, path: Path, header: Header, before: Iterable[RoundRecord] | None = None, *, until: int = 0
     ) -> None:
         self._path, self._until = path, until
-        self._again: list[Header | RoundRecord] | None = None if before is None else [header, *before]
+        self._buffer: list[Header | RoundRecord] | None = None if before is None else [header, *before]
         self._file: TextIO | None = None
         if before is None:
             self._file = path.open("x", encoding="utf-8")
-            self._line(header)
+            self._write(header)
         else:
-            self._replace_when_due()
+            self._replace_when_complete()
 
     def add(self, record: RoundRecord) -> None:
-        """Write one round and hand it to the operating system."""
-        if self._again is None:
-            self._line(record)
+        """Write one round and flush it to the operating system."""
+        if self._buffer is None:
+            self._write(record)
         else:
-            self._again.append(record)
-            self._replace_when_due()
+            self._buffer.append(record)
+            self._replace_when_complete()
 
     def sync(self) -> None:
-        """Make the rounds durable, before a checkpoint that depends on them."""
+        """Make the rounds durable, before a checkpoint that depends on them is written."""
         if self._file is not None:
             os.fsync(self._file.fileno())
         else:
-            with self._path.open("rb") as file:  # the old file, which has these rounds, and more
+            with self._path.open("rb") as file:  # the old file, which has these rounds and more
                 os.fsync(file.fileno())
 
     def close(self) -> None:
@@ -175,46 +180,39 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _replace_when_due(self) -> None:
-        if self._again is None or len(self._again) - 1 < self._until:
+    def _replace_when_complete(self) -> None:
+        if self._buffer is None or len(self._buffer) - 1 < self._until:
             return
         with draft_of(self._path) as draft:
             self._file = draft.open("w", encoding="utf-8")
-            for line in self._again:
-                self._line(line)
-        self._again = None
+            for line in self._buffer:
+                self._write(line)
+        self._buffer = None
 
-    def _line(self, line: Header | RoundRecord) -> None:
-        assert self._file is not None, "lines wait in _again until there is a file"
+    def _write(self, line: Header | RoundRecord) -> None:
+        assert self._file is not None, "lines stay in _buffer until there is a file"
         self._file.write(json.dumps(asdict(line), allow_nan=False) + "\n")
         self._file.flush()
 
 
 def read(path: Path) -> Record:
-    """Read one trial's record.
+    """Read the record of a trial; raise a MissingDataError if its header or a line before the last one is damaged.
 
-    A last line that was cut off, as a killed process leaves it, is left out, and ``torn`` is true. So is all that
-    follows the first NUL byte, which a loss of power leaves in the place of lost data.
-
-    Raises:
-        MissingDataError: the file has no header, or a line before the last is damaged.
+    ``torn`` is true if the last line is incomplete, as a killed process leaves it; this line is skipped. The same holds
+    for everything after the first NUL byte, which a power failure leaves in place of lost data.
     """
-    text, lost, _ = require_file(path).read_text(encoding="utf-8", errors="replace").partition("\0")
-    lines = text.split("\n")
-    torn = lines.pop() != "" or lost != ""
+    lines, torn = _complete_lines(path)
     if not lines:
-        raise MissingDataError(f"{path}: expected the header of a record in line 1, got none")
-    header = _read_line(path, 1, lines[0], _HEADER, "the header of a record")
+        raise MissingDataError(f"{path}: line 1 must be the header of a record; the file has no complete line")
+    header = _parse(path, 1, lines[0], _HEADER, "the header of a record")
     if header.format != FORMAT:
-        raise MissingDataError(f"{path}: expected a record of format {FORMAT}, got format {header.format}")
+        raise MissingDataError(f"{path}: format {header.format} is not supported; must be {FORMAT}")
     rounds: list[RoundRecord] = []
     for number, line in enumerate(lines[1:], start=2):
-        record = _read_line(path, number, line, _ROUND, "a round")
+        record = _parse(path, number, line, _ROUND, "a round")
         if record.round != len(rounds):
             raise MissingDataError(f"{path}: line {number}: expected round {len(rounds)}, got round {record.round}")
         rounds.append(record)
@@ -222,51 +220,152 @@ def read(path: Path) -> Record:
 
 
 def read_header(path: Path) -> Header | None:
-    """Read only the first line of a record; None if it is incomplete.
-
-    Raises:
-        MissingDataError: it is no header.
-    """
-    with require_file(path).open("rb") as file:
-        line, lost, _ = file.readline().decode("utf-8", "replace").partition("\0")
-    if lost or not line.endswith("\n"):
-        return None
-    return _read_line(path, 1, line, _HEADER, "the header of a record")
+    """Return the first line of a record; None if it is incomplete."""
+    lines, _ = _complete_lines(path)
+    return _parse(path, 1, lines[0], _HEADER, "the header of a record") if lines else None
 
 
 def read_folder(folder: Path) -> list[Record]:
-    """All records of a run's folder, in the order of the comparison, then by seed.
-
-    Files that hold no complete header yet are left out.
-
-    Raises:
-        MissingDataError: there is no record in it, or one is damaged.
-    """
-    records = [read(path) for path in sorted(inside(folder, folder / "records").glob("*.jsonl")) if started(path)]
+    """Return all records in a run's folder that have a header, in the order of the comparison, then by seed."""
+    records = [read(path) for path in sorted(inside(folder, folder / RECORDS).glob("*.jsonl")) if started(path)]
     if not records:
-        raise MissingDataError(f"{folder}: expected records (records/*.jsonl) as `fedcore run` writes them, found none")
+        raise MissingDataError(f"{folder}: no records found; `fedcore run` writes them to {RECORDS}/*.jsonl")
     return sorted(records, key=lambda record: (record.header.order, record.header.seed))
+
+
+def readable(paths: Iterable[Path]) -> Iterator[tuple[Path, Record]]:
+    """Yield the undamaged records that have a header, sorted by path. Each trial reports its own damaged record."""
+    for path in sorted(paths):
+        with suppress(MissingDataError):
+            if started(path):
+                yield path, read(path)
 
 
 def started(path: Path) -> bool:
     """Whether a record has its header."""
-    return b"\n" in require_file(path).read_bytes().partition(b"\0")[0]
+    return bool(_complete_lines(path)[0])
 
 
 def is_torn(path: Path) -> bool:
     """Whether a file is the beginning of a record, as a killed process leaves it."""
     text = require_file(path).read_bytes().partition(b"\0")[0]
-    return text.startswith(_BEGINS) or _BEGINS.startswith(text)
+    return text.startswith(_BEGINNING) or _BEGINNING.startswith(text)
 
 
-def _read_line(path: Path, number: int, line: str, kind: TypeAdapter[T], what: str) -> T:
+def _complete_lines(path: Path) -> tuple[list[str], bool]:
+    """Return the complete lines of a record, and whether other bytes follow them."""
+    text, lost, _ = require_file(path).read_bytes().decode("utf-8", "replace").partition("\0")
+    *lines, rest = text.split("\n")
+    return lines, bool(rest or lost)
+
+
+def _parse(path: Path, number: int, line: str, kind: TypeAdapter[T], noun: str) -> T:
     try:
         return kind.validate_json(line)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         if first["type"] == "json_invalid":
             raise MissingDataError(f"{path}: line {number} is damaged: {first['msg']}") from None
-        where = ".".join(map(str, first["loc"]))[:100]
-        raise MissingDataError(f"{path}: line {number} is not {what}: {where}: {first['msg']}") from None
-    except ValueError as error:  # a lone surrogate in the text itself
+        key = ".".join(map(str, first["loc"]))[:100]
+        raise MissingDataError(f"{path}: line {number} is not {noun}: {key}: {first['msg']}") from None
+    except ValueError as error:  # the text contains a lone surrogate
         raise MissingDataError(f"{path}: line {number} is damaged: {str(error)[:100]}") from None
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the folder if it is a run's, else all runs below it. A folder without runs is returned too."""
+    if (folder / CONFIG).exists():
+        return [folder]
+    return sorted(path.parent for path in folder.rglob(CONFIG)) or [folder]
+
+
+def begun_runs(folder: Path) -> list[Path]:
+    """Return the runs in a folder that have records. If no run has any, raise a MissingDataError."""
+    if runs := [run for run in runs_in(folder) if any((run / RECORDS).glob("*.jsonl"))]:
+        return runs
+    raise MissingDataError(f"{folder}: no records found; name the folder of a run or a sweep")
+
+
+def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
+    """Return the records of a run or sweep, complete or not, as a pandas frame with one row per round and trial.
+
+    Columns, in this order:
+
+    - ``run`` (the run's folder relative to ``folder``, "" if they are the same), ``preset``, ``algorithm`` (the label),
+      ``seed``;
+    - a column for each setting that differs between trials, named by its dotted key as in ``--set``: ``rate.lr``,
+      ``participation.p``, or ``algorithms.beta`` for an option of the trial's algorithm;
+    - ``round``, counted from 0, and the other fields of ``fedcore.experiment.results.RoundRecord``: ``active`` (a tuple
+      of clients), ``heard``, ``refused``, ``accuracy`` and ``loss`` (NaN if the round was not evaluated), ``lr``,
+      ``gamma``, ``steps``, ``uploads``, ``norm``, ``bytes``, ``uploadings``, ``bytes_down``, ``diversity``,
+      ``correction_norm``, ``staleness``, ``together``, ``awaited``;
+    - the time of each phase of the round: ``seconds_broadcast``, ``seconds_local``, ``seconds_aggregate``,
+      ``seconds_evaluate``, ``seconds_waited`` (NaN without worker processes).
+
+    Raises:
+        MissingDependencyError: pandas is not installed.
+        MissingDataError: the folder has no records, or a record is damaged.
+
+    Cost: every record is parsed and validated; 20,000 rounds take about a second.
+
+    Example, a table of conditions by methods for a sweep with ``grid={'participation.p'=[0.1, 0.5]}``:
+
+        frame = load_results("runs/sweep-full")
+        last = frame[frame["round"] == frame.groupby("run")["round"].transform("max")]
+        last.pivot_table("accuracy", "participation.p", "algorithm")
+    """
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise MissingDependencyError.of("load_results", "pandas", extra="pandas") from None
+    folder = absolute(folder)
+    trials: list[tuple[str, Record, dict[str, Any]]] = []
+    for run in begun_runs(folder):
+        name, tables = "" if run == folder else run.relative_to(folder).as_posix(), _config_tables(run / CONFIG)
+        trials += [(name, record, _settings(tables, record.header.algorithm)) for record in read_folder(run)]
+    settings = [own for _, _, own in trials]
+    keys = dict.fromkeys(key for own in settings for key in own)
+    varied = [key for key in keys if len({json.dumps(own.get(key)) for own in settings}) > 1]
+    rows = []
+    for run_name, record, own in trials:
+        header = record.header
+        identity = (run_name, header.preset, header.algorithm, header.seed)
+        shared = dict(zip(TRIAL, identity, strict=True)) | {key: own.get(key) for key in varied}
+        for line in record.rounds:
+            phases = {f"seconds_{phase}": line.seconds.get(phase) for phase in PHASES}
+            rows.append(shared | asdict(line) | phases | {"active": tuple(line.active)})
+    of_rounds = [field.name for field in fields(RoundRecord) if field.name != "seconds"]
+    columns = [*TRIAL, *varied, *of_rounds, *(f"seconds_{phase}" for phase in PHASES)]
+    return pandas.DataFrame(rows, columns=columns).astype(
+        {"accuracy": float, "loss": float, "norm": float, "seconds_waited": float}
+    )
+
+
+def _config_tables(config: Path) -> Mapping[str, Any]:
+    try:
+        tables = json.loads(require_file(config).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise MissingDataError(f"{config}: not the configuration of a run: {error}") from None
+    if not isinstance(tables, dict):
+        raise MissingDataError(f"{config}: the top level must be a table, got {type(tables).__name__}")
+    return tables
+
+
+def _settings(tables: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """Return the settings of a trial by dotted key, without those of other algorithms."""
+    methods = tables.get("algorithms", ())
+    method = next((one for one in methods if isinstance(one, dict) and one.get("label") == label), {})
+    shared = {key: value for key, value in tables.items() if key not in (*NO_RESULT, *SIZES, "algorithms", "grid")}
+    options = {key: value for key, value in method.items() if key not in ("name", "label")}
+    return dict(_flat("", shared)) | dict(_flat("algorithms.", options))
+
+
+def _flat(prefix: str, tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, entry in tables.items():
+        value = number_of(entry)
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{key}.", value)
+        else:
+            yield prefix + key, json.dumps(value) if isinstance(value, list) else value

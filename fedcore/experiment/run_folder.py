@@ -1,4 +1,4 @@
-"""A run's folder: its lock, its configuration, and additions to a run that is there."""
+"""A run's folder: its lock, its configuration, and additions to an existing run."""
 
 import errno
 import fcntl
@@ -13,122 +13,91 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcore.arrays import CPU
-from fedcore.atomic_file import replacing, require_file
 from fedcore.errors import ConfigError, DeviceError, LockedError, MissingDataError
 from fedcore.experiment.changes import changes, combined, differences
 from fedcore.experiment.journal import lengthen
-from fedcore.experiment.results import read, read_header, started
+from fedcore.experiment.results import CONFIG, RECORDS, read_header, readable
 from fedcore.experiment.schema import Experiment, FromRegistry, trials
-from fedcore.runtime import build_info
+from fedcore.runtime import build_info, replacing, require_file
 
 if TYPE_CHECKING:
     from fedcore.simulation.batching.batched_sgd import Way
 
-CONFIG, BUILD = "config.json", "build.json"
-ADDED = {"rounds", "seeds", "algorithms"}
-"""The keys of which a run may have more than it was begun with."""
-BESIDES = {"grid", "pictures", "changes", "device", "server_device"}
-"""The keys that may change while it runs, since no result depends on them; ``check_device`` checks devices."""
+BUILD = "build.json"
+EXTENSIBLE = {"rounds", "seeds", "algorithms"}
+"""The keys whose values may grow when a run is resumed."""
+FREE = {"grid", "pictures", "changes", "device", "server_device"}
+"""The keys that may change, since results do not depend on them; ``check_device`` checks devices."""
 _NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""The errors of a file system without locks of folders, such as NFS."""
+"""The errors of a file system that cannot lock folders, such as NFS."""
 
 
 @contextmanager
-def locked(folders: Iterable[Path]) -> Iterator[None]:
-    """Make folders, and lock them for this process; readers are not held off.
+def folder_lock(folders: Iterable[Path]) -> Iterator[None]:
+    """Create folders, and lock them for this process; raise a LockedError if they are in use. Readers need no lock.
 
-    A lock holds for all runs below that use ``locked_run``. It is no file in the folder, and ends with the process, or
-    the last that it forked. A file system without locks holds nothing off.
-
-    Raises:
-        ConfigError: a folder cannot be made.
-        LockedError: another process or call runs trials there.
+    A lock also excludes runs in the subfolders, which use ``run_lock``. It creates no file, and ends with this process
+    and all its forks. On a file system without locks it has no effect.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         for folder in dict.fromkeys(folders):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ConfigError(f"output folder: cannot write to {folder}: {error}") from error
-            _lock(folder, fcntl.LOCK_EX, held)
+            _lock(folder, fcntl.LOCK_EX, stack)
         yield
 
 
 @contextmanager
-def locked_run(folder: Path) -> Iterator[None]:
-    """``locked`` for the folder of one run, which may be a point of a sweep: then its preset's folder lies above it.
-
-    Raises: what ``locked`` does.
-    """
-    with locked([folder]), ExitStack() as held:
-        with suppress(PermissionError):  # then it cannot be this user's sweep
-            _lock(folder.parent, fcntl.LOCK_SH, held)
+def run_lock(folder: Path) -> Iterator[None]:
+    """Lock the folder of a run, and share the lock of its parent, which may be a sweep. See ``folder_lock``."""
+    with folder_lock([folder]), ExitStack() as stack:
+        with suppress(PermissionError):  # a parent that this user cannot open is not this user's sweep
+            _lock(folder.parent, fcntl.LOCK_SH, stack)
         yield
 
 
-def _lock(folder: Path, how: int, held: ExitStack) -> None:
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    held.callback(os.close, opened)
+def _lock(folder: Path, how: int, stack: ExitStack) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    stack.callback(os.close, descriptor)
     try:
-        fcntl.flock(opened, how | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
         raise LockedError(
-            f"{folder}: it is in use by another run: wait for it, stop it, or take another folder"
+            f"{folder}: is in use by another run; wait, stop that run, or choose a different folder"
         ) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
     else:
-        held.callback(fcntl.flock, opened, fcntl.LOCK_UN)  # a forked process has a copy
+        # Closing the descriptor is not enough, since a forked process may have a copy of it.
+        stack.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
 
 
 def default_folder(experiment: Experiment) -> Path:
-    """``runs/<preset>-<date>-<time>`` in the working directory."""
+    """Return ``runs/PRESET-DATE-TIME``, relative to the working directory."""
     return Path("runs", f"{experiment.name.replace('/', '-') or 'run'}-{datetime.now():%Y%m%d-%H%M%S}")
-
-
-def runs_in(folder: Path) -> list[Path]:
-    """The folder itself if it is a run's, else the runs below it, as a sweep has them.
-
-    A folder without any counts as a run's, whose configuration may be lost.
-    """
-    if (folder / CONFIG).exists():
-        return [folder]
-    return sorted(path.parent for path in folder.rglob(CONFIG)) or [folder]
-
-
-def begun_runs(folder: Path) -> list[Path]:
-    """A folder's runs that have records.
-
-    Raises:
-        MissingDataError: there are none.
-    """
-    if found := [run for run in runs_in(folder) if any((run / "records").glob("*.jsonl"))]:
-        return found
-    raise MissingDataError(f"{folder}: expected the folder of a run or a sweep, found no records in it")
 
 
 def prepare(
     folder: Path, experiment: Experiment, engine: Callable[..., object] | None = None, *, in_sweep: bool = False
 ) -> None:
-    """Make the folder and write ``config.json`` (which can be run again) and ``build.json`` into it.
+    """Create a run's folder, and write ``config.json`` (which can be run again) and ``build.json``.
+
+    The folder may hold the files of a ``prepare`` that was killed.
 
     Args:
-        folder: where.
-        experiment: what will run.
-        engine: for the name in the build. Default: processes of this machine. The run may go on with another one.
-        in_sweep: whether other folders and reports may lie in it. The files of a killed ``prepare`` always may.
-
-    Raises:
-        ConfigError: the folder cannot be made, or something is in it already.
+        engine: recorded in ``build.json``; the run may resume with a different one. Default: processes on this machine.
+        in_sweep: whether the folder may hold other folders and reports.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not in_sweep and {file.name for file in folder.iterdir()} - {"records", BUILD}:
-            raise ConfigError(f"output folder: must be new or empty, but {folder} holds files")
+        if not in_sweep and {file.name for file in folder.iterdir()} - {RECORDS, BUILD}:
+            raise ConfigError(f"output folder: must be new or empty, but {folder} contains files")
         _require_unfinished(folder)
-        (folder / "records").mkdir(exist_ok=True)
-        build = build_info() | {"engine": _named(engine), "device": _device(experiment)}
+        (folder / RECORDS).mkdir(exist_ok=True)
+        build = build_info() | {"engine": _engine_facts(engine), "device": _device_facts(experiment)}
         with replacing(folder / BUILD) as file:
             file.write(json.dumps(build, indent=2) + "\n")
         write_config(folder, experiment)
@@ -137,57 +106,53 @@ def prepare(
 
 
 def write_config(folder: Path, experiment: Experiment) -> None:
-    """Write or replace ``config.json`` at once."""
+    """Write or replace ``config.json`` atomically."""
     with replacing(folder / CONFIG) as file:
         file.write(experiment.model_dump_json(indent=2, exclude_none=True) + "\n")
 
 
 def _require_unfinished(folder: Path) -> None:
-    """Reject a ``build.json`` and records that are not those of a killed ``prepare``: they stay as they are."""
-    build, records = folder / BUILD, folder / "records"
+    """Raise a ``ConfigError`` if the folder holds files that a killed ``prepare`` cannot have left."""
+    build, records = folder / BUILD, folder / RECORDS
     if records.is_symlink() or (records.exists() and any(records.iterdir())):
-        raise ConfigError(f"{records}: it holds records without a {CONFIG} beside them: move them")
+        raise ConfigError(f"{records}: contains records, but {folder} has no {CONFIG}; move the records elsewhere")
     if os.path.lexists(build) and (build.is_symlink() or not {"engine", "device"} <= _build(folder).keys()):
-        raise ConfigError(f"{build}: it is not that of an unfinished run: move it")
+        raise ConfigError(f"{build}: was not written by an unfinished run; move the file elsewhere")
 
 
 def _build(folder: Path) -> dict[str, Any]:
-    """A run's ``build.json``; empty if it is missing or damaged."""
+    """Return a run's ``build.json``, or an empty dictionary if it is missing or damaged."""
     with suppress(OSError, ValueError):
-        found = json.loads(require_file(folder / BUILD).read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
+        build = json.loads(require_file(folder / BUILD).read_text(encoding="utf-8"))
+        return build if isinstance(build, dict) else {}
     return {}
 
 
 def check_device(folder: Path, experiment: Experiment) -> None:
-    """Require the kind of device on which the run was begun: another one rounds otherwise, and a record is of one kind.
-
-    Raises:
-        ConfigError: it is another kind.
-    """
+    """Require the kind of device on which the run was begun, since rounding differs between kinds."""
     device = _build(folder).get("device")
     name = device.get("name") if isinstance(device, dict) else None
-    was, now = ((one or CPU).partition(":")[0] for one in (name, experiment.device))  # older builds name no device
+    was, now = ((one or CPU).partition(":")[0] for one in (name, experiment.device))  # older versions did not store it
     if was != now:
         raise ConfigError(
-            f"device={now!r}: the trials in {folder} were begun on {was!r}, which rounds otherwise: go on there or in"
-            " another folder"
+            f"device={now!r}: the trials in {folder} were started on {was!r}, which rounds differently; use "
+            f"device={was!r} or a different folder"
         )
 
 
-def _device(experiment: Experiment) -> dict[str, str]:
-    """The device of the clients' work: its name, and the facts about a GPU that is here."""
+def _device_facts(experiment: Experiment) -> dict[str, str]:
+    """Return the name of the clients' device; for a GPU of this machine, facts about it too."""
     name = experiment.device or CPU
     if name != CPU:
-        from fedcore.simulation.torch_device import device_facts  # which imports torch
+        from fedcore.simulation.torch_device import device_facts  # imports torch
 
-        with suppress(DeviceError):  # it is where the workers are
+        with suppress(DeviceError):  # only the workers' machines may have the GPU
             return device_facts(name)
     return {"name": name}
 
 
-def _named(engine: Callable[..., object] | None) -> dict[str, object]:
-    """An engine's name, and those of its options that JSON can hold, such as the number of workers."""
+def _engine_facts(engine: Callable[..., object] | None) -> dict[str, object]:
+    """Return an engine's name, and those of its options that are numbers or strings, such as the number of workers."""
     if engine is None:
         return {"name": "process"}
     options: dict[str, object] = {}
@@ -200,95 +165,87 @@ def _named(engine: Callable[..., object] | None) -> dict[str, object]:
     return {"name": getattr(engine, "__name__", type(engine).__name__), **plain}
 
 
-def settled(experiment: Experiment, folder: Path) -> Experiment:
-    """The experiment with its choice of ``together``: its own, that of the folder's records, or the faster one.
+def choose_batching(experiment: Experiment, folder: Path) -> Experiment:
+    """Return the experiment with ``together`` set, from the experiment, else from the folder's records, else measured.
 
-    The choice is written into the configuration, so that a run can be repeated bit for bit.
-
-    Args:
-        experiment: its own choice stands.
-        folder: of the run. Older versions of fedcore have the choice only in their records.
-
-    Raises:
-        DeviceError: it has to be measured on a device that is not here.
-
-    Determinism: none if it is measured (see ``local.together.fastest``); in one process once for each model.
+    The configuration stores the value, so that a run can be repeated bit for bit. Older versions of fedcore stored it
+    only in the records. A measured value may differ between processes (see ``batched_sgd.fastest``).
     """
     model, shape, device = experiment.model.model_dump_json(), experiment.data.source.shape, experiment.device or CPU
     if experiment.together is not None or not _can_be_measured(model, shape, device):
         return experiment
-    recorded = _recorded_choice(folder) if device == CPU else None
+    recorded = _recorded_batching(folder) if device == CPU else None
     together = _fastest(model, shape, experiment.local.batch, device) if recorded is None else recorded
     return experiment.model_copy(update={"together": together})
 
 
-def _recorded_choice(folder: Path) -> bool | None:
-    """The choice of a folder's rounds; None if no round has one."""
-    for path in sorted((folder / "records").glob("*.jsonl")):
-        with suppress(MissingDataError):  # a damaged record, which its own trial reports
-            rounds = read(path).rounds if started(path) else []
-            if rounds and rounds[0].together is not None:
-                return rounds[0].together
-    return None
+def _recorded_batching(folder: Path) -> bool | None:
+    """Return ``together`` from the first record that has it, or None."""
+    records = readable((folder / RECORDS).glob("*.jsonl"))
+    choices = (record.rounds[0].together for _, record in records if record.rounds)
+    return next((choice for choice in choices if choice is not None), None)
+
+
+def _module(model: str) -> Any:
+    from fedcore.simulation import nets
+
+    options = json.loads(model)
+    return nets.build(options.pop("name"), seed=0, **options)
 
 
 @cache
 def _can_be_measured(model: str, shape: tuple[int, ...], device: str) -> bool:
-    from fedcore.simulation import nets
-    from fedcore.simulation.batching import batched_sgd as together
+    from fedcore.simulation.batching import batched_sgd
     from fedcore.simulation.torch_device import torch_device
 
-    options = json.loads(model)
-    return together.can_be_measured(nets.build(options.pop("name"), seed=0, **options), shape, torch_device(device))
+    return batched_sgd.can_be_measured(_module(model), shape, torch_device(device))
 
 
 @cache
 def _fastest(model: str, shape: tuple[int, ...], batch: int, device: str) -> "Way":
     import torch
 
-    from fedcore.simulation import nets
-    from fedcore.simulation.batching import batched_sgd as together
+    from fedcore.simulation.batching import batched_sgd
     from fedcore.simulation.torch_device import torch_device
 
-    options, before = json.loads(model), torch.get_num_threads()
+    before = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes that run the trials
     try:
-        module = nets.build(options.pop("name"), seed=0, **options)
-        return together.fastest(module, shape, batch=batch, device=torch_device(device))
+        return batched_sgd.fastest(_module(model), shape, batch=batch, device=torch_device(device))
     finally:
         torch.set_num_threads(before)
 
 
-def gone_on_with(folder: Path, experiment: Experiment, *, part: bool = False) -> Experiment:
-    """The experiment of a run's folder with the additions of another one: rounds, seeds, algorithms.
+def with_additions(folder: Path, experiment: Experiment, *, part: bool = False) -> Experiment:
+    """Return the experiment in a run's folder, extended by the rounds, seeds or algorithms of ``experiment``.
 
-    Its algorithms keep their places, by which their records are named, and new ones follow them. Nothing is written.
+    The folder's algorithms keep their positions, which their records' names contain; new ones follow. ``experiment``
+    may have fewer seeds and algorithms, in any order. Nothing is written. If the folder is missing, return
+    ``experiment``.
 
     Args:
-        folder: of the run, which need not exist.
-        experiment: with the additions; it may have fewer seeds and algorithms, in any order.
-        part: whether only this experiment's trials will run, as in a sweep. Then seeds without records are dropped,
-            unless this experiment has them; and records of other trials forbid more rounds.
+        part: whether only this experiment's trials will run, as in a sweep. Then seeds without records are dropped
+            unless this experiment has them, and records of other trials forbid more rounds.
 
     Raises:
-        ConfigError: it is another experiment in something else, has fewer rounds, has more while a result depends on
-            their number, or was begun on another kind of device.
+        ConfigError: other settings differ; the run was begun on a different kind of device; or the experiment has fewer
+            rounds, or has more although a result depends on their number.
     """
     begun = _config(folder)
     if begun is None:
         return experiment
     check_device(folder, experiment)
-    begun = settled(begun, folder)
+    begun = choose_batching(begun, folder)
     if experiment.together is None:
         experiment = experiment.model_copy(update={"together": begun.together})
     _check_results(folder, begun, experiment)
-    recorded = _recorded(folder)
+    recorded = _recorded_trials(folder)
     _check_rounds(folder, begun, experiment, recorded if part else ())
-    kept = [seed for seed in begun.seeds if not part or any(seed == own for _, own in recorded)]
+    seeds = [seed for seed in begun.seeds if not part or any(seed == own for _, own in recorded)]
     labels = [method.label for method in begun.algorithms]
     both = experiment.model_copy(
         update={
-            "seeds": tuple(dict.fromkeys((*kept, *experiment.seeds))),
+            "seeds": tuple(dict.fromkeys((*seeds, *experiment.seeds))),
             "algorithms": (*begun.algorithms, *(one for one in experiment.algorithms if one.label not in labels)),
         }
     )
@@ -296,74 +253,72 @@ def gone_on_with(folder: Path, experiment: Experiment, *, part: bool = False) ->
     return both.model_copy(update={"changes": combined(experiment.changes, more)})
 
 
-def go_on(folder: Path, experiment: Experiment) -> None:
-    """Write the result of ``gone_on_with`` into the folder: the configuration, then the records.
+def extend(folder: Path, experiment: Experiment) -> None:
+    """Write the result of ``with_additions`` into the folder: the configuration, then the records.
 
-    A kill between the two costs nothing: a trial lengthens its own record before it goes on.
+    A kill between the two does no harm: a trial extends its own record when it resumes.
     """
     begun = _config(folder)
     if begun is None or begun.tables() != experiment.tables():
         write_config(folder, experiment)
     if begun is not None and begun.rounds < experiment.rounds:
         for trial in trials(experiment):
-            with suppress(ConfigError, MissingDataError):  # which the trial itself reports
+            with suppress(ConfigError, MissingDataError):  # the trial itself reports the error
                 lengthen(trial, folder)
 
 
 def _config(folder: Path) -> Experiment | None:
-    """The experiment of a run's folder, if there is one."""
     path = folder / CONFIG
     return Experiment.model_validate_json(require_file(path).read_text(encoding="utf-8")) if path.exists() else None
 
 
 def _check_results(folder: Path, begun: Experiment, experiment: Experiment) -> None:
-    """Refuse other settings, apart from additions, that results depend on."""
-    before, now = (json.loads(one.model_dump_json(exclude=BESIDES | ADDED)) for one in (begun, experiment))
-    own, asked = ({one.label: json.loads(one.model_dump_json()) for one in it.algorithms} for it in (begun, experiment))
-    shared = [label for label in own if label in asked]
-    before["algorithms"], now["algorithms"] = ({label: its[label] for label in shared} for its in (own, asked))
+    """Reject changed settings that results depend on, unless they are additions."""
+    before, now = (json.loads(one.model_dump_json(exclude=FREE | EXTENSIBLE)) for one in (begun, experiment))
+    own, new = ({one.label: json.loads(one.model_dump_json()) for one in it.algorithms} for it in (begun, experiment))
+    shared = [label for label in own if label in new]
+    before["algorithms"], now["algorithms"] = ({label: its[label] for label in shared} for its in (own, new))
     if others := list(differences(before, now)):
         raise ConfigError(
-            f"{folder}: its {CONFIG} has other settings ({', '.join(map(str, others))}): take another folder for other "
-            "settings (only rounds, seeds and algorithms may be added)"
+            f"{folder}: its {CONFIG} has different settings ({', '.join(map(str, others))}), and only rounds, seeds "
+            "and algorithms may be added; choose a different folder"
         )
 
 
 def _check_rounds(folder: Path, begun: Experiment, experiment: Experiment, recorded: Iterable[tuple[str, int]]) -> None:
     was, now = begun.rounds, experiment.rounds
     if now < was:
-        raise ConfigError(f"rounds={now}: must be at least {was}, as in {folder}: take another folder for fewer")
+        raise ConfigError(
+            f"rounds={now}: must be at least {was}, as in {folder}; for fewer rounds choose a different folder"
+        )
     if now == was:
         return
-    if rates := _of_whole_run(experiment):
+    rate = experiment.rate
+    parts: dict[str, FromRegistry | None] = {"rate.lr": rate.lr, "rate.server_lr": rate.server_lr}
+    parts |= {"rate.optimizer": rate.optimizer, "participation": experiment.participation}
+    parts |= {f"algorithms.{method.label}": method for method in experiment.algorithms}
+    if fixed := [
+        f"{key} {one.name}" for key, one in parts.items() if one and getattr(one.maker(), "of_whole_run", None)
+    ]:
         raise ConfigError(
-            f"rounds={now}: must be {was}, as in {folder}, since {', '.join(rates)} depends on the length of the whole "
-            "run: take another folder"
+            f"rounds={now}: must be {was}, as in {folder}, because {', '.join(fixed)} depends on the total number of "
+            "rounds; choose a different folder"
         )
     labels = {method.label for method in experiment.algorithms}
-    left = sorted({(label, seed) for label, seed in recorded if label not in labels or seed not in experiment.seeds})
+    left = sorted((label, seed) for label, seed in recorded if label not in labels or seed not in experiment.seeds)
     if left:
         label, seed = left[0]
         raise ConfigError(
-            f"rounds={now}: {label}, seed {seed}, is in {folder} with {was}, and is left out here: name all its "
-            "seeds and algorithms, or take another folder"
+            f"rounds={now}: {folder} has {label}, seed {seed}, with {was} rounds; include all seeds and "
+            "algorithms of that folder, or choose a different folder"
         )
 
 
-def _of_whole_run(experiment: Experiment) -> list[str]:
-    """The parts of an experiment that depend on the length of the run, as ``rate.lr Horizon``."""
-    rate = experiment.rate
-    named: dict[str, FromRegistry | None] = {"rate.lr": rate.lr, "rate.server_lr": rate.server_lr}
-    named |= {"rate.optimizer": rate.optimizer, "participation": experiment.participation}
-    named |= {f"algorithms.{method.label}": method for method in experiment.algorithms}
-    return [f"{key} {one.name}" for key, one in named.items() if one and getattr(one.maker(), "of_whole_run", False)]
-
-
-def _recorded(folder: Path) -> set[tuple[str, int]]:
-    """The labels and seeds of the trials that were begun."""
+def _recorded_trials(folder: Path) -> set[tuple[str, int]]:
+    """Return the label and seed of each trial that was begun."""
     found = set()
-    for path in (folder / "records").glob("*.jsonl"):
-        with suppress(MissingDataError):  # a damaged record, which its own trial reports
+    for path in (folder / RECORDS).glob("*.jsonl"):
+        with suppress(MissingDataError):  # the trial reports its own damaged record
             if (header := read_header(path)) is not None:
                 found.add((header.algorithm, header.seed))
     return found

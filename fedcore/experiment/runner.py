@@ -1,4 +1,4 @@
-"""Runs of one experiment, and sweeps over many."""
+"""Run one experiment, or a sweep over several experiments and grids."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcore.arguments import absolute
 from fedcore.arrays import CPU
-from fedcore.atomic_file import inside, require_file
 from fedcore.errors import ConfigError, MissingDataError
-from fedcore.experiment.executor import Event, Job, OnEvent, run_here, run_in_processes
+from fedcore.experiment.config import points
+from fedcore.experiment.executor import Event, Job, OnEvent, run_in_processes, run_in_this_process
 from fedcore.experiment.journal import CHECKPOINTS, is_complete
-from fedcore.experiment.presets import points
-from fedcore.experiment.run_folder import CONFIG, go_on, gone_on_with, locked, locked_run, prepare, settled
+from fedcore.experiment.results import CONFIG, RECORDS
+from fedcore.experiment.run_folder import choose_batching, extend, folder_lock, prepare, run_lock, with_additions
 from fedcore.experiment.schema import Experiment, Trial, trials
+from fedcore.runtime import inside, require_file
 from fedcore.simulation import data
+from fedcore.validation import absolute
 
 if TYPE_CHECKING:
-    from fedcore.experiment.trial import MakeEngine  # which imports torch, for which the process of a run need not wait
+    from fedcore.experiment.trial import MakeEngine  # imports torch, which the process of a run does not need
 
 Runner = Callable[[Iterable[Job], Sequence[str], OnEvent], list[Event]]
-"""Runs the trials of a sweep elsewhere, such as ``RayTrials``; called with the jobs, imports and on_event of
-``run_jobs``."""
+"""Runs the trials of a sweep, for example on Ray. Receives ``jobs``, ``imports`` and ``on_event`` of ``run_jobs``."""
 
 
 def run_experiment(
@@ -36,43 +36,43 @@ def run_experiment(
     make_engine: "MakeEngine | None" = None,
     on_event: OnEvent = lambda _: None,
 ) -> list[Event]:
-    """Run every trial and write its record into ``folder``.
+    """Run every trial of an experiment, and write the records into ``folder``.
 
     Args:
-        experiment: what to run.
+        experiment: the configuration.
         folder: a new or empty folder.
-        resume: go on with the run of ``experiment`` in ``folder``: its finished trials stay, the others go on from
-            their last checkpoint and end as if nothing had stopped them. ``experiment`` may have more rounds, seeds and
-            algorithms than the run was begun with: it ends with the bits of one that had them from the start.
-        jobs: processes. Default: as many as there are cores, and trials; one if they train on a GPU. 0 is this process,
-            as in a notebook, whose classes no other process knows.
+        resume: whether to resume the run in ``folder``. Finished trials are skipped; the others continue from their
+            last checkpoints, with the results of an uninterrupted run. ``experiment`` may add rounds, seeds and
+            algorithms: the results are bit-identical to those of a run that had them from the start.
+        jobs: the number of processes. Default: one per core, at most one per trial; one if the clients train on a GPU.
+            0 runs the trials in this process, which is necessary if other processes cannot import a notebook's classes.
         imports: modules, or paths of .py files, that each process imports first, for their additions to registries.
-        make_engine: makes the engine; called as ``InProcess`` is, like ``partial(Ray, workers=8)``. The trials then run
-            in this process, one after another. It is no part of the configuration: the results are the same, and a run
-            that one engine began may go on with another. Default: ``InProcess`` in the process of the trial.
-        on_event: called in this process, as things happen.
+        make_engine: makes the engine, with the arguments of ``InProcess``: for example ``partial(Ray, workers=8)``. The
+            trials then run in this process, one after another. Results do not depend on the engine, and a run may
+            resume with a different one. Default: ``InProcess`` in the process of the trial.
+        on_event: called in this process with each ``Event`` of a trial: its start, a finished round, or its end.
 
     Returns:
-        The trials that failed, as their last events. They do not stop the others.
+        The last event of each trial that failed. A failure does not affect other trials.
 
     Raises:
-        ConfigError: the folder is not new or empty; or its run is another experiment's, was begun on another kind of
-            device, or cannot have more rounds.
-        MissingDataError, DeviceError: the data, the GPU, or the run to go on with is not there; nothing was made.
-        LockedError: another run uses the folder, or the sweep that it is a point of.
-        KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
+        ConfigError: the folder is not new or empty. On resuming: its run has different settings, was begun on a
+            different kind of device, or cannot be extended.
+        MissingDataError, DeviceError: the data, the GPU or the run to resume is missing. Nothing was written.
+        LockedError: another process uses the folder, or the sweep that contains it. No trial was started.
+        KeyboardInterrupt: raised after the processes have stopped; the records hold every finished round.
     """
     folder = absolute(folder)
     if resume and not (folder / CONFIG).exists():
-        raise MissingDataError(f"{folder}: expected the folder of a run, found no {CONFIG} in it: begin without resume")
-    known = gone_on_with(folder, experiment) if resume else experiment
+        raise MissingDataError(f"{folder}: is not the folder of a run, because it has no {CONFIG}; use resume=False")
+    known = with_additions(folder, experiment) if resume else experiment
     find_data([Job(trial, folder) for trial in trials(known)])
     find_device(known)
-    with locked_run(folder):
-        # Again, because a run that had the folder until now may have added to it.
-        chosen = settled(gone_on_with(folder, experiment) if resume else experiment, folder)
+    with run_lock(folder):
+        # Read the folder again: the run that had the lock may have extended it.
+        chosen = choose_batching(with_additions(folder, experiment) if resume else experiment, folder)
         if resume:
-            go_on(folder, chosen)
+            extend(folder, chosen)
         else:
             prepare(folder, chosen, make_engine)
         work = [Job(trial, folder) for trial in trials(chosen)]
@@ -82,34 +82,29 @@ def run_experiment(
 
 @dataclass(frozen=True)
 class Sweep:
-    """The trials of a sweep, and the folders in which they are recorded.
+    """The trials of a sweep, from one experiment per preset.
 
-    Args:
-        experiments: the presets' experiments.
-        folder: every point is a run's folder below it: ``PRESET`` or ``PRESET/POINT``.
+    The run of each grid point is in ``PRESET/POINT`` below ``folder``, or in ``PRESET`` without a grid.
     """
 
     experiments: Sequence[Experiment]
     folder: Path
 
     def jobs(self) -> list[Job]:
-        """All trials: preset by preset, in each seed by seed over all its points.
-
-        Raises:
-            ConfigError: a grid does not fit its experiment, or two experiments have one name.
-        """
-        found, names = [], [experiment.name for experiment in self.experiments]
+        """Return all trials, preset by preset; within a preset, all points of one seed precede those of the next."""
+        jobs: list[Job] = []
+        names = [experiment.name for experiment in self.experiments]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            raise ConfigError(f"{twice[0]}: several experiments have this name, which is a folder's: rename one")
+            raise ConfigError(f"{twice[0]}: several experiments have this name and would share a folder; rename one")
         for experiment in self.experiments:
-            # A seed's trials come together, so that a sweep that is stopped has whole comparisons to show.
-            own = [
-                Job(trial, _place(self.folder / experiment.name, point.name), f"{experiment.name} {point.name}".strip())
-                for point in points(experiment)
-                for trial in trials(point.experiment)
-            ]
-            found += sorted(own, key=lambda job: experiment.seeds.index(job.trial.seed))
-        return found
+            # Trials of one seed run together, so that a stopped sweep has complete comparisons.
+            own: list[Job] = []
+            for point in points(experiment):
+                folder = _point_folder(self.folder / experiment.name, point.name)
+                group = f"{experiment.name} {point.name}".strip()
+                own += [Job(trial, folder, group) for trial in trials(point.experiment)]
+            jobs += sorted(own, key=lambda job: experiment.seeds.index(job.trial.seed))
+        return jobs
 
 
 def run_sweep(
@@ -120,72 +115,63 @@ def run_sweep(
     runner: Runner | None = None,
     on_event: OnEvent = lambda _: None,
 ) -> list[Event]:
-    """Run every trial of a sweep that is not complete.
+    """Run every incomplete trial of a sweep; return the last event of each trial that failed.
 
-    A kill loses nothing: the same call skips complete trials and goes on with the rest from the last checkpoints. More
-    presets, grid points, seeds, algorithms or rounds may be added to a folder.
+    If the process is killed, the same call skips complete trials and resumes the others from their last checkpoints. A
+    later call may add presets, grid points, seeds, algorithms and rounds.
 
     Args:
-        sweep: what to run, and where.
-        jobs, imports: as for ``run_experiment``.
-        runner: runs the trials, such as ``experiment.executor.RayTrials``. It is no part of the configuration: the
-            results are the same, and another one may go on. Default: processes of this machine.
-        on_event: called in this process, as things happen.
-
-    Returns:
-        The trials that failed, as their last events. They do not stop the others.
+        sweep: the experiments and the folder.
+        runner: runs the trials, for example ``experiment.executor.RayTrials``. Results do not depend on it, and a sweep
+            may resume with a different one. Default: processes on this machine.
+        jobs, imports, on_event: as for ``run_experiment``.
 
     Raises:
-        ConfigError: the folder holds another experiment under the name of one of these, or one that was begun on
-            another kind of device, or that cannot have more rounds; nothing was made or begun.
-        MissingDataError, DeviceError: data, or the GPU, is not there; nothing was made or begun.
-        LockedError: another run uses the folder of one of the presets; nothing was begun.
-        KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
+        ConfigError: a preset's folder has different settings, was begun on a different kind of device, or cannot be
+            extended. Nothing was written.
+        MissingDataError, DeviceError, LockedError, KeyboardInterrupt: as for ``run_experiment``.
     """
     sweep = replace(sweep, folder=absolute(sweep.folder))
-    find_data(_known(sweep)[0])
+    find_data(_known_jobs(sweep)[0])
     if runner is None:
         for experiment in sweep.experiments:
             find_device(experiment)
         jobs = processes_for(sweep.experiments, jobs)
-    with locked(inside(sweep.folder, sweep.folder / experiment.name) for experiment in sweep.experiments):
-        work, chosen = _known(sweep)  # again, because a run that had the folders until now may have added to them
-        chosen = {folder: _prepare(folder, experiment, runner) for folder, experiment in chosen.items()}
-        work = [_of(job, chosen[job.folder]) for job in work]
+    with folder_lock(inside(sweep.folder, sweep.folder / experiment.name) for experiment in sweep.experiments):
+        work, chosen = _known_jobs(sweep)  # again, since the previous lock holder may have changed them
+        for folder, experiment in chosen.items():
+            exists = (folder / CONFIG).exists()
+            chosen[folder] = choose_batching(experiment, folder)
+            if exists:
+                extend(folder, chosen[folder])
+            else:
+                prepare(folder, chosen[folder], runner, in_sweep=True)
+        work = [_in_experiment(job, chosen[job.folder]) for job in work]
         return run_jobs(work, processes=jobs, imports=imports, runner=runner, on_event=on_event)
 
 
-def _known(sweep: Sweep) -> tuple[list[Job], dict[Path, Experiment]]:
-    """A sweep's trials, with the experiments of their folders and the sweep's additions; and these by folder."""
+def _known_jobs(sweep: Sweep) -> tuple[list[Job], dict[Path, Experiment]]:
+    """Return a sweep's jobs, and the experiment of each run's folder with the additions of the sweep."""
     work = sweep.jobs()
     experiments = {inside(sweep.folder, job.folder): job.trial.experiment for job in work}
-    chosen = {folder: gone_on_with(folder, experiment, part=True) for folder, experiment in experiments.items()}
-    return [_of(job, chosen[job.folder]) for job in work], chosen
+    chosen = {folder: with_additions(folder, experiment, part=True) for folder, experiment in experiments.items()}
+    return [_in_experiment(job, chosen[job.folder]) for job in work], chosen
 
 
-def _place(preset: Path, point: str) -> Path:
-    """The folder of a point; the same one if the keys of the grid came in another order before."""
+def _point_folder(preset: Path, point: str) -> Path:
+    """Return the folder of a grid point. The name of an existing folder may list the keys in a different order."""
     keys = sorted(point.split(","))
-    there = (preset / point / CONFIG).exists() or not preset.is_dir()
-    others = () if there else (path for path in preset.iterdir() if sorted(path.name.split(",")) == keys)
-    return next((path for path in others if (path / CONFIG).exists()), preset / point)
+    if not (preset / point / CONFIG).exists() and preset.is_dir():
+        for path in preset.iterdir():
+            if sorted(path.name.split(",")) == keys and (path / CONFIG).exists():
+                return path
+    return preset / point
 
 
-def _of(job: Job, experiment: Experiment) -> Job:
-    """The same trial of an experiment that has more of them."""
+def _in_experiment(job: Job, experiment: Experiment) -> Job:
+    """Return the job of the same trial in an extended experiment."""
     labels = [method.label for method in experiment.algorithms]
     return replace(job, trial=Trial(experiment, labels.index(job.trial.method.label), job.trial.seed))
-
-
-def _prepare(folder: Path, experiment: Experiment, runner: Runner | None) -> Experiment:
-    """Make the folder of a point, or write additions into it; return the experiment with its choice of ``together``."""
-    is_there = (folder / CONFIG).exists()
-    experiment = settled(experiment, folder)
-    if is_there:
-        go_on(folder, experiment)
-    else:
-        prepare(folder, experiment, runner, in_sweep=True)
-    return experiment
 
 
 def run_jobs(
@@ -197,62 +183,51 @@ def run_jobs(
     runner: Runner | None = None,
     on_event: OnEvent = lambda _: None,
 ) -> list[Event]:
-    """Run trials, each into its folder; one that is complete there is only read.
+    """Run each trial, and write its record into its folder; return the last event of each trial that failed.
 
-    Args:
-        jobs: in the order in which they begin; complete ones are read before them, so that the rest is known early.
-        processes: how many. Default: as many as there are cores, and jobs. 0 is this one only.
-        imports, make_engine, runner, on_event: as for ``run_experiment`` and ``run_sweep``.
-
-    Returns:
-        The trials that failed, as their last events.
-
-    Raises:
-        KeyboardInterrupt: after the processes were stopped.
+    Complete trials are not run again; their records are read first, so that progress is known early. ``processes`` is
+    by default one per core, at most one per job; 0 uses only this process. For the other arguments see
+    ``run_experiment`` and ``run_sweep``.
     """
     waiting = sorted(jobs, key=lambda job: not _seems_complete(job))
     try:
         if runner is not None:
             return runner(waiting, imports, on_event)
         if processes == 0 or make_engine is not None:
-            return run_here(waiting, make_engine, on_event)
+            return run_in_this_process(waiting, make_engine, on_event)
         return run_in_processes(waiting, processes or _cores(), imports, on_event)
     finally:
         for folder in {job.folder for job in waiting}:
-            with suppress(OSError):  # it is missing, or holds checkpoints to go on from
+            with suppress(OSError):  # the folder is missing, or holds checkpoints
                 (folder / CHECKPOINTS).rmdir()
 
 
 def _seems_complete(job: Job) -> bool:
-    """Whether a record has as many lines as there are rounds, behind its header; only an order depends on it."""
+    """Whether a record has a line for each round and a header. Only the order of the trials depends on this."""
     with suppress(OSError):
-        record = job.folder / "records" / job.trial.file_name
+        record = job.folder / RECORDS / job.trial.file_name
         return require_file(record).read_bytes().count(b"\n") > job.trial.experiment.rounds
     return False
 
 
 def _cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def processes_for(experiments: Iterable[Experiment], asked: int | None) -> int | None:
-    """The number of processes that was asked for. Default: one for a GPU, which they would share."""
+def processes_for(experiments: Iterable[Experiment], jobs: int | None) -> int | None:
+    """Return the requested number of processes. Default: one for a GPU, since processes would share it."""
     on_gpu = any(experiment.device not in (None, CPU) for experiment in experiments)
-    return 1 if asked is None and on_gpu else asked
+    return 1 if jobs is None and on_gpu else jobs
 
 
 def find_data(jobs: Iterable[Job]) -> None:
-    """Find, or download, the files of all jobs' data.
-
-    Raises:
-        MissingDataError: some are missing, and a job is not complete yet; one line for each data set.
-    """
-    waiting: dict[str, list[Job]] = {}
+    """Find or download the data of all jobs; raise a MissingDataError with one line per missing data set."""
+    by_data: dict[str, list[Job]] = {}
     for job in jobs:
-        waiting.setdefault(job.trial.experiment.data.name, []).append(job)
+        by_data.setdefault(job.trial.experiment.data.name, []).append(job)
     missing = []
-    for name, own in waiting.items():
+    for name, own in by_data.items():
         try:
             data.find(name)
         except MissingDataError as error:
@@ -263,12 +238,8 @@ def find_data(jobs: Iterable[Job]) -> None:
 
 
 def find_device(experiment: Experiment) -> None:
-    """Find the device of an experiment's clients.
-
-    Raises:
-        DeviceError: torch has no such GPU.
-    """
+    """Check that torch has the device of an experiment's clients; raise a DeviceError if it is missing."""
     if experiment.device not in (None, CPU):
-        from fedcore.simulation.torch_device import torch_device  # which imports torch
+        from fedcore.simulation.torch_device import torch_device  # imports torch
 
         torch_device(experiment.device)

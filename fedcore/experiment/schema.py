@@ -1,9 +1,10 @@
-"""The schema of an experiment: every choice that its results depend on, checked when it is read."""
+"""The validated schema of an experiment: all settings that its results depend on."""
 
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -29,25 +30,23 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from fedcore import algorithms
 from fedcore.algorithms import Algorithm, check_table, optimizers, rates
-from fedcore.arguments import due_in, inside, is_real
 from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameError
 from fedcore.experiment.changes import Change
 from fedcore.network.topology import NAMES, Topology
-from fedcore.registries import Registry
-from fedcore.representation import html_table, shown
 from fedcore.simulation import data, participation
 from fedcore.simulation.data import partitions
 from fedcore.simulation.engines import check_method
+from fedcore.validation import Registry, describe_interval, describe_value, html_table, in_interval, is_number
 
 LARGEST_STEP = 100.0
-"""The largest rate that a server lets a client report, unless it is set otherwise."""
+"""The largest learning rate that a client may report by default."""
 STEPS = f"(0, {LARGEST_STEP!r}]"
 LONGEST_NAME = 100
-"""Characters of a label in the name of a file; file systems take 255 in all."""
+"""The maximum number of characters of a label in a file name; file systems allow 255 for the whole name."""
 NO_LABELS = np.empty(0, np.int64)
 
 Line = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x09\x0b-\x1f\x7f-\x9f]*$")]
-"""A title or a label, which pictures and tables have room for: no control characters but line ends."""
+"""A title or label, without control characters except line ends."""
 Count = Annotated[int, Field(ge=1, le=10**6)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
@@ -56,19 +55,28 @@ Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d{1,4})?)$")]
 
 
 def problem(text: str, *place: str) -> ValidationError:
-    """The error of a validator, about its value or a place in it."""
+    """Return a validator's error about its value, or about a key in it."""
     error = InitErrorDetails(type=PydanticCustomError("problem", "{text}", {"text": text}), loc=place, input=None)
     return ValidationError.from_exception_data("experiment", [error])
 
 
+@contextmanager
+def _as_problem() -> Iterator[None]:
+    """Convert fedcore's errors into problems of the validated value."""
+    try:
+        yield
+    except FedcoreError as error:
+        raise problem(str(error)) from None
+
+
 def unknown_key(key: str, known: Collection[str]) -> str:
-    """The text on a key that does not exist, with the nearest one that does."""
+    """Return the message for an unknown key; it suggests the nearest known key."""
     near = get_close_matches(key, known, n=1, cutoff=0.5)
     return "unknown key" + (f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(known) or 'none'})")
 
 
 class Section(BaseModel):
-    """A table of the file: read-only, no unknown keys, no silent conversions (``"5"`` is no 5)."""
+    """A read-only table of the file, without unknown keys or silent conversions (``"5"`` is not 5)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
 
@@ -93,32 +101,29 @@ def _with_nearest(error: Any, known: Collection[str]) -> InitErrorDetails:
 
 
 class FromRegistry(Section):
-    """A table with a ``name`` whose further keys are the options of what it names.
-
-    Name and options are checked when it is read.
-    """
+    """A table with a ``name`` from a registry; its other keys are options of the named class or function."""
 
     registry: ClassVar[Callable[[], Registry[Any]]]
-    """The classes or functions that take the options, by name."""
+    """Returns the classes or functions that take the options, keyed by name."""
     FILLED_IN: ClassVar[Collection[str]] = ()
-    """Parameters that are no options, because the experiment gives them."""
+    """Parameters that the experiment sets and a file cannot."""
     KINDS: ClassVar[Mapping[str, Any]] = {}
-    """Types of options in the file that differ from the parameter's."""
+    """The types of options whose values in the file have a different type than the parameter."""
 
     name: str
     options: Mapping[str, Any] = Field(default_factory=dict)
 
     def maker(self) -> Callable[..., Any]:
-        """The class or function that takes the options."""
-        found: Callable[..., Any] = type(self).registry().find(self.name)
-        return found
+        """Return the class or function that takes the options."""
+        maker: Callable[..., Any] = type(self).registry().find(self.name)
+        return maker
 
     def make(self) -> Any:
-        """The object itself."""
+        """Return the object: the result of ``maker`` for the options."""
         return self.maker()(**self.options)
 
     def _try(self) -> None:
-        """Try something cheap that fails, with a ``FedcoreError``, if the options do not fit each other."""
+        """Raise a ``FedcoreError`` if the options contradict each other. Must be fast."""
         self.make()
 
     @model_validator(mode="before")
@@ -142,10 +147,8 @@ class FromRegistry(Section):
     def _check_options(self) -> Self:
         own = sorted(type(self).model_fields.keys() - {"options"})
         options_model(self.maker(), self.FILLED_IN, self.KINDS, own).model_validate(dict(self.options))
-        try:
+        with _as_problem():
             self._try()
-        except FedcoreError as error:
-            raise problem(str(error)) from None
         return self
 
     @model_serializer(mode="wrap")
@@ -157,23 +160,23 @@ class FromRegistry(Section):
 def _find(registry: Registry[Any], name: str, *place: str) -> Any:
     try:
         return registry.find(name)
-    except UnknownNameError as error:  # the place in the file tells the kind
+    except UnknownNameError as error:  # the message gives the location in the file, which shows the kind
         raise problem(str(error).removeprefix(f"{registry.what}: "), *place) from error
 
 
 class Options(Section):
-    """The keyword options of a class or function, in the same table as other keys."""
+    """Keyword options of a class or function, which share a table of the file with other keys."""
 
     more_keys: ClassVar[Collection[str]] = ()
-    """The other keys of the table in the file."""
+    """The other keys of the table."""
     tables: ClassVar[Collection[str]] = ()
-    """Options that are tables, each with its own problems."""
+    """Options that are tables. Their problems are listed one by one."""
 
     @classmethod
     def _in_words(cls, errors: Iterable[Any]) -> list[InitErrorDetails]:
         known = [*cls.more_keys, *(str(field.alias) for field in cls.model_fields.values())]
         first: dict[tuple[int | str, ...], InitErrorDetails] = {}
-        for one in errors:  # of a union only the first, without the names of its types
+        for one in errors:  # of a union's errors only the first, without the names of the union's types
             place = one["loc"] if one["loc"][0] in cls.tables else one["loc"][:1]
             first.setdefault(place, _with_nearest(one | {"loc": place}, known))
         return list(first.values())
@@ -189,15 +192,10 @@ def options_model(
     kinds: Mapping[str, Any] | None = None,
     more_keys: Collection[str] = (),
 ) -> type[Options]:
-    """The model of the keyword options of a class or function, by its signature.
+    """Return the model of the keyword options of a class or function, from its signature.
 
-    Args:
-        make: takes the options.
-        filled_in: parameters that the caller gives and a file may not set.
-        kinds: types of parameters in the file, if they differ.
-        more_keys: the other keys of the table in the file.
-
-    A parameter without an annotation takes any value. ``**more`` takes any option, and in a class's those of its bases.
+    A parameter without an annotation accepts any value. ``**more`` accepts any option; in a class it accepts the
+    options of the base classes. For the other arguments see ``FromRegistry`` and ``Options``.
     """
     parameters = _parameters(make)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -226,48 +224,43 @@ def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 class NetworkOfNodes(Section):
-    """Networked local SGD: every client is a node of a graph, and mixes its model with its neighbours' after a round.
+    """Networked local SGD: each client is a node of a graph, and averages its model with its neighbours' after a round.
 
-    The method is ``LocalDescent``, whose options are those of the local steps. A node that takes no part in a round
-    keeps its model. Accuracy and loss are those of the nodes' weighted mean.
+    The method must be ``LocalDescent``. A node that does not take part in a round keeps its model. Accuracy and loss
+    refer to the weighted mean of the nodes' models.
 
     Attributes:
         graph: "complete", "ring", "star", "torus" or "erdos-renyi".
-        rows: of a torus. Default: as square as can be.
-        probability, seed: of a random graph.
-        weights: of the nodes in the objective: "uniform", 1/p, or "examples", n_j / n.
+        rows: the number of rows of a torus. Default: as square as possible.
+        probability, seed: the edge probability and the seed of a random graph.
+        weights: the nodes' weights in the objective: "uniform" for 1/p, or "examples" for n_j / n.
 
     Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019,
     Algorithm 2.
     """
 
-    graph: Literal[NAMES]  # type: ignore[valid-type]  # mypy wants them written out
+    graph: Literal[NAMES]  # type: ignore[valid-type]  # mypy requires the strings here
     rows: int | None = None
     probability: float | None = None
     seed: int | None = None
     weights: Literal["uniform", "examples"] = "uniform"
 
     def topology(self, nodes: int) -> Topology:
-        """The graph of so many nodes.
-
-        Raises:
-            FedcoreError: an option is not the graph's, or out of range; or the graph is not connected.
-        """
-        given: dict[str, Any] = {"rows": self.rows, "probability": self.probability, "seed": self.seed}
-        return Topology.named(self.graph, nodes, **{key: value for key, value in given.items() if value is not None})
+        """Return the graph for a number of nodes; reject unsuitable options and graphs that are not connected."""
+        return Topology.named(self.graph, nodes, **self.model_dump(exclude={"graph", "weights"}, exclude_none=True))
 
 
 class Objective(Section):
-    """The part of clients that arrive and depart (a ``Schedule`` in the participation) in the objective sum p^k F_k.
+    """How arrivals and departures of clients (a ``Schedule`` in the participation) change the objective sum p^k F_k.
 
-    A client counts in p^k = n_k / n, and the test set holds its examples, from its arrival on. When it departs,
-    "exclude" removes it from both, and "include" keeps its share in the weights although it sends no more updates.
+    After its arrival, a client has the weight p^k = n_k / n, and its examples belong to the test set.
 
     Attributes:
-        departures: "include" or "exclude".
-        restart: whether a rate eta_0 / t (``Staircase``) or ``InverseRound`` begins anew when the objective changes.
-        test: the clients whose test examples count: those in the "objective", or those "present", which differ after a
-            departure that is included.
+        departures: "exclude" removes a client that departs from the objective and the test set; "include" keeps its
+            weight although it sends no more updates.
+        restart: whether a rate eta_0 / t (``Staircase``) or ``InverseRound`` restarts when the objective changes.
+        test: the clients whose test examples count: those in the "objective", or those "present". The two differ after
+            a departure with "include".
 
     Reference: Ruan et al., "Towards Flexible Device Participation in Federated Learning", AISTATS 2021, Sec. 4.2, 4.3.
     """
@@ -278,15 +271,10 @@ class Objective(Section):
 
 
 class Varied(Section):
-    """The key that a family of presets varies, and its value in this one; a sweep's report draws the family over it.
+    """The key that a family of presets varies, and its value. A sweep's report plots the family over this key.
 
-    The variants of a preset's file have ``varies = { p = 0.1 }``, and the rest is filled in.
-
-    Attributes:
-        family: common to the presets that are drawn together; it names the picture's file.
-        title: of the picture.
-        label: of the axis.
-        value: here.
+    A preset file sets ``varies = { p = 0.1 }`` in its variants; fedcore derives the other fields. ``family`` names the
+    plot's file, ``label`` is the label of its x axis.
     """
 
     family: Line
@@ -296,12 +284,10 @@ class Varied(Section):
 
 
 class Pictures(Section):
-    """The axes of an experiment's pictures: no result depends on them, so a run may go on under others.
+    """The axes of an experiment's plots. Results do not depend on them, so a resumed run may change them.
 
-    Attributes:
-        over: the axis of the curves. Uploadings are rounds times the vectors that a client sends in one, as the MimiC
-            paper counts.
-        varied: the key that the experiment's family varies, or None.
+    ``over`` is the x axis of the curves. Uploadings are rounds times the vectors that a client sends per round, as in
+    the MimiC paper. ``varied`` is the key that the experiment's family varies, or None.
     """
 
     over: Literal["rounds", "uploadings"] = "rounds"
@@ -309,48 +295,50 @@ class Pictures(Section):
 
 
 class LearningRate(FromRegistry):
-    """A learning rate: a number, or one of ``fedcore.algorithms.rates`` by name, with its options."""
+    """A learning rate: a number, or the name of one in ``fedcore.algorithms.rates`` with its options."""
 
     registry = staticmethod(lambda: rates.REGISTRY)
 
     @model_validator(mode="before")
     @classmethod
     def _number_is_constant(cls, value: Any) -> Any:
-        if is_real(value):
-            if not inside(value, STEPS):
-                raise problem(f"expected {due_in(STEPS)}, got {value!r}")
+        if is_number(value):
+            if not in_interval(value, STEPS):
+                raise problem(f"must be {describe_interval(STEPS)}, got {value!r}")
             return {"name": "Constant", "options": {"value": value}}
         if not isinstance(value, Mapping | LearningRate):
-            raise problem(f"expected a number or a table, got {value!r}")
+            raise problem(f"must be a number or a table, got {value!r}")
         return value
 
     def _try(self) -> None:
         rate = self.make()
         first = rate(0, 1) if self.per_cohort else rate(0)
-        if not inside(first, STEPS):
-            raise problem(f"expected {due_in(STEPS)} in round 0, got {first!r}")
+        if not in_interval(first, STEPS):
+            raise problem(f"must be {describe_interval(STEPS)} in round 0, got {first!r}")
 
     @property
     def per_cohort(self) -> bool:
-        """Whether it is a rule of the round and of the number of clients whose updates were used."""
+        """Whether the rate depends on the number of accepted updates."""
         return self.maker() is rates.PerCohort
 
 
 class ServerOptimizer(FromRegistry):
-    """One of ``fedcore.algorithms.optimizers`` by name, with its options."""
+    """The name of an optimizer in ``fedcore.algorithms.optimizers``, with its options."""
 
     registry = staticmethod(lambda: optimizers.REGISTRY)
 
     def make(self) -> optimizers.Optimizer:
-        """The optimiser itself."""
+        """Return the optimizer."""
         return optimizers.named(self.name, **self.options)
 
 
 class Rate(Section):
-    """The clients' rate eta_t, and the server's step.
+    """The clients' learning rate eta_t, and the server's step.
 
-    ``server_lr``: none for plain model averaging (gamma = eta_t K, the mean over the cohort); else gamma itself.
-    ``optimizer``: turns the method's direction into the step's; without it the step is along the direction.
+    Attributes:
+        lr: eta_t.
+        server_lr: gamma. Default: plain model averaging (gamma = eta_t K, the mean over the cohort).
+        optimizer: computes the step from the method's direction. Default: the step is along the direction.
     """
 
     lr: LearningRate
@@ -361,16 +349,19 @@ class Rate(Section):
     @classmethod
     def _of_the_round_only(cls, lr: LearningRate) -> LearningRate:
         if lr.per_cohort:
-            raise problem(f"{lr.name!r} depends on the cohort: use it for server_lr", "name")
+            raise problem(f"{lr.name!r} depends on the cohort; use it for server_lr", "name")
         return lr
 
 
 class Method(FromRegistry):
-    """One entry of the comparison: an algorithm, its options, and its name in tables and curves.
+    """An algorithm in the comparison: its name, its options, and its label in tables and plots.
 
-    Its ``objective``, if it has one, replaces the experiment's. With ``warm_start`` its rows and momentum start from
-    the clients' gradients at the first model (``Server.warm_start``) instead of zero: means over so many minibatches
-    (the papers' B), or, if it is true, over as many as a round has local steps.
+    Attributes:
+        label: in tables and plots. Default: the name with the options.
+        objective: overrides the experiment's.
+        warm_start: whether rows and momentum start from the clients' gradients at the first model
+            (``Server.warm_start``) instead of zero. A number is the number of minibatches per gradient (the papers' B);
+            ``true`` uses the number of local steps in a round.
     """
 
     registry = staticmethod(lambda: algorithms.REGISTRY)
@@ -385,8 +376,7 @@ class Method(FromRegistry):
         check_method(made)
         if self.warm_start and not made.takes_warm_start:
             raise RangeError(
-                f"warm_start: must be false, since {self.name} keeps nothing that gradients could start, got "
-                f"{self.warm_start}"
+                f"warm_start={self.warm_start}: must be false, because {self.name} has no state to initialize"
             )
 
     @model_validator(mode="after")
@@ -395,33 +385,33 @@ class Method(FromRegistry):
             options = [f"{key}={value}" for key, value in self.options.items()]
             if self.warm_start:
                 options.append("warm start" if self.warm_start is True else f"warm start, B={self.warm_start}")
-            name = self.name.rpartition(":")[2]  # a user's class has its own name, wherever it is
+            name = self.name.rpartition(":")[2]  # the name of a user's class, without its module
             object.__setattr__(self, "label", f"{name} ({', '.join(options)})" if options else name)
         return self
 
 
 class Data(FromRegistry):
-    """The data set, by name, and its options."""
+    """The data set and its options."""
 
     registry = staticmethod(lambda: data.REGISTRY)
     FILLED_IN = data.FILLED_IN
 
     @property
     def source(self) -> data.Source:
-        """The data set's row."""
+        """The data set's entry in the registry."""
         return data.REGISTRY.find(self.name)
 
     def maker(self) -> Callable[..., Any]:
-        """The function that loads it."""
+        """Return the function that loads the data set."""
         return self.source.load
 
     def _try(self) -> None:
-        if self.source.generated:  # then it is cheap
+        if self.source.generated:  # then loading is cheap
             data.load(self.name, clients=1, seed=0, **self.options)
 
 
 class Partition(FromRegistry):
-    """The partition of the examples: the number of clients, the rule that deals the examples, and its options."""
+    """The partition of the examples: the number of clients, and a rule with its options."""
 
     registry = staticmethod(lambda: partitions.REGISTRY)
     FILLED_IN = partitions.FILLED_IN
@@ -434,27 +424,27 @@ class Partition(FromRegistry):
         try:
             self.maker()(NO_LABELS, self.clients, seed=0, **self.options)
         except FedcoreError as error:
-            # The numbers are checked first; the missing labels are not the file's mistake.
+            # Rules check the labels last. The labels are empty here, so only that check may fail.
             if not str(error).startswith("labels:"):
                 raise
 
 
 class Model(FromRegistry):
-    """The network, by name, and its options."""
+    """The network and its options."""
 
     @staticmethod
     def registry() -> Registry[Any]:
-        """The networks."""
+        """Return the registry of networks."""
         from fedcore.simulation import nets
 
         return nets.REGISTRY
 
     def _try(self) -> None:
-        """Nothing: ``Experiment`` makes it."""
+        """Do nothing: ``Experiment`` validates the model."""
 
 
 class Local(Section):
-    """A client's work: minibatch SGD over ``epochs`` passes, or ``steps`` steps; see ``local.LocalOptions``."""
+    """A client's local work: minibatch SGD for ``epochs`` passes or ``steps`` steps; see ``sgd.LocalOptions``."""
 
     batch: Count
     epochs: Count | None = None
@@ -466,15 +456,17 @@ class Local(Section):
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
-            raise problem(f"give 'epochs' or 'steps', not {'neither' if self.epochs is None else 'both'}")
+            raise problem(
+                f"set exactly one of 'epochs' and 'steps', got {'neither' if self.epochs is None else 'both'}"
+            )
         return self
 
 
 def _check_pattern(value: Any) -> Any:
-    """Check a pattern that another one chooses among; it stays as it is."""
+    """Validate the pattern in ``among``, and return it unchanged."""
     table = {"name": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
-        raise problem(f"expected a pattern's name, or a table with its name and options, got {value!r}")
+        raise problem(f"must be the name of a pattern, or a table with name and options, got {value!r}")
     make = _find(participation.REGISTRY, table["name"], "name")
     options = {key: option for key, option in table.items() if key != "name"}
     options_model(make, Participation.FILLED_IN, Participation.KINDS, ["name"]).model_validate(options)
@@ -482,9 +474,9 @@ def _check_pattern(value: Any) -> Any:
 
 
 class Participation(FromRegistry):
-    """The participation: a pattern and its options; ``first_round = "all"`` overrules it once.
+    """The participation: a pattern and its options. ``first_round = "all"`` overrides it in round 0.
 
-    ``among`` names the pattern that it chooses among, as a table of the same kind.
+    The option ``among`` is the inner pattern: a name, or a table with name and options.
     """
 
     registry = staticmethod(lambda: participation.REGISTRY)
@@ -494,35 +486,40 @@ class Participation(FromRegistry):
     first_round: Literal["all"] | None = None
 
     def _try(self) -> None:
-        """Nothing: ``Experiment`` makes it, for its clients."""
+        """Do nothing: ``Experiment`` builds the pattern for its clients."""
 
 
 class Evaluate(Section):
-    """Accuracy and loss on the test set are taken every ``every`` rounds, and after the last one.
+    """When the model is evaluated and stored.
 
-    With ``keep`` the model is written every so many rounds, and after the last, into the run's ``models``.
+    Attributes:
+        every: rounds between two evaluations on the test set. The last round is always evaluated.
+        keep: rounds between two models in the run's folder ``models``, which also receives the last one. Default: no
+            models are stored.
     """
 
     every: Count = 1
     keep: Count | None = None
 
     def keeps(self, round: int, rounds: int) -> bool:
-        """Whether the model of a round, of so many, is written."""
+        """Whether a run of ``rounds`` rounds stores the model of this round."""
         return self.keep is not None and ((round + 1) % self.keep == 0 or round + 1 == rounds)
 
 
 class Experiment(Section):
-    """A comparison of algorithms on one problem, with the same clients active in the same rounds.
+    """A comparison of algorithms on one problem, in which the same clients are active in the same rounds.
 
-    ``grid`` is what a sweep tries (``experiment.presets.points``); a run has the values of the other keys.
-    ``threads`` are those of each process, for fedcore's kernels and for clients that are trained together. ``together``
-    is whether they are, if the model can be (``InProcess``), or "vmap" if torch batches them; without
-    it the perceptrons are, and for other networks a run measures which is faster and writes it into its configuration.
-    ``device`` is where clients are trained and models evaluated, the CPU or a GPU: participants, examples and
-    minibatches are the same on each, and results differ in rounding. ``server_device`` is where the server's
-    vectors lie, in host memory or a GPU's: all results are the same there.
-    With ``network`` there is no server: the clients are nodes that mix their models with their neighbours'.
-    ``changes`` are its differences from the preset whose title it bears (``load_preset`` fills it in).
+    Attributes:
+        threads: per process, for fedcore's kernels and for batched training of clients.
+        together: whether clients are trained as a batch if the model allows it (``InProcess``), or "vmap" for torch's
+            batching. Default: true for perceptrons; for other networks, a run measures which is faster, and stores the
+            choice in its configuration.
+        device: where clients are trained and models evaluated: the CPU or a GPU. Participants, examples and minibatches
+            do not depend on it; results differ in rounding.
+        server_device: where the server keeps its vectors: host memory or a GPU. Results do not depend on it.
+        network: replaces the server; the clients are nodes that average their models with their neighbours'.
+        grid: the values that a sweep tries (``experiment.config.points``); a run ignores it.
+        changes: the differences from the preset with the same title (set by ``load_preset``).
     """
 
     name: Line = ""
@@ -554,30 +551,30 @@ class Experiment(Section):
         return f"Experiment({self.name!r}: {methods}; {self.rounds} rounds, {len(self.seeds)} seeds)"
 
     def _repr_html_(self) -> str:
-        """A table for notebooks: a row for each key, the methods by their labels."""
+        """Return a table for notebooks: one row per key, with only the labels of the algorithms."""
         rows = {key: value for key, value in self.tables().items() if value not in ({}, [], "")}
         rows["algorithms"] = [method.label for method in self.algorithms]
-        return html_table(f"Experiment {self.name}", ((key, shown(value)) for key, value in rows.items()))
+        return html_table(f"Experiment {self.name}", ((key, describe_value(value)) for key, value in rows.items()))
 
     def tables(self) -> dict[str, Any]:
-        """The experiment as ``config.json`` has it."""
+        """Return the experiment as JSON tables, as in ``config.json``."""
         tables: dict[str, Any] = json.loads(self.model_dump_json(exclude_none=True))
         return tables
 
     @field_validator("name")
     @classmethod
     def _name_stays_inside(cls, name: str) -> str:
-        """A run's folder has this name, within the folder that was given."""
+        """Require a relative path, since the name becomes a folder below the output folder."""
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\0" in name or (name and not path.parts):
-            raise problem(f"must be a name, or a path below the folder of the run, got {name!r}")
+            raise problem(f"must be a name or a relative path, got {name!r}")
         return name
 
     @field_validator("seeds")
     @classmethod
     def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(seeds)) < len(seeds) or not seeds:
-            raise problem(f"must be at least one seed, each once, got {list(seeds)}")
+            raise problem(f"needs at least one seed, without duplicates, got {list(seeds)}")
         return seeds
 
     @field_validator("algorithms")
@@ -585,7 +582,7 @@ class Experiment(Section):
     def _labels_differ(cls, methods: tuple[Method, ...]) -> tuple[Method, ...]:
         labels = [method.label for method in methods]
         if len(set(labels)) < len(labels) or not labels:
-            raise problem(f"must be at least one, each label once, got {labels} (label = '...' sets it)")
+            raise problem(f"needs at least one algorithm, with distinct labels, got {labels}; set label = '...'")
         return methods
 
     @field_validator("local")
@@ -595,8 +592,8 @@ class Experiment(Section):
         for method in info.data.get("algorithms", ()) if key else ():
             if method.make().needs_plain_steps:
                 raise problem(
-                    f"must be left out beside {method.label}: its controls follow from y only if the steps are plain; "
-                    'control = "sent" lets clients send them',
+                    f"does not work with {method.label}, which computes control variates from plain SGD steps; remove "
+                    'it, or let clients send them with control = "sent"',
                     str(key),
                 )
         return local
@@ -604,12 +601,13 @@ class Experiment(Section):
     @field_validator("partition")
     @classmethod
     def _data_has_clients(cls, partition: Partition, info: ValidationInfo) -> Partition:
-        """A user's data set is asked when it is loaded."""
+        """Require data with clients for the natural partition. A user's data set is checked when it is loaded."""
         named, own = info.data.get("data"), data.REGISTRY.own
         if partition.name == "natural" and named and named.name in own and not named.source.generated:
             generated = ", ".join(name for name, one in data.REGISTRY.items() if one.generated and name in own)
             raise problem(
-                f"{named.name!r} has no client for each example, as have {generated}, and your own data with clients",
+                f"{named.name!r} does not assign examples to clients; use {generated}, your own data, or a different "
+                "partition",
                 "name",
             )
         return partition
@@ -623,28 +621,26 @@ class Experiment(Section):
         try:
             scores = _scores(model.model_dump_json(), source.shape)
         except ShapeError as error:
-            raise problem(f"{error}, the examples of {name!r}") from None
+            raise problem(f"{error}; these are the examples of {name!r}") from None
         except FedcoreError as error:
             raise problem(str(error)) from None
         if scores != source.classes:
-            raise problem(f"it has {scores} scores, must have {source.classes}, one for each class of {name!r}")
+            raise problem(f"must have {source.classes} outputs, one per class of {name!r}, got {scores}")
         return model
 
     @field_validator("participation")
     @classmethod
     def _pattern_fits(cls, pattern: Participation, info: ValidationInfo) -> Participation:
-        if "partition" in info.data:  # else its own problems are reported
-            try:
+        if "partition" in info.data:  # otherwise the partition has problems, which are reported
+            with _as_problem():
                 participation.named(pattern.name, info.data["partition"].clients, **pattern.options)
-            except FedcoreError as error:
-                raise problem(str(error)) from None
         return pattern
 
     @field_validator("evaluate")
     @classmethod
-    def _there_is_a_model(cls, evaluate: Evaluate, info: ValidationInfo) -> Evaluate:
+    def _keep_needs_a_server(cls, evaluate: Evaluate, info: ValidationInfo) -> Evaluate:
         if evaluate.keep is not None and info.data.get("network") is not None:
-            raise problem("must be left out, since nodes have a model each", "keep")
+            raise problem("does not work with a network, whose nodes have different models; remove it", "keep")
         return evaluate
 
     @field_validator("network")
@@ -657,20 +653,18 @@ class Experiment(Section):
         serving += [info.data.get("objective") and "objective"]
         for method in info.data["algorithms"]:
             if not isinstance(method.make(), algorithms.LocalDescent):
-                raise problem(f"its method must be LocalDescent, got {method.label}")
+                raise problem(f"the method must be LocalDescent, got {method.label}")
             serving += [method.objective and f"the objective of {method.label}"]
-        if there := [key for key in serving if key]:
-            raise problem(f"leave out {there[0]}, which is a server's")
-        try:
+        if present := [key for key in serving if key]:
+            raise problem(f"{present[0]} needs a server; remove it")
+        with _as_problem():
             network.topology(info.data["partition"].clients)
-        except FedcoreError as error:
-            raise problem(str(error)) from None
         return network
 
 
 @cache
 def _scores(model: str, shape: tuple[int, ...]) -> int:
-    """The scores that a model, as JSON, gives for an example; ResNet-18 is slow to make, and many presets have it."""
+    """Return the number of outputs of a model, given as JSON. The result is cached since ResNet-18 is slow to build."""
     from fedcore.simulation import nets
 
     options = json.loads(model)
@@ -679,7 +673,7 @@ def _scores(model: str, shape: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class Trial:
-    """One algorithm (its place in ``experiment.algorithms``) with one seed."""
+    """One algorithm with one seed. ``order`` is the algorithm's position in ``experiment.algorithms``."""
 
     experiment: Experiment
     order: int
@@ -692,16 +686,16 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The trial's name in messages."""
         return f"{self.method.label}, seed {self.seed}"
 
     @property
     def file_name(self) -> str:
-        """The name of its record; the number keeps labels apart that differ only in punctuation."""
+        """The file name of the record. The position distinguishes labels that differ only in punctuation."""
         label = re.sub(r"[^a-z0-9]+", "-", self.method.label.lower()).strip("-")[:LONGEST_NAME]
         return f"{self.order}-{label}-seed{self.seed}.jsonl"
 
 
 def trials(experiment: Experiment) -> list[Trial]:
-    """All trials, seed by seed, so that a run that is stopped early has whole comparisons to show."""
+    """Return all trials, seed by seed, so that a run that stops early has complete comparisons."""
     return [Trial(experiment, order, seed) for seed in experiment.seeds for order in range(len(experiment.algorithms))]

@@ -1,7 +1,6 @@
-"""One trial: its parts, made from the experiment and the seed, and its rounds.
+"""Running one trial: its server, clients and participation are built from the experiment and the seed.
 
-The parts that a comparison must hold equal (first model, partition, active sets, minibatches) are made from the seed
-and never see the algorithm.
+The first model, partition, active clients and minibatches depend only on the seed, so all algorithms share them.
 """
 
 import copy
@@ -10,7 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +17,8 @@ from torch import nn
 from fedcore.algorithms import Algorithm, FedAvgM, LocalDescent
 from fedcore.algorithms.rates import InverseRound, PerCohort, Rate, Staircase
 from fedcore.arrays import CPU, F32
-from fedcore.experiment.journal import SECONDS, FolderJournal, Journal, rows_file
-from fedcore.experiment.presets import load_and_partition
+from fedcore.experiment.config import load_and_partition
+from fedcore.experiment.journal import SECONDS, Begun, FolderJournal, Journal, Kept, rows_file
 from fedcore.experiment.results import RoundRecord, finite
 from fedcore.experiment.schema import Experiment, Objective, Trial
 from fedcore.network import Network
@@ -35,27 +33,27 @@ from fedcore.simulation.sgd import LocalOptions
 from fedcore.store.registry import ClientId
 
 MakeEngine = Callable[..., Engine]
-"""Makes a trial's engine; called as ``InProcess`` is. No result depends on it."""
+"""Makes a trial's engine, with the arguments of ``InProcess``. Results do not depend on it."""
 
 
 @dataclass
 class ChangingObjective:
-    """The changes of the objective in the course of a trial.
+    """The changes of the objective during a trial, with the corresponding test sets.
 
-    Args:
-        objective: what arrivals and departures mean.
-        pattern: the participation, with a ``Schedule`` in its composition, or without.
-        sizes: n_k of each client.
+    A ``Schedule`` in ``pattern`` defines the arrivals and departures; ``objective`` defines their effect. Client i has
+    the training examples ``parts[i]``. ``engine_on`` makes an engine of the model for a data set.
     """
 
     objective: Objective
     pattern: Participation
-    sizes: Sequence[int]
-    arrivals: dict[int, int] = field(init=False)
-    departures: dict[int, int] = field(init=False)
+    dataset: Dataset
+    parts: Sequence[npt.NDArray[np.int64]]
+    engine_on: Callable[[Dataset], Engine]
+    arrivals: dict[int, int] = field(init=False, default_factory=dict)
+    departures: dict[int, int] = field(init=False, default_factory=dict)
+    engines: dict[frozenset[int], Engine] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.arrivals, self.departures = {}, {}
         inner: Participation | None = self.pattern
         while inner is not None:
             if isinstance(inner, Schedule):
@@ -65,183 +63,121 @@ class ChangingObjective:
 
     @property
     def excludes(self) -> bool:
-        """Whether the objective leaves out clients that have departed."""
+        """Whether the objective excludes departed clients."""
         return self.objective.departures == "exclude"
 
     def start(self) -> dict[ClientId, int]:
-        """n_k of the clients that are in the objective in round 0."""
-        return {client: size for client, size in enumerate(self.sizes) if client not in self.arrivals}
+        """Return n_k of each client in the objective of round 0."""
+        return {client: len(part) for client, part in enumerate(self.parts) if client not in self.arrivals}
 
     def begin(self, server: Server, round: int) -> None:
-        """Announce the arrivals and departures before this round to the server."""
-        arriving = [client for client, at in self.arrivals.items() if at == round]
-        server.add_clients({client: self.sizes[client] for client in arriving})
+        """Apply the arrivals and departures before this round to the server."""
+        server.add_clients({client: len(self.parts[client]) for client, at in self.arrivals.items() if at == round})
         for client in [client for client, at in self.departures.items() if at == round]:
             server.remove_client(client, from_objective=self.excludes)
 
     def rate(self, rate: Rate) -> Rate:
-        """The rate, which begins anew when the objective changes."""
+        """Return the rate, restarted at each change of the objective if ``objective.restart`` is true."""
         if self.objective.restart and isinstance(rate, Staircase | InverseRound):
             for round in {*self.arrivals.values(), *(self.departures.values() if self.excludes else ())}:
                 rate = rate.restarted(round)
         return rate
 
     def counted_in(self, round: int) -> frozenset[int]:
-        """The clients whose test examples count in this round."""
-        gone = self.departures if self.excludes or self.objective.test == "present" else {}
+        """Return the clients whose test examples count in this round."""
+        departures = self.departures if self.excludes or self.objective.test == "present" else {}
         return frozenset(
             client
-            for client in range(len(self.sizes))
-            if self.arrivals.get(client, 0) <= round < gone.get(client, round + 1)
+            for client in range(len(self.parts))
+            if self.arrivals.get(client, 0) <= round < departures.get(client, round + 1)
         )
 
-
-class TestSets:
-    """Evaluates a model on the test examples of the clients that count in a round.
-
-    Args:
-        changing: the changes, which give those clients.
-        dataset: the whole test set.
-        parts: client i holds the training examples ``parts[i]``, int64[m_i].
-        engine_on: an engine of the model on a data set.
-    """
-
-    def __init__(
-        self,
-        changing: ChangingObjective,
-        dataset: Dataset,
-        parts: Sequence[npt.NDArray[np.int64]],
-        engine_on: Callable[[Dataset], Engine],
-    ) -> None:
-        self._changing, self._dataset, self._parts, self._engine_on = changing, dataset, parts, engine_on
-        self._engines: dict[frozenset[int], Engine] = {}
-
     def evaluate(self, round: int, x: F32) -> Evaluation:
-        """Accuracy and loss of x, float32[n], on those examples."""
-        clients = self._changing.counted_in(round)
-        if clients not in self._engines:
-            chosen = test_examples(self._dataset, self._parts, clients)
-            test_x, test_y = self._dataset.test_x[chosen], self._dataset.test_y[chosen]
-            counted = replace(self._dataset, test_x=test_x, test_y=test_y, test_parts=None)
-            self._engines[clients] = self._engine_on(counted)
-        return self._engines[clients].evaluate(x)
+        """Return accuracy and loss of x, float32[n], on the test examples that count in this round."""
+        clients = self.counted_in(round)
+        if clients not in self.engines:
+            chosen = test_examples(self.dataset, self.parts, clients)
+            test_x, test_y = self.dataset.test_x[chosen], self.dataset.test_y[chosen]
+            self.engines[clients] = self.engine_on(replace(self.dataset, test_x=test_x, test_y=test_y, test_parts=None))
+        return self.engines[clients].evaluate(x)
 
 
 def test_examples(
     dataset: Dataset, parts: Sequence[npt.NDArray[np.int64]], clients: frozenset[int]
 ) -> npt.NDArray[np.int64]:
-    """The test examples of some clients: their own, if the data has them, else those of the classes that they hold.
+    """Return the test examples of some clients as ascending indices into ``dataset.test_y``.
 
-    Returns:
-        Ascending indices into ``dataset.test_y``.
+    If the data set assigns test examples to clients, return those; else all test examples of the clients' classes.
     """
     if dataset.test_parts is not None:
         return np.sort(np.concatenate([dataset.test_parts[client] for client in sorted(clients)]))
-    held = np.unique(np.concatenate([dataset.train_y[parts[client]] for client in sorted(clients)]))
-    return np.flatnonzero(np.isin(dataset.test_y, held))
+    classes = np.unique(np.concatenate([dataset.train_y[parts[client]] for client in sorted(clients)]))
+    return np.flatnonzero(np.isin(dataset.test_y, classes))
 
 
 @dataclass(frozen=True)
 class TrialParts:
-    """The parts that a trial runs on.
-
-    Attributes:
-        server, engine, pattern: the server, the clients' work, the participation.
-        changing: the changes of the objective, if the experiment has them.
-        test_sets: for the evaluation then.
-        uploads: vectors that clients have sent for a warm start, one each; 0 without one.
-    """
+    """The parts of a trial. ``uploads`` counts the vectors sent for a warm start: one per client, else 0."""
 
     server: Server | Nodes
     engine: Engine
     pattern: Participation
     changing: ChangingObjective | None = None
-    test_sets: TestSets | None = None
     uploads: int = 0
 
     def begin(self, round: int) -> None:
-        """Prepare a round."""
+        """Prepare a round: apply arrivals and departures."""
         if self.changing is not None and isinstance(self.server, Server):
             self.changing.begin(self.server, round)
 
     def end(self, report: Report) -> None:
-        """End a round: clients that keep rows learn v."""
+        """Complete a round: clients that keep rows update them."""
         if isinstance(self.engine, KeepingClients) and isinstance(self.server, Server):
             self.engine.after(self.server, report)
 
     @property
     def bytes_more(self) -> int:
-        """The bytes that the clients of the last round were sent beside the broadcast."""
+        """The bytes sent to the clients of the last round in addition to the broadcast."""
         return self.engine.bytes_more if isinstance(self.engine, KeepingClients) else 0
 
-    def model(self) -> Any:
-        """The server's model by name, torch's tensors."""
-        assert isinstance(self.server, Server), "nodes have a model each"
-        return self.server.tensors()
-
     def evaluate(self, round: int, x: F32) -> Evaluation:
-        """Accuracy and loss of a round's model."""
-        return self.engine.evaluate(x) if self.test_sets is None else self.test_sets.evaluate(round, x)
+        """Return accuracy and loss of a round's model."""
+        return self.engine.evaluate(x) if self.changing is None else self.changing.evaluate(round, x)
 
 
 def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InProcess) -> TrialParts:
-    """The parts of a trial.
-
-    Args:
-        make_engine: makes the engine.
-        saved: the folder with the server of an earlier run. If it does not exist, the server is new.
-    """
-    experiment, seed = trial.experiment, trial.seed
-    device = experiment.device or CPU
-    clients = experiment.partition.clients
+    """Return the parts of a trial. The server is loaded from the folder ``saved``, or new if this does not exist."""
+    experiment, seed, algorithm = trial.experiment, trial.seed, trial.method.make()
+    device, local = experiment.device or CPU, experiment.local
+    clients, active = experiment.partition.clients, experiment.participation
     module = nets.build(experiment.model.name, seed=seed, **experiment.model.options)
     dataset, parts = load_and_partition(experiment, seed)
-    pattern = participation.named(
-        experiment.participation.name,
-        clients,
-        seed=seed,
-        first_round=experiment.participation.first_round,
-        **experiment.participation.options,
-    )
+    pattern = participation.named(active.name, clients, seed=seed, first_round=active.first_round, **active.options)
     sizes = [len(part) for part in parts]
+    as_made = copy.deepcopy(module)  # the engine changes the module, and moves it to its device
+
+    def evaluator(counted: Dataset) -> Engine:
+        model = copy.deepcopy(as_made)
+        return InProcess(model, counted, parts, batch=local.batch, steps=1, seed=0, together=False, device=device)
+
     objective = trial.method.objective or experiment.objective
-    changing = None if objective is None else ChangingObjective(objective, pattern, sizes)
-    as_made = copy.deepcopy(module)  # an engine takes its module over, and to its device
-    test_sets = (
-        None
-        if changing is None
-        else TestSets(
-            changing,
-            dataset,
-            parts,
-            lambda counted: InProcess(
-                copy.deepcopy(as_made),
-                counted,
-                parts,
-                batch=experiment.local.batch,
-                steps=1,
-                seed=0,
-                together=False,  # it only evaluates
-                device=device,
-            ),
-        )
-    )
+    changing = None if objective is None else ChangingObjective(objective, pattern, dataset, parts, evaluator)
     engine = make_engine(
         module,
         dataset,
         parts,
-        batch=experiment.local.batch,
-        epochs=experiment.local.epochs,
-        steps=experiment.local.steps,
+        batch=local.batch,
+        epochs=local.epochs,
+        steps=local.steps,
         seed=seed,
-        options=LocalOptions(experiment.local.weight_decay, experiment.local.momentum, experiment.local.clip),
+        options=LocalOptions(local.weight_decay, local.momentum, local.clip),
         together=True if experiment.together is None else experiment.together,
         threads=experiment.threads,
         device=device,
     )
-    algorithm = trial.method.make()
+    steps = engine.most_steps(algorithm.local_rule)
     if experiment.network is not None:
-        nodes = _nodes(experiment, algorithm, as_made, sizes, engine.most_steps(algorithm.local_rule), saved)
+        nodes = _nodes(experiment, algorithm, as_made, sizes, steps, saved)
         return TrialParts(nodes, NodesEngine(engine, nodes), pattern)
     if algorithm.rows_at_clients:
         kept = RecoveringClients if isinstance(algorithm, FedAvgM) else KeepingClients
@@ -249,48 +185,45 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
     gamma = experiment.rate.server_lr.make() if experiment.rate.server_lr else None
     if isinstance(gamma, PerCohort):
         gamma = gamma.over(lambda round: len(pattern.active(round)))
-    optimizer = experiment.rate.optimizer.make() if experiment.rate.optimizer else None
     lr = experiment.rate.lr.make()
-    lr = lr if changing is None else changing.rate(lr)
     present: dict[ClientId, int] = dict(enumerate(sizes)) if changing is None else changing.start()
     server_device = experiment.server_device or CPU
     if saved is not None and saved.exists():
-        # lr is fedcore's, and saved with it
+        # lr is one of fedcore's classes, which the server saves.
         server = Server.load(saved, algorithm=algorithm, server_lr=gamma, compute=Compute(device=server_device))
         if isinstance(engine, KeepingClients):
             engine.load(rows_file(saved, server.round_number))
     else:
-        # The module, not its flat vector, which does not separate BatchNorm's statistics from parameters.
-        # A simulation can afford to read the rows once more: it is less than one local step.
+        # A flat vector would not separate BatchNorm's statistics from parameters, so the server gets the module.
+        # Diagnostics read the rows once more, which costs less than one local step.
         server = Server(
             as_made,
             algorithm,
             present,
-            lr=lr,
+            lr=lr if changing is None else changing.rate(lr),
             server_lr=gamma,
-            optimizer=optimizer,
-            limits=Limits(max_steps=engine.most_steps(algorithm.local_rule)),
+            optimizer=experiment.rate.optimizer.make() if experiment.rate.optimizer else None,
+            limits=Limits(max_steps=steps),
             compute=Compute(device=server_device, diagnostics=True),
         )
         if trial.method.warm_start:
             minibatches = None if trial.method.warm_start is True else trial.method.warm_start
             server.warm_start(engine.gradients(server.broadcast(present), minibatches))
     uploads = len(present) if trial.method.warm_start else 0
-    return TrialParts(server, engine, pattern, changing, test_sets, uploads)
+    return TrialParts(server, engine, pattern, changing, uploads)
 
 
 def _nodes(
     experiment: Experiment, algorithm: Algorithm, module: nn.Module, sizes: list[int], steps: int, saved: Path | None
 ) -> Nodes:
-    """The network of a trial, new or of an earlier run."""
+    """Return the network of a trial, new or loaded."""
     assert isinstance(algorithm, LocalDescent)
     assert experiment.network is not None
     if saved is not None and saved.exists():
         return Nodes(Network.load(saved), algorithm)
     topology = experiment.network.topology(len(sizes))
     q = sizes if experiment.network.weights == "examples" else None
-    models = [module] * len(sizes)
-    limits = Limits(max_steps=steps)
+    models, limits = [module] * len(sizes), Limits(max_steps=steps)
     return Nodes(Network(models, topology, lr=experiment.rate.lr.make(), q=q, limits=limits), algorithm)
 
 
@@ -302,20 +235,13 @@ def run_trial(
     checkpoint_seconds: float = SECONDS,
     make_engine: MakeEngine = InProcess,
 ) -> None:
-    """Run one trial and write its record; one that was stopped goes on from its last checkpoint.
+    """Run one trial and write its record. An interrupted trial resumes from its last checkpoint.
 
-    Args:
-        trial: what to run.
-        folder: of the run, with ``records`` in it; ``checkpoints`` is made.
-        on_round: called with each round after it was written, and with those that a record holds already.
-        checkpoint_seconds: the least time between two checkpoints.
-        make_engine: makes the engine.
+    ``folder`` is the run's folder, with ``records`` in it. ``on_round`` is called with the rounds of an existing
+    record, and with each new round after it is written.
 
-    Raises:
-        FedcoreError: the data is missing, the model diverged, ...; the rounds before it are in the record.
-
-    Determinism: all but ``seconds`` depends only on the trial, on one machine and for one number of torch's
-    threads (which this function leaves as it is).
+    Determinism: everything but ``seconds`` depends only on the trial, on one machine and for one number of torch
+    threads (which this function does not change).
     """
     with (
         FolderJournal(trial, folder, checkpoint_seconds) as journal,
@@ -328,48 +254,35 @@ def run_trial(
 def trial_rounds(
     trial: Trial, journal: Journal, make_engine: MakeEngine = InProcess
 ) -> Generator[RoundRecord, None, None]:
-    """Run one trial from where its journal stands; see ``run_trial``.
-
-    Args:
-        trial: what to run.
-        journal: of its rounds.
-        make_engine: makes the engine.
-
-    Yields:
-        Each round after it was written; at first those that were written before.
-    """
+    """Run one trial from the state of its journal; yield the recorded rounds, then each new one once it is written."""
     experiment = trial.experiment
     if len(journal.before) == experiment.rounds:
         journal.end()
         yield from journal.before
         return
     parts = build(trial, journal.saved, make_engine)
-    if parts.server.round_number > len(journal.before):  # the record has lost rounds of the checkpoint
+    if parts.server.round_number > len(journal.before):  # the record lost rounds that the checkpoint includes
         parts.engine.close()
         parts = build(trial, None, make_engine)
-    before = journal.before[: parts.server.round_number]
+    server, before = parts.server, journal.before[: parts.server.round_number]
     with closing(parts.engine):
-        journal.begin(before)
+        journal.put(Begun(len(before)))
         yield from before
         uploads, every = before[-1].uploads if before else parts.uploads, experiment.evaluate.every
         for line in rounds(parts, count=experiment.rounds, evaluate_every=every, uploads=uploads):
             if experiment.evaluate.keeps(line.round, experiment.rounds):
-                journal.keep(line.round, parts.model())
-            journal.add(line)
+                assert isinstance(server, Server), "each node of a network has its own model"
+                journal.put(Kept(line.round, server.tensors()))
+            journal.put(line)
             yield line
-            journal.save_when_due(parts.server, parts.engine)
+            journal.save_when_due(server, parts.engine)
     journal.end()
 
 
 def rounds(parts: TrialParts, *, count: int, evaluate_every: int, uploads: int = 0) -> Iterator[RoundRecord]:
-    """Run the server's rounds up to ``count``, and yield the record of each.
+    """Run the server's rounds up to ``count``; yield the record of each.
 
-    Args:
-        parts: of the trial.
-        uploads: the vectors that were sent in the rounds before.
-
-    Raises:
-        DivergedError: a step would make the model infinite or NaN.
+    ``evaluate_every`` is the number of rounds between two evaluations, ``uploads`` that of vectors sent earlier.
     """
     server = parts.server
     for round in range(server.round_number, count):
@@ -377,7 +290,7 @@ def rounds(parts: TrialParts, *, count: int, evaluate_every: int, uploads: int =
         parts.begin(round)
         active = parts.pattern.active(round)
         broadcast = server.broadcast(active.clients)
-        stream, waited = _Timed(parts.engine.updates(broadcast, active)), -parts.engine.waited
+        stream, waited = _TimedUpdates(parts.engine.updates(broadcast, active)), -parts.engine.waited
         start = perf_counter()
         report = server.round(stream)
         parts.end(report)
@@ -385,7 +298,7 @@ def rounds(parts: TrialParts, *, count: int, evaluate_every: int, uploads: int =
         evaluate = (round + 1) % evaluate_every == 0 or round + 1 == count
         evaluation = parts.evaluate(round, server.x) if evaluate else None
         done = perf_counter()
-        uploads += stream.seen * server.algorithm.uploads
+        uploads += stream.count * server.algorithm.uploads
         yield RoundRecord(
             round=round,
             active=active.clients.tolist(),
@@ -417,18 +330,18 @@ def rounds(parts: TrialParts, *, count: int, evaluate_every: int, uploads: int =
 
 
 @dataclass
-class _Timed:
-    """Passes updates on, counts them, and adds up the time that making them took."""
+class _TimedUpdates:
+    """Iterates over updates, counts them, and sums the time until each is ready."""
 
     updates: Iterable[Update]
     seconds: float = 0.0
-    seen: int = 0
+    count: int = 0
 
     def __iter__(self) -> Iterator[Update]:
         start = perf_counter()
         for update in self.updates:
             self.seconds += perf_counter() - start
-            self.seen += 1
+            self.count += 1
             yield update
             start = perf_counter()
         self.seconds += perf_counter() - start

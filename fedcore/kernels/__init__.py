@@ -1,4 +1,8 @@
-"""The kernels on bare arrays; ``tests/oracle`` defines each of them in NumPy."""
+"""Kernels on plain arrays; ``tests/oracle`` has a NumPy reference for each.
+
+All kernels raise ShapeError, DtypeError, ArrayError, RangeError or UnknownNameError for an invalid argument, and then
+write nothing. Their results are bit-identical on every ISA level and thread count. They change only outputs.
+"""
 
 from fedcore.kernels.aggregate import Summed, accumulate, weighted_sum, weighted_sum_segments
 from fedcore.kernels.exact import (

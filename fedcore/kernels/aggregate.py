@@ -8,23 +8,22 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 
 from fedcore import arrays as memory
-from fedcore.arguments import length, listed, numbers
-from fedcore.arrays import F64, Bools, Floats, ieee
+from fedcore.arrays import F64, Bools, Floats, core, ieee
 from fedcore.errors import ShapeError, UnknownNameError
-from fedcore.native import core
+from fedcore.validation import check_list, length, numbers
 
 Accumulate: TypeAlias = Literal["float32", "float64"]
 
 
 @dataclass(frozen=True, eq=False)
 class Summed:
-    """A weighted sum, its norm and the norms of its rows, from one pass; h_i is row i, or base - row i.
+    """A weighted sum of h_i = row i or base - row i, with the norms of the sum and of all h_i.
 
     Attributes:
         sum: sum_i w_i h_i, an array or the list of a model's arrays.
-        squared_norms: float64[k], |h_i|^2.
-        squared_norm_of_sum: |sum_i w_i h_i|^2, before the sum is rounded to 16 bits.
-        weights: float64[k], w_i.
+        squared_norms: |h_i|^2, float64[k].
+        squared_norm_of_sum: |sum_i w_i h_i|^2, before a rounding of the sum to 16 bits.
+        weights: w_i, float64[k].
     """
 
     sum: Any
@@ -34,7 +33,7 @@ class Summed:
 
     @property
     def finite(self) -> Bools:
-        """bool[k], whether each |h_i|^2, and so h_i, is finite; float64 rows above 1e154 count as infinite."""
+        """Whether each h_i is finite, bool[k]; float64 rows with numbers above 1e154 count as infinite."""
         return np.isfinite(self.squared_norms)
 
     @property
@@ -42,8 +41,8 @@ class Summed:
     def diversity(self) -> float | None:
         """The weighted gradient diversity sum_i q_i |h_i|^2 / |sum_i q_i h_i|^2, q_i = w_i / sum w.
 
-        1 if all h_i are equal, large if they cancel. None if the weights or the h_i add up to zero, or if a number is
-        not finite.
+        The diversity is 1 if all h_i are equal, and large if they cancel. None if the weights or the weighted h_i add
+        up to zero, or if a number is not finite.
 
         Reference: Haddadpour and Mahdavi, On the Convergence of Local Descent Methods in Federated Learning, 2019,
         eq. 7.
@@ -57,7 +56,7 @@ class Summed:
     @classmethod
     @ieee
     def of(cls, sum: Any, squares: F64, weights: Any) -> "Summed":
-        """From float64[k + 1], the rows' squared norms and the sum's."""
+        """Return a ``Summed`` from float64[k + 1]: the rows' squared norms, then the sum's."""
         return cls(sum, squares[:-1], float(squares[-1]), np.array(weights, np.float64))
 
 
@@ -91,33 +90,27 @@ def weighted_sum(
     accumulate: Accumulate = "float32",
     norms: bool = False,
 ) -> Any:
-    """The weighted sum of separate rows, sum_i w_i h_i, h_i = rows[i] or base - rows[i], without stacking them.
+    """Return the weighted sum of separate rows, sum_i w_i h_i with h_i = rows[i] or base - rows[i].
 
     Args:
-        rows: k arrays of n numbers (NumPy, torch, CuPy, anything with DLPack or the buffer protocol), in CPU memory or
-            on one CUDA device, where the sum then lies too; all float32, all float64, all float16 or all bfloat16 (of
-            torch, or ml_dtypes' for NumPy). Read-only.
-        weights: float32[k], with float64 sums also float64[k]; or a list of k numbers, taken in the precision of the
-            sum.
-        out: float32[n], or n numbers of the rows' dtype, written in place and overlapping no input. Default: a new
-            array on the rows' device, NumPy's or a ``DeviceArray``; float64 if rows and sum are, else float32.
-        base: float32[n]: the sum is of base - rows[i], and the differences are never stored. Read-only.
-        accumulate: the precision of the additions.
-        norms: whether to return the squared norms of all rows and of the sum, too.
+        rows: k arrays of n numbers: arrays of NumPy, torch or CuPy, or any objects with DLPack or the buffer protocol.
+            All are in CPU memory or on one CUDA device. All have one dtype: float32, float64, float16 or bfloat16
+            (torch's, or that of ml_dtypes for NumPy).
+        weights: float32[k], or float64[k] for float64 sums, or a list of k numbers.
+        out: float32[n], or n numbers of the rows' dtype, written in place, disjoint from all inputs. Default: a new
+            array on the rows' device (NumPy's or a ``DeviceArray``), float64 if rows and sum are float64, else float32.
+        base: float32[n]. If given, h_i = base - rows[i]; the differences are not stored.
+        accumulate: the precision of the products and sums.
+        norms: whether to return the squared norms of all h_i and of the sum too.
 
     Returns:
-        The sum, ``out`` if it was given. With ``norms`` a ``Summed``: the sum, float64[k] |h_i|^2 and
-        |sum_i w_i h_i|^2.
+        The sum, ``out`` if given; with ``norms`` a ``Summed``.
 
-    Raises:
-        ShapeError, DtypeError, ArrayError: an argument differs from ``Args``; nothing was written.
-
-    Determinism: elements and differences are float32 (float64 where rows and sum are), products and sums are in the
-        precision of ``accumulate``, one row after another, and rounded to ``out`` once, to the nearest and ties to
-        even: the same bits on every ISA level and thread count, with norms and without. Squares are of float32(h_i) on
-        16 fixed lanes of float32, or in float64 where these could not hold them, as in ``squared_norms``: the same bits
-        likewise, relative error below 1e-5.
-    Cost: reads all rows and the base once, writes the sum once; norms take no further pass.
+    Determinism: h_i are float32 (float64 if rows and sum are float64). Products and sums have the precision of
+        ``accumulate``, in the order of the rows, and are rounded once to ``out``, to nearest with ties to even. The
+        sum is bit-identical with and without norms. Norms sum squares of float32(h_i) on 16 fixed float32 lanes, or
+        like ``squared_norms`` if float32 could not hold them; their relative error is below 1e-5.
+    Cost: reads all rows and the base once and writes the sum once; norms need no further pass.
 
     >>> weighted_sum([np.float32([1, 2]), np.float32([3, 4])], [0.5, 0.5])
     array([2., 3.], dtype=float32)
@@ -163,25 +156,23 @@ def weighted_sum_segments(
     accumulate: Accumulate = "float32",
     norms: bool = False,
 ) -> Sequence[Any] | Summed:
-    """The weighted sum of models in separate tensors, without flattening them: outs[s] = sum_i w[i] models[i][s].
+    """Return the weighted sum of models given as lists of tensors: outs[s] = sum_i w[i] models[i][s].
 
     Args:
-        models: k lists of as many arrays each, of any shapes, contiguous, in CPU memory or on one CUDA device. All
-            models share the size and the dtype of a tensor, one of those of ``weighted_sum``; tensors may differ.
-            Read-only.
+        models: k lists of contiguous arrays of any shapes, in CPU memory or on one CUDA device. The arrays models[i][s]
+            of all models i have the same size and dtype, one of those of ``weighted_sum``.
         weights, accumulate: as for ``weighted_sum``.
-        outs: arrays of the same sizes, each float32 or of its tensors' dtype, written in place and overlapping nothing.
-            Default: new arrays, as for ``weighted_sum`` (vectors on a device).
-        base: float32 arrays of the same sizes: the sum is of base[s] - models[i][s].
-        norms: whether to return the squared norms of whole models and of their sum, too, added up over the tensors in
+        outs: arrays of the same sizes, each float32 or of its tensors' dtype, written in place, disjoint from all
+            inputs. Default: new arrays, as for ``weighted_sum`` (vectors on a device).
+        base: float32 arrays of the same sizes. If given, the sum is over base[s] - models[i][s].
+        norms: whether to return the squared norms of whole models and of their sum too. Tensors' squares are added in
             float64.
 
     Returns:
-        The sums, ``outs`` if it was given, else arrays of the first model's shapes; with ``norms`` a ``Summed`` of
-        them.
+        The sums, ``outs`` if given, else arrays with the first model's shapes; with ``norms`` a ``Summed``.
 
-    Raises, Determinism: as for ``weighted_sum``.
-    Cost: reads every model once, writes one; no scratch.
+    Determinism: as for ``weighted_sum``.
+    Cost: reads every model once and writes one model; no scratch.
 
     >>> weighted_sum_segments([[np.float32([[1]]), np.float32([2])], [np.float32([[3]]), np.float32([4])]], [1, 1])
     [array([[4.]], dtype=float32), array([6.], dtype=float32)]
@@ -198,9 +189,9 @@ def _sum_rows(
 ) -> tuple[Any, Any, Any]:
     weights, float64 = _as_weights(weights, accumulate)
     if out is None:
-        rows = listed("rows", rows)
+        rows = check_list("rows", rows)
         if not rows:
-            raise ShapeError("rows: expected at least one row when there is no out, got none")
+            raise ShapeError("rows: must not be empty without out")
         out = memory.empty_beside(rows[0], length("rows[0]", rows[0]), _sum_dtype(rows[0], float64))
     squares = core.weighted_sum(rows, weights, out, base=base, float64=float64, norms=norms)
     return out, squares, weights
@@ -211,10 +202,10 @@ def _sum_models(
 ) -> tuple[Sequence[Any], Any, Any]:
     weights, float64 = _as_weights(weights, accumulate)
     if outs is None:
-        models = listed("models", models)
+        models = check_list("models", models)
         if not models:
-            raise ShapeError("models: expected at least one when there are no outs, got none")
-        outs = [_sum_like(tensor, float64) for tensor in listed("models[0]", models[0])]
+            raise ShapeError("models: must not be empty without outs")
+        outs = [_sum_like(tensor, float64) for tensor in check_list("models[0]", models[0])]
     squares = core.weighted_sum_segments(models, weights, outs, base=base, float64=float64, norms=norms)
     return outs, squares, weights
 
@@ -235,7 +226,7 @@ def _sum_like(tensor: Any, float64: bool) -> Any:
 
 
 def _sum_dtype(row: Any, float64: bool) -> type[np.floating[Any]]:
-    """float64 where rows and sum are; a buffer has a format, everything else a dtype."""
+    """Return float64 if row and sum are float64, else float32; a buffer has a format instead of a dtype."""
     dtype = str(getattr(row, "dtype", getattr(row, "format", ""))).removeprefix("torch.")
     return np.float64 if float64 and dtype in ("float64", "d") else np.float32
 
@@ -254,29 +245,26 @@ def accumulate(
     """Add clients' mean gradients to a sum: out = acc + sum_i weights[i] h_i, h_i = (bases[i] - ys[i]) scales[i].
 
     Args:
-        acc: float32[n] or float64[n], the sum so far; None for zeros.
-        bases: k entries: the float32[n] that client i started from, or None if ``ys[i]`` is a difference (then
-            h_i = -ys[i] scales[i]).
-        ys: k arrays [n], as the clients sent them: each float32, float64, float16 or bfloat16 (torch.bfloat16, by
-            DLPack) and rounded to float32 first. Read-only. An entry may also be a list of tensors of any shapes that
-            have n elements together, cut alike in all lists.
-        scales: float64[k]; 1 / (eta_i K_i) makes h_i the mean gradient of client i's steps.
+        acc: the sum so far, float32[n] or float64[n], or None for zeros.
+        bases: k entries: client i's initial model, float32[n], or None if ``ys[i]`` is a difference; then
+            h_i = -ys[i] scales[i].
+        ys: the clients' k arrays [n]: float32, float64, float16 or bfloat16 (torch.bfloat16, by DLPack), rounded to
+            float32 first. An entry may also be a list of tensors with n elements in total; all such lists must have the
+            same tensor sizes.
+        scales: float64[k]; with 1 / (eta_i K_i), h_i is the mean gradient of client i's steps.
         weights: float64[k].
-        out: of the dtype and length of ``acc``, which it may be, or float32 or float64 where that is None; disjoint
-            from everything else.
-        partials: float64[blocks, k], in the host's memory, written: the share of each block of 16,384 elements in each
-            |h_i|^2, for ``sum_of_partials``. blocks = ceil(n / 16,384), for lists of tensors the blocks of each tensor,
-            one tensor behind the other. Default: not written.
+        out: output with the dtype and length of ``acc``, or ``acc`` itself; float32 or float64 if ``acc`` is None. It
+            is disjoint from the other arguments.
+        partials: output in host memory, float64[blocks, k]: the share of each block of 16,384 elements in each
+            |h_i|^2, for ``sum_of_partials``. blocks = ceil(n / 16,384); for lists, each tensor has its own blocks, in
+            the order of the tensors. Default: no output.
 
     Returns:
-        float64[k], the squared norms |h_i|^2. One is not finite exactly if ``ys[i]`` has a NaN or an infinity, which
-        makes ``out`` invalid; a separate ``acc`` stays valid.
+        float64[k], the squared norms |h_i|^2. A norm is not finite if and only if ``ys[i]`` has a NaN or an infinity.
+        ``out`` is then invalid; a separate ``acc`` stays valid.
 
-    Raises:
-        ShapeError, DtypeError, ArrayError: an argument differs from ``Args``; nothing was written.
-
-    Determinism: h_i is float32; the sum is in the dtype of ``acc``, one client after another: the same bits one by
-        one, in batches, on every ISA level and thread count.
-    Cost: reads the ys once (4 k n bytes in float32), 4 n bytes, reads ``acc`` and writes ``out`` once.
+    Determinism: h_i is float32. The sum has the dtype of ``out``, in the order of the clients; a batch is
+        bit-identical to single calls.
+    Cost: reads the ys once (4 k n bytes in float32), 4 n bytes and ``acc``, and writes ``out`` once.
     """
     return core.accumulate(acc, out, bases, ys, scales, weights, partials)

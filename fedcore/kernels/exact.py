@@ -1,8 +1,8 @@
-"""Exact sums over clients: their bits do not depend on the order, the tree of additions or the number of workers.
+"""Exact sums over clients, whose bits do not depend on the order or the tree of additions.
 
-Each term is rounded separately to a fixed grid, then integers are added: high words of 2^-10 and low words of 2^-60.
-The sum is a function of the set of its terms. Partial sums join to the same sum, and subtracting a term restores the
-sum before it.
+Each term is rounded separately to a fixed grid. Then integers are added: high words of 2^-10 and low words of 2^-60.
+The sum depends only on the multiset of its terms. Adding partial sums gives the same sum, and subtracting a term
+restores the sum before its addition.
 """
 
 from collections.abc import Sequence
@@ -12,23 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import arrays as memory
-from fedcore.arguments import numbers
-from fedcore.arrays import F64, I64, ieee
+from fedcore.arrays import F64, I64, core, ieee
 from fedcore.kernels.forms import Terms
 from fedcore.kernels.norms import sum_of_partials
 from fedcore.kernels.rows import ANCHORED, REPLACED
-from fedcore.native import core
+from fedcore.validation import numbers
 
 LONGEST_EXACT = 2.0**39
-"""The |weight h| at which a term is too long for the grid."""
+"""The smallest |weight h| that does not fit the grid."""
 MOST_EXACT = 2.0**52
-"""The bound on the sum of the lengths of all terms."""
+"""The bound on the sum of the norms of all terms."""
 NEWS = Terms(h=1)
 """The form that ``accumulate_exact`` adds."""
 
 
 class ExactSum(NamedTuple):
-    """A sum of n elements, high 2^-10 + low 2^-60 each, in one form: 0 <= low < 2^50. Equal sums are equal bytes.
+    """A sum of n elements, each high 2^-10 + low 2^-60 with 0 <= low < 2^50. Equal sums have equal bytes.
 
     >>> sum = ExactSum.zeros(2)
     >>> accumulate_exact(sum, [None], [np.float32([-1, 4])], np.ones(1), np.ones(1), out=sum)
@@ -46,16 +45,16 @@ class ExactSum(NamedTuple):
 
     @classmethod
     def zeros(cls, n: int) -> "ExactSum":
-        """A sum of no terms."""
+        """Return a sum of no terms."""
         return cls(memory.zeros(n, np.int64), memory.zeros(n, np.int64))
 
     @classmethod
     def empty(cls, n: int) -> "ExactSum":
-        """Memory for a sum; its content is uninitialised."""
+        """Return an uninitialised sum."""
         return cls(memory.empty(n, np.int64), memory.empty(n, np.int64))
 
     def cut(self, span: slice) -> "ExactSum":
-        """A span of the sum, as views."""
+        """Return a slice of the sum as views."""
         return ExactSum(self.high[span], self.low[span])
 
 
@@ -70,26 +69,24 @@ def accumulate_exact(
     out: ExactSum,
     partials: F64 | None = None,
 ) -> F64:
-    """Add clients' mean gradients to an exact sum: out = acc + sum_i rounded(weights[i] h_i), as ``accumulate`` does.
+    """Add clients' mean gradients to an exact sum: out = acc + sum_i rounded(weights[i] h_i).
+
+    The caller must keep the sum of the norms of all terms below ``MOST_EXACT``.
 
     Args:
-        acc: the sum so far; None for zeros.
+        acc: the sum so far, or None for zeros.
         bases, ys, scales, weights: as for ``accumulate``, which also defines h_i.
-        out: of the length of ``acc``, which it may be; disjoint from everything else.
+        out: a sum of the same length, which may be ``acc`` and is disjoint from the other arguments.
         partials: as for ``accumulate``, for ``sum_of_partials_exact``.
 
     Returns:
-        float64[k], the squared norms |h_i|^2. One is not finite if ``ys[i]`` has a NaN or an infinity, or if
-        |weights[i] h_i| is at least ``LONGEST_EXACT``; ``out`` is then invalid, a separate ``acc`` stays valid. The
-        caller keeps the sum of the lengths of all terms below ``MOST_EXACT``.
+        float64[k], the squared norms |h_i|^2. A norm is not finite if ``ys[i]`` has a NaN or an infinity, or if
+        |weights[i] h_i| >= ``LONGEST_EXACT``. ``out`` is then invalid; a separate ``acc`` stays valid.
 
-    Raises:
-        ShapeError, DtypeError, ArrayError: an argument differs from ``Args``; nothing was written.
-
-    Determinism: the same bits in any order and for any partition into partial sums that are joined, on every ISA level
-        and thread count. The error is below 2^-61 a term, and one rounding when the sum is read.
-    Cost: that of ``accumulate`` with a float64 sum, and 16 n bytes more.
-    Reference: Demmel and Nguyen, "Parallel Reproducible Summation", 2015, whose bins are here integers on a fixed grid.
+    Determinism: bit-identical for any order and any partition into partial sums. The error is below 2^-61 per term,
+        plus one rounding when the sum is read.
+    Cost: that of ``accumulate`` with a float64 sum, plus 16 n bytes.
+    Reference: Demmel and Nguyen, "Parallel Reproducible Summation", 2015. Its bins are integers on a fixed grid here.
     """
     return core.accumulate_exact(acc, out, bases, ys, scales, weights, partials)
 
@@ -113,28 +110,26 @@ def exchange_exact(
     first: int = 0,
     partials: F64 | None = None,
 ) -> F64:
-    """``exchange`` with an exact sum: each term of ``adds`` is rounded separately.
-
-    ::
+    """Replace rows like ``exchange``, with an exact sum in which each term of ``adds`` is rounded separately::
 
         r_i' = row.h h_i + row.r r_i + row.q q_i
         out  = acc + sum_i sum over the terms of rounded((weights[i] adds.term) term)
 
-    With weights of 1 and ``adds`` of 1 and -1 a replaced row is subtracted to the last bit. So a running total of many
-    exchanges is the sum of the current rows.
+    With weights of 1 and ``adds`` of 1 and -1, replaced rows are subtracted exactly. So a running total of many
+    exchanges is the exact sum of the current rows.
 
     Args:
-        acc, out: the same sum, or disjoint ones.
+        acc, out: the same sum, or disjoint sums.
         bases, ys, scales, weights, old_rows, anchors, new_rows, row, adds, keys, sums, first: as for ``exchange``. The
-            weighted elements of old rows and anchors are below 2^40, as earlier calls have checked.
+            weighted elements of old rows and anchors must be below 2^40; the calls that wrote them checked this.
         partials: as for ``exchange``, for ``sum_of_partials_exact``.
 
     Returns:
-        float64[k], as of ``exchange``; infinite too where |weights[i] h_i| is ``LONGEST_EXACT`` or more, or an element
-        of a new row times its weight 2^40.
+        float64[k], as for ``exchange``. A norm is also infinite if |weights[i] h_i| >= ``LONGEST_EXACT``, or if an
+        element of a new row times its weight is 2^40 or more.
 
-    Raises, Determinism: as for ``exchange`` and ``accumulate_exact``.
-    Cost: that of ``exchange``, and 16 n bytes more.
+    Determinism: as for ``accumulate_exact``.
+    Cost: that of ``exchange``, plus 16 n bytes.
     """
     return core.exchange_exact(
         acc,
@@ -157,17 +152,17 @@ def exchange_exact(
 
 @ieee
 def sum_of_partials_exact(partials: F64, weights: F64, *, row: Terms = REPLACED, adds: Terms = NEWS) -> F64:
-    """The squared norms that one call of ``accumulate_exact`` or ``exchange_exact`` returns, from its parts' partials.
+    """Return the squared norms of ``accumulate_exact`` or ``exchange_exact`` on whole vectors from the parts' partials.
 
-    ``LONGEST_EXACT`` bounds the length of a whole h_i. A call on a part compares only the part's length with it.
+    ``LONGEST_EXACT`` bounds the norm of a whole h_i, but a call on a part compares only the part's norm with it.
 
     Args:
         partials: float64[blocks, k] of all blocks, as for ``sum_of_partials``.
-        weights: float64[k], those of the calls.
-        row, adds: those of the calls of ``exchange_exact``.
+        weights: the weights of the calls, float64[k].
+        row, adds: the forms of the calls of ``exchange_exact``.
 
     Returns:
-        float64[k], infinite where a call on the whole returns infinity.
+        float64[k], infinite if a call on the whole vectors would return infinity.
 
     >>> sum_of_partials_exact(np.array([[9, 2.0**77], [16, 2.0**77]]), np.ones(2))
     array([25., inf])
@@ -182,22 +177,19 @@ def sum_of_partials_exact(partials: F64, weights: F64, *, row: Terms = REPLACED,
 
 @ieee
 def combine_exact(terms: Sequence[Any], coefficients: Sequence[int], out: ExactSum | None = None) -> ExactSum | None:
-    """The combination sum_i coefficients[i] terms[i] with integer coefficients, exact.
+    """Return the exact combination sum_i coefficients[i] terms[i], in ``out`` if given, or None if out of range.
 
     Args:
-        terms: k >= 1 sums, or vectors float32[n], which are rounded to the grid. Read-only.
-        coefficients: k integers of at most 2^31.
-        out: ``terms[0]`` itself, or words that no term overlaps. Default: new words.
+        terms: k >= 1 sums, or vectors float32[n], which are rounded to the grid.
+        coefficients: k integers with absolute values of at most 2^31.
+        out: ``terms[0]`` itself, or a sum that no term overlaps. Default: a new sum.
 
     Returns:
-        The combination, ``out`` if it was given. None if an intermediate sum could pass 2^52, or if an element of a
-        vector is NaN or at least 2^40; ``out`` is then invalid.
+        None if an intermediate sum could exceed 2^52, or if an element of a vector is NaN or at least 2^40; ``out`` is
+        then invalid.
 
-    Raises:
-        ShapeError, DtypeError, ArrayError, RangeError: an argument differs from ``Args``; nothing was written.
-
-    Determinism: the same bits in any order of the terms, on every ISA level and thread count.
-    Cost: reads 16 n bytes a sum and 4 n a vector, writes 16 n.
+    Determinism: bit-identical for any order of the terms.
+    Cost: reads 16 n bytes per sum and 4 n per vector, and writes 16 n.
 
     >>> a, b = ExactSum(np.array([5]), np.array([1 << 49])), ExactSum(np.array([-2]), np.array([1 << 49]))
     >>> combine_exact([a, b], [1, 1])
@@ -211,21 +203,13 @@ def combine_exact(terms: Sequence[Any], coefficients: Sequence[int], out: ExactS
 
 @ieee
 def read_exact(sum: ExactSum, out: Any = None) -> Any:
-    """The sum as floating numbers: float64(high) 2^-10 + low 2^-60, rounded once where it is below 2^43.
+    """Return a sum as floats: float64(high) 2^-10 + low 2^-60, rounded once if below 2^43.
 
     Args:
-        sum: read-only.
-        out: float64[n] or float32[n] (rounded from float64 once more), written in place. Default: a new float64
+        out: float64[n], or float32[n] with a second rounding from float64; written in place. Default: a new float64
             array.
 
-    Returns:
-        ``out``.
-
-    Raises:
-        ShapeError, DtypeError, ArrayError: an argument differs from ``Args``; nothing was written.
-
-    Determinism: one function of the integers.
-    Cost: reads 16 n bytes, writes 8 n or 4 n.
+    Cost: reads 16 n bytes and writes 8 n or 4 n.
     """
     if out is None:
         out = memory.empty(len(sum.high), np.float64)

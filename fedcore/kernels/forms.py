@@ -1,10 +1,10 @@
-"""Linear forms: the coefficients of a method's table."""
+"""Linear forms, the coefficients in a method's table."""
 
 from typing import NamedTuple
 
 
 class Terms(NamedTuple):
-    """A linear form over the vectors of one client's update: its coefficients. Default: 0.
+    """The coefficients of a linear form over the vectors of a client's update. Default: 0.
 
     >>> Terms(row=1, r=-1)
     Terms(r=-1, row=1)
@@ -13,18 +13,18 @@ class Terms(NamedTuple):
     h: float = 0.0
     """The client's update, in the method's unit."""
     r: float = 0.0
-    """Its row before, zero if the client has none."""
+    """The client's old row, zero if the client has no row."""
     q: float = 0.0
-    """The anchor: a vector that goes with the row, or that all clients were sent."""
+    """The anchor, a vector stored with the row or sent to all clients."""
     row: float = 0.0
-    """Its row after, as stored; not in the form of the new row itself."""
+    """The client's new row as stored; not allowed in the form of the new row itself."""
 
     def __repr__(self) -> str:
         return _shown(self)
 
 
 class Linear(NamedTuple):
-    """A linear form over a round's sums, with the papers' letters: its coefficients. Default: 0.
+    """The coefficients of a linear form over a round's sums, in the papers' notation. Default: 0.
 
     >>> Linear(A=0.5, T=0.1)
     Linear(A=0.5, T=0.1)
@@ -37,9 +37,9 @@ class Linear(NamedTuple):
     T: float = 0.0
     """The running total."""
     g: float = 0.0
-    """The direction of the round before."""
+    """The direction of the previous round."""
     v: float = 0.0
-    """The direction of this round; not in the form of v itself."""
+    """The direction of this round; not allowed in the form of v itself."""
 
     def __repr__(self) -> str:
         return _shown(self)

@@ -1,29 +1,22 @@
-"""Squared norms of rows, and of vectors in parts."""
+"""Squared norms of rows, and of vectors that are split into parts."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fedcore.arrays import F64, Bools, ieee
-from fedcore.native import core
+from fedcore.arrays import F64, Bools, core, ieee
 
 
 @ieee
 def squared_norms(rows: Sequence[Any], *, partials: F64 | None = None) -> F64:
-    """The squared Euclidean norm of each row.
+    """Return the squared Euclidean norm of each row, float64[k].
 
     Args:
-        rows: k arrays float32[n] of one length, in CPU memory or on one CUDA device. Read-only.
-        partials: float64[ceil(n / 16,384), k], written: the blocks' shares, as of ``accumulate``.
+        rows: k arrays float32[n], in CPU memory or on one CUDA device.
+        partials: output, float64[ceil(n / 16,384), k], the blocks' shares; see ``accumulate``.
 
-    Returns:
-        float64[k].
-
-    Raises:
-        ShapeError, DtypeError, ArrayError: a row differs from ``Args``.
-
-    Determinism: float64 on 16 fixed lanes folded in a fixed tree: the same bits on every ISA level and thread count.
+    Determinism: float64 sums on 16 fixed lanes, added in a fixed tree.
     Cost: reads 4 k n bytes.
 
     >>> squared_norms([np.float32([3, 4])])
@@ -34,9 +27,9 @@ def squared_norms(rows: Sequence[Any], *, partials: F64 | None = None) -> F64:
 
 @ieee
 def all_finite(rows: Sequence[Any]) -> Bools:
-    """Return whether each row is free of NaN and infinities; arguments and cost as for ``squared_norms``.
+    """Return whether each row is finite, bool[k]; arguments and cost as for ``squared_norms``.
 
-    A float32's square cannot overflow the float64 sum, so a row is finite exactly if its squared norm is.
+    Squares of float32 cannot overflow the float64 sum, so a row is finite if and only if its squared norm is finite.
 
     >>> all_finite([np.float32([3, np.inf])])
     array([False])
@@ -47,19 +40,14 @@ def all_finite(rows: Sequence[Any]) -> Bools:
 
 @ieee
 def sum_of_partials(partials: F64) -> F64:
-    """The squared norms of whole vectors, with the bits that one call on the whole vectors returns.
+    """Return the squared norms of whole vectors, float64[k], bit-identical to one call on the whole vectors.
 
-    A norm is a sum over blocks of 16,384 elements. So a caller may cut vectors at multiples of that, call the kernels
-    on each part with ``partials=``, and concatenate the parts' partials.
+    A norm is a sum over blocks of 16,384 elements. So a caller may split vectors at multiples of 16,384, call the
+    kernels on each part with ``partials=``, and concatenate the parts' partials. Blocks are added in order.
 
     Args:
         partials: float64[blocks, k] of all blocks, as ``accumulate``, ``exchange``, ``server_step``,
             ``squared_norms``, ``combined_square`` and ``optimizer_step`` write them.
-
-    Returns:
-        float64[k].
-
-    Determinism: the blocks are added in their order.
 
     >>> x, partials = np.ones(40_000, np.float32), np.empty((3, 1))
     >>> squared_norms([x[:32_768]], partials=partials[:2])

@@ -1,4 +1,4 @@
-"""Models that are mixed between neighbours, without a server."""
+"""Networked local SGD: each node trains a model and mixes it with its neighbours' models, without a server."""
 
 from fedcore.network.network import Network
 from fedcore.network.round import NetworkReport, NetworkRound

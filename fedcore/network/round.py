@@ -1,40 +1,33 @@
-"""One round of a network: the nodes' models arrive one at a time, and are mixed at the end."""
+"""A round of a network: nodes send their models, and the end of the round mixes them."""
 
 import logging
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms.rates import Rate
-from fedcore.arguments import due_whole, is_whole, reason_of, shown
 from fedcore.arrays import F32, F64, empty, ieee, zeros
 from fedcore.errors import (
     DivergedError,
     DtypeError,
     FedcoreError,
     RangeError,
-    RoundError,
     ShapeError,
     UnknownClientError,
     UnknownNameError,
 )
-from fedcore.interrupts import uninterrupted
-from fedcore.model import Layout
 from fedcore.network.topology import Topology, second_eigenvalue
-from fedcore.options import Callback, Limits
 from fedcore.profiling import span
-from fedcore.representation import Represented
+from fedcore.runtime import uninterrupted
 from fedcore.server import Report, Update
 from fedcore.server.aggregation import LONGEST
-from fedcore.server.report import tell, warn_if_unheard
-from fedcore.server.round import SECOND
+from fedcore.server.report import tell, warn_if_all_rejected
+from fedcore.server.round import SECOND, OpenRound, one_call
 from fedcore.server.update import (
     KINDS,
     Kind,
@@ -46,81 +39,67 @@ from fedcore.server.update import (
     read_vector,
 )
 from fedcore.server.validation import NOT_FINITE, SentRates, check_claims, settle_counters
+from fedcore.validation import describe_integers, is_integer, rejection_reason, short_repr
 
 ROUNDING = 1e-6
-"""The largest deviation of a float32 matrix from a symmetric and doubly stochastic one."""
+"""Tolerance in the check that a matrix, which may be float32, is symmetric and doubly stochastic."""
 DISCONNECTED = 1 - 1e-12
-"""The least zeta at which float64 shows no mixing: ten million nodes in a ring are below it."""
+"""The minimum zeta of a matrix that does not mix in float64; a ring of ten million nodes has a lower zeta."""
 
 
 def mixing_matrix(W: Any, p: int) -> tuple[F64, float]:
-    """Return W as float64[p, p], and its zeta.
-
-    Raises:
-        ShapeError, DtypeError: it is not a matrix of p rows.
-        RangeError: it is not symmetric, not doubly stochastic, has a negative entry, or does not mix all models.
-    """
-    if isinstance(W, Topology):
-        W = W.W
-    if hasattr(W, "toarray"):
-        W = W.toarray()
+    """Return a checked W as float64[p, p], and its zeta."""
+    W = W.W if isinstance(W, Topology) else W
+    W = W.toarray() if hasattr(W, "toarray") else W
     try:
-        given = np.asarray(W)
+        array = np.asarray(W)
     except ValueError:  # rows of different lengths
-        raise ShapeError(f"W: expected [{p}, {p}], one row a model, got no matrix") from None
-    if given.shape != (p, p):
-        raise ShapeError(f"W: expected [{p}, {p}], one row a model, got {list(given.shape)}")
-    if given.dtype.kind not in "fiu":
-        raise DtypeError(f"W: expected float32 or float64, got {given.dtype}")
-    matrix = given.astype(np.float64)
+        raise ShapeError(f"W: expected [{p}, {p}], got rows of different lengths") from None
+    if array.shape != (p, p):
+        raise ShapeError(f"W: expected [{p}, {p}], one row for each model, got {list(array.shape)}")
+    if array.dtype.kind not in "fiu":
+        raise DtypeError(f"W: expected float32 or float64, got {array.dtype}")
+    matrix = array.astype(np.float64)
     if not (matrix >= 0).all() or not np.isfinite(matrix).all():
-        raise RangeError("W: expected finite entries >= 0, got others")
+        raise RangeError("W: all entries must be finite and >= 0")
     if np.abs(matrix - matrix.T).max() > ROUNDING:
-        raise RangeError("W: expected a symmetric matrix, got one that is not")
-    off = np.abs(matrix.sum(axis=1) - 1)
-    if off.max() > ROUNDING:
-        row = int(off.argmax())
-        raise RangeError(f"W: expected rows that add up to 1, got {matrix[row].sum():.9g} in row {row}")
+        raise RangeError("W: the matrix must be symmetric")
+    sums = matrix.sum(axis=1)
+    row = int(np.abs(sums - 1).argmax())
+    if abs(sums[row] - 1) > ROUNDING:
+        raise RangeError(f"W: each row must add up to 1, but row {row} adds up to {sums[row]:.9g}")
     zeta = second_eigenvalue(matrix)
     if zeta >= DISCONNECTED:
-        raise RangeError(f"W: expected a matrix that mixes all models (zeta < 1), got zeta = {zeta:.9g}")
+        raise RangeError(f"W: zeta={zeta:.9g}: must be below 1, so that all models mix")
     return matrix, zeta
 
 
 def among(W: F64, accepted: Sequence[int]) -> F64:
-    """Return the matrix among the present nodes: a node keeps the weight of its absent neighbours.
+    """Return the matrix of the accepted nodes, in which a node keeps the weights of its absent neighbours.
 
-    W'_ij = W_ij for i != j, W'_ii = W_ii + sum of W_ij over the absent nodes. So W' is symmetric, and its rows and
-    columns add up to 1 as those of W do: a round with absent nodes keeps the mean of the models, too.
-
-    Args:
-        W: float64[p, p], read-only.
-        heard: the present nodes, k different rows.
-
-    Returns:
-        float64[k, k].
+    W'_ij = W_ij for i != j, and W'_ii = W_ii + sum of W_ij over the absent nodes j. So W' is symmetric, and its rows
+    and columns add up to 1 like those of W. Mixing by W' keeps the mean of the models.
 
     >>> among(np.full((3, 3), 1 / 3), [0, 2]).round(3).tolist()
     [[0.667, 0.333], [0.333, 0.667]]
     """
-    places = np.array(accepted, np.int64)
-    away = np.ones(len(W), np.bool_)
-    away[places] = False
-    left = W[np.ix_(places, places)]
-    left[np.diag_indices_from(left)] += W[np.ix_(places, np.flatnonzero(away))].sum(axis=1)
+    present = np.array(accepted, np.int64)
+    absent = np.setdiff1d(np.arange(len(W)), present)
+    left = W[np.ix_(present, present)]
+    left[np.diag_indices_from(left)] += W[np.ix_(present, absent)].sum(axis=1)
     return left
 
 
 @dataclass(frozen=True, repr=False)
 class NetworkReport(Report):
-    """The outcome of one round of a network: a ``Report``, and the distance between the models.
+    """The outcome of a network's round: a ``Report``, and the distance between the models.
 
-    The fields of ``Report`` are those of the accepted nodes; h_j is measured from node j's own model, and
-    diversity weighs it by q_j. There is no server's step, so gamma is 0.
+    The fields of ``Report`` describe the accepted nodes. h_j is computed from node j's own model, and its weight in the
+    diversity is q_j. A network has no server step, so gamma is 0.
 
     Attributes:
-        zeta: max(|lambda_2|, |lambda_k|) of the matrix that mixed the k accepted nodes; 1 if it has two parts that do
-            not mix, or no node was accepted.
+        zeta: max(|lambda_2|, |lambda_k|) of the matrix that mixed the k accepted nodes. It is 1 if the matrix has two
+            parts that do not mix, or if no node was accepted.
         consensus: sqrt((1/p) sum_j |y_j - mean|^2) over the parameters of all models after mixing.
     """
 
@@ -132,8 +111,7 @@ LOGGER = logging.getLogger("fedcore.network")
 
 
 class Models:
-    """The state of a network between rounds: the models, buffers for the next ones, the counters, the round's
-    number."""
+    """The state of a network between rounds, and spare buffers."""
 
     def __init__(
         self, models: list[F32], counters: dict[str, npt.NDArray[np.integer[Any]]], round_number: int = 0
@@ -144,68 +122,41 @@ class Models:
         self.round_number = round_number
 
     def spare(self, node: int) -> F32:
-        """A buffer for the node's next model."""
-        room = self.spares[node]
-        if room is None:
-            room = self.spares[node] = empty(len(self.models[node]))
-        return room
+        """Return a buffer for the node's next model."""
+        buffer = self.spares[node]
+        if buffer is None:
+            buffer = self.spares[node] = empty(len(self.models[node]))
+        return buffer
 
 
-class NetworkRound(Represented):
-    """An open round of a network; get it from ``Network.open_round``, and use it as a context manager.
+class NetworkRound(OpenRound):
+    """A round of a network, from ``Network.open_round``; a context manager.
 
-    An exception in the block, or ``abort()``, leaves the network as it was before ``open_round``. The end of the block
-    finishes the round if it is still open. Several threads may add at once; they take turns.
+    The end of the block finishes the round if it is still open. An exception in the block, or ``abort()``, rolls the
+    round back. Several threads may add updates; each call waits for the call before it.
 
     Attributes:
-        report: the NetworkReport once the round is finished, else None.
-        is_open: whether updates can still come in.
+        report: the NetworkReport of a finished round, else None.
+        is_open: whether updates can still be added.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        state: Models,
-        W: F64,
-        zeta: float,
-        q: F64,
-        lr: Rate,
-        limits: Limits,
-        callbacks: Sequence[Callback],
-    ) -> None:
-        self.report: NetworkReport | None = None
-        self.is_open = True
-        self._layout, self._state, self._W, self._zeta, self._q = layout, state, W, zeta, q
-        self._shares = np.ones(len(q)) if (q == q[0]).all() else q * len(q)  # p q_j
-        self._limits, self._rates, self._callbacks = limits, SentRates(lr, limits), callbacks
-        self._rates.sent(state.round_number)  # refuses one that has run out
-        self._turn = Lock()
-        self._sum: F32 = zeros(layout.n_parameters)  # of q_j (x_j - y_j)
-        self._spare_sum: F32 = empty(layout.n_parameters)
+    report: NetworkReport | None
+
+    def __init__(self, network: Any) -> None:  # a Network, which imports this module
+        super().__init__(network.round_number, network.callbacks, LOGGER)
+        self._layout, self._state = network.layout, network._state
+        self._W, self._q, self._limits = network.W, network.q, network._limits
+        self._zeta: float = network.zeta
+        self._shares = np.ones(len(self._q)) if (self._q == self._q[0]).all() else self._q * len(self._q)  # p q_j
+        self._rates = SentRates(network._lr, network._limits)
+        self._rates.sent(self._state.round_number)  # raises if the rate has no value for this round
+        self._sum: F32 = zeros(self._layout.n_parameters)  # of q_j (x_j - y_j)
+        self._spare_sum: F32 = empty(self._layout.n_parameters)
         self._accepted: dict[int, tuple[float, int, float]] = {}  # |x_j - y_j|^2, K_j, eta_j K_j
         self._counters: list[dict[str, npt.NDArray[np.integer[Any]]]] = []
-        self._rejected: list[tuple[int, str]] = []
-        self._bytes = 0
-        self._seconds = 0.0
 
-    def _facts(self) -> dict[str, Any]:
-        if not self.is_open:
-            return {"is_open": False, "report": self.report}
-        return {
-            "round": self._state.round_number,
-            "is_open": True,
-            "heard": len(self._accepted),
-            "refused": len(self._rejected),
-        }
-
-    def __enter__(self) -> "NetworkRound":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.abort()
-        elif self.is_open:
-            self.finish()
+    def _counts(self) -> dict[str, int]:
+        return {"accepted": len(self._accepted), "rejected": len(self._rejected)}
 
     def add(
         self,
@@ -217,65 +168,62 @@ class NetworkRound(Represented):
         lr: float | None = None,
         round: int | None = None,
     ) -> bool:
-        """Add one node's model after its local steps; the arguments are those of ``Update``.
+        """Add a node's model after its local steps; the arguments are those of ``Update``.
 
-        An invalid update (its vector, steps, lr or round) is rejected and listed in the report, and the round goes on;
-        so is a second update of a node. A rejected node may try again. A difference or a gradient is measured from the
-        node's own model.
+        The round rejects an update with an invalid vector, steps, lr or round, and a second update of an accepted node.
+        The report lists rejected updates, and the round continues. A rejected node may send a new update. Deltas and
+        gradients are relative to the node's own model.
 
         Returns:
             Whether the update is accepted.
 
         Raises:
             RoundError: the round is closed.
-            UnknownClientError: there is no such node.
+            UnknownClientError: the node does not exist.
             UnknownNameError: ``kind`` is unknown.
         """
         return self.add_batch([Update(node, value, steps, lr=lr, round=round, kind=kind)])[0]
 
     def add_batch(self, updates: Sequence[Update]) -> list[bool]:
-        """Add the models of some nodes; return which of them are accepted. Their ``examples`` have no effect.
-
-        Raises:
-            RangeError: a ``count`` is not 1.
-        """
+        """Add the updates of several nodes and return which are accepted; ``Update.examples`` has no effect."""
         return [self._add(update) for update in updates]
 
     @ieee
+    @one_call
     def _add(self, update: Update) -> bool:
-        with self._turn:
-            began = time.perf_counter()
-            self._require_open()
-            node = self._check_caller(update)
-            try:
-                if known := node in self._accepted:
-                    raise RangeError(SECOND)
-                self._bytes += self._take(update, node)
-            except FedcoreError as error:
-                self._rejected.append((node, reason_of(error)))
-                self._bytes += bytes_of(update.value)
-            self._seconds += time.perf_counter() - began
-            return not known and node in self._accepted
+        began = time.perf_counter()
+        self._require_open()
+        node = self._check_caller(update)
+        try:
+            if known := node in self._accepted:
+                raise RangeError(SECOND)
+            self._bytes += self._take(update, node)
+        except FedcoreError as error:
+            self._rejected.append((node, rejection_reason(error)))
+            self._bytes += bytes_of(update.value)
+        self._seconds += time.perf_counter() - began
+        return not known and node in self._accepted
 
     @ieee
+    @one_call
     def finish(self) -> NetworkReport:
         """Mix the models of the accepted nodes, and close the round.
 
-        A round with rejected and without accepted nodes is a warning of the logger "fedcore.network".
+        Log a warning to "fedcore.network" if all updates were rejected.
 
         Raises:
             RoundError: the round is closed.
-            DivergedError: a model would become infinite; the network stays as it was before the round.
+            DivergedError: a model would become infinite; the round is rolled back.
         """
-        with self._turn, span("round", self._state):
+        with span("round", self._state):
             began = time.perf_counter()
             self._require_open()
-            self.is_open = False  # whatever happens
+            self.is_open = False
             accepted = sorted(self._accepted)
             left = self._W if len(accepted) == len(self._W) else among(self._W, accepted)
             mixed = [self._state.spare(node) for node in accepted]
             with span("diagnose"):
-                diversity = self._diversity()  # before its sum becomes scratch
+                diversity = self._diversity()  # before its sum is overwritten
             with span("step", None, (mixed, mixed)):
                 kernels.mix(mixed, left)
             models = list(self._state.models)
@@ -300,40 +248,24 @@ class NetworkRound(Represented):
                 self._state.round_number += 1
                 self.report = replace(report, seconds=self._seconds + time.perf_counter() - began)
             report = self.report
-        warn_if_unheard(report, LOGGER)
+        warn_if_all_rejected(report, LOGGER)
         tell(self._callbacks, report, LOGGER)
         return report
 
-    def abort(self) -> None:
-        """Close the round and leave the network as it was before ``open_round``; a closed round stays as it is."""
-        with self._turn:
-            self.is_open = False
-
-    def _require_open(self) -> None:
-        if not self.is_open:
-            raise RoundError("round: expected an open one, got one that is finished or aborted")
-
     def _check_caller(self, update: Update) -> int:
-        """The node; raises for what is the caller's mistake, not the node's."""
+        """Return the update's node; raise an error for the caller's mistakes."""
         p = len(self._W)
-        if not is_whole(update.client, 0, p - 1):
-            raise UnknownClientError(f"node: expected {due_whole(0, p - 1)}, got {shown(update.client)}")
+        if not is_integer(update.client, 0, p - 1):
+            raise UnknownClientError(f"node={short_repr(update.client)}: must be {describe_integers(0, p - 1)}")
         node = int(update.client)
         if update.kind not in KINDS:
             raise UnknownNameError.of("kind", update.kind, KINDS)
-        if not is_whole(update.count, 1, 1):
-            raise RangeError(f"count: expected 1, since every node is one, got {update.count!r}")
+        if not is_integer(update.count, 1, 1):
+            raise RangeError(f"count={update.count!r}: must be 1, because a node is drawn once")
         return node
 
     def _take(self, update: Update, node: int) -> int:
-        """Stage the node's model, p q_j of the way to what it sent, and add its step to the sum.
-
-        Returns:
-            the bytes that came.
-
-        Raises:
-            FedcoreError: what the node sent cannot be believed.
-        """
+        """Stage x_j + p q_j (y_j - x_j), add q_j (x_j - y_j) to the sum, and return the number of bytes sent."""
         with span("read", self._state):
             kind, y = update.kind, in_float32(read_vector(update, self._layout, apart=False)[0])
         number = self._state.round_number
@@ -342,7 +274,7 @@ class NetworkRound(Represented):
         sent = read_counters(update, self._layout)
         counters = settle_counters(self._layout, sent, self._state.counters, kind)
         x, staged, p = self._state.models[node], self._state.spare(node), self._layout.n_parameters
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
+        with np.errstate(over="ignore", invalid="ignore"):  # numbers that are not finite are rejected below
             if kind == "model":
                 np.copyto(staged, y)
             elif kind == "delta":
@@ -364,16 +296,13 @@ class NetworkRound(Represented):
         return y.nbytes
 
     def _diversity(self) -> float | None:
-        """sum (q_j / Q) |h_j|^2 / |sum (q_j / Q) h_j|^2 over the nodes heard, Q the sum of their q."""
-        weight = sum(float(self._q[node]) for node in self._accepted)
+        """Return sum (q_j / Q) |h_j|^2 / |sum (q_j / Q) h_j|^2 over the accepted nodes, Q = sum of their q_j."""
         (square,) = kernels.squared_norms([self._sum])
         if square == 0:
             return None
-        return (
-            sum(float(self._q[node]) * accepted[0] for node, accepted in self._accepted.items())
-            * weight
-            / float(square)
-        )
+        weights = {node: float(self._q[node]) for node in self._accepted}
+        squares = sum(weight * self._accepted[node][0] for node, weight in weights.items())
+        return squares * sum(weights.values()) / float(square)
 
     def _zeta_among(self, left: F64) -> float:
         if len(left) == len(self._W):
@@ -381,11 +310,7 @@ class NetworkRound(Represented):
         return second_eigenvalue(left) if len(left) else 1.0
 
     def _consensus(self, models: list[F32]) -> float:
-        """The distance of the models from their mean, as the root of the mean square.
-
-        Raises:
-            DivergedError: one of them is not finite.
-        """
+        """Return the root mean square distance of the models from their mean; raise if a model is not finite."""
         p = self._layout.n_parameters
         parameters = [model[:p] for model in models]
         weights = np.full(len(models), 1 / len(models))
@@ -403,7 +328,7 @@ class NetworkRound(Represented):
         return math.sqrt(total)
 
     def _count(self) -> None:
-        """A counter becomes the largest that is known, in its own integer type."""
+        """Set each counter to its largest value in the network and in the accepted updates."""
         for counters in self._counters:
             for name, counter in counters.items():
                 self._state.counters[name] = np.asarray(np.maximum(self._state.counters[name], counter))

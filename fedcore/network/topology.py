@@ -8,20 +8,19 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arguments import real, whole
 from fedcore.arrays import ieee
 from fedcore.errors import MissingDependencyError, RangeError, UnknownNameError
-from fedcore.representation import UNMADE
 from fedcore.sampling import bernoulli
+from fedcore.validation import UNMADE, check_integer, check_number
 
 __all__ = ["NAMES", "Topology"]
 
 MOST_NODES = 2**14
-"""W is dense: 2 GiB at this number."""
+"""The maximum number of nodes; the dense W then has 2 GiB."""
 
 
 def networkx() -> Any:
-    """Import networkx; raise MissingDependencyError if it is not installed."""
+    """Return the module networkx; raise MissingDependencyError if it is not installed."""
     try:
         import networkx
     except ImportError as error:
@@ -30,36 +29,36 @@ def networkx() -> Any:
 
 
 def complete(nodes: int) -> tuple[Any, str]:
-    """All nodes are neighbours."""
+    """Return a complete graph and its description."""
     return networkx().complete_graph(_count(nodes)), f"complete(nodes={nodes})"
 
 
 def ring(nodes: int) -> tuple[Any, str]:
-    """Each node has two neighbours."""
+    """Return a ring and its description."""
     return networkx().cycle_graph(_count(nodes)), f"ring(nodes={nodes})"
 
 
 def star(nodes: int) -> tuple[Any, str]:
-    """Node 0 is the neighbour of all others."""
+    """Return a star around node 0 and its description."""
     return networkx().star_graph(_count(nodes) - 1), f"star(nodes={nodes})"
 
 
 def torus(nodes: int, rows: int | None = None) -> tuple[Any, str]:
-    """A grid of rows x columns that wraps around in both directions, node by node along the rows."""
+    """Return a grid that wraps around in both directions, with nodes in row order, and its description."""
     divisors = [count for count in range(2, _count(nodes) // 2 + 1) if nodes % count == 0]
     if not divisors:
-        raise RangeError(f"nodes: expected rows x columns with at least two of each, got {nodes}")
+        raise RangeError(f"nodes={nodes}: a torus needs at least two rows and two columns")
     if rows is None:
         rows = max(count for count in divisors if count <= isqrt(nodes))
     if rows not in divisors:
-        raise RangeError(f"rows: expected one of {divisors}, which divide {nodes}, got {rows!r}")
+        raise RangeError(f"rows={rows!r}: must be one of {divisors} for {nodes} nodes")
     grid = networkx().grid_2d_graph(rows, nodes // rows, periodic=True)
     return grid, f"torus(nodes={nodes}, rows={rows})"
 
 
 def erdos_renyi(nodes: int, probability: float, seed: int = 0) -> tuple[Any, str]:
-    """Two nodes are neighbours with the given probability, independently of the others."""
-    real("probability", probability, "[0, 1]")
+    """Return a random graph and its description."""
+    check_number("probability", probability, "[0, 1]")
     first, second = np.triu_indices(_count(nodes), 1)
     drawn = bernoulli(len(first), float(probability), seed=seed, round=0, purpose="topology: erdos-renyi")
     graph = networkx().empty_graph(nodes)
@@ -77,37 +76,37 @@ GRAPHS: dict[str, Callable[..., tuple[Any, str]]] = {
 
 
 def _count(nodes: int) -> int:
-    return whole("nodes", nodes, 1, MOST_NODES)
+    return check_integer("nodes", nodes, 1, MOST_NODES)
 
 
 NAMES = tuple(GRAPHS)
-"""The graphs that ``Topology.named`` knows."""
+"""The names that ``Topology.named`` accepts."""
 
 
 class Topology:
     """The mixing matrix of a graph.
 
-    W_ij = 1 / (1 + max(d_i, d_j)) for neighbours i and j, d their degrees; 0 for others; W_ii = 1 - sum_j W_ij. So W
-    is symmetric, its rows and columns add up to 1, no entry is negative and the diagonal is positive: mixing keeps
-    the mean of the models, and on a connected graph brings them together. On the complete graph W_ij = 1/p.
+    W_ij = 1 / (1 + max(d_i, d_j)) for neighbours i and j with degrees d, otherwise 0; W_ii = 1 - sum_j W_ij. On the
+    complete graph W_ij = 1/p. W is symmetric and doubly stochastic with a positive diagonal. So mixing keeps the mean
+    of the models, and on a connected graph the models converge to it.
 
     Args:
-        graph: a networkx graph: undirected, connected, with at least one node. Edge weights and loops have no effect.
+        graph: an undirected, connected networkx graph with at least one node. Edge weights and loops have no effect.
         name: the name in messages.
-        dtype: of ``W``.
+        dtype: the dtype of ``W``.
 
     Attributes:
         name: the name in messages.
         nodes: the graph's nodes; node i of a ``Network`` is ``nodes[i]``.
         W: float64[p, p] or float32[p, p], read-only.
-        zeta: max(|lambda_2|, |lambda_p|) over the eigenvalues 1 = lambda_1 >= ... >= lambda_p of W, in [0, 1): the
-            share of the models' disagreement that one mixing leaves. 0 is the complete graph, near 1 mixes slowly.
+        zeta: max(|lambda_2|, |lambda_p|) over the eigenvalues 1 = lambda_1 >= ... >= lambda_p of W, in [0, 1). One
+            mixing multiplies the models' disagreement by at most zeta. It is 0 for the complete graph.
 
     Raises:
         RangeError: the graph is directed, empty, or not connected.
         MissingDependencyError: networkx is not installed.
 
-    Cost: O(p^3), for the eigenvalues.
+    Cost: O(p^3) for the eigenvalues.
 
     Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019,
     Algorithm 2 and zeta. Xiao, Boyd, Kim, "Distributed average consensus with least-mean-square deviation", 2007:
@@ -132,22 +131,25 @@ class Topology:
     def named(
         cls, name: str, nodes: int, *, dtype: Literal["float64", "float32"] = "float64", **options: Any
     ) -> "Topology":
-        """Make the topology of that name.
+        """Return the topology of a named graph.
+
+        - "complete": all nodes are neighbours.
+        - "ring": each node has two neighbours.
+        - "star": node 0 is the only neighbour of all other nodes.
+        - "torus": a grid with ``rows`` rows that wraps around. Default of ``rows``: the most square grid.
+        - "erdos-renyi": two nodes are neighbours with ``probability``, independently of other pairs, by ``seed``.
 
         Args:
-            name: "complete"; "ring"; "star", node 0 in the middle; "torus", a grid that wraps around, of the given
-                ``rows`` or as square as ``nodes`` allows; "erdos-renyi", where two nodes are neighbours with the given
-                ``probability``, independently of others, by ``seed``.
+            name: the name of the graph.
             nodes: p.
-            dtype: of ``W``.
-            options: ``rows``, or ``probability`` and ``seed``, as above.
+            dtype: the dtype of ``W``.
+            options: ``rows``, or ``probability`` and ``seed``.
 
         Raises:
-            UnknownNameError: there is no such graph, or it has no such option.
             RangeError: an argument is outside its range, or a random graph is not connected.
             MissingDependencyError: networkx is not installed.
 
-        Determinism: only the arguments, on every platform.
+        Determinism: a function of the arguments on every platform.
 
         >>> topology = Topology.named("torus", 12)
         >>> topology
@@ -161,25 +163,22 @@ class Topology:
                 raise UnknownNameError.of(f"option of {name}", option, [parameter.name for parameter in known])
         for parameter in known:
             if parameter.default is parameter.empty and parameter.name not in options:
-                raise RangeError(f"{parameter.name}: expected a value, since the graph is {name}, got none")
-        graph, said = GRAPHS[name](nodes, **options)
-        return cls(graph, name=said, dtype=dtype)
+                raise RangeError(f"{parameter.name}: the graph {name!r} requires this option")
+        graph, text = GRAPHS[name](nodes, **options)
+        return cls(graph, name=text, dtype=dtype)
 
     def __len__(self) -> int:
         return len(self.nodes)
 
     def __repr__(self) -> str:
-        if "zeta" not in vars(self):  # its graph was rejected
+        if "zeta" not in vars(self):  # the constructor rejected the graph
             return f"Topology(unknown={UNMADE!r})"
         return f"{self.name}: zeta {self.zeta:.4g}"
 
 
 @ieee
 def second_eigenvalue(W: npt.NDArray[np.float64]) -> float:
-    """Return zeta = max(|lambda_2|, |lambda_p|) of a symmetric, doubly stochastic matrix; 0 if it has one row.
-
-    Args:
-        W: float64[p, p], read-only.
+    """Return zeta = max(|lambda_2|, |lambda_p|) of a symmetric, doubly stochastic matrix; 0 for a single row.
 
     Cost: O(p^3).
 
@@ -195,12 +194,12 @@ def _check(graph: Any, name: str) -> None:
     if not isinstance(graph, nx.Graph):
         raise RangeError(f"graph: expected a networkx graph, got {type(graph).__name__}")
     if graph.is_directed():
-        raise RangeError(f"graph: expected an undirected one, got {name}, which is directed")
+        raise RangeError(f"graph: {name} is directed; use an undirected graph")
     if not len(graph):
-        raise RangeError(f"graph: expected at least one node, got {name}, which has none")
+        raise RangeError(f"graph: {name} has no nodes")
     parts = nx.number_connected_components(graph)
     if parts > 1:
-        raise RangeError(f"graph: expected a connected one, got {name}, which has {parts} parts")
+        raise RangeError(f"graph: {name} has {parts} unconnected parts; use a connected graph")
 
 
 def _adjacency(graph: Any) -> npt.NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""Tables, pictures and pages, made from record files, with the papers' figures beside them."""
+"""Tables, plots and HTML reports of runs and sweeps, compared with the papers' results."""
 
 from fedcore.reports.report import Report, write_report
 from fedcore.reports.sweeps import Overview, is_sweep, write_overview

@@ -1,4 +1,4 @@
-"""The pictures: curves over rounds, presets over what they vary, and the examples that each client holds."""
+"""Plots of curves over rounds, of families of presets, and of each client's examples."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,20 +20,19 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fedcore.atomic_file import draft_of
 from fedcore.experiment.results import Record
 from fedcore.reports.papers import ACCURACY, CROSSING, POINTS, RECOVERY, Comparison
 from fedcore.reports.statistics import accuracies, by_algorithm, losses
+from fedcore.runtime import draft_of
 
 Counts = npt.NDArray[np.int64]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
-"""Okabe and Ito's palette, made for every kind of colour vision. The line styles repeat the difference: the two blues,
-and the two oranges, have different ones."""
+"""Okabe and Ito's colour-blind-safe palette. Line styles also distinguish the two blues and the two oranges."""
 STYLES = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 INK, FAINT = "#333333", "#dddddd"
 TITLE, NOTE, NAME = 12, 9.5, 10
-"""Points: a title, the lines below it, and the names of axes and curves."""
+"""The font sizes of titles, of notes below them, and of the names of axes and curves, in points."""
 STYLE: dict[Any, Any] = {
     **{f"axes.spines.{side}": False for side in ("top", "right", "left")},
     **{f"{axis}tick.{which}.size": 0 for axis in "xy" for which in ("major", "minor")},
@@ -42,11 +41,11 @@ STYLE: dict[Any, Any] = {
     **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "axes.titlelocation": "left"},
     **{"axes.titlesize": NOTE, "axes.labelsize": NAME, "legend.fontsize": NAME, "legend.frameon": False},
     **{"figure.constrained_layout.use": True, "figure.dpi": 150, "savefig.dpi": "figure", "lines.linewidth": 1.8},
-    "text.parse_math": False,  # a dollar in a title is a dollar
+    "text.parse_math": False,  # a title may contain dollar signs
 }
 WIDTH, HEIGHT = 8.0, 4.8
 WIDE = 10
-"""The ratio of the largest value to the smallest from which an axis is logarithmic."""
+"""The least ratio of an axis's largest to its smallest value that makes the axis logarithmic."""
 AXES = {"rounds": "round", "uploadings": "uploadings (rounds × vectors that a client sends in one)"}
 MEASURES = {
     "accuracy": ("Test accuracy (%)", accuracies, 100.0),
@@ -58,7 +57,7 @@ KINDS = {
     RECOVERY: "Rounds until the accuracy is what it was",
     CROSSING: "Rounds until the first's test loss is below the second's",
 }
-"""The kinds of a paper's figures in the order of their panels, with the title of each."""
+"""The panel title of each kind of figure, in the order of the panels."""
 BARS, NO_BAR = "▁▂▃▄▅▆▇█", "·"
 
 
@@ -72,18 +71,16 @@ def draw_curves(
     measure: Literal["accuracy", "loss"] = "accuracy",
     shifts: Sequence[int] = (),
 ) -> None:
-    """Draw a line for each algorithm's mean, and a band over its seeds, as a PNG.
+    """Write a PNG with a line for the mean of each algorithm and a band for the range of its seeds.
 
-    A curve ends where the first of its seeds ends, so that a mean never jumps because a seed stopped early.
+    A curve ends with its shortest seed, so that the mean does not jump when a seed stops early.
 
     Args:
-        records: of one experiment.
-        path: the file.
-        paper: its accuracies at the end are dotted lines.
-        over: "rounds", or "uploadings" (rounds where a record of an older version does not have them).
-        changed: the changes of the experiment from the preset of its title.
-        measure: what is drawn.
-        shifts: the first rounds with another objective, as after an arrival: dashed lines where the axis is rounds.
+        records: the records of one experiment.
+        paper: a comparison whose final accuracies are drawn as dotted lines.
+        over: the x axis, "rounds" or "uploadings"; records of older versions have only rounds.
+        changed: the experiment's changes to its preset.
+        shifts: the rounds in which the objective changes, drawn as dashed lines on an axis of rounds.
     """
     accuracy = paper.accuracy if paper and measure == "accuracy" else {}
     if any(line.uploadings is None for record in records for line in record.rounds):
@@ -101,7 +98,7 @@ def draw_curves(
             axes.fill_between(curve.index, curve["min"], curve["max"], color=colour, alpha=0.13, linewidth=0)
             axes.plot(curve["mean"], color=colour, linestyle=style, label=name)
             stayed = [replace(one, rounds=[line for line in one.rounds if line.awaited]) for one in group]
-            waited = curve[curve.index.isin({place for one in stayed for place in band([one], over, measure).index})]
+            waited = curve[curve.index.isin({x for one in stayed for x in band([one], over, measure).index})]
             if len(waited):
                 waits = True
                 axes.plot(waited["mean"], color=colour, linestyle="none", marker="x", markersize=5)
@@ -127,7 +124,7 @@ def draw_curves(
 
 
 def band(group: Sequence[Record], over: str, measure: str = "accuracy") -> DataFrame:
-    """Return the lowest, mean and highest value in the picture's unit, by the place on the axis, counted from 1."""
+    """Return the minimum, mean and maximum in the plot's unit, by the x position; rounds count from 1."""
     _, curve_of, unit = MEASURES[measure]
     curves = [Series(curve) for curve in map(curve_of, group) if curve]
     if not curves:
@@ -139,15 +136,10 @@ def band(group: Sequence[Record], over: str, measure: str = "accuracy") -> DataF
 
 
 def draw_family(path: Path, title: str, notes: str, label: str, figures: DataFrame) -> None:
-    """Draw what several presets came to over the value that they vary, as a PNG with a panel for each kind of figure.
+    """Write a PNG of a family's results over the varied value, with a panel per kind of figure.
 
-    Means over the seeds, bars from the lowest to the highest; the paper's figures as hollow diamonds.
-
-    Args:
-        path: the file.
-        title, notes: of the picture.
-        label: of the x axis.
-        figures: see ``sweeps.Family``.
+    Lines are means over the seeds, bars are the range of the seeds, and diamonds are the paper's figures. ``figures``
+    is the table ``sweeps.Family.figures``, and ``label`` the name of the x axis.
     """
     xs = sorted(figures["x"].unique())
     log = xs[0] > 0 and xs[-1] >= WIDE * xs[0]
@@ -157,17 +149,17 @@ def draw_family(path: Path, title: str, notes: str, label: str, figures: DataFra
         rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, (kind, lines) in zip(rows, panels.items(), strict=True):
             for number, (name, line) in enumerate(lines):
-                shift = 0.008 * (number - (len(lines) - 1) / 2)  # part of the axis, to tell the bars of lines apart
-                places = line["x"] * (xs[-1] / xs[0]) ** shift if log else line["x"] + shift * (xs[-1] - xs[0])
+                shift = 0.008 * (number - (len(lines) - 1) / 2)  # a share of the axis, so that bars do not overlap
+                positions = line["x"] * (xs[-1] / xs[0]) ** shift if log else line["x"] + shift * (xs[-1] - xs[0])
                 colour, style = look(line["order"].iloc[0])
                 bars = [line["mean"] - line["low"], line["high"] - line["mean"]]
                 options = {"marker": "o", "markersize": 4, "capsize": 2.5, "elinewidth": 1, "label": _name(name)}
-                axes.errorbar(places, line["mean"], bars, color=colour, linestyle=style, **options)
+                axes.errorbar(positions, line["mean"], bars, color=colour, linestyle=style, **options)
                 printed = line["paper"].notna()
                 if printed.any():
                     hollow = {"marker": "D", "markersize": 6, "markerfacecolor": "white"}
                     axes.plot(
-                        places[printed], line["paper"][printed], color=colour, linestyle=":", linewidth=1, **hollow
+                        positions[printed], line["paper"][printed], color=colour, linestyle=":", linewidth=1, **hollow
                     )
             if kind in (RECOVERY, CROSSING):
                 axes.set_ylim(bottom=0)
@@ -178,18 +170,15 @@ def draw_family(path: Path, title: str, notes: str, label: str, figures: DataFra
             _legend(axes)
         rows[-1].set_xscale("log" if log else "linear")
         rows[-1].set_xlabel(_wrapped(label, WIDTH - 2.6, NAME))
-        rows[-1].xaxis.set_major_locator(FixedLocator(_apart(xs, log)))
+        rows[-1].xaxis.set_major_locator(FixedLocator(_spaced(xs, log)))
         rows[-1].xaxis.set_minor_locator(NullLocator())
         rows[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def draw_holdings(counts: Counts, path: Path, *, title: str) -> None:
-    """Draw the holdings as a PNG: clients x classes as a heat map, and above it the clients' sizes.
+    """Write a PNG of the clients' examples: a bar chart of sizes above a heat map of clients x classes.
 
-    Args:
-        counts: int64[N, C], examples of each class at each client.
-        path: the file.
-        title: what the picture shows.
+    ``counts`` is int64[N, C], the examples of each class at each client.
     """
     clients, classes = counts.shape
     width, height = min(max(6.0, 3 + 0.1 * clients), 14.0), min(max(4.2, 2.4 + 0.2 * classes), 14.0)
@@ -201,7 +190,7 @@ def draw_holdings(counts: Counts, path: Path, *, title: str) -> None:
         bars.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         bars.grid(visible=False)
         heat.grid(visible=False)
-        # A square root, so that a client with few examples is seen beside one with many. Only zero is white.
+        # The square root makes small counts visible next to large counts; only zero is white.
         shades = heat.imshow(
             np.ma.masked_equal(counts.T, 0),
             aspect="auto",
@@ -217,12 +206,9 @@ def draw_holdings(counts: Counts, path: Path, *, title: str) -> None:
 
 
 def holdings_table(counts: Counts, *, title: str, most: int | None = None) -> Group:
-    """Return the holdings for a terminal: a line for each client, and in it a bar for each class.
+    """Return a terminal table of the clients' examples, with a line per client and a bar per class.
 
-    Args:
-        counts: int64[N, C].
-        title: what the table shows.
-        most: the number of lines; the other clients are only counted. Default: all.
+    ``counts`` is int64[N, C]. The table has at most ``most`` clients; None means all.
     """
     classes = counts.shape[1]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -240,22 +226,21 @@ def holdings_table(counts: Counts, *, title: str, most: int | None = None) -> Gr
 
 
 def look(order: int) -> tuple[str, Any]:
-    """Return colour and line style of the algorithm at this place of the comparison."""
+    """Return the colour and line style of the algorithm at a position of the comparison."""
     return COLOURS[order % len(COLOURS)], STYLES[order % len(STYLES)]
 
 
 @contextmanager
 def _picture(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """Give an empty picture of so many inches, and write it at the end in the format of the path's ending."""
+    """Yield an empty figure of this size in inches, then save it in the format of the path's suffix."""
     with rc_context(STYLE), draft_of(path) as draft:
         figure = Figure(figsize=(width, height))
-        FigureCanvasAgg(figure)  # draws without a display
+        FigureCanvasAgg(figure)  # this canvas draws without a display
         yield figure
         figure.savefig(draft, format=path.suffix[1:])
 
 
 def _head(figure: Figure, axes: Any, title: str, notes: str) -> None:
-    """Write the title of a picture, and the lines above axes."""
     width = figure.get_figwidth()
     if title:
         figure.suptitle(_wrapped(title, width - 0.3, TITLE), x=0.01, ha="left", fontsize=TITLE, fontweight="bold")
@@ -263,41 +248,39 @@ def _head(figure: Figure, axes: Any, title: str, notes: str) -> None:
 
 
 def _legend(axes: Any) -> None:
-    """Write the names of the curves to the right of the axes."""
     curves, names = axes.get_legend_handles_labels()
     if curves:
         axes.legend(curves, names, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, handlelength=2.6)
 
 
 def _wrapped(text: str, inches: float, size: float) -> str:
-    """Return the text on as many lines as letters of usual width need."""
+    """Wrap a text to a width in inches, assuming letters of average width."""
     columns = int(inches * 72 / (0.66 * size))
     return "\n".join(fill(line, columns) for line in text.split("\n"))
 
 
 def _name(label: str) -> str:
-    """Return a label for the legend; matplotlib leaves out those that begin with an underscore."""
+    """Return a label for the legend; matplotlib skips labels that begin with an underscore."""
     return _wrapped(f" {label}" if label.startswith("_") else label, 2.6, NAME)
 
 
 def _height(names: Iterable[str]) -> float:
-    """Return the inches that a legend takes."""
     return sum(0.05 + 0.18 * (name.count("\n") + 1) for name in names)
 
 
-def _apart(xs: Sequence[float], log: bool) -> list[float]:
-    """Return the values whose labels have room beside each other on the axis."""
-    places = np.log(xs) if log else np.asarray(xs, float)
-    places = (places - places[0]) / (places[-1] - places[0])
+def _spaced(xs: Sequence[float], log: bool) -> list[float]:
+    """Return the values whose labels fit next to each other on the axis."""
+    positions = np.log(xs) if log else np.asarray(xs, float)
+    positions = (positions - positions[0]) / (positions[-1] - positions[0])
     kept = [0]
-    for number, place in enumerate(places):
-        if place - places[kept[-1]] > 0.08:
+    for number, position in enumerate(positions):
+        if position - positions[kept[-1]] > 0.08:
             kept.append(number)
     return [xs[number] for number in kept]
 
 
 def _holdings_summary(counts: Counts) -> str:
-    """Return ``60,000 examples at 30 clients: 1,889 to 2,248 each (median 1,981), 2 classes each``."""
+    """Return a text such as ``60,000 examples at 30 clients: 2,000 each, 2 of 10 classes each``."""
     sizes, held = counts.sum(axis=1), np.count_nonzero(counts, axis=1)
     each = f"{sizes.min():,} to {sizes.max():,} each (median {np.median(sizes):,.0f})"
     if sizes.min() == sizes.max():

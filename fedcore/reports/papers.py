@@ -1,4 +1,4 @@
-"""The papers' figures, preset by preset, and the same figures measured on records beside them."""
+"""The papers' results by preset, and their comparison with recorded results."""
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,23 +10,23 @@ from typing import Any
 
 from pandas import DataFrame
 
-from fedcore.experiment.changes import Change, other_figures, said
+from fedcore.experiment.changes import Change, incomparable, text_of
 from fedcore.experiment.results import Record
 from fedcore.reports import statistics as stats
 from fedcore.reports.statistics import Difference, Statistic, difference
 
 HOLD = 5
-"""The rounds over which one mean curve must be above another to have crossed it; one round may be chance."""
+"""The number of evaluated rounds over which one curve's mean must exceed the other's to count as a crossing."""
 
 ACCURACY, POINTS = ", accuracy %", ", points"
 RECOVERY, CROSSING = ": rounds to recover", ": rounds until the loss is lower"
-"""The kinds of figure, as they follow the label of an algorithm or a pair."""
+"""The kinds of figures, as suffixes of the label of an algorithm or of a pair of algorithms."""
 FORMATS = {ACCURACY: ".2f", POINTS: "+g"}
 
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of a paper for one preset; see ``papers.toml``."""
+    """A paper's results for one preset; see ``papers.toml``."""
 
     source: str
     rounds: int | None = None
@@ -39,7 +39,7 @@ class Figures:
     better: Sequence[str] = ()
 
     def sized_source(self) -> str:
-        """Return the source with its numbers of rounds and seeds.
+        """Return the source with the numbers of rounds and seeds in the paper.
 
         >>> Figures("A 2020, Table 1", rounds=200, seeds=3).sized_source()
         'A 2020, Table 1; 200 rounds, 3 seeds'
@@ -49,29 +49,29 @@ class Figures:
         return f"{self.source}; {size}" if size else self.source
 
     def expected(self, records: Sequence[Record], changed: Iterable[Change]) -> tuple[int, int]:
-        """Return the paper's rounds and seeds; where it does not print them, those of the preset."""
+        """Return the paper's rounds and seeds, or the preset's if the paper does not state them."""
         preset = {change.key: change.was for change in changed}
-        asked = max((record.header.rounds for record in records), default=0)
-        return self.rounds or preset.get("rounds", asked), self.seeds or len(preset.get("seeds", ()))
+        longest = max((record.header.rounds for record in records), default=0)
+        return self.rounds or preset.get("rounds", longest), self.seeds or len(preset.get("seeds", ()))
 
 
 @dataclass(frozen=True)
 class Line:
-    """One figure of a paper beside ours.
+    """A figure of a paper, and the same figure from the records.
 
     Attributes:
-        label: the algorithm, or the pair of them ("B - A").
-        kind: of figure, ``ACCURACY`` and so on.
-        expected: the paper's; None for a claim that the difference is positive.
-        here: the mean over our seeds, in the paper's unit; None where a seed has no value.
-        spread: the deviation, the interval or the single seeds.
-        values: one for each seed; None where the seed never gets there.
+        label: the algorithm, or a pair of algorithms ("B - A").
+        kind: ``ACCURACY``, ``POINTS``, ``RECOVERY`` or ``CROSSING``.
+        expected: the paper's figure; None for a claim that the difference is positive.
+        ours: the mean over the recorded seeds, in the paper's unit; None if a seed has no value.
+        spread: the deviation, the interval or the seeds' values, as text.
+        values: the value of each seed; None for a seed that never reaches the event.
     """
 
     label: str
     kind: str
     expected: float | None
-    here: float | None
+    ours: float | None
     spread: str
     values: tuple[float | None, ...]
 
@@ -82,20 +82,20 @@ class Line:
 
     @property
     def paper(self) -> str:
-        """The paper's figure as it is printed there."""
+        """The paper's figure as text."""
         return "> 0" if self.expected is None else f"{self.expected:{FORMATS.get(self.kind, 'g')}}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The part of a report on a paper.
+    """The comparison of records with a paper.
 
     Attributes:
-        source: the paper, and the numbers of rounds and seeds of its figures.
-        lines: its figures beside ours; empty where ours are of another experiment.
-        accuracy: its accuracies in percent, by algorithm; empty where ours are of another experiment.
-        short: the part of the paper's rounds and seeds that ours have, if it is less; else empty.
-        withdrawn: the reason why there is no comparison; else empty.
+        source: the paper, with the rounds and seeds of its figures.
+        lines: the compared figures; empty if the records are of a different experiment.
+        accuracy: the paper's accuracies in percent, by algorithm; empty if the records are of a different experiment.
+        short: the records' rounds and seeds if they are fewer than the paper's; empty otherwise.
+        withdrawn: the reason why the comparison is missing; empty otherwise.
     """
 
     source: str
@@ -106,30 +106,30 @@ class Comparison:
 
     @property
     def has_accuracies(self) -> bool:
-        """Return whether the paper's figures are accuracies, so that ours are in this table."""
+        """Whether the compared figures include accuracies."""
         return any(line.kind == ACCURACY for line in self.lines)
 
     @property
     def is_warning(self) -> bool:
-        """Return whether its remark must not be overlooked."""
+        """Whether the remark is a warning."""
         return bool(self.short or self.withdrawn)
 
     def table(self) -> DataFrame:
-        """Return a table with a row for each figure."""
+        """Return a table with a row per figure."""
         rows = [
-            (line.name, line.paper, Statistic(line.here).text(), line.spread, str(len(line.values)))
+            (line.name, line.paper, Statistic(line.ours).text(), line.spread, str(len(line.values)))
             for line in self.lines
         ]
         here = "here, CUT SHORT" if self.short else "here"
         return stats.frame(("figure", "paper", here, "spread", "seeds"), rows)
 
     def remark(self) -> str:
-        """Return the sentences below the table, or in its place."""
+        """Return the text below the table, or instead of it."""
         return self.withdrawn or f"{self.source}." + (f" CUT SHORT here: {self.short}." if self.short else "")
 
 
 def figures(preset: str) -> Figures | None:
-    """Return the figures of a paper for a preset, or None.
+    """Return a paper's results for a preset, or None.
 
     >>> figures("mimic/table3-tau20").accuracy["MimiC"]
     75.89
@@ -139,18 +139,16 @@ def figures(preset: str) -> Figures | None:
 
 
 def comparison(records: Sequence[Record], changed: Iterable[Change]) -> Comparison | None:
-    """Return the figures of a paper beside those of an experiment's records; None if no paper has figures of it.
+    """Return the comparison of one experiment's records with a paper; None without results for the preset.
 
-    Args:
-        records: of one experiment, as ``read_folder`` returns them: at least one.
-        changed: the changes of the experiment from the preset of its name.
+    ``records`` must not be empty. ``changed`` are the experiment's changes to its preset.
     """
     paper = figures(records[0].header.preset)
     if paper is None:
         return None
     source, changed = paper.sized_source(), tuple(changed)
-    if others := other_figures(changed):
-        why = f"No comparison with {source}: those figures are of another experiment (changed: {said(others)})."
+    if others := incomparable(changed):
+        why = f"No comparison with {source}: those figures are of another experiment (changed: {text_of(others)})."
         return Comparison(source, withdrawn=why)
     expected = paper.expected(records, changed)
     lines = tuple(compare(records, paper, expected))
@@ -158,12 +156,9 @@ def comparison(records: Sequence[Record], changed: Iterable[Change]) -> Comparis
 
 
 def compare(records: Sequence[Record], paper: Figures, expected: tuple[int, int] = (0, 0)) -> list[Line]:
-    """Return each figure of the paper that the records have too.
+    """Return the figures of the paper that the records of one experiment also contain.
 
-    Args:
-        records: of one experiment.
-        paper: its figures.
-        expected: rounds and seeds of a full run; the verdict on a claim names a shorter one.
+    ``expected`` is the rounds and seeds of a full run; the verdict on a claim mentions a shorter run.
     """
     groups, lines = stats.by_algorithm(records), []
     for label, value in paper.accuracy.items():
@@ -192,14 +187,12 @@ def compare(records: Sequence[Record], paper: Figures, expected: tuple[int, int]
 
 
 def percents(records: Iterable[Record]) -> tuple[float, ...]:
-    """Return the results of trials in percent, without trials that were not evaluated."""
+    """Return the final accuracies of the evaluated trials in percent."""
     return tuple(100 * value for value in map(stats.final, records) if value is not None)
 
 
 def recovery(record: Record, shift: int) -> int | None:
-    """Return the rounds from a shift until the accuracy is that of the round before it; None if it never is, or if
-    that round was not evaluated.
-    """
+    """Return the rounds from a shift until the accuracy of the round before the shift is reached again, or None."""
     curve = stats.accuracies(record)
     before = curve.get(shift - 1)
     if before is None:
@@ -208,7 +201,7 @@ def recovery(record: Record, shift: int) -> int | None:
 
 
 def crossing(above: Mapping[int, float], below: Mapping[int, float], shift: int) -> int | None:
-    """Return the rounds from a shift until one curve is above the other over ``HOLD`` evaluated rounds, or None."""
+    """Return the rounds from a shift until the mean of ``above`` exceeds ``below`` over ``HOLD`` rounds, or None."""
     shared = [round for round in sorted(above) if round in below and round >= shift]
     for place in range(len(shared) - HOLD + 1):
         if fmean(above[round] - below[round] for round in shared[place : place + HOLD]) > 0:
@@ -217,7 +210,7 @@ def crossing(above: Mapping[int, float], below: Mapping[int, float], shift: int)
 
 
 def verdict(found: Difference, short: str = "") -> str:
-    """Return whether the interval shows a claim that a difference is positive, and in how short a run.
+    """Return as text whether the interval shows a positive difference, with the size of a shorter run.
 
     >>> verdict(Difference("A", "B", (0.02, 0.021, 0.019)))
     'shown'
@@ -231,12 +224,12 @@ def verdict(found: Difference, short: str = "") -> str:
 
 
 def lacking(records: Sequence[Record], expected: tuple[int, int]) -> str:
-    """Return the rounds and seeds of the records that are fewer than expected: ``10 of 200 rounds``."""
+    """Return the counts of rounds and seeds that are lower than expected, such as ``10 of 200 rounds``."""
     begun = [record for record in records if record.rounds]
     rounds = min((len(record.rounds) for record in begun), default=0)
     counts = {"rounds": rounds, "seeds": len({record.header.seed for record in begun})}
-    here = zip(counts.items(), expected, strict=True)
-    return ", ".join(f"{count} of {due} {name}" for (name, count), due in here if count < due)
+    pairs = zip(counts.items(), expected, strict=True)
+    return ", ".join(f"{count} of {full} {name}" for (name, count), full in pairs if count < full)
 
 
 def _gain(found: Difference, paper: float | None, spread: str) -> Line:

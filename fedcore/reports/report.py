@@ -1,4 +1,4 @@
-"""The reports of a run's folder: ``table.md``, ``table.csv``, ``curves.png``, ``loss.png`` and ``report.html``."""
+"""The report of a run: ``table.md``, ``table.csv``, ``curves.png``, ``loss.png`` and ``report.html``."""
 
 import json
 import re
@@ -14,21 +14,20 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedcore.atomic_file import require_file, write_text
 from fedcore.errors import MissingDataError
-from fedcore.experiment import presets
-from fedcore.experiment.changes import Changes, of_tables, said
-from fedcore.experiment.results import Record, read_folder
-from fedcore.experiment.run_folder import CONFIG
+from fedcore.experiment import config as presets
+from fedcore.experiment.changes import Changes, of_tables, text_of
+from fedcore.experiment.results import CONFIG, Record, read_folder
 from fedcore.experiment.schema import Pictures
 from fedcore.reports import statistics as stats
 from fedcore.reports.figures import draw_curves
 from fedcore.reports.papers import Comparison, comparison
 from fedcore.reports.statistics import Summary
+from fedcore.runtime import require_file, write_text
 
 FILES = ("table.md", "table.csv", "curves.png", "loss.png", "report.html")
 ESSENTIAL = 5
-"""The number of columns that a terminal of 80 characters has room for."""
+"""The number of columns that fit into a terminal 80 characters wide."""
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #333; margin: 2rem auto; padding: 0 1rem; box-sizing: border-box;
   width: fit-content; min-width: min(64rem, 100%); max-width: 100%; }
@@ -44,19 +43,13 @@ pre { background: #f7f7f7; padding: .8rem; overflow-x: auto; font-size: 13px; }
 
 
 class Bold(str):
-    """A cell of a table in bold."""
+    """A bold table cell."""
 
     __slots__ = ()
 
 
 class Document:
-    """A report, written as Markdown and as one HTML page that needs no other file and no network.
-
-    Every text is plain text: no part of it becomes markup.
-
-    Args:
-        title: its heading.
-    """
+    """A report as Markdown and as a self-contained HTML page; all texts are escaped."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -67,7 +60,7 @@ class Document:
         self._add(f"## {escaped(text)}", f"<h2>{escape(text)}</h2>")
 
     def paragraph(self, text: str, kind: str = "") -> None:
-        """Add a paragraph: of kind "faint", or a "remark" that must not be overlooked."""
+        """Add a paragraph: plain, "faint" (grey) or a "remark" (a warning)."""
         plain = escaped(text)
         tag = f"<p class={kind}>" if kind else "<p>"
         self._add(f"**{plain}**" if kind == "remark" else plain, f"{tag}{escape(text)}</p>")
@@ -83,32 +76,32 @@ class Document:
             self._add(items, "\n".join(f"<p class=faint>{escape(note)}</p>" for note in notes))
 
     def picture(self, path: Path, text: str) -> None:
-        """Add a PNG to the page."""
+        """Add a PNG to the page, with an alternative text."""
         data = b64encode(path.read_bytes()).decode("ascii")
         self._html.append(f'<img alt="{escape(text)}" src="data:image/png;base64,{data}">')
 
     def pictures(self, drawings: Mapping[Path, str], title: str) -> None:
-        """Add a run's pictures to the page, each with what it shows."""
+        """Add a run's plots to the page, with their descriptions."""
         for path, what in drawings.items():
             self.picture(path, f"{title}: {what}")
 
     def source(self, text: str) -> None:
-        """Add a text as it is, such as a configuration, to the page."""
+        """Add preformatted text, such as a configuration, to the page."""
         self._html.append(f"<pre>{escape(text)}</pre>")
 
     def comparison(self, paper: Comparison | None) -> None:
-        """Add a paper's figures beside ours, or the reason why there is no comparison."""
+        """Add the comparison with a paper, or the reason why it is missing."""
         if paper:
             if paper.lines:
                 self.table(paper.table())
             self.paragraph(paper.remark(), "remark" if paper.is_warning else "faint")
 
     def markdown(self) -> str:
-        """Return the text as Markdown."""
+        """Return the report as Markdown."""
         return "\n\n".join(self._markdown) + "\n"
 
     def html(self) -> str:
-        """Return the page."""
+        """Return the HTML page."""
         head = f'<meta charset="utf-8"><title>{escape(self._title)}</title><style>{STYLE}</style>'
         body = "\n".join(self._html)
         return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
@@ -122,11 +115,8 @@ class Document:
 class Config:
     """The parts of a run's ``config.json`` that the reports use.
 
-    Attributes:
-        text: the file; empty without one.
-        pictures: what the curves are drawn over, and what the preset varies.
-        changes: the changes of the experiment from the preset of its name; empty in older versions.
-        shifts: the rounds in which clients arrive or depart, ascending.
+    ``text`` is empty if the file is missing, and ``changes`` if an older version wrote it. ``shifts`` are the rounds in
+    which clients arrive or depart, ascending.
     """
 
     text: str
@@ -136,17 +126,13 @@ class Config:
 
     @classmethod
     def parse(cls, preset: str, text: str) -> "Config":
-        """Read a configuration.
-
-        Raises:
-            MissingDataError: it is damaged.
-        """
+        """Parse a configuration; raise MissingDataError if it is damaged."""
         try:
             tables = json.loads(text or "{}")
             if not isinstance(tables, dict):
-                raise ValueError(f"expected tables at the top, got {type(tables).__name__}")
+                raise ValueError(f"must hold tables at the top, got {type(tables).__name__}")
             pictures = tables.get("pictures")
-            if pictures is None and preset in presets.names():  # of an older version
+            if pictures is None and preset in presets.names():  # older versions did not write this table
                 pictures = presets.read(preset).get("pictures")
             shifts: set[int] = set()
             pattern = tables.get("participation")
@@ -166,13 +152,13 @@ class Config:
 
 @dataclass(frozen=True)
 class Report:
-    """The reports of a run.
+    """The written report of a run.
 
     Attributes:
         summary: the statistics.
-        files: that were written; the last is the page that shows all of it.
-        drawings: the pictures among them, and what each shows.
-        paper: the comparison with a paper, if there is one.
+        files: the written files; the last file is the HTML page.
+        drawings: the plots and their descriptions.
+        paper: the comparison with a paper, or None.
     """
 
     summary: Summary
@@ -182,20 +168,20 @@ class Report:
 
     @property
     def page(self) -> Path:
-        """The page."""
+        """The HTML page."""
         return self.files[-1]
 
     @property
     def has_accuracies(self) -> bool:
-        """Return whether the paper's figures are accuracies, so that ours are beside them."""
+        """Whether the comparison with the paper includes this run's accuracies."""
         return self.paper is not None and self.paper.has_accuracies
 
 
 def write_report(folder: Path) -> Report:
-    """Read the records of a run, complete or not, and write its reports beside them.
+    """Write the report of a complete or incomplete run into its folder.
 
     Raises:
-        MissingDataError: there are no records, or one is damaged.
+        MissingDataError: the folder has no records, or a record is damaged.
     """
     path = folder / CONFIG
     text = require_file(path).read_text(encoding="utf-8") if path.exists() else ""
@@ -204,22 +190,15 @@ def write_report(folder: Path) -> Report:
 
 
 def report_on(records: Sequence[Record], folder: Path, config: Config, notes: Sequence[str] = ()) -> Report:
-    """Write the reports of some records into a folder.
-
-    Args:
-        records: of one experiment, in the order of the comparison.
-        folder: where the files go.
-        config: of the experiment.
-        notes: to be shown before those on the records.
-    """
+    """Write the report of one experiment's records into a folder; ``notes`` precede the notes on the records."""
     paper, differences = comparison(records, config.changes), stats.differences_to_first(records)
-    summary = stats.summarise(records, said(config.changes), notes)
+    summary = stats.summarise(records, text_of(config.changes), notes)
     markdown, table, curves, loss, html = (folder / name for name in FILES)
     write_text(table, stats.summary_csv(summary))
     drawings = {curves: "test accuracy"}
     options: dict[str, Any] = {"over": config.pictures.over, "changed": summary.changed, "shifts": config.shifts}
     draw_curves(records, curves, paper, **options)
-    if any(map(stats.losses, records)):  # runs of older versions have none
+    if any(map(stats.losses, records)):  # older versions did not record the loss
         drawings[loss] = "test loss"
         draw_curves(records, loss, measure="loss", **options)
     report = Report(summary, (markdown, table, *drawings, html), drawings, paper)
@@ -248,13 +227,7 @@ def report_on(records: Sequence[Record], folder: Path, config: Config, notes: Se
 
 
 def terminal_table(table: DataFrame, bold: Sequence[bool] = (), *, right: bool = True) -> Table:
-    """Return a table for a terminal, with its first column flush left.
-
-    Args:
-        table: the cells.
-        bold: for each row, whether it is bold. Default: none is.
-        right: whether the other columns are flush right.
-    """
+    """Return a table for a terminal; ``bold`` has one value per row, ``right`` aligns all columns after the first."""
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
     for index, heading in enumerate(table.columns):
         shown.add_column(Text(heading), justify="right" if index and right else "left", no_wrap=right)
@@ -265,7 +238,7 @@ def terminal_table(table: DataFrame, bold: Sequence[bool] = (), *, right: bool =
 
 
 def summary_for_terminal(summary: Summary) -> Table:
-    """Return the first columns of the summary, the best accuracy in bold."""
+    """Return the first columns of the summary, with the best accuracy in bold."""
     means = [row.final.mean for row in summary.rows]
     best = max((mean for mean in means if mean is not None), default=None)
     bold = [best is not None and mean == best for mean in means]
@@ -273,7 +246,7 @@ def summary_for_terminal(summary: Summary) -> Table:
 
 
 def markdown_table(table: DataFrame) -> str:
-    """Return a table as Markdown, its first column flush left.
+    """Return a table as Markdown, with a left-aligned first column.
 
     >>> print(markdown_table(DataFrame({"a": ["x|y"], "b": [Bold("1")]}, dtype=object)))
     | a | b |
@@ -300,8 +273,8 @@ def html_table(table: DataFrame) -> str:
 
 _MARKS = re.compile(
     r"[\\`*\[\]~$]"  # code, emphasis, links, pictures, formulas
-    r"|(?<![^\W_])_|_(?![^\W_])"  # emphasis too, except within a word
-    r"|:(?=//)|(?<=mailto):|(?<=xmpp):|(?<=www)\.|@"  # addresses, which some viewers make links of
+    r"|(?<![^\W_])_|_(?![^\W_])"  # emphasis, except within a word
+    r"|:(?=//)|(?<=mailto):|(?<=xmpp):|(?<=www)\.|@"  # addresses, which some viewers turn into links
     r"|^[#>]|#$|^[-+=:](?=[-+=:\s]|$)",  # headings, quotations, lists and rules, at the start; the end of a heading
     re.IGNORECASE,
 )
@@ -309,7 +282,7 @@ _NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 
 
 def escaped(text: str) -> str:
-    """Return a text on one line of Markdown, where every part of it is text: no HTML, link, picture or emphasis.
+    """Escape a text for one line of Markdown, so that it contains no HTML, link, picture or emphasis.
 
     >>> escaped("a < b\\n![c](https://d) max_norm *e*")
     'a &lt; b !\\\\[c\\\\](https\\\\://d) max_norm \\\\*e\\\\*'

@@ -1,4 +1,4 @@
-"""Statistics of a run's records: of each trial first, then over the seeds; and the tables that show them."""
+"""Statistics of a run's records, per trial and over the seeds, and their tables."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ LAST = 10
 """The number of evaluated rounds at the end of a trial whose mean is its result."""
 CONFIDENCE = 0.95
 NONE = "–"
-"""The cell of a table that has no value."""
+"""The text of a cell without a value."""
 DIAGNOSTICS = ("diversity", "correction_norm", "staleness")
 COST_NOTE = (
     "Means over trials: model vectors that one client sends in a round, MB up and down (float32, the active clients), "
@@ -26,14 +26,14 @@ COST_NOTE = (
 
 @dataclass(frozen=True)
 class Statistic:
-    """Mean and sample standard deviation over seeds; None where there are too few values."""
+    """The mean and sample standard deviation over seeds; None with too few values."""
 
     mean: float | None = None
     deviation: float | None = None
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "Statistic":
-        """Return the statistic of one value for each seed; values of None are left out.
+        """Return the statistic of one value per seed; None values are skipped.
 
         >>> Statistic.of([1.0, 3.0])
         Statistic(mean=2.0, deviation=1.4142135623730951)
@@ -42,7 +42,7 @@ class Statistic:
         return cls(fmean(known) if known else None, stdev(known) if len(known) > 1 else None)
 
     def text(self, scale: float = 1, mean: str = ".1f", deviation: str = ".1f") -> str:
-        """Return ``71.3 ± 2.0``, both multiplied with ``scale`` and in these formats.
+        """Return a text such as ``71.3 ± 2.0``, with both numbers multiplied by ``scale``.
 
         >>> Statistic(0.713, 0.02).text(100, "+.1f")
         '+71.3 ± 2.0'
@@ -55,19 +55,18 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm.
+    """The statistics of one algorithm.
 
     Attributes:
-        algorithm: its label.
-        seeds: the seeds that have at least one evaluated round.
-        rounds: rounds done in the shortest of these trials.
-        final: accuracy, the mean over the last 10 evaluated rounds.
-        best: the highest accuracy in any round.
-        oscillation: standard deviation of the accuracy over those last 10 rounds.
-        loss: the test loss (mean cross entropy), the mean over the last 10 evaluated rounds that have one.
-        difference: ``final`` minus that of the first algorithm with the same seed, over the rounds that both
-            did; None for the first algorithm itself.
-        seconds: wall time of one trial.
+        seeds: the seeds with at least one evaluated round.
+        rounds: the rounds of the shortest of these trials.
+        final: the mean accuracy over the last 10 evaluated rounds.
+        best: the highest accuracy of any round.
+        oscillation: the standard deviation of the accuracy over the last 10 evaluated rounds.
+        loss: the mean test loss (mean cross entropy) over the last 10 evaluated rounds that have a loss.
+        difference: the difference in accuracy to the first algorithm, paired by seed, over the last 10 common rounds;
+            None for the first algorithm.
+        seconds: the wall time of one trial.
     """
 
     algorithm: str
@@ -83,14 +82,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """The algorithms of a run, in the order of the comparison.
+    """The statistics of a run's algorithms, in the order of the comparison.
 
     Attributes:
-        title: of the experiment.
-        rows: one for each algorithm.
-        notes: on trials that are not complete, and on models that waited for clients.
-        last: the fewest and the most evaluated rounds that the accuracy of a trial is the mean of.
-        changed: the changes of the experiment from the preset of its title; empty without any.
+        notes: notes on incomplete trials, and on models that waited for clients.
+        last: the minimum and maximum number of evaluated rounds in a trial's result.
+        changed: the experiment's changes to its preset as text; may be empty.
     """
 
     title: str
@@ -102,12 +99,12 @@ class Summary:
 
 @dataclass(frozen=True)
 class Difference:
-    """Accuracy of one algorithm minus that of another, seed by seed.
+    """The difference in accuracy between two algorithms, paired by seed.
 
     Attributes:
-        of, over: their labels.
-        values: fractions, over the last rounds that both evaluated.
-        apart: seeds that are left out because the two did not have the same active clients.
+        of, over: the labels; the difference is ``of`` minus ``over``.
+        values: the difference of each seed as a fraction, over the last 10 rounds that both trials evaluated.
+        apart: the seeds that are excluded because the two trials had different active clients.
     """
 
     of: str
@@ -117,7 +114,7 @@ class Difference:
 
     @property
     def mean(self) -> float | None:
-        """The mean over the seeds; None without any."""
+        """The mean over the seeds; None without seeds."""
         return Statistic.of(self.values).mean
 
     @property
@@ -131,7 +128,7 @@ class Difference:
         return interval_of(self.values)
 
     def interval_text(self) -> str:
-        """Return the interval in points.
+        """Return the interval as text, in percentage points.
 
         >>> Difference("A", "B", (0.02, 0.02, 0.02)).interval_text()
         '95 %: +2.0 .. +2.0'
@@ -151,7 +148,7 @@ def interval_of(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def by_algorithm(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Return the records of each algorithm, by its label, in the order of the records."""
+    """Return the records by algorithm label, in the order of the records."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record.header.algorithm, []).append(record)
@@ -159,40 +156,35 @@ def by_algorithm(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def accuracies(record: Record) -> dict[int, float]:
-    """Return the accuracy of each round that was evaluated."""
+    """Return the accuracy of each evaluated round."""
     return {line.round: line.accuracy for line in record.rounds if line.accuracy is not None}
 
 
 def losses(record: Record) -> dict[int, float]:
-    """Return the test loss of each round that was evaluated and whose loss is finite."""
+    """Return the test loss of each evaluated round whose loss is finite."""
     return {line.round: line.loss for line in record.rounds if line.loss is not None}
 
 
 def waiting(record: Record) -> set[int]:
-    """Return the rounds in which the model stayed, since the method waits for the first update of each client."""
+    """Return the rounds in which the model did not change because the method waited for clients' first updates."""
     return {line.round for line in record.rounds if line.awaited}
 
 
 def final(record: Record, curve: Callable[[Record], dict[int, float]] = accuracies) -> float | None:
-    """Return a trial's result: the mean accuracy, or loss, of the last 10 evaluated rounds; None without any."""
+    """Return a trial's result: the mean accuracy or loss of the last 10 evaluated rounds, or None."""
     last = list(curve(record).values())[-LAST:]
     return fmean(last) if last else None
 
 
 def paired(record: Record, baseline: Record) -> float | None:
-    """Return the difference of two trials' accuracies over the last rounds that both evaluated; None without any."""
+    """Return the mean difference of two trials' accuracies over the last 10 rounds that both evaluated, or None."""
     curve, other = accuracies(record), accuracies(baseline)
     shared = [round for round in curve if round in other][-LAST:]
     return fmean(curve[round] - other[round] for round in shared) if shared else None
 
 
 def difference(records: Iterable[Record], of: str, over: str) -> Difference:
-    """Return the difference of two algorithms of a comparison.
-
-    Args:
-        records: of one experiment.
-        of, over: labels. Seeds that only one of them has are left out, and so are those whose active sets differ.
-    """
+    """Return the difference between two algorithms, over the seeds of both whose active clients are equal."""
     groups = by_algorithm(records)
     one, other = ({record.header.seed: record for record in groups.get(label, ())} for label in (of, over))
     values, apart = [], []
@@ -206,19 +198,13 @@ def difference(records: Iterable[Record], of: str, over: str) -> Difference:
 
 
 def differences_to_first(records: Sequence[Record]) -> list[Difference]:
-    """Return the difference of each algorithm to the first of the comparison."""
+    """Return the difference between each further algorithm and the first algorithm."""
     first, *others = by_algorithm(records)
     return [difference(records, other, first) for other in others]
 
 
 def summarise(records: Sequence[Record], changed: str = "", notes: Iterable[str] = ()) -> Summary:
-    """Return the statistics of a run.
-
-    Args:
-        records: of one experiment, as ``read_folder`` returns them: at least one.
-        changed: the changes of the experiment from the preset of its title.
-        notes: to be shown before those on the records.
-    """
+    """Return the statistics of one experiment's records, at least one; ``notes`` precede the notes on the records."""
     lasts = [min(len(curve), LAST) for curve in map(accuracies, records) if curve]
     groups = by_algorithm(records)
     first = {record.header.seed: record for record in records if record.header.order == 0}
@@ -236,7 +222,7 @@ def summarise(records: Sequence[Record], changed: str = "", notes: Iterable[str]
 
 
 def legend(*summaries: Summary) -> str:
-    """Return the meaning of the columns of these summaries, as a sentence."""
+    """Return a text that explains the columns of these summaries."""
     fewest, most = min(one.last[0] for one in summaries), max(one.last[1] for one in summaries)
     if fewest == LAST:
         over = f"the last {LAST} evaluated rounds"
@@ -252,12 +238,12 @@ def legend(*summaries: Summary) -> str:
 
 
 def frame(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> DataFrame:
-    """Return a table of the cells as they are: pandas infers no type."""
+    """Return a DataFrame whose cells keep their types."""
     return DataFrame(rows, columns=list(headings), dtype=object)
 
 
 def summary_table(summary: Summary) -> DataFrame:
-    """Return the table that people read: points of accuracy, rounded."""
+    """Return the summary as a table for readers, with rounded percentages."""
     headings = ("algorithm", "accuracy %", f"vs {summary.rows[0].algorithm}", "best %", "oscillation")
     return frame(
         (*headings, "test loss", "seeds", "rounds", "s / trial"),
@@ -279,12 +265,12 @@ def summary_table(summary: Summary) -> DataFrame:
 
 
 def summary_csv(summary: Summary) -> str:
-    """Return the table for programs: fractions, not points, in full precision; empty where there is no value."""
+    """Return the summary as CSV for programs: fractions in full precision, empty cells for missing values."""
     names = ("final", "best", "oscillation", "loss", "difference", "seconds")
     rows = []
     for row in summary.rows:
         values = [getattr(row, name) or Statistic() for name in names]
-        # No spreadsheet must take a label for a formula.
+        # The quote prevents a spreadsheet from evaluating a label as a formula.
         label = f"'{row.algorithm}" if row.algorithm.startswith(("=", "+", "-", "@", "\t", "\r")) else row.algorithm
         numbers = [number for value in values for number in (value.mean, value.deviation)]
         rows.append((label, len(row.seeds), row.rounds, *numbers))
@@ -299,7 +285,7 @@ def csv_text(table: DataFrame) -> str:
 
 
 def difference_table(differences: Iterable[Difference]) -> DataFrame:
-    """Return a table with a row for each pair."""
+    """Return a table with a row per pair of algorithms."""
     rows = []
     for one in differences:
         apart = f"; not the same clients: seeds {list(one.apart)}" if one.apart else ""
@@ -309,7 +295,7 @@ def difference_table(differences: Iterable[Difference]) -> DataFrame:
 
 
 def cost_table(records: Sequence[Record]) -> DataFrame:
-    """Return what the rounds took, with a row for each algorithm: traffic, seconds by part and diagnostics."""
+    """Return a table of traffic, seconds per phase and diagnostics, with a row per algorithm."""
     parts = list(dict.fromkeys(part for record in records for line in record.rounds for part in line.seconds))
     headings = ("algorithm", "vectors up", "MB up", "MB down", *(f"{part} s" for part in parts), *DIAGNOSTICS)
     rows = []
@@ -329,7 +315,7 @@ def cost_table(records: Sequence[Record]) -> DataFrame:
 
 
 def _mean_sum(group: Sequence[Record], of: Callable[[RoundRecord], float], unit: float = 1) -> str:
-    """Return the mean over trials of a sum over rounds."""
+    """Return as text the mean over trials of a sum over rounds."""
     return f"{fmean(sum(map(of, record.rounds)) for record in group) / unit:.1f}"
 
 
@@ -361,7 +347,7 @@ def _notes(record: Record) -> list[str]:
 
 
 def _waiting_notes(label: str, group: Sequence[Record]) -> list[str]:
-    """Return the note on an algorithm whose model waited, with the fewest and the most rounds of its seeds."""
+    """Return a note if an algorithm's model waited for clients, with the range over its seeds."""
     waited = [len(waiting(record)) for record in group]
     if not any(waited):
         return []

@@ -1,10 +1,10 @@
-"""The reports of a sweep's folder: each preset's, with every algorithm's best point, a picture of each family of
-presets that vary one thing, an overview with a table of conditions x methods, and every trial.
+"""The report of a sweep: a report per condition, plots of families of presets, an overview, and a table of all trials.
 
-The best point of an algorithm is the one with the highest accuracy (the mean over the last 10 evaluated rounds, then
-over the seeds) among those whose trials are all complete, with each seed that another point is complete with. Without
-such a point, nothing is chosen. The choice is made on the test set, as in the papers, so the best of many is a little
-too good. Where a grid changes the problem, each problem is a condition with a report of its own.
+A report shows each algorithm at its best point, the point with the highest accuracy (mean over the last 10 evaluated
+rounds, then over seeds). A point can be best only if all its trials are complete and it has every seed that a different
+point completed; an algorithm without such a point is omitted. The selection uses the test set, as in the papers, which
+slightly overestimates the best of many points. If a grid changes the problem, each problem is a condition with its own
+report.
 """
 
 import re
@@ -17,22 +17,21 @@ from types import MappingProxyType
 
 from pandas import DataFrame, notna
 
-from fedcore.atomic_file import inside, require_file, write_text
 from fedcore.errors import MissingDataError
-from fedcore.experiment.changes import Change, Changes, other_figures, said
-from fedcore.experiment.results import Record, read_folder
-from fedcore.experiment.run_folder import CONFIG, runs_in
+from fedcore.experiment.changes import Change, Changes, incomparable, text_of
+from fedcore.experiment.results import CONFIG, Record, read_folder, runs_in
 from fedcore.experiment.schema import Varied
 from fedcore.reports import papers
 from fedcore.reports import statistics as stats
 from fedcore.reports.figures import KINDS, draw_family
 from fedcore.reports.report import FILES, Bold, Config, Document, Report, report_on
 from fedcore.reports.statistics import NONE, Statistic, by_algorithm, final
+from fedcore.runtime import inside, require_file, write_text
 
 MOST = 10
-"""The number of folders that a message names."""
+"""The maximum number of folders that a message lists."""
 PROBLEM = frozenset({"data", "model", "network", "objective", "partition", "participation"})
-"""The tables of a configuration that say what the methods meet; a grid's other keys are choices within a method."""
+"""The tables of a configuration that define the problem; other keys of a grid are options of the methods."""
 CONDITIONS_NOTE = (
     "Accuracy in %, the mean over the seeds, and its 95 % interval by Student's t; of a method that was tried at "
     "several points, its best. Bold: better than the row's next, seed by seed, beyond the 95 % interval of their "
@@ -45,16 +44,12 @@ FIGURES |= {"low": float, "high": float, "seeds": int, "paper": float}
 """The columns of ``Family.figures``."""
 
 Runs = dict[str, tuple[Path, list[Record]]]
-"""A preset's points by name, each with its folder and its records."""
+"""The folder and records of each point of a preset, by the point's name."""
 
 
 @dataclass(frozen=True)
 class Overview:
-    """The reports of a sweep by condition, the files about all of them, and notes on what is left out.
-
-    A condition is a preset, or ``PRESET, SETTING`` where its grid has several settings of the problem: see
-    ``Condition.name``.
-    """
+    """The reports of a sweep by condition, the overview's files, and notes on skipped folders."""
 
     reports: dict[str, Report]
     files: tuple[Path, ...]
@@ -66,11 +61,11 @@ class Condition:
     """A row of the table of conditions x methods.
 
     Attributes:
-        preset: its name.
-        setting: what its grid changes of the problem here, ``participation.p=0.3``; empty for nothing.
-        values: the accuracies of each method, fractions, one for each seed; by label, in the order of the comparison.
-        best: the method that is better than the next beyond the interval of their paired difference, if there is one.
-        rounds: done by the shortest trial.
+        preset, setting: the preset's name, and the values of the grid that define the problem, such as
+            ``participation.p=0.3``. The setting may be empty.
+        values: the accuracy of each seed as a fraction, by method, in the order of the comparison.
+        best: the best method, if the interval of its paired difference to the second best is above zero.
+        rounds: the rounds of the shortest trial.
     """
 
     preset: str
@@ -81,11 +76,11 @@ class Condition:
 
     @property
     def name(self) -> str:
-        """The name of the row."""
+        """The name of the row: ``PRESET`` or ``PRESET, SETTING``."""
         return f"{self.preset}, {self.setting}" if self.setting else self.preset
 
     def cell(self, label: str) -> str:
-        """Return the method's mean accuracy in percent, and its interval."""
+        """Return the mean accuracy of a method in percent, and its interval."""
         if label not in self.values:
             return NONE
         ends = stats.interval_of(self.values[label])
@@ -96,19 +91,18 @@ class Condition:
 
 @dataclass(frozen=True)
 class Family:
-    """Presets that differ in one thing.
+    """Presets that differ in one value.
 
     Attributes:
-        title: what they have in common.
-        label: what is varied.
-        place: where the picture goes.
-        members: their presets, by the value of what is varied, ascending.
-        figures: a row for each figure of each member: the kind of figure, the label and the order of the algorithm, the
-            varied value x, our mean over the seeds as number and as text, the lowest and the highest seed, the number
-            of seeds, and the paper's figure. There is no mean where a seed never gets there.
-        size: their rounds and seeds, in words.
-        changed: the changes of the presets' experiments.
-        short: the part of a paper's rounds and seeds that ours have, where it is less.
+        title, label: the title of all members, and the name of the varied value.
+        place: the path of the plot.
+        members: the presets by the varied value, ascending.
+        figures: one row per figure of a member: its kind, the algorithm's label and order, the varied value x, the mean
+            over the seeds as number and text, the lowest and highest seed, the number of seeds, and the paper's figure.
+            The mean is missing if a seed never reaches the event.
+        size: the rounds and seeds as text.
+        changed: the changes of the experiments to their presets.
+        short: the recorded rounds and seeds if they are fewer than the paper's.
     """
 
     title: str
@@ -121,7 +115,7 @@ class Family:
     short: str = ""
 
     def draw(self) -> None:
-        """Draw the picture."""
+        """Write the plot."""
         notes = [self.size, *([f"CUT SHORT beside the paper: {self.short}"] if self.short else [])]
         if self.figures["seeds"].max() > 1:
             notes.append("means, bars from the lowest seed to the highest")
@@ -133,7 +127,7 @@ class Family:
         draw_family(self.place, self.title, text, self.label, self.figures)
 
     def tables(self) -> Iterator[DataFrame]:
-        """Give a table for each kind of figure: a row for each of our lines, and below it the paper's."""
+        """Yield a table for each kind of figure; the paper's row is below the row of the recorded figures."""
         for kind, lines in self.figures.groupby("kind"):
             rows = []
             for label, line in lines.groupby("label", sort=False):
@@ -146,19 +140,18 @@ class Family:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return whether a folder holds runs below it, and is none itself."""
+    """Whether a folder is not a run itself, but holds runs in its subfolders."""
     return runs_in(folder) != [folder]
 
 
 def write_overview(folder: Path) -> Overview:
-    """Write the reports of every preset of a sweep, complete or not, an overview of them, and ``trials.csv``.
+    """Write a report per condition of a complete or incomplete sweep, an overview, and ``trials.csv``.
 
-    A condition's files lie in PRESET, or in PRESET/reports/SETTING, where no point has its folder.
-
-    Presets that vary one thing are drawn over it as well, once two of them have complete trials.
+    The files of a condition are in PRESET, or in PRESET/reports/SETTING. A family is plotted if at least two of its
+    presets have complete trials.
 
     Raises:
-        MissingDataError: there are no records, or one is damaged, or there are runs that are no part of one sweep.
+        MissingDataError: the folder has no records, a record is damaged, or the folder holds several runs or sweeps.
     """
     reports: dict[str, Report] = {}
     conditions: dict[str, Condition] = {}
@@ -168,35 +161,35 @@ def write_overview(folder: Path) -> Overview:
     for preset, runs in found.items():
         settings = _by_setting(runs)
         if len(settings) > 1:
-            for name in FILES:  # written when there was one setting
+            for name in FILES:  # files of an earlier report, when the preset had one setting
                 (inside(folder, folder / preset) / name).unlink(missing_ok=True)
         for setting, group in settings.items():
             records, notes, points = best(group)
             if not records:
                 continue
-            configs = [_config(preset, group[point][0]) for point in points]
+            texts = [require_file(group[point][0] / CONFIG).read_text(encoding="utf-8") for point in points]
+            configs = [Config.parse(preset, text) for text in texts]
             changed[preset] = _each_once(config.changes for config in configs)
             row = condition(preset, setting, records)
             conditions[row.name] = row
             place = folder / preset / "reports" / setting if setting else folder / preset
             inside(folder, place).mkdir(parents=True, exist_ok=True)
-            config = replace(configs[0], changes=changed[preset])  # of the first method's best point
+            config = replace(configs[0], changes=changed[preset])  # the configuration of the first method's best point
             reports[row.name] = report_on(records, place, config, notes)
             if not setting:
                 chosen.append((preset, config.pictures.varied, records))
     if not reports and others:
         raise MissingDataError(
-            f"{folder}: expected a run or a sweep, got the folder of {_listed(others)}; "
-            f"report one of them: fedcore report {others[0]}"
+            f"{folder}: holds several runs or sweeps: {_listed(others)}; report one of them: fedcore report {others[0]}"
         )
     if not reports:
-        raise MissingDataError(f"{folder}: expected records (PRESET/records/*.jsonl), found none")
+        raise MissingDataError(f"{folder}: no records found (PRESET/records/*.jsonl)")
     related = families(chosen, folder, changed)
     for family in related:
         family.draw()
     in_families = {preset for family in related for preset in family.members.values()}
     rows = {name: row for name, row in conditions.items() if row.values and row.preset not in in_families}
-    rows = rows if len(rows) > 1 else {}  # one row is in its own table
+    rows = rows if len(rows) > 1 else {}  # a single row has its own table
     files = tuple(folder / name for name in ("overview.md", "overview.csv", "overview.html", "trials.csv"))
     document = _document(reports, related, rows)
     write_text(files[0], document.markdown())
@@ -208,12 +201,12 @@ def write_overview(folder: Path) -> Overview:
 
 
 def best(runs: Runs) -> tuple[list[Record], list[str], list[str]]:
-    """Return the records of each algorithm's best point, in the order of the comparison, notes, and the points."""
+    """Return the records of each algorithm's best point in the order of the comparison, notes, and the best points."""
     tried: dict[str, dict[str, list[Record]]] = {}
     for point, (_, records) in sorted(runs.items(), key=lambda item: (item[0].count("="), item[0])):
         for label, own in by_algorithm(records).items():
             tried.setdefault(label, {})[point] = own
-    # Algorithms that few keys of the grid concern come first, so that the plain ones do; then in their own order.
+    # Sort algorithms by the number of grid keys that affect them, then by their own order.
     order = {label: (next(iter(points)).count("="), next(iter(points.values()))) for label, points in tried.items()}
     labels = sorted(tried, key=lambda label: (order[label][0], order[label][1][0].header.order))
     found, notes, chosen = [], [], []
@@ -223,7 +216,7 @@ def best(runs: Runs) -> tuple[list[Record], list[str], list[str]]:
         whole = {point: own for point, own in points.items() if not any(_seeds(own) < seeds for seeds in done)}
         scores = {point: score for point, records in whole.items() if (score := _score(records)) is not None}
         if len(points) == 1:
-            scores = dict.fromkeys(points, 0.0)  # no choice, so a part of it can be shown too
+            scores = dict.fromkeys(points, 0.0)  # a single point is shown even if incomplete
         if not scores:
             notes.append(f"{label}: no point is complete")
             continue
@@ -239,7 +232,7 @@ def best(runs: Runs) -> tuple[list[Record], list[str], list[str]]:
 
 
 def setting_of(point: str) -> str:
-    """Return the part of a point's name that changes the problem, in the order of the keys' names.
+    """Return the part of a point's name that defines the problem, sorted by key.
 
     >>> setting_of("rate.lr=0.1,participation.p=0.3,beta=0.2,data.name=mnist")
     'data.name=mnist,participation.p=0.3'
@@ -248,7 +241,7 @@ def setting_of(point: str) -> str:
 
 
 def condition(preset: str, setting: str, records: Sequence[Record]) -> Condition:
-    """Return the row of some records: one point's of each method."""
+    """Return the row of a condition from the records of one point per method."""
     groups = {label: tuple(v for v in map(final, own) if v is not None) for label, own in by_algorithm(records).items()}
     values = {label: own for label, own in groups.items() if own}
     ranked = sorted(values, key=lambda label: -fmean(values[label]))
@@ -258,7 +251,7 @@ def condition(preset: str, setting: str, records: Sequence[Record]) -> Condition
 
 
 def conditions_table(conditions: Iterable[Condition]) -> DataFrame:
-    """Return a table with a row for each condition and a column for each method."""
+    """Return a table with a row per condition and a column per method."""
     rows = list(conditions)
     labels = list(dict.fromkeys(label for one in rows for label in one.values))
     return stats.frame(("accuracy %", *labels), [(one.name, *map(one.cell, labels)) for one in rows])
@@ -269,14 +262,9 @@ def families(
     folder: Path,
     changes: Mapping[str, Changes] = MappingProxyType({}),
 ) -> list[Family]:
-    """Return the families that have at least two members.
+    """Return the families with at least two members that have complete trials.
 
-    Trials that are not complete are left out, and presets without any other.
-
-    Args:
-        presets: name, what it varies, and its records.
-        folder: of the sweep.
-        changes: of the presets' experiments.
+    ``presets`` has the name, varied value and records of each preset, ``changes`` the changes to each preset.
     """
     found: dict[tuple[str, str], dict[float, tuple[str, Varied, list[Record]]]] = {}
     for preset, varied, records in presets:
@@ -296,7 +284,7 @@ def _family(
         own, groups = changes.get(preset, ()), by_algorithm(records)
         paper = papers.figures(preset)
         lines = []
-        if paper and not other_figures(own):
+        if paper and not incomparable(own):
             lines = papers.compare(records, paper)
             short.append(papers.lacking(records, paper.expected(records, own)))
         accuracy = {line.label: line.expected for line in lines if line.kind == papers.ACCURACY}
@@ -305,10 +293,10 @@ def _family(
         figures += [(one.kind, one.label, one.expected, one.values) for one in lines if one.kind != papers.ACCURACY]
         for kind, label, expected, values in figures:
             known = [value for value in values if value is not None]
-            here = Statistic.of(known if len(known) == len(values) else ())
+            ours = Statistic.of(known if len(known) == len(values) else ())
             ends = (min(known, default=None), max(known, default=None))
             order = groups[label.partition(" - ")[0]][0].header.order
-            rows.append((kind, label, order, x, here.mean, here.text(), *ends, len(values), expected))
+            rows.append((kind, label, order, x, ours.mean, ours.text(), *ends, len(values), expected))
         changed += own
     preset, varied, _ = next(iter(members.values()))
     slug = re.sub(r"[^\w.]+", "-", varied.label).strip("-")
@@ -322,13 +310,13 @@ def _family(
         .groupby(["kind", "label"])
         .filter(lambda line: line["seeds"].any()),
         size=_family_size([records for _, _, records in members.values()]),
-        changed=said(changed),
+        changed=text_of(changed),
         short=" / ".join(dict.fromkeys(filter(None, short))),
     )
 
 
 def _family_size(members: Sequence[Sequence[Record]]) -> str:
-    """Return ``60 rounds, 2 to 3 seeds``, with the rounds of each member where they differ."""
+    """Return a family's size, such as ``60 rounds, 2 to 3 seeds``, with each member's rounds if they differ."""
     rounds = [records[0].header.rounds for records in members]
     seeds = sorted({len({record.header.seed for record in records}) for records in members})
     counts = " / ".join(map(str, rounds if len(set(rounds)) > 1 else rounds[:1]))
@@ -337,7 +325,7 @@ def _family_size(members: Sequence[Sequence[Record]]) -> str:
 
 
 def _by_setting(runs: Runs) -> dict[str, Runs]:
-    """Return a preset's points by the settings of the problem in its grid; all of them by "" if there is only one."""
+    """Return the points of a preset by problem setting, or by "" if all have the same setting."""
     groups: dict[str, Runs] = {}
     for point, run in runs.items():
         groups.setdefault(setting_of(point), {})[point] = run
@@ -361,12 +349,8 @@ def _each_once(changes: Iterable[Changes]) -> Changes:
     return tuple(found)
 
 
-def _config(preset: str, run: Path) -> Config:
-    return Config.parse(preset, require_file(run / CONFIG).read_text(encoding="utf-8"))
-
-
 def _presets(folder: Path) -> tuple[dict[str, Runs], list[Path]]:
-    """Return the runs of each preset of a sweep, and the other runs and sweeps in its folder."""
+    """Return the runs of each preset of a sweep, and the folders of other runs and sweeps."""
     found: dict[str, Runs] = {}
     others: list[Path] = []
     for config in sorted(folder.rglob(CONFIG)):
@@ -395,7 +379,7 @@ def _listed(folders: Sequence[Path]) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts t10 behind t5."""
+    """Return a sort key that puts t10 after t5."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -431,15 +415,15 @@ def _document(reports: dict[str, Report], related: Sequence[Family], rows: Mappi
 
 
 def _overview_csv(reports: Mapping[str, Report], conditions: Mapping[str, Condition], shown: Collection[str]) -> str:
-    """Return the figures of papers beside ours, and the conditions that the table shows, a line for each cell."""
+    """Return one line per compared figure, and one per cell of the table of conditions."""
     lines: list[tuple[object, ...]] = []
     for name, report in reports.items():
         preset, setting, rows = conditions[name].preset, conditions[name].setting, report.summary.rows
         if report.paper and report.paper.lines:
             for line in report.paper.lines:
-                here = "" if line.here is None else f"{line.here:.2f}"
+                ours = "" if line.ours is None else f"{line.ours:.2f}"
                 counts = (len(line.values), rows[0].rounds)
-                lines.append((preset, line.name, line.paper, here, line.spread, *counts, setting))
+                lines.append((preset, line.name, line.paper, ours, line.spread, *counts, setting))
         elif name not in shown:
             for row in rows:
                 if row.final.mean is not None:
@@ -460,7 +444,7 @@ def _accuracy(label: str, accuracy: Statistic) -> tuple[str, ...]:
 
 
 def _trials_csv(found: dict[str, Runs]) -> str:
-    """Return a line for each trial, complete or not: its result in full precision, as a fraction."""
+    """Return a line per complete or incomplete trial, with its result as a fraction in full precision."""
     rows = []
     for preset, runs in found.items():
         for point, (_, records) in runs.items():
@@ -474,7 +458,7 @@ def _trials_csv(found: dict[str, Runs]) -> str:
 
 
 def size(report: Report) -> str:
-    """Return the size of a report's first algorithm: ``60 rounds, seeds 0 to 9``."""
+    """Return the rounds and seeds of a report's first algorithm, such as ``60 rounds, seeds 0 to 9``."""
     row = report.summary.rows[0]
     low, high = min(row.seeds, default=0), max(row.seeds, default=0)
     many = len(row.seeds) > 2 and len(row.seeds) == high - low + 1

@@ -1,10 +1,10 @@
-"""The server, its rounds, and what goes in and comes out."""
+"""The server, its rounds, updates, broadcasts and reports."""
 
 from fedcore.server.broadcast import Broadcast
 from fedcore.server.partial import PartialSum
-from fedcore.server.report import Report, refusal_summary
+from fedcore.server.report import Report, rejection_summary
 from fedcore.server.round import Round
 from fedcore.server.server import EdgeAggregator, Server
 from fedcore.server.update import Update
 
-__all__ = ["Broadcast", "EdgeAggregator", "PartialSum", "Report", "Round", "Server", "Update", "refusal_summary"]
+__all__ = ["Broadcast", "EdgeAggregator", "PartialSum", "Report", "Round", "Server", "Update", "rejection_summary"]

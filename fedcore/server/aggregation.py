@@ -1,380 +1,217 @@
-"""The sums of a round: batches of updates, the clients' rows they exchange, and the reducer over shards."""
+"""The sums of a round: batches of updates, the exchange of clients' rows, and the reducer over shards."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms import Algorithm, Claims
+from fedcore.algorithms import Claims
 from fedcore.algorithms.base import NOTHING, H
-from fedcore.arrays import F32, F64, Bools, Floats, copied, empty, set_to_zero, zeros
+from fedcore.arrays import F32, F64, Bools, Floats, copied, core, empty, set_to_zero, zeros
 from fedcore.kernels import ExactSum, Terms
-from fedcore.kernels.rows import ANCHORED, CHANGE, REPLACED
-from fedcore.model import Layout
-from fedcore.native import core
-from fedcore.options import Accumulator
+from fedcore.kernels.rows import CHANGE
+from fedcore.options import Settings
 from fedcore.profiling import span
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
 from fedcore.store.registry import ClientId
 
-# The replies of a cohort, as one table of columns: read, folded, counted and seen by the method.
-
-
 Counters = dict[str, npt.NDArray[np.integer[Any]]]
-"""Integer buffers of a model, such as BatchNorm's counts of batches, by name."""
+"""Integer buffers of a model by name, such as BatchNorm's batch counts."""
 
-NONE: F64 = np.empty(0)
 NO_COUNT, COUNTED, WEIGHTED = 0, 1, 2
-"""Where the examples of a reply are from: nowhere (1 stands in), the client, or the server's own weight."""
+"""The source of an update's examples: none (counted as 1), the client, or a weight from the caller."""
+
+
+_none: Any = partial(np.empty, 0)  # the default of a column
 
 
 @dataclass(slots=True, kw_only=True)
 class UpdateBatch:
-    """Updates that passed every check except the last, whether each number is finite: the fold tells that.
+    """k updates as a table of columns with k entries. Only the fold checks that their numbers are finite.
 
-    Columns of k entries each: on small models a Python object a reply costs more than the fold.
+    For small models, one Python object per update would cost more than the fold.
     """
 
-    clients: list[ClientId]
-    vectors: list[Any]
+    clients: list[ClientId] = field(default_factory=list)
+    vectors: list[Any] = field(default_factory=list)
     """floating[n], or [n_parameters] for a gradient; or a list of tensors, as the layout's slices. None once folded."""
-    bases: Sequence[F32 | None]
-    """float32[n], the x that the client started from; None where the vector is a difference."""
-    scales: F64
+    bases: Sequence[F32 | None] = ()
+    """float32[n], the x from which the client started; None if the vector is a difference."""
+    scales: F64 = field(default_factory=_none)
     """h = (base - y) scale, or -y scale."""
-    claims: Claims
-    """What the clients say of their work."""
-    eta_steps: F64
-    """eta_i K_i, how far a gradient of length 1 goes."""
-    has_buffers: Bools
-    counters: Sequence[Counters]
-    controls: list[Any]
-    """floating[n_parameters], the second vectors; None where there are none, and once folded."""
-    sources: npt.NDArray[np.int8]
+    claims: Claims = field(default_factory=lambda: Claims(np.empty(0), np.empty(0), np.empty(0)))
+    """The reported steps, examples and counts."""
+    eta_steps: F64 = field(default_factory=_none)
+    """eta_i K_i, the length of the path for a gradient of norm 1."""
+    has_buffers: Bools = field(default_factory=partial(_none, np.bool_))
+    counters: Sequence[Counters] = ()
+    controls: list[Any] = field(default_factory=list)
+    """floating[n_parameters], the second vectors; None if the method has none, and once folded."""
+    sources: npt.NDArray[np.int8] = field(default_factory=partial(_none, np.int8))
     """``NO_COUNT``, ``COUNTED`` or ``WEIGHTED``."""
-    starts: npt.NDArray[np.int64]
-    """The round whose model each client started from."""
-    digests: list[str | None]
-    """Of the vectors, where rounds are audited."""
-    factors: F64
-    """What all of a reply's vectors are multiplied by: 1, or less if it was clipped."""
-    weights: F64 = field(default_factory=lambda: NONE)
-    """w_i, once the method has weighed the claims."""
-    squares: F64 = field(default_factory=lambda: NONE)
-    """|h_i|^2, once folded."""
-
-    @classmethod
-    def none(cls) -> "UpdateBatch":
-        """No replies."""
-        return cls(
-            clients=[],
-            vectors=[],
-            bases=[],
-            scales=NONE,
-            claims=Claims(NONE, NONE, NONE),
-            eta_steps=NONE,
-            has_buffers=np.empty(0, np.bool_),
-            counters=[],
-            controls=[],
-            sources=np.empty(0, np.int8),
-            starts=np.empty(0, np.int64),
-            digests=[],
-            factors=NONE,
-        )
+    starts: npt.NDArray[np.int64] = field(default_factory=partial(_none, np.int64))
+    """The round from whose model each client started."""
+    digests: list[str | None] = field(default_factory=list)
+    """The digests of the vectors, if rounds are audited."""
+    factors: F64 = field(default_factory=_none)
+    """The factor of all vectors of an update: 1, or less if the update was clipped."""
+    weights: F64 = field(default_factory=_none)
+    """w_i, the weight that the method computes from the claims."""
+    squares: F64 = field(default_factory=_none)
+    """|h_i|^2, after the fold."""
 
     @classmethod
     def joined(cls, parts: Sequence["UpdateBatch"]) -> "UpdateBatch":
-        """The replies of several tables, in their order."""
+        """Return the updates of several batches, in order."""
         if len(parts) == 1:
             return parts[0]
-        if not parts:
-            return cls.none()
-        return cls(**{column.name: _joined([getattr(part, column.name) for part in parts]) for column in fields(cls)})
+        return _by_column(parts, _joined) if parts else cls()
 
     def __len__(self) -> int:
         return len(self.clients)
 
     @property
     def bytes(self) -> int:
-        """The bytes that the clients sent, except their counters."""
+        """The bytes that the clients sent, without counters."""
         tensors = [tensor for y in self.vectors for tensor in (y if isinstance(y, list) else [y])]
-        controls = [control for control in self.controls if control is not None]
-        return sum(vector.nbytes for vector in [*tensors, *controls])
+        return sum(vector.nbytes for vector in [*tensors, *self.controls] if vector is not None)
 
-    def chosen(self, which: Bools) -> "UpdateBatch":
-        """The replies that ``which``, bool[k], says."""
-        at = np.flatnonzero(which).tolist()
-        return UpdateBatch(**{column.name: _chosen(getattr(self, column.name), which, at) for column in fields(self)})
+    def chosen(self, which: Bools | npt.NDArray[np.int64]) -> "UpdateBatch":
+        """Return the updates that ``which`` selects: bool[k], or indices."""
+        at: Any = np.flatnonzero(which) if which.dtype == np.bool_ else which
+        chosen: UpdateBatch = _by_column([self], lambda columns: _chosen(columns[0], at))
+        return chosen
 
     def ordered(self, numbers: npt.NDArray[np.int64]) -> "UpdateBatch":
-        """The replies in the order of these numbers, int64[k]."""
-        order = np.argsort(numbers)
-        return UpdateBatch(
-            **{one.name: _chosen(getattr(self, one.name), order, order.tolist()) for one in fields(self)}
-        )
+        """Return the updates ordered by these numbers, int64[k]."""
+        return self.chosen(np.argsort(numbers))
 
     def clip(self, factors: F64) -> None:
-        """Scale the replies by some factors, float64[k]."""
+        """Scale the updates by these factors, float64[k]."""
         self.factors, self.scales = factors, self.scales * factors
 
     def count(self, squares: F64) -> None:
-        """Count the replies, which are folded: their vectors are let go.
-
-        Args:
-            squares: float64[k], |h_i|^2 before clipping.
-        """
+        """Store |h_i|^2 of the folded updates from ``squares``, float64[k], before clipping; drop their vectors."""
         nothing = [None] * len(self)
         self.vectors, self.bases, self.controls, self.squares = nothing, nothing, nothing, squares * self.factors**2
 
     def longest(self) -> str:
-        """The client whose update is the longest, as the end of a message; empty if none was heard."""
+        """Return the end of an error message with the client of the longest update; empty without updates."""
         if not self.clients:
             return ""
         i = int(np.argmax(self.squares))
-        return f"; the longest update is that of client {self.clients[i]!r}, {self.squares[i] ** 0.5:g}"
+        return f"; the update with the largest norm, {self.squares[i] ** 0.5:g}, is from client {self.clients[i]!r}"
 
 
-def _joined(columns: Sequence[Any]) -> Any:
-    first = columns[0]
+def _by_column(tables: Sequence[Any], make: Callable[[list[Any]], Any]) -> Any:
+    """Return a table that has, for each column, what ``make`` returns for that column of the tables."""
+    kind = type(tables[0])
+    return kind(**{one.name: make([getattr(table, one.name) for table in tables]) for one in fields(kind)})
+
+
+def _joined(columns: list[Any]) -> Any:
     if any(column is None for column in columns):
-        return None  # shares and ages, which are looked up anew
-    if isinstance(first, np.ndarray):
+        return None  # shares and ages, which are recomputed
+    if isinstance(columns[0], np.ndarray):
         return np.concatenate(columns)
-    if isinstance(first, Claims):
-        return Claims(*(_joined([getattr(claims, name.name) for claims in columns]) for name in fields(Claims)))
+    if isinstance(columns[0], Claims):
+        return _by_column(columns, _joined)
     return [entry for column in columns for entry in column]
 
 
-def _chosen(column: Any, which: Bools | npt.NDArray[np.int64], at: Iterable[int]) -> Any:
+def _chosen(column: Any, at: npt.NDArray[np.int64]) -> Any:
     if column is None or (isinstance(column, np.ndarray) and not len(column)):
-        return column  # not there yet
+        return column  # not computed yet
     if isinstance(column, np.ndarray):
-        return column[which]
+        return column[at]
     if isinstance(column, Claims):
-        return Claims(*(_chosen(getattr(column, name.name), which, at) for name in fields(Claims)))
-    return [column[i] for i in at]
-
-
-# The whole of a server's vectors, for decisions that a slice of them cannot make: a shard asks the others.
+        return _by_column([column], lambda columns: _chosen(columns[0], at))
+    return [column[i] for i in at.tolist()]
 
 
 class Squares(NamedTuple):
-    """The squared lengths of k vectors, or of the slices of them that lie here."""
+    """The squared norms of k vectors, or of a shard's slices of them."""
 
     here: F64
-    """float64[k], as a kernel has added them up over what lies here."""
+    """float64[k], the sums over the elements of this server or shard."""
     partials: F64 | None = None
-    """float64[blocks, k], what each block adds to them, of which the whole's lengths are made; None where this is it.
-    """
+    """float64[blocks, k], the sums of each block, for the reducer. None without shards."""
 
 
-class Reducer(Protocol):
-    """The questions of a server, or of a shard of one, about the whole of its vectors.
+class Reducer:
+    """Answers questions about whole vectors, here for a server without shards.
 
-    Every shard of a cluster makes the same calls in the same order, each with what it knows of its own slice; each of
-    them gets the same answer. So all of them decide alike.
+    A shard has a subclass that asks the other shards. All shards make the same calls in the same order, each with its
+    slice, and get the same answers. They thus make the same decisions.
 
     Attributes:
-        first: the place of the slice's first parameter in a row.
-        has_buffers: whether there are float buffers in the whole: they lie in one of the shards.
-        place: what a folder says of the shard; None for a server that has no others.
+        has_buffers: whether the model has float buffers; with shards, one shard has them.
+        first: the index of the slice's first parameter in a row.
+        place: the description of the shard in its folder; None without shards.
     """
 
-    first: int
-    has_buffers: bool
-    place: dict[str, Any] | None
+    def __init__(self, *, has_buffers: bool, first: int = 0, place: dict[str, Any] | None = None) -> None:
+        self.has_buffers, self.first, self.place = has_buffers, first, place
 
     def room(self, n: int, k: int = 1) -> F64 | None:
-        """Memory for a kernel's ``partials=``, over k vectors of n elements; None where nobody needs them."""
-        ...
-
-    def add(self, *squares: Squares) -> list[F64]:
-        """The squared lengths of the whole vectors, with the bits of one kernel over all of each."""
-        ...
-
-    def refusals(self, reasons: list[str | None]) -> list[str | None]:
-        """The reasons to refuse some replies, here or elsewhere; None for those that nobody refuses."""
-        ...
-
-    def agree(self, yes: bool) -> bool:
-        """Tell whether all say yes."""
-        ...
-
-    def ready(self) -> None:
-        """Wait until all are ready to make a change count. What may fail has been done; only the commit is left.
-
-        Raises:
-            ClusterError: one is not; nothing is to change.
-        """
-        ...
-
-
-class LocalReducer:
-    """The whole of a server that has no shards: what is here is all."""
-
-    def __init__(self, *, has_buffers: bool) -> None:
-        self.first, self.has_buffers = 0, has_buffers
-        self.place: dict[str, Any] | None = None
-
-    def room(self, n: int, k: int = 1) -> F64 | None:
-        """See ``Reducer``."""
+        """Return memory for a kernel's ``partials=`` over k vectors of n elements; None if it is not needed."""
         return None
 
     def add(self, *squares: Squares) -> list[F64]:
-        """See ``Reducer``."""
+        """Return the squared norms of the whole vectors, with the bits of one kernel call over each."""
         return [one.here for one in squares]
 
-    def refusals(self, reasons: list[str | None]) -> list[str | None]:
-        """See ``Reducer``."""
+    def rejections(self, reasons: list[str | None]) -> list[str | None]:
+        """Return for each update the reason of the first shard that rejects it, or None."""
         return reasons
 
     def agree(self, yes: bool) -> bool:
-        """See ``Reducer``."""
+        """Whether all shards answer yes."""
         return yes
 
     def ready(self) -> None:
-        """See ``Reducer``."""
+        """Wait until all shards are ready to commit, after every step that can fail; else raise ClusterError."""
 
 
 def combined_square(reducer: Reducer, terms: Sequence[Floats], coefficients: Sequence[float]) -> float:
-    """``kernels.combined_square`` of whole vectors, of which the terms are the slices that lie here."""
+    """Return ``kernels.combined_square`` of whole vectors; the terms are this shard's slices."""
     room = reducer.room(len(terms[0]))
     square = kernels.combined_square(terms, coefficients, partials=room)
     return float(reducer.add(Squares(np.array([square]), room))[0][0])
 
 
-# The contract of an aggregator: the seam for rules that hold the cohort, wrap another, or live elsewhere.
-
-
-class Opened(NamedTuple):
-    """The facts of a round that opens, as an aggregator is told them."""
-
-    round: int
-    store: ClientStore
-    """The rows: those of the cohort are read, and new ones staged."""
-    direction_of: Callable[[int | None], F32 | None]
-    """v[t], float32[n_parameters], which rows of round t refer to; None where there is none."""
-    offset: F32 | None
-    """The offset that every client was sent, float32[n_parameters]; None for zero."""
-    longest: float
-    """The length of an update from which on it counts as not finite: see ``longest_update``."""
-    longest_term: float
-    """The length of w_i h_i up to which an exact sum takes it in: see ``longest_term``."""
-    reducer: Reducer
-    """Where decisions need whole vectors, of which slices are folded here."""
-
-
-class Lengths(NamedTuple):
-    """The squared lengths of what k replies add to each sum, float64[k]; not finite where the sum cannot hold it."""
-
-    parameters: F64
-    """|h_i|^2."""
-    buffers: F64 | None = None
-    """|x - y_i|^2 over the float buffers, where there are any; 0 for a gradient."""
-    controls: F64 | None = None
-    """|control_i|^2, where clients send a second vector."""
-
-
-class Result(NamedTuple):
-    """The result of a cohort: the paper's sums. Views of the aggregator's memory, until its next ``begin``."""
-
-    A: Floats
-    """Floating[n_parameters], the sum of what the updates add."""
-    B: F64 | None
-    """float64[n_parameters], that of what rows change by; None where no method asks for it."""
-    buffers: Floats
-    """Floating[n - n_parameters], the weighted sum of x - y over the float buffers."""
-    W: float
-    """The sum of the weights."""
-    buffer_weight: float
-    """That of the replies that have buffers."""
-    exact: tuple[ExactSum, ExactSum | None] | None = None
-    """A and B as they were summed, where that was exact; the floats are then readings of them."""
-    linear: bool = True
-    """Whether A is the sum that the method says, so that diagnostics follow from it: not a median, nor with noise."""
-
-
-class Aggregator(Protocol):
-    """Folds updates in as they come. One round at a time; an update that does not count changes nothing.
-
-    An implementation may hold the cohort until ``result``, wrap another one, count in integers, or live on a device.
-    """
-
-    def begin(self, opened: Opened) -> None:
-        """Start a round with empty sums."""
-        ...
-
-    def try_fold(self, batch: UpdateBatch) -> Lengths:
-        """Fold a batch beside the sums, in order, stage its rows, and measure it; ``accept`` or ``refold`` follows."""
-        ...
-
-    def accept(self, batch: UpdateBatch) -> None:
-        """Count the batch that was tried."""
-        ...
-
-    def refold(self, batch: UpdateBatch, accepted: Bools) -> UpdateBatch:
-        """Count the updates of the tried batch that ``accepted``, bool[k], has; return them. The others never came."""
-        ...
-
-    def result(self) -> Result:
-        """The sums over all replies that were taken in."""
-        ...
-
-
-# The exchange of many clients' rows, some at a time, and the checksums of those that are made reducer.
-
-
 PART = 256
-"""Rows of one call: each array that a call writes is held against all others of it, so that a call of k rows takes
-k^2, with Python's lock held."""
+"""Rows per kernel call; a call compares outputs with all other arrays, in k^2 steps, and holds Python's lock."""
 
 
 def exchange(
-    acc: npt.NDArray[np.floating[Any]] | ExactSum,
-    bases: Sequence[Any],
-    ys: Sequence[Any],
-    scales: F64,
-    weights: F64,
-    old_rows: Sequence[Any],
-    anchors: Sequence[Any],
-    new_rows: Sequence[Any],
-    *,
-    out: npt.NDArray[np.floating[Any]] | ExactSum,
-    row: Terms = REPLACED,
-    adds: Terms = ANCHORED,
-    keys: npt.NDArray[np.uint64] | None = None,
-    sums: npt.NDArray[np.uint64] | None = None,
-    first: int = 0,
-    partials: F64 | None = None,
+    acc: Any, *columns: Any, out: Any, keys: Any = None, sums: Any = None, partials: F64 | None = None, **options: Any
 ) -> F64:
-    """``kernels.exchange`` or ``exchange_exact``, and its bits, of any number of rows that do not overlap."""
+    """Return ``kernels.exchange`` or ``kernels.exchange_exact`` of any number of disjoint rows, with the same bits.
+
+    The columns are bases, ys, scales, weights, old rows, anchors and new rows; the options are those of the kernels.
+    """
+    bases, ys, _, _, *rows = columns
     squares = np.empty(len(ys))
     kernel: Any = kernels.exchange_exact if isinstance(acc, ExactSum) else kernels.exchange
-    with span("fold", None, (acc, bases, ys, old_rows, anchors, new_rows, out)):
+    with span("fold", None, (acc, bases, ys, *rows, out)):
         for start in range(0, len(ys), PART):
             some = slice(start, start + PART)
             part = partials if partials is None or len(ys) <= PART else np.empty_like(partials[:, some], order="C")
             squares[some] = kernel(
                 out if start else acc,
-                bases[some],
-                ys[some],
-                scales[some],
-                weights[some],
-                old_rows[some],
-                anchors[some],
-                new_rows[some],
+                *[column[some] for column in columns],
                 out=out,
-                row=row,
-                adds=adds,
                 keys=None if keys is None else keys[some],
                 sums=None if sums is None else sums[some],
-                first=first,
                 partials=part,
+                **options,
             )
             if partials is not None and part is not partials:
                 partials[:, some] = part
@@ -384,11 +221,9 @@ def exchange(
 def exchange_whole(
     store: ClientStore, clients: Sequence[ClientId], *arguments: Any, reducer: Reducer, **options: Any
 ) -> Squares:
-    """``exchange`` of whole rows, or of a shard's slices of them, into those that are staged for the clients.
+    """Exchange whole rows, or a shard's slices of them, into the clients' staged rows.
 
-    A commit does not read them again.
-
-    Rows that are made a tensor at a time are no such: a tensor's end is none of a checksum's blocks.
+    The store gets the checksums, so that a commit need not read the rows again.
     """
     sums, room = store.room_for_checksums(len(clients)), reducer.room(store.n, len(clients))
     squares = exchange(*arguments, **options, sums=sums, first=reducer.first, partials=room)
@@ -397,319 +232,308 @@ def exchange_whole(
     return Squares(squares, room)
 
 
-# Sums: every update is folded in as it comes, and forgotten.
+class Lengths(NamedTuple):
+    """The squared norms of the terms of k updates, float64[k]; not finite if a sum cannot hold the term."""
+
+    parameters: F64
+    """|h_i|^2."""
+    buffers: F64 | None = None
+    """|x - y_i|^2 over the float buffers, if the model has any; 0 for a gradient."""
+    controls: F64 | None = None
+    """|control_i|^2, if clients send a second vector."""
+
+
+class Result(NamedTuple):
+    """The sums of a cohort, as in the papers: views of the sum's memory, valid until its next ``begin``."""
+
+    A: Floats
+    """Floating[n_parameters], the sum over the updates."""
+    B: F64 | None
+    """float64[n_parameters], the sum over the changes of rows; None if the method does not need it."""
+    buffers: Floats
+    """Floating[n - n_parameters], the weighted sum of x - y over the float buffers."""
+    W: float
+    """The sum of the weights."""
+    buffer_weight: float
+    """The sum of the weights of the updates that have buffers."""
+    exact: tuple[ExactSum, ExactSum | None] | None = None
+    """A and B as exact sums; the fields above are then their float64 values."""
 
 
 SumVector: TypeAlias = npt.NDArray[Any] | ExactSum
 
 MOST_EXACT = 2.0**50
-"""What the lengths of all updates of a round, times their weights, may add up to in an exact sum: a quarter of what it
-holds, since rows and anchors come and go with them."""
+"""Bound of a round's sum of |w_i h_i| in an exact sum: a quarter of its range, since rows and anchors add to it."""
 LONGEST = 1e30
-"""The length of an update, times its weight, up to which 10^8 of them stay within a float32 sum."""
+"""Bound of |w_i h_i| in a float32 sum: 10^8 such updates stay in range."""
 FARTHEST = 1e34
-"""The length of a server's step up to which thousands of them stay within float32's range."""
+"""Bound of the length of a server's step: thousands of steps stay within float32's range."""
 SQUARED = 1e15
-"""The same of what an optimiser takes the square of."""
+"""The same bound if an optimizer squares the step."""
 
 
 def longest_term(population: int) -> float:
-    """The length of an update, times its weight, up to which an exact sum takes it in.
+    """Return the bound of |w_i h_i| in an exact sum.
 
-    By how many clients there may be, and not by how many there are in a round: so no order decides.
+    It depends on the number of all clients, not of the cohort, so that the order of updates cannot matter.
     """
     return MOST_EXACT / max(2**11, population)
 
 
 def longest_update(farthest_gamma: float, *, squared: bool) -> float:
-    """The length of an update up to which no round's step can leave float32's range because of it.
+    """Return the greatest norm of an update with which a step of the round cannot leave float32's range.
 
-    A step is at most a few of them long, times gamma. So no reply that is let in can end the round of all others.
-
-    Args:
-        farthest_gamma: the largest that gamma can become.
-        squared: whether an optimiser takes squares.
+    A step is at most a few updates long, times gamma; so an accepted update cannot make the round fail. ``squared``:
+    whether an optimizer squares the step.
     """
     return min(LONGEST, FARTHEST / farthest_gamma, SQUARED if squared else LONGEST)
 
 
 class Sum:
-    """A and B, the sums over the cohort of what its updates add, for the parameters and for the float buffers.
+    """A and B, the sums over the cohort, for the parameters and the float buffers of one round at a time.
 
-    A fold reads a sum and writes a spare, and the two change places once a judge has let every reply of it in: so a bad
-    update cannot spoil them. They are float64 where the method keeps a total, which must see exactly what the rows
-    store, or takes rows off. Exact sums are all exact, the weights' too, so that no order of the replies shows in them.
+    A fold reads a sum and writes a spare. ``accept`` swaps them after the whole batch is accepted, so that a rejected
+    update cannot change a sum. Sums are float64 if the method has rows or a total, which must equal the sum of the rows
+    as stored. Exact sums also add weights exactly, so that the order of updates has no effect.
 
-    Args:
-        accumulator: the dtype of A elsewhere; or "exact" for all.
-        device: where they lie, and what is folded.
-
-    Cost: 8 n or 16 n bytes, 16 n more with second vectors, allocated once and used again every round; 40 n and 40 n
-        where sums are exact.
+    Cost: 8 n or 16 n bytes, 16 n more with second vectors, allocated once; 40 n and 40 n if sums are exact.
     """
 
-    def __init__(self, algorithm: Algorithm, layout: Layout, accumulator: Accumulator, *, device: str = "cpu") -> None:
-        self._algorithm, self._layout = algorithm, layout
-        self._exact, p = accumulator == "exact", layout.n_parameters
-        dtype: Any = np.float64 if algorithm.keeps_total or algorithm.keeps_rows or self._exact else accumulator
+    def __init__(self, settings: Settings, store: ClientStore, reducer: Reducer) -> None:
+        self._algorithm, self._layout, self._store, self._reducer = settings.algorithm, settings.layout, store, reducer
+        algorithm, layout, device = settings.algorithm, settings.layout, settings.device
+        self._exact, p = settings.is_exact, layout.n_parameters
+        dtype: Any = settings.accumulator
+        if algorithm.keeps_total or algorithm.keeps_rows or self._exact:
+            dtype = np.float64
         self._value, self._spare = _two(layout.n, dtype, exact=self._exact, device=device)
-        self._changes: SumVector | None = None
-        self._spare_changes: SumVector | None = None
+        self._changes, self._spare_changes = None, None
         if algorithm.sums_changes:
             self._changes, self._spare_changes = _two(p, np.float64, exact=self._exact, device=device)
         self._read: Floats = empty(layout.n if self._exact else 0, np.float64)
         self._read_changes: F64 = empty(p if self._exact and algorithm.sums_changes else 0, np.float64)
-        self._begun = True  # whether the value is a sum; else it is to be zero
-        self._has_buffers = layout.n > layout.n_parameters
-        self._alone = abs(algorithm.adds.h) if algorithm.row == NOTHING else 1.0
+        self._has_value = True  # if not, the value counts as zero
+        self._times = abs(algorithm.adds.h) if algorithm.row == NOTHING else 1.0
         self._n_tensors = sum(piece.kind == "parameter" for piece in layout.slices)
-        self._opened: Opened
         self._weight = self._buffer_weight = 0.0
         self._weights: list[float] = []
         self._buffer_weights: list[float] = []
 
-    def begin(self, opened: Opened) -> None:
-        """See ``Aggregator``."""
-        self._opened, self._begun = opened, False
+    def begin(
+        self,
+        round: int,
+        direction_of: Callable[[int | None], F32 | None],
+        offset: F32 | None,
+        longest: float,
+        longest_term: float,
+    ) -> None:
+        """Start a round with empty sums. ``offset`` is sent to every client; None for zero.
+
+        ``direction_of(t)`` returns v[t], float32[n_parameters], if rows refer to round t, else None.
+        """
+        self._round, self._direction_of, self._offset, self._longest = round, direction_of, offset, longest
+        self._longest_term = longest_term if self._exact else LONGEST
+        self._has_value = False
         if self._changes is not None:
             _clear(self._changes)
         self._weight = self._buffer_weight = 0.0
         self._weights, self._buffer_weights = [], []
 
     def try_fold(self, batch: UpdateBatch) -> Lengths:
-        """See ``Aggregator``."""
-        return self._write(batch)
+        """Fold a batch into the spare sums, stage its rows, and measure it; ``accept`` or ``refold`` must follow."""
+        reducer = self._reducer
+        squares = [self._fold_parameters(batch)]
+        if reducer.has_buffers:
+            squares.append(self._fold_buffers(batch))
+        controls = None if self._changes is None else self._fold_changes(batch)
+        if controls is not None and self._algorithm.second_vector is not None:
+            squares.append(controls)
+        whole = iter(reducer.add(*squares))
+        parameters = self._bounded(next(whole), batch.weights, self._times)
+        buffers = self._bounded(next(whole), batch.weights) if reducer.has_buffers else None
+        return Lengths(parameters, buffers, *(self._bounded(rest, np.ones(len(batch))) for rest in whole))
 
     def accept(self, batch: UpdateBatch) -> None:
-        """See ``Aggregator``."""
-        self._value, self._spare, self._begun = self._spare, self._value, True
+        """Add the batch of ``try_fold``."""
+        self._value, self._spare, self._has_value = self._spare, self._value, True
         self._changes, self._spare_changes = self._spare_changes, self._changes
         self._count(batch)
 
     def refold(self, batch: UpdateBatch, accepted: Bools) -> UpdateBatch:
-        """See ``Aggregator``."""
+        """Add the updates of ``try_fold`` that ``accepted``, bool[k], selects, and return them."""
         for i in np.flatnonzero(~accepted).tolist():
-            self._opened.store.unstage(batch.clients[i])
+            self._store.unstage(batch.clients[i])
         batch = batch.chosen(accepted)
         if len(batch):
-            self._write(batch)
+            self.try_fold(batch)
             self.accept(batch)
         return batch
 
     def fold_at_once(self, base: F32, ys: list[Any], scales: F64, weights: F64) -> tuple[Floats, float, F64] | None:
-        """A and W of a whole cohort that sends h alone, and |h_i|^2; None, and nothing changed, if one is too long."""
-        assert not isinstance(self._spare, ExactSum)
+        """Return A, W and |h_i|^2 of a cohort that only adds h; None, without a change, if an update is too long."""
         squares = kernels.accumulate(None, [base] * len(ys), ys, scales, weights, out=self._spare)
-        return (self._spare, core.column_sum(0.0, weights, None), squares) if self._holds(squares, weights) else None
+        return (self._spare, core.column_sum(0.0, weights, None), squares) if self._fits(squares, weights) else None
 
-    def _count(self, replies: UpdateBatch) -> None:
-        """Count the weights of replies that the sum has."""
-        if self._exact:
-            self._weights += replies.weights.tolist()
-            self._buffer_weights += replies.weights[replies.has_buffers].tolist()
-        # One after another: fractions too have the same bits however many come at once.
-        self._weight = core.column_sum(self._weight, replies.weights, None)
-        if self._has_buffers:
-            with_buffers = replies.weights[replies.has_buffers]
-            self._buffer_weight = core.column_sum(self._buffer_weight, with_buffers, None)
-
-    def join(self, words: ExactSum, replies: UpdateBatch) -> bool:
-        """Take in an exact sum over parameters and buffers that was folded elsewhere; whether this one can hold it.
-
-        Args:
-            replies: those that are in it.
+    def join(self, words: ExactSum, batch: UpdateBatch) -> bool:
+        """Add an exact sum of another server over parameters and buffers, with its updates; return False on overflow.
 
         Cost: reads 32 n bytes and writes 16 n.
         """
         self._zero()
-        if kernels.combine_exact([self._value, words], [1, 1], self._spare) is None:  # type: ignore[arg-type]
+        if kernels.combine_exact([self._value, words], [1, 1], self._spare) is None:
             return False
         self._value, self._spare = self._spare, self._value
-        self._count(replies)
+        self._count(batch)
         return True
 
     def words(self) -> ExactSum:
-        """A copy of an exact sum over parameters and buffers."""
+        """Return a copy of the exact sum over parameters and buffers."""
         self._zero()
-        assert isinstance(self._value, ExactSum)
         return ExactSum(*map(copied, self._value))
 
     def result(self) -> Result:
-        """See ``Aggregator``."""
+        """Return the sums over all accepted updates."""
         self._zero()
         p = self._layout.n_parameters
-        if isinstance(self._value, ExactSum):
-            return self._read_out(self._value, p)
-        assert not isinstance(self._changes, ExactSum)
-        return Result(self._value[:p], self._changes, self._value[p:], self._weight, self._buffer_weight)
-
-    def _read_out(self, value: ExactSum, p: int) -> Result:
-        """The result of exact sums: their readings, and themselves."""
-        assert self._changes is None or isinstance(self._changes, ExactSum)
-        kernels.read_exact(value, self._read)
+        if not self._exact:
+            return Result(self._value[:p], self._changes, self._value[p:], self._weight, self._buffer_weight)
+        kernels.read_exact(self._value, self._read)
         changes = None if self._changes is None else kernels.read_exact(self._changes, self._read_changes)
         weights = math.fsum(self._weights), math.fsum(self._buffer_weights)
-        exact = value.cut(slice(0, p)), self._changes
+        exact = self._value.cut(slice(0, p)), self._changes
         return Result(self._read[:p], changes, self._read[p:], *weights, exact=exact)
 
-    def _write(self, replies: UpdateBatch) -> Lengths:
-        """The sums with the replies into the spares, and the replies' rows into staged ones."""
-        reducer, k = self._opened.reducer, len(replies)
-        found = [self._fold_parameters(replies)]
-        if reducer.has_buffers:
-            found.append(self._fold_buffers(replies))
-        controls = None if self._changes is None else self._fold_changes(replies)
-        if controls is not None and self._algorithm.second_vector is not None:
-            found.append(controls)
-        squares = iter(reducer.add(*found))
-        lengths = self._held(next(squares), replies.weights, self._alone)
-        buffers = self._held(next(squares), replies.weights) if reducer.has_buffers else None
-        return Lengths(lengths, buffers, *(self._held(rest, np.ones(k)) for rest in squares))
+    def _count(self, batch: UpdateBatch) -> None:
+        """Add the weights of a batch."""
+        if self._exact:
+            self._weights += batch.weights.tolist()
+            self._buffer_weights += batch.weights[batch.has_buffers].tolist()
+        # One by one, so that fractions have the same bits for every batch size.
+        self._weight = core.column_sum(self._weight, batch.weights, None)
+        if self._layout.n > self._layout.n_parameters:
+            with_buffers = batch.weights[batch.has_buffers]
+            self._buffer_weight = core.column_sum(self._buffer_weight, with_buffers, None)
 
-    def _fold_parameters(self, replies: UpdateBatch) -> Squares:
-        """Fold A; where y makes a row, the rows are staged too."""
+    def _fold_parameters(self, batch: UpdateBatch) -> Squares:
+        """Fold A, and stage the rows if they depend on y."""
         if self._algorithm.row == NOTHING:
-            return self._accumulate(replies, slice(0, self._layout.n_parameters), replies.scales)
+            return self._accumulate(batch, slice(0, self._layout.n_parameters), batch.scales)
         self._zero()
-        return self._exchange(self._value, self._spare, replies, replies.weights, self._algorithm.adds)
+        return self._exchange(self._value, self._spare, batch, batch.weights, self._algorithm.adds)
 
-    def _fold_changes(self, replies: UpdateBatch) -> Squares:
-        """Fold B: what rows change by, or what clients that keep their rows say of it."""
-        k = len(replies)
-        assert self._changes is not None
-        assert self._spare_changes is not None
-        if self._algorithm.second_vector is None:
-            return self._exchange(self._changes, self._spare_changes, replies, np.ones(k), CHANGE)
-        none, minus, ones = [None] * k, -replies.factors, np.ones(k)
-        if not self._algorithm.keeps_rows:
-            return self._add(self._changes, none, replies.controls, minus, ones, self._spare_changes)
-        old, new = self._rows(replies)
-        arguments = self._changes, none, replies.controls, minus, ones, old, none, new
-        return exchange_whole(
-            self._opened.store,
-            replies.clients,
-            *arguments,
-            out=self._spare_changes,
-            keys=self._keys(replies),
-            reducer=self._opened.reducer,
-        )
-
-    def _exchange(self, acc: SumVector, out: SumVector, replies: UpdateBatch, weights: F64, adds: Terms) -> Squares:
-        """Stage the replies' rows, and add what they change, or all that A adds, to a sum over the parameters."""
-        p, row = self._layout.n_parameters, self._algorithm.row
-        (old, new), anchors = self._rows(replies), self._anchors(replies)
-        keys, squares = self._keys(replies), np.zeros(len(replies))
-        for piece, bases, ys in self._spans(replies, p):
-            given, to = (_part(acc, piece), bases, ys, replies.scales, weights), _part(out, piece)
-            if piece == slice(0, p):
-                rows, clients = (old, anchors, new), replies.clients
-                forms: dict[str, Any] = {"row": row, "adds": adds, "keys": keys, "reducer": self._opened.reducer}
-                return exchange_whole(self._opened.store, clients, *given, *rows, out=to, **forms)
-            rows = _cut(old, piece), _cut(anchors, piece), _cut(new, piece)
-            squares += exchange(*given, *rows, out=to, row=row, adds=adds, keys=keys)
-        return Squares(squares)
-
-    def _anchors(self, replies: UpdateBatch) -> list[F32 | None]:
-        if self._algorithm.keeps_history:
-            return list(map(self._opened.direction_of, self._opened.store.rounds_of(replies.clients)))
-        return [self._opened.offset if self._algorithm.reads_offset else None] * len(replies)
-
-    def _accumulate(self, replies: UpdateBatch, span: slice, scales: F64) -> Squares:
-        """Fold h over the parameters, or x - y over the float buffers, in one pass."""
-        tensors = (
-            slice(None, self._n_tensors) if span.stop == self._layout.n_parameters else slice(self._n_tensors, None)
-        )
-        if self._layout.n == self._layout.n_parameters:  # nothing to cut, which would take as long as a small fold
-            ys, bases = replies.vectors, replies.bases
-        else:
-            ys = [y[tensors] if isinstance(y, list) else y[span] for y in replies.vectors]
-            bases = _cut(replies.bases, span)
-        acc, weights = _part(self._value, span) if self._begun else None, replies.weights
-        if span.start == 0 and self._algorithm.adds != H:
-            weights = weights * self._algorithm.adds.h
-        return self._add(acc, bases, ys, scales, weights, _part(self._spare, span))
-
-    def _add(
-        self, acc: SumVector | None, bases: Sequence[Any], ys: Any, scales: F64, weights: F64, out: SumVector | None
-    ) -> Squares:
-        """Fold what nobody's row remembers."""
-        assert out is not None
-        kernel: Any = kernels.accumulate_exact if isinstance(out, ExactSum) else kernels.accumulate
-        room = self._opened.reducer.room(len(out.high if isinstance(out, ExactSum) else out), len(ys))
-        with span("fold", None, (acc, bases, ys, out)):
-            return Squares(kernel(acc, bases, ys, scales, weights, out=out, partials=room), room)
-
-    def _zero(self) -> None:
-        """Zeros, if nothing was folded yet: else the first fold makes them itself."""
-        if not self._begun:
-            _clear(self._value)
-            self._begun = True
-
-    def _spans(self, replies: UpdateBatch, stop: int) -> Iterator[tuple[slice, Sequence[Any], Sequence[Any]]]:
-        """The bases and ys over the parameters: all at once, or tensor by tensor if some lie apart."""
-        if not any(isinstance(y, list) for y in replies.vectors):
-            span = slice(0, stop)
-            if stop == self._layout.n:  # nothing to cut
-                yield span, replies.bases, replies.vectors
-                return
-            yield span, _cut(replies.bases, span), [y[span] for y in replies.vectors]
-            return
-        for index, piece in enumerate(self._layout.slices):
-            if piece.start < piece.stop <= stop:
-                span = slice(piece.start, piece.stop)
-                yield (
-                    span,
-                    _cut(replies.bases, span),
-                    [y[index] if isinstance(y, list) else y[span] for y in replies.vectors],
-                )
-
-    def _rows(self, replies: UpdateBatch) -> tuple[list[Any], list[Any]]:
-        """The rows as they are, and those that are staged."""
-        store, clients = self._opened.store, replies.clients
-        return store.replace_rows(clients)
-
-    def _keys(self, replies: UpdateBatch) -> npt.NDArray[np.uint64] | None:
-        return rounding_keys(self._opened.store, "a reply", self._opened.round, replies.clients)
-
-    def _fold_buffers(self, replies: UpdateBatch) -> Squares:
-        """Fold x - y of the float buffers; a gradient has none, and of a model's shards one has them all."""
-        which, squares = replies.has_buffers, np.zeros(len(replies))
-        span = slice(self._layout.n_parameters, self._layout.n)
-        room = self._opened.reducer.room(span.stop - span.start, len(replies))
-        if self._has_buffers:
-            chosen = replies.chosen(which)
-            folded = self._accumulate(chosen, span, chosen.factors)
+    def _fold_buffers(self, batch: UpdateBatch) -> Squares:
+        """Fold x - y over the float buffers. A gradient has none; with shards, one shard has them."""
+        which, squares = batch.has_buffers, np.zeros(len(batch))
+        part = slice(self._layout.n_parameters, self._layout.n)
+        room = self._reducer.room(part.stop - part.start, len(batch))
+        if part.stop > part.start:
+            chosen = batch.chosen(which)
+            folded = self._accumulate(chosen, part, chosen.factors)
             squares[which] = folded.here
             if room is not None:
                 room[:] = 0
                 room[:, which] = folded.partials
         return Squares(squares, room)
 
-    def _holds(self, squares: F64, weights: F64, times: float = 1.0) -> bool:
-        """Tell whether the longest update would be held, were it the heaviest too."""
-        most, heaviest = core.column_range(squares)[1], core.column_range(weights)[1]
-        held = self._opened.longest_term if self._exact else LONGEST
-        return most >= 0 and (norm := math.sqrt(most)) < self._opened.longest and norm * (heaviest * times) < held
+    def _fold_changes(self, batch: UpdateBatch) -> Squares:
+        """Fold B: the changes of the rows, computed here or reported by clients that keep their rows."""
+        ones, out = np.ones(len(batch)), self._spare_changes
+        if self._algorithm.second_vector is None:
+            return self._exchange(self._changes, out, batch, ones, CHANGE)
+        none, minus = [None] * len(batch), -batch.factors
+        if not self._algorithm.keeps_rows:
+            return self._add(self._changes, none, batch.controls, minus, ones, out)
+        old, new = self._store.replace_rows(batch.clients)
+        arguments = self._changes, none, batch.controls, minus, ones, old, none, new
+        keys, reducer = self._keys(batch), self._reducer
+        return exchange_whole(self._store, batch.clients, *arguments, out=out, keys=keys, reducer=reducer)
 
-    def _held(self, squares: F64, weights: F64, times: float = 1.0) -> F64:
-        """The squares; infinite for an update so long that it could carry a sum or the step past float32's range."""
-        if self._holds(squares, weights, times):
-            return squares
-        held = self._opened.longest_term if self._exact else LONGEST
-        norms = np.sqrt(squares)
-        squares[~((norms * (weights * times) < held) & (norms < self._opened.longest))] = np.inf  # as a NaN is not
+    def _exchange(self, acc: Any, out: Any, batch: UpdateBatch, weights: F64, adds: Terms) -> Squares:
+        """Stage the rows, and add the terms of ``adds`` to a sum over the parameters."""
+        p, clients = self._layout.n_parameters, batch.clients
+        old, new = self._store.replace_rows(clients)
+        if self._algorithm.keeps_history:
+            anchors = list(map(self._direction_of, self._store.rounds_of(clients)))
+        else:
+            anchors = [self._offset if self._algorithm.reads_offset else None] * len(batch)
+        options: dict[str, Any] = {"row": self._algorithm.row, "adds": adds, "keys": self._keys(batch)}
+        squares = np.zeros(len(batch))
+        for piece, bases, ys in self._pieces(batch, p):
+            vectors, to = (_part(acc, piece), bases, ys, batch.scales, weights), _part(out, piece)
+            if piece == slice(0, p):
+                rows = old, anchors, new
+                return exchange_whole(self._store, clients, *vectors, *rows, out=to, reducer=self._reducer, **options)
+            squares += exchange(*vectors, _cut(old, piece), _cut(anchors, piece), _cut(new, piece), out=to, **options)
+        return Squares(squares)
+
+    def _keys(self, batch: UpdateBatch) -> npt.NDArray[np.uint64] | None:
+        return rounding_keys(self._store, "a reply", self._round, batch.clients)
+
+    def _accumulate(self, batch: UpdateBatch, part: slice, scales: F64) -> Squares:
+        """Fold h over the parameters, or x - y over the float buffers, in one pass."""
+        tensors = slice(None, self._n_tensors) if part.start == 0 else slice(self._n_tensors, None)
+        if self._layout.n == self._layout.n_parameters:  # cutting would take as long as a small fold
+            ys, bases = batch.vectors, batch.bases
+        else:
+            ys = [y[tensors] if isinstance(y, list) else y[part] for y in batch.vectors]
+            bases = _cut(batch.bases, part)
+        acc, weights = _part(self._value, part) if self._has_value else None, batch.weights
+        if part.start == 0 and self._algorithm.adds != H:
+            weights = weights * self._algorithm.adds.h
+        return self._add(acc, bases, ys, scales, weights, _part(self._spare, part))
+
+    def _add(self, acc: Any, bases: Sequence[Any], ys: Any, scales: F64, weights: F64, out: Any) -> Squares:
+        """Fold vectors without changing rows."""
+        kernel: Any = kernels.accumulate_exact if self._exact else kernels.accumulate
+        room = self._reducer.room(len(out.high if self._exact else out), len(ys))
+        with span("fold", None, (acc, bases, ys, out)):
+            return Squares(kernel(acc, bases, ys, scales, weights, out=out, partials=room), room)
+
+    def _zero(self) -> None:
+        """Write zeros if the sum is empty; a first fold of ``_accumulate`` does not need them."""
+        if not self._has_value:
+            _clear(self._value)
+            self._has_value = True
+
+    def _pieces(self, batch: UpdateBatch, stop: int) -> Iterator[tuple[slice, Sequence[Any], Sequence[Any]]]:
+        """Yield the bases and ys over the parameters: at once, or by tensor if an update has separate tensors."""
+        if not any(isinstance(y, list) for y in batch.vectors):
+            part = slice(0, stop)
+            if stop == self._layout.n:  # nothing to cut
+                yield part, batch.bases, batch.vectors
+            else:
+                yield part, _cut(batch.bases, part), _cut(batch.vectors, part)
+            return
+        for i, piece in enumerate(self._layout.slices):
+            if piece.start < piece.stop <= stop:
+                part = slice(piece.start, piece.stop)
+                ys = [y[i] if isinstance(y, list) else y[part] for y in batch.vectors]
+                yield part, _cut(batch.bases, part), ys
+
+    def _fits(self, squares: F64, weights: F64, times: float = 1.0) -> bool:
+        """Whether the sum could hold the longest update with the largest weight."""
+        most, heaviest = core.column_range(squares)[1], core.column_range(weights)[1]
+        return (
+            most >= 0 and (norm := math.sqrt(most)) < self._longest and norm * (heaviest * times) < self._longest_term
+        )
+
+    def _bounded(self, squares: F64, weights: F64, times: float = 1.0) -> F64:
+        """Return the squares, made infinite for updates that could move a sum or the step beyond float32's range."""
+        if not self._fits(squares, weights, times):
+            norms = np.sqrt(squares)
+            fits = (norms * (weights * times) < self._longest_term) & (norms < self._longest)
+            squares[~fits] = np.inf  # a NaN does not fit either
         return squares
 
 
-def _two(n: int, dtype: Any, *, exact: bool, device: str) -> tuple[SumVector, SumVector]:
-    """A sum of zeros, and a spare."""
+def _two(n: int, dtype: Any, *, exact: bool, device: str) -> tuple[Any, Any]:
     if exact:
         return ExactSum.zeros(n), ExactSum.empty(n)
     return zeros(n, dtype, device=device), empty(n, dtype, device=device)
 
 
-def _part(sum: SumVector, span: slice) -> SumVector:
-    return sum.cut(span) if isinstance(sum, ExactSum) else sum[span]
+def _part(sum: SumVector, part: slice) -> SumVector:
+    return sum.cut(part) if isinstance(sum, ExactSum) else sum[part]
 
 
 def _clear(sum: SumVector) -> None:
@@ -717,6 +541,5 @@ def _clear(sum: SumVector) -> None:
         set_to_zero(words)
 
 
-def _cut(vectors: Sequence[Any], span: slice) -> list[Any]:
-    """A span of each vector, as a view; None stays None."""
-    return [vector if vector is None else vector[span] for vector in vectors]
+def _cut(vectors: Sequence[Any], part: slice) -> list[Any]:
+    return [vector if vector is None else vector[part] for vector in vectors]

@@ -1,4 +1,4 @@
-"""The folder of a server: checks before it is loaded, its transactions, and the model it holds."""
+"""The folder of a server: its validation, its transactions, and its model."""
 
 import math
 import os
@@ -12,8 +12,7 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import REGISTRY
 from fedcore.algorithms.rates import rate_at
-from fedcore.arguments import is_whole, shown
-from fedcore.arrays import CPU, F32, NARROW, Library, copied, device_named, ieee
+from fedcore.arrays import CPU, F32, F64, NARROW, Library, copied, device_named, ieee
 from fedcore.errors import CheckpointError, DeviceError
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
@@ -23,157 +22,143 @@ from fedcore.server.step import Snapshot, count_of
 from fedcore.store import ClientStore
 from fedcore.store.commits import Medium
 from fedcore.store.reader import CommittedRows
+from fedcore.validation import describe_integers, is_integer, short_repr
 
-# Checks of a folder's words about its server, before one is made of them.
+# Validation of a folder before a server is loaded from it.
 
 
+SERVER = "a fedcore server"
+"""The ``what`` of a server's state in a store."""
 _WIDEST = 2**53
 
 
 @contextmanager
-def believed(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Name the folder in whatever goes wrong in making a server of what it says: a stranger may have written it.
-
-    Raises:
-        CheckpointError: it says what no server has said.
-    """
+def checkpoint_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise CheckpointError, with the folder's path, for any error from malformed values in a folder."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path}: expected what a server has written, got what none can be made of: {type(error).__name__}: {error}"
-        ) from error
+        raise CheckpointError(f"{path}: this is not the state of a server: {type(error).__name__}: {error}") from error
     except MemoryError as error:
-        raise CheckpointError(f"{path}: expected a server that memory can hold, got {str(error) or 'more'}") from error
+        raise CheckpointError(f"{path}: the server does not fit into memory: {str(error) or 'no details'}") from error
 
 
 def server_state(path: str | os.PathLike[str], state: Any, *, shard: bool | None = False) -> dict[str, Any]:
-    """A store's state, which is a server's.
-
-    Args:
-        shard: whether it is to be a shard of one; None for either.
-
-    Raises:
-        CheckpointError: it is not.
-    """
-    if state is None:
-        raise CheckpointError(
-            f"{path}: expected a folder written by a fedcore Server, got a ClientStore without one: where a server is "
-            "just being made, it is there in a moment: load it again"
-        )
-    if not isinstance(state, dict) or state.get("what") != "a fedcore server":
-        raise CheckpointError(f"{path}: expected a folder written by a fedcore Server, got a ClientStore without one")
+    """Return a store's state; raise CheckpointError if it is not a server's, or, by ``shard``, not a shard's."""
+    if not isinstance(state, dict) or state.get("what") != SERVER:
+        hint = "; if a server is just being created there, load it again" if state is None else ""
+        raise CheckpointError(f"{path}: the folder has a ClientStore without a Server{hint}")
     if shard is not None and shard != ("place" in state):
-        whole, part = "a whole server", "a shard of one, whose folder with cluster.json Server.load takes"
-        due, got = (part, whole) if shard else (whole, part)
-        raise CheckpointError(f"{path}: expected {due}, got {got}")
+        found = "a whole server, not a shard" if shard else "a shard; load the folder that has cluster.json"
+        raise CheckpointError(f"{path}: the folder has {found}")
     if state["medium"] not in get_args(Medium):
-        raise CheckpointError(f"{path}: expected a server on one of {get_args(Medium)}, got {state['medium']!r}")
+        raise CheckpointError(f"{path}: medium={state['medium']!r}: must be one of {get_args(Medium)}")
     return state
 
 
 def require_plausible(
     settings: Settings, state: Mapping[str, Any], vectors: Mapping[str, npt.NDArray[Any]], store: CommittedRows
 ) -> None:
-    """Refuse settings, numbers and vectors that do not fit each other, or the rows.
+    """Raise ValueError or TypeError if settings, numbers, vectors and rows contradict each other."""
 
-    Raises:
-        ValueError, TypeError: they do not.
-    """
-    numbers, p = state["numbers"], settings.layout.n_parameters
-    if store.n != p:
-        raise ValueError(f"rows of {store.n} elements, and {p} parameters")
-    if state.get("clients", len(store.registry)) != len(store.registry):  # the first folders do not say
-        raise ValueError(f"{state['clients']} clients, and {len(store.registry)} in the index")
-    round = numbers["round_number"]
-    if not is_whole(round, 0, _WIDEST) or not all(
-        latest is None or latest <= round for latest in (store.round, store.latest)
-    ):
-        raise ValueError(f"round {round!r}, and a commit of round {store.round}, rows of {store.latest}")
-    if not is_whole(numbers.get("transactions", round), round, 2 * _WIDEST):
-        raise ValueError(f"{numbers['transactions']!r} transactions, and {round} rounds, which are some of them")
-    if not isinstance(state.get("undoable", False), bool):
-        raise ValueError(f"undoable {state['undoable']!r}")
-    rate = None
-    with suppress(Exception):  # one of the caller's own may have come to its end
+    def require(valid: object, problem: str) -> None:
+        if not valid:
+            raise ValueError(problem)
+
+    numbers, n, p = state["numbers"], settings.layout.n, settings.layout.n_parameters
+    require(store.n == p, f"rows have {store.n} elements, but the model has {p} parameters")
+    clients, count = state.get("clients", len(store.registry)), len(store.registry)  # the oldest folders have no count
+    require(clients == count, f"clients={clients!r}: the index has {count} clients")
+    round, latest = numbers["round_number"], [at for at in (store.round, store.latest) if at is not None]
+    last = max(latest, default=0)
+    require(
+        is_integer(round, 0, _WIDEST) and last <= round,
+        f"round={round!r}: must be {describe_integers(last, _WIDEST)}; the last commit or row is of round {last}",
+    )
+    transactions = numbers.get("transactions", round)
+    require(
+        is_integer(transactions, round, 2 * _WIDEST),
+        f"transactions={transactions!r}: must be {describe_integers(round, 2 * _WIDEST)} after {round} rounds",
+    )
+    undoable = state.get("undoable", False)
+    require(isinstance(undoable, bool), f"undoable={undoable!r}: must be true or false")
+    rate = 0.0
+    with suppress(Exception):  # a user's rate may have no further values
         rate = rate_at(settings.lr, round)
-    if not math.isfinite(numbers["gamma"]) or (rate is not None and not rate <= LARGEST):
-        raise ValueError(f"gamma {numbers['gamma']!r}, and the rate {rate!r}, which float32 must hold")
-    due = _due(settings)
+    gamma = numbers["gamma"]
+    require(math.isfinite(gamma) and rate <= LARGEST, f"gamma={gamma!r} or lr={rate!r} is outside the range of float32")
+    _require_vectors(vectors, n, p)
+    outside = {piece.name: piece for piece in settings.layout.outside}
+    counters, kept = (
+        {name.removeprefix(prefix): vector for name, vector in vectors.items() if name.startswith(prefix)}
+        for prefix in ("counter/", "v/")
+    )
+    require(counters.keys() == outside.keys(), f"counters: expected {sorted(outside)}, got {sorted(counters)}")
+    for name, piece in outside.items():
+        dtype, counter = np.dtype("float32" if piece.dtype in NARROW else piece.dtype), counters[name]
+        fits = counter.dtype == dtype and counter.size == math.prod(piece.shape)
+        require(fits, f"counter/{name}: expected {dtype}{list(piece.shape)}, got {counter.dtype}")
+    for client, start in numbers.get("starts", []):
+        valid = is_integer(start, 0, _WIDEST) and isinstance(client, int | str)
+        require(valid, f"starts: ({client!r}, {start!r}) is not a pair of a client and a round")
+    words = {"total/high", "total/low"} if settings.is_exact else {"total"}
+    totals = {name for name in vectors if name.partition("/")[0] == "total"}
+    expected = words if settings.algorithm.keeps_total else set()
+    require(totals == expected, f"total: expected the vectors {sorted(expected)}, got {sorted(totals)}")
+    references = numbers["references"]
+    require(
+        kept.keys() == {str(t) for t, _ in references} and all(count >= 1 for _, count in references),
+        f"references={references!r}: must match the directions {sorted(kept)}",
+    )
+
+
+def _require_vectors(vectors: Mapping[str, npt.NDArray[Any]], n: int, p: int) -> None:
+    """Check the dtype, the shape and the range of each vector by its name, or by the name before its slash."""
+    forms: dict[str, tuple[type, int]] = {
+        **dict.fromkeys(("x", "x_prev", "ahead", "past/"), (np.float32, n)),
+        **dict.fromkeys(("momentum", "moment/", "v/"), (np.float32, p)),
+        "total": (np.float64, p),
+        "total/": (np.int64, p),
+    }
+    words = {"low": (0, 2**50 - 1), "high": (1 - 2**62, 2**62 - 1)}
     for name, vector in vectors.items():
         kind, _, entry = name.partition("/")
-        said = f"{name}: expected %s, got {vector.dtype}{list(vector.shape)}"
-        dtype, length = due.get(f"{kind}/" if entry else kind, (None, 0))
-        if kind == "total" and not _is_word(vector, entry):
-            raise ValueError(said % "the words of an exact sum, or one vector of floats")
-        if dtype is not None and (vector.dtype != dtype or vector.shape != (length,)):
-            raise ValueError(said % f"{np.dtype(dtype)}[{length}]")
-        if kind == "population" and (vector.dtype != np.int64 or vector.shape[:-1] != (2,)):
-            raise ValueError(said % "int64[2, m]")
-        if kind == "norms" and not _is_window(vector, np.float64 if entry in ("steps", "examples") else np.float32):
-            raise ValueError(said % f"float[{WINDOW}] > 0, NaN behind the last")
-    outside = {piece.name: piece for piece in settings.layout.outside}
-    held = {name.removeprefix("counter/"): vector for name, vector in vectors.items() if name.startswith("counter/")}
-    if held.keys() != outside.keys():
-        raise ValueError(f"counters: expected {sorted(outside)}, got {sorted(held)}")
-    for name, piece in outside.items():
-        as_held = np.dtype("float32" if piece.dtype in NARROW else piece.dtype)
-        if held[name].dtype != as_held or held[name].size != math.prod(piece.shape):
-            raise ValueError(f"counter/{name}: expected {as_held}{list(piece.shape)}, got {held[name].dtype}")
-    for client, start in numbers.get("starts", []):
-        if not is_whole(start, 0, _WIDEST) or not isinstance(client, int | str):
-            raise ValueError(f"starts: expected pairs of a client and a round, got {client!r}, {start!r}")
-    words = {"total/high", "total/low"} if settings.is_exact else {"total"}
-    if {name for name in vectors if name.partition("/")[0] == "total"} != (
-        words if settings.algorithm.keeps_total else set()
-    ):
-        raise ValueError(f"total: expected {sorted(words)} where the method keeps one, and nowhere else")
-    kept = {name.removeprefix("v/") for name in vectors if name.startswith("v/")}
-    if kept != {str(t) for t, _ in numbers["references"]} or any(count < 1 for _, count in numbers["references"]):
-        raise ValueError(f"references: expected those of the directions {sorted(kept)}, got {numbers['references']}")
-
-
-def _is_word(vector: npt.NDArray[Any], word: str) -> bool:
-    """Tell whether a vector can be that word of an exact sum in its one form; or of a sum of floats, which has none."""
-    if word == "low":
-        return bool(((vector >= 0) & (vector < 2**50)).all())
-    return word == "" or (word == "high" and bool(((vector > -(2**62)) & (vector < 2**62)).all()))
+        key, valid, form = f"{kind}/" if entry else kind, True, ""
+        if key in forms:
+            dtype, length = forms[key]
+            valid, form = vector.dtype == dtype and vector.shape == (length,), f"{np.dtype(dtype)}[{length}]"
+        if key == "total/" and valid:
+            low, high = words.get(entry, (1, 0))
+            valid, form = bool(((vector >= low) & (vector <= high)).all()), "words of an exact sum"
+        elif kind == "population":
+            valid, form = vector.dtype == np.int64 and vector.shape[:-1] == (2,), "int64[2, m]"
+        elif kind == "norms":
+            valid = _is_window(vector, np.float64 if entry in ("steps", "examples") else np.float32)
+            form = f"float[{WINDOW}] > 0, with NaN after the last"
+        if not valid:
+            raise ValueError(f"{name}: expected {form}, got {vector.dtype}{list(vector.shape)}")
 
 
 def _is_window(vector: npt.NDArray[Any], dtype: type) -> bool:
-    """Tell whether a vector can be what ``NormWindow.packed`` and ``ClaimWindow.packed`` are."""
+    """Whether a vector can be a result of ``NormWindow.packed`` or ``ClaimWindow.packed``."""
     if vector.dtype != dtype or vector.shape != (WINDOW,):
         return False
     count = WINDOW - int(np.isnan(vector).sum())
     return bool((vector[:count] > 0).all() and np.isfinite(vector[:count]).all())
 
 
-def _due(settings: Settings) -> dict[str, tuple[type, int]]:
-    """The dtype and length of a vector by name, or by its beginning."""
-    n, p = settings.layout.n, settings.layout.n_parameters
-    return {
-        "x": (np.float32, n),
-        "x_prev": (np.float32, n),
-        "ahead": (np.float32, n),
-        "past/": (np.float32, n),
-        "momentum": (np.float32, p),
-        "moment/": (np.float32, p),
-        "v/": (np.float32, p),
-        "total": (np.float64, p),
-        "total/": (np.int64, p),
-    }
-
-
-# The transactions of a server's folder: the number of the last, and going back to the one before it.
+# The transactions of a server's folder.
 
 
 class Transactions(NamedTuple):
-    """Two of a server's transactions, by number: what it was made with is 0, and each round, arrival, departure,
-    resizing, change of options and warm start is one more; one that is taken back does not count.
+    """The numbers of two transactions of a server.
+
+    Transaction 0 created the server. Each round, change of clients or options, and warm start is a further one; a
+    transaction that was undone does not count.
 
     Attributes:
-        last: the last that the folder holds.
-        before: the one that an undo goes back to; None where nothing is kept, or no server was there before.
+        last: the last transaction in the folder.
+        before: the transaction that an undo restores; None if the folder does not keep it, or the server did not exist.
     """
 
     last: int
@@ -181,69 +166,63 @@ class Transactions(NamedTuple):
 
 
 def transactions(rows: CommittedRows) -> Transactions:
-    """The transactions that a store holds of a server.
+    """Return the transactions of a server from its open store.
 
-    With durability="checkpoint" an undo goes back to the checkpoint before the last, and so may be more than one back.
-
-    Args:
-        rows: as ``ClientStore.open`` gives them; a server need not have been made of them.
+    With durability="checkpoint" an undo restores the checkpoint before the last, several transactions earlier.
 
     Raises:
-        CheckpointError: it is a store without a server.
+        CheckpointError: the store has no server.
     """
     kept, path = rows.previous, rows.path or "store"
-    with believed(path):
+    with checkpoint_errors(path):
         last = count_of(server_state(path, rows.state, shard=None)["numbers"])
-        # Before a new server's first commit there was an empty store.
-        state = None if kept is None else kept.state
-        before = None if state is None else count_of(server_state(path, state, shard=None)["numbers"])
-    return Transactions(last, before)
+        if kept is None or kept.state is None:  # before its first commit, a new server's store is empty
+            return Transactions(last, None)
+        return Transactions(last, count_of(server_state(path, kept.state, shard=None)["numbers"]))
 
 
 def last_change(rows: CommittedRows) -> str | None:
-    """The change that an undo of a server's folder takes back, in words; None where nothing of it is kept.
+    """Describe the change that an undo of a server's folder reverts; None if the folder does not keep the state before.
 
     Raises:
-        CheckpointError: it is a store without a server.
+        CheckpointError: the store has no server.
     """
     kept, path, (last, before) = rows.previous, rows.path or "store", transactions(rows)
     if before is None or kept is None:
         return None
-    with believed(path):
-        first, end = (int(state["numbers"]["round_number"]) for state in (kept.state, rows.state))
-        came = int(rows.state["clients"]) - int(kept.state["clients"])
-        said = [] if end == first else [f"round {first}" if end == first + 1 else f"rounds {first} to {end - 1}"]
-        if came:
-            who = "1 client" if abs(came) == 1 else f"{abs(came):,} clients"
-            said.append(f"the {'arrival' if came > 0 else 'departure'} of {who}")
-        was, now = (state["numbers"].get("changed", {}) for state in (kept.state, rows.state))
-        if options := [name for name, value in now.items() if name not in was or was[name] != value]:
-            said.append(f"a change of {', '.join(options)}")
-        had, have = (state["numbers"]["population"]["total"] for state in (kept.state, rows.state))
-    if said:
-        return " and ".join(said)
-    of_clients = first or had != have
+    with checkpoint_errors(path):
+        was, now = kept.state["numbers"], rows.state["numbers"]
+        first, end = int(was["round_number"]), int(now["round_number"])
+        arrived = int(rows.state["clients"]) - int(kept.state["clients"])
+        parts = [] if end == first else [f"round {first}" if end == first + 1 else f"rounds {first} to {end - 1}"]
+        if arrived:
+            clients = "1 client" if abs(arrived) == 1 else f"{abs(arrived):,} clients"
+            parts.append(f"the {'arrival' if arrived > 0 else 'departure'} of {clients}")
+        old, new = was.get("changed", {}), now.get("changed", {})
+        if options := [name for name, value in new.items() if name not in old or old[name] != value]:
+            parts.append(f"a change of {', '.join(options)}")
+        is_of_clients = first or was["population"]["total"] != now["population"]["total"]
+    if parts:
+        return " and ".join(parts)
     if last == before + 1:
-        return "a change of client_sizes" if of_clients else "a warm start"
-    return "changes of the clients" if of_clients else "a warm start, or changes of the clients"
+        return "a change of client_sizes" if is_of_clients else "a warm start"
+    return "changes of the clients" if is_of_clients else "a warm start, or changes of the clients"
 
 
 def go_back(rows: ClientStore, to: int) -> bool:
-    """Have a store hold this transaction as the last, by an undo if it holds the one after it.
+    """Make ``to`` the last transaction of a store, by an undo if that restores it.
 
-    Where several stores hold parts of one server, this makes them agree after a crash: each is opened, which takes its
-    lock, then all are asked for their ``transactions``, and each goes back to the least of them. Twice is as once.
+    After a crash this makes the stores of one sharded server agree: open (and so lock) each store, compare their
+    ``transactions``, and call this with the least. A second call has no effect.
 
     Args:
-        rows: opened with ``undoable=True``; ``Server.load`` takes them then.
-        to: the number of the transaction.
+        rows: opened with ``keep_previous=True``; ``Server.load`` then accepts it.
 
     Returns:
-        whether one was taken back.
+        Whether a transaction was undone.
 
     Raises:
-        CheckpointError: it holds neither this transaction nor the one after it with what that replaced; or no server.
-        StoreError, CorruptionError: as ``ClientStore.undo``.
+        CheckpointError: neither the last transaction nor the one that an undo restores is ``to``.
 
     Cost: none, or that of an undo.
     """
@@ -251,194 +230,170 @@ def go_back(rows: ClientStore, to: int) -> bool:
     if now.last == to:
         return False
     if now.before != to:
-        kept = "nothing of before it" if now.before is None else f"what it replaced, of {now.before}"
+        before = "does not keep the one before" if now.before is None else f"keeps transaction {now.before}"
         raise CheckpointError(
-            f"{rows.path}: expected transaction {to}, or the one after it and what that replaced, got {now.last} and "
-            f"{kept}"
+            f"{rows.path}: cannot go back to transaction {to}; the store is at transaction {now.last} and {before}"
         )
     return rows.undo()
 
 
-# Checks of a server's folder: a server can be made of it, and its running total is the sum of what its rows say.
-#
-# The second is the invariant of a server between any two calls.
+# Verification of a folder: a server can be loaded from it, and its running total is the sum of its rows.
 
 
-_SLACK = 1e-6  # of what T sums, for the rounding of float64 over any number of rounds
+_SLACK = 1e-6  # relative to the terms of T, for the rounding of float64 over any number of rounds
+Directions = Mapping[int, npt.NDArray[np.float32]]
+
+
+def _terms(rows: CommittedRows, directions: Directions | None) -> Iterator[tuple[F32, F32 | None]]:
+    """Yield the row of each client that has one, and v[t] of its round if T sums corrections."""
+    for client in rows.registry:
+        if (round := rows.round_of(client)) is not None:
+            yield rows.read(client), None if directions is None else directions.get(round)
 
 
 @ieee
-def total_problems(
-    rows: CommittedRows, total: npt.NDArray[np.float64], directions: Mapping[int, npt.NDArray[np.float32]] | None
-) -> list[str]:
-    """The places where T is not the sum of all rows, or MimiC's of all corrections v[t_i] - r_i: a line, or none.
+def total_problems(rows: CommittedRows, total: F64, directions: Directions | None) -> list[str]:
+    """Return a line if T, float64[n], is not the sum of all rows, or of all corrections v[t_i] - r_i.
 
     Args:
-        rows: the clients' rows.
-        total: T, float64[n].
-        directions: v[t] by t where T sums corrections, else None.
-
-    Raises:
-        CorruptionError: a row is damaged.
-
-    Cost: reads every row once.
+        rows: the clients' rows, which are read once.
+        total: T.
+        directions: v[t] by t if T sums corrections (MimiC), else None.
     """
-    due, size = np.zeros_like(total), np.zeros_like(total)
-    for client in rows.registry:
-        round = rows.round_of(client)
-        if round is None:
-            continue
-        part = rows.read(client).astype(np.float64)
-        if directions is not None:
-            part = directions.get(round, 0.0) - part
-        due += part
+    sum, size = np.zeros_like(total), np.zeros_like(total)
+    for row, v in _terms(rows, directions):
+        part = row.astype(np.float64) if directions is None else (0.0 if v is None else v) - row.astype(np.float64)
+        sum += part
         size += np.abs(part)
-    off = np.abs(total - due)
+    off = np.abs(total - sum)
     if (off <= _SLACK * (size + np.abs(total))).all():
         return []
     worst = int(np.argmax(np.where(np.isnan(off), np.inf, off)))
-    return [f"T: expected the sum of all rows, {due[worst]:g} in element {worst}, got {total[worst]:g}"]
+    return [f"T: expected the sum of all rows, {sum[worst]:g} in element {worst}, got {total[worst]:g}"]
 
 
 @ieee
-def exact_total_problems(
-    rows: CommittedRows, total: ExactSum, directions: Mapping[int, npt.NDArray[np.float32]] | None
-) -> list[str]:
-    """The places where an exact T is not, to the last bit, the sum that ``total_problems`` takes; its arguments."""
-    n = len(total.high)
-    due: ExactSum | None = ExactSum.zeros(n)
-    for client in rows.registry:
-        round = rows.round_of(client)
-        if round is None or due is None:
-            continue
-        v = None if directions is None else directions.get(round)
-        vectors = [rows.read(client), *([] if v is None else [v])]
-        due = kernels.combine_exact([due, *vectors], [1, 1 if directions is None else -1, 1][: 1 + len(vectors)])
-    if due is None:
-        return ["T: expected rows that an exact sum holds, got longer ones"]
-    off = np.flatnonzero((due.high != total.high) | (due.low != total.low))
+def exact_total_problems(rows: CommittedRows, total: ExactSum, directions: Directions | None) -> list[str]:
+    """Return a line if an exact T differs in any bit from the sum of ``total_problems``; the arguments are the same."""
+    sum: ExactSum | None = ExactSum.zeros(len(total.high))
+    for row, v in _terms(rows, directions):
+        terms = [sum, row] if v is None else [sum, row, v]
+        sum = kernels.combine_exact(terms, [1, 1 if directions is None else -1, 1][: len(terms)])
+        if sum is None:
+            return ["T: the sum of the rows exceeds the range of an exact sum"]
+    assert sum is not None
+    off = np.flatnonzero((sum.high != total.high) | (sum.low != total.low))
     if not len(off):
         return []
     j = int(off[0])
-    got, sum = ((int(words.high[j]), int(words.low[j])) for words in (total, due))
-    return [f"T: expected the words {sum} in element {j}, the sum of all rows, got {got}"]
+    got, expected = ((int(words.high[j]), int(words.low[j])) for words in (total, sum))
+    return [f"T: expected the words {expected} in element {j}, the sum of all rows, got {got}"]
 
 
 def loading_hints(rows: CommittedRows) -> list[str]:
-    """List what loading a server takes beside its folder, in which there are no ``loading_problems``."""
+    """List the arguments that loading a server needs, for a folder without ``loading_problems``."""
     if not _has_server(rows):
         return []
-    said, place = rows.state["settings"], rows.state.get("place")
-    hints = [
-        f"give {what}= again, which was {shown(said[what]['was'])}" for what in DESCRIBED if _is_own(what, said[what])
-    ]
+    settings, place = rows.state["settings"], rows.state.get("place")
+    hints = [f"pass {what}= again; it was {short_repr(settings[what]['was'])}" for what in _own(settings)]
     if place is not None:
-        hints.append(f"load all {place['shards']} shards by cluster.json, of which this is number {place['shard']}")
+        hints.append(f"load all {place['shards']} shards by cluster.json; this is shard {place['shard']}")
     return hints
 
 
 def loading_problems(rows: CommittedRows, *, read: bool = True) -> list[str]:
-    """The reason why no server can be made of the folder of one: a line, or none.
-
-    What depends on a method or an optimizer of the caller's own code is not looked at.
+    """Return a line if a server cannot be loaded from its folder; a user's method or optimizer is not checked.
 
     Args:
-        read: whether the vectors are read; else only their names, dtypes and shapes are looked at.
+        read: whether to read the vectors. If not, only their names, dtypes and shapes are checked.
     """
     if not _has_server(rows):
         return []
-    where = rows.path or "store"
+    path = rows.path or "store"
     try:
-        with believed(where):
-            state = server_state(where, rows.state, shard=None)
+        with checkpoint_errors(path):
+            state = server_state(path, rows.state, shard=None)
             _require_place(state)
-            with suppress(DeviceError):  # of a device that this machine lacks
+            with suppress(DeviceError):  # the device is on another machine
                 device_named(state.get("device", CPU))
-            said = {what: state["settings"][what] for what in DESCRIBED}
-            own = [what for what in ("algorithm", "optimizer") if _is_own(what, said[what])]
+            settings = state["settings"]
+            own = _own(settings)
             for what in DESCRIBED:
-                if what not in own and not (what in RATES and _is_own(what, said[what])):
-                    revive(what, said[what], None)
-            if not own:
-                _require_loadable(state, rows, read=read)
+                if what not in own:
+                    revive(what, settings[what], None)
+            if not {"algorithm", "optimizer"}.intersection(own):
+                _require_loadable(state, rows, own, read=read)
     except CheckpointError as error:
         return [str(error)]
     return []
 
 
-def _require_loadable(state: Mapping[str, Any], rows: CommittedRows, *, read: bool) -> None:
-    said, next_rates = dict(state["settings"]), dict(state["settings"].get("next_rates", {}))
-    for what in ("lr", "server_lr"):
-        if _is_own(what, said[what]):  # it is known by its next value alone
-            said[what] = {"name": "Constant", "options": {"value": next_rates.get(what) or 1.0}}
+def _require_loadable(state: Mapping[str, Any], rows: CommittedRows, own: list[str], *, read: bool) -> None:
+    described, next_rates = dict(state["settings"]), dict(state["settings"].get("next_rates", {}))
+    for what in RATES:
+        if what in own:  # only the next value of a user's rate is known
+            described[what] = {"name": "Constant", "options": {"value": next_rates.get(what) or 1.0}}
             next_rates[what] = None
-    settings = Settings.from_state(said | {"next_rates": next_rates}, dict.fromkeys(DESCRIBED))
+    settings = Settings.from_state(described | {"next_rates": next_rates}, dict.fromkeys(DESCRIBED))
     if not read:
         vectors = {name: _unread(dtype, shape) for name, (dtype, shape) in rows.info().vectors.items()}
         require_plausible(settings, state, vectors, rows)
         return
-    found = {name: rows.vector(name) for name in rows.vector_names()}
-    vectors = {name: vector for name, vector in found.items() if vector is not None}
+    vectors = {name: vector for name in rows.vector_names() if (vector := rows.vector(name)) is not None}
     require_plausible(settings, state, vectors, rows)
     Snapshot.of(vectors, state["numbers"], settings.layout.n_parameters, rows.registry)
 
 
 def _unread(dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """A vector of that form whose numbers nothing can be said against."""
+    """Return a vector of that dtype and shape whose numbers pass every check."""
     kind = np.dtype(dtype)
     return np.broadcast_to(np.full((), np.nan if kind.kind == "f" else 0, kind), shape)
 
 
 def _has_server(rows: CommittedRows) -> bool:
-    return isinstance(rows.state, dict) and rows.state.get("what") == "a fedcore server"
+    return isinstance(rows.state, dict) and rows.state.get("what") == SERVER
 
 
-def _is_own(what: str, description: Any) -> bool:
-    """Tell whether that is how an object of the caller's own code is described."""
-    if not isinstance(description, dict) or not isinstance(description.get("was"), str):
-        return False
-    name = description.get("name")
-    return name is None or (what in BY_MODULE and ":" in name)
+def _own(settings: Mapping[str, Any]) -> list[str]:
+    """Return the arguments that are the user's code, which ``Server.load`` cannot find by name."""
+
+    def is_own(what: str, described: Any) -> bool:
+        if not isinstance(described, dict) or not isinstance(described.get("was"), str):
+            return False
+        name = described.get("name")
+        return name is None or (what in BY_MODULE and ":" in name)
+
+    return [what for what in DESCRIBED if is_own(what, settings[what])]
 
 
 def _require_place(state: Mapping[str, Any]) -> None:
-    """Refuse a place that no shard has; where there is none, it is a whole server.
-
-    Raises:
-        ValueError, TypeError, LookupError: it is such a place.
-    """
+    """Raise ValueError, TypeError or LookupError if the place of a shard is invalid."""
     if "place" not in state:
         return
     place = state["place"]
     numbers = [place[name] for name in ("shard", "shards", "first")]
-    if not isinstance(place["cluster"], str) or not all(is_whole(one, 0) for one in numbers):
-        raise ValueError(f"place: expected that of a shard, got {place}")
-    if place["shard"] >= place["shards"]:
-        raise ValueError(f"place: expected one of {place['shards']} shards, got {place['shard']}")
+    valid = isinstance(place["cluster"], str) and all(is_integer(number, 0) for number in numbers)
+    if not valid or place["shard"] >= place["shards"]:
+        raise ValueError(f"place={place!r}: not a valid position of a shard")
 
 
 def folder_problems(rows: CommittedRows) -> list[str]:
-    """The contradictions in a server's folder; of a folder of another kind nothing is known.
-
-    Nor is anything of the sums of a method of the caller's own code, whose T may be any.
-
-    Args:
-        rows: of the folder, none of which is damaged.
+    """Return the contradictions in a server's folder; the sums of a user's method and other folders are not checked.
 
     Cost: reads every row once.
     """
     if not _has_server(rows):
         return []
-    if found := loading_problems(rows):
-        return found
+    if problems := loading_problems(rows):
+        return problems
     try:
-        with believed(rows.path or "store"):
-            return _total_problems(rows)
+        with checkpoint_errors(rows.path or "store"):
+            return _sum_problems(rows)
     except CheckpointError as error:
         return [str(error)]
 
 
-def _total_problems(rows: CommittedRows) -> list[str]:
+def _sum_problems(rows: CommittedRows) -> list[str]:
     described = rows.state["settings"]["algorithm"]
     total, high, low = (rows.vector(name) for name in ("total", "total/high", "total/low"))
     exact = None if high is None or low is None else ExactSum(high, low)
@@ -453,23 +408,23 @@ def _total_problems(rows: CommittedRows) -> list[str]:
     if algorithm.keeps_history:
         named = {int(name.removeprefix("v/")): name for name in rows.vector_names() if name.startswith("v/")}
         directions = {t: v for t, name in named.items() if (v := rows.vector(name)) is not None}
-    found = total_problems(rows, total, directions)
-    if exact is not None and not found:
-        found = exact_total_problems(rows, exact, directions)
-    return [f"{rows.path}: {line}" for line in found]
+    problems = total_problems(rows, total, directions)
+    if exact is not None and not problems:
+        problems = exact_total_problems(rows, exact, directions)
+    return [f"{rows.path}: {line}" for line in problems]
 
 
-# The model alone of a folder that a server wrote: read beside its writer, without the clients' rows.
+# The model of a folder, which can be read while a server writes, without the rows.
 
 
 class SavedModel(NamedTuple):
-    """A server's model as its last committed round left it.
+    """A server's model after its last committed round.
 
     Attributes:
-        layout: the places of its tensors in x.
+        layout: the positions of its tensors in x.
         x: float32[n].
         counters: the tensors outside x, by name.
-        round_number: how many rounds had been finished.
+        round_number: the number of finished rounds.
     """
 
     layout: Layout
@@ -478,22 +433,22 @@ class SavedModel(NamedTuple):
     round_number: int
 
     def tensors(self, library: Library | None = None) -> Any:
-        """The model by name, in its own dtypes: see ``Server.tensors``."""
+        """Return the model by name, in its dtypes; see ``Server.tensors``."""
         return self.layout.tensors(self.x, self.counters, library)
 
 
 def read_model(path: str | os.PathLike[str]) -> SavedModel:
-    """The model of a server's folder, also while a server writes to it; what its method is does not matter.
+    """Read the model of a server's folder, even while a server writes to it, for any method.
 
     Args:
-        path: what ``Server.save`` wrote, or the folder of an mmap store.
+        path: a folder that ``Server.save`` wrote, or the folder of an mmap store.
 
     Raises:
-        StoreError: there is no store, or one of a newer version.
-        CorruptionError: a file was damaged.
-        CheckpointError: it is a store without a server, or says what no server has said.
+        StoreError: the path has no store, or its version is newer.
+        CorruptionError: a file is damaged.
+        CheckpointError: the store has no server, or the state is malformed.
 
-    Cost: reads the index and the vectors of x and the counters; no client's row.
+    Cost: reads the index, x and the counters, but not the rows.
 
     >>> from tempfile import TemporaryDirectory
     >>> from fedcore import Server
@@ -502,16 +457,20 @@ def read_model(path: str | os.PathLike[str]) -> SavedModel:
     ...     read_model(f"{folder}/state").tensors()
     {'w': array([1., 2.], dtype=float32)}
     """
-    with ClientStore.open(path, readonly=True) as store, believed(path):
+    with ClientStore.open(path, readonly=True) as store, checkpoint_errors(path):
         state = server_state(path, store.state)
         layout = Layout.from_state(state["settings"]["layout"])
         x = store.vector("x")
         if x is None or x.dtype != np.float32 or x.shape != (layout.n,):
-            raise ValueError(f"x: expected float32[{layout.n}], got {'none' if x is None else f'{x.dtype}{x.shape}'}")
+            raise ValueError(
+                f"x: expected float32[{layout.n}], got {'nothing' if x is None else f'{x.dtype}{x.shape}'}"
+            )
         counters = {}
         for piece in layout.outside:
             counter = store.vector(f"counter/{piece.name}")
             if counter is None or counter.size != int(np.prod(piece.shape)):
-                raise ValueError(f"counter {piece.name}: expected {piece.shape}, got {counter!r:.100}")
+                raise ValueError(
+                    f"counter {piece.name}: expected an array of shape {piece.shape}, got {counter!r:.100}"
+                )
             counters[piece.name] = copied(counter).reshape(piece.shape)
         return SavedModel(layout, copied(x), counters, int(state["numbers"]["round_number"]))

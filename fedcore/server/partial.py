@@ -1,11 +1,11 @@
-"""Partial sums of a round, and the edge servers that make them."""
+"""Partial sums of a round: their message, and their validation by the server that adds them."""
 
 import hashlib
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,47 +13,52 @@ import numpy.typing as npt
 from fedcore.algorithms import Algorithm, Claims
 from fedcore.algorithms.base import NOTHING, H
 from fedcore.algorithms.rates import rate_at
-from fedcore.arguments import bounded, reason_of, shown, whole
 from fedcore.arrays import F64, empty
 from fedcore.errors import ArrayError, FedcoreError, RangeError, UnknownClientError
 from fedcore.kernels import ExactSum, combined_square, read_exact
 from fedcore.options import Settings, describe
-from fedcore.representation import Represented
-from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Aggregator, Sum, UpdateBatch, longest_term
+from fedcore.rules import as_float32
+from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Sum, UpdateBatch, longest_term
 from fedcore.server.state import State
 from fedcore.server.step import Snapshot
-from fedcore.server.update import as_sent, reads_sent
-from fedcore.server.validation import Weighing
-from fedcore.store import ClientStore
+from fedcore.server.update import as_sent, raises_fedcore_errors
+from fedcore.server.validation import Weighing, batch_of
 from fedcore.store.registry import ClientId, canonical
-
-# A partial sum of a round as a value: what an edge has folded of its clients' updates, on its way to the server.
-
+from fedcore.validation import Represented, check_integer, rejection_reason, short_repr, shorten
 
 MAGIC = b"fedcore partial sum 1\n"
 GRID = (-10, -60)
-"""Exponents of the words' units."""
+"""Exponents of the units of the high and low words."""
 COLUMNS = ("steps", "examples", "counts", "eta_steps", "weights", "squares", "has_buffers")
 MOST_HEADER = 1 << 28
-"""Bytes of ids, refusals and names that are read at most."""
+"""The largest header of a message, in bytes."""
+NEAR = 1.0001
+"""Tolerance of the norm of a sum: the norms of updates have a relative error of at most 1e-5."""
+SPAN = 1 << 18
+"""Elements per read; they are then in the cache when they are squared."""
+SMALLEST, LARGEST = float(np.finfo(np.float64).smallest_subnormal), float(np.finfo(np.float64).max)
+
+Bound: TypeAlias = tuple[str, npt.NDArray[np.floating[Any]], float | F64, float | F64, bool]
+"""A column's name, the column, the ends of its interval, and whether its values must be integers."""
 
 
 @dataclass(frozen=True, repr=False)
 class PartialSum(Represented):
-    """A round's sum over some clients, exact, so that it can join others in any order and tree with the same bits.
+    """A round's exact sum over some clients. Partial sums can be joined in any order and grouping, with the same bits.
 
-    Whoever takes it in checks its claims, norms and weights, and that |sum_i w_i h_i| is no longer than sum_i w_i |h_i|
-    and what rounding can add; not that the norms are those of the clients. One of nobody is zeros.
+    The server that adds a partial sum checks its claims, norms and weights. It also checks that |sum_i w_i h_i| is at
+    most sum_i w_i |h_i| plus rounding. It cannot check that each norm is the client's.
 
     Attributes:
         round: the round's number.
-        made_under: what says that two servers sum the same: the grid, the method, the layout, the units of h and x as
-            it was sent, as a SHA-256 in hexadecimal.
-        high, low: int64[n], the words of ``kernels.ExactSum``: sum_i w_i h_i, and of x - y_i over the float buffers.
-        clients: those whose updates are in it.
-        steps, examples, counts, eta_steps, weights, squares, has_buffers: float64[k], their claims, the lengths
-            eta_i K_i, w_i and |h_i|^2, and whether they sent buffers. Examples are 0 where clients give no number.
-        rejected: (client, reason) of those whose updates are not.
+        made_under: SHA-256, in hexadecimal, of the grid, the method, the layout, the units of h, and x as sent. Sums
+            with different digests cannot be joined.
+        high, low: int64[n], the words of ``kernels.ExactSum``: sum_i w_i h_i, or sum_i w_i (x - y_i) over the float
+            buffers.
+        clients: the clients whose updates are in the sum.
+        steps, examples, counts, eta_steps, weights, squares, has_buffers: float64[k], the clients' claims, eta_i K_i,
+            w_i, |h_i|^2, and whether they sent buffers. Examples are 0 if clients report no number.
+        rejected: (client, reason) of each rejected update.
         received: the bytes that the clients sent.
     """
 
@@ -74,11 +79,11 @@ class PartialSum(Represented):
 
     @property
     def sum(self) -> ExactSum:
-        """The words."""
+        """The exact sum of both words."""
         return ExactSum(self.high, self.low)
 
     def to_bytes(self) -> bytes:
-        """The partial sum as a message: a header in JSON, and the arrays, little-endian.
+        """Return the partial sum as a message: a header in JSON, and the arrays, little-endian.
 
         Cost: 16 n + 56 k bytes.
         """
@@ -90,109 +95,95 @@ class PartialSum(Represented):
             "refused": [list(entry) for entry in self.rejected],
             "received": self.received,
         }
-        told = json.dumps(header).encode()
-        arrays = [getattr(self, name).astype("<f8").tobytes() for name in COLUMNS]
+        text = json.dumps(header).encode()
+        columns = [getattr(self, name).astype("<f8").tobytes() for name in COLUMNS]
         words = [words.astype("<i8", copy=False).tobytes() for words in (self.high, self.low)]
-        return b"".join([MAGIC, len(told).to_bytes(8, "little"), told, *arrays, *words])
+        return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *columns, *words])
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> "PartialSum":
-        """The partial sum that ``to_bytes`` wrote; whether it can be believed, ``Round.add_partial`` says.
+        """Read a message of ``to_bytes``. ``Round.add_partial_sum`` checks its values.
 
         Args:
-            data: may come from anybody: nothing of it is run, and no more is allocated than it is long.
+            data: bytes from any sender. They are not executed, and the server allocates no more than their size.
 
         Raises:
-            ArrayError: it is no such message.
+            ArrayError: the message is malformed.
         """
-        given = memoryview(data).cast("B")
+        message = memoryview(data).cast("B")
         start = len(MAGIC) + 8
-        size = int.from_bytes(given[len(MAGIC) : start], "little")
-        if bytes(given[: len(MAGIC)]) != MAGIC or size > min(MOST_HEADER, len(given) - start):
-            raise ArrayError(f"partial: expected what PartialSum.to_bytes wrote, got {len(given)} other bytes")
+        size = int.from_bytes(message[len(MAGIC) : start], "little")
+        if bytes(message[: len(MAGIC)]) != MAGIC or size > min(MOST_HEADER, len(message) - start):
+            raise ArrayError(f"partial: these {len(message)} bytes are not a message of PartialSum.to_bytes")
         try:
-            header = json.loads(bytes(given[start : start + size]))
-            n, clients = header["n"], header["clients"]
-            refused = tuple((_id(client), bounded(str(reason))) for client, reason in header["refused"])
-            numbers = [header["round"], n, header["received"]]
-            if not isinstance(clients, list) or not all(type(number) is int and number >= 0 for number in numbers):
-                raise ValueError("numbers")
-            ids, made_under = tuple(_id(client) for client in clients), str(header["made_under"])
+            header = json.loads(bytes(message[start : start + size]))
+            round, n, received = (check_integer(name, header[name], 0) for name in ("round", "n", "received"))
+            if not isinstance(header["clients"], list):
+                raise TypeError("clients: must be a list")
+            clients, made_under = tuple(map(canonical, header["clients"])), str(header["made_under"])
+            rejected = tuple((canonical(client), shorten(str(reason))) for client, reason in header["refused"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ArrayError(f"partial: its header is not that of PartialSum.to_bytes: {error!r}") from None
-        k, at = len(ids), start + size
-        if len(given) - at != 8 * len(COLUMNS) * k + 16 * n:
+            raise ArrayError(f"partial: the header is malformed: {error!r}") from None
+        k, at = len(clients), start + size
+        if len(message) - at != 8 * len(COLUMNS) * k + 16 * n:
             raise ArrayError(
                 f"partial: expected {8 * len(COLUMNS) * k + 16 * n} bytes of arrays for {k} clients and n = {n}, "
-                f"got {len(given) - at}"
+                f"got {len(message) - at}"
             )
-        # (Copies: a message may lie anywhere in memory, and whoever sent it may still change it.)
-        columns = np.frombuffer(given, "<f8", len(COLUMNS) * k, at).reshape(len(COLUMNS), k).astype(np.float64)
-        words = np.frombuffer(given, "<i8", 2 * n, at + columns.nbytes).reshape(2, n).astype(np.int64)
-        told: dict[str, Any] = dict(zip(COLUMNS, columns, strict=True))
-        return cls(
-            header["round"], made_under, words[0], words[1], ids, **told, rejected=refused, received=header["received"]
-        )
+        # The arrays are copied: the message may be unaligned, and its sender may still change it.
+        columns = np.frombuffer(message, "<f8", len(COLUMNS) * k, at).reshape(len(COLUMNS), k).astype(np.float64)
+        words = np.frombuffer(message, "<i8", 2 * n, at + columns.nbytes).reshape(2, n).astype(np.int64)
+        values: dict[str, Any] = dict(zip(COLUMNS, columns, strict=True))
+        return cls(round, made_under, words[0], words[1], clients, **values, rejected=rejected, received=received)
 
     def _facts(self) -> dict[str, Any]:
         return {"round": self.round, "clients": len(self.clients), "rejected": len(self.rejected), "n": len(self.high)}
 
 
-@reads_sent
-def read_partial_sum(given: object) -> PartialSum:
-    """A partial sum that came as a message or as an object, its arrays not looked at yet.
-
-    Raises:
-        ArrayError: it is neither, or has something else in the place of ids, names or numbers.
-    """
-    if isinstance(given, bytes | bytearray | memoryview):
-        return PartialSum.from_bytes(given)
-    if not isinstance(given, PartialSum):
-        raise ArrayError(f"partial: expected a PartialSum or its bytes, got {type(given).__name__}")
-    values = {field.name: getattr(given, field.name) for field in fields(PartialSum)}
-    if type(values["made_under"]) is not str:
-        raise ArrayError(f"made_under: expected a str, got {type(values['made_under']).__name__}")
-    refused = tuple((canonical(client), bounded(str(reason))) for client, reason in values["rejected"])
-    clients = tuple(canonical(client) for client in values["clients"])
-    round = whole("round", values["round"], 0)
-    return PartialSum(**values | {"round": round, "clients": clients, "rejected": refused})
+@raises_fedcore_errors
+def read_partial_sum(sent: object) -> PartialSum:
+    """Read a partial sum from a message or an object; its arrays are not checked."""
+    if isinstance(sent, bytes | bytearray | memoryview):
+        return PartialSum.from_bytes(sent)
+    if not isinstance(sent, PartialSum):
+        raise ArrayError(f"partial: expected a PartialSum or its bytes, got {type(sent).__name__}")
+    if type(sent.made_under) is not str:
+        raise ArrayError(f"made_under: expected a str, got {type(sent.made_under).__name__}")
+    return replace(
+        sent,
+        round=check_integer("round", sent.round, 0),
+        clients=tuple(map(canonical, sent.clients)),
+        rejected=tuple((canonical(client), shorten(str(reason))) for client, reason in sent.rejected),
+    )
 
 
 def require_partial_sums(settings: Settings) -> None:
-    """Check that a round's sums can be had in parts.
-
-    Raises:
-        RangeError: they cannot, and why.
-    """
-    algorithm = settings.algorithm
+    """Raise RangeError if a server with these settings cannot make or add partial sums."""
     if not settings.is_exact:
         raise RangeError(
-            f'partial sum: give Compute(accumulator="exact"), not "{settings.accumulator}": the bits of '
-            "other sums depend on who folded what"
+            f'accumulator="{settings.accumulator}": the bits of such sums depend on the order of updates; for partial '
+            'sums, pass Compute(accumulator="exact")'
         )
-    if not adds_alone(algorithm):
+    if not only_sums_updates(settings.algorithm):
         raise RangeError(
-            f"partial: expected a method that adds h alone (FedAvg, FedProx, FedAvg-M and the like), got {algorithm}, "
-            "which needs rows, second vectors or shares where it folds: let its clients reply to the server itself"
+            f"partial sum: {settings.algorithm} needs rows, second vectors or shares; use a method that only sums "
+            "updates, such as FedAvg, FedProx or FedAvg-M, or let its clients reply to the server"
         )
     if settings.layout.counters:
         names = ", ".join(piece.name for piece in settings.layout.counters)
         raise RangeError(f"model: partial sums do not support integer counters ({names}); leave them out")
 
 
-def adds_alone(algorithm: Algorithm) -> bool:
-    """Tell whether all that an update does is that w_i h_i is added to one sum."""
+def only_sums_updates(algorithm: Algorithm) -> bool:
+    """Whether the only effect of an update is that w_i h_i is added to one sum."""
     keeps = algorithm.keeps_rows or algorithm.sums_changes or algorithm.second_vector is not None
     return algorithm.adds == H and algorithm.row == NOTHING and not (keeps or algorithm.needs_shares)
 
 
 def fingerprint(settings: Settings, now: Snapshot) -> str:
-    """The digest of all that two servers have in common whose sums may join: see ``PartialSum.made_under``.
-
-    Cost: reads 4 n bytes.
-    """
+    """Return ``PartialSum.made_under`` of an open round. Cost: reads 4 n bytes."""
     method = describe("algorithm", settings.algorithm) or {}
-    if "class" in method:  # one's own: another process may find it by another name, and an object may show its address
+    if "class" in method:  # the name and repr of a user's class may differ between processes
         method = {key: method[key] for key in ("class", "options")}
     facts = [GRID, method, settings.layout.to_state(), settings.averages_models, list(settings.nonnegative)]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
@@ -200,24 +191,15 @@ def fingerprint(settings: Settings, now: Snapshot) -> str:
     return digest.hexdigest()
 
 
-def _id(client: Any) -> ClientId:
-    if type(client) not in (int, str):
-        raise ValueError("ids")
-    return canonical(client)
-
-
-# A partial sum as a round takes it, or why it cannot be believed.
-
-
 class PartialSums:
-    """The partial sums that come into a server's open round, and the one that it becomes."""
+    """The partial sums of an open round: those to add, and the one to return."""
 
     def __init__(self, settings: Settings, state: State, weighing: Weighing) -> None:
         self._settings, self._state, self._weighing = settings, state, weighing
         self._made_under: str | None = None
 
     def require(self) -> None:
-        """Check that the round's sums can be had in parts; errors are those of ``require_partial_sums``."""
+        """Raise RangeError if the server does not support partial sums."""
         require_partial_sums(self._settings)
 
     @property
@@ -229,221 +211,163 @@ class PartialSums:
 
     def join(
         self,
-        aggregator: Aggregator,
+        total: Sum,
         partial: PartialSum | bytes,
         own: set[ClientId] | None,
         known: set[ClientId],
         settle: Callable[[UpdateBatch], str | None],
     ) -> tuple[UpdateBatch, list[tuple[ClientId, str]]] | str:
-        """Take a partial sum in; returns its replies and what it has refused, or why it is refused itself.
+        """Add a partial sum to the round; return its updates and rejections, or the reason why the round rejects it.
 
-        Args:
-            own: the clients that it may name; None for all.
-            known: those that were heard already.
-            settle: the reason why replies with or without examples do not fit the round's others; None if they do.
+        It may contain the clients ``own`` (default: all), except those of the round, ``known``. ``settle`` returns why
+        updates with or without examples do not fit the others, or None.
         """
-        assert isinstance(aggregator, Sum)
         try:
-            given = read_partial_sum(partial)
-            replies = replies_of(given, self._settings, self._state.snapshot, self._state.store, self.made_under)
-            if again := known.intersection(replies.clients):
-                raise RangeError(f"clients: expected each once a round, got {sorted(map(repr, again))[0]} again")
-            if own is not None:
-                self._require_own(given, own)
-            if (self._weighing.known_at_most(replies) < replies.claims.examples).any():
-                raise RangeError("examples: expected at most the clients' n_k, got more")
-            self._weighing.weigh(replies)
-            if not np.array_equal(replies.weights, given.weights):
-                raise RangeError("weights: expected those that the method gives such claims, got others")
-            if (reason := settle(replies)) is not None:
+            sent = read_partial_sum(partial)
+            batch = self._checked(sent)
+            if again := known.intersection(batch.clients):
+                raise RangeError(f"clients: the round already has an update of {min(map(repr, again))}")
+            self._require_own(sent, own)
+            if (self._weighing.known_at_most(batch) < batch.claims.examples).any():
+                raise RangeError("examples: a client reports more than its n_k; cap them at the edge")
+            self._weighing.weigh(batch)
+            if not np.array_equal(batch.weights, sent.weights):
+                raise RangeError("weights: they differ from the weights that the method computes from the claims")
+            if (reason := settle(batch)) is not None:
                 return reason
-            if not aggregator.join(given.sum, replies):
-                raise RangeError("high: expected what an exact sum holds beside the others, got more")
+            if not total.join(sent.sum, batch):
+                raise RangeError("high: the round's exact sum would overflow")
         except FedcoreError as error:
-            return reason_of(error)
-        return replies, [(client, bounded(reason)) for client, reason in given.rejected]
+            return rejection_reason(error)
+        return batch, [(client, shorten(reason)) for client, reason in sent.rejected]
 
-    def _require_own(self, partial: PartialSum, own: set[ClientId]) -> None:
+    def _require_own(self, partial: PartialSum, own: set[ClientId] | None) -> None:
         registry = self._state.store.registry
-        refused = [client for client, _ in partial.rejected if client in registry]  # others are edges below, say
-        for client in (*partial.clients, *refused):
-            if registry.check(client) not in own:
-                raise RangeError(f"clients: expected the edge's own alone, got {shown(client)}")
+        # An unregistered sender may be rejected too: an edge below this one.
+        rejected = [client for client, _ in partial.rejected if client in registry]
+        for client in (*partial.clients, *rejected) if own is not None else ():
+            if own is not None and registry.check(client) not in own:
+                raise RangeError(f"clients: {short_repr(client)} is not a client of this edge")
+
+    def _checked(self, partial: PartialSum) -> UpdateBatch:
+        """Check all but the weights; return the updates as a summed batch. Cost: reads 16 n bytes twice."""
+        settings, registry, number = self._settings, self._state.store.registry, self._state.snapshot.round_number
+        n, p, k = settings.layout.n, settings.layout.n_parameters, len(partial.clients)
+        if partial.round != number:
+            raise RangeError(f"round={partial.round}: the open round is {number}")
+        shapes = dict.fromkeys(("high", "low"), (np.int64, n)) | dict.fromkeys(COLUMNS, (np.float64, k))
+        for name, (dtype, length) in shapes.items():
+            array = getattr(partial, name)
+            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != (length,):
+                got = f"{array.dtype}{list(array.shape)}" if type(array) is np.ndarray else type(array).__name__
+                raise ArrayError(f"{name}: expected {np.dtype(dtype).name}[{length}], got {got}")
+        if partial.made_under != self.made_under:
+            raise RangeError("made_under: the method, layout or model of the sum differs from this server's")
+        try:
+            clients = [registry.check(client) for client in partial.clients]
+        except UnknownClientError as error:
+            raise RangeError(f"clients: {error}") from None
+        if len(set(clients)) < k:
+            raise RangeError("clients: a client occurs twice in the sum")
+        longest = longest_term(len(registry))
+        for name, column, low, high, integers in self._bounds(partial, longest):
+            valid = (column >= low) & (column <= high) & (not integers or column == np.floor(column))
+            if not valid.all():  # a NaN is invalid too
+                i = int(np.argmin(valid))
+                least, most = (float(np.broadcast_to(end, k)[i]) for end in (low, high))
+                start = {SMALLEST: "(0", -LARGEST: "(-inf"}.get(least, f"[{least:.15g}")
+                end = "inf)" if most == LARGEST else f"{most:.15g}]"
+                must = f"{'an integer' if integers else 'a number'} in {start}, {end}"
+                at_edge = name == "weights: w |h|" and longest < longest_term(0)
+                hint = f"; at the edge, EdgeAggregator(population={len(registry)}) rejects it" if at_edge else ""
+                raise RangeError(f"{name}={column[i]:.15g} of client {short_repr(clients[i])}: must be {must}{hint}")
+        sources = np.where(partial.examples == 0, NO_COUNT, COUNTED).astype(np.int8)
+        if len(set(sources.tolist())) > 1:
+            raise RangeError("examples: some clients report a number and some do not; all or none must")
+        if n and not 0 <= int(partial.low.min()) <= int(partial.low.max()) < 1 << 50:
+            raise RangeError("low: the words must be in 0..2^50 - 1")
+        # Clients do not report the norm of their buffers' change: each may be as long as the longest update.
+        _require_length("high", partial.sum.cut(slice(0, p)), np.abs(partial.weights) * np.sqrt(partial.squares))
+        buffers = np.full(int(partial.has_buffers.sum()), longest)
+        _require_length("high of buffers", partial.sum.cut(slice(p, None)), buffers)
+        examples = np.where(sources == NO_COUNT, 1.0, partial.examples)
+        return batch_of(
+            clients,
+            [None] * k,
+            Claims(partial.steps, examples, partial.counts),
+            partial.eta_steps,
+            has_buffers=partial.has_buffers > 0,
+            sources=sources,
+            starts=np.full(k, partial.round),
+            weights=partial.weights,
+            squares=partial.squares,
+        )
+
+    def _bounds(self, partial: PartialSum, longest: float) -> Iterator[Bound]:
+        """Yield the interval of each column; later intervals depend on earlier columns."""
+        settings, limits = self._settings, self._settings.asked
+        steps, own = partial.steps, limits.max_client_lr
+        with np.errstate(over="ignore", invalid="ignore"):  # numbers that are not finite are out of bounds
+            norms = np.sqrt(partial.squares)
+            float32_norms, lengths = norms.astype(np.float32), np.abs(partial.weights) * norms
+        yield "steps", steps, 1, limits.max_steps, True
+        yield "examples", partial.examples, 0, limits.max_examples, False  # 0 stands for no number
+        yield "counts", partial.counts, 1, 1 if settings.algorithm.updates_once else 2**31, True
+        yield "has_buffers", partial.has_buffers, 0, 1, True
+        distances = steps * (rate_at(settings.lr, self._state.snapshot.round_number) if own is None else own)
+        yield "eta_steps", partial.eta_steps, distances if own is None else SMALLEST, distances, False
+        yield "squares", partial.squares, 0, LARGEST, False
+        yield "squares: |h|", float32_norms, 0, as_float32(limits.max_norm or math.inf), False
+        yield "weights", partial.weights, -LARGEST, LARGEST, False
+        yield "weights: w |h|", lengths, 0, math.nextafter(longest, 0), False
 
     def collect(
         self,
-        aggregator: Aggregator,
+        total: Sum,
         folded: list[UpdateBatch],
-        refused: tuple[tuple[ClientId, str], ...],
+        rejected: tuple[tuple[ClientId, str], ...],
         received: int,
     ) -> PartialSum:
-        """The round's sum and claims as a value."""
-        assert isinstance(aggregator, Sum)
-        words, heard = aggregator.words(), UpdateBatch.joined(folded)
-        heard = heard.ordered(self._state.store.registry.numbers(heard.clients))
-        claims = heard.claims
-        if (heard.sources == WEIGHTED).any():
-            raise RangeError("weight: expected None for updates of a partial sum, got a number: weigh by examples")
+        """Return the round's sum and claims as a value."""
+        words, batch = total.words(), UpdateBatch.joined(folded)
+        batch = batch.ordered(self._state.store.registry.numbers(batch.clients))
+        if (batch.sources == WEIGHTED).any():
+            raise RangeError("weight: partial sums weight updates by examples; leave Update.weight out")
+        columns = {
+            "steps": batch.claims.steps,
+            "examples": np.where(batch.sources == NO_COUNT, 0.0, batch.claims.examples),
+            "counts": batch.claims.counts,
+            **{name: getattr(batch, name) for name in COLUMNS[3:]},
+        }
         return PartialSum(
             round=self._state.snapshot.round_number,
             made_under=self.made_under,
             high=words.high,
             low=words.low,
-            clients=tuple(heard.clients),
-            steps=claims.steps.copy(),
-            examples=np.where(heard.sources == NO_COUNT, 0.0, claims.examples),
-            counts=claims.counts.copy(),
-            eta_steps=heard.eta_steps.copy(),
-            weights=heard.weights.copy(),
-            squares=heard.squares.copy(),
-            has_buffers=heard.has_buffers.astype(np.float64),
-            rejected=refused,
+            clients=tuple(batch.clients),
+            **{name: column.astype(np.float64) for name, column in columns.items()},  # copies
+            rejected=rejected,
             received=received,
         )
 
 
-NEAR = 1.0001
-"""How many times longer a sum may be than the clients' lengths together: those are measured to 1e-5 at worst."""
-SPAN = 1 << 18
-"""Elements that are read at a time, so that they are in the caches when they are squared."""
-
-
-def replies_of(
-    partial: PartialSum, settings: Settings, now: Snapshot, store: ClientStore, made_under: str
-) -> UpdateBatch:
-    """The clients of a partial sum as replies that were folded; nothing but their weights is left to be checked.
-
-    Args:
-        made_under: the round's own ``fingerprint``.
-
-    Raises:
-        FedcoreError: something of it cannot be believed.
-
-    Cost: reads 16 n bytes twice.
-    """
-    n, k = settings.layout.n, len(partial.clients)
-    if partial.round != now.round_number:
-        raise RangeError(f"round: expected {now.round_number}, the open one, got {partial.round}")
-    for name in ("high", "low"):
-        _require_array(name, getattr(partial, name), n, np.int64)
-    for name in COLUMNS:
-        _require_array(name, getattr(partial, name), k, np.float64)
-    if partial.made_under != made_under:
-        raise RangeError(
-            "made_under: expected a sum of this method and layout, of what this server sent, got one of others"
-        )
-    clients = [_registered(store, client) for client in partial.clients]
-    if len(set(clients)) < k:
-        raise RangeError("clients: expected each once, got one twice")
-    limits, own = settings.asked, settings.limits.max_client_lr is not None
-    _require_whole("steps", partial.steps, limits.max_steps)
-    sources = np.where(partial.examples == 0, NO_COUNT, COUNTED).astype(np.int8)
-    examples = np.where(sources == NO_COUNT, 1.0, partial.examples)
-    if not ((examples > 0) & (examples <= limits.max_examples)).all():
-        raise RangeError(f"examples: expected numbers in (0, {limits.max_examples}], got others")
-    if len(set(sources.tolist())) > 1:
-        raise RangeError("examples: expected numbers of all clients or of none, got them of some")
-    _require_whole("counts", partial.counts, 1 if settings.algorithm.hears_once else 2**31)
-    if not np.isin(partial.has_buffers, (0, 1)).all():
-        raise RangeError("has_buffers: expected zeros and ones, got others")
-    lr = limits.max_client_lr if limits.max_client_lr is not None else rate_at(settings.lr, now.round_number)
-    most = partial.steps * lr
-    if not ((partial.eta_steps > 0) & (partial.eta_steps <= most if own else partial.eta_steps == most)).all():
-        raise RangeError(f"eta_steps: expected steps times {'at most ' if own else ''}{lr:g}, got others")
-    _require_held(partial, settings, store)
-    return UpdateBatch(
-        clients=clients,
-        vectors=[None] * k,
-        bases=[None] * k,
-        scales=np.zeros(k),
-        claims=Claims(partial.steps, examples, partial.counts),
-        eta_steps=partial.eta_steps,
-        has_buffers=partial.has_buffers > 0,
-        counters=[{}] * k,
-        controls=[None] * k,
-        sources=sources,
-        starts=np.full(k, partial.round),
-        digests=[None] * k,
-        factors=np.ones(k),
-        weights=partial.weights,
-        squares=partial.squares,
-    )
-
-
-def _require_held(partial: PartialSum, settings: Settings, store: ClientStore) -> None:
-    """Check that the words are a sum in its one form, and no longer than the clients' updates together.
-
-    A sum is no longer than its terms together, each of them |w_i h_i| before it was rounded to the grid. So the words
-    of nobody are zeros. Of buffers nobody says how far they moved, and each client's are as long as any that a sum
-    takes in.
-    """
-    if not ((partial.squares >= 0) & (partial.squares < math.inf)).all():
-        raise RangeError("squares: expected finite numbers of at least 0, got others")
-    norms, limit = np.sqrt(partial.squares), settings.limits.max_norm
-    if limit is not None and (norms.astype(np.float32) > np.float32(limit)).any():
-        raise RangeError(f"squares: expected lengths of at most {limit:g} (max_norm), got {norms.max():g}")
-    longest = longest_term(len(store.registry))
-    lengths = np.abs(partial.weights) * norms
-    if not (np.isfinite(partial.weights) & (lengths < longest)).all():
-        so_many = longest < longest_term(0)
-        hint = f"; EdgeAggregator(population={len(store.registry)}) rejects them itself" if so_many else ""
-        raise RangeError(
-            f"weights: expected updates that an exact sum holds, w |h| < {longest:g}, got longer ones{hint}"
-        )
-    if partial.low.size and (int(partial.low.min()) < 0 or int(partial.low.max()) >= 1 << 50):
-        raise RangeError("low: expected words in 0..2^50 - 1, got others")
-    p, of_buffers = settings.layout.n_parameters, np.full(int(partial.has_buffers.sum()), longest)
-    _require_length("high", partial.sum.cut(slice(0, p)), lengths)
-    _require_length("high of buffers", partial.sum.cut(slice(p, None)), of_buffers)
-
-
 def _require_length(name: str, sum: ExactSum, lengths: F64) -> None:
-    """Check that a sum is no longer than its terms, float64[k], together."""
-    got, most = _length(sum), _longest(lengths, len(sum.high))
-    if got > most:
-        raise RangeError(
-            f"{name}: expected a sum of at most {most:g}, as long as its {len(lengths)} updates together, got one of "
-            f"{got:g}"
-        )
+    """Check that the norm of a sum is at most the sum of its terms' norms, float64[k], plus rounding.
 
-
-def _longest(lengths: F64, n: int) -> float:
-    """The length that a sum of n elements may have whose terms are so long.
-
-    Each element of a term is rounded to the nearest number of the grid, of which 0 is one: so it moves by half a unit
-    at most, and never by more than it is.
-    """
-    rounded = np.minimum(lengths, math.sqrt(n) * 2.0 ** (GRID[1] - 1))
-    return math.fsum(NEAR * lengths) + math.fsum(rounded)
-
-
-def _length(sum: ExactSum) -> float:
-    """The length of a sum.
+    The grid rounds each element of a term to the nearest number, by at most half a unit. Since 0 is on the grid, the
+    element also moves by at most its own size.
 
     Cost: reads 16 n bytes; 8 bytes of memory for each of ``SPAN`` elements.
     """
     n, square = len(sum.high), 0.0
     values = empty(min(n, SPAN), np.float64)
     for start in range(0, n, SPAN):
-        here = values[: min(SPAN, n - start)]
-        read_exact(sum.cut(slice(start, start + len(here))), here)
-        square += combined_square([here], [1.0])
-    return math.sqrt(square)
-
-
-def _registered(store: ClientStore, client: ClientId) -> ClientId:
-    try:
-        return store.registry.check(client)
-    except UnknownClientError as error:
-        raise RangeError(f"clients: {error}") from None
-
-
-def _require_array(name: str, array: object, length: int, dtype: type[np.generic]) -> None:
-    if type(array) is not np.ndarray or array.dtype != dtype or array.shape != (length,):
-        got = f"{array.dtype}{list(array.shape)}" if type(array) is np.ndarray else type(array).__name__
-        raise ArrayError(f"{name}: expected {np.dtype(dtype).name}[{length}], got {got}")
-
-
-def _require_whole(name: str, column: F64, most: int) -> None:
-    if not ((column >= 1) & (column <= most) & (column == np.floor(column))).all():
-        raise RangeError(f"{name}: expected integers in 1..{most}, got others")
+        part = values[: min(SPAN, n - start)]
+        read_exact(sum.cut(slice(start, start + len(part))), part)
+        square += combined_square([part], [1.0])
+    rounded = np.minimum(lengths, math.sqrt(n) * 2.0 ** (GRID[1] - 1))
+    length, most = math.sqrt(square), math.fsum(NEAR * lengths) + math.fsum(rounded)
+    if length > most:
+        raise RangeError(
+            f"{name}: the norm of the sum is {length:g}; its {len(lengths)} updates allow at most {most:g}"
+        )

@@ -1,4 +1,4 @@
-"""The report of a round: who took part, what was rejected, and how the step was measured."""
+"""The report of a round: the accepted and rejected clients, and measurements of the step."""
 
 import json
 import math
@@ -14,14 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.arguments import shown
-from fedcore.arrays import F32, F64, Floats, zeros
+from fedcore.arrays import F32, F64, Floats, core, zeros
 from fedcore.errors import CorruptionError
 from fedcore.kernels import Linear
-from fedcore.native import core
 from fedcore.options import Settings
 from fedcore.profiling import span
-from fedcore.representation import Represented
 from fedcore.runtime import __version__
 from fedcore.server.aggregation import Reducer, UpdateBatch, combined_square
 from fedcore.server.step import PreparedStep
@@ -29,12 +26,10 @@ from fedcore.server.update import digest_of_numbers, digest_of_text
 from fedcore.server.validation import CappedClaim
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId
+from fedcore.validation import Represented, short_repr
 
-# The report of a round.
-
-
-KINDS_TOLD = 5
-"""Kinds of refusals that a summary tells apart: clients can make as many as they like."""
+KINDS_LISTED = 5
+"""The number of kinds of rejections, or of clients, in a message; clients can cause any number of them."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,27 +39,26 @@ class Report(Represented):
     Attributes:
         round: its number, counted from 0.
         accepted: the clients whose updates count, in the order of ``add``.
-        rejected: (client, reason) of the updates that do not.
-        steps: the local steps of the clients heard, added up.
-        norms: float64[len(accepted)], |h_i|, the lengths of the clients' mean gradients.
-        weights: float64[len(accepted)], w_i, by which the method weighed them, before it divides by their sum.
-        factors: float64[len(accepted)], by which ``limits="open"`` scaled each update down; 1 where it did not.
+        rejected: (client, reason) of each rejected update.
+        steps: the sum of the accepted clients' local steps.
+        norms: float64[len(accepted)], |h_i|, the norms of the clients' mean gradients.
+        weights: float64[len(accepted)], w_i, the method's weights, not divided by their sum.
+        factors: float64[len(accepted)], the factors by which rules scaled the updates; 1 if unscaled.
         diversity: sum q_i |h_i|^2 / |sum q_i h_i|^2 with q_i = w_i / W, and h_i = x - y_i where models are averaged:
-            the weighted gradient diversity (Haddadpour and Mahdavi 2019, eq. 7). None for an empty cohort, for a mean
-            of zero, and for methods that sum h_i - r_i (MIFA, MimiC) and so never form the mean, unless
-            ``Server(diagnostics=True)`` asks for it.
-        staleness: the mean over the clients heard of the rounds since each one's row was written; None where no client
-            heard has a row of an earlier round.
-        correction_norm: the length of what the method adds to the cohort's plain mean: |v - mean h_i| where the server
-            corrects (MIFA, MimiC), and the length of the cohort's mean offset where the clients do (SCAFFOLD and the
+            the weighted gradient diversity (Haddadpour and Mahdavi 2019, eq. 7). None for an empty cohort or a zero
+            mean. Methods that sum h_i - r_i (MIFA, MimiC) do not compute the mean: None unless
+            ``Compute(diagnostics=True)``.
+        staleness: the mean age in rounds of the accepted clients' rows; None if no accepted client had a row.
+        correction_norm: the norm of the method's correction of the cohort's plain mean. It is |v - mean h_i| if the
+            server corrects (MIFA, MimiC), and the norm of the cohort's mean offset if the clients do (SCAFFOLD and the
             momentum methods; gradients at x_{t-1} not counted). None for an empty cohort, for methods without a
-            correction, where the rows are on the clients' side, and, except for FedAvg-M and FedAvg-M-VR, unless
-            ``Server(diagnostics=True)`` asks for it.
-        gamma: the server's step along v; 0 where x stayed.
-        waiting_for: how many clients were never heard, for which x waits (MIFA); 0 where it does not.
-        seconds: time spent in the server, the clients' own not counted.
-        bytes: what the clients sent.
-        changed: the options that ``Server.change`` or ``Server.load`` changed before the round; None for none.
+            correction, and where clients keep the rows. Except for FedAvg-M and FedAvg-M-VR, None unless
+            ``Compute(diagnostics=True)``.
+        gamma: the length of the server's step along v; 0 if x is unchanged.
+        waiting_for: the number of clients without an update for which x waits (MIFA).
+        seconds: the server's time, without the clients' time.
+        bytes: the size of the clients' updates.
+        changed: the options that ``Server.change`` or ``Server.load`` changed before the round. Default: none.
     """
 
     round: int
@@ -84,186 +78,165 @@ class Report(Represented):
     changed: Mapping[str, Any] | None = None
 
 
-def refusal_summary(refused: Iterable[tuple[ClientId, str]]) -> str:
-    """The reasons of ``Report.refused`` in one line, those of one kind counted, the most frequent first.
+def rejection_summary(rejected: Iterable[tuple[ClientId, str]]) -> str:
+    """Return the reasons of ``Report.rejected`` in one line, each kind with its count, the most frequent first.
 
-    Reasons are of one kind if they differ in numbers and in what came alone; the first one stands for all.
+    Reasons that differ only in numbers or in the sent value are one kind; the line shows the first.
 
-    >>> refusal_summary([(7, "steps: expected an integer in 1..10, got None"), (1, "update: expected finite numbers"),
-    ...                  (8, "steps: expected an integer in 1..10, got 0")])
-    '2 x steps: expected an integer in 1..10, got None (or the like); 1 x update: expected finite numbers'
+    >>> reasons = ["steps=None: must be an integer", "steps=0: must be an integer", "update: a number is NaN"]
+    >>> rejection_summary(enumerate(reasons))
+    '2 x steps=None: must be an integer (or the like); 1 x update: a number is NaN'
     """
     kinds: dict[str, list[str]] = {}
-    for _, reason in refused:
-        due = reason.rpartition(", got ")[0] or reason
-        kinds.setdefault(re.sub(r"\d[\d.e+-]*", "0", due), []).append(reason)
-    listed = sorted(kinds.values(), key=len, reverse=True)
-    told = [f"{len(k)} x {k[0]}{' (or the like)' if len(set(k)) > 1 else ''}" for k in listed[:KINDS_TOLD]]
-    others = sum(map(len, listed[KINDS_TOLD:]))
-    return "; ".join([*told, f"{others} x other reasons"] if others else told)
+    for _, reason in rejected:
+        rule = re.sub(r"^([\w.]+)=.*?: ", r"\1: ", reason.rpartition(", got ")[0] or reason)
+        kinds.setdefault(re.sub(r"\d[\d.e+-]*", "0", rule), []).append(reason)
+    reasons = sorted(kinds.values(), key=len, reverse=True)
+    listed = [f"{len(k)} x {k[0]}{' (or the like)' if len(set(k)) > 1 else ''}" for k in reasons[:KINDS_LISTED]]
+    others = sum(map(len, reasons[KINDS_LISTED:]))
+    return "; ".join([*listed, f"{others} x other reasons"] if others else listed)
 
 
-def warn_if_unheard(report: Report, logger: Logger) -> None:
-    """Log a warning of a round that refused everybody who replied, which nothing else would tell."""
+def warn_if_all_rejected(report: Report, logger: Logger) -> None:
+    """Log a warning if a round rejected all updates."""
     if report.rejected and not report.accepted:
-        refused = len(report.rejected)
-        logger.warning(
-            "round %d heard nobody and refused %d: %s", report.round, refused, refusal_summary(report.rejected)
-        )
+        summary = rejection_summary(report.rejected)
+        logger.warning("round %d accepted no update and rejected %d: %s", report.round, len(report.rejected), summary)
 
 
-def warn_if_lowered(round: int, lowered: Sequence[CappedClaim], most_steps: int | None, logger: Logger) -> None:
-    """Log a warning of claims of examples or steps that did not count in full, which nothing else would tell."""
+def warn_if_capped(round: int, lowered: Sequence[CappedClaim], most_steps: int | None, logger: Logger) -> None:
+    """Log a warning if reported steps or examples were capped."""
     if most_steps is not None:
-        logger.warning(
-            "round %d counted at most %d steps of a client in gamma (CapSteps), and some claim more",
-            round,
-            most_steps,
-        )
+        logger.warning("round %d: gamma counts at most %d steps per client (CapSteps)", round, most_steps)
     if lowered:
-        told = ", ".join(
-            f"client {client!r} {counted} of {claimed}" for client, claimed, counted in lowered[:KINDS_TOLD]
+        listed = ", ".join(
+            f"{counted} of {claimed} from client {client!r}" for client, claimed, counted in lowered[:KINDS_LISTED]
         )
-        others = f", and {len(lowered) - KINDS_TOLD} others" if len(lowered) > KINDS_TOLD else ""
+        others = f", and {len(lowered) - KINDS_LISTED} other clients" if len(lowered) > KINDS_LISTED else ""
         logger.warning(
-            "round %d counted fewer examples than were claimed: %s%s; at most their n_k, or else the "
-            "ratio of CapExamples times the median of the claims accepted",
-            round,
-            told,
-            others,
+            "round %d counted fewer examples than clients reported: %s%s; the cap is n_k, or without n_k the "
+            "ratio of CapExamples times the median",
+            *(round, listed, others),
         )
 
 
 def tell(callbacks: Iterable[Callable[[Report], object]], report: Report, logger: Logger) -> None:
-    """Call the callbacks with the report of a finished round; an exception is logged, and the round stays."""
+    """Call the callbacks with the report of a finished round, and log their exceptions."""
     for callback in callbacks:
         try:
             callback(report)
         except Exception:
-            logger.exception("round %d: a callback failed; the round counts", report.round)
+            logger.exception("round %d: a callback failed; the round is kept", report.round)
 
 
-# Diagnostics of a round: the length of the correction, and the cohort's mean for methods that do not form it.
+# The diagnostics of a round: the norm of the correction, and the cohort's mean if the method does not compute it.
 
 
 Combination: TypeAlias = Sequence[tuple[Floats, float]]
 """A linear combination: vectors and their coefficients."""
 
 AT_ONCE = 8
-"""Rows that are decoded and summed in one pass."""
+"""The number of rows that are decoded and summed in one pass."""
 
 
 class Diagnostics(NamedTuple):
-    """The measurements of a step that is prepared; see ``Report``."""
+    """The measurements of a step before its commit; see ``Report``."""
 
     correction_norm: float | None = None
     mean_square: float | None = None
-    """|sum_i (w_i / W) h_i|^2, where it is known."""
-
-
-UNKNOWN = Diagnostics()
+    """|sum_i (w_i / W) h_i|^2, if known."""
 
 
 class Diagnosis(NamedTuple):
-    """Measures a step that is prepared, while the store still has the rows of before.
+    """Measures a step before its commit, while the store still has the old rows.
 
-    Args:
-        heard: the cohort.
-        offset: from_mean c + from_momentum g as it was sent, float32[n_parameters]; None for zero.
-        reducer: of which all of these vectors may be slices.
+    ``batch`` is the cohort. ``offset`` is from_mean c + from_momentum g as sent, float32[n_parameters], or None for
+    zero.
     """
 
     settings: Settings
     store: ClientStore
     prepared: PreparedStep
-    heard: UpdateBatch
+    batch: UpdateBatch
     offset: F32 | None
     reducer: Reducer
 
     def measure(self) -> Diagnostics:
-        """The diagnostics.
+        """Return the diagnostics.
 
-        Cost: nothing for methods without a correction; a pass over one vector for those whose correction is one vector
-            for all; else a reading of the cohort's rows, copied and decoded: 12 n S bytes, and some vectors (30 clients
-            of 44,426 parameters: 1 to 3 ms more than the 2 ms of the round).
+        Cost: nothing for methods without a correction; one pass over a vector if all clients share the correction.
+            Otherwise the cohort's rows are read and decoded: 12 n S bytes. 30 clients of 44,426 parameters add 1 to 3
+            ms to a round of 2 ms.
         """
-        if self.prepared.step is None or not self.prepared.result.linear:
-            return UNKNOWN
+        if self.prepared.step is None:
+            return Diagnostics()
         with span("diagnose"):
-            corrected, square = self._corrections(), self._mean_square()
-        return Diagnostics(corrected.correction_norm, corrected.mean_square if square is None else square)
+            correction, mean = self._corrections()
+            square = self._mean_square()
+            if square is None and mean is not None:
+                square = self._length(mean) ** 2
+            return Diagnostics(None if correction is None else self._length(correction), square)
 
-    def _corrections(self) -> Diagnostics:
+    def _corrections(self) -> tuple[Combination | None, Combination | None]:
+        """Return the correction, and the cohort's mean if it was computed from rows."""
         algorithm, direction = self.settings.algorithm, self.settings.algorithm.direction
-        W, after = self.prepared.result.W, self.prepared.after
-        if not len(self.heard) or (direction.from_row and not algorithm.keeps_rows):
-            return UNKNOWN
-        at_clients = self.offset is not None or bool(direction.from_row)
-        if at_clients and not direction.from_row:
-            assert self.offset is not None
-            return Diagnostics(self._length([(self.offset, 1.0)]))
-        if not algorithm.keeps_rows or not self.settings.diagnostics or not W > 0:
-            return UNKNOWN
-        if at_clients:
-            correction: Combination = [(self._mean_row(), direction.from_row)]
-            return Diagnostics(self._length(correction if self.offset is None else [*correction, (self.offset, 1.0)]))
-        mean_h = self._mean_of_sums()
-        if mean_h is None:
-            mean_h = self._mean_with_rows()
-        if mean_h is None:
-            return UNKNOWN
-        return Diagnostics(self._length([*mean_h, (after.momentum, -1.0)]), self._length(mean_h) ** 2)
+        if not len(self.batch) or (direction.from_row and not algorithm.keeps_rows):
+            return None, None
+        shared: list[tuple[Floats, float]] = [] if self.offset is None else [(self.offset, 1.0)]
+        if shared and not direction.from_row:
+            return shared, None
+        if not algorithm.keeps_rows or not self.settings.diagnostics or not self.prepared.result.W > 0:
+            return None, None
+        if direction.from_row:
+            return [(self._mean_row(), direction.from_row), *shared], None
+        mean = self._mean(read_rows=True)
+        return (None, None) if mean is None else ([*mean, (self.prepared.after.momentum, -1.0)], mean)
 
     def _mean_square(self) -> float | None:
-        """|sum_i (w_i / W) h_i|^2 as the sums tell it; None where the rows would have to be read.
+        """Return |sum_i (w_i / W) h_i|^2 if the sums determine it, without reading rows.
 
-        Cost: nothing where v is that mean, or a multiple of it, as in most methods; else a pass over A.
+        Cost: nothing if v is a multiple of that mean, as in most methods; else a pass over A.
         """
         step, W, form = self.prepared.step, self.prepared.result.W, self.settings.algorithm.sums
         assert step is not None
         if not W > 0 or self.settings.algorithm.hides_mean:
             return None
-        # v = times (A / W - form.q offset) / form.h, the offset made of T and g?
+        # Does v equal share (A / W - form.q offset) / form.h, with the offset computed from T and g?
         d, N, times = self.settings.algorithm.direction, self.prepared.cohort.N, step.v.A * W * form.h
         share = times * form.q / form.h
         multiple = Linear(step.v.A, 0.0, -share * d.from_mean / N, -share * d.from_momentum)
-        if times and (step.v == multiple or _alike(step.v, multiple)):
+        is_near = all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(step.v, multiple, strict=True))
+        if times and (step.v == multiple or is_near):
             return self.prepared.v_square / times**2
-        mean = self._mean_of_sums()
+        mean = self._mean(read_rows=False)
         return None if mean is None else self._length(mean) ** 2
 
-    def _mean_of_sums(self) -> Combination | None:
-        """sum_i (w_i / W) h_i, where it follows from A and the offset; else None."""
-        form = self.settings.algorithm.sums
-        if self.settings.algorithm.hides_mean:
+    def _mean(self, *, read_rows: bool) -> Combination | None:
+        """Return sum_i (w_i / W) h_i from A, the offset and, with ``read_rows``, the old rows; None if unknown."""
+        form, result, hidden = self.settings.algorithm.sums, self.prepared.result, self.settings.algorithm.hides_mean
+        if not form.h or (hidden and not read_rows):
             return None
-        mean: Combination = [(self.prepared.result.A, 1 / (self.prepared.result.W * form.h))]
-        return [*mean, (self.offset, -form.q / form.h)] if form.q and self.offset is not None else mean
-
-    def _mean_with_rows(self) -> Combination | None:
-        """The same by the rows of before the round; None where A does not tell h at all."""
-        form, W = self.settings.algorithm.sums, self.prepared.result.W
-        if not form.h:
-            return None
-        mean: list[tuple[Floats, float]] = [(self.prepared.result.A, 1 / (W * form.h))]
+        mean: list[tuple[Floats, float]] = [(result.A, 1 / (result.W * form.h))]
+        if not hidden:
+            return [*mean, (self.offset, -form.q / form.h)] if form.q and self.offset is not None else mean
         if form.r:
             mean.append((self._mean_row(), -form.r / form.h))
-        return mean + [(v, -form.q / form.h * share) for v, share in self._mean_anchor()] if form.q else mean
+        return [*mean, *((v, -form.q / form.h * share) for v, share in self._mean_anchor())] if form.q else mean
 
     def _mean_anchor(self) -> Combination:
-        """sum_i (w_i / W) v[t_i], over the clients whose row refers to a round: one vector a round."""
+        """Return sum_i (w_i / W) v[t_i] over the clients whose row refers to a round, with one vector per round."""
         weights: dict[int, float] = {}
-        for round, weight in zip(self.prepared.rounds, self.heard.weights.tolist(), strict=True):
+        for round, weight in zip(self.prepared.rounds, self.batch.weights.tolist(), strict=True):
             if round is not None:
                 weights[round] = weights.get(round, 0.0) + weight
         history, W = self.prepared.before.history, self.prepared.result.W
         return [(v, weight / W) for round, weight in weights.items() if (v := history.get(round)) is not None]
 
     def _mean_row(self) -> F64:
-        """sum_i (w_i / W) r_i, float64[n_parameters]."""
+        """Return sum_i (w_i / W) r_i, float64[n_parameters]."""
         mean: F64 = zeros(self.settings.layout.n_parameters, np.float64, device=self.settings.device)
-        clients = self.heard.clients
-        shares = self.heard.weights / self.prepared.result.W
+        clients = self.batch.clients
+        shares = self.batch.weights / self.prepared.result.W
         for start in range(0, len(clients), AT_ONCE):
             rows = [self.store.read(client) for client in clients[start : start + AT_ONCE]]
             k = len(rows)
@@ -275,20 +248,13 @@ class Diagnosis(NamedTuple):
 
 
 def staleness(prepared: PreparedStep) -> float | None:
-    """The mean over the clients heard of the rounds since their rows were written; None where no row was."""
+    """Return the mean age in rounds of the accepted clients' rows; None without rows."""
     ages = [prepared.before.round_number - t for t in prepared.rounds if t is not None]
     return sum(ages) / len(ages) if ages else None
 
 
-def _alike(form: Linear, other: Linear) -> bool:
-    return all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(form, other, strict=True))
-
-
-# The report that a finished round makes of itself.
-
-
 def diversity_of(weights: F64, squares: F64, mean_square: float | None) -> float | None:
-    """The weighted gradient diversity of updates with |h_i|^2 = squares; see ``Report``."""
+    """Return the weighted gradient diversity of updates with |h_i|^2 = squares; see ``Report``."""
     if not mean_square:
         return None
     mean: float = core.column_sum(0.0, weights, squares) / core.column_sum(0.0, weights, None)
@@ -298,63 +264,53 @@ def diversity_of(weights: F64, squares: F64, mean_square: float | None) -> float
 def report_of(
     settings: Settings,
     prepared: PreparedStep,
-    heard: UpdateBatch,
+    batch: UpdateBatch,
     found: Diagnostics,
     stale: float | None,
-    refused: tuple[tuple[ClientId, str], ...],
+    rejected: tuple[tuple[ClientId, str], ...],
     seconds: float,
     bytes: int,
 ) -> Report:
-    """The report of a round whose step was accepted.
-
-    Args:
-        heard: the cohort.
-        found: what was measured of the step.
-        stale: the cohort's staleness.
-        refused, seconds, bytes: as the report has them.
-    """
-    norms, weights, claims = np.sqrt(heard.squares), heard.weights, heard.claims
+    """Return the report of a committed round with the cohort ``batch``."""
+    norms, claims = np.sqrt(batch.squares), batch.claims
     return Report(
         round=prepared.before.round_number,
-        accepted=tuple(heard.clients),
-        rejected=refused,
+        accepted=tuple(batch.clients),
+        rejected=rejected,
         steps=int(core.column_sum(0.0, claims.steps, claims.counts)),
-        # |h_i| as a gradient, whatever the units that were folded
-        norms=norms / heard.eta_steps if settings.averages_models else norms,
-        weights=weights,
-        factors=heard.factors,
-        diversity=diversity_of(weights, heard.squares, found.mean_square),
+        norms=norms / batch.eta_steps if settings.averages_models else norms,  # |h_i| as a gradient
+        weights=batch.weights,
+        factors=batch.factors,
+        diversity=diversity_of(batch.weights, batch.squares, found.mean_square),
         staleness=stale,
         correction_norm=found.correction_norm,
         gamma=prepared.gamma,
-        waiting_for=prepared.awaited,
+        waiting_for=prepared.waiting_for,
         seconds=seconds,
         bytes=bytes,
         changed=dict(prepared.before.changed) or None,
     )
 
 
-# Records of rounds that can be audited: who sent what, how it counted, and what the model was before and after.
+# The documents of audited rounds: the updates, their weights, and the model before and after.
 
 
 Document = dict[str, Any]
 
 
 def record(
-    settings: Settings, prepared: PreparedStep, heard: UpdateBatch, refused: Sequence[tuple[ClientId, str]]
+    settings: Settings, prepared: PreparedStep, batch: UpdateBatch, rejected: Sequence[tuple[ClientId, str]]
 ) -> str:
-    """The document of a round that is about to be committed, as JSON."""
-    before, after, claims = prepared.before, prepared.after, heard.claims
-    columns = zip(
-        heard.clients,
-        heard.digests,
-        heard.weights.tolist(),
-        heard.factors.tolist(),
-        claims.steps.tolist(),
-        heard.starts.tolist(),
-        strict=True,
-    )
-    names = ("client", "digest", "weight", "factor", "steps", "start")
+    """Return the document of a round as JSON, before its commit."""
+    before, after = prepared.before, prepared.after
+    columns = {
+        "client": batch.clients,
+        "digest": batch.digests,
+        "weight": batch.weights.tolist(),
+        "factor": batch.factors.tolist(),
+        "steps": batch.claims.steps.tolist(),
+        "start": batch.starts.tolist(),
+    }
     options = {name: value for name, value in settings.to_state(before.round_number).items() if name != "layout"}
     document = {
         "what": "a round of a fedcore server",
@@ -367,31 +323,23 @@ def record(
         "x_before": digest_of_numbers(before.x),
         "x_after": digest_of_numbers(after.x),
         "gamma": prepared.gamma,
-        "updates": [dict(zip(names, row, strict=True)) for row in columns],
-        "rejected": [{"client": client, "reason": reason} for client, reason in refused],
+        "updates": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
+        "rejected": [{"client": client, "reason": reason} for client, reason in rejected],
     }
     return json.dumps(document, sort_keys=True)
 
 
 def checked(documents: Sequence[tuple[int, str]], last: str | None, round: int) -> list[Document]:
-    """The documents of the rounds before ``round``, if each has the digest that the next one names.
-
-    Args:
-        last: the digest of the last one.
-
-    Raises:
-        CorruptionError: one was changed, or is missing.
-    """
-    texts = [text for number, text in documents if number < round]
-    due, found = last, []
-    for text in reversed(texts):
-        if digest_of_text(text) != due:
-            raise CorruptionError("audit: expected the documents that were written, got a changed one, or one too few")
+    """Return the documents of the rounds before ``round``, checked by the digest in the next one, or by ``last``."""
+    digest, found = last, []
+    for text in reversed([text for number, text in documents if number < round]):
+        if digest_of_text(text) != digest:
+            raise CorruptionError("audit: a document was changed, or is missing")
         try:
             found.append(json.loads(text))
-            due = found[-1]["previous"]
+            digest = found[-1]["previous"]
         except (ValueError, TypeError, LookupError, RecursionError):
-            raise CorruptionError(f"audit: expected the document of a round, got {shown(text)}") from None
-    if due is not None:
-        raise CorruptionError("audit: expected the documents of all rounds, got too few")
+            raise CorruptionError(f"audit: {short_repr(text)} is not the document of a round") from None
+    if digest is not None:
+        raise CorruptionError("audit: the documents of the first rounds are missing")
     return found[::-1]

@@ -1,4 +1,4 @@
-"""An open round: updates come in one at a time, are folded into the sums, and are not kept."""
+"""An open round: updates are read, validated and added to the sums as they arrive; they are not stored."""
 
 import logging
 import math
@@ -8,105 +8,78 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import wraps
 from threading import Lock, RLock
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import ref
 
 import numpy as np
 
-from fedcore.arguments import due_whole, is_whole, real, reason_of
-from fedcore.arrays import F32, ieee
+from fedcore.arrays import F32, core, ieee
 from fedcore.errors import FedcoreError, RangeError, RoundError, StoreError, UnknownNameError
-from fedcore.interrupts import uninterrupted
-from fedcore.native import core
 from fedcore.options import Callback, Settings, require_weighing
 from fedcore.profiling import span
-from fedcore.representation import Represented
+from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import NO_COUNT, Result, UpdateBatch, combined_square
 from fedcore.server.partial import PartialSum, PartialSums
 from fedcore.server.report import (
     Diagnosis,
+    Diagnostics,
     Report,
     diversity_of,
     record,
     report_of,
     staleness,
     tell,
-    warn_if_lowered,
-    warn_if_unheard,
+    warn_if_all_rejected,
+    warn_if_capped,
 )
 from fedcore.server.state import NewClients, State
-from fedcore.server.step import Snapshot
-from fedcore.server.update import KINDS, Kind, Update, bytes_of, first_not_finite, lasting
-from fedcore.server.validation import (
-    NOT_FINITE,
-    Decision,
-    PlainColumns,
-    UpdateReader,
-    Validator,
-    Weighing,
-    usual,
-)
+from fedcore.server.step import PreparedStep, Snapshot
+from fedcore.server.update import KINDS, Kind, Update, bytes_of, first_not_finite, immutable_copy
+from fedcore.server.validation import NOT_FINITE, Decision, PlainColumns, UpdateReader, Validator, Weighing, usual
 from fedcore.store.registry import ClientId, Registry
+from fedcore.validation import Represented, check_number, describe_integers, is_integer, rejection_reason
 
-# The face of an open round, whoever folds what comes into it.
+LOGGER = logging.getLogger("fedcore.server")
+SECOND = "update: the round already has an update of this client; only the first counts"
+NO_EXAMPLES = "examples: missing, but other updates of the round report a number"
+IN_PARTIAL = "client: already part of a partial sum of this round; limit an edge with add_partial_sum(clients=...)"
 
 
-SECOND = "update: expected one a round, got a second one: the first one counts"
-
-
-class Round(Represented):
-    """An open round, as a context manager, and the checks of what its caller says."""
+class OpenRound(Represented):
+    """Base class of rounds of servers and networks: the call lock, rejections, and the context manager."""
 
     report: Report | None
-    is_open: bool
-    _settings: Settings
-    _known: set[ClientId]
-    _turn: Any  # these three as ``call_guard`` has them
-    _inside: Any
-    _is_ending: bool
 
-    @abstractmethod
-    def add_batch(self, updates: Sequence[Update]) -> list[bool]:
-        """Add the updates of some clients; return which of them are accepted, as far as is known."""
-
-    @abstractmethod
-    def add_partial_sum(
-        self, partial: PartialSum | bytes, sender: ClientId, clients: Iterable[ClientId] | None = None
-    ) -> None:
-        """Add a partial sum of an edge."""
-
-    @abstractmethod
-    def partial_sum(self) -> PartialSum:
-        """Close the round without a step, and return its sum."""
-
-    @abstractmethod
-    def buffer(self) -> F32:
-        """A vector for one client's y, float32[n] of undefined content."""
-
-    @abstractmethod
-    def reject(self, client: ClientId, reason: str) -> None:
-        """Report an update as rejected that could not be read."""
-
-    @property
-    @abstractmethod
-    def rejected(self) -> tuple[tuple[ClientId, str], ...]:
-        """The clients whose updates were rejected so far, with the reasons."""
-
-    @abstractmethod
-    def begin(self, newcomers: NewClients) -> None:
-        """Begin the round, once it is the only one."""
+    def __init__(self, number: int, callbacks: Sequence[Callback], logger: logging.Logger) -> None:
+        self.report, self.is_open = None, True
+        self._number, self._callbacks, self._logger = number, callbacks, logger
+        # A thread that calls the round holds _turn, and _inside during the call; ``with`` releases both even if a
+        # signal handler raises. _is_ending: a signal handler called ``abort`` in a call, which then aborts the round.
+        self._turn, self._inside, self._is_ending = RLock(), Lock(), False
+        self._rejected: list[tuple[Any, str]] = []
+        self._bytes, self._seconds = 0, 0.0
 
     @abstractmethod
     def finish(self) -> Report:
-        """Take the server's step and close the round."""
+        """Take the step and close the round."""
 
     @abstractmethod
+    def _counts(self) -> dict[str, int]:
+        """The numbers in the repr of an open round."""
+
     def _abort(self) -> None:
-        """Close the round, whose turn it is."""
+        """Close the round; the caller holds ``_turn``."""
+        self.is_open = False
 
-    @abstractmethod
-    def _fold_held(self) -> None:
-        """Fold what is held."""
+    @property
+    def rejected(self) -> tuple[tuple[ClientId, str], ...]:
+        """The clients whose updates were rejected so far, with the reasons."""
+        return tuple(self._rejected)
+
+    def _facts(self) -> dict[str, Any]:
+        if not self.is_open:
+            return {"is_open": False, "report": self.report}
+        return {"round": self._number, "is_open": True, **self._counts()}
 
     def __enter__(self) -> Self:
         return self
@@ -116,6 +89,71 @@ class Round(Represented):
             self.abort()
         elif self.is_open:
             self.finish()
+
+    def abort(self) -> None:
+        """Close the round and leave the server as it was before ``open_round``. A closed round is unchanged.
+
+        A signal handler may call it too. If it interrupts ``add``, the round is aborted when ``add`` returns.
+        """
+        with self._turn:
+            if self._inside.locked():
+                self._is_ending = True
+            else:
+                self._abort()
+
+    def _require_open(self) -> None:
+        if not self.is_open:
+            raise RoundError("round: it is finished or aborted; open a new round")
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T", bound=OpenRound)
+
+
+def one_call(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+    """Let one thread at a time call the round. Raise RoundError if a signal handler calls it during a call."""
+
+    @wraps(method)
+    def called(self: T, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._turn:
+            if self._inside.locked():
+                raise RoundError("round: a signal handler may only call abort() during another call")
+            try:
+                with self._inside:
+                    return method(self, *args, **kwargs)
+            finally:
+                if self._is_ending:
+                    self._abort()
+
+    return called
+
+
+class Round(OpenRound):
+    """An open round of a server, from ``Server.open_round``; use it as a context manager.
+
+    An exception in the block, or ``abort()``, leaves the server as it was before ``open_round``. Otherwise the round is
+    finished at the end of the block, if still open. Signals that arrive during the commit wait until its end. Several
+    threads may add updates; each call waits for the one before it.
+
+    Attributes:
+        report: the ``Report`` once the round is finished, else None.
+        is_open: whether the round accepts updates.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        number: int,
+        batch_size: int,
+        *,
+        may_hold: bool,
+        callbacks: Sequence[Callback] = (),
+        logger: logging.Logger = LOGGER,
+    ) -> None:
+        super().__init__(number, callbacks, logger)
+        self._settings, self._batch_size, self._may_hold = settings, batch_size, may_hold
+        self._known: set[ClientId] = set()  # clients of held and folded updates
 
     def add(
         self,
@@ -134,171 +172,157 @@ class Round(Represented):
     ) -> bool:
         """Add one client's update; the arguments are those of ``Update``.
 
-        An update with invalid content (value, steps, examples, lr, control, round) is rejected into the report, and the
-        round goes on; the client may send another one. A second update of a client is rejected, and so is one of a
-        client that is part of an edge's partial sum.
+        An update with invalid content (value, steps, examples, lr, control, round) is rejected and listed in the
+        report; the round continues, and the client may send a new one. The round rejects a second update of a client,
+        and an update of a client that is part of an edge's partial sum.
 
         Returns:
-            Whether the update is accepted. One that the round holds, to fold it with others, can still be rejected when
-            it is folded: ``report.rejected`` is final.
+            Whether the update is accepted so far. A held update can still be rejected when it is folded;
+            ``report.rejected`` is final.
 
         Raises:
             RoundError: the round is closed.
             UnknownClientError: the client is not registered.
             UnknownNameError: ``kind`` is unknown.
-            RangeError: ``count`` is not an integer >= 1, or not 1 where the method takes a
-                client once a round; or ``weight`` is not a number >= 0, or the method does not weigh by examples.
+            RangeError: ``count`` or ``weight`` is out of range, or the method does not support it.
 
-        Cost: that of ``kernels.accumulate`` or ``kernels.exchange`` for one row, or 1 / batch_size of a pass over
-            ``batch_size`` rows where updates are held.
+        Cost: that of ``kernels.accumulate`` or ``kernels.exchange`` for one row. Held updates share one pass over
+            ``batch_size`` rows.
         """
         sent = value, steps, examples, lr, control, count, round, kind, keep, weight
         return self.add_batch([Update(client, *sent)])[0]
 
-    def abort(self) -> None:
-        """Close the round and leave the server as it was before ``open_round``; a closed round stays as it is.
+    @abstractmethod
+    def add_batch(self, updates: Sequence[Update]) -> list[bool]:
+        """Add the updates of some clients, in one pass where they can be held.
 
-        The handler of a signal may call it too: in the middle of ``add`` the round is aborted when that is done.
+        Returns:
+            For each update, whether it is accepted so far; ``report.rejected`` is final.
+
+        Raises:
+            RoundError, UnknownClientError, UnknownNameError, RangeError: as ``add``.
         """
-        with self._turn:
-            if self._inside.locked():
-                self._is_ending = True
-            else:
-                self._abort()
 
-    def _require_open(self) -> None:
-        if not self.is_open:
-            raise RoundError("round: expected an open one, got one that is finished or aborted")
+    @abstractmethod
+    def add_partial_sum(
+        self, partial: PartialSum | bytes, sender: ClientId, clients: Iterable[ClientId] | None = None
+    ) -> None:
+        """Add a partial sum of ``Round.partial_sum``, with the bits of adding each of its updates here.
+
+        The sum is accepted as a whole, or rejected and listed in the report with the sender. Rules that compare updates
+        (``RejectLong``, ``CapExamples``) apply only in the edge's round, where updates are whole. A later update of a
+        client of the sum is rejected.
+
+        Args:
+            clients: the edge's own clients. The server rejects a sum or rejection of any other client. Default: the
+                edge may send for every client.
+
+        Raises:
+            RoundError: the round is closed.
+            RangeError: the server's sums are not exact, its method does not only add h, or it has shards.
+            UnknownClientError: one of ``clients`` is not registered.
+        """
+
+    @abstractmethod
+    def partial_sum(self) -> PartialSum:
+        """Close the round without a step; return its sum and claims, for ``add_partial_sum`` of the upper server.
+
+        Raises:
+            RoundError: the round is closed.
+            RangeError: as for ``add_partial_sum``.
+
+        Cost: reads and writes 16 n bytes.
+        """
+
+    @abstractmethod
+    def buffer(self) -> F32:
+        """Return an uninitialised vector for one client's y, float32[n], on the server's device.
+
+        Write y into it (``socket.recv_into``, ``out=``, or ``copy_`` into ``torch.from_numpy`` of it), and pass it or a
+        view of it to ``add``. The round holds it like an update with ``keep``, and folds several in one pass without a
+        copy. Use a new buffer for each client, and do not write to it after ``add``. The server reuses the memory after
+        the fold, once the caller has dropped the buffer.
+
+        Raises:
+            RoundError: the round is closed.
+
+        Cost: 4 n bytes for each buffer in use: up to ``batch_size`` in the round, and those that the caller keeps.
+
+        >>> import numpy as np
+        >>> from fedcore import Server
+        >>> server = Server(np.zeros(2, np.float32), "FedAvg", clients=2, lr=0.1)
+        >>> with server.open_round() as round:
+        ...     for client in range(2):
+        ...         y = round.buffer()
+        ...         y[:] = client, 4  # as recv_into would
+        ...         _ = round.add(client, y, steps=5)
+        >>> server.x
+        array([0.5, 4. ], dtype=float32)
+        """
+
+    @one_call
+    def reject(self, client: ClientId, reason: str) -> None:
+        """List a client as rejected, for an update that the caller could not read."""
+        self._require_open()
+        self._rejected.append((client, reason))
+
+    @abstractmethod
+    def begin(self, newcomers: NewClients) -> None:
+        """Begin the round, after the server has made it the open one."""
+
+    @abstractmethod
+    def _fold_held(self) -> None:
+        """Fold the held updates."""
+
+    def _counts(self) -> dict[str, int]:
+        return {"accepted": len(self._known), "rejected": len(self._rejected)}
 
     def _is_second(self, client: ClientId) -> bool:
-        """Tell whether the round has an update of the client."""
+        """Whether the round has an update of the client already."""
         if client in self._known:
-            self._fold_held()  # if the first one is held and turns out to be no update, this one is not the second
+            self._fold_held()  # may still reject the first one
         return client in self._known
 
     def _check(self, update: Update, registry: Registry) -> ClientId:
-        """The client's id; raises for what is the caller's mistake, not the client's."""
+        """Return the client's id; raise for mistakes of the caller, not of the client."""
         client = registry.check(update.client)
         if update.kind not in KINDS:
             raise UnknownNameError.of("kind", update.kind, KINDS)
         if update.weight is not None:
             require_weighing(self._settings.algorithm, "weight")
-            real("weight", update.weight, "[0, inf)")
-        most = 1 if self._settings.algorithm.hears_once else 2**31
-        if not is_whole(update.count, 1, most):
-            due = due_whole(1, most) if most > 1 else "1, since the method hears a client once a round"
-            raise RangeError(f"count: expected {due}, got {update.count!r}")
+            check_number("weight", update.weight, "[0, inf)")
+        most = 1 if self._settings.algorithm.updates_once else 2**31
+        if not is_integer(update.count, 1, most):
+            allowed = (
+                describe_integers(1, most) if most > 1 else "1, because the method accepts each client once per round"
+            )
+            raise RangeError(f"count={update.count!r}: must be {allowed}")
         return client
 
 
-# One call at a time into an open round.
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-class GuardedCalls(Protocol):
-    """An object whose calls take turns.
-
-    Attributes:
-        _turn: whose turn it is; the same thread's too, within a call.
-        _inside: held while a call is at work. Both are let go by Python itself, at whatever line an exception comes.
-        _is_ending: whether ``abort`` came from within a call, which obeys when it is done.
-    """
-
-    _turn: Any  # RLock and Lock, which are functions to the type checker
-    _inside: Any
-    _is_ending: bool
-
-    def _abort(self) -> None: ...
-
-
-T = TypeVar("T", bound=GuardedCalls)
-
-
-def one_call(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
-    """A method that waits for other threads, and refuses to run within a call of its own thread.
-
-    Only the handler of a signal comes upon a call of its own thread: it cannot wait for it.
-    """
-
-    @wraps(method)
-    def called(self: T, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._turn:
-            if self._inside.locked():
-                raise RoundError(
-                    "round: expected one call at a time, got one from within another, as a signal's handler makes it: "
-                    "abort() alone may be called there"
-                )
-            try:
-                with self._inside:
-                    return method(self, *args, **kwargs)
-            finally:
-                if self._is_ending:
-                    self._abort()
-
-    return called
-
-
-# One round: updates come in one at a time, are folded into the sums, and are forgotten.
-
-
-LOGGER = logging.getLogger("fedcore.server")
-NO_EXAMPLES = "examples: expected a number, as other clients of the round gave one, got None"
-IN_PARTIAL = (
-    "client: expected one update a round, got one of a client that an edge's partial sum has counted already: "
-    "add_partial_sum(clients=) holds an edge to its own clients"
-)
-
-
 class LocalRound(Round):
-    """An open round of a server; get it from ``Server.open_round``, and use it as a context manager.
-
-    Leaving the block by an exception, or ``abort()``, leaves the server as it was before ``open_round``. Leaving it
-    normally finishes the round if nobody did. Signals that come while the round's changes are made wait until they are.
-    Several threads may add at once; they take turns.
-
-    Attributes:
-        report: the RoundReport once the round is finished, else None.
-        is_open: whether updates can still come in.
-    """
+    """A round of a server without shards, or of one shard."""
 
     def __init__(
-        self,
-        settings: Settings,
-        state: State,
-        *,
-        batch_size: int,
-        may_hold: bool,
-        callbacks: Sequence[Callback] = (),
-        logger: logging.Logger = LOGGER,
-        reader: type[UpdateReader] = UpdateReader,
+        self, settings: Settings, state: State, *, reader: type[UpdateReader] = UpdateReader, **options: Any
     ) -> None:
-        self.report: Report | None = None
-        self.is_open = True
-        self._callbacks = callbacks
-        self._settings, self._state, self._batch_size, self._may_hold = settings, state, batch_size, may_hold
-        self._logger = logger
+        super().__init__(settings, state.snapshot.round_number, **options)
+        self._state = state
         self._reader, self._weighing = reader(settings, state), Weighing(settings, state)
         self._partials = PartialSums(settings, state, self._weighing)
-        self._turn, self._inside, self._is_ending = RLock(), Lock(), False
         self._held: list[UpdateBatch] = []
         self._undecided: UpdateBatch | None = None
         self._folded: list[UpdateBatch] = []
-        self._known: set[ClientId] = set()  # held or heard
-        self._summed: set[ClientId] = set()  # of partial sums
-        self._rejected: list[tuple[ClientId, str]] = []
-        self._has_examples = False  # whether a reply of the round has a number of examples, or a weight
+        self._summed: set[ClientId] = set()  # the clients of partial sums
+        self._has_examples = False  # whether an update of the round has a number of examples or a weight
         self._most_steps: int | None = None
-        self._bytes, self._seconds = 0, 0.0
 
     @ieee
     def begin(self, newcomers: NewClients) -> None:
-        """Begin a round for ``Server.open_round``, once it is the only one; or begin its sums again."""
+        """See ``Round``. A second call restarts the sums."""
         self._newcomers = newcomers if isinstance(newcomers, Mapping) else list(newcomers)
         try:
-            self._aggregator = self._state.begin(self._newcomers)
+            self._sum = self._state.begin(self._newcomers)
             settings, remembered = self._settings, self._state.snapshot.norms
             unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
             self._by_claims = settings.algorithm.weighs_claims and not self._state.population.is_sized
@@ -314,24 +338,12 @@ class LocalRound(Round):
             raise
 
     @property
-    def rejected(self) -> tuple[tuple[ClientId, str], ...]:
-        """The clients whose updates were refused so far, with the reasons."""
-        return tuple(self._rejected)
-
-    @property
     def received(self) -> int:
-        """The bytes that the clients sent so far."""
+        """The bytes received from clients so far."""
         return self._bytes
 
-    def _facts(self) -> dict[str, Any]:
-        if not self.is_open:
-            return {"is_open": False, "report": self.report}
-        return {
-            "round": self._state.snapshot.round_number,
-            "is_open": True,
-            "accepted": len(self._known) + len(self._summed),
-            "rejected": len(self._rejected),
-        }
+    def _counts(self) -> dict[str, int]:
+        return {"accepted": len(self._known) + len(self._summed), "rejected": len(self._rejected)}
 
     def _require_open(self) -> None:
         super()._require_open()
@@ -343,55 +355,60 @@ class LocalRound(Round):
 
     @ieee
     def add_batch(self, updates: Sequence[Update]) -> list[bool]:
-        """Add the updates of some clients, in one pass where they can be held.
-
-        Returns:
-            Which of them are accepted, as far as is known; ``report.rejected`` is final.
-
-        Raises:
-            RoundError, UnknownClientError, RangeError: as ``add``.
-        """
+        """See ``Round``."""
         if len(updates) > 1 and self._add_plain(list(updates)):
             return [update.client in self._known for update in updates]
-        return [self.add_together([update])[0] for update in updates]
+        return [self.add_group([update])[0] for update in updates]
 
     @ieee
     @one_call
-    def add_together(self, updates: Sequence[Update]) -> list[bool]:
-        """Add updates of different clients: in one pass if they can be held."""
+    def add_group(self, updates: Sequence[Update]) -> list[bool]:
+        """Add updates of different clients, in one pass if they can be held."""
         began = time.perf_counter()
         self._require_open()
         with span("read", self._state):
             read = [self._read(update) for update in updates]
-        reasons = self._state.reducer.refusals([reason for _, _, _, reason in read])
+        reasons = self._state.reducer.rejections([reason for _, _, _, reason in read])
         at_once = False
         taken = []
-        for update, (client, reply, fixed, _), reason in zip(updates, read, reasons, strict=True):
-            if reply is not None and reason is None:
-                reason = self._settle_examples(reply)
-            taken.append(reply is not None and reason is None)
-            if reply is None or reason is not None:
+        for update, (client, batch, fixed, _), reason in zip(updates, read, reasons, strict=True):
+            if batch is not None and reason is None:
+                reason = self._settle_examples(batch)
+            taken.append(batch is not None and reason is None)
+            if batch is None or reason is not None:
                 self._rejected.append((client, str(reason)))
                 self._bytes += bytes_of(update.value)
                 continue
-            self._bytes += reply.bytes
+            self._bytes += batch.bytes
             self._known.add(client)
-            self._held.append(reply)
+            self._held.append(batch)
             at_once |= not (self._may_hold or update.keep or fixed)
         if at_once or len(self._held) >= self._batch_size:
             self._fold_held()
         self._seconds += time.perf_counter() - began
         return [new and client in self._known for new, (client, *_) in zip(taken, read, strict=True)]
 
-    def _settle_examples(self, replies: UpdateBatch) -> str | None:
-        """The reason why replies without examples do not count; those of the round go if these ones have examples."""
-        if not self._by_claims or (replies.sources != NO_COUNT).all() == self._has_examples:
+    def _read(self, update: Update) -> tuple[ClientId, UpdateBatch | None, bool, str | None]:
+        """Return the client, the update, whether its memory is immutable, and the reason of a rejection."""
+        client = self._check(update, self._state.store.registry)
+        if client in self._summed:  # not an error, which would abort the round: an edge may list a client by mistake
+            return client, None, False, IN_PARTIAL
+        if self._is_second(client):
+            return client, None, False, SECOND
+        try:
+            return (client, *self._reader.read(update, client), None)
+        except FedcoreError as error:
+            return client, None, False, rejection_reason(error)
+
+    def _settle_examples(self, batch: UpdateBatch) -> str | None:
+        """Return why updates without examples are rejected; the first update with examples rejects all before it."""
+        if not self._by_claims or (batch.sources != NO_COUNT).all() == self._has_examples:
             return None
         if self._has_examples:
             return NO_EXAMPLES
-        layout, sent = self._settings.layout, [y for y in replies.vectors if y is not None]  # None: a partial sum's
-        name = next((found for y in sent if (found := first_not_finite(y, layout))), None)
-        if not self._state.reducer.agree(name is None):  # it does not count, and takes no other's place
+        layout, vectors = self._settings.layout, [y for y in batch.vectors if y is not None]  # a partial sum has None
+        name = next((found for y in vectors if (found := first_not_finite(y, layout))), None)
+        if not self._state.reducer.agree(name is None):  # an invalid update must not displace others
             return NOT_FINITE if name is None else f"{NOT_FINITE}, in {name}"
         self._has_examples = True
         before = [*self._held, *self._folded, *([self._undecided] if self._undecided is not None else [])]
@@ -403,117 +420,16 @@ class LocalRound(Round):
             self.begin(self._newcomers)
         return None
 
-    def _read(self, update: Update) -> tuple[ClientId, UpdateBatch | None, bool, str | None]:
-        """An update's client, the reply that it is, whether nobody can change that; or why it is none."""
-        client = self._check(update, self._state.store.registry)
-        if client in self._summed:  # no error, which would end the round: an edge may lie about who is in its sum
-            return client, None, False, IN_PARTIAL
-        if self._is_second(client):
-            return client, None, False, SECOND
-        try:
-            return (client, *self._reader.read(update, client), None)
-        except FedcoreError as error:
-            return client, None, False, reason_of(error)
-
-    @ieee
-    @one_call
-    def add_partial_sum(
-        self, partial: PartialSum | bytes, sender: ClientId, clients: Iterable[ClientId] | None = None
-    ) -> None:
-        """Take in a partial sum of ``Round.partial_sum``, with the bits of adding each of its updates here.
-
-        It counts as a whole, or is refused into the report with a reason, under the sender's name. What judges an
-        update by others (``RejectLong``, ``CapExamples``) is where its updates are whole: its round's.
-        A client of it that also replies here, later, is refused into the report.
-
-        Args:
-            clients: the edge's own clients; a sum or a refusal of any other registered client is refused. None lets
-                the edge speak for every client.
-
-        Raises:
-            RoundError: the round is closed.
-            RangeError: the server's sums are not exact, or its method does more than to add h.
-            UnknownClientError: one of ``clients`` is not registered.
-        """
-        self._require_open()
-        self._partials.require()
-        own = None if clients is None else {self._state.store.registry.check(client) for client in clients}
-        self._fold_held()
-        joined = self._partials.join(self._aggregator, partial, own, self._known | self._summed, self._settle_examples)
-        if isinstance(joined, str):
-            self._rejected.append((sender, joined))
-            return
-        replies, refused = joined
-        self._rejected += refused
-        if len(replies):
-            self._summed.update(replies.clients)
-            self._folded.append(replies)
-
-    @ieee
-    @one_call
-    def partial_sum(self) -> PartialSum:
-        """Close the round without a step: its sum and its clients' claims, for ``add_partial_sum`` of another server.
-
-        Raises:
-            RoundError: the round is closed.
-            RangeError: as for ``add_partial_sum``.
-
-        Cost: reads and writes 16 n bytes.
-        """
-        self._require_open()
-        self._partials.require()
-        self._fold_held(last=True)
-        partial = self._partials.collect(self._aggregator, self._folded, tuple(self._rejected), self._bytes)
-        self._abort()
-        return partial
-
-    def buffer(self) -> F32:
-        """A vector of the server's own for one client's y, float32[n] of undefined content, on the server's device.
-
-        What receives or trains writes into it (``socket.recv_into``, ``out=``, a ``copy_`` to ``torch.from_numpy`` of
-        it), and ``add`` is given the vector itself or a view of it. Then the round holds it, as what comes with
-        ``keep``, and folds several in one pass: nothing is copied. Ask for one for each client, and write to none that
-        was given to ``add``. Its memory is lent again when the round has folded it and the caller has let it go.
-
-        Raises:
-            RoundError: the round is closed.
-
-        Cost: 4 n bytes for each that is out at a time: up to ``fold`` in the round, and what the caller has.
-
-        >>> import numpy as np
-        >>> from fedcore import Server
-        >>> server = Server(np.zeros(2, np.float32), "FedAvg", clients=2, lr=0.1)
-        >>> with server.open_round() as round:
-        ...     for client in range(2):
-        ...         y = round.buffer()
-        ...         y[:] = client, 4  # as recv_into would
-        ...         _ = round.add(client, y, steps=5)
-        >>> server.x
-        array([0.5, 4. ], dtype=float32)
-        """
-        self._require_open()
-        return self._state.lent.take()
-
-    @one_call
-    def reject(self, client: ClientId, reason: str) -> None:
-        """Report a client's reply as refused that never became an update, because its bytes could not be read.
-
-        Raises:
-            RoundError: the round is closed.
-        """
-        self._require_open()
-        self._rejected.append((client, reason))
-
     @one_call
     def _add_plain(self, updates: list[Update]) -> bool:
-        """Fold the updates if all are what nearly all are; whether they are."""
+        """Fold the updates if all are flat float32 models of different clients; return whether they are."""
         began = time.perf_counter()
         self._require_open()
         with span("read", self._state):
             batch = self._reader.read_all(updates) if not self._held else None
         if batch is None or not (self._known | self._summed).isdisjoint(batch.clients):
             return False
-        if self._by_claims:  # as those before, all with examples or all without; else one by one
+        if self._by_claims:  # in a round, all updates must have examples, or none
             have = bool(batch.sources.all())  # NO_COUNT is 0
             if not have and batch.sources.any():
                 return False
@@ -527,74 +443,40 @@ class LocalRound(Round):
         return True
 
     @ieee
-    def finish(self) -> Report:
-        """Take the server's step and close the round.
-
-        A round that heard nobody and refused somebody is a warning of the logger "fedcore.server".
-
-        Raises:
-            RoundError: the round is closed.
-            DivergedError: x would become infinite or NaN, by the rates: a reply that could do it alone is refused. The
-                server stays as it was before the round.
-        """
-        waiting, store = self._state.waiting if self.is_open else None, self._state.store if self.is_open else None
-        with span("round", getattr(self, "_state", None)):  # a closed round has none
-            report = self._finish()
-        warn_if_unheard(report, self._logger)  # outside of the turn: a handler may look at the round
-        warn_if_lowered(report.round, self._weighing.lowered, self._most_steps, self._logger)
-        if waiting is not None and store is not None:
-            waiting.log(report.waiting_for, store, self._logger)
-        tell(self._callbacks, report, self._logger)
-        return report
-
     @one_call
-    def _finish(self) -> Report:
-        began = time.perf_counter()
+    def add_partial_sum(
+        self, partial: PartialSum | bytes, sender: ClientId, clients: Iterable[ClientId] | None = None
+    ) -> None:
+        """See ``Round``."""
         self._require_open()
-        self._seconds -= began
+        self._partials.require()
+        own = None if clients is None else {self._state.store.registry.check(client) for client in clients}
+        self._fold_held()
+        joined = self._partials.join(self._sum, partial, own, self._known | self._summed, self._settle_examples)
+        if isinstance(joined, str):
+            self._rejected.append((sender, joined))
+            return
+        batch, rejected = joined
+        self._rejected += rejected
+        if len(batch):
+            self._summed.update(batch.clients)
+            self._folded.append(batch)
+
+    @ieee
+    @one_call
+    def partial_sum(self) -> PartialSum:
+        """See ``Round``."""
+        self._require_open()
+        self._partials.require()
         self._fold_held(last=True)
-        heard = UpdateBatch.joined(self._folded)
-        if self._settings.is_exact:  # what else is made of the cohort has no order either
-            heard = heard.ordered(self._state.store.registry.numbers(heard.clients))
-        try:
-            with uninterrupted():
-                if self._is_ending:
-                    raise RoundError("round: expected to finish it, got abort() from a signal's handler meanwhile")
-                prepared = self._state.prepare(self._aggregator.result(), heard, self._validator.remembered())
-                offset = self._state.shared_offset()
-                seen = Diagnosis(self._settings, self._state.store, prepared, heard, offset, self._state.reducer)
-                found = seen.measure()
-                stale = staleness(prepared)
-                document = None
-                if self._settings.audit:
-                    document = record(self._settings, prepared, heard, self._rejected)
-                self._state.accept(prepared.after, document)
-                self.is_open = False
-                seconds = self._seconds + time.perf_counter()
-                self._most_steps = prepared.most_steps
-                spent = tuple(self._rejected), seconds, self._bytes
-                self.report = report_of(self._settings, prepared, heard, found, stale, *spent)
-        finally:
-            if self.is_open:
-                self._abort()
-            else:
-                self._let_go()  # a round that is over keeps no store open
-                del self._aggregator
-        return self.report
+        partial = self._partials.collect(self._sum, self._folded, tuple(self._rejected), self._bytes)
+        self._abort()
+        return partial
 
-    def _abort(self) -> None:
-        if self.is_open:
-            self.is_open = False
-            self._held.clear()
-            self._undecided = None
-            self._state.abandon()
-            self._let_go()
-            with suppress(AttributeError):  # there is none yet where the round could not begin
-                del self._aggregator
-
-    def _let_go(self) -> None:
-        self._weighing.close()
-        del self._state, self._reader, self._partials
+    def buffer(self) -> F32:
+        """See ``Round``."""
+        self._require_open()
+        return self._state.update_buffers.get()
 
     def _fold_held(self, *, last: bool = False) -> None:
         held, self._held = self._held, []
@@ -602,28 +484,28 @@ class LocalRound(Round):
             self._fold(held, last=last)
 
     def _fold(self, parts: list[UpdateBatch], *, last: bool = False) -> None:
-        """Fold some replies, those that are still undecided first; if it fails, the round is over."""
+        """Fold updates after the undecided ones; if this fails, the round is aborted."""
         if (upload := self._state.upload) is None or not parts:
-            self._fold_together(parts, last=last)
+            self._fold_batch(parts, last=last)
             return
         portions = upload.portions(UpdateBatch.joined(parts))
-        for place, portion in enumerate(portions, start=1):
+        for i, portion in enumerate(portions, start=1):
             try:
                 upload.bring(portion)
             except BaseException:
                 self._abort()
                 raise
-            self._fold_together([portion], last=last and place == len(portions))
+            self._fold_batch([portion], last=last and i == len(portions))
 
-    def _fold_together(self, parts: list[UpdateBatch], *, last: bool) -> None:
-        """Fold a batch in one pass, and once more without the updates that the validator rejects."""
+    def _fold_batch(self, parts: list[UpdateBatch], *, last: bool) -> None:
+        """Fold a batch in one pass, and again without the updates that the validator rejects."""
         batch = UpdateBatch.joined([*([] if self._undecided is None else [self._undecided]), *parts])
         try:
             with span("validate", self._state):
                 if self._settings.algorithm.weighs_claims:
                     self._weighing.count_known_examples(batch)
                 self._weighing.weigh(batch)
-            lengths = self._aggregator.try_fold(batch)
+            lengths = self._sum.try_fold(batch)
             self._undecided, squares = None, lengths.parameters
             with span("validate"):
                 decision = self._validator.decide(lengths, batch.clients, batch.claims, last=last)
@@ -633,9 +515,9 @@ class LocalRound(Round):
                     self._weighing.weigh(batch)
                     self._leave_out(batch, decision)
             if decision is None:
-                self._aggregator.accept(batch)
+                self._sum.accept(batch)
             else:
-                batch = self._aggregator.refold(batch, decision.accepted)
+                batch = self._sum.refold(batch, decision.accepted)
                 squares = squares[decision.accepted]
         except BaseException:
             self._abort()
@@ -644,29 +526,114 @@ class LocalRound(Round):
             batch.count(squares)
             self._folded.append(batch)
 
-    def _leave_out(self, replies: UpdateBatch, decision: Decision) -> None:
-        """Report what is rejected, and keep what is undecided: a copy, unless its memory is immutable."""
+    def _leave_out(self, batch: UpdateBatch, decision: Decision) -> None:
+        """List rejected updates, and keep copies of undecided ones, or the updates if their memory is immutable."""
         for i, reason in sorted(decision.rejected.items()):
-            if reason == NOT_FINITE and (name := first_not_finite(replies.vectors[i], self._settings.layout)):
+            if reason == NOT_FINITE and (name := first_not_finite(batch.vectors[i], self._settings.layout)):
                 reason = f"{reason}, in {name}"
-            self._known.discard(replies.clients[i])
-            self._rejected.append((replies.clients[i], reason))
+            self._known.discard(batch.clients[i])
+            self._rejected.append((batch.clients[i], reason))
         if decision.undecided.any():
-            self._undecided = replies.chosen(decision.undecided)
+            self._undecided = batch.chosen(decision.undecided)
             if not self._may_hold:
-                self._undecided.vectors = [lasting(y) for y in self._undecided.vectors]
-                self._undecided.controls = [lasting(control) for control in self._undecided.controls]
+                self._undecided.vectors = [immutable_copy(y) for y in self._undecided.vectors]
+                self._undecided.controls = [immutable_copy(control) for control in self._undecided.controls]
+
+    @ieee
+    def finish(self) -> Report:
+        """Take the server's step and close the round.
+
+        If all updates were rejected, the logger "fedcore.server" gets a warning.
+
+        Raises:
+            RoundError: the round is closed.
+            DivergedError: the rates would make x infinite or NaN; the round is rolled back. An update that could cause
+                this was rejected before.
+        """
+        state: Any = getattr(self, "_state", None)  # a closed round has no state
+        with span("round", state):
+            report = self._finish()
+        # Outside the lock, so that a log handler may read the round.
+        log_round(report, state, self._weighing, self._most_steps, self._logger)
+        tell(self._callbacks, report, self._logger)
+        return report
+
+    @one_call
+    def _finish(self) -> Report:
+        began = time.perf_counter()
+        self._require_open()
+        self._fold_held(last=True)
+        batch = UpdateBatch.joined(self._folded)
+        if self._settings.is_exact:  # the report must not depend on the order of the updates
+            batch = batch.ordered(self._state.store.registry.numbers(batch.clients))
+        try:
+            with uninterrupted():
+                if self._is_ending:
+                    raise RoundError("round: a signal handler aborted it before it was finished")
+                norms, rejected = self._validator.remembered(), tuple(self._rejected)
+                prepared, found = take_step(self._state, self, self._sum.result(), batch, norms, rejected)
+                self._most_steps = prepared.most_steps
+                spent = self._seconds + time.perf_counter() - began, self._bytes
+                stale = staleness(prepared)
+                self.report = report_of(self._settings, prepared, batch, found, stale, rejected, *spent)
+        finally:
+            if self.is_open:
+                self._abort()
+            else:
+                self._release()
+        return self.report
+
+    def _abort(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._held.clear()
+            self._undecided = None
+            self._state.abandon()
+            self._release()
+
+    def _release(self) -> None:
+        """Drop the server's state, so that a closed round does not keep a store open."""
+        self._weighing.close()
+        del self._state, self._reader, self._partials
+        with suppress(AttributeError):  # a round that failed to begin has no sum
+            del self._sum
 
 
-# A round in one call, of replies that are what nearly all are: without what a ``Round`` keeps for replies to come.
+def take_step(
+    state: State,
+    opened: "LocalRound | WholeRound",
+    result: Result,
+    batch: UpdateBatch,
+    norms: Mapping[str, Any],
+    rejected: Sequence[tuple[ClientId, str]] = (),
+) -> tuple[PreparedStep, Diagnostics]:
+    """Take the server's step, measure it and commit it; see ``State.prepare``."""
+    prepared, offset = state.prepare(result, batch, norms), state.shared_offset()
+    found = Diagnosis(state.settings, state.store, prepared, batch, offset, state.reducer).measure()
+    document = record(state.settings, prepared, batch, rejected) if state.settings.audit else None
+    commit(state, prepared.after, opened, document)
+    return prepared, found
+
+
+def commit(state: State, after: Snapshot, opened: "LocalRound | WholeRound", document: str | None = None) -> None:
+    """Commit a round's snapshot, and close the round."""
+    if not opened.is_open:
+        raise RoundError("round: it was aborted before it was finished")
+    state.accept(after, document)
+    opened.is_open = False
+
+
+def log_round(
+    report: Report, state: State, weighing: Weighing, most_steps: int | None, logger: logging.Logger = LOGGER
+) -> None:
+    """Log the warnings of a finished round."""
+    warn_if_all_rejected(report, logger)
+    warn_if_capped(report.round, weighing.lowered, most_steps, logger)
+    state.waiting.log(report.waiting_for, state.store, logger)
 
 
 class WholeRound:
-    """A round in one call, as the server's other calls see it meanwhile.
-
-    Attributes:
-        is_open: whether it can still be given up.
-    """
+    """The open round of the server while one call runs it. ``is_open``: whether it can still be aborted."""
 
     __slots__ = ("__weakref__", "is_open")
 
@@ -674,7 +641,7 @@ class WholeRound:
         self.is_open = True
 
     def abort(self) -> None:
-        """Give it up, unless it counts already."""
+        """Abort the round unless it is committed."""
         self.is_open = False
 
 
@@ -682,55 +649,53 @@ class WholeRound:
 def whole_round(
     state: State, updates: list[Update], opened: WholeRound, began: float
 ) -> tuple[Report, Weighing] | None:
-    """The round's report and what it weighed by; or None, with the server as it was, where it takes a ``Round``.
+    """Run a round of plain updates, begun at ``began``, in one call; other threads may abort ``opened``.
 
-    Args:
-        opened: what may be aborted meanwhile.
-        began: when the round did, by ``time.perf_counter``.
-
-    Raises:
-        RoundError: it was aborted.
-        DivergedError: x would become infinite or NaN.
+    Return None, with the server unchanged, if the round needs a ``LocalRound``.
     """
     settings = state.settings
     weighing = Weighing(settings, state)
     try:
-        aggregator, reader = state.begin(()), UpdateReader(settings, state)
+        sums, reader = state.begin(()), UpdateReader(settings, state)
         if settings.steps_by_mean and not state.population.is_sized:
-            report = step_by_mean(state, settings, reader.read_columns(updates), opened, began)
+            report = _step_by_mean(state, settings, reader.read_columns(updates), opened, began)
             return None if report is None else (report, weighing)
-        replies = reader.read_all(updates)
-        if replies is None:
+        batch = reader.read_all(updates)
+        if batch is None:
             return None
         if settings.algorithm.weighs_claims:
-            if not state.population.is_sized and len(set(replies.sources.tolist())) > 1:
-                return None  # some with examples, and some without
-            weighing.count_known_examples(replies)
-        weighing.weigh(replies)
-        sent = replies.vectors[0].nbytes * len(replies)
-        lengths = aggregator.try_fold(replies)
+            if not state.population.is_sized and len(set(batch.sources.tolist())) > 1:
+                return None  # only some updates have examples
+            weighing.count_known_examples(batch)
+        weighing.weigh(batch)
+        received = batch.vectors[0].nbytes * len(batch)
+        lengths = sums.try_fold(batch)
         columns = [column for column in lengths if column is not None]
-        if not all(core.column_range(column)[1] < math.inf for column in columns):  # false for a NaN too
+        if not all(core.column_range(column)[1] < math.inf for column in columns):  # also false for a NaN
             return None
-        aggregator.accept(replies)
-        replies.count(lengths.parameters)
-        return finish(state, settings, aggregator.result(), replies, opened, sent, began), weighing
+        sums.accept(batch)
+        batch.count(lengths.parameters)
+        # A method without rows commits by one assignment, which a signal cannot interrupt.
+        with uninterrupted() if settings.algorithm.keeps_rows else nullcontext():
+            prepared, found = take_step(state, opened, sums.result(), batch, {})
+        spent = time.perf_counter() - began, received
+        return report_of(settings, prepared, batch, found, staleness(prepared), (), *spent), weighing
     finally:
         if opened.is_open:
             state.abandon()
         weighing.close()
 
 
-def step_by_mean(
+def _step_by_mean(
     state: State, settings: Settings, columns: PlainColumns | None, opened: WholeRound, began: float
 ) -> Report | None:
-    """A round that steps along the mean of the updates and changes nothing but x; None as for ``whole_round``."""
+    """Run a round that only moves x along the mean of the updates; None as for ``whole_round``."""
     if columns is None:
         return None
     clients, ys, steps, examples, distances = columns
     ones, _, _, factors, _ = usual(len(ys))
     weights = examples if settings.algorithm.weighs_claims else ones
-    if not core.column_range(weights)[0] > 0:  # as a NaN is not, which stands for none
+    if not core.column_range(weights)[0] > 0:  # also false for a NaN, which means no examples
         if not np.isnan(weights).all():
             return None
         weights = ones
@@ -752,68 +717,37 @@ def step_by_mean(
         bytes=ys[0].nbytes * len(ys),
         changed=dict(before.changed) or None,
     )
-    accept(state, after, opened)
+    commit(state, after, opened)
     return report
-
-
-def finish(
-    state: State, settings: Settings, result: Result, heard: UpdateBatch, opened: WholeRound, sent: int, began: float
-) -> Report:
-    """Take the step and let it count."""
-    prepared, offset = state.prepare(result, heard, {}), state.shared_offset()
-    found = Diagnosis(settings, state.store, prepared, heard, offset, state.reducer).measure()
-    # A store's rows are many steps; without them the round counts by one assignment.
-    with uninterrupted() if settings.algorithm.keeps_rows else nullcontext():
-        accept(state, prepared.after, opened)
-    return report_of(settings, prepared, heard, found, staleness(prepared), (), time.perf_counter() - began, sent)
-
-
-def accept(state: State, after: Snapshot, opened: WholeRound) -> None:
-    """Let the step count."""
-    if not opened.is_open:
-        raise RoundError("round: expected to finish it, got abort() meanwhile")
-    state.accept(after)
-    opened.is_open = False
-
-
-# One round of a server at a time: which one is open, and who opens the next.
 
 
 RoundT = TypeVar("RoundT", bound=Round | WholeRound)
 
 
 class RoundLock:
-    """The last round that was opened, and the turn of whoever opens the next."""
+    """The last round that was opened, and a lock for the call that opens the next one."""
 
     def __init__(self) -> None:
         self._opening = Lock()
-        # Weak, so that a round that was dropped does not stay open for ever.
-        self._last: Callable[[], Round | WholeRound | None] = lambda: None  # came before the first
+        # A weak reference, so that a dropped round does not stay open.
+        self._last: Callable[[], Round | WholeRound | None] = lambda: None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RoundLock":
-        """A copy with a turn of its own, since nobody can copy a lock; the last round is the same."""
+        """Copy with a new lock."""
         copied = RoundLock()
         copied._last = self._last
         return copied
 
     @property
     def opened(self) -> Round | WholeRound | None:
-        """The round that is open, if there is one."""
+        """The open round, or None."""
         last = self._last()
         return last if last is not None and last.is_open else None
 
     def open(self, round: int, make: Callable[[], RoundT]) -> RoundT:
-        """Make a round, which is the open one from then on.
-
-        Args:
-            round: its number on the server, for messages.
-
-        Raises:
-            RoundError: one is open already, or is just opened: by another thread, or by the call that the handler of a
-                signal has come upon, which cannot wait for it.
-        """
+        """Make and return the open round, or raise RoundError if a round is open or being opened."""
         if self._opening.locked():
-            raise RoundError(f"round {round}: expected one thread to open it, got two at once")
+            raise RoundError(f"round {round}: another call is opening it already")
         with self._opening:
             self.require_none(round)
             opened = make()
@@ -821,12 +755,6 @@ class RoundLock:
         return opened
 
     def require_none(self, round: int) -> None:
-        """Refuse to go on while one is open.
-
-        Raises:
-            RoundError: one is.
-        """
+        """Raise RoundError if a round is open."""
         if self.opened is not None:
-            raise RoundError(
-                f"round: expected one open at a time, found that round {round} is open already: finish or abort it"
-            )
+            raise RoundError(f"round: round {round} is open already; finish or abort it")

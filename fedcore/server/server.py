@@ -1,4 +1,4 @@
-"""The server: what it sends to clients, and the rounds that change it."""
+"""The server: its model, its clients, its broadcasts and its rounds."""
 
 import os
 import time
@@ -18,10 +18,8 @@ from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import REGISTRY as NAMED_RATES
 from fedcore.algorithms.rates import Rate
-from fedcore.arguments import absolute, whole
 from fedcore.arrays import CPU, F32, Library, copied, device_named, empty, freeze, to_host, zeros
 from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, ShapeError, StoreError, UnknownNameError
-from fedcore.interrupts import uninterrupted
 from fedcore.model import Layout
 from fedcore.options import (
     RATES,
@@ -31,31 +29,31 @@ from fedcore.options import (
     Limits,
     Settings,
     Storage,
+    checked_objects,
     describe,
-    given_again,
     is_same_rate,
 )
-from fedcore.pickling import Unpicklable
 from fedcore.profiling import begin, span
-from fedcore.representation import Represented
 from fedcore.rules import Chain, Rule
+from fedcore.runtime import Unpicklable, uninterrupted
 from fedcore.server.aggregation import Counters, Reducer
-from fedcore.server.broadcast import Broadcast, asked_of, broadcast_of
-from fedcore.server.folder import believed, require_plausible, server_state
+from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
+from fedcore.server.folder import checkpoint_errors, require_plausible, server_state
 from fedcore.server.partial import PartialSum, require_partial_sums
-from fedcore.server.report import Report, tell, warn_if_lowered
-from fedcore.server.round import LOGGER, LocalRound, Round, RoundLock, WholeRound, whole_round
+from fedcore.server.report import Report, tell
+from fedcore.server.round import LOGGER, LocalRound, Round, RoundLock, WholeRound, log_round, whole_round
 from fedcore.server.state import NewClients, State
 from fedcore.server.step import Population, Sizes, Snapshot, moved, vectors_of
-from fedcore.server.update import Update, as_vector, first_not_finite, held_together, in_float32
+from fedcore.server.update import Update, as_vector, first_not_finite, in_float32, kept_batches
 from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
-from fedcore.store.commits import require_files
-from fedcore.store.device_store import DeviceRows
+from fedcore.store.commits import require_folder
+from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
 from fedcore.store.inspect import state_of
-from fedcore.store.reader import Clients, ReadRows
-from fedcore.store.registry import ClientId
+from fedcore.store.reader import ReadRows
+from fedcore.store.registry import ClientId, Clients
+from fedcore.validation import Represented, absolute, check_integer
 
 Aggregation: TypeAlias = str | Sequence[Rule | str] | Chain | None
 
@@ -64,56 +62,59 @@ MANIFEST = "cluster.json"
 
 
 def shards() -> Any:
-    """The module of servers in shards, which is imported only where there are some."""
+    """Import and return the backend of sharded servers, which other servers do not need."""
     return import_module("fedcore.cluster.backend")
 
 
 def manifest_in(path: str | os.PathLike[str]) -> Path | None:
-    """The manifest of a server in shards, if the path is one, or a folder that has one."""
+    """Return the manifest of a sharded server; ``path`` is the manifest or its folder. Return None if it does not
+    exist.
+    """
     place = absolute(path)
     file = place / MANIFEST if place.is_dir() else place
-    return file if file.name == MANIFEST and os.path.lexists(file) else None  # a pipe is rejected when it is read
+    return file if file.name == MANIFEST and os.path.lexists(file) else None  # when it is read, a pipe is rejected
 
 
 class Server(Represented, Unpicklable):
-    """A federated server: a model x, an algorithm, and one row of state per client where the algorithm keeps one.
+    """A federated server: the model x, an algorithm, and one row of state per client if the algorithm keeps rows.
 
     Args:
-        model: x_0, float32[n], or anything ``Layout.of`` takes, such as an ``nn.Module``; it is copied.
+        model: x_0, float32[n], or anything that ``Layout.of`` accepts, such as an ``nn.Module``. It is copied.
         algorithm: one of ``fedcore.algorithms``, or its name.
         clients: their number N (ids 0..N - 1), their ids (int in 0..2**64 - 1, or str), or a mapping from id to n_k,
-            the client's number of examples, for methods that weigh by p^k = n_k / n. A client that reports more than
-            n_k, or no number, counts with n_k. Clients may also come later (``add_clients``, ``open_round``).
+            the client's number of examples. Methods that weight by p^k = n_k / n need the mapping. With the mapping,
+            an update that reports more than n_k examples, or no number, counts with n_k. ``add_clients`` and
+            ``open_round`` add clients.
         lr: eta, the rate of the clients' local steps: a number, or a function of the round.
-        server_lr: gamma: a number, or a function of the round. Default: the clients' models are averaged (FedAvg), or
-            gamma is the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last
-            gamma). With an adaptive optimizer: its ``eta``.
+        server_lr: gamma: a number, or a function of the round. Default: the rate of the method or of the adaptive
+            optimizer (its ``eta``), if it has one. Without such a rate, gamma is 1 if the method averages the clients'
+            models, as FedAvg does, and otherwise the cohort's mean of eta_i K_i. In a round without clients, this mean
+            is replaced by the last gamma.
         optimizer: one of ``fedcore.algorithms.optimizers``, which turns the method's direction into the step.
-        aggregation: the rules that updates pass before they are summed (``fedcore.rules``): a list such as
-            ``[CapExamples(2), ClipToMedian(), Mean()]``, or "open", for a federation that strangers can join.
-            Default: "mean", in which every valid update counts.
-        limits: what rejects a single update, whatever the others are.
+        aggregation: the rules that check and scale updates before the sum (``fedcore.rules``): a list such as
+            ``[CapExamples(2), ClipToMedian(), Mean()]``, or "open" for a federation that anyone can join. Default:
+            every valid update counts, as with "mean".
+        limits: the limits that each update must respect.
         storage: where rows are stored: a ``Storage``, the path of a new folder (``Server.load`` resumes it), or a
             ``ClientStore`` with rows of ``n_parameters`` elements. Default: in memory.
         compute: the device, the precision of sums, the number of shards.
-        max_staleness: the rounds between the model that a client was sent and the round in which its update may still
-            count, measured against the model that it started from.
+        max_staleness: the greatest age of an update in rounds. A late update is measured against the model from which
+            its client started. Default: 0, only updates of the open round.
         callbacks: functions that are called with the ``Report`` of each finished round, in the thread that finished it.
-            An exception is logged; the round stays. Callbacks may read the server; they are not saved.
+            Their exceptions are logged and do not undo the round. Callbacks may read the server; they are not saved.
 
     Attributes:
-        callbacks: as given; others may be set between rounds.
+        callbacks: the functions above; they may be replaced between rounds.
 
     Raises:
-        UnknownNameError, RangeError, UnknownClientError, ShapeError, DtypeError, ArrayError: an argument is wrong.
-        DeviceError: there is no such device, or no driver.
+        DeviceError: the device or its driver is missing.
         AlgorithmError: the coefficients of a custom method contradict each other.
 
-    A server with a folder holds it until it is closed: ``close()``, or ``with Server(...) as server:``.
+    A server locks its folder until it is closed by ``close()`` or at the end of ``with Server(...) as server:``.
 
-    Cost: 20 n bytes (44 n where the method keeps a total; 52 n and 108 n where sums are exact), and 4 n for each row
-        (MimiC: and for each of its ``history`` directions). With a rule that needs medians, copies of up to 7 updates
-        until 8 were accepted.
+    Cost: 20 n bytes, or 44 n if the method keeps a total (with exact sums: 52 n and 108 n), and 4 n for each row. MimiC
+        needs 4 n more for each of its ``history`` directions. If a rule needs a median, the server keeps copies of up
+        to 7 updates until it has accepted 8.
 
     >>> import numpy as np
     >>> server = Server(np.zeros(2, np.float32), "FedAvg", clients=2, lr=0.1)
@@ -146,18 +147,14 @@ class Server(Represented, Unpicklable):
         given = storage if isinstance(storage, ClientStore) else None
         place = Storage() if isinstance(storage, ClientStore) else Storage.of(storage)
         ids, sizes = ids_of(clients) if isinstance(clients, Iterable) else (clients, None)
-        settings = first_settings(
-            algorithm,
-            layout,
-            lr=lr,
-            server_lr=server_lr,
-            optimizer=optimizer,
-            aggregation=aggregation,
-            limits=limits,
-            compute=compute,
-            max_staleness=max_staleness,
-            audit=place.audit,
-        )
+        method = named(algorithm) if isinstance(algorithm, str) else algorithm
+        if not isinstance(method, Algorithm):
+            raise UnknownNameError(f"algorithm={algorithm!r}: must be an Algorithm or the name of one")
+        if layout.n_parameters < 1:
+            raise ShapeError("model: it has no parameters")
+        options: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer, "limits": limits}
+        options |= {"compute": compute, "max_staleness": max_staleness, "audit": place.audit}
+        settings = Settings.of(method, layout, aggregation=aggregation, **options)
         if compute.is_sharded:
             self._start(shards().new_backend(model, settings, ids, sizes, place, compute, given), callbacks)
             return
@@ -181,22 +178,22 @@ class Server(Represented, Unpicklable):
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm."""
+        """The federated method, such as FedAvg or MIFA."""
         return self._settings.algorithm
 
     @property
     def layout(self) -> Layout:
-        """The places of the model's tensors in x."""
+        """The positions of the model's tensors in x."""
         return self._settings.layout
 
     @property
     def limits(self) -> Limits:
-        """The limits of a single update."""
+        """The limits that each update must respect."""
         return self._settings.limits
 
     @property
     def aggregation(self) -> tuple[Rule, ...]:
-        """The chain of rules."""
+        """The aggregation rules, in order."""
         return self._settings.rules.rules
 
     @property
@@ -219,30 +216,30 @@ class Server(Represented, Unpicklable):
         compute: Compute | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> "Server":
-        """Load the server of a folder as its last finished round left it; its rounds go on as if nothing had happened.
+        """Load a server as its last finished round left it; it continues with the same bits.
 
         Args:
-            path: the folder of a server or a copy that ``save`` wrote; of a server in shards also its manifest; or a
-                ``ClientStore`` that was opened from one, which the server then closes.
-            algorithm, optimizer: to be given again where they are the caller's own code.
-            lr, server_lr: likewise. Another rate than the saved one changes it, as ``change`` does, with a warning.
-            aggregation, limits: other ones than the saved change them likewise. A ``Mean`` with weights must be given
-                again.
-            storage: how the rows are opened: ``Storage(medium="mmap")`` goes on in the folder, "ram" and "cuda" leave
-                it as it is. Default: as saved, with "ram" in place of "cuda" if the device is a CPU.
-            compute: where the server goes on, with the same bits. Default: as saved.
+            path: the folder of a server, or a copy that ``save`` wrote; the manifest of a sharded server; or an open
+                ``ClientStore``, which the server then closes.
+            algorithm, optimizer: required if they are the caller's own code.
+            lr, server_lr: required if they are the caller's own code. A rate that differs from the saved one replaces
+                it, as in ``change``, and logs a warning.
+            aggregation, limits: replace the saved ones if they differ, with a warning. A ``Mean`` with weights is
+                required again.
+            storage: how the rows are opened. ``Storage(medium="mmap")`` resumes in the folder; "ram" and "cuda" leave
+                the folder unchanged. Default: as saved, with "ram" in place of "cuda" if the device is a CPU.
+            compute: the device and precision; the bits stay the same. Default: as saved.
             callbacks: as for a new server.
 
         Raises:
-            DeviceError: there is no such device; give another one.
-            StoreError: there is no store, or one of a newer version.
+            DeviceError: the device is missing; choose a different one.
+            StoreError: the path has no store, or its format is newer than this version.
             LockedError: another server writes to the folder; ``Storage(medium="ram")`` only reads it.
             CorruptionError: a file is damaged.
-            CheckpointError: the store has no server, or an argument is missing or contradicts what was saved.
-            RangeError: an argument does not fit the given ClientStore.
+            CheckpointError: the store has no server, or an argument is missing or contradicts the saved one.
+            RangeError: an argument does not fit the ClientStore.
         """
-        given = given_again(algorithm, lr, server_lr, optimizer)
-        server = cls.__new__(cls)
+        given, server = checked_objects(algorithm, lr, server_lr, optimizer), cls.__new__(cls)
         storage, compute = storage or Storage(), compute or Compute()
         if not isinstance(path, ClientStore) and (manifest := manifest_in(path)) is not None:
             backend, saved = shards().saved_backend(manifest, given, storage, compute)
@@ -255,26 +252,28 @@ class Server(Represented, Unpicklable):
                 raise
             return server
         if compute.is_sharded or storage.folders is not None:
-            raise StoreError(f"{path}: no {MANIFEST} of a server in shards is there; fedcore.cluster.reshard makes one")
+            raise StoreError(
+                f"{path}: not of a sharded server, since {MANIFEST} is missing; convert it with fedcore.cluster.reshard"
+            )
         with saved_rows(path, storage, compute) as (rows, saved, device):
-            with believed(path.path or "store" if isinstance(path, ClientStore) else path):
+            with checkpoint_errors(path.path or "store" if isinstance(path, ClientStore) else path):
                 state = resumed_state(rows, saved, given, replace(compute, device=device))
             server._start(state, callbacks)
             change_on_loading(state, rows.path, saved["settings"], given, aggregation, limits)
         return server
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a copy of everything: the model, the sums, the rows, the counters and the options.
+        """Write a copy of the server: the model, the sums, the rows, the counters and the options.
 
-        A server with a folder needs it only for copies: its folder has every finished round.
+        A server with a folder does not need it: its folder has every finished round.
 
         Args:
-            path: a new or empty folder, or an older copy, which stays until the new one is complete. A folder in which
-                a server went on is no copy any more.
+            path: a new or empty folder, or an older copy, which remains until the new one is complete. A folder in
+                which a server was resumed is no longer a copy.
 
         Raises:
             RoundError: a round is open.
-            StoreError: the folder is something else, or the disk is full.
+            StoreError: the folder has other content, or the disk is full.
 
         Cost: reads and writes every row once.
         """
@@ -283,37 +282,37 @@ class Server(Represented, Unpicklable):
             self._backend.save(path)
 
     def audit_log(self) -> list[dict[str, Any]]:
-        """Return the documents of all rounds of a server with ``Storage(audit=True)``, the first one first.
+        """Return the documents of all rounds of a server with ``Storage(audit=True)``, oldest first.
 
-        Each has the digest of the one before, as ``previous``. Digests are BLAKE2b-256: of vectors as little-endian
-        float32 in the layout's order; of documents as their JSON text.
+        Each document has the digest of its predecessor as ``previous``. Digests are BLAKE2b-256, of vectors as
+        little-endian float32 in the layout's order, and of documents as JSON text.
 
         Raises:
-            CorruptionError: a document was changed, or is missing.
+            CorruptionError: a document was changed or is missing.
         """
         return self._backend.audit_log()
 
     def close(self) -> None:
         """Abort an open round, and close the store or the shards.
 
-        ``x`` and what else is in memory can still be read. A server whose rows are in memory has nothing to close.
+        Values in memory, such as ``x``, can still be read. A server with rows in memory has nothing to close.
         """
         if (opened := self._round_lock.opened) is not None:
             opened.abort()
         self._backend.close()
 
     def checkpoint(self) -> None:
-        """Make every finished round safe, with durability="checkpoint"; otherwise it is already. Between rounds."""
+        """Make every finished round durable, for ``durability="checkpoint"``. A round must not be open."""
         self._between_rounds()
         self._backend.checkpoint()
 
     def compact(self) -> None:
-        """Free the slots that are not used; between rounds. See ``ClientStore.compact``."""
+        """Free unused slots; see ``ClientStore.compact``. A round must not be open."""
         self._between_rounds()
         self._backend.compact()
 
     def verify(self) -> list[str]:
-        """Read every row and vector; return a line for each that is damaged."""
+        """Read every row and vector; return a line for each damaged one."""
         return self._backend.verify()
 
     def __enter__(self) -> Self:
@@ -329,57 +328,50 @@ class Server(Represented, Unpicklable):
 
     @property
     def clients(self) -> Clients:
-        """The registered clients: ``client in``, ``len``, and their ids in the order of their numbers."""
+        """The registered clients, with ``in``, ``len`` and iteration in the order of their numbers."""
         if self._round_lock.opened is None:
-            self._backend.forget_newcomers()  # of a round that was dropped
-        return Clients(self._backend.registry)
+            self._backend.forget_newcomers()  # discards those of a dropped round
+        return Clients(self._backend.registry.index)
 
     @property
     def store(self) -> ReadRows:
-        """The clients' rows, to be read: only rounds and changes of clients write them.
-
-        Raises:
-            RangeError: the server is in shards; ``row`` reads a row.
-        """
+        """The clients' rows, read-only. A sharded server raises RangeError; use ``row``."""
         if self._round_lock.opened is None:
             self._backend.forget_newcomers()
         return self._backend.rows()
 
     @property
     def client_sizes(self) -> npt.NDArray[np.int64] | None:
-        """n_k of the registered clients, int64[N], the smallest first; None where they have no sizes."""
+        """n_k of the registered clients, int64[N], the smallest first; None without sizes."""
         return self._backend.client_sizes()
 
     @property
     def x(self) -> F32:
-        """The model, float32[n]: a read-only view that never changes; a round makes a new one.
+        """The model, float32[n]: a read-only array that never changes, since each round makes a new one.
 
-        On a device it is a ``DeviceArray``, of which torch and CuPy make tensors by DLPack without a copy. In a server
-        with shards it is gathered each time.
+        On a device it is a ``DeviceArray``, which torch and CuPy read through DLPack without a copy. A sharded server
+        gathers the vector on each access.
         """
         x: F32 = self._backend.vector("x")
         return x
 
     @property
     def v(self) -> F32:
-        """The direction of the last round that had one, float32[n_parameters]: a copy. The papers call it g.
+        """A copy of the last step's direction, float32[n_parameters]; the papers call it g.
 
-        Zero before the first round, and after ``load`` until the next where the method does not use it.
+        It is zero before the first step. If the method does not use it, it is zero after ``load`` until the next step.
         """
         v: F32 = self._backend.vector("v")
         return v
 
     @property
     def round_number(self) -> int:
-        """The number of finished rounds, which is the number of the next."""
+        """The number of finished rounds, which is the index of the next one."""
         return self._backend.round_number
 
     @property
     def transactions(self) -> int:
-        """The number of rounds, changes of clients and options, and warm starts.
-
-        Servers that hold parts of one model compare it; see ``fedcore.server.folder.Transactions``.
-        """
+        """The number of rounds, changes of clients or options, and warm starts. Shards compare it."""
         return self._backend.transactions
 
     def _facts(self) -> dict[str, Any]:
@@ -398,16 +390,13 @@ class Server(Represented, Unpicklable):
         return self._backend.holds_files
 
     def tensors(self, *, library: Library | None = None, copy: bool = True, sent: bool = False) -> Any:
-        """The model by name, as it came: in its library and its dtypes, counters in their own integer types.
+        """Return the model by name, in its library and dtypes; counters keep their integer types.
 
         Args:
-            library: "numpy" or "torch". Default: that of ``model``. NumPy's tensors have float32 for bfloat16, unless
-                ml_dtypes is imported.
-            copy: False gives NumPy's parameters and buffers in float32 as read-only views of ``x``.
-            sent: the model that clients start from, which is ahead of ``x`` in methods that look ahead.
-
-        Raises:
-            UnknownNameError, MissingDependencyError: there is no such library, or it is not installed.
+            library: "numpy" or "torch". Default: the library of ``model``. Without ml_dtypes, NumPy gets bfloat16
+                tensors as float32.
+            copy: whether to copy. With False, NumPy's float32 parameters and buffers are read-only views of ``x``.
+            sent: return the model from which clients start. Methods that look ahead send a model ahead of ``x``.
         """
         x = self._backend.vector("next" if sent else "x")
         return self.layout.tensors(x, self._backend.counters(), library, copy=copy)
@@ -416,44 +405,36 @@ class Server(Represented, Unpicklable):
         """Copy x and the counters into a model, in place.
 
         Args:
-            model: an ``nn.Module``, on any device, or a mapping or sequence of tensors, with the server's names and
-                shapes. Its floats may be of other dtypes.
-
-        Raises:
-            ArrayError, ShapeError, DtypeError: the model does not fit, and is unchanged; or a tensor is read-only.
+            model: an ``nn.Module`` on any device, or a mapping or sequence of tensors, with the server's names and
+                shapes. Float dtypes may differ. A model that does not fit is unchanged.
         """
         self.layout.load_into(model, self.x, self._backend.counters())
 
     def row(self, client: ClientId) -> F32:
-        """A client's row, float32[n_parameters]; zeros where it was never written.
-
-        Raises:
-            UnknownClientError: the client is not registered.
-        """
+        """Return a client's row, float32[n_parameters]; zeros if it was never written."""
         return self._backend.row(self._backend.registry.check(client))
 
     def correction(self, client: ClientId) -> npt.NDArray[np.float64]:
-        """c_i, float64[n_parameters]: what MimiC adds to the client's next mean gradient; zero elsewhere."""
+        """Return c_i, float64[n_parameters], which MimiC adds to the client's next mean gradient; else zeros."""
         if not self.algorithm.keeps_history:
             return zeros(self.layout.n_parameters, np.float64, device=self.device)
         return self._backend.correction(self._backend.registry.check(client))
 
     def total(self) -> npt.NDArray[np.float64] | None:
-        """T, float64[n_parameters]; None where the method keeps no total."""
+        """Return T, float64[n_parameters]; None where the method keeps no total."""
         return self._backend.total() if self.algorithm.keeps_total else None
 
     def add_clients(self, clients: ClientId | Iterable[ClientId] | Mapping[ClientId, int]) -> None:
-        """Register clients: all of them or, if one is rejected, none. They count from the next round on.
+        """Register clients for the next round. If one is invalid, none is registered.
 
         Args:
-            clients: a new id or several; or a mapping from id to n_k, where the other clients have sizes.
+            clients: one new id or several. If the other clients have sizes: a mapping from id to n_k.
 
         Raises:
             RoundError: a round is open.
-            RangeError: one is registered already, or sizes are missing or not expected.
-            UnknownClientError: one is no id.
+            RangeError: a client is registered already, or sizes are missing or not expected.
 
-        Cost: one commit; on average it does not depend on the number of clients.
+        Cost: one commit, on average independent of the number of clients.
         """
         self._between_rounds()
         ids, sizes = ids_of(clients)
@@ -461,122 +442,114 @@ class Server(Represented, Unpicklable):
             self._backend.add_clients(ids, sizes)
 
     def update_clients(self, sizes: Mapping[ClientId, int]) -> None:
-        """Change registered clients' numbers of examples: p^k = n_k / n follows them from the next round on.
+        """Change the numbers of examples n_k of registered clients, and thus the shares p^k = n_k / n of later rounds.
 
         The objective shifts as when a client is added; a rate eta_0 / t should restart (Ruan et al. 2021, Sec. 4.2).
 
         Args:
-            sizes: n_k by id, of those that have changed.
+            sizes: the new n_k by id, integers in 1..2^53. The clients must have sizes.
 
         Raises:
             RoundError: a round is open.
-            RangeError: the clients have no sizes, or one is no integer in 1..2^53.
-            UnknownClientError: a client is not registered.
 
-        Cost: one commit; on average it does not depend on the number of clients.
+        Cost: one commit, on average independent of the number of clients.
         """
         self._between_rounds()
         if sizes:
             self._backend.update_clients(dict(sizes))
 
     def remove_client(self, client: ClientId, *, from_objective: bool = True) -> None:
-        """Remove a client: its row is subtracted from every running sum, and its slot is freed.
+        """Remove a client: subtract its row from every running sum, and free its slot.
 
         Args:
-            from_objective: whether the others' shares p^k grow (Ruan et al. 2021, Sec. 4.3: *exclude*; the rate should
-                restart then), or stay as they are (*include*).
+            from_objective: True: the shares p^k of the other clients grow (*exclude*), and the rate should restart.
+                False: the shares stay (*include*). See Ruan et al. 2021, Sec. 4.3.
 
         Raises:
             RoundError: a round is open.
-            UnknownClientError: it is not registered.
-            RangeError: clients keep their rows, so that the server cannot subtract them.
+            RangeError: the server cannot subtract the row: clients keep their own rows, or T is not the sum of the
+                rows.
         """
         self._between_rounds()
         self._backend.remove_client(client, from_objective)
 
     def change(self, **options: Unpack[Changes]) -> None:
-        """Change rates, limits or rules from the next round on; the report of that round has them as ``changed``.
+        """Change rates, limits or rules from the next round on; ``changed`` in that round's report lists them.
 
-        Call it before ``broadcast``. With another lr, late updates of the rounds before are rejected.
+        Call it before ``broadcast``. If lr changes, the server rejects late updates of earlier rounds.
 
         Args:
-            options: lr, server_lr, limits or aggregation, as for a new server; of a server in shards rates are numbers
-                or of ``fedcore.algorithms.rates``.
+            options: lr, server_lr, limits or aggregation, as for a new server. With shards, rates must be numbers or
+                rates of ``fedcore.algorithms.rates``.
 
         Raises:
             RoundError: a round is open.
-            UnknownNameError: the option cannot be changed.
-            RangeError: as for a new server; or server_lr would begin or end the averaging of models.
+            RangeError: a value is invalid, or server_lr would start or stop the averaging of models.
         """
         self._between_rounds()
         with uninterrupted():
             self._backend.change(options)
 
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
-        """Start from rows that are not zero: c_i = the client's mean gradient at x_0, over some minibatches.
+        """Initialise the rows with c_i, each client's mean gradient at x_0 over some minibatches.
 
-        c is the mean of all rows; a client that is left out has a row of zero. g_0 = c for variance-reduced methods
-        (Cheng et al. 2024, Thms 2-4); without rows, g_0 is the mean of the given gradients. Where clients keep their
-        rows, they start from the same.
+        c is the mean of all rows; clients without a gradient have a zero row. Variance-reduced methods set g_0 = c
+        (Cheng et al. 2024, Thms 2-4). Methods without rows set g_0 to the mean of the gradients. Clients that keep
+        their own rows must start with the same values.
 
         Args:
-            gradients: float32[n_parameters] by client; in a server in shards also ``Slices``.
+            gradients: float32[n_parameters] by client; with shards also ``Slices``.
 
         Raises:
-            RoundError: a round was finished or is open, or there was a warm start already.
+            RoundError: a round is open or was finished, or the server had a warm start.
             RangeError: the method cannot start from gradients.
-            UnknownClientError, DtypeError, ShapeError, ArrayError: a client or its gradient is wrong.
         """
         self._between_rounds()
         self._backend.warm_start({self._backend.registry.check(client): g for client, g in gradients.items()})
 
     def broadcast(self, ids: Iterable[ClientId], *, newcomers: Iterable[ClientId] = ()) -> Broadcast:
-        """The broadcast to some clients for the next round. Their rows are read ahead from a disk while they train.
+        """Return the broadcast to some clients for the next round, and start to read their rows from disk.
 
         Args:
-            newcomers: those of them that are not registered, and may join with the round (``open_round``).
-
-        Raises:
-            UnknownClientError: one of them is neither registered nor a newcomer.
+            newcomers: the clients among ``ids`` that are not registered and may join with the round.
         """
         with span("broadcast", self._backend):
-            asked, new = asked_of(self._backend.registry, ids, newcomers)
+            asked, new = addressed_clients(self._backend.registry, ids, newcomers)
             vectors = self._backend.sent_vectors(asked, new)
             return broadcast_of(self._settings, self.round_number, asked, vectors)
 
     def open_round(self, *, newcomers: NewClients = ()) -> Round:
-        """Open a round; one at a time.
+        """Open a round. Only one round can be open.
 
         Args:
-            newcomers: clients that are not registered, and may join with the round: each is registered if an update of
-                it is accepted. A mapping from id to n_k, where the others have sizes. Until the round is finished the
-                shares p^k and the registry include all of them.
+            newcomers: clients that are not registered: ids, or a mapping from id to n_k if the other clients have
+                sizes. A newcomer is registered if the round accepts an update from it. During the round, the registry
+                and the shares p^k include all newcomers.
 
         Raises:
             RoundError: a round is open already.
-            RangeError, UnknownClientError: a newcomer is registered already, or is no id, or sizes are missing or not
-                expected.
+            RangeError: a newcomer is registered already, or sizes are missing or not expected.
         """
         return self._open(self._settings.batch_size, may_hold=False, newcomers=newcomers)
 
     def round(self, updates: Iterable[Update]) -> Report:
         """Run a round from an iterable of updates, which may be produced while they are read.
 
-        Errors are those of ``Round.add`` and ``Round.finish``; the server is then as it was before.
+        Errors are those of ``Round.add`` and ``Round.finish``; they leave the server unchanged.
         """
-        # A list's arrays live as long as this call and change only if another thread does it: all in one pass.
+        # A list keeps its arrays until this call returns, and other threads must not change them: one pass folds all.
         listed = list(updates) if isinstance(updates, list | tuple) else None
         if listed and self._backend.may_be_whole() and (report := self._whole_round(listed)) is not None:
             return report
         batch_size = max(self._settings.batch_size, len(listed or ()))
         opening = partial(self._open, batch_size, may_hold=listed is not None)
         with span("round", self._backend), opening() as opened:
-            for some in held_together(updates, batch_size) if listed is None else [listed]:
+            for some in kept_batches(updates, batch_size) if listed is None else [listed]:
                 opened.add_batch(some)
             return opened.finish()
 
     def _whole_round(self, updates: list[Update]) -> Report | None:
-        """The round in one native call, if that is possible; None where it takes a ``Round``."""
+        """Run the round in one native call; return None if it needs a ``Round``."""
         state, began, done = self._backend, time.perf_counter(), None
         state.require_open_store()
         opened = self._round_lock.open(state.round_number, WholeRound)
@@ -590,13 +563,12 @@ class Server(Represented, Unpicklable):
         if done is None:
             return None
         report, weighing = done
-        warn_if_lowered(report.round, weighing.lowered, None, LOGGER)
-        state.waiting.log(report.waiting_for, state.store, LOGGER)
+        log_round(report, state, weighing, None)
         tell(self.callbacks, report, LOGGER)
         return report
 
     def _between_rounds(self) -> None:
-        """Reject a call while a round is open, and discard what a dropped round left."""
+        """Raise if a round is open, and discard the remains of a dropped round."""
         self._round_lock.require_none(self.round_number)
         self._backend.abandon()
 
@@ -611,38 +583,35 @@ class Server(Represented, Unpicklable):
 
 
 class EdgeRound(LocalRound):
-    """An open round of an edge; it ends with ``partial_sum``, for the step is the upper server's."""
+    """An open round of an edge. It ends with ``partial_sum``, since the upper server takes the step."""
 
     def finish(self) -> Report:
-        """Abort the round.
-
-        Raises:
-            RoundError: always.
-        """
+        """Abort the round and raise RoundError."""
         self.abort()
         raise RoundError("round: an edge takes no step; call partial_sum() before the round ends")
 
 
 class EdgeAggregator:
-    """A server between clients and the server: one level of a hierarchy.
+    """A server between clients and an upper server: one level of a hierarchy.
 
-    In each round it is given the model that the upper server broadcast, accepts its clients' updates as a ``Server``
-    does, and makes one ``PartialSum`` of them: 16 n bytes in place of 4 n a client. The upper server, one with
-    ``Compute(accumulator="exact")``, adds it by ``Round.add_partial_sum``, and has the bits of a server that every
-    client sends to. Updates are validated here, where they are whole: above, a sum is checked against the norms and
-    claims that the edge reports. An edge without accepted updates sends zeros, and its rejections.
+    In each round the edge starts from the upper server's model, accepts updates as a ``Server`` does, and returns one
+    ``PartialSum``: 16 n bytes in place of 4 n per client. The upper server needs ``Compute(accumulator="exact")``. It
+    adds the sum by ``Round.add_partial_sum``, with the bits of a server that receives every update.
+
+    The edge validates each update. The upper server checks a sum only against the norms and claims that the edge
+    reports. An edge without accepted updates sends zeros and its rejections.
 
     Args:
         model: a model of the upper server's layout; its values do not matter.
-        algorithm: the upper server's method; one that only adds h, as FedAvg, FedProx and FedAvgM do.
-        clients: the ids of the edge's own clients, which are registered at the upper server too.
-        lr, server_lr: the upper server's: they set the units of updates.
+        algorithm: the upper server's method. It must only add h, as FedAvg, FedProx and FedAvgM do.
+        clients: the ids of the edge's own clients. The upper server must have registered them.
+        lr, server_lr: as for the upper server; they set the units of updates.
         limits, aggregation: as for ``Server``.
-        population: the most clients that the upper server will have, if those are more than 2,048: the more there are,
-            the shorter an update must be for an exact sum of them all.
+        population: the greatest number of clients of the upper server, if above 2,048. The greatest norm of an update
+            in an exact sum falls with this number.
 
     Raises:
-        RangeError: the method does more than to add h, or the layout has integer counters.
+        RangeError: the method does not only add h, or the layout has integer counters.
         FedcoreError: as for ``Server``.
 
     Cost: 52 n bytes.
@@ -674,17 +643,9 @@ class EdgeAggregator:
         aggregation: Aggregation = None,
         population: int = 0,
     ) -> None:
-        population = whole("population", population, 0, 2**53)
-        self._server = Server(
-            model,
-            algorithm,
-            list(clients),
-            lr=lr,
-            server_lr=server_lr,
-            limits=limits,
-            aggregation=aggregation,
-            compute=Compute(accumulator="exact"),
-        )
+        population = check_integer("population", population, 0, 2**53)
+        options: dict[str, Any] = {"server_lr": server_lr, "limits": limits, "aggregation": aggregation}
+        self._server = Server(model, algorithm, list(clients), lr=lr, compute=Compute(accumulator="exact"), **options)
         require_partial_sums(self._server._settings)
         self._state: State = self._server._backend
         self._state.upper_population = population
@@ -695,19 +656,18 @@ class EdgeAggregator:
         return tuple(self._server.clients)
 
     def open_round(self, x: Any, *, round: int) -> Round:
-        """Open a round on what the upper server broadcast; it ends with ``Round.partial_sum``.
+        """Open a round on the broadcast of the upper server; it ends with ``Round.partial_sum``.
 
         Args:
-            x: the model as it was sent: float32[n], its bytes, or a model that the layout fits; it is copied.
+            x: the received model: float32[n], its bytes, or a model that fits the layout. It is copied.
             round: the round's number.
 
         Raises:
             RoundError: a round is open.
-            FedcoreError: x does not fit the layout, or is not finite.
 
         Cost: reads and writes 4 n bytes.
         """
-        number, server = whole("round", round, 0, 2**53), self._server
+        number, server = check_integer("round", round, 0, 2**53), self._server
         server._between_rounds()
         flat, n = as_vector("x", x, server.layout.n), server.layout.n
         vector = server.layout.flatten(x, empty(n)) if flat is None else copied(in_float32(flat))
@@ -718,7 +678,7 @@ class EdgeAggregator:
         return server._open(server._settings.batch_size, may_hold=False, kind=EdgeRound)
 
     def fold(self, x: Any, updates: Iterable[Update], *, round: int) -> PartialSum:
-        """Run a round in one call and return the partial sum of some updates; arguments are those of ``open_round``."""
+        """Run a round in one call, and return its partial sum. The arguments are those of ``open_round``."""
         with self.open_round(x, round=round) as opened:
             for update in updates:
                 opened.add_batch([update])
@@ -726,20 +686,10 @@ class EdgeAggregator:
 
 
 def ids_of(clients: Any) -> tuple[list[ClientId], Sizes | None]:
-    """The ids of clients that are added, not checked yet, and n_k by id, where they are given."""
+    """Return the unchecked ids of new clients, and n_k by id if given."""
     if isinstance(clients, str | bytes) or not isinstance(clients, Iterable):
         return [clients], None  # type: ignore[list-item]  # the registry checks ids
     return list(clients), dict(clients) if isinstance(clients, Mapping) else None
-
-
-def first_settings(algorithm: Algorithm | str, layout: Layout, **options: Any) -> Settings:
-    """The settings of a new server; arguments and errors are those of ``Server``."""
-    method = named(algorithm) if isinstance(algorithm, str) else algorithm
-    if not isinstance(method, Algorithm):
-        raise UnknownNameError(f"algorithm={algorithm!r}: give an Algorithm, or the name of one")
-    if layout.n_parameters < 1:
-        raise ShapeError("model: it has no parameters")
-    return Settings.of(method, layout, **options)
 
 
 def first_state(
@@ -750,24 +700,11 @@ def first_state(
     rows: ClientStore,
     reducer: Reducer | None = None,
 ) -> State:
-    """The state of a new server over its empty rows, and in their folder, if they have one.
-
-    Args:
-        x: float32[n] on the server's device; read-only from now on.
-        reducer: the reducer of a shard; None for a server that has no shards.
-
-    Raises:
-        RangeError, UnknownClientError, StoreError: as ``Server``.
-    """
-    algorithm, registry = settings.algorithm, rows.registry
-    population = Population.of(sizes, registry, needed=algorithm.needs_shares)
-    snapshot = Snapshot.first(
-        *(x, counters, settings.layout.n_parameters, algorithm, settings.optimizer, population, settings.device),
-        exact=settings.is_exact,
-    )
-    state = State(settings, snapshot, rows, reducer)
+    """Return the state of a new server with empty rows, and commit it if the rows have a folder."""
+    population = Population.of(sizes, rows.registry, needed=settings.algorithm.needs_shares)
+    state = State(settings, Snapshot.first(settings, x, counters, population), rows, reducer)
     if rows.medium == "mmap":
-        state.keep(snapshot, 0)  # a run that is killed in its first round can be resumed too
+        state.keep(state.snapshot, 0)  # so that a run that is killed in its first round can be resumed
     return state
 
 
@@ -778,18 +715,9 @@ def resumed_state(
     compute: Compute | None = None,
     reducer: Reducer | None = None,
 ) -> State:
-    """The state of a server as its folder has it.
-
-    Args:
-        saved: the folder's own state, which is a server's.
-        given: what the caller passes again; see ``given_again``.
-
-    Raises:
-        ValueError, LookupError, TypeError: no server has written that; see ``believed``.
-        CheckpointError: as ``Settings.from_state``.
-    """
+    """Return the state of a saved server; for ``given`` see ``checked_objects``, for errors ``checkpoint_errors``."""
     settings, vectors = Settings.from_state(saved["settings"], given, compute), vectors_of(rows)
-    if "nonnegative" not in saved["settings"]:  # a folder from before buffers were checked
+    if "nonnegative" not in saved["settings"]:  # a folder of a version that did not check buffers
         kept = never_negative(settings.layout, to_host(vectors["x"]), settings.limits.signed_buffers)
         settings = replace(settings, nonnegative=kept)
     require_plausible(settings, saved, vectors, rows)
@@ -799,23 +727,15 @@ def resumed_state(
 
 
 def require_clients(rows: ClientStore, clients: object) -> None:
-    """Reject a count of no clients.
-
-    Raises:
-        RangeError: it is.
-    """
+    """Raise RangeError if the number of clients is 0."""
     if len(rows.registry) == 0 and isinstance(clients, int):
-        raise RangeError("clients=0: give at least one client, or none and add them later: clients=[]")
+        raise RangeError("clients=0: must be at least 1; to add clients later, pass clients=[]")
 
 
 def require_finite(x: F32, layout: Layout) -> None:
-    """Reject a first model, or a slice of one, that has a NaN or an infinity.
-
-    Raises:
-        ArrayError: it has; the message names the tensor.
-    """
+    """Raise ArrayError with the tensor's name if a first model, or a slice of it, has a NaN or an infinity."""
     if not kernels.all_finite([x])[0]:
-        raise ArrayError(f"model, {first_not_finite(x, layout)}: a number is NaN or infinite; make a mask a buffer")
+        raise ArrayError(f"model, {first_not_finite(x, layout)}: a number is NaN or infinite; a mask must be a buffer")
 
 
 def change_on_loading(
@@ -826,16 +746,7 @@ def change_on_loading(
     aggregation: Aggregation,
     limits: Limits | None,
 ) -> None:
-    """Change the options that ``Server.load`` is given and that differ from the saved ones, with a warning.
-
-    Args:
-        backend: of the loaded server.
-        saved: the settings as the folder has them.
-
-    Raises:
-        CheckpointError: the server was saved with weights, and none are given.
-        UnknownNameError, RangeError: as ``Server.change``.
-    """
+    """Change the options of ``Server.load`` that differ from the saved ones, and log a warning."""
     settings: Settings = backend.settings
     chain = settings.rules if aggregation is None else Chain.of(aggregation)
     if saved.get("own_weights") is True and chain.weights is None:
@@ -863,53 +774,52 @@ def change_on_loading(
 
 
 def require_named_rates(changed: Settings, options: Iterable[str]) -> None:
-    """Reject a change of a rate to the caller's own code, which shards cannot load after a crash.
-
-    Raises:
-        RangeError: it is.
-    """
+    """Raise RangeError if a rate is the caller's own code, which shards cannot load after a crash."""
     for name in set(RATES).intersection(options):
         rate = getattr(changed, name)
         described = describe(name, rate)
         if described is not None and described["name"] not in NAMED_RATES.own:
-            raise RangeError(f"{name}={rate!r}: of a server in shards a rate is a number, or one of fedcore's")
+            raise RangeError(f"{name}={rate!r}: a sharded server needs a number or a rate of fedcore.algorithms.rates")
 
 
 @contextmanager
 def new_rows(
     given: ClientStore | None, storage: Storage, clients: int | Iterable[ClientId] | None, n: int, device: str = CPU
 ) -> Iterator[ClientStore]:
-    """Rows of n elements for a new server, on its device; if the block fails, what was made here is deleted.
-
-    Raises:
-        RangeError, ShapeError, UnknownNameError: an argument is not what ``Server`` documents.
-        StoreError: the folder cannot be made.
-    """
+    """Yield rows of n elements on the server's device; if the block fails, delete what was created."""
     if given is not None:
         if clients is not None:
-            raise RangeError("clients: a ClientStore has its own clients; leave clients= out, or map their ids to n_k")
+            raise RangeError(
+                "clients: the ClientStore has clients already; leave clients= out, or map their ids to n_k"
+            )
         if len(given) > 0:
-            raise RangeError(f"storage: the ClientStore has {len(given)} rows, whose sum is unknown; use Server.load")
+            raise RangeError(
+                f"storage: the ClientStore has {len(given)} rows; a new server needs an empty store; use Server.load"
+            )
         if given.n != n:
-            raise ShapeError(f"storage: the ClientStore has rows of {given.n} elements, and the model {n} parameters")
+            raise ShapeError(
+                f"storage: the ClientStore has rows of {given.n} elements, but the model has {n} parameters"
+            )
         yield on_device(given, device, storage.cached_rows)
         return
     if storage.folders is not None:
-        raise RangeError("folders: only a server in shards has several; give Compute(shards=...), or leave them out")
+        raise RangeError(
+            "folders: only a sharded server has several folders; pass Compute(shards=...), or leave folders out"
+        )
     medium = storage.medium or ("ram" if storage.path is None else "mmap")
     if medium == "cuda" and device == CPU:
-        raise RangeError('medium="cuda": the server computes on the CPU; give Compute(device="cuda")')
-    if storage.keep_previous and medium != "mmap":
-        raise RangeError("keep_previous=True: only a folder keeps what was before; give Storage(path=...)")
+        raise RangeError('medium="cuda": the server computes on the CPU; pass Compute(device="cuda")')
+    if medium != "mmap":
+        storage.require_folder()
     if clients is None:
-        raise RangeError("clients: give their number or their ids")
+        raise RangeError("clients: missing; pass their number or their ids")
     made = ClientStore(
         *(clients, n),
         medium=device if medium == "cuda" else medium,
         codec=storage.codec,  # type: ignore[arg-type]  # the store checks the name
         path=storage.path,
-        durability=storage.durability,
-        undoable=bool(storage.keep_previous),
+        durability=storage.durability or "round",
+        keep_previous=bool(storage.keep_previous),
     )
     try:
         yield on_device(made, device, storage.cached_rows)
@@ -921,44 +831,36 @@ def new_rows(
 
 
 def on_device(store: ClientStore, device: str, cached_rows: int | None) -> ClientStore:
-    """A store as a server on that device uses it: itself, or one that copies rows there and back.
-
-    Raises:
-        RangeError: its rows lie on another device; or ``cached_rows`` has no use.
-    """
+    """Return the store, wrapped to copy rows to the device and back if its rows are elsewhere."""
     if store.device not in (CPU, device):
         raise RangeError(
-            f"storage: the rows of the store lie on {store.device}, and the server on {device}; give "
+            f"storage: the rows of the store are on {store.device}, but the server is on {device}; pass "
             f"Compute(device={store.device!r})"
         )
     if store.device == device:
         if cached_rows is not None:
-            raise RangeError(f"cached_rows={cached_rows!r}: all rows lie on {device} already; leave it out")
+            raise RangeError(f"cached_rows={cached_rows!r}: all rows are on {device} already; leave it out")
         return store
-    return DeviceRows(store, device, cached_rows)
+    return DeviceStore(store, device, cached_rows)
 
 
 @contextmanager
 def saved_rows(
     path: str | os.PathLike[str] | ClientStore, storage: Storage, compute: Compute
 ) -> Iterator[tuple[ClientStore, dict[str, Any], str]]:
-    """The rows and the state of a server, both of one commit, and its device.
+    """Yield the rows and the state of a server, both from one commit, and its device.
 
-    If the block fails, the store is closed, unless it was given.
-
-    Raises:
-        StoreError, LockedError, CorruptionError: as ``ClientStore.open``.
-        CheckpointError: it is a store without a server.
-        RangeError: an option contradicts a store that was given.
+    If the block fails, the store is closed, unless the caller opened it.
     """
     device = compute.device
     if isinstance(path, ClientStore):
-        rows, where = _given(path, storage), path.path or "store"
+        rows, where = path, path.path or "store"
+        _require_options(rows, storage)
     else:
         where = absolute(path)
         rows, device = _opened(where, storage, device)
     try:
-        with believed(where):
+        with checkpoint_errors(where):
             state = server_state(where, rows.state)
             device = _device_of(state) if device is None else device
         yield on_device(rows, device, storage.cached_rows), state, device
@@ -968,44 +870,40 @@ def saved_rows(
         raise
 
 
-def _given(rows: ClientStore, storage: Storage) -> ClientStore:
-    """The store that was given.
-
-    Raises:
-        RangeError: it is read-only, or an option contradicts it.
-    """
+def _require_options(rows: ClientStore, storage: Storage) -> None:
+    """Raise RangeError if the caller's store is read-only, or an option contradicts it."""
     if rows.readonly:
         raise RangeError("path: the ClientStore is read-only; open it for writing")
-    for name, here, asked in (
+    for name, actual, option in (
         ("medium", rows.medium, storage.medium),
-        ("durability", rows.durability, None if storage.durability == "round" else storage.durability),
-        ("keep_previous", rows.undoable, storage.keep_previous),
+        ("durability", rows.durability, storage.durability),
+        ("keep_previous", rows.keep_previous, storage.keep_previous),
     ):
-        if asked not in (None, here):
-            raise RangeError(f"{name}={asked!r}: the ClientStore was opened with {here!r}")
-    return rows
+        if option not in (None, actual):
+            raise RangeError(f"{name}={option!r}: the ClientStore was opened with {actual!r}")
 
 
 def _opened(path: Path, storage: Storage, device: str | None) -> tuple[ClientStore, str | None]:
-    """The store of a folder, and the device as far as it is known."""
+    """Return the store of a folder, and the device if it is known already."""
     medium, keep_previous = storage.medium, storage.keep_previous
-    with believed(path):
+    with checkpoint_errors(path):
         if medium is None or (medium == "cuda" and device is None) or (medium == "mmap" and keep_previous is None):
-            before = server_state(path, state_of(path))
-            device = _device_of(before) if device is None else device
+            saved = server_state(path, state_of(path))
+            device = _device_of(saved) if device is None else device
             if medium is None:
-                medium = "ram" if before["medium"] == "cuda" and device == CPU else before["medium"]
+                medium = "ram" if saved["medium"] == "cuda" and device == CPU else saved["medium"]
             if keep_previous is None and medium == "mmap":
-                keep_previous = before.get("undoable") is True
+                keep_previous = saved.get("undoable") is True
     if medium == "cuda" and device == CPU:
-        raise RangeError('medium="cuda": the server computes on the CPU; give Compute(device="cuda")')
-    require_files(bool(keep_previous), medium or "mmap", readonly=False)
-    with believed(path):
-        on = device if medium == "cuda" and device is not None else medium
-        rows = ClientStore.open(path, medium=on or "mmap", durability=storage.durability, undoable=bool(keep_previous))
-    return rows, device
+        raise RangeError('medium="cuda": the server computes on the CPU; pass Compute(device="cuda")')
+    require_folder(bool(keep_previous), medium or "mmap", readonly=False)
+    on = device if medium == "cuda" and device is not None else medium or "mmap"
+    with checkpoint_errors(path):
+        return ClientStore.open(
+            path, medium=on, durability=storage.durability or "round", keep_previous=bool(keep_previous)
+        ), device
 
 
 def _device_of(state: dict[str, Any]) -> str:
-    """The device of the server that wrote a state; the first folders have none, for there was only one."""
+    """Return the device in a saved state. The oldest folders were written on CPUs and have no entry."""
     return device_named(state.get("device", CPU))

@@ -1,8 +1,8 @@
-"""The server's step: from the sums of a round and the state before it to the state after it."""
+"""The server's step: from a round's sums and the current snapshot to the next snapshot."""
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from typing import Any, NamedTuple
@@ -13,23 +13,18 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import Algorithm, Cohort, Linear, Step
 from fedcore.algorithms.base import is_whole_sum
-from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import rate_at
-from fedcore.arguments import whole
-from fedcore.arrays import CPU, F32, F64, Recycled, copied, device_of, empty, freeze, zeros
+from fedcore.arrays import CPU, F32, F64, BufferPool, copied, device_of, empty, freeze, zeros
 from fedcore.errors import AlgorithmError, DivergedError, RangeError, UnknownClientError
 from fedcore.kernels import ExactSum
 from fedcore.options import Settings
 from fedcore.rules import FEW, ClaimWindow
-from fedcore.server.aggregation import Counters, Reducer, Result, Squares, UpdateBatch, exchange_whole
+from fedcore.server.aggregation import Counters, Reducer, Result, Squares, UpdateBatch
 from fedcore.server.update import as_sent, first_not_finite
 from fedcore.server.validation import Buffers
 from fedcore.store import ClientStore
-from fedcore.store.client_store import rounding_keys
 from fedcore.store.registry import ClientId, Registry
-
-# The clients as the objective sees them: their shares p^k of all examples, and when they came.
-
+from fedcore.validation import check_integer
 
 Column = npt.NDArray[np.int64]
 Numbers = Sequence[int] | Column
@@ -37,30 +32,29 @@ Runs = tuple[Column, ...]
 Sizes = Mapping[ClientId, int]
 
 MOST = 2**53
-"""Examples of one client, up to which a float64 holds the number as it is."""
-_GONE = -1
-"""The value that a later run gives to a number whose client has left."""
+"""The maximum number of examples of one client; float64 holds every integer up to it."""
+_REMOVED = -1
+"""The value of a removed client in a later run."""
 _RATIO = 8
-"""The room of a run over that of the next one, at least."""
+"""The least ratio of a run's length to that of the next run."""
 _UNUSED = np.iinfo(np.int64).max  # a number that no client has
 _EMPTY = np.zeros((2, 0), np.int64)
 
 
 @dataclass(frozen=True)
 class Population:
-    """The registered sizes n_k, and the rounds of arrival, by the clients' numbers in the registry.
+    """The sizes n_k and the rounds of arrival, by the clients' numbers in the registry. It is immutable.
 
-    A population never changes: a client that comes or goes makes the next one. A round changes none of them, so that a
-    commit writes them no second time. A column is int64[2, m]: numbers that ascend, and what belongs to them; what is
-    behind the last is unused. Columns come in runs of ever fewer numbers, of which a change writes the last ones alone.
-    The last run that has a number says what belongs to it.
+    A change of clients makes a new population; other rounds keep it, so that commits need not write it. A column is
+    int64[2, m]: ascending numbers and their values, with unused entries at the end. A field has several columns, called
+    runs, of falling length. A change writes only the last runs, and the last run with a number has its value.
 
     Attributes:
-        sizes: n_k of the clients in the objective; () where the server was told none.
-        arrived: the round in which a client came that was not there from the start; () where all were.
-        included: n_k of those that have departed and whose shares the objective keeps.
+        sizes: n_k of the clients in the objective; () without sizes.
+        arrived: the round in which each client joined, except initial clients; () if all clients are initial.
+        included: n_k of removed clients whose shares stay in the objective.
         total: n, the sum of the sizes in the objective.
-        sized: how many clients have a size.
+        sized: the number of clients with a size.
     """
 
     sizes: Runs = ()
@@ -71,63 +65,50 @@ class Population:
 
     @classmethod
     def of(cls, client_sizes: Sizes | None, registry: Registry, *, needed: bool) -> "Population":
-        """The population of a new server.
-
-        Args:
-            client_sizes: n_k by client id; None where no method asks.
-            registry: the clients.
-            needed: whether the method cannot do without them, once there are clients.
-
-        Raises:
-            RangeError: a size is no integer in 1..2^53, or a client's is missing.
-            UnknownClientError: a size is for a client that is not registered.
-        """
+        """Return the population of a new server; ``needed``: whether the method weights by shares."""
         if client_sizes is None:
             if needed and len(registry):
-                raise RangeError("clients: the method weighs by p^k = n_k / n; give a mapping from each id to its n_k")
+                raise RangeError("clients: the method weighs by p^k = n_k / n; pass a mapping from each id to its n_k")
             return cls()
         if len(client_sizes) != len(registry):
-            raise RangeError(f"clients: the store has {len(registry)} clients, and {len(client_sizes)} have a size")
+            raise RangeError(
+                f"clients: the store has {len(registry)} clients, but {len(client_sizes)} sizes are given; pass one "
+                "for each client"
+            )
         clients, sizes = _listed(registry, client_sizes)
         return cls().with_clients(registry.numbers(clients).tolist(), clients, sizes, None)
 
     @property
     def is_sized(self) -> bool:
-        """Tell whether the clients have sizes: all of them, or none."""
+        """Whether all clients have sizes; otherwise no client has one."""
         return bool(self.sizes)
 
     def listed(self) -> npt.NDArray[np.int64] | None:
-        """The clients' sizes, the smallest first; None where they have none."""
-        return np.sort(_living(_merged(self.sizes))[1]) if self.sizes else None
+        """The clients' sizes, the smallest first; None without sizes."""
+        return np.sort(_present(_merged(self.sizes))[1]) if self.sizes else None
 
     def with_clients(
         self, numbers: Numbers, clients: Sequence[ClientId], sizes: Sequence[int] | None, round: int | None
     ) -> "Population":
-        """The population after clients came, in that round (None: they were there from the start).
+        """Return the population with clients added in ``round``; None for initial clients.
 
-        One whose share the objective has kept comes back to it: it is no newcomer.
-
-        Args:
-            numbers: in the registry, of ``clients`` in their order.
-            sizes: their n_k; None where the clients have no sizes.
+        A client whose share was kept in the objective returns to it.
         """
         after = self
-        back = [client for client in clients if client in self.included] if self.included else []
+        back = {client for client in clients if client in self.included} if self.included else set()
         if round is not None:
-            pairs = zip(numbers, clients, strict=True)
-            new = [number for number, client in pairs if client not in self.included] if back else numbers
+            new = [n for n, client in zip(numbers, clients, strict=True) if client not in back] if back else numbers
             after = replace(after, arrived=_with(self.arrived, new, [round] * len(new)))
         if sizes is None:
             return after
         total, kept = self.total + sum(sizes) - sum(self.included[client] for client in back), self.included
         if back:
-            gone = set(back)
-            kept = {client: size for client, size in kept.items() if client not in gone}
+            kept = {client: size for client, size in kept.items() if client not in back}
         sized = self.sized + len(sizes)
         return replace(after, sizes=_with(self.sizes, numbers, sizes), included=kept, total=total, sized=sized)
 
     def without_client(self, number: int, client: ClientId, *, from_objective: bool) -> "Population":
-        """The population after a client went; the shares of the others grow if the objective forgets it."""
+        """Return the population without a client; ``from_objective`` also removes its share."""
         size = int(_of(self.sizes, np.array([number]), 0)[0])
         after = replace(self, arrived=_without(self.arrived, number))
         if not size:
@@ -139,75 +120,71 @@ class Population:
         return replace(after, included={**self.included, client: size})
 
     def with_sizes(self, registry: Registry, client_sizes: Mapping[ClientId, int]) -> "Population":
-        """The population after some clients' numbers of examples have changed.
-
-        Raises:
-            RangeError: the clients have no sizes, or one is no integer in 1..2^53.
-            UnknownClientError: one is for a client that is not registered.
-        """
+        """Return the population with changed sizes of some clients."""
         clients, sizes = _listed(registry, client_sizes, "sizes")
         if not self.sizes:
-            raise RangeError("sizes: the clients have no sizes; make the server with a mapping from each id to its n_k")
+            raise RangeError(
+                "sizes: the clients have no sizes; create the server with a mapping from each id to its n_k"
+            )
         numbers = registry.numbers(clients)
         total = self.total + sum(sizes) - int(_of(self.sizes, numbers, 0).sum())
         return replace(self, sizes=_with(self.sizes, numbers, sizes), total=total)
 
     def examples(self, registry: Registry, clients: Sequence[ClientId]) -> F64:
-        """n_k, float64[k], of a population that has sizes."""
+        """Return n_k, float64[k], of a population with sizes."""
         return _of(self.sizes, registry.numbers(clients), 0).astype(np.float64)
 
     def shares(self, registry: Registry, clients: Sequence[ClientId]) -> F64 | None:
-        """p^k = n_k / n, float64[k]; None where no sizes are known."""
-        if not self.sizes:
-            return None
-        return self.examples(registry, clients) / self.total
+        """Return p^k = n_k / n, float64[k]; None without sizes."""
+        return self.examples(registry, clients) / self.total if self.sizes else None
 
     def ages(self, registry: Registry, clients: Sequence[ClientId], round: int) -> F64 | None:
-        """Rounds since each client's arrival (1 in its first), float64[k]; infinite for those of the start, or None for
-        all of them."""
+        """Return the rounds since each client joined, float64[k], or None if all are initial.
+
+        The value is 1 in the client's first round, and infinite for initial clients.
+        """
         if not self.arrived:
             return None
-        came = _of(self.arrived, registry.numbers(clients), _GONE)
-        return np.where(came == _GONE, np.inf, round + 1 - came)
+        came = _of(self.arrived, registry.numbers(clients), _REMOVED)
+        return np.where(came == _REMOVED, np.inf, round + 1 - came)
 
     def vectors(self) -> dict[str, Column]:
-        """The columns by name, as a store keeps them."""
+        """Return the columns by name, for a store."""
         return dict(zip(self._names(), (*self.sizes, *self.arrived), strict=True))
 
     def _names(self) -> list[str]:
         return [_name(of, i) for of in ("sizes", "arrived") for i in range(len(getattr(self, of)))]
 
     def on_disk(self, store: ClientStore) -> "Population":
-        """The same population, its columns where the store has just committed them."""
+        """Return the population with the store's committed columns in place of those in memory."""
         columns = {name: column for name in self._names() if (column := store.vector(name)) is not None}
         return replace(self, sizes=_runs(columns, "sizes"), arrived=_runs(columns, "arrived"))
 
     def to_state(self) -> dict[str, Any]:
-        """The fields that are no columns, as JSON can hold them."""
+        """Return the fields that are not columns, as JSON."""
         state = {"included": list(self.included.items()), "total": self.total}
-        # Versions of fedcore that know one run alone, and a list here, refuse this.
+        # Older versions of fedcore support one run only; they expect a list here and reject this number.
         return state if max(len(self.sizes), len(self.arrived)) < 2 else state | {"sizes": len(self.sizes)}
 
     @classmethod
     def from_state(
         cls, state: Mapping[str, Any], vectors: Mapping[str, npt.NDArray[Any]], registry: Registry
     ) -> "Population":
-        """The population that ``to_state`` and ``vectors`` described."""
-        included = dict(map(tuple, state.get("included", [])))  # the first folders have none
-        if "arrived" in state:  # and older ones list what are columns now
+        """Return the population of ``to_state`` and ``vectors``."""
+        included = dict(map(tuple, state.get("included", [])))  # missing in the oldest folders
+        if "arrived" in state:  # older folders have lists in place of columns
             listed = (dict(map(tuple, state[name])) for name in ("sizes", "arrived"))
             sizes, arrived = (_with((), registry.numbers(list(of)), list(of.values())) for of in listed)
         else:
             sizes, arrived = _runs(vectors, "sizes"), _runs(vectors, "arrived")
-        return cls(sizes, arrived, included, state["total"], _living(_merged(sizes)).shape[1])
+        return cls(sizes, arrived, included, state["total"], _present(_merged(sizes)).shape[1])
 
 
 def checked_sizes(clients: Sequence[ClientId], sizes: Sizes | None, *, sized: bool) -> list[int] | None:
-    """The sizes of new clients, in their order; None where clients have none.
+    """Return the sizes of new clients in order, or None without sizes.
 
-    Raises:
-        RangeError: one is no integer in 1..2^53 where the others have sizes, or there are some where they have none.
-        UnknownClientError: one is for another client.
+    Raise RangeError if a size is invalid, missing or not expected, and UnknownClientError if a different client has
+    one.
     """
     given = {} if sizes is None else sizes
     new = set(clients)
@@ -217,22 +194,21 @@ def checked_sizes(clients: Sequence[ClientId], sizes: Sizes | None, *, sized: bo
         return [_size(client, given.get(client)) for client in clients]
     if given:
         client, size = next(iter(given.items()))
-        raise RangeError(f"clients: {client!r} has size {size!r}, but the other clients have none; give ids only")
+        raise RangeError(f"clients: {client!r} has size {size!r}, but the other clients have no sizes; pass ids only")
     return None
 
 
-def _listed(registry: Registry, client_sizes: Sizes, argument: str = "clients") -> tuple[list[ClientId], list[int]]:
-    """The clients and their sizes, in one order."""
-    named = client_sizes
-    if strangers := [client for client in named if client not in registry]:
+def _listed(registry: Registry, sizes: Sizes, argument: str = "clients") -> tuple[list[ClientId], list[int]]:
+    """Return the registered clients and their sizes, in one order."""
+    if strangers := [client for client in sizes if client not in registry]:
         raise UnknownClientError(f"{argument}: {strangers[0]!r} has a size, but is not registered")
-    return list(named), [_size(client, size, argument) for client, size in named.items()]
+    return list(sizes), [_size(client, size, argument) for client, size in sizes.items()]
 
 
 def _size(client: ClientId, size: object, argument: str = "clients") -> int:
-    if type(size) is int and 1 <= size <= MOST:  # which saves the name of the argument
+    if type(size) is int and 1 <= size <= MOST:  # saves the formatting of the name
         return size
-    return whole(f"{argument}[{client!r}]", size, 1, MOST)
+    return check_integer(f"{argument}[{client!r}]", size, 1, MOST)
 
 
 def _name(of: str, run: int) -> str:
@@ -240,24 +216,23 @@ def _name(of: str, run: int) -> str:
 
 
 def _runs(columns: Mapping[str, npt.NDArray[Any]], of: str) -> Runs:
-    """The runs of that name."""
     return tuple(columns[name] for name in takewhile(columns.__contains__, (_name(of, run) for run in count())))
 
 
 def _of(runs: Runs, numbers: npt.NDArray[np.int64], absent: int) -> npt.NDArray[np.int64]:
-    """The values of these numbers, or ``absent``."""
-    values = np.full(len(numbers), _GONE)
+    """Return the values of these numbers, and ``absent`` for others."""
+    values = np.full(len(numbers), _REMOVED)
     for column in runs:
-        # Below m, since every number is below _UNUSED, or m if none is unused.
+        # Numbers past the end use the last place.
         places = np.minimum(np.searchsorted(column[0], numbers), column.shape[1] - 1)
         values = np.where(column[0, places] == numbers, column[1, places], values)
-    return np.where(values == _GONE, absent, values)
+    return np.where(values == _REMOVED, absent, values)
 
 
 def _with(runs: Runs, numbers: Numbers, values: Sequence[int]) -> Runs:
-    """The runs with these values of these numbers.
+    """Return the runs with new values of these numbers.
 
-    Cost: O(k log N) for k values on average: a run that has less than 8 times the room of the next is merged with it.
+    Cost: O(k log N) for k values on average: a run shorter than 8 times the next one is merged with it.
     """
     entries = np.array([numbers, values], np.int64)
     if not entries.size:
@@ -265,39 +240,35 @@ def _with(runs: Runs, numbers: Numbers, values: Sequence[int]) -> Runs:
     while runs and runs[-1].shape[1] < _RATIO * _room(entries):
         entries, runs = _merged((runs[-1], entries)), runs[:-1]
     if not runs:
-        entries = _living(entries)
+        entries = _present(entries)
     return (*runs, _column(entries)) if entries.size else runs
 
 
 def _without(runs: Runs, number: int) -> Runs:
-    """The runs without this number's value."""
-    return _with(runs, [number], [_GONE]) if _of(runs, np.array([number]), _GONE)[0] != _GONE else runs
+    return _with(runs, [number], [_REMOVED]) if _of(runs, np.array([number]), _REMOVED)[0] != _REMOVED else runs
 
 
 def _merged(runs: Runs) -> Column:
-    """The entries that count, in the order of their numbers."""
+    """Return the current entries, ordered by number."""
     entries = np.concatenate([_EMPTY, *reversed(runs)], axis=1)
-    numbers, places = np.unique(entries[0], return_index=True)  # the first of each, which is the latest run's
+    numbers, places = np.unique(entries[0], return_index=True)  # the first entry of each, which is from the latest run
     return entries[:, places[numbers != _UNUSED]]
 
 
-def _living(entries: Column) -> Column:
-    return entries[:, entries[1] != _GONE]
+def _present(entries: Column) -> Column:
+    return entries[:, entries[1] != _REMOVED]
 
 
 def _room(entries: Column) -> int:
-    """The length of a column for these entries: a power of two, since a store has a file for each size of vector."""
+    """Return the length of a column for these entries: a power of two, as a store has a file for each vector size."""
     return int(1 << max(6, (entries.shape[1] - 1).bit_length()))
 
 
 def _column(entries: Column) -> Column:
-    """Entries in the order of their numbers, with room for more behind them."""
+    """Return the entries ordered by number, followed by unused ones."""
     k, column = entries.shape[1], np.full((2, _room(entries)), _UNUSED)
     column[:, :k] = entries[:, np.argsort(entries[0])]
     return column
-
-
-# Directions of past rounds, each kept while a client's row refers to it; and how they are folded into those rows.
 
 
 Direction = npt.NDArray[np.float32]
@@ -305,59 +276,56 @@ Direction = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class History:
-    """v[t] of float32[n] by round, counted by the rows that were written in that round. A round makes a new history.
+    """v[t], float32[n_parameters], by round, while rows refer to it. It is immutable.
 
-    MimiC's correction is c_i = v[t_i] - r_i, with t_i the round that wrote the row r_i. Keeping v[t] once a round
-    instead of c_i once a client lets an update be folded in before its round's v is known.
+    MimiC's correction is c_i = v[t_i] - r_i, with t_i the round that wrote the row r_i. The server stores v[t] once per
+    round, not c_i per client. An update can thus be folded before v of its round is known.
+
+    A direction is dropped when no row refers to it. If there are more than ``most``, a direction is *folded* into its
+    rows: r becomes r - v[t]; the correction is then -r, and the row refers to no round.
 
     Attributes:
         directions: v[t] by t.
-        references: how many rows refer to each.
+        references: the number of rows that refer to each.
 
-    A direction leaves when no row refers to it; or when there are more than somebody wants to keep, and he *folds* it
-    into its rows: r becomes r - v[t], so that the correction is -r, and the row refers to no round any more.
-
-    Cost: 4 n bytes for each round that is kept.
+    Cost: 4 n bytes for each round.
     """
 
     directions: Mapping[int, Direction] = field(default_factory=dict)
     references: Mapping[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """The number of rounds that are kept."""
         return len(self.directions)
 
     def __iter__(self) -> Iterator[int]:
-        """The rounds, oldest first."""
         return iter(sorted(self.directions))
 
     def get(self, round: int | None) -> Direction | None:
-        """v[round], not to be written to; None for a round that is not kept."""
+        """Return v[round], read-only; None if it is not stored."""
         return None if round is None else self.directions.get(round)
 
     def after(self, round: int, v: Direction, rows: int, before: Iterable[int | None]) -> "History":
-        """The history once ``rows`` rows refer to v[round], and no longer to the rounds ``before``."""
+        """Return the history after a round: ``rows`` rows refer to v[round], and no longer to the rounds ``before``."""
         references = Counter(self.references)
         if rows:
             references[round] = rows
         return self._without(references, before, {**self.directions, round: v})
 
     def without(self, before: Iterable[int | None]) -> "History":
-        """The history once a row less refers to each of these rounds."""
+        """Return the history with one reference less to each of these rounds."""
         return self._without(Counter(self.references), before, self.directions)
 
     def surplus(self, most: int) -> list[int]:
-        """The rounds to fold so that at most this many are kept, except the newest, which always is.
+        """Return the rounds to fold so that at most ``most`` are kept; the newest is never folded.
 
-        They are those of the fewest rows, since a fold rewrites these; of equals the oldest. Rows move on to newer
-        rounds as their clients are heard, so those are the oldest rounds, and an early one that all clients still refer
-        to waits until most of them have been heard again.
+        Those with the fewest rows are folded, since a fold rewrites the rows; among equals the oldest. An early round
+        with many rows is thus kept until most of its clients have newer rows.
         """
         older = sorted(self.directions)[:-1]
         return sorted(older, key=lambda t: (self.references[t], t))[: max(0, len(self) - most)]
 
     def folded(self, rounds: Iterable[int]) -> "History":
-        """The history once these rounds are in their rows."""
+        """Return the history after these rounds were folded into their rows."""
         kept = self.directions.keys() - set(rounds)
         return History({t: self.directions[t] for t in kept}, {t: self.references[t] for t in kept})
 
@@ -365,98 +333,42 @@ class History:
         self, references: Counter[int], before: Iterable[int | None], directions: Mapping[int, Direction]
     ) -> "History":
         references.subtract(t for t in before if t is not None and t in references)
-        alive = {t: count for t, count in references.items() if count > 0}
-        return History({t: directions[t] for t in alive}, alive)
-
-
-def fold_history(
-    store: ClientStore,
-    history: History,
-    rounds: Iterable[int],
-    total: npt.NDArray[np.float64] | ExactSum,
-    *,
-    round: int,
-    staged: Collection[ClientId],
-    at_once: int,
-    reducer: Reducer,
-) -> None:
-    """Stage r_i - v[t] as the row of every client last heard in one of the rounds, and let the total follow.
-
-    A correction c_i = v[t] - r_i is then minus the row. What the row cannot hold of it leaves the total, which stays
-    the sum of the corrections as stored: T' = T - sum of (r_i' - r_i + v[t]), r_i' the new row as it is read.
-
-    Args:
-        store: of the rows. The new ones keep their rounds, which tell how old they are.
-        history: the directions.
-        rounds: which of them are folded; the history still holds them.
-        total: T, float64[n] or exact, written in place; worthless if the fold fails.
-        round: the one that is open.
-        staged: clients whose rows change in this round anyway.
-        at_once: rows of one pass.
-        reducer: of which the rows that lie here are slices.
-
-    Raises:
-        DivergedError: r_i - v[t] is not finite, or past what the codec holds.
-        CorruptionError: a row is not what was written.
-
-    Cost: a row read and written for each such client, and with a codec 4 n bytes more for each row of a pass.
-    """
-    for t in rounds:
-        v = history.get(t)
-        clients = [client for client in store.clients_of(t) if client not in staged]
-        for start in range(0, len(clients), at_once):
-            some = clients[start : start + at_once]
-            k = len(some)
-            old = store.rows_of(some)
-            rows = old if store.codec == "f32" else [store.read(client) for client in some]
-            new = store.stage_all(some, round=t)
-            # One step from r to v, of length 1: h = r - v.
-            arguments = total, rows, [v] * k, np.ones(k), -np.ones(k), old, [v] * k, new
-            keys = rounding_keys(store, "a history that is folded", round, some)
-            squares = exchange_whole(store, some, *arguments, out=total, keys=keys, reducer=reducer).here
-            if not np.isfinite(squares).all():
-                client = some[int(np.flatnonzero(~np.isfinite(squares))[0])]
-                raise DivergedError(
-                    f"client {client!r}: its correction of round {t} is past what a row of {store.codec} holds; x "
-                    "stays, lower the rates or let the client depart"
-                )
-
-
-# The state of a server between two rounds, as one value: a round makes the next one, or leaves it alone.
+        left = {t: count for t, count in references.items() if count > 0}
+        return History({t: directions[t] for t in left}, left)
 
 
 Vector = npt.NDArray[Any]
 
 ON_HOST = ("counter/", "population/", "norms/")
-"""Names of vectors that lie in host memory on whatever device the others do."""
+"""Prefixes of the names of vectors that are always in host memory."""
 OF_MODEL = ("x", "ahead", "x_prev", "past")
-"""Names, up to a slash, of vectors with an element for each of the model's, float buffers too: others of the model's
-length have its parameters alone."""
+"""Names, up to a slash, of vectors with float buffers; other vectors of the model have only its parameters."""
 
 
 class Snapshot(NamedTuple):
-    """All but the rows, which are the store's. None of its arrays is changed later, except ``total`` and ``momentum``,
-    whose memory the round after next uses again.
+    """The state of a server without the rows.
+
+    Arrays do not change later, except ``total`` and ``momentum``, which the round after next overwrites.
 
     Attributes:
-        round_number: rounds finished.
         x: float32[n], the model.
-        ahead: float32[n], what clients are sent in the place of x by methods that look ahead; else None.
         x_prev: float32[n], x_{t-1}; x_{-1} = x_0.
-        past: x by round, of the rounds whose late replies still count.
-        starts: the round in which each client's last counted reply started, by client, of those rounds.
         momentum: float32[n_parameters], v of the last round, which is g in the papers.
-        total: float64[n_parameters], T; None where the method keeps none.
-        exact_total: T as integers, where sums are exact: ``total`` is then what it reads as. Their memory likewise.
-        moments: the optimiser's, float32[n_parameters] each.
-        history: v[t] while rows refer to it, where the method keeps them.
+        total: float64[n_parameters], T; None if the method does not keep it.
+        moments: the optimizer's moments, float32[n_parameters] each.
         counters: the integer counters by name.
         population: the clients' shares and arrivals.
-        norms: of the replies heard lately, where a limit asks for them, and what they claimed of examples and steps.
-        gamma: the last one, for a round without clients.
-        transactions: rounds finished, arrivals, departures, resizings, changes of options and warm starts.
-        changed: the options that were changed since the last round, as JSON holds them.
-        audited: the digest of the last round's document; None where there is none.
+        norms: the norms and claims of the last accepted updates, for the rules that need them.
+        past: x by round, for the rounds whose late updates are accepted.
+        starts: by client, the start round of its last accepted update, for those rounds.
+        history: v[t] while rows refer to it, if the method keeps them.
+        round_number: the number of finished rounds.
+        gamma: the last gamma, for a round without clients.
+        ahead: float32[n], the model that methods that look ahead send in place of x; else None.
+        transactions: the number of finished rounds, changes of clients and options, and warm starts.
+        exact_total: T as an exact sum; ``total`` is then its float64 value.
+        changed: the options that were changed since the last round, for JSON.
+        audited: the digest of the last round's document; None without audit.
     """
 
     x: F32
@@ -480,37 +392,27 @@ class Snapshot(NamedTuple):
 
     @property
     def sent(self) -> F32:
-        """float32[n], the model that clients start from."""
+        """The model from which clients start, float32[n]."""
         return self.x if self.ahead is None else self.ahead
 
     @classmethod
-    def first(
-        cls,
-        x: F32,
-        counters: Counters,
-        n_parameters: int,
-        algorithm: Algorithm,
-        optimizer: Optimizer | None,
-        population: Population,
-        device: str = CPU,
-        *,
-        exact: bool = False,
-    ) -> "Snapshot":
-        """The snapshot of a new server; x lies on its device."""
-        moments = optimizer.start(n_parameters) if optimizer is not None else ()
+    def first(cls, settings: Settings, x: F32, counters: Counters, population: Population) -> "Snapshot":
+        """Return the snapshot of a new server; x is on its device."""
+        p, device, algorithm = settings.layout.n_parameters, settings.device, settings.algorithm
+        moments = settings.optimizer.start(p) if settings.optimizer is not None else ()
         return cls(
             x=x,
             x_prev=x,
-            momentum=zeros(n_parameters, device=device),
-            total=zeros(n_parameters, np.float64, device=device) if algorithm.keeps_total else None,
+            momentum=zeros(p, device=device),
+            total=zeros(p, np.float64, device=device) if algorithm.keeps_total else None,
             moments=moments if device == CPU else tuple(copied(m, device=device) for m in moments),
             counters=counters,
             population=population,
-            exact_total=ExactSum.zeros(n_parameters) if exact and algorithm.keeps_total else None,
+            exact_total=ExactSum.zeros(p) if settings.is_exact and algorithm.keeps_total else None,
         )
 
     def vectors(self, algorithm: Algorithm) -> dict[str, Vector]:
-        """The arrays by name, except those that the method never reads."""
+        """Return the arrays by name, without those that the method never reads."""
         named: dict[str, Vector] = {"x": self.x}
         if self.ahead is not None:
             named["ahead"] = self.ahead
@@ -531,16 +433,16 @@ class Snapshot(NamedTuple):
         return named
 
     def on_disk(self, store: ClientStore) -> "Snapshot":
-        """The same snapshot after a commit to a disk: what rounds leave alone lies there now, and not in memory."""
-        found = {t: store.vector(f"v/{t}") for t in self.history}
-        directions = {t: v for t, v in found.items() if v is not None}
-        history = replace(self.history, directions=directions)
-        if device_of(self.x) != CPU:  # where rounds need them
-            history = self.history
-        return self._replace(history=history, population=self.population.on_disk(store))
+        """Return the snapshot with the store's committed arrays in place of those in memory."""
+        population = self.population.on_disk(store)
+        if device_of(self.x) != CPU:  # rounds need the history on the device
+            return self._replace(population=population)
+        committed = {t: store.vector(f"v/{t}") for t in self.history}
+        directions = {t: v for t, v in committed.items() if v is not None}
+        return self._replace(history=replace(self.history, directions=directions), population=population)
 
     def numbers(self) -> dict[str, Any]:
-        """The rest, as JSON holds it."""
+        """Return the other fields, for JSON."""
         return {
             "round_number": self.round_number,
             "transactions": self.transactions,
@@ -561,7 +463,7 @@ class Snapshot(NamedTuple):
         registry: Registry,
         device: str = CPU,
     ) -> "Snapshot":
-        """The snapshot that ``vectors`` and ``numbers`` describe. The arrays are taken over."""
+        """Return the snapshot of ``vectors`` and ``numbers``, without copying the arrays."""
 
         def under(folder: str) -> dict[str, Vector]:
             return {name.removeprefix(folder): v for name, v in vectors.items() if name.startswith(folder)}
@@ -592,27 +494,24 @@ class Snapshot(NamedTuple):
 
 
 def count_of(numbers: Mapping[str, Any]) -> int:
-    """The count of transactions in a snapshot's ``numbers``; older folders have counted their rounds alone."""
+    """Return the number of transactions in a snapshot's ``numbers``; older folders count only rounds."""
     return int(numbers.get("transactions", numbers["round_number"]))
 
 
 def moved(vectors: Mapping[str, Vector], device: str) -> dict[str, Vector]:
-    """A server's vectors with those of a model's length on its device, as writable as they were."""
+    """Return a server's vectors, with the model's on the device and as writable as before."""
     if device == CPU:
         return dict(vectors)
-    found = {}
+    on_device = {}
     for name, vector in vectors.items():
-        if not name.startswith(ON_HOST):
-            there = copied(vector, device=device)
-            if not vector.flags.writeable:
-                freeze(there)
-            vector = there
-        found[name] = vector
-    return found
+        on_device[name] = vector if name.startswith(ON_HOST) else copied(vector, device=device)
+        if on_device[name] is not vector and not vector.flags.writeable:
+            freeze(on_device[name])
+    return on_device
 
 
 def vectors_of(store: ClientStore) -> dict[str, Vector]:
-    """A server's vectors out of a store that was opened: copies, except those that rounds never change."""
+    """Return a server's vectors from an open store, copied unless rounds never change them."""
     vectors = {}
     for name in store.vector_names():
         vector = store.vector(name)
@@ -622,76 +521,65 @@ def vectors_of(store: ClientStore) -> dict[str, Vector]:
     return vectors
 
 
-# A round's step before it counts: what it would make of the server, and what it came from.
-
-
 class PreparedStep(NamedTuple):
-    """A step of which nothing has changed yet: before ``State.accept`` a vote, noise or a measurement fits."""
+    """A step that ``State.accept`` can commit."""
 
     before: Snapshot
     result: Result
     cohort: Cohort
     after: Snapshot
-    """What the server knows once the step counts."""
     step: Step | None = None
-    """The coefficients of v and T'; None where nobody was heard and x stays."""
+    """The coefficients of v and T'; None if the round has no updates and x is unchanged."""
     v_square: float = 0.0
     """|v|^2."""
     gamma: float = 0.0
-    """The step along v; 0 where x stays."""
-    awaited: int = 0
-    """How many clients were never heard, for which x waits."""
+    """The length of the step along v; 0 if x is unchanged."""
+    waiting_for: int = 0
+    """The number of clients without an update for which x waits."""
     most_steps: int | None = None
-    """How many steps gamma has counted of a client that claimed more; None where it counted all of everybody's."""
+    """The cap of step counts in gamma; None if no count exceeded it."""
     rounds: Sequence[int | None] = ()
-    """Of the cohort's rows before the round, where the server keeps rows; None for a client without one."""
-
-
-# gamma, how far the server's step goes.
+    """The rounds of the cohort's rows before this round, if the server keeps rows; None for a client without a row."""
 
 
 _NONE: F64 = np.empty(0)
 
 
 def counted_steps(
-    settings: Settings, now: Snapshot, heard: UpdateBatch, lately: ClaimWindow
+    settings: Settings, now: Snapshot, batch: UpdateBatch, window: ClaimWindow
 ) -> tuple[F64, F64, int | None]:
-    """The cohort's K_i, eta_i K_i, and the steps that the longest claims were counted with; None where all count.
+    """Return the cohort's K_i and eta_i K_i for gamma, and the cap of step counts, or None if no count exceeds it.
 
-    With ``CapSteps`` no K_i counts for more than so many times a median: that of the last 1,000 replies, or that
-    of the cohort's draws where it is larger and they are 8 or more, or the first of all. So one draw of S adds at most
-    ratio / S of a usual step to a mean of them, however many it claims. Where gamma does not depend on them, all count
-    as they are.
-
-    Args:
-        lately: the K that counted lately, to which the cohort's are added.
+    ``CapSteps`` caps step counts at a multiple of the median of the last 1,000 accepted updates. The cohort's median
+    over draws replaces it if it is larger and there are 8 draws, or if there are no earlier updates. One of S draws
+    thus adds at most ratio / S of a usual step to a mean. Without ``CapSteps``, and if gamma does not depend on step
+    counts, they are unchanged. The cohort's counts are added to ``window``.
     """
-    steps, counts, eta_steps = heard.claims.steps, heard.claims.counts, heard.eta_steps
+    steps, counts, eta_steps = batch.claims.steps, batch.claims.counts, batch.eta_steps
     ratio = settings.rules.steps_ratio
-    if ratio is None or claimless_gamma(settings, now) is not None or not len(heard):
+    if ratio is None or claimless_gamma(settings, now) is not None or not len(batch):
         return steps, eta_steps, None
-    if lately.agree(steps):
-        lately.add(steps)
+    if window.agree(steps):
+        window.add(steps)
         return steps, eta_steps, None
-    most = lately.most(_NONE) if len(lately) else 0.0
-    if counts.sum() >= FEW or not len(lately):
+    most = window.most(_NONE) if len(window) else 0.0
+    if counts.sum() >= FEW or not len(window):
         most = max(most, ratio * _median(steps, counts))
     counted = np.minimum(steps, most)
-    lately.add(counted)
+    window.add(counted)
     if (counted == steps).all():
         return steps, eta_steps, None
     return counted, np.where(steps > most, eta_steps / steps * most, eta_steps), int(most)
 
 
-def step_length(settings: Settings, now: Snapshot, cohort: Cohort, said: float | None) -> float:
-    """The server's rate; or what the method says; or the optimizer's rate; or 1 where models are averaged; or the mean
-    of eta_i K_i over the draws of the cohort, in a round without any the last one.
+def step_length(settings: Settings, now: Snapshot, cohort: Cohort, gamma_of_step: float | None) -> float:
+    """Return gamma, or the last gamma for a round without draws.
 
-    Args:
-        said: gamma, as the method's step says it.
+    The order of precedence: the server's rate, the method's gamma, the optimizer's rate, 1 for averaged models, the
+    mean of eta_i K_i over draws.
     """
-    if said is not None and settings.server_lr is None:
-        return float(said)
+    if gamma_of_step is not None and settings.server_lr is None:
+        return float(gamma_of_step)
     if (gamma := claimless_gamma(settings, now)) is not None:
         return gamma
     if not cohort.S:
@@ -701,7 +589,7 @@ def step_length(settings: Settings, now: Snapshot, cohort: Cohort, said: float |
 
 
 def claimless_gamma(settings: Settings, now: Snapshot) -> float | None:
-    """gamma where no claim changes it: the server's rate, or the optimizer's, or 1 where models are averaged."""
+    """Return gamma if it does not depend on updates: the server's or optimizer's rate, or 1 for averaged models."""
     if settings.server_lr is not None:
         return rate_at(settings.server_lr, now.round_number)
     rate = getattr(settings.optimizer, "rate", None)
@@ -711,65 +599,55 @@ def claimless_gamma(settings: Settings, now: Snapshot) -> float | None:
 
 
 def _median(values: F64, counts: F64) -> float:
-    """The median of values that count so many times each, of an even number the lower of the two in the middle."""
+    """Return the lower median of values that are repeated ``counts`` times."""
     order = np.argsort(values)
     reached = np.cumsum(counts[order])
     return float(values[order[np.searchsorted(reached, reached[-1] / 2)]])
 
 
 def farthest_gamma(settings: Settings, now: Snapshot) -> float:
-    """The most that ``step_length`` can say in this round, whatever clients claim, unless the method says gamma."""
+    """Return the largest possible ``step_length`` of this round, unless the method's step sets gamma."""
     if (gamma := claimless_gamma(settings, now)) is not None:
         return gamma
     lr, limits = rate_at(settings.lr, now.round_number), settings.asked
     return max(limits.max_client_lr or lr, now.gamma) * limits.max_steps
 
 
-# The model's step at the end of a round: x', v, T' and the moments, out of the round's sums.
-
-
 class ModelStep:
-    """The arithmetic of a round's end: vectors of the next snapshot from those of now, element by element.
+    """Computes the vectors of the next snapshot from the sums and the current vectors, element by element.
 
-    It knows nothing of clients or rows, so that it may as well be done where the vectors, or a slice of them, lie.
+    It uses no clients and no rows, so that a shard can run it on slices.
 
     Attributes:
-        vectors: the memory of x.
-        directions: the memory of v where rounds to come still refer to it.
-        spare_v, spare_total, spare_exact: float32[n_parameters], float64[n_parameters] (None where the method keeps no
-            total) and n_parameters exact elements (None where it keeps no exact one), which the next step writes: who
-            believes it gives those of before back.
+        vectors: the buffers for x.
+        directions: the buffers for v, if rows refer to it later.
+        spare_v, spare_total, spare_exact: the outputs of the next step: float32[n_parameters], float64[n_parameters],
+            and an exact sum; None if the method does not keep it. A commit replaces them by the previous snapshot's
+            vectors.
 
-    Cost: 4 n to 16 n bytes, allocated once and used again every round.
+    Cost: 4 n to 16 n bytes, allocated once.
     """
 
     def __init__(self, settings: Settings, buffers: Buffers, reducer: Reducer) -> None:
         n, p, device = settings.layout.n, settings.layout.n_parameters, settings.device
         self._settings, self._buffers, self._reducer = settings, buffers, reducer
-        self.vectors, self._moments = Recycled(n, device=device), Recycled(p, most=2, device=device)
-        self.directions = Recycled(p, device=device)
+        self.vectors, self._moments = BufferPool(n, device=device), BufferPool(p, most=2, device=device)
+        self.directions = BufferPool(p, device=device)
         self.spare_v: F32 = empty(p, device=device)
         self.spare_total: F64 | None = empty(p, np.float64, device=device) if settings.algorithm.keeps_total else None
         self.spare_exact = ExactSum.empty(p) if settings.is_exact and settings.algorithm.keeps_total else None
         self._buffer_v: F32 = empty(n - p, device=device)
 
     def take(
-        self, now: Snapshot, result: Result, step: Step, gamma: float, heard: UpdateBatch
+        self, now: Snapshot, result: Result, step: Step, gamma: float, batch: UpdateBatch
     ) -> tuple[dict[str, Any], float]:
-        """Take the step; nothing of now changes.
+        """Return the new fields of the next snapshot, and |v|^2; ``now`` is unchanged. ``gamma``: 0 if x stays
+        unchanged.
 
-        Args:
-            gamma: 0 where x stays.
-            heard: the cohort, for the message.
-
-        Returns:
-            The fields of the next snapshot that are new, and |v|^2.
-
-        Raises:
-            DivergedError: x would become infinite or NaN.
+        Raise DivergedError if x would become infinite or NaN; its message names the longest update of ``batch``.
         """
         p, optimizer = self._settings.layout.n_parameters, self._settings.optimizer
-        x = self.vectors.take()  # never in place: a client may still train on the x of this round
+        x = self.vectors.get()  # a new array: clients may still train on the old x
         room = self._reducer.room(p, 2)
         squares = kernels.server_step(
             result.A,
@@ -790,7 +668,7 @@ class ModelStep:
             self._follow(now, result, step.T, self.spare_exact)
         moments = now.moments
         if optimizer is not None and gamma:
-            moments = tuple(self._moments.take() for _ in now.moments)
+            moments = tuple(self._moments.get() for _ in now.moments)
             x_square = optimizer.turn(
                 self.spare_v, now.moments, now.x[:p], gamma=gamma, moments_out=moments, x_out=x[:p]
             )
@@ -807,7 +685,7 @@ class ModelStep:
         if not self._reducer.agree(math.isfinite(x_square) and past is None):
             raise DivergedError(
                 f"round {now.round_number}: the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would make "
-                f"{past or 'x'} infinite or NaN; x stays, lower the rates{heard.longest()}"
+                f"{past or 'x'} infinite or NaN, so x is unchanged; lower the rates{batch.longest()}"
             )
         freeze(x)
         made: dict[str, Any] = {"x": x if gamma else now.x, "ahead": ahead, "moments": moments}
@@ -815,21 +693,16 @@ class ModelStep:
         return made | kept, v_square
 
     def _past_dtype(self, x: F32) -> str | None:
-        """The name of a tensor that clients could not be sent, for a number would become infinite in its dtype."""
+        """Return the name of a tensor with a number beyond the range of its dtype, or None."""
         sent = as_sent(self._settings.layout, x)
         return None if sent is x or kernels.all_finite([sent])[0] else first_not_finite(sent, self._settings.layout)
 
     def _follow(self, now: Snapshot, result: Result, form: Linear, to: ExactSum) -> None:
-        """T' as integers, and what it reads as.
-
-        Raises:
-            DivergedError: it would leave an exact sum's range.
-            AlgorithmError: the method's coefficients are not whole.
-        """
+        """Write T' as an exact sum, and its float64 value."""
         if not is_whole_sum(form):
             raise AlgorithmError(
-                f"{self._settings.algorithm}: expected a total with whole coefficients, got {form}: leave out "
-                'accumulator="exact"'
+                f"{self._settings.algorithm}: coefficients of T must be integers for exact sums, got {form}; leave "
+                'accumulator="exact" out'
             )
         assert result.exact is not None
         A, B = result.exact
@@ -837,19 +710,19 @@ class ModelStep:
         terms = [(term, int(c)) for term, c in given if term is not None and c]
         if kernels.combine_exact([term for term, _ in terms], [c for _, c in terms], to) is None:
             raise DivergedError(
-                f"round {now.round_number}: T would leave the range of exact sums, 2^52; lower the rates"
+                f"round {now.round_number}: T would exceed the range of an exact sum, 2^52; lower the rates"
             )
         kernels.read_exact(to, self.spare_total)
 
     def _ahead(self, now: Snapshot, x: F32, lookahead: float) -> F32:
-        """x' + lookahead (x' - x) of the parameters, and the buffers of x'."""
+        """Return x' + lookahead (x' - x) of the parameters, and the buffers of x'."""
         p, ahead = self._settings.layout.n_parameters, copied(x)
         kernels.combine([x[:p], now.x[:p]], [1 + lookahead, -lookahead], ahead[:p])
         freeze(ahead)
         return ahead
 
     def _average_buffers(self, now: Snapshot, x: F32, result: Result) -> float:
-        """The cohort's mean of the float buffers into the tail of x; returns its squared norm."""
+        """Write the cohort's mean of the float buffers into the end of x; return its squared norm."""
         p = self._settings.layout.n_parameters
         _, square = kernels.server_step(
             result.buffers,

@@ -1,1 +1,1 @@
-"""The simulator: participation, data, local rules, local work and engines. This module needs NumPy only."""
+"""The simulator: participation, data, local rules, and engines that train clients. This module needs only NumPy."""

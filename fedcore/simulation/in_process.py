@@ -1,4 +1,4 @@
-"""Client work in this process, on the CPU or a GPU: one client after another, or many models at once."""
+"""Client training in this process, on the CPU or a GPU: one client after another, or many at once."""
 
 import copy
 from collections import deque
@@ -15,11 +15,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedcore.arguments import whole
-from fedcore.arrays import to_host
+from fedcore.arrays import F32, to_host
 from fedcore.profiling import span, timed
 from fedcore.server import Broadcast, Update
-from fedcore.server.instructions import Instructions
+from fedcore.server.broadcast import Instructions
 from fedcore.simulation.batching.batched_sgd import Way, batched_sgd, in_groups, net_of
 from fedcore.simulation.batching.layers import Net
 from fedcore.simulation.data import Dataset
@@ -29,15 +28,16 @@ from fedcore.simulation.participation import Active
 from fedcore.simulation.sgd import FlatModel, LocalOptions, Work, sgd
 from fedcore.simulation.torch_device import on_host, repeatable, seeded, torch_device
 from fedcore.store.registry import ClientId
+from fedcore.validation import check_integer
 
 EVALUATION_BATCH = 500
-"""Test examples at a time: enough to hide the cost of a call, few enough for LeNet's activations to stay in cache
-(10,000 images on one core: 0.33 s; with 1,000 at a time 0.54 s)."""
+"""Test examples per call: enough to hide the cost of a call, few enough for LeNet's activations to stay in cache
+(10,000 images on one core: 0.33 s; with 1,000 per call 0.54 s)."""
 
-Trained = tuple[int, npt.NDArray[np.float32], Work]
-"""A client, its y, and its work."""
+Trained = tuple[int, F32, Work]
+"""A client, its y, and its ``Work``."""
 Group = list[tuple[int, Table, Instructions]]
-"""Clients that share a call, with their minibatches and instructions."""
+"""The clients of one call, with their minibatches and instructions."""
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -45,47 +45,45 @@ DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 
 
 class InProcess:
-    """The engine that trains the clients of a round in this process, on their parts of a data set.
+    """The engine that trains the clients of a round in this process.
 
-    Clients of a perceptron or a convolutional network (``local.perceptron.Perceptron.of`` and
-    ``local.convnet.ConvNet.of`` say what is one) of at most ``local.batched_sgd.MOST_PARAMETERS`` parameters are
-    trained together, many in one call; of any other model one by one. On a GPU all are trained together whose model
-    can be, also by torch's own batching of functions (``local.functional.Functional.of`` says what else that is).
+    On the CPU, one call trains many clients together if the model is a perceptron (``layers.Perceptron.of``) or a
+    convolutional network (``convolutions.ConvNet.of``) of at most ``batched_sgd.MOST_PARAMETERS`` parameters. Clients
+    of other models are trained one by one. On a GPU, clients are trained together if the model can be batched, possibly
+    by torch's own batching (``layers.Functional.of``).
 
     Args:
-        module: the model, on the CPU; it is taken over (see ``FlatModel``).
-        dataset: its training examples are the clients', its test examples are for ``evaluate``.
-        parts: client i holds the training examples ``parts[i]``, int64[m_i].
+        module: the model, on the CPU. The engine owns and changes it (see ``FlatModel``).
+        dataset: clients have its training examples; ``evaluate`` uses its test examples.
+        parts: client i has the training examples ``parts[i]``, int64[m_i].
         batch: the size of a minibatch.
-        epochs: local passes over the client's examples, or
-        steps: local steps. One of the two.
+        epochs, steps: the number of local passes over the client's examples, or of local steps. Exactly one of the two.
         seed: the run's seed, on which the minibatches depend.
         options: weight decay, momentum and clipping of the local steps.
-        together: False trains one by one whatever the model is, "vmap" by torch's batching also where the network has
-            products of its own, or on the CPU. (``local.together.fastest`` measures which is faster.)
-        threads: how many calls of clients that are trained together may run at once. Torch's own threads come on top of
-            these, and are best set to 1. On a GPU it is one call at a time.
-        device: where the model, the data set and all work lie: "cpu", or a GPU's "cuda" or "cuda:1". What comes from
-            the server, and goes to it, lies in host memory: x, offsets and y are moved once for each client.
+        together: whether to train clients together if possible. "vmap" uses torch's batching, even on the CPU and for
+            networks with hand-written products. ``batched_sgd.fastest`` measures the fastest way.
+        threads: the maximum number of concurrent calls that train clients together. Torch's own threads are additional,
+            and are best set to 1. A GPU runs one call at a time.
+        device: the device of the model, the data set and all work: "cpu", or a GPU such as "cuda" or "cuda:1". Vectors
+            from and to the server are in host memory: x, offsets and y are copied once for each client.
 
     Attributes:
-        initial: float32[n], a copy of the module's values as they came: x_0.
-        together: whether clients are trained together.
+        initial: float32[n], a copy of the module's initial values: x_0.
         parts: the clients' examples and minibatches.
 
     Raises:
-        RangeError: there is no part, one is empty or points outside the training examples, or a number is out
-            of range; or "vmap" is asked of a model that torch cannot batch.
-        DtypeError, ArrayError: the module is none that ``FlatModel`` takes.
+        RangeError: an argument is out of range, or ``together`` is "vmap" and torch cannot batch the model.
+        DtypeError, ArrayError: ``FlatModel`` does not support the module.
         UnknownNameError, DeviceError: torch has no such device.
 
-    Determinism: on one thread of torch's an update depends on the seed, the broadcast and the client, not on those
-    trained before or beside it, nor on ``threads``, as long as the module has no integer counters and draws random
-    numbers in its dropout layers only. On several, torch adds up clients that are trained together in an order that
-    depends on how many there are. The way depends only on the model, the device and ``together``,
-    and the ways differ in rounding. So do kinds of device: participants and minibatches are the same on each, masks of
-    dropout are not. On a GPU, clients that share a call may have other bits in another company; a run that is
-    repeated on the same kind of GPU, by the same torch, is due to have the same.
+    Determinism: on one torch thread of the CPU, an update depends only on the seed, the broadcast and the client. The
+        module must have no integer counters, and draw random numbers only in dropout layers. Rounding may depend on:
+
+        - the number of torch threads; with several, also on the number of clients that are trained together;
+        - the way of training, which depends only on the model, the device and ``together``;
+        - the kind of device, on which dropout masks depend too, but not participants or minibatches;
+        - on a GPU, the other clients in the same call. A repeated run has the same bits with the same torch on the same
+          kind of GPU.
     """
 
     def __init__(
@@ -115,107 +113,85 @@ class InProcess:
         )
         self._net = net_of(module, dataset.train_x.shape[1:], together, self._device)
         self._model = FlatModel(module, self._device)
-        threads = whole("threads", threads, 1)
+        threads = check_integer("threads", threads, 1)
         self._threads = threads if self._device.type == "cpu" else 1
         self._drops_out = any(isinstance(layer, DROPOUT) for layer in module.modules())
-        self._train = self._there(dataset.train_x), self._there(dataset.train_y)
-        self._test = self._there(dataset.test_x), self._there(dataset.test_y)
+        self._train = self._on_device(dataset.train_x), self._on_device(dataset.train_y)
+        self._test = self._on_device(dataset.test_x), self._on_device(dataset.test_y)
         self._previous: FlatModel | None = None
-        self.initial: npt.NDArray[np.float32] = self._model.flat.cpu().numpy().copy()
+        self.initial: F32 = self._model.flat.cpu().numpy().copy()
 
-    def _there(self, examples: npt.NDArray[Any]) -> torch.Tensor:
+    def _on_device(self, examples: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(examples).to(self._device)
 
     def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
-        """Train the clients of a broadcast, each (or each group that is trained together) when it is asked for.
+        """Train the clients of a broadcast: each client, or each group in one call, when its update is read.
 
-        One by one, all updates share one buffer: ``y`` is a view of the model itself, and the next client's training
-        overwrites it. It is writable, so the server folds it at once; copy ``y`` to keep it longer.
-        Together, or from a GPU, each has its own memory, and ``keep`` is true.
+        One by one on the CPU, all updates share one buffer: ``value`` is a writable view of the model. The server folds
+        it at once, and the next client overwrites it; copy it to keep it. Otherwise each update has its own memory, and
+        ``keep`` is true.
 
         Args:
-            broadcast: what the server sent; its ids are indices into ``parts``.
-            active: the clients of the broadcast with the share of its steps that each does, and how often it was
-                drawn; Default: all steps, once.
+            broadcast: the server's broadcast; its ids are indices into ``parts``.
+            active: as for ``Engine.updates``.
 
         Yields:
-            An ``Update`` for each id, in their order: y float32[n], the steps done, the examples that the
-            client holds, the mean of its rates, and how often the client was drawn.
+            An ``Update`` for each id, in the order of the ids: y float32[n], the number of steps and of the client's
+            examples, the mean of its rates, and how often the client was drawn.
 
         Raises:
-            UnknownClientError: an id is no index into ``parts``.
-            RangeError: ``active`` is of other clients than the broadcast; or the method asks for clients that keep
-                rows, as these do not, for a second vector that they do not know, or for plain steps beside local
-                momentum or clipping.
+            UnknownClientError: an id is not an index into ``parts``.
+            RangeError: ``active`` has other clients than the broadcast; or the method needs clients that keep rows, an
+                unknown second vector, or plain steps although there is local momentum or clipping.
         """
         yield from timed("train", self._updates(self.parts.plan(broadcast.on_host(), active)))
 
     def _updates(self, plan: Plan) -> Iterator[Update]:
+        keep = self.together or self._device.type != "cpu"
         for (client, y, work), count in zip(self.trained(plan), plan.counts, strict=True):
+            examples = len(self.parts[client])
             yield Update(
-                client,
-                y,
-                work.steps,
-                examples=len(self.parts[client]),
-                lr=work.lr,
-                control=work.control,
-                count=count,
-                keep=self.together or self._device.type != "cpu",
+                client, y, work.steps, examples=examples, lr=work.lr, control=work.control, count=count, keep=keep
             )
 
     def trained(self, plan: Plan) -> Iterator[Trained]:
-        """Train clients by a plan, as ``updates`` does: each one's y, and its work."""
+        """Train clients by a plan, as ``updates`` does; yield the y and the work of each."""
         return self._one_by_one(plan) if self._net is None else self._in_groups(self._net, plan)
 
-    def gradients(
-        self, broadcast: Broadcast, minibatches: int | None = None
-    ) -> dict[ClientId, npt.NDArray[np.float32]]:
-        """The mean of each client's minibatch gradients at a broadcast's x, for a warm start.
+    def gradients(self, broadcast: Broadcast, minibatches: int | None = None) -> dict[ClientId, F32]:
+        """Return the mean of each client's minibatch gradients at a broadcast's x, for a warm start.
 
-        Of other minibatches than any round's.
-
-        Args:
-            minibatches: how many each takes; Default: as many as a round has local steps. Where the method takes a
-                client's minibatches as one, there is one gradient over all of them.
-
-        Returns:
-            float32[n_parameters] by client.
-
-        Raises: what ``updates`` does, and
-            RangeError: ``minibatches`` is below 1.
+        The result is float32[n_parameters] by client. The minibatches differ from those of every round; ``minibatches``
+        is their number for each client (default: the number of local steps in a round). A local rule that combines all
+        minibatches into one gives one gradient over all of them.
         """
         plan = self.parts.plan(standing(broadcast.on_host()), None, minibatches=minibatches)
         return {update.client: np.array(update.control) for update in self._updates(plan)}
 
-    def evaluate(self, x: npt.NDArray[np.float32]) -> Evaluation:
-        """Accuracy and loss of a model on the test set.
+    def evaluate(self, x: F32) -> Evaluation:
+        """Return accuracy and loss of a model on the test set.
 
-        Args:
-            x: float32[n], read-only, in host memory or of a server on a device.
-
-        Raises:
-            DtypeError, ShapeError: ``x`` is not float32[n].
-
-        Determinism: the same bits for the same x and number of torch threads, on one kind of device.
+        ``x`` is float32[n], read-only, in host memory or on a server's device. The result has the same bits for the
+        same x and number of torch threads, on one kind of device.
         """
         all_inputs, all_labels = self._test
-        right, loss = 0, 0.0
+        correct, loss = 0, 0.0
         with span("evaluate"), torch.inference_mode(), repeatable(self._device):
             self._model.load(to_host(x))
             self._model.module.eval()
             for start in range(0, len(all_labels), EVALUATION_BATCH):
                 labels = all_labels[start : start + EVALUATION_BATCH]
                 scores = self._model.module(all_inputs[start : start + EVALUATION_BATCH])
-                right += int((scores.argmax(1) == labels).sum())
+                correct += int((scores.argmax(1) == labels).sum())
                 loss += float(cross_entropy(scores, labels, reduction="sum"))
-        return Evaluation(right / len(all_labels), loss / len(all_labels))
+        return Evaluation(correct / len(all_labels), loss / len(all_labels))
 
     def close(self) -> None:
         """Do nothing: this engine holds only memory."""
 
     @property
     def waited(self) -> float:
-        """Zero seconds: see ``Engine``."""
+        """0 seconds; see ``Engine``."""
         return 0.0
 
     @property
@@ -226,18 +202,18 @@ class InProcess:
     def _one_by_one(self, plan: Plan) -> Iterator[Trained]:
         sent, x, common = plan.sent, plan.sent.x, plan.sent.common
         rule, round, seed = common.local_rule, common.round, self.parts.seed
-        previous = self._at(common.x_prev)
-        for client, most in zip(plan.clients, plan.steps, strict=True):
+        previous = None if common.x_prev is None else self._model_at(common.x_prev)
+        for client, steps in zip(plan.clients, plan.steps, strict=True):
             self._model.load(x)
             self._model.module.train()
             part = self.parts[client]
-            batches = rule.along(islice(self.parts.minibatches(round, client, rule, max(1, most)), most), len(part))
+            batches = rule.along(islice(self.parts.minibatches(round, client, rule, max(1, steps)), steps), len(part))
             masks = seeded(seed, "local: dropout", round=round, client=client, device=self._device)
             with masks if self._drops_out else nullcontext(), repeatable(self._device):
                 work = sgd(
                     self._model,
                     *self._train,
-                    (part[chosen] for chosen in batches),
+                    (part[indices] for indices in batches),
                     sent.of(client),
                     x=x[: self._model.layout.n_parameters],
                     previous=previous,
@@ -249,31 +225,29 @@ class InProcess:
         sent, common, clients = plan.sent, plan.sent.common, plan.clients
         rule, round = common.local_rule, common.round
         work = zip(clients, plan.steps, strict=True)
-        pairs = ((client, self.parts.table(round, client, rule, most)) for client, most in work)
-        share = max(1, -(-len(clients) // self._threads))  # so that no thread has a call less than another
+        pairs = ((client, self.parts.table(round, client, rule, steps)) for client, steps in work)
+        share = max(1, -(-len(clients) // self._threads))  # so that all threads get the same number of calls
         calls = -(-share // net.most_clients(min(self.parts.batch(rule), self.parts.largest), self._device))
         groups = (
             [(client, table, sent.of(client)) for client, table in group]
             for group in in_groups(net, pairs, -(-share // calls), self._device)
         )
-        for trained in _ahead(partial(self._train_group, net, sent.x), groups, self._threads):
+        for trained in _map_ahead(partial(self._train_group, net, sent.x), groups, self._threads):
             yield from trained
 
-    def _train_group(self, net: Net, x: npt.NDArray[np.float32], group: Group) -> list[Trained]:
-        clients, tables, assignments = zip(*group, strict=True)
+    def _train_group(self, net: Net, x: F32, group: Group) -> list[Trained]:
+        clients, tables, instructions = zip(*group, strict=True)
         ys = np.tile(x, (len(group), 1))
         with repeatable(self._device):
-            works = batched_sgd(net, ys, *self._train, tables, assignments, x=x, options=self.parts.options)
+            works = batched_sgd(net, ys, *self._train, tables, instructions, x=x, options=self.parts.options)
         return list(zip(clients, ys, works, strict=True))
 
     def most_steps(self, local_rule: LocalRule) -> int:
-        """The most local steps that a client's complete work has, of all clients."""
+        """Return the maximum of E over all clients; see ``Engine``."""
         return self.parts.most_steps(local_rule)
 
-    def _at(self, x_prev: npt.NDArray[np.float32] | None) -> FlatModel | None:
-        """A second model that holds x_{t-1}, for the methods that take a gradient there."""
-        if x_prev is None:
-            return None
+    def _model_at(self, x_prev: F32) -> FlatModel:
+        """Return a second model that holds x_{t-1}, for methods that need a gradient there."""
         if self._previous is None:
             self._previous = FlatModel(copy.deepcopy(self._model.module), self._device)
         self._previous.load(x_prev)
@@ -281,13 +255,13 @@ class InProcess:
         return self._previous
 
 
-def _ahead(function: Callable[[A], B], items: Iterable[A], threads: int) -> Iterator[B]:
-    """``map``, by so many threads; the items come from the caller's own, each when a thread is about to need it."""
+def _map_ahead(function: Callable[[A], B], items: Iterable[A], threads: int) -> Iterator[B]:
+    """Yield the results of ``map`` on threads. The caller's thread makes each item shortly before a thread needs it."""
     if threads == 1:
         yield from map(function, items)
         return
     waiting: deque[Future[B]] = deque()
-    # torch gives a thread its number of threads when it first asks for it; until then MKL takes all cores.
+    # A new thread uses torch's number of threads only after it has read the number; until then MKL uses all cores.
     with ThreadPoolExecutor(threads, "fedcore clients", initializer=torch.get_num_threads) as pool:
         try:
             for item in items:

@@ -1,4 +1,4 @@
-"""Participation patterns: the clients of each round, and the share of its work that each one does."""
+"""Participation patterns: the clients of each round, and the share of its local steps that each client does."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,14 +11,12 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arguments import due_in, inside, real, whole
 from fedcore.arrays import F64, ieee
 from fedcore.errors import RangeError, ShapeError, UnknownNameError
-from fedcore.randomness import generator
-from fedcore.registries import Registry
-from fedcore.representation import Represented, arguments_of
+from fedcore.runtime import generator
 from fedcore.sampling import bernoulli, weighted_without_replacement, with_replacement, without_replacement
 from fedcore.simulation.traces import Generated, Law, Recorded, read_traces
+from fedcore.validation import Registry, Represented, arguments_of, check_integer, check_number
 
 __all__ = [
     "REGISTRY",
@@ -43,108 +41,89 @@ __all__ = [
 Clients = npt.NDArray[np.int64]
 
 ROUNDING = 1e-9
-"""A share of E that is so little below a whole number of steps counts as that number."""
+"""The number of steps is rounded down, unless the next integer is at most this much larger."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Active(Represented):
     """The clients of one round.
 
-    Shares rather than numbers of steps: a pattern knows no data, and if E counts epochs, each client has another number
-    of steps. A client that does nothing is not active, so every client here does at least one step.
+    A client that completes its work in a round does E local steps. ``Participation`` patterns return shares of E, not
+    numbers of steps: E depends on the client's data if the work is a number of epochs. An active client does at least
+    one step.
 
     Attributes:
-        clients: int64[k], ascending, each once.
-        shares: float64[k] in (0, 1], the share of its E local steps that each client does. Default: all.
-        counts: int64[k], >= 1, how often each was drawn, if draws are with replacement.
+        clients: int64[k], ascending, without repetition.
+        shares: float64[k] in (0, 1], the share of its E local steps that each client does. Default: 1 for all clients.
+        counts: int64[k], >= 1, how often each client was drawn; None without draws with replacement.
 
     >>> Active(np.array([2, 5]), shares=np.array([0.5, 0.01])).steps(20)
     array([10,  1])
     """
 
     clients: Clients
-    shares: npt.NDArray[np.float64] | None = None
-    counts: npt.NDArray[np.int64] | None = None
+    shares: F64 | None = None
+    counts: Clients | None = None
 
     def __len__(self) -> int:
         return len(self.clients)
 
     def only(self, kept: npt.NDArray[Any]) -> "Active":
-        """Select some of the clients, with their shares and counts.
-
-        Args:
-            kept: bool[k], or int64[m] ascending places in ``clients``.
-        """
-        return Active(
-            self.clients[kept],
-            None if self.shares is None else self.shares[kept],
-            None if self.counts is None else self.counts[kept],
-        )
+        """Return the clients at some positions, bool[k] or ascending int64[m], with their shares and counts."""
+        shares, counts = (None if one is None else one[kept] for one in (self.shares, self.counts))
+        return Active(self.clients[kept], shares, counts)
 
     @ieee
-    def working(self, shares: npt.NDArray[np.float64]) -> "Active":
-        """Multiply the shares by others, and leave out the clients whose share becomes 0.
+    def working(self, shares: F64) -> "Active":
+        """Multiply shares by factors, float64[k] in [0, 1]; return the clients whose share is then positive."""
+        product = shares if self.shares is None else self.shares * shares
+        return Active(self.clients, product, self.counts).only(product > 0)
 
-        Args:
-            shares: float64[k] in [0, 1].
+    def steps(self, full: int | Clients) -> Clients:
+        """Return s_i, int64[k], the local steps of each client: its share of E, rounded down, but at least one.
+
+        ``full`` is E, the number of steps of a client whose share is 1: an int >= 1 for all clients, or int64[k].
         """
-        done = shares if self.shares is None else self.shares * shares
-        return Active(self.clients, done, self.counts).only(done > 0)
-
-    def steps(self, full: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return s_i, the local steps of each client: the whole steps in its share of E, and at least one.
-
-        Args:
-            full: E, the steps of a whole round: an int >= 1 for all, or int64[k].
-
-        Returns:
-            int64[k], in 1 .. E.
-        """
-        everything = np.broadcast_to(np.asarray(full, np.int64), self.clients.shape)
+        complete = np.broadcast_to(np.asarray(full, np.int64), self.clients.shape)
         if self.shares is None:
-            return everything.copy()
-        return np.maximum(np.floor(self.shares * everything + ROUNDING), 1).astype(np.int64)
+            return complete.copy()
+        return np.maximum(np.floor(self.shares * complete + ROUNDING), 1).astype(np.int64)
 
 
 @ieee
-def each(name: str, values: Sequence[float], clients: int, interval: str) -> npt.NDArray[np.float64]:
-    """One number in the interval for each client, as a read-only copy, float64[clients]."""
+def _by_client(name: str, values: Sequence[float], clients: int, interval: str) -> F64:
+    """Return a read-only copy of ``values``, float64[clients]; require one number in ``interval`` for each client."""
     shape = np.shape(values)
     if shape != (clients,):
-        raise ShapeError(f"{name}: expected {clients} numbers, one a client, got shape {list(shape)}")
-    for client, value in enumerate(values):
-        if not inside(value, interval):
-            raise RangeError(f"{name}[{client}]: expected {due_in(interval)}, got {value!r}")
-    array = np.array(values, np.float64)
+        raise ShapeError(f"{name}: expected {clients} numbers, one for each client, got shape {list(shape)}")
+    array = np.array([check_number(f"{name}[{client}]", value, interval) for client, value in enumerate(values)])
     array.flags.writeable = False
     return array
 
 
 class Participation(Represented, ABC):
-    """A pattern of participation: the clients of each round.
+    """A pattern of participation: it selects the clients of each round.
 
-    A pattern chooses among the clients of another pattern, or among all: ``Uniform(50, 5, among=Bernoulli(50, 0.3))``
-    draws five of the reachable clients. The order matters: ``Uniform`` among a ``Schedule`` draws five present clients;
-    a ``Schedule`` among ``Uniform`` drops drawn clients that are absent.
+    A pattern selects among the clients of an inner pattern, or among all: ``Uniform(50, 5, among=Bernoulli(50, 0.3))``
+    draws five of the reachable clients. The order matters: ``Uniform`` with ``among=Schedule(...)`` draws five of the
+    present clients. A ``Schedule`` with ``among=Uniform(...)`` keeps those of five drawn clients that are present. All
+    patterns have these arguments:
 
     Args:
         clients: N; the clients are 0 .. N-1.
-        among: the pattern to choose from, over the same N clients. Default: all clients.
+        among: the inner pattern, over the same N clients. Default: all clients.
         seed: the run's seed, 0 .. 2^64 - 1.
-        first_round: "all" skips the pattern in round 0, so that all its candidates take part, as the MimiC paper's
-            analysis assumes (Sec. 5).
+        first_round: "all" skips the pattern in round 0, so that all candidates take part, as the MimiC paper's analysis
+            assumes (Sec. 5).
 
-    Raises:
-        RangeError, ShapeError, UnknownNameError: an argument is outside its range.
-
-    Determinism: ``active(t)`` depends only on the arguments and t. So every algorithm of a comparison sees the same
-    active sets, and a round can be repeated without those before it. Two patterns of one composition share no random
-    numbers. Patterns that decide for each client separately (Bernoulli, RoundRobin, Trace, Schedule) do not depend on
-    the other candidates, and may change places with another such pattern.
+    Determinism: ``active(t)`` depends only on the arguments and t. So all algorithms of a comparison see the same
+    active sets, and a round can be repeated without the earlier ones. Nested patterns share no random numbers.
+    Bernoulli, RoundRobin, Trace and Schedule decide for each client separately. If only these patterns are nested,
+    their order does not matter.
     """
 
     overruled: ClassVar[bool] = True
-    """Whether ``first_round="all"`` skips the pattern: not one that states facts instead of choosing."""
+    """Whether ``first_round="all"`` skips the pattern. False for a pattern that describes facts, such as a schedule."""
 
     def __init__(
         self,
@@ -154,14 +133,14 @@ class Participation(Represented, ABC):
         seed: int = 0,
         first_round: Literal["all"] | None = None,
     ) -> None:
-        self.clients = whole("clients", clients, 1, 2**53)
-        self.seed = whole("seed", seed, 0, 2**64 - 1)
+        self.clients = check_integer("clients", clients, 1, 2**53)
+        self.seed = check_integer("seed", seed, 0, 2**64 - 1)
         if first_round not in ("all", None):
-            raise RangeError(f"first_round: expected 'all' or None, got {first_round!r}")
+            raise RangeError(f"first_round={first_round!r}: must be 'all' or None")
         if among is not None and not isinstance(among, Participation):
-            raise RangeError(f"among: expected a participation pattern, got {among!r}")
+            raise RangeError(f"among={among!r}: must be a participation pattern")
         if among is not None and among.clients != clients:
-            raise RangeError(f"among: expected a pattern of {clients} clients, got one of {among.clients}")
+            raise RangeError(f"among: has {among.clients} clients; this pattern has {clients}")
         self.among = among
         self.first_round = first_round
 
@@ -170,34 +149,23 @@ class Participation(Represented, ABC):
 
     @ieee
     def active(self, round: int) -> Active:
-        """The clients that take part in a round.
-
-        Args:
-            round: counted from 0.
-
-        Returns:
-            0 to N clients, ascending.
-        """
-        round = whole("round", round, 0, 2**63 - 1)
+        """Return the clients that take part in a round (counted from 0): 0 to N clients, ascending."""
+        round = check_integer("round", round, 0, 2**63 - 1)
         candidates = Active(np.arange(self.clients)) if self.among is None else self.among.active(round)
         if round == 0 and self.first_round == "all" and self.overruled:
             return candidates
         return self._choose(round, candidates)
 
     def present(self, round: int) -> Clients:
-        """The clients that belong to the federation in a round, whether they take part or not.
-
-        Returns:
-            int64[m], ascending: all but those that a ``Schedule`` in the composition excludes.
-        """
+        """Return the clients in a round, active or not, that no ``Schedule`` excludes: int64[m], ascending."""
         return np.arange(self.clients) if self.among is None else self.among.present(round)
 
     @abstractmethod
     def _choose(self, round: int, candidates: Active) -> Active:
-        """Choose among the candidates: a pure function of the arguments, without regard to ``first_round``."""
+        """Select among the candidates: a pure function of the arguments, independent of ``first_round``."""
 
     def _purpose(self, name: str) -> str:
-        """The purpose of the random numbers; the patterns of one class in a composition have different ones."""
+        """Return the purpose of random numbers, which differs between nested patterns of one class."""
         below, inner = 0, self.among
         while inner is not None:
             below += type(inner) is type(self)
@@ -205,7 +173,7 @@ class Participation(Represented, ABC):
         return f"participation: {name}" + (f" ({below + 1})" if below else "")
 
     def _stream(self, name: str, round: int) -> dict[str, Any]:
-        """The arguments of a draw of ``fedcore.sampling``."""
+        """Return the arguments of a draw in ``fedcore.sampling``."""
         return {"seed": self.seed, "round": round, "purpose": self._purpose(name)}
 
     def _random(self, name: str, round: int = 0) -> np.random.Generator:
@@ -219,9 +187,6 @@ First: TypeAlias = Literal["all"] | None
 class Always(Participation):
     """Full participation; in a composition it changes nothing.
 
-    Args:
-        clients, among, seed, first_round: see ``Participation``.
-
     >>> Always(3).active(7).clients
     array([0, 1, 2])
     """
@@ -231,15 +196,11 @@ class Always(Participation):
 
 
 class AtLeast(Participation):
-    """The clients of ``among``, or ``least`` others drawn uniformly if they are fewer than that.
+    """The clients of ``among`` if they are at least ``least``, else ``least`` clients drawn uniformly.
 
-    The draw is from all present clients, not from those of ``among``, and the drawn clients do all their steps. The
-    MimiC paper does not mention it; its authors' public code does it with two clients.
-
-    Args:
-        clients: N.
-        least: the number of clients, 1 .. N; all present clients if they are fewer.
-        among, seed, first_round: see ``Participation``.
+    The draw is from all present clients, not only from those of ``among``; drawn clients do all their steps. If fewer
+    than ``least`` clients are present, all of them take part. The MimiC paper does not mention this rule, but its
+    authors' public code applies it with two clients.
 
     >>> len(AtLeast(30, among=Bernoulli(30, 0.0)).active(3))
     2
@@ -249,7 +210,7 @@ class AtLeast(Participation):
         self, clients: int, least: int = 2, *, among: Among = None, seed: int = 0, first_round: First = None
     ) -> None:
         super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        self.least = whole("least", least, 1, self.clients)
+        self.least = check_integer("least", least, 1, self.clients)
 
     def _choose(self, round: int, candidates: Active) -> Active:
         if len(candidates) >= self.least:
@@ -262,21 +223,17 @@ class AtLeast(Participation):
 
 
 class Bernoulli(Participation):
-    """Client i is active with probability p_i, or p_i^t in round t, independently of the others and of other rounds.
+    """Client i is active with probability p_i, or p_i^t in round t, independently of other clients and rounds.
 
     Args:
-        clients: N.
-        p: one probability in [0, 1] for all clients, or N of them; or a table of such by the round from which it holds,
-            with one from round 0 on. The keys may be strings, as in TOML and JSON.
+        p: one probability in [0, 1] for all clients, or N of them. Or a mapping from rounds to such values, each valid
+            from its round on, with an entry for round 0. The keys may be strings, as in TOML and JSON. The attribute
+            ``p`` has read-only arrays, float64[N].
         levels: L > 1 spreads one p over L levels up to 1: p_i = p + (i mod L)(1 - p)/(L - 1). The MimiC paper has one
             p; its authors' public code has five levels.
-        among, seed, first_round: see ``Participation``.
 
-    Attributes:
-        p: float64[N], read-only; or a table of such by the round from which it holds.
-
-    Reference: Sun, Mao, Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central
-    Updates", 2023, the static pattern; its Assumption 5 and Theorem 3 have p_i^t.
+    Reference: Sun, Mao, Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central Updates",
+    2023, the static pattern; its Assumption 5 and Theorem 3 have p_i^t.
 
     >>> Bernoulli(4, 1.0).active(3).clients
     array([0, 1, 2, 3])
@@ -299,34 +256,35 @@ class Bernoulli(Participation):
         first_round: First = None,
     ) -> None:
         super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        levels = whole("levels", levels, 1, 2**31)
+        levels = check_integer("levels", levels, 1, 2**31)
         if not isinstance(p, Mapping):
             p = {0: p}
-        given = {
-            whole("p: round", _number(round), 0, 2**53): self._chances(round, chances, levels, len(p) > 1)
-            for round, chances in p.items()
+        by_round = {
+            check_integer("p: round", _number(round), 0, 2**53): self._probabilities(
+                f"p[{round}]" if len(p) > 1 else "p", own, levels
+            )
+            for round, own in p.items()
         }
-        if len(given) < len(p) or 0 not in given:
-            raise RangeError(f"p: expected each round once, and chances from round 0 on, got rounds {list(p)}")
-        self._from = sorted(given.items())
-        self.p: F64 | dict[int, F64] = given[0] if len(given) == 1 else dict(self._from)
+        if len(by_round) < len(p) or 0 not in by_round:
+            raise RangeError(f"p: has rounds {list(p)}; the rounds must include 0, without duplicates")
+        self._by_round = sorted(by_round.items())
+        self.p: F64 | dict[int, F64] = by_round[0] if len(by_round) == 1 else dict(self._by_round)
 
-    def _chances(self, round: object, p: float | Sequence[float], levels: int, several: bool) -> F64:
-        """p_i of each client, float64[N], from a round on."""
-        name = f"p[{round}]" if several else "p"
+    def _probabilities(self, name: str, p: float | Sequence[float], levels: int) -> F64:
+        """Return p_i of each client, float64[N]."""
         if np.ndim(p) > 0 and levels > 1:
-            raise RangeError(f"levels: expected 1 where there is a p for each client, got {levels}")
+            raise RangeError(f"levels={levels}: must be 1 if each client has its own p")
         if isinstance(p, Sequence | np.ndarray) and not isinstance(p, str):
-            return each(name, list(p), self.clients, "[0, 1]")
-        least = real(name, p, "[0, 1]")
+            return _by_client(name, list(p), self.clients, "[0, 1]")
+        least = check_number(name, p, "[0, 1]")
         level = np.arange(self.clients) % levels / max(levels - 1, 1)
-        chances: F64 = least + level * (1 - least)
-        chances.flags.writeable = False
-        return chances
+        p_i: F64 = least + level * (1 - least)
+        p_i.flags.writeable = False
+        return p_i
 
     def _choose(self, round: int, candidates: Active) -> Active:
-        # Drawn for all clients, so that one client's draw does not depend on the other candidates.
-        p = next(chances for began, chances in reversed(self._from) if began <= round)
+        # All clients are drawn, so that a client's result does not depend on the other candidates.
+        p = next(p for start, p in reversed(self._by_round) if start <= round)
         drawn = bernoulli(self.clients, p, **self._stream("bernoulli", round))
         return candidates.only(np.isin(candidates.clients, drawn, assume_unique=True))
 
@@ -337,28 +295,26 @@ def _require(name: str, value: str, *known: str) -> None:
 
 
 def _number(key: object) -> object:
-    """A key of a table as a number, if it is one: keys of TOML and JSON are strings."""
+    """Return a mapping's key as a number if possible, since keys in TOML and JSON are strings."""
     return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
 
 
 class OverSelection(Participation):
-    """``select`` clients are drawn uniformly without replacement, and of these the first k to answer are kept.
+    """The server selects ``select`` clients uniformly without replacement, and keeps the first k that answer.
 
-    Client i answers in round t after exp(spread a_i + jitter b_it), a and b standard normal, a drawn once for each
-    client and b anew in each round; 1 is the time of the median client. The law is this project's. Fast clients are
-    kept more often than slow ones: this practice has that bias.
+    Client i answers in round t after exp(spread a_i + jitter b_it). a and b are standard normal: a is drawn once per
+    client, b in each round. The median of these times is 1. As in practice, fast clients are kept more often than slow
+    ones. This model of the times is fedcore's own. Shares of work do not change the times.
 
     Args:
-        clients: N.
         k: the number of answers that the server waits for, 1 .. N.
-        select: the number of clients that it asks, k .. N. Default: 1.3 k, rounded up, as in production systems.
-        spread: the standard deviation of the logarithm of the clients' times, >= 0.
-        jitter: that of the rounds' deviations from them, >= 0.
-        deadline: when the server stops waiting, > 0. Default: it waits for k answers.
-        among, seed, first_round: see ``Participation``. Shares of work do not change the times.
+        select: the number of drawn clients, k .. N. Default: 1.3 k, rounded up, as in production systems.
+        spread: the standard deviation between clients of the logarithm of their times, >= 0.
+        jitter: the standard deviation between rounds of the logarithm of a client's times, >= 0.
+        deadline: the time at which the server stops waiting, > 0. Default: no deadline.
 
-    Reference: Bonawitz et al., "Towards Federated Learning at Scale: System Design", 2019: 130 % of the target
-    number are selected.
+    Reference: Bonawitz et al., "Towards Federated Learning at Scale: System Design", 2019: 130 % of the target number
+    are selected.
 
     >>> pattern = OverSelection(100, 10)
     >>> pattern.select, len(pattern.active(3))
@@ -379,50 +335,45 @@ class OverSelection(Participation):
         first_round: First = None,
     ) -> None:
         super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        self.k = whole("k", k, 1, self.clients)
+        self.k = check_integer("k", k, 1, self.clients)
         if select is None:
             select = min(math.ceil(1.3 * self.k), self.clients)
-        self.select = whole("select", select, self.k, self.clients)
-        self.spread = real("spread", spread, "[0, 10]")
-        self.jitter = real("jitter", jitter, "[0, 10]")
-        self.deadline = math.inf if deadline is None else real("deadline", deadline, "(0, inf]")
+        self.select = check_integer("select", select, self.k, self.clients)
+        self.spread = check_number("spread", spread, "[0, 10]")
+        self.jitter = check_number("jitter", jitter, "[0, 10]")
+        self.deadline = math.inf if deadline is None else check_number("deadline", deadline, "(0, inf]")
         self._own = self.spread * self._random("speeds").standard_normal(self.clients)
 
     def times(self, round: int) -> npt.NDArray[np.float64]:
-        """The times at which each client would answer in a round, float64[N], whether it is asked or not."""
+        """Return the time until each client would answer in a round, whether it is drawn or not: float64[N]."""
         deviation = self._random("answers", round).standard_normal(self.clients)
         return np.exp(self._own + self.jitter * deviation)
 
     def _choose(self, round: int, candidates: Active) -> Active:
-        asked = min(self.select, len(candidates))
-        if asked == 0:
+        select = min(self.select, len(candidates))
+        if select == 0:
             return candidates
-        places = np.sort(without_replacement(len(candidates), asked, **self._stream("over-selection", round)))
+        places = np.sort(without_replacement(len(candidates), select, **self._stream("over-selection", round)))
         times = self.times(round)[candidates.clients[places]]
         first = np.argsort(times, kind="stable")[: self.k]
         return candidates.only(np.sort(places[first[times[first] <= self.deadline]]))
 
 
 class RoundRobin(Participation):
-    """Client i is active in every tau_i-th round.
+    """Client i is active in every tau_i-th round: if (t + phase_i) mod max(tau_i, 1) = 0.
 
-    Active when (t + phase_i) mod max(tau_i, 1) = 0: both 0 and 1 mean every round.
+    Both tau_i = 0 and tau_i = 1 mean every round. The attribute ``tau`` has the periods, int64[N].
 
     Args:
-        clients: N.
         tau_max: the longest period, an int >= 0.
-        phase: "zero" starts all clients in phase, so that round 0 has all; "random" draws
-            phase_i ~ U{0 .. max(tau_i, 1) - 1}. The paper does not specify it; the periods are the same in both.
-        periods: "uniform", the paper's: tau_i ~ U{0 .. tau_max}, drawn once. "half-normal", its authors' public
-            code: tau_i = min(round(|z_i|), tau_max), z_i normal with standard deviation 3, so that periods past 10 are
-            rare for any tau_max; that code is in phase, and has an ``AtLeast`` of two clients.
-        among, seed, first_round: see ``Participation``.
+        phase: "zero" starts all clients in phase, so that all are active in round 0. "random" draws phase_i uniformly
+            from 0 .. max(tau_i, 1) - 1. The paper does not specify it. The periods do not depend on it.
+        periods: "uniform" draws tau_i ~ U{0 .. tau_max} once, as in the paper. "half-normal" is from its authors'
+            public code: tau_i = min(round(|z_i|), tau_max), z_i normal with standard deviation 3, so that periods above
+            10 are rare for any tau_max. That code is in phase, and has an ``AtLeast`` of two clients.
 
-    Attributes:
-        tau: int64[N], read-only.
-
-    Reference: Sun, Mao, Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central
-    Updates", 2023, the pattern with bounded intervals.
+    Reference: Sun, Mao, Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central Updates",
+    2023, the pattern with bounded intervals.
 
     >>> RoundRobin(3, 1).active(5).clients
     array([0, 1, 2])
@@ -440,7 +391,7 @@ class RoundRobin(Participation):
         first_round: First = None,
     ) -> None:
         super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        self.tau_max = whole("tau_max", tau_max, 0, 2**31)
+        self.tau_max = check_integer("tau_max", tau_max, 0, 2**31)
         _require("phase", phase, "zero", "random")
         _require("periods", periods, "uniform", "half-normal")
         if periods == "uniform":
@@ -455,8 +406,8 @@ class RoundRobin(Participation):
             self._phase = self._random("phases").integers(0, self._period)
 
     def _choose(self, round: int, candidates: Active) -> Active:
-        due = (round + self._phase) % self._period == 0
-        return candidates.only(due[candidates.clients])
+        is_active = (round + self._phase) % self._period == 0
+        return candidates.only(is_active[candidates.clients])
 
 
 class Schedule(Participation):
@@ -465,17 +416,13 @@ class Schedule(Participation):
     ``first_round="all"`` does not override the schedule: a client that arrives later is absent in round 0.
 
     Args:
-        clients: N, including those that arrive later.
-        arrivals: client to the first round in which it is present; the others are present from the start. Keys may be
-            strings, as in TOML and JSON.
-        departures: client to the first round in which it is absent for good.
-        among, seed, first_round: see ``Participation``.
-
-    Attributes:
-        arrivals, departures: client to round, by number.
+        clients: N, including clients that arrive later.
+        arrivals: maps a client to the first round in which it is present; other clients are present from the start.
+            Keys may be strings, as in TOML and JSON.
+        departures: maps a client to the first round from which it is permanently absent.
 
     Reference: Ruan et al., "Towards Flexible Device Participation in Federated Learning", AISTATS 2021, Sec. 4.2, 4.3.
-    The paper counts rounds from 1: its arrival at t0, with updates from t0 + 1 on, is the round t0 here.
+    The paper counts rounds from 1: an arrival at its t0, with updates from t0 + 1 on, is an arrival in round t0.
 
     >>> pattern = Schedule(3, arrivals={2: 10}, departures={0: 20})
     >>> [pattern.active(t).clients.tolist() for t in (9, 10, 20)]
@@ -498,19 +445,15 @@ class Schedule(Participation):
         self.arrivals = self._rounds("arrivals", arrivals)
         self.departures = self._rounds("departures", departures)
         self._first = np.zeros(self.clients, np.int64)
-        self._gone = np.full(self.clients, np.iinfo(np.int64).max)
-        for client, arrival in self.arrivals.items():
-            self._first[client] = arrival
+        self._end = np.full(self.clients, np.iinfo(np.int64).max)
+        self._first[list(self.arrivals)] = list(self.arrivals.values())
+        self._end[list(self.departures)] = list(self.departures.values())
         for client, departure in self.departures.items():
-            self._gone[client] = departure
-            if departure <= self._first[client]:
-                raise RangeError(
-                    f"departures: expected client {client} to leave after round {self._first[client]}, its first, "
-                    f"got {departure}"
-                )
+            if departure <= (first := self._first[client]):
+                raise RangeError(f"departures: client {client} departs in round {departure}, but arrives in {first}")
 
     def present(self, round: int) -> Clients:
-        """The clients that have arrived and not departed; see ``Participation``."""
+        """Return the clients that have arrived and not departed; see ``Participation``."""
         candidates = super().present(round)
         return candidates[self._is_present(round)[candidates]]
 
@@ -518,36 +461,31 @@ class Schedule(Participation):
         return candidates.only(self._is_present(round)[candidates.clients])
 
     def _is_present(self, round: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        return (self._first <= round) & (round < self._gone)
+        return (self._first <= round) & (round < self._end)
 
-    def _rounds(self, name: str, given: Mapping[int | str, int] | None) -> dict[int, int]:
+    def _rounds(self, name: str, by_key: Mapping[int | str, int] | None) -> dict[int, int]:
         rounds: dict[int, int] = {}
-        if not isinstance(given, Mapping | None):
-            raise RangeError(f"{name}: expected clients and their rounds, got {given!r}")
-        for key, round in ({} if given is None else given).items():
-            client = whole(f"{name}: client", _number(key), 0, self.clients - 1)
+        if not isinstance(by_key, Mapping | None):
+            raise RangeError(f"{name}={by_key!r}: must map clients to rounds")
+        for key, round in (by_key or {}).items():
+            client = check_integer(f"{name}: client", _number(key), 0, self.clients - 1)
             if client in rounds:
-                raise RangeError(f"{name}: expected client {client} once, got it twice")
-            rounds[client] = whole(f"{name}: client {client}", round, 0, 2**53)
+                raise RangeError(f"{name}: has client {client} twice")
+            rounds[client] = check_integer(f"{name}: client {client}", round, 0, 2**53)
         return rounds
 
 
 class TimeVarying(Participation):
-    """Each round a_i ~ U[1, 10], and k clients are drawn without replacement by successive draws.
+    """k clients a round, by successive draws with weights a_i ~ U[1, 10] that are new in each round.
 
-    Each draw takes i with probability a_i / sum a, the sum over those not drawn yet;
-    k = max(1, round(share N)), halves to even, N the number of candidates.
+    Each draw selects client i with probability a_i / sum a, where the sum is over the clients not drawn yet. k is
+    max(1, round(share N)) for N candidates, with halves rounded to even, and ``share`` (P in the paper) in (0, 1].
 
-    The weights are drawn anew each round by one law, so every set of k clients is equally likely: over the rounds this
-    is uniform sampling, in which plain averaging has no bias either.
+    All weights have the same law, so every set of k clients is equally likely. Over the rounds, this is uniform
+    sampling, in which plain averaging has no bias.
 
-    Args:
-        clients: N.
-        share: P, the share of the clients that is active, in (0, 1].
-        among, seed, first_round: see ``Participation``.
-
-    Reference: Sun, Mao, Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central
-    Updates", 2023, the time-varying pattern.
+    Reference: Sun, Mao, Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central Updates",
+    2023, the time-varying pattern.
 
     >>> len(TimeVarying(30, 0.1).active(7))
     3
@@ -557,7 +495,7 @@ class TimeVarying(Participation):
         self, clients: int, share: float, *, among: Among = None, seed: int = 0, first_round: First = None
     ) -> None:
         super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        self.share = real("share", share, "(0, 1]")
+        self.share = check_number("share", share, "(0, 1]")
 
     def _choose(self, round: int, candidates: Active) -> Active:
         if not len(candidates):
@@ -569,27 +507,25 @@ class TimeVarying(Participation):
 
 
 class Trace(Participation):
-    """Each device follows a trace: its share of the E steps in each round.
+    """Each device follows a trace: its share of the E local steps in each round.
 
-    A device whose share is 0 does not take part in that round.
+    A device whose share is 0 does not take part in that round. If ``among`` gives shares too, they are multiplied.
 
     Args:
-        clients: N.
         traces: an argument of ``read_traces`` (a file's path, or ``"flexible"``), or the traces themselves.
-        first: |T|, the number of traces to use, from the first on. Default: all.
-        assign: "random" gives each device one of the traces with equal probability, once; "order" gives device i
-            trace i mod |T|.
-        draw: "sample" draws each round's share from the trace, independently; "replay" takes row t of a recorded
-            trace in round t, and starts again after its last row. With "order" and as many traces as clients, a file
-            is replayed as it was measured, client by client.
-        among, seed, first_round: see ``Participation``. Shares of ``among`` are multiplied.
+        first: |T|, the number of traces to use, from the first one on. Default: all.
+        assign: "random" assigns each device a trace with equal probability, once; "order" assigns device i the trace
+            i mod |T|.
+        draw: "sample" draws each round's share from the trace, independently. "replay" uses row t of a recorded trace
+            in round t, and restarts after its last row. With "order" and one trace per client, each client replays its
+            own trace.
 
     Attributes:
         traces: the traces in use.
         assigned: int64[N], the trace of each device, read-only.
 
     Reference: Ruan et al., "Towards Flexible Device Participation in Federated Learning", AISTATS 2021: eight traces,
-    devices assigned at random to the first |T|. Their standard deviations are the paper's, their means stand-ins.
+    devices assigned at random to the first |T|. The paper gives the standard deviations of the traces, not the means.
 
     >>> pattern = Trace(4, first=5)
     >>> pattern.assigned
@@ -613,29 +549,29 @@ class Trace(Participation):
         super().__init__(clients, among=among, seed=seed, first_round=first_round)
         known = read_traces(traces) if isinstance(traces, str | Path) else traces
         if not isinstance(known, Sequence) or not known or not all(isinstance(trace, Law) for trace in known):
-            raise RangeError(f"traces: expected at least one trace, and nothing else, got {traces!r}")
-        self.traces = tuple(known)[: len(known) if first is None else whole("first", first, 1, len(known))]
+            raise RangeError(f"traces={traces!r}: must be a sequence of at least one trace")
+        self.traces = tuple(known)[: len(known) if first is None else check_integer("first", first, 1, len(known))]
         _require("assign", assign, "random", "order")
         _require("draw", draw, "sample", "replay")
         generated = [trace.name for trace in self.traces if not isinstance(trace, Recorded)]
         if draw == "replay" and generated:
-            raise RangeError(f"draw: expected 'sample', since trace {generated[0]!r} is not recorded, got 'replay'")
+            raise RangeError(f"draw='replay': trace {generated[0]!r} was generated and not recorded; use draw='sample'")
         self.draw = draw
         self.assigned = np.arange(self.clients) % len(self.traces)
         if assign == "random":
             self.assigned = with_replacement(np.ones(len(self.traces)), self.clients, **self._stream("traces", 0))
         self.assigned.flags.writeable = False
 
-    def shares(self, round: int) -> npt.NDArray[np.float64]:
-        """The share of E that each device would do in a round, float64[N] in [0, 1]."""
+    def shares(self, round: int) -> F64:
+        """Return the share of E that each device would do in a round, float64[N] in [0, 1]."""
         random = self._random("shares", round)
         shares = np.empty(self.clients)
         for number, trace in enumerate(self.traces):
-            its = self.assigned == number
+            devices = self.assigned == number
             if self.draw == "replay" and isinstance(trace, Recorded):
-                shares[its] = trace.shares[round % len(trace.shares)]
+                shares[devices] = trace.shares[round % len(trace.shares)]
             else:
-                shares[its] = trace.draw(random, int(its.sum()))
+                shares[devices] = trace.draw(random, int(devices.sum()))
         return shares
 
     def _choose(self, round: int, candidates: Active) -> Active:
@@ -643,12 +579,9 @@ class Trace(Participation):
 
 
 class Uniform(Participation):
-    """k different clients a round, every set of k with the same probability; all candidates if they are fewer.
+    """k different clients a round (S in the papers); every set of k candidates is equally likely.
 
-    Args:
-        clients: N.
-        k: the number of clients, S in the papers, 1 .. N.
-        among, seed, first_round: see ``Participation``.
+    With fewer than k candidates, all of them take part.
 
     Reference: Cheng et al., "Momentum Benefits Non-IID Federated Learning Simply and Provably", ICLR 2024, partial
     participation.
@@ -659,7 +592,7 @@ class Uniform(Participation):
 
     def __init__(self, clients: int, k: int, *, among: Among = None, seed: int = 0, first_round: First = None) -> None:
         super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        self.k = whole("k", k, 1, self.clients)
+        self.k = check_integer("k", k, 1, self.clients)
 
     def _choose(self, round: int, candidates: Active) -> Active:
         if len(candidates) <= self.k:
@@ -668,18 +601,18 @@ class Uniform(Participation):
 
 
 class Weighted(Participation):
-    """k draws a round, each of which takes client i with probability w_i / sum w.
+    """k draws a round, each of which selects client i with probability w_i / sum w.
 
-    Without replacement the draws are successive: the sum is over those not drawn yet, and k different clients take part
-    (all with a weight > 0 if they are fewer). With replacement the sum is over all, the weights are the probabilities q
-    of the paper, and a client that is drawn twice takes part once and counts twice.
+    Without replacement, draws are successive: the sum is over the clients not drawn yet. k different clients take part,
+    or all with a positive weight if these are fewer.
+
+    With replacement, the sum is over all clients, and the weights are the paper's probabilities q. A client that is
+    drawn twice takes part once and counts twice. The counts of ``among`` are ignored.
 
     Args:
-        clients: N.
-        k: the number of draws, >= 1; without replacement at most the number of weights > 0.
-        weights: N finite numbers >= 0, not all of them 0; they need not add up to 1.
-        replacement: whether draws are with replacement.
-        among, seed, first_round: see ``Participation``. Counts of ``among`` are ignored by draws with replacement.
+        k: the number of draws, >= 1; without replacement at most the number of positive weights.
+        weights: N finite numbers >= 0, not all 0; they need not add up to 1.
+        replacement: whether to draw with replacement.
 
     Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019,
     Algorithm 1: K clients with replacement by q.
@@ -702,11 +635,11 @@ class Weighted(Participation):
         first_round: First = None,
     ) -> None:
         super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        self.weights = each("weights", weights, self.clients, "[0, inf)")
+        self.weights = _by_client("weights", weights, self.clients, "[0, inf)")
         positive, total = int(np.count_nonzero(self.weights)), sum(self.weights.tolist())
         if not 0 < total < math.inf:
-            raise RangeError(f"weights: expected a finite sum > 0, got {total!r}")
-        self.k = whole("k", k, 1, 2**31 if replacement else positive)
+            raise RangeError(f"weights: their sum must be finite and > 0, got {total!r}")
+        self.k = check_integer("k", k, 1, 2**31 if replacement else positive)
         self.replacement = replacement
 
     def _choose(self, round: int, candidates: Active) -> Active:
@@ -726,25 +659,21 @@ _PATTERNS = (Always, AtLeast, Bernoulli, OverSelection, RoundRobin, Schedule, Ti
 REGISTRY: Registry[type[Participation]] = Registry(
     "participation",
     {pattern.__name__: pattern for pattern in _PATTERNS},
-    due="a subclass of fedcore.simulation.participation.Participation that has a _choose",
+    expected="a subclass of fedcore.simulation.participation.Participation that has a _choose",
     fits=lambda row: isclass(row) and issubclass(row, Participation) and not isabstract(row),
     group="fedcore.participation",
 )
-"""The patterns by name."""
+"""The patterns, keyed by name."""
 
 
 def named(name: str, clients: int, **options: Any) -> Participation:
-    """Make the pattern of that name.
+    """Make the pattern with a given name.
 
     Args:
-        name: a key of ``REGISTRY``, an entry point's, or ``module:Name`` of your own.
+        name: a key of ``REGISTRY``, the name of an entry point, or ``module:Name`` of a custom pattern.
         clients: N.
-        options: the pattern's arguments, with ``seed`` and ``first_round``. ``among`` may be a pattern, its name, or a
-            mapping of its name and options; a pattern made from a name gets the same seed and ``first_round``.
-
-    Raises:
-        UnknownNameError: there is no such pattern.
-        RangeError, ...: an argument is outside its range.
+        options: the pattern's arguments, including ``seed`` and ``first_round``. ``among`` may be a pattern, its name,
+            or a mapping with its name and options; a named inner pattern gets the same ``seed`` and ``first_round``.
 
     >>> named("Bernoulli", 3, p=0.0).active(0).clients
     array([], dtype=int64)
@@ -758,7 +687,7 @@ def named(name: str, clients: int, **options: Any) -> Participation:
         among = {"name": among}
     if isinstance(among, Mapping):
         if "name" not in among:
-            raise RangeError(f"among: expected the name of a pattern and its options, got {dict(among)!r}")
-        given = {key: options[key] for key in ("seed", "first_round") if key in options}
-        among = named(**{"clients": clients, **given, **among})
+            raise RangeError(f"among={dict(among)!r}: needs the name of a pattern")
+        common = {key: options[key] for key in ("seed", "first_round") if key in options}
+        among = named(**{"clients": clients, **common, **among})
     return pattern(clients, **options, **({} if among is None else {"among": among}))

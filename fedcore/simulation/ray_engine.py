@@ -1,4 +1,4 @@
-"""Client work in worker processes on Ray, on one machine or many."""
+"""Client training in worker processes on Ray, on one machine or many."""
 
 import heapq
 import os
@@ -6,77 +6,74 @@ import pickle
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import islice, repeat
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedcore.arguments import real, whole
 from fedcore.arrays import F32
 from fedcore.errors import ClusterError, RangeError
 from fedcore.profiling import timed
-from fedcore.registries import load_module
 from fedcore.runtime import hide_warnings_of_others, set_threads
 from fedcore.server import Broadcast, Update
-from fedcore.server.instructions import Instructions
+from fedcore.server.broadcast import Instructions
 from fedcore.server.update import SentSlices, Slices, digest_of
 from fedcore.simulation.data import Dataset
-from fedcore.simulation.engines import OverEngine, Plan, standing
+from fedcore.simulation.engines import EngineWrapper, Plan, standing
 from fedcore.simulation.executor import MOST_TRIES, ArgumentLostError, LostError, Pool, Session, Stats, Worker
 from fedcore.simulation.in_process import InProcess
 from fedcore.simulation.participation import Active
 from fedcore.store.registry import ClientId
+from fedcore.validation import check_integer, check_number, load_module
 
 TOGETHER = 64
-"""The most clients of a task if they are trained together: they share a call, and the cost of a task."""
+"""The maximum number of clients per task if they are trained together: they share a call, and the cost of a task."""
 Ranges = Sequence[tuple[int, int, int]]
 """(start, stop, end) of each shard: see ``SentSlices``."""
 
 
-class Ray(OverEngine):
-    """The engine that trains the clients of a round in workers on Ray, with the bits of ``InProcess``.
+class Ray(EngineWrapper, AbstractContextManager["Ray"]):
+    """The engine that trains a round's clients in workers on Ray, bit-identical to ``InProcess``. A context manager.
 
-    The module, the data set and the parts are sent once, and lie once on each machine; x is sent once a round. A lost
-    worker or machine is replaced, and its clients are trained again. A worker that starts later gets work at once, also
-    in the middle of a round. Ray's memory, not this process's, holds updates that are not read yet. A task costs some
-    milliseconds (docs/on-ray.md): it pays for models of LeNet's size and more, never for small perceptrons.
-
-    A context manager.
+    Each machine gets the module, the data set and the parts once, and x once a round. The engine replaces lost workers,
+    and trains their clients again. A worker that starts in the middle of a round gets work at once. Unread updates use
+    Ray's memory, not this process's. A task costs some milliseconds (docs/on-ray.md): it pays off for models of LeNet's
+    size and larger ones, but never for small perceptrons.
 
     Args:
-        module, dataset, parts, batch, epochs, steps, seed, options, together, threads: as for ``InProcess``; threads
-            are those of a worker, and the module is taken over.
-        workers: processes.
-        cpus: cores that each asks for; a fraction, perhaps.
-        gpus: GPUs that each asks for; four workers with 0.25 share one. ``device="cuda"`` needs it, since Ray shows a
-            worker only its own GPU.
-        device: "cpu", or "cuda": workers train on the GPU that Ray gives each, and this process evaluates on its own.
-        group: the most clients of a task. Default: 64 if they are trained together, else 1. A small cohort is divided
-            further, so that each worker has two tasks.
-        ahead: tasks for each worker that may be done before their turn, or be on their way. More of them hide slow
-            clients; each holds 4 n bytes for each of its clients.
-        ordered: False yields updates in completion order: the bits of a plain sum then depend on chance.
+        module, dataset, parts, batch, epochs, steps, seed, options, together, threads: as for ``InProcess``;
+            ``threads`` applies to each worker.
+        workers: the number of processes.
+        cpus: cores that each worker requests, possibly a fraction.
+        gpus: GPUs that each worker requests; four workers with 0.25 share one. Required for ``device="cuda"``, since
+            Ray shows a worker only its own GPU.
+        device: "cpu" or "cuda". With "cuda", each worker trains on the GPU that Ray assigns to it, and this process
+            evaluates on its own GPU.
+        group: the maximum number of clients per task. Default: 64 if they are trained together, else 1. A small cohort
+            is divided further, so that each worker has two tasks.
+        ahead: the number of tasks per worker that may start before their turn. More tasks hide slow clients. Each task
+            holds 4 n bytes for each of its clients.
+        ordered: whether to yield updates in the order of the clients. In completion order (False), the bits of a plain
+            sum are not reproducible.
         address: as for ``Session``.
         imports: modules, or paths of .py files, that each worker imports first, for the class of the module or of a
             local rule. Other machines must have them too.
 
     Attributes:
         initial: float32[n], a copy of the module's initial values: x_0.
-        ordered: as above.
 
     Raises:
         MissingDependencyError: Ray is not installed.
-        ClusterError: there is no cluster at the address.
-        RangeError, DtypeError, ArrayError, DeviceError: as for ``InProcess``; workers or a size are out of range; or
-            workers on GPUs ask for none.
+        ClusterError: no cluster answers at the address.
+        RangeError, DtypeError, ArrayError, DeviceError: as for ``InProcess``; or workers on GPUs request no GPU.
 
-    Determinism: that of ``InProcess`` on one thread of torch's, for any number of workers and losses. On GPUs clients
-        that are trained together form groups that depend on the number of workers, which may change bits.
+    Determinism: as ``InProcess`` on one torch thread, for any number of workers and losses. On GPUs, groups of clients
+        that are trained together depend on the number of workers, which may change bits.
     """
 
     def __init__(
@@ -96,21 +93,23 @@ class Ray(OverEngine):
         device: str = "cpu",
         **options: Any,
     ) -> None:
-        workers, self._ahead = whole("workers", workers, 1), whole("ahead", ahead, 1)
-        cpus, gpus = real("cpus", cpus, "[0, inf)"), real("gpus", gpus, "[0, inf)")
+        workers, self._ahead = check_integer("workers", workers, 1), check_integer("ahead", ahead, 1)
+        cpus, gpus = check_number("cpus", cpus, "[0, inf)"), check_number("gpus", gpus, "[0, inf)")
         if device not in ("cpu", "cuda"):
             raise RangeError(f"device={device!r}: must be 'cpu' or 'cuda', the GPU that Ray gives a worker")
         if device != "cpu" and not gpus:
-            raise RangeError(f"gpus=0: workers on {device!r} need a share of one: 1, or 0.25 for four workers")
+            raise RangeError(
+                f"gpus=0: must be > 0 for workers on {device!r}; use 1, or for example 0.25 if four workers share a GPU"
+            )
         options["device"] = device
         self._session = Session(address, cpus=workers * cpus)
         try:
-            pickled = self._session.pickled(module)  # before it is taken over
-            self._here = InProcess(module, dataset, parts, **options)
-            super().__init__(self._here)
-            self.initial = self._here.initial
+            pickled = self._session.pickled(module)  # before InProcess changes the module
+            self._local = InProcess(module, dataset, parts, **options)
+            super().__init__(self._local)
+            self.initial = self._local.initial
             self.ordered = ordered
-            self._group = (TOGETHER if self.together else 1) if group is None else whole("group", group, 1)
+            self._group = (TOGETHER if self.together else 1) if group is None else check_integer("group", group, 1)
             none = slice(0, 0)
             training = replace(
                 dataset, test_x=dataset.test_x[none], test_y=dataset.test_y[none], parts=None, test_parts=None
@@ -122,27 +121,22 @@ class Ray(OverEngine):
             raise
 
     def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
-        """Train the clients of a broadcast in the workers, some ahead of the one that is read.
+        """Train the clients of a broadcast in the workers, some before their update is read.
 
-        Args:
-            broadcast, active: as for ``InProcess.updates``.
+        Updates and errors are those of ``InProcess.updates``, in the order of the ids if ``ordered``. Each ``value`` is
+        read-only, has its own memory, and ``keep`` is true. If the broadcast has slices, ``value`` and ``control`` are
+        ``Slices`` of references with the workers' digests, and this process receives no vector.
 
-        Yields:
-            An ``Update`` for each id, in their order if ``ordered``; ``y`` is read-only, has memory of its own, and
-            ``keep`` is true. If the broadcast has slices, ``y`` and ``control`` are ``Slices`` of references, with
-            the workers' digests, and no vector comes to this process.
+        Raises:
+            ClusterError: too many workers were lost during one task; a shard with slices of x is lost; the engine is
+                closed; or a later call of ``updates`` or ``gradients`` ended these updates.
 
-        Raises: what ``InProcess.updates`` does, and what a client's training raises; and
-            ClusterError: a client's training ended one worker after another; a shard whose slices it starts from is
-                lost; the engine is closed; or other updates or gradients of this engine were begun before all of these
-                were read, which ended these.
-
-        Cost: x, x_prev and the offset are copied once each to Ray, or an offset for each client if it has its own,
-            and y back; with slices, from the shards to a worker and back, 4 n bytes more in each worker, and one
-            reading of y for its digests.
+        Cost: x, x_prev and the offset are copied once each to Ray, or one offset per client if they differ; each y is
+            copied back. Slices are copied from the shards to a worker and back: each worker needs 4 n bytes more, and
+            one pass over y for its digests.
         """
-        here = broadcast.on_host()
-        yield from timed("train", self._updates(here, self._here.parts.plan(here, active)))
+        on_host = broadcast.on_host()
+        yield from timed("train", self._updates(on_host, self._local.parts.plan(on_host, active)))
 
     def _updates(self, broadcast: Broadcast, plan: Plan) -> Iterator[Update]:
         if not plan.clients:
@@ -157,63 +151,58 @@ class Ray(OverEngine):
             lambda task: 1 + len(spans[task]) * shards * (1 + broadcast.second),
         )
         try:
-            for done in self._in_order(tasks, len(spans)) if self.ordered else _as_done(tasks, len(spans)):
+            for done in tasks.in_order(self._ahead * self._pool.size) if self.ordered else tasks.as_completed():
                 for update in self._read(plan, spans[done.task], done, shards):
-                    tasks.require_served()
+                    tasks.require_current()
                     yield update
         finally:
             tasks.stop()
 
     def gradients(self, broadcast: Broadcast, minibatches: int | None = None) -> dict[ClientId, Any]:
-        """The gradients of ``InProcess.gradients``, made by the workers; ``Slices`` for a server in shards on Ray."""
+        """Return the gradients of ``InProcess.gradients``, as ``Slices`` if the server's shards are on Ray."""
         still = standing(broadcast.on_host())
-        plan = self._here.parts.plan(still, None, minibatches=minibatches)
+        plan = self._local.parts.plan(still, None, minibatches=minibatches)
         whole = still.slices is None
         return {u.client: np.array(u.control) if whole else u.control for u in self._updates(still, plan)}
 
     @property
     def waited(self) -> float:
-        """Seconds so far of waiting for workers: those of ``stats``."""
+        """Total seconds of waiting for workers."""
         return self.stats.waited
 
     @property
     def stats(self) -> Stats:
-        """The numbers of tasks, repeated tasks and lost workers so far, and the seconds of waiting."""
+        """The counters of tasks and workers, and the seconds of waiting."""
         return self._pool.stats
 
     def processes(self) -> list[int | None]:
-        """The number of each worker's process, on its machine, once all have started."""
+        """Wait until all workers are ready; return the process id of each on its machine."""
         return [worker.process for worker in self._pool.complete()]
 
     def close(self) -> None:
-        """End the workers, and a Ray that was started for them and that nothing else uses."""
+        """End the workers; also end Ray if this engine started it and nothing else uses it."""
         self._pool.close()
         self._session.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _spans(self, clients: int) -> list[range]:
-        """The tasks, as the places of their clients: two for each worker in a small cohort."""
+        """Return the positions of each task's clients. In a small cohort, each worker has two tasks."""
         group = max(1, min(self._group, -(-clients // (2 * self._pool.size))))
         return [range(start, min(start + group, clients)) for start in range(0, clients, group)]
 
     def _sent(self, broadcast: Broadcast) -> SentSlices:
-        """References to the vectors of a broadcast: those of the shards, or of one server's, put here once."""
+        """Return references to a broadcast's vectors. The vectors of a server without shards are copied to Ray once."""
         if broadcast.slices is not None:
             return broadcast.slices
         put, x, x_prev = self._session.put, broadcast.x, broadcast.x_prev
         return SentSlices((), [put(x)], None if x_prev is None else [put(x_prev)], lambda one: [broadcast.offset(one)])
 
     def _arguments(self, broadcast: Broadcast, plan: Plan, spans: Sequence[range]) -> Callable[[int], tuple[Any, ...]]:
-        """The arguments of ``Trainer.train`` for a task; vectors that tasks share are sent once."""
+        """Return a function from a task to the arguments of ``Trainer.train``; put shared vectors into Ray once."""
         sent, ranges = self._sent(broadcast), None if broadcast.slices is None else tuple(broadcast.slices.ranges)
-        each = broadcast.has_offset and bool(broadcast.direction.from_row)
+        each = broadcast.has_offset and bool(broadcast.from_row)
         shared = []
         if broadcast.has_offset and not each:
             parts = sent.offset(plan.clients[0])
@@ -224,55 +213,22 @@ class Ray(OverEngine):
             clients = [plan.clients[place] for place in spans[task]]
             steps = [plan.steps[place] for place in spans[task]]
             offsets = [sent.offset(client) for client in clients] if each else shared
-            asked = Asked(broadcast.numbers, clients, steps, len(common) > 1, len(offsets), ranges)
-            return asked, *(part for parts in (*common, *offsets) for part in parts)
+            header = TaskHeader(broadcast.numbers, clients, steps, len(common) > 1, len(offsets), ranges)
+            return header, *(part for parts in (*common, *offsets) for part in parts)
 
         return arguments
-
-    def _in_order(self, tasks: "Tasks", count: int) -> Iterator["Done"]:
-        """The results in the order of the tasks; no task begins beyond the window."""
-        early: dict[int, Done] = {}
-        window = self._ahead * self._pool.size
-        for turn in range(count):
-            while turn not in early:
-                tasks.start(turn + window)
-                early.update((done.task, done) for done in tasks.wait())
-            tasks.start(turn + 1 + window)
-            yield early.pop(turn)
 
     def _read(self, plan: Plan, span: range, done: "Done", shards: int) -> Iterator[Update]:
         trained: Trained = done.result
         vectors = trained.vectors(done.references, shards)
-        for place, (y, control), steps, rate in zip(span, vectors, trained.steps, trained.rates, strict=True):
-            client = plan.clients[place]
-            yield Update(
-                client,
-                y,
-                steps,
-                examples=len(self._here.parts[client]),
-                lr=rate,
-                control=control,
-                count=plan.counts[place],
-                keep=True,
-            )
-
-
-def _as_done(tasks: "Tasks", count: int) -> Iterator["Done"]:
-    left = count
-    while left:
-        tasks.start(count)
-        for done in tasks.wait():
-            left -= 1
-            yield done
+        for place, (y, control), steps, lr in zip(span, vectors, trained.steps, trained.rates, strict=True):
+            client, count = plan.clients[place], plan.counts[place]
+            examples = len(self._local.parts[client])
+            yield Update(client, y, steps, examples=examples, lr=lr, control=control, count=count, keep=True)
 
 
 class Done(NamedTuple):
-    """A finished task.
-
-    Attributes:
-        result: its result; the first of several.
-        references: to its other results, which are not read here.
-    """
+    """A finished task, with its first result, and references to the other results, which this process does not read."""
 
     task: int
     result: Any
@@ -280,16 +236,11 @@ class Done(NamedTuple):
 
 
 class Tasks:
-    """The tasks of one round: started in their order, and again if a worker is lost.
+    """The tasks of a round: started in their order, and repeated if a worker is lost.
 
-    The workers of a pool serve the last ``Tasks`` that was made; older ones stop, since an exception may hold them open
-    and never read on.
-
-    Args:
-        count: tasks are numbered from 0.
-        arguments: of ``train``, for a task; asked for again if it starts again.
-        name: a task's name in messages.
-        returns: the number of results of a task.
+    The workers of a pool serve only the newest ``Tasks`` object. An older one is stopped, since an exception may leave
+    it open although nothing reads it any more. The arguments ``arguments``, ``name`` and ``returns`` are functions of a
+    task's number: the arguments of the workers' ``train``, a name for messages, and the number of results.
     """
 
     def __init__(
@@ -300,8 +251,8 @@ class Tasks:
         name: Callable[[int], str],
         returns: Callable[[int], int] = lambda task: 1,
     ) -> None:
-        self._pool, self._arguments, self._name, self._returns = pool, arguments, name, returns
-        self._waiting = list(range(count))  # a heap: a task that starts again goes to the front
+        self._pool, self._count, self._arguments, self._name, self._returns = pool, count, arguments, name, returns
+        self._waiting = list(range(count))  # a heap, so that a repeated task goes to the front
         self._running: dict[Any, tuple[int, Worker, list[Any]]] = {}
         self._lost: Counter[int] = Counter()
         self._unread: Counter[int] = Counter()
@@ -310,41 +261,55 @@ class Tasks:
         pool.fill()
         pool.user = self
 
-    def require_served(self) -> None:
-        """Raise ClusterError if the workers serve other tasks, or these were stopped."""
+    def in_order(self, window: int) -> Iterator[Done]:
+        """Yield the results in the order of the tasks; at most ``window`` tasks start before their turn."""
+        early: dict[int, Done] = {}
+        for turn in range(self._count):
+            while turn not in early:
+                self.start(turn + window)
+                early.update((done.task, done) for done in self.wait())
+            self.start(turn + 1 + window)
+            yield early.pop(turn)
+
+    def as_completed(self) -> Iterator[Done]:
+        """Yield the results in completion order."""
+        left = self._count
+        while left:
+            self.start(self._count)
+            for done in self.wait():
+                left -= 1
+                yield done
+
+    def require_current(self) -> None:
+        """Raise a ClusterError if the workers serve other tasks, or these tasks were stopped."""
         if self._pool.user is not self:
             raise ClusterError(
-                "updates: they ended when the engine's next updates or gradients were begun: read those, or make "
-                "another engine for two at once"
+                "updates: ended by a later call of updates() or gradients(); read all updates first, or create a "
+                "second engine"
             )
 
     def start(self, below: int) -> None:
         """Give waiting tasks with numbers less than ``below`` to workers that have fewer than two.
 
-        A second task hides the way to the worker.
-
-        Raises:
-            ClusterError: that of ``require_served``; or the connection is closed.
+        A second task hides the latency of the connection.
         """
-        self.require_served()
+        self.require_current()
         while self._waiting and self._waiting[0] < below and (worker := self._pool.free(2)) is not None:
             task = heapq.heappop(self._waiting)
-            returns = self._returns(task)
-            found = self._pool.submit(worker, "train", *self._arguments(task), returns=returns)
-            first, *others = [found] if returns == 1 else found
+            several = {} if (count := self._returns(task)) == 1 else {"returns": count}
+            references = self._pool.submit(worker, "train", *self._arguments(task), **several)
+            first, *others = references if several else [references]
             self._running[first] = task, worker, others
             worker.tasks.append(task)
             self._pool.stats.tasks += 1
 
     def wait(self) -> list[Done]:
-        """Wait for finished tasks; there may be none if a worker started or was lost.
+        """Wait for finished tasks; the list may be empty if a worker started or was lost.
 
-        Raises:
-            ClusterError: a task lost ``MOST_TRIES`` workers; an argument of a shard is lost, or one of this process
-                was as often; there is nothing to wait for; or that of ``require_served``.
-            Exception: the error that a task raised.
+        Raise a ClusterError if a task lost ``MOST_TRIES`` workers, or its argument as often, or an argument from a
+        shard.
         """
-        self.require_served()
+        self.require_current()
         done = []
         for reference in self._pool.wait(self._running):
             task, worker, others = self._running.pop(reference)
@@ -352,52 +317,49 @@ class Tasks:
                 done.append(Done(task, self._pool.result(reference, others), others))
             except ArgumentLostError as error:
                 self._unread[task] += 1
-                if others or self._unread[task] == MOST_TRIES:  # slices; this process's vectors can be read again
-                    how = "a shard or its machine is lost" if others else f"they were sent {MOST_TRIES} times"
+                if others or self._unread[task] == MOST_TRIES:  # this process cannot send a shard's slices again
+                    how = "a shard or its machine is lost" if others else f"sending them failed {MOST_TRIES} times"
                     raise ClusterError(
-                        f"{self._name(task)}: the vectors that they start from are lost: {how}: begin the round again: "
-                        f"{error}"
+                        f"{self._name(task)}: the vectors sent to them are lost: {how}; open the round again: {error}"
                     ) from None
-                self._pool.stats.retried += 1
-                heapq.heappush(self._waiting, task)  # the worker lives, and the task had not begun
+                self._repeat(task)  # the worker still runs, and has not started the task
             except LostError as error:
-                self._again(task, worker, error)
+                self._lose(task, worker, error)
             finally:
                 worker.tasks.remove(task)
         return done
 
     def stop(self) -> None:
-        """End the workers that have tasks: their results are not needed."""
+        """End all workers that have tasks, since their results are not needed."""
         for _, worker, _ in self._running.values():
             self._pool.drop(worker)
         self._running.clear()
         if self._pool.user is self:
             self._pool.user = None
 
-    def _again(self, task: int, worker: Worker, error: LostError) -> None:
+    def _repeat(self, task: int) -> None:
         heapq.heappush(self._waiting, task)
+        self._pool.stats.retried += 1
+
+    def _lose(self, task: int, worker: Worker, error: LostError) -> None:
         self._pool.lose(worker, error)
-        if worker.tasks[0] == task and not worker.blamed:  # the one that it was at; those behind it had not begun
+        if worker.tasks[0] == task and not worker.blamed:  # only its first task had started
             worker.blamed = True
             self._lost[task] += 1
             if self._lost[task] == MOST_TRIES:
                 raise ClusterError(
-                    f"{self._name(task)}: {MOST_TRIES} workers ended while they trained them: {error}; see the memory "
-                    "of their machines, and Ray's logs"
+                    f"{self._name(task)}: {MOST_TRIES} workers ended while training them: {error}; check the memory "
+                    "of the machines and Ray's logs"
                 ) from None
-        self._pool.stats.retried += 1
+        self._repeat(task)
         self._pool.fill()
 
 
 class Trained(NamedTuple):
-    """The models that the clients of a task made of x, and their work.
+    """The work of a task's clients: y, second vector (if any), steps and mean rate of each.
 
-    Attributes:
-        ys: float32[n] of each; empty if slices come beside this.
-        controls: float32[n_parameters] of each, the second vectors, if they were asked for; likewise.
-        steps: that each did.
-        rates: the mean rate of each.
-        digests: of the slices that come beside this: of each client's y, and of its second vector.
+    If slices are separate results, ``ys`` and ``controls`` are empty. ``digests`` then has, for each client, the
+    digests of its slices of y, and of its second vector.
     """
 
     ys: list[F32]
@@ -407,7 +369,7 @@ class Trained(NamedTuple):
     digests: Sequence[Sequence[Sequence[str]]] = ()
 
     def cut(self, ranges: Ranges) -> list[Any]:
-        """The same without vectors, and behind it each client's slices: of y, and of its second vector."""
+        """Return a copy without vectors, followed by each client's slices of y and of its second vector."""
         slices: list[F32] = []
         digests = []
         for i, y in enumerate(self.ys):
@@ -418,7 +380,7 @@ class Trained(NamedTuple):
         return [self._replace(ys=[], controls=[], digests=digests), *slices]
 
     def vectors(self, references: Sequence[Any], shards: int) -> Iterator[tuple[Any, Any]]:
-        """Each client's y and second vector, or None: arrays, or slices by reference."""
+        """Yield each client's y, and its second vector or None, as arrays or as references to slices."""
         if not self.digests:
             yield from zip(self.ys, self.controls or repeat(None), strict=False)
             return
@@ -428,15 +390,11 @@ class Trained(NamedTuple):
             yield y, control[0] if control else None
 
 
-class Asked(NamedTuple):
-    """A task, without its vectors.
+class TaskHeader(NamedTuple):
+    """A task without its vectors.
 
-    Attributes:
-        common: the instructions to all its clients.
-        clients, steps: of the clients, the numbers and local steps.
-        has_x_prev: whether x_prev comes too.
-        offsets: vectors that come beside: none, one for all, or one for each.
-        ranges: of the slices that each vector comes in, and goes back in; None if all are whole.
+    ``offsets`` is the number of offsets among the vectors: 0, 1 for all clients, or one per client. ``ranges`` are the
+    slices of each vector, for arguments and results; None if vectors are whole.
     """
 
     common: Instructions
@@ -448,80 +406,65 @@ class Asked(NamedTuple):
 
 
 class Trainer:
-    """The object of a worker's process, which trains clients."""
+    """The object in a worker process, which trains clients."""
 
     def prepare(
         self, imports: Sequence[str], module: bytes, dataset: Dataset, parts: Sequence[Any], options: dict[str, Any]
     ) -> int:
-        """Make the engine; return the number of this process.
-
-        Args:
-            imports: modules, or paths of files, to import first.
-            module: the model, pickled, since its class may be in one of these.
-            dataset: the training examples.
-            parts, options: as for ``InProcess``.
-        """
+        """Import modules, unpickle the model (its class may be in them), create the engine; return the process id."""
         hide_warnings_of_others()
-        torch.set_num_threads(1)  # the order of torch's sums depends on it
+        torch.set_num_threads(1)  # the order of torch's sums depends on the number
         set_threads(options.get("threads", 1))
         for name in imports:
             load_module(name)
         with warnings.catch_warnings():
-            # The memory of the object store is read-only, and training only reads it.
+            # The object store's memory is read-only; training does not write to it.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
             self._engine = InProcess(pickle.loads(module), dataset, parts, **options)
-        self._room: dict[str, F32] = {}
+        self._buffers: dict[str, F32] = {}
         return os.getpid()
 
-    def train(self, asked: Asked, *vectors: F32) -> Trained | list[Any]:
-        """Train some clients.
+    def train(self, header: TaskHeader, *vectors: F32) -> Trained | list[Any]:
+        """Train the clients of a task, given x, x_prev and the offsets, each whole or in slices; return their work.
 
-        Args:
-            vectors: x, x_prev and the offsets, each in as many slices as there are.
-
-        Returns:
-            Their work, and behind it each slice, if the vectors came in slices.
+        If the vectors are in slices, return a list of the work and all slices of the results.
         """
-        plan = Plan(asked.clients, asked.steps, [1] * len(asked.clients), _Received(asked, vectors, self._room))
-        done = Trained([], [], [], [])
-        for _, y, work in self._engine.trained(plan):
-            done.ys.append(np.array(y))
+        sent = _Received(header, vectors, self._buffers)
+        trained = Trained([], [], [], [])
+        for _, y, work in self._engine.trained(Plan(header.clients, header.steps, [1] * len(header.clients), sent)):
+            trained.ys.append(np.array(y))
             if work.control is not None:
-                done.controls.append(work.control)
-            done.steps.append(work.steps)
-            done.rates.append(work.lr)
-        return done if asked.ranges is None else done.cut(asked.ranges)
+                trained.controls.append(work.control)
+            trained.steps.append(work.steps)
+            trained.rates.append(work.lr)
+        return trained if header.ranges is None else trained.cut(header.ranges)
 
 
 class _Received:
-    """A ``Sent`` of received vectors; slices are copied into one vector, as into a model.
+    """A ``Sent`` of received vectors. Slices are copied into one vector, in ``buffers`` if all clients share it."""
 
-    Args:
-        room: for the vectors that all clients share, kept from task to task.
-    """
-
-    def __init__(self, asked: Asked, vectors: Sequence[F32], room: dict[str, F32]) -> None:
-        pieces = 1 if asked.ranges is None else len(asked.ranges)
+    def __init__(self, header: TaskHeader, vectors: Sequence[F32], buffers: dict[str, F32]) -> None:
+        pieces = 1 if header.ranges is None else len(header.ranges)
         each = [vectors[start : start + pieces] for start in range(0, len(vectors), pieces)]
-        names = ["x", *["x_prev"] * asked.has_x_prev, *["offset"] * (asked.offsets == 1)]
-        shared = {name: _whole(parts, room, name) for name, parts in zip(names, each, strict=False)}
-        self.x = shared.pop("x")
-        self.common = replace(asked.common, x_prev=shared.pop("x_prev", None))
-        self._offset = shared.pop("offset", None)
+        names = ["x", *["x_prev"] * header.has_x_prev, *["offset"] * (header.offsets == 1)]
+        shared = {name: _joined(parts, buffers, name) for name, parts in zip(names, each, strict=False)}
+        self.x = shared["x"]
+        self.common = replace(header.common, x_prev=shared.get("x_prev"))
+        self._offset = shared.get("offset")
         own = each[len(names) :]
-        self._own = dict(zip(asked.clients, own, strict=True)) if own else {}
+        self._own = dict(zip(header.clients, own, strict=True)) if own else {}
 
     def of(self, client: int) -> Instructions:
         """See ``Sent``."""
         own = self._own.get(client)
-        return replace(self.common, offset=self._offset if own is None else _whole(own, {}, "offset"))
+        return replace(self.common, offset=self._offset if own is None else _joined(own, {}, "offset"))
 
 
-def _whole(parts: Sequence[F32], room: dict[str, F32], name: str) -> F32:
-    """A vector of its slices, in the room of that name; a single slice as it is."""
+def _joined(parts: Sequence[F32], buffers: dict[str, F32], name: str) -> F32:
+    """Return the concatenation of slices in the buffer of this name; return a single slice unchanged."""
     if len(parts) == 1:
         return parts[0]
     n = sum(map(len, parts))
-    if len(room.get(name, ())) != n:
-        room[name] = np.empty(n, np.float32)
-    return np.concatenate(parts, out=room[name])
+    if len(buffers.get(name, ())) != n:
+        buffers[name] = np.empty(n, np.float32)
+    return np.concatenate(parts, out=buffers[name])

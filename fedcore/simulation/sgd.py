@@ -1,6 +1,6 @@
-"""The local work of one client: SGD along its method's direction."""
+"""The local training of one client: SGD along its method's direction."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,38 +10,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedcore.arguments import real
 from fedcore.arrays import F32
 from fedcore.errors import ArrayError, DtypeError, ShapeError
 from fedcore.kernels import direction_step
 from fedcore.model import Layout
-from fedcore.server.instructions import Instructions as Assignment
-from fedcore.simulation.torch_device import CPU, chosen, moved, on_host
-
-__all__ = ["FlatModel", "LocalOptions", "Work", "sgd"]
+from fedcore.server.broadcast import Instructions
+from fedcore.simulation.torch_device import CPU, moved, on_host, split_on
+from fedcore.validation import check_number
 
 
 class FlatModel:
     """A module whose parameters, float buffers and gradients are views of flat vectors.
 
-    It is loaded with one copy and stepped with one operation. The module's parameters and float buffers become views of
-    ``flat``, and their gradients views of ``grad``, into which the backward pass adds. ``module.zero_grad()`` and
-    ``module.to(...)`` would undo that; use ``grad.zero_()``.
+    One copy loads the model, and one operation updates all its parameters. The parameters and float buffers of the
+    module become views of ``flat``, and their gradients views of ``grad``, to which the backward pass adds.
+    ``module.zero_grad()`` and ``module.to(...)`` would break these views; use ``grad.zero_()``.
 
     Args:
-        module: on the CPU, or on the device already; its tensors float32 or integer.
+        module: on the CPU or already on the device; its tensors are float32 or integer.
         device: the model's device.
 
     Attributes:
-        module: the module itself.
-        layout: ``Layout.of(module)``.
         flat: torch.float32[n], the parameters, then the float buffers.
-        parameters: torch.float32[n_parameters], the first part of ``flat``.
-        grad: torch.float32[n_parameters].
-
-    Raises:
-        DtypeError: a tensor is neither float32 nor an integer.
-        ArrayError: a tensor is neither on the CPU nor on the device.
+        parameters, grad: torch.float32[n_parameters]; ``parameters`` is the first part of ``flat``.
     """
 
     def __init__(self, module: nn.Module, device: torch.device = CPU) -> None:
@@ -50,9 +41,9 @@ class FlatModel:
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         for name in self.layout.names:
             if tensors[name].dtype != torch.float32:
-                raise DtypeError(f"{name}: expected float32 or an integer dtype, got {tensors[name].dtype}")
+                raise DtypeError(f"{name}: must be float32 or an integer dtype, got {tensors[name].dtype}")
             if tensors[name].device not in (CPU, device):
-                raise ArrayError(f"{name}: expected a tensor on the CPU, got one on {tensors[name].device}")
+                raise ArrayError(f"{name}: must be on the CPU, got {tensors[name].device}")
         if device.type != "cpu":
             module.to(device)
             tensors = dict(module.named_parameters()) | dict(module.named_buffers())
@@ -71,21 +62,12 @@ class FlatModel:
         """The model's device."""
         return self.flat.device
 
-    def load(self, x: npt.NDArray[np.float32]) -> None:
-        """Copy a flat vector into the model.
-
-        Args:
-            x: float32[n] in host memory, read-only.
-
-        Raises:
-            DtypeError, ShapeError: ``x`` is not float32[n].
-
-        Cost: reads and writes 4 n bytes.
-        """
+    def load(self, x: F32) -> None:
+        """Copy a flat vector, float32[n] in host memory, into the model."""
         if x.dtype != np.float32:
-            raise DtypeError(f"x: expected float32[{self.layout.n}], got {x.dtype}")
+            raise DtypeError(f"x: must be float32[{self.layout.n}], got {x.dtype}")
         if x.shape != (self.layout.n,):
-            raise ShapeError(f"x: expected float32[{self.layout.n}], got shape {x.shape}")
+            raise ShapeError(f"x: must be float32[{self.layout.n}], got shape {x.shape}")
         if self.device.type == "cpu":
             np.copyto(self.flat.numpy(), x)
         else:
@@ -94,12 +76,12 @@ class FlatModel:
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """A client's options beside its method's plain steps.
+    """Changes to a client's plain steps.
 
     Attributes:
         weight_decay: part of the gradient, so corrections include it.
         momentum: m <- momentum m + d, y <- y - lr m with d the method's direction.
-        clip: the largest length of a minibatch gradient without weight decay. Default: no limit.
+        clip: the maximum norm of a minibatch gradient without weight decay. Default: no limit.
     """
 
     weight_decay: float = 0.0
@@ -107,51 +89,44 @@ class LocalOptions:
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        real("weight_decay", self.weight_decay, "[0, inf)")
-        real("momentum", self.momentum, "[0, 1)")
+        check_number("weight_decay", self.weight_decay, "[0, inf)")
+        check_number("momentum", self.momentum, "[0, 1)")
         if self.clip is not None:
-            real("clip", self.clip, "(0, inf)")
+            check_number("clip", self.clip, "(0, inf)")
 
     @property
     def plain(self) -> bool:
-        """Whether the mean gradient follows from y: with weight decay it does, with momentum or clip it does not."""
+        """Whether the server can derive the mean gradient from y: yes with weight decay, not with momentum or clip."""
         return not self.momentum and self.clip is None
 
 
-LocalRate = float | Callable[[int], float]
-"""The rate of all steps, or a function of the step, counted from 0."""
+def rate_of(instructions: Instructions, step: int) -> float:
+    """Return the rate of a step, counted from 0."""
+    of_step = instructions.lr_of_step
+    return instructions.lr if of_step is None else of_step(step)
 
 
-def rate(assignment: Assignment) -> LocalRate:
-    """The rate of an assignment's steps."""
-    return assignment.lr_of_step or assignment.lr
-
-
-def rate_of(lr: LocalRate, step: int) -> float:
-    """The rate of a step."""
-    return lr(step) if callable(lr) else lr
-
-
-def mean_rate(lr: LocalRate, steps: int) -> float:
-    """The mean of the first ``steps`` rates; without steps the first rate."""
-    return sum(map(lr, range(steps))) / steps if callable(lr) and steps else rate_of(lr, 0)
+def mean_rate(instructions: Instructions, steps: int) -> float:
+    """Return the mean of the first ``steps`` rates; without steps the first rate."""
+    of_step = instructions.lr_of_step
+    return sum(map(of_step, range(steps))) / steps if of_step and steps else rate_of(instructions, 0)
 
 
 class Descent:
-    """y <- y - lr (a (grad + weight_decay y) + b grad_prev + offset + mu (y - x)), or along its momentum.
+    """Steps y <- y - lr (a (grad + weight_decay y) + b grad_prev + offset + mu (y - x)), or along their momentum.
 
-    The operations are elementwise, so the vectors may be those of many clients, one behind another. On a GPU torch's
-    operations take the steps, with the same formula rounded in another order.
+    The operations are elementwise, so the vectors, float32[n] each, may concatenate those of many clients. On a GPU,
+    torch's operations compute the same formula with different rounding.
 
     Args:
-        y: float32[n], changed in place.
-        grad: float32[n], the buffer in which each step finds the gradient at y; on a GPU the step overwrites it.
+        y: changed in place.
+        grad: the buffer that holds the gradient at y before each step; on a GPU the step overwrites it.
         numbers: a, b and mu.
         options: weight decay and momentum; the caller clips the gradient.
-        offset, x: float32[n], on y's device or in host memory.
-        grad_prev: float32[n], the buffer with the gradient at x_{t-1}, its weight decay added.
-        control: float32[n], to which each step adds the gradient, weight decay included.
-        velocity: float32[n], m of the local momentum, changed in place.
+        offset, x: on y's device or in host memory.
+        grad_prev: the buffer with the gradient at x_{t-1}, including weight decay.
+        control: the buffer to which each step adds the gradient, including weight decay.
+        velocity: m of the local momentum, changed in place.
 
     Cost: on a CPU one pass of ``kernels.direction_step``, with ``control`` one more, with momentum four more; on a GPU
         two to eight operations, without waiting.
@@ -177,16 +152,10 @@ class Descent:
 
         on_cpu = y.device.type == "cpu"
         (self._a, self._b, self._mu), self._options = numbers, options
-        self._y, self._grad, self._offset, self._x = placed(y), placed(grad), placed(offset), placed(x)
-        self._grad_prev, self._control, self._velocity = placed(grad_prev), placed(control), placed(velocity)
-        self._on_cpu = on_cpu
-
-    def step(self, lr: float) -> None:
-        """Take one step of rate ``lr`` along the gradients that the buffers hold now."""
-        if self._on_cpu:
-            self._step_on_cpu(lr)
-        else:
-            self._step_on_gpu(lr)
+        self._y, self._grad, self._offset, self._x = map(placed, (y, grad, offset, x))
+        self._grad_prev, self._control, self._velocity = map(placed, (grad_prev, control, velocity))
+        self.step = self._step_on_cpu if on_cpu else self._step_on_gpu
+        """Take a step with a given rate along the gradients in the buffers."""
 
     def _step_on_cpu(self, lr: float) -> None:
         y, decay = self._y, self._options.weight_decay
@@ -233,89 +202,84 @@ class Descent:
 
 @dataclass(frozen=True)
 class Work:
-    """The local work of a client.
+    """The local work of a client: K_i steps, their mean rate eta_i, and the mean of its gradients (``control``).
 
-    Attributes:
-        steps: K_i.
-        lr: eta_i, the mean of its steps' rates.
-        control: float32[n_parameters], the mean of its gradients, if the assignment wants it.
+    ``control`` is float32[n_parameters], or None if the instructions do not ask for it.
     """
 
     steps: int
     lr: float
-    control: npt.NDArray[np.float32] | None
+    control: F32 | None
 
 
-@np.errstate(over="ignore", invalid="ignore")  # the server rejects a diverged update, and reports it
+@np.errstate(over="ignore", invalid="ignore")  # The server rejects and reports updates that diverged.
 def sgd(
     model: FlatModel,
-    inputs: torch.Tensor,
-    labels: torch.Tensor,
+    inputs: Tensor,
+    labels: Tensor,
     batches: Iterable[npt.NDArray[np.int64]],
-    assignment: Assignment,
+    instructions: Instructions,
     *,
     x: F32 | None = None,
     previous: FlatModel | None = None,
     options: LocalOptions | None = None,
 ) -> Work:
-    """Take the assignment's steps, one for each minibatch; y is the model, and x_prev ``previous``.
+    """Take one step for each minibatch, as the instructions specify; the model changes from x_t to y.
 
     grad is the gradient of the minibatch's mean cross entropy, plus weight_decay times the point.
 
     Args:
         model: holds x_t, and afterwards y: ``model.flat`` is changed in place.
-        inputs: float32[m, ...] on the model's device, read-only.
-        labels: int64[m], likewise.
-        batches: indices into the two, int64[b] each.
-        assignment: the instructions to the client. Its ``x_prev`` and its local rule are not read here.
+        inputs, labels: float32[m, ...] and int64[m] on the model's device, read-only.
+        batches: indices of examples, int64[b] each.
+        instructions: the instructions to the client; their ``x_prev`` and local rule are ignored.
         x: float32[n_parameters], x_t; needed if ``mu`` is not 0.
-        previous: a copy of the model that holds x_{t-1}; needed if ``b`` is not 0. Its parameters stay; its BatchNorm
-            statistics have no meaning.
-        options: weight decay, momentum and clipping. Default: none. Momentum and clipping exclude an assignment of
-            ``plain`` steps, from which the server derives the client's gradient.
+        previous: a copy of the model that holds x_{t-1}; needed if ``b`` is not 0. Its parameters do not change; its
+            BatchNorm statistics have no meaning.
+        options: weight decay, momentum and clipping. Default: none.
 
-    Cost: a step adds to the forward and backward pass two gathers, the pass that clears ``grad``, and one pass of
-        ``kernels.direction_step``, for any number of tensors. Minibatches, offset and x are copied to a GPU once each,
-        before the first step, and no step waits for it.
+    Cost: besides the forward and backward pass, a step has two gathers, a pass that clears ``grad``, and a pass of
+        ``kernels.direction_step``. Minibatches, offset and x are copied to a GPU once each, before the first step; no
+        step waits for the GPU.
     """
     options = options or LocalOptions()
     steps = 0
-    control, lr = torch.zeros_like(model.parameters) if assignment.second else None, rate(assignment)
-    if not assignment.b:
+    control = torch.zeros_like(model.parameters) if instructions.second else None
+    if not instructions.b:
         previous = None
     descent = Descent(
         model.parameters,
         model.grad,
-        (assignment.a, assignment.b, assignment.mu),
+        (instructions.a, instructions.b, instructions.mu),
         options,
-        offset=assignment.offset,
+        offset=instructions.offset,
         x=x,
         grad_prev=None if previous is None else previous.grad,
         control=control,
         velocity=torch.zeros_like(model.parameters) if options.momentum else None,
     )
     device = model.device
-    for batch in map(torch.from_numpy, batches) if device.type == "cpu" else chosen(list(batches), device):
+    for batch in map(torch.from_numpy, batches) if device.type == "cpu" else split_on(device, list(batches)):
         examples = inputs.index_select(0, batch), labels.index_select(0, batch)
         _gradient(model, examples, options)
         if previous is not None:
             _gradient(previous, examples, options)
             previous.grad.add_(previous.parameters, alpha=options.weight_decay)
-        descent.step(rate_of(lr, steps))
+        descent.step(rate_of(instructions, steps))
         steps += 1
-    found = None if control is None else on_host(control)
-    if found is not None and steps:
-        found /= np.float32(steps)
-    return Work(steps, mean_rate(lr, steps), found)
+    mean = None if control is None else on_host(control)
+    if mean is not None and steps:
+        mean /= np.float32(steps)
+    return Work(steps, mean_rate(instructions, steps), mean)
 
 
-def _gradient(model: FlatModel, examples: tuple[torch.Tensor, torch.Tensor], options: LocalOptions) -> None:
-    """The mean cross entropy's gradient into ``model.grad``, clipped."""
+def _gradient(model: FlatModel, examples: tuple[Tensor, Tensor], options: LocalOptions) -> None:
+    """Write the clipped gradient of the mean cross entropy into ``model.grad``."""
     model.grad.zero_()
     cross_entropy(model.module(examples[0]), examples[1]).backward()  # type: ignore[no-untyped-call]
     if options.clip is None:
         return
     if model.device.type == "cpu":
         model.grad.mul_(min(1.0, options.clip / max(float(model.grad.norm()), 1e-30)))
-    else:  # without waiting for the device
+    else:  # The same formula, without waiting for the device.
         model.grad.mul_((options.clip / model.grad.norm().clamp(min=1e-30)).clamp(max=1.0))

@@ -1,7 +1,7 @@
 """torch's devices and random numbers."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -9,18 +9,16 @@ import torch
 
 from fedcore.arrays import F32, KNOWN
 from fedcore.errors import DeviceError, UnknownNameError
-from fedcore.randomness import generator
+from fedcore.runtime import generator
 
 CPU = torch.device("cpu")
 _NAME = re.compile(r"cpu|cuda(:\d{1,4})?")
 
 
 def torch_device(name: str) -> torch.device:
-    """Return torch's device of that name: ``"cpu"``, or ``"cuda:0"``, or ``"cuda"`` for the first GPU.
+    """Return torch's device with a given name: ``"cpu"``, ``"cuda:0"``, or ``"cuda"`` for the first GPU.
 
-    Raises:
-        UnknownNameError: there is no such kind of device.
-        DeviceError: torch has no such device; the message gives the reason.
+    An unknown kind of device raises an UnknownNameError, a missing device a DeviceError.
 
     >>> torch_device("cpu")
     device(type='cpu')
@@ -30,18 +28,15 @@ def torch_device(name: str) -> torch.device:
     if name == "cpu":
         return CPU
     if (reason := _missing()) is not None:
-        raise DeviceError(f"device: expected a GPU for {name!r} that torch can use, got none: {reason}")
+        raise DeviceError(f"device={name!r}: torch has no GPU: {reason}")
     number = int(name[5:] or 0)
     if number >= (count := torch.cuda.device_count()):
-        raise DeviceError(f"device: expected one of the {count} that torch knows, 'cuda:0' on, got {name!r}")
+        raise DeviceError(f"device={name!r}: does not exist; torch's last GPU is 'cuda:{count - 1}'")
     return torch.device("cuda", number)
 
 
 def device_facts(name: str) -> dict[str, str]:
-    """Return the facts of a device for records: its name, and of a GPU also its model and torch's CUDA.
-
-    Raises:
-        UnknownNameError, DeviceError: as in ``torch_device``.
+    """Return facts about a device for records: its name, and for a GPU its model and torch's CUDA version.
 
     >>> device_facts("cpu")
     {'name': 'cpu'}
@@ -63,27 +58,24 @@ def on_host(tensor: torch.Tensor) -> F32:
     return array
 
 
-def chosen(indices: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Copy minibatches' indices, int64[b] each, to a device in one copy."""
-    if not indices:
-        return []
-    whole = torch.from_numpy(np.concatenate(indices)).to(device)
-    return list(torch.split(whole, [len(one) for one in indices]))
+def split_on(device: torch.device, indices: list[np.ndarray]) -> Sequence[torch.Tensor]:
+    """Copy the indices of several minibatches, int64[b] each, to a device in one transfer."""
+    joined = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *indices])).to(device)
+    return torch.split(joined, [len(one) for one in indices])
 
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
     """Compute a GPU's products and convolutions in float32, by algorithms with reproducible bits.
 
-    That excludes TensorFloat-32, and cuDNN's algorithms that add in a random order or are chosen by a benchmark. On the
-    CPU, nothing changes. The settings are torch's for the whole process, and are restored at the end.
+    This disables TensorFloat-32, and cuDNN's algorithms that add in a random order or that a benchmark selects. The
+    settings apply to the whole process, and are restored at the end. On the CPU, nothing changes.
     """
     if device.type == "cpu":
         yield
         return
     products = torch.backends.cuda.matmul.allow_tf32
-    flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
-    with flags:
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         torch.backends.cuda.matmul.allow_tf32 = False
         try:
             yield
@@ -98,27 +90,24 @@ def synchronize(device: torch.device) -> None:
 
 
 def _missing() -> str | None:
-    """The reason why torch has no GPU, or None if it has one."""
+    """Return the reason why torch has no GPU, or None if it has one."""
     if torch.cuda.is_available():
         return None
     if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built for CPUs only; install one that is built for CUDA, or take 'cpu'"
+        return f"torch {torch.__version__} is built for CPUs only; install one that is built for CUDA, or use 'cpu'"
     return f"torch {torch.__version__} finds no GPU or no driver for CUDA {torch.version.cuda}; see nvidia-smi"
 
 
 @contextmanager
 def seeded(seed: int, purpose: str, *, round: int = 0, client: int = 0, device: torch.device = CPU) -> Iterator[None]:
-    """Seed torch's random numbers inside the block by the arguments, and restore their state afterwards.
+    """Seed torch's random numbers inside the block, and restore their state afterwards.
 
-    Args:
-        seed, purpose, round, client: those of ``fedcore.randomness.generator``.
-        device: the device to seed beside the CPU. A GPU draws other numbers than the CPU from the same seed.
-
-    Cost: about 45 microseconds.
+    The seed is that of ``fedcore.runtime.generator`` with these arguments. A GPU is seeded in addition to the CPU, and
+    draws different numbers from the same seed. Cost: about 45 microseconds.
     """
     number = int(generator(seed, purpose, round=round, client=client).integers(2**63))
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
-        # Not torch.manual_seed: it would seed all accelerators, whose state is not forked here.
+        # torch.manual_seed would also seed other accelerators, whose state is not forked.
         torch.default_generator.manual_seed(number)
         if device.type != "cpu":
             with torch.cuda.device(device):

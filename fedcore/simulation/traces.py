@@ -1,4 +1,4 @@
-"""Traces of the share of its work that a device does, and the files that hold them."""
+"""Traces: laws of the share of its local steps that a device does, and the files that define them."""
 
 import csv
 import math
@@ -13,12 +13,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedcore.arguments import absolute, due_in, inside, real
 from fedcore.arrays import F64, ieee
 from fedcore.errors import MissingDataError, RangeError, UnknownNameError
+from fedcore.validation import absolute, check_number, describe_interval, in_interval
 
 PACKAGED = {"flexible": "flexible_traces.csv"}
-"""The traces in the package, by name."""
+"""The trace files in the package, keyed by name."""
 MOMENTS = ["trace", "mean", "stdev", "least"]
 """The header of a file of generated traces."""
 
@@ -27,17 +27,11 @@ MOMENTS = ["trace", "mean", "stdev", "least"]
 class Generated:
     """A trace with a given mean and standard deviation: a normal number, clipped to [least, 1].
 
-    ``mean`` and ``stdev`` are those of the shares, after clipping; those of the normal number follow from them. With
-    positive probability a round is complete (share 1) and, if ``least`` is 0, without work.
+    ``mean`` and ``stdev`` refer to the clipped shares; the parameters of the normal number follow from them. A round
+    has a positive probability of share 1 (complete work) and, if ``least`` is 0, of share 0 (no work).
 
-    Args:
-        name: the name in messages.
-        mean: in [least, 1].
-        stdev: in [0, sqrt((mean - least) (1 - mean))): no law on [least, 1] has a larger one.
-        least: in [0, 1].
-
-    Raises:
-        RangeError: an argument is outside its range.
+    Requires 0 <= least <= mean <= 1, and stdev in [0, sqrt((mean - least) (1 - mean))): no law on [least, 1] has a
+    larger one.
     """
 
     name: str
@@ -48,13 +42,13 @@ class Generated:
 
     @ieee
     def __post_init__(self) -> None:
-        least = real(f"trace {self.name!r}: least", self.least, "[0, 1]")
-        real(f"trace {self.name!r}: mean", self.mean, f"[{least!r}, 1]")
+        least = check_number(f"trace {self.name!r}: least", self.least, "[0, 1]")
+        check_number(f"trace {self.name!r}: mean", self.mean, f"[{least!r}, 1]")
         widest = math.sqrt((self.mean - least) * (1 - self.mean))
-        if not (inside(self.stdev, "[0, 1]") and (self.stdev == 0 or self.stdev < widest)):
+        if not (in_interval(self.stdev, "[0, 1]") and (self.stdev == 0 or self.stdev < widest)):
             raise RangeError(
-                f"trace {self.name!r}: stdev: expected {due_in(f'[0, {widest:.4g})')}, for shares in "
-                f"[{least:g}, 1] of mean {self.mean:g}, got {self.stdev!r}"
+                f"trace {self.name!r}: stdev={self.stdev!r}: must be {describe_interval(f'[0, {widest:.4g})')} "
+                f"for shares in [{least:g}, 1] of mean {self.mean:g}"
             )
         object.__setattr__(self, "_normal", _normal_behind(self.mean, self.stdev, least))
 
@@ -67,27 +61,19 @@ class Generated:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A measured trace: one share for each row of its file.
-
-    Args:
-        name: the name in messages.
-        shares: at least one, each in [0, 1].
-
-    Raises:
-        RangeError: there is no share, or one is outside its range.
-    """
+    """A measured trace: a share in [0, 1] from each row of its file."""
 
     name: str
     shares: tuple[float, ...]
 
     def __post_init__(self) -> None:
         if not self.shares:
-            raise RangeError(f"trace {self.name!r}: expected at least one share, got none")
+            raise RangeError(f"trace {self.name!r}: needs at least one share")
         for row, share in enumerate(self.shares):
-            real(f"trace {self.name!r}: share {row}", share, "[0, 1]")
+            check_number(f"trace {self.name!r}: share {row}", share, "[0, 1]")
 
     def draw(self, random: np.random.Generator, count: int) -> F64:
-        """Draw shares of ``count`` devices, each one of the rows with equal probability: float64[count]."""
+        """Draw the shares of ``count`` devices uniformly from the rows: float64[count]."""
         return np.array(self.shares, np.float64)[random.integers(0, len(self.shares), count)]
 
 
@@ -96,17 +82,14 @@ Law: TypeAlias = Generated | Recorded
 
 @ieee
 def read_traces(source: str | Path) -> tuple[Law, ...]:
-    """Read the traces of a comma-separated file with a header; lines that begin with # are comments.
+    """Read the traces in a comma-separated file with a header; lines that begin with # are comments.
 
-    With the header ``trace,mean,stdev,least`` each row is a generated trace. With any other header each column is a
-    recorded trace of that name, and each row has one share of each.
-
-    Args:
-        source: a path that ends in ``.csv``, or ``"flexible"``, the eight traces of Ruan et al. (with stand-in means).
+    With the header ``trace,mean,stdev,least``, each row defines a generated trace. With any other header, each column
+    is a recorded trace with the column's name. ``source`` is a path that ends in ``.csv``, or ``"flexible"`` for the
+    eight traces of Ruan et al. (with stand-in means).
 
     Raises:
-        UnknownNameError: it is neither.
-        MissingDataError: the file cannot be read, or a row is malformed.
+        UnknownNameError, MissingDataError: the source is neither of these, cannot be read, or has a malformed row.
 
     >>> read_traces("flexible")[1]
     Generated(name='2', mean=0.85, stdev=0.148, least=0.05)
@@ -125,18 +108,18 @@ def read_traces(source: str | Path) -> tuple[Law, ...]:
     rows = list(_rows(str(source), lines))
     if len(rows) < 2:
         raise MissingDataError(f"traces: {source}: expected a header and at least one row, got {len(rows)} lines")
-    (_, header), *body = rows
+    header, *body = rows
     try:
         if header == MOMENTS:
-            return tuple(Generated(cells[0], *map(float, cells[1:])) for number, cells in body)
-        columns = zip(*((float(cell) for cell in cells) for number, cells in body), strict=True)
-        return tuple(Recorded(name, column) for name, column in zip(header, columns, strict=True))
-    except ValueError as error:  # float() on a word; a RangeError is one too
+            return tuple(Generated(cells[0], *map(float, cells[1:])) for cells in body)
+        columns = zip(*(map(float, cells) for cells in body), strict=True)
+        return tuple(map(Recorded, header, columns))
+    except ValueError as error:  # A RangeError is a ValueError too.
         raise MissingDataError(f"traces: {source}: {error}") from None
 
 
-def _rows(source: str, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
-    """The rows with their line numbers, each as wide as the header."""
+def _rows(source: str, lines: list[str]) -> Iterator[list[str]]:
+    """Yield the rows of a file; all must be as wide as the header."""
     width = 0
     for number, line in enumerate(lines, start=1):
         if line.startswith("#") or not line.strip():
@@ -145,16 +128,16 @@ def _rows(source: str, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
         width = width or len(cells)
         if len(cells) != width:
             raise MissingDataError(f"traces: {source}: expected {width} cells in line {number}, got {len(cells)}")
-        yield number, cells
+        yield cells
 
 
 @cache
 def _normal_behind(mean: float, stdev: float, least: float) -> tuple[float, float]:
-    """Center and width of the normal law that has this mean and deviation after clipping to [least, 1]."""
+    """Return center and width of the normal law that has this mean and deviation after clipping to [least, 1]."""
     if stdev == 0:
         return mean, 0.0
 
-    def center_at(width: float) -> float:  # a wider normal needs a center further out for the same mean
+    def center_at(width: float) -> float:  # A wider law needs a center further outside for the same mean.
         return _rising(lambda center: _moments(center, width, least)[0] - mean, -1 - 40 * width, 2 + 40 * width)
 
     width = math.exp(_rising(lambda log: _moments(center_at(math.exp(log)), math.exp(log), least)[1] - stdev, -12, 6))
@@ -162,7 +145,7 @@ def _normal_behind(mean: float, stdev: float, least: float) -> tuple[float, floa
 
 
 def _rising(f: Callable[[float], float], low: float, high: float) -> float:
-    """The zero of a rising function, by bisection."""
+    """Return the zero of a rising function, by bisection."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if f(middle) > 0 else (middle, high)
@@ -170,7 +153,7 @@ def _rising(f: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _moments(center: float, width: float, least: float) -> tuple[float, float]:
-    """Mean and standard deviation of a normal number that is clipped to [least, 1]."""
+    """Return mean and standard deviation of a normal number that is clipped to [least, 1]."""
     standard = NormalDist()
     a, b = (least - center) / width, (1 - center) / width
     below, above = standard.cdf(a), standard.cdf(-b)

@@ -1,4 +1,4 @@
-"""State that belongs to clients: one row each, and the vectors that go with the rows."""
+"""Stores of client rows and server vectors."""
 
 from fedcore.store.client_store import ClientStore
 from fedcore.store.commits import Durability

@@ -1,4 +1,4 @@
-"""One row per client: its last mean gradient, in memory or in files, changed by whole rounds."""
+"""Client rows and server vectors, in memory or in files, changed by atomic commits."""
 
 import json
 import os
@@ -11,63 +11,58 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from fedcore import randomness
-from fedcore.arguments import absolute, whole
+from fedcore import runtime as randomness
 from fedcore.arrays import I64
 from fedcore.errors import CheckpointError, RangeError, ShapeError, StoreError
 from fedcore.kernels import Codes
 from fedcore.kernels.rows import BLOCK
 from fedcore.profiling import span
-from fedcore.store.commits import Durability, Medium, Session, require_files, require_names
+from fedcore.store.commits import Durability, Medium, Session, device_of, require_folder
 from fedcore.store.content import Content
-from fedcore.store.files.entries import row_entries
+from fedcore.store.files.entries import Transaction, row_entries
 from fedcore.store.files.folder import Folder, replacing, undisturbed
 from fedcore.store.reader import CommittedRows
 from fedcore.store.registry import ClientId, Registry
 from fedcore.store.slots import Codec, Row, RowFormat
+from fedcore.validation import absolute, check_integer
 
 
 class ClientStore(CommittedRows):
-    """Rows of n elements by client id, and named vectors of the server, changed by whole rounds.
+    """A store of one row of n numbers per client and of named server vectors, changed by atomic commits.
 
-    A round's rows are *staged* into free slots, invisible to readers, and *commit* makes them the clients' rows all
-    at once, together with the vectors and a state; *discard* forgets them. So a round that is left half-way leaves
-    everything as it was, on the disk too: a folder that is opened again holds what was committed last. A row that was
-    never written takes neither memory nor disk and reads as zero.
+    ``stage`` returns free slots that readers do not see. ``commit`` makes the staged rows, the vectors and a state
+    current in one step; ``discard`` drops staged rows. After a crash the folder holds the last durable commit. A row
+    that was never written uses neither memory nor disk space, and reads as zero.
 
     Args:
-        clients: a count (ids 0..count - 1) or the ids, each an int in 0..2**64 - 1 or a str.
+        clients: the number N of clients (ids 0..N - 1), or their ids: each an int in 0..2**64 - 1 or a str.
         n: elements of a row.
-        medium: "ram"; "mmap" for rows in a file that may be larger than memory; or "cuda" (or "cuda:1", say) for rows
-            in that device's memory, which leave it by ``save`` alone.
-        codec: how a row is stored: "f32", "bf16", or "int8" with a scale for every 64 elements. Its writer rounds a
-            row; a ``Server`` does so stochastically.
-        path: the folder of an mmap store: new, or empty. ``ClientStore.open`` opens it again.
-        durability: when an mmap store is safe. "round": a committed round survives a loss of power. "checkpoint":
-            ``checkpoint`` makes what was committed safe, and a crash goes back to the last one. "none": a committed
-            round survives the death of the process; after a loss of power rows may be damaged, which is noticed.
-        resident_rows: about how many rows of an mmap store stay in the process's memory between rounds; None for as
-            many as 1 GiB holds. What a round uses comes on top.
-        undoable: whether an mmap store keeps what its last transaction replaced, so that ``undo`` can take that back.
+        medium: "ram"; "mmap" for rows in a file, which may exceed memory; or "cuda" (or "cuda:1") for rows in device
+            memory, which only ``save`` writes to files.
+        codec: the format of a row: "f32", "bf16", or "int8" with one scale per 64 elements. The code that writes a row
+            rounds it; ``Server`` rounds stochastically.
+        path: the folder of a new mmap store, new or empty. ``ClientStore.open`` opens an existing store.
+        durability: the durability of commits to an mmap store. "round": each commit survives a loss of power.
+            "checkpoint": a crash rolls back to the last ``checkpoint``. "none": each commit survives a crash of the
+            process; after a loss of power, damaged rows are detected.
+        resident_rows: the approximate number of rows of an mmap store that stay in memory between rounds. Default: as
+            many as fit into 1 GiB.
+        keep_previous: whether an mmap store keeps the data that its last transaction replaced, for ``undo``.
 
-    Raises:
-        UnknownNameError, RangeError: an argument is not as described.
-        DeviceError: there is no such device.
-        StoreError: the folder cannot be made.
+    Methods raise an UnknownClientError for an unregistered client.
 
-    One process writes, and calls on one store take turns; a process that is forked opens the folder itself. Any number
-    may read beside the writer (``ClientStore.open(path, readonly=True)``).
+    Only one process may write, one thread at a time. A forked process must open the folder itself. Other processes can
+    read at the same time with ``ClientStore.open(path, readonly=True)``.
 
-    A folder is meant for a local ext4, XFS, tmpfs or btrfs, where a full disk is a StoreError. On btrfs a new store's
-    files are overwritten in place; what a snapshot, a reflink or a copy elsewhere makes of them is copied on writing,
-    and there a full disk can end the process (SIGBUS), the last committed round intact. On NFS, SMB, AFS and Coda a
-    store cannot be opened for writing; copies by ``save`` may lie there. Others were not tried.
+    The folder must be on a local disk; ext4, XFS, tmpfs and btrfs are tested. NFS, SMB, AFS and Coda support only
+    ``save``. A full disk raises a StoreError, with one exception: on btrfs, a snapshot, reflink or copy of a store is
+    copied on write, so a full disk can kill the process (SIGBUS). The last commit stays intact.
 
-    Cost: a row's bytes (4 n, 2 n, or 1.0625 n) for each client that has one and for each of the largest cohort (where
-        ``undoable`` for each of the largest two in turn, and one more of each vector), rounded up to 4 KiB from 64 KiB
-        on and to 64 KiB from 1 MiB on; 25 bytes a client, once one has a row; for mmap about 30 bytes a row in the
-        index too, and 32 for each of the last cohort where ``undoable``. A commit reads each new row once for its
-        checksums, unless its writer has noted them, as a ``Server``'s rounds do for float32 rows.
+    Cost: one row (4 n, 2 n or 1.0625 n bytes) for each client with a row, and one more for each client of the largest
+        cohort. From 64 KiB on, the size of a row is rounded up to a multiple of 4 KiB; from 1 MiB on, of 64 KiB. From
+        the first row on, the store needs 25 bytes of memory for each client. The index of an mmap store has about 30
+        bytes for each row. ``keep_previous`` adds a row and 32 bytes of index for each client of a cohort, and one copy
+        of each vector. A commit reads each new row once for its checksums, unless ``note_checksums`` was called for it.
 
     >>> store = ClientStore(clients=3, n=2)
     >>> store.stage(1)[:] = [4, 5]
@@ -86,22 +81,22 @@ class ClientStore(CommittedRows):
         path: str | os.PathLike[str] | None = None,
         durability: Durability = "round",
         resident_rows: int | None = None,
-        undoable: bool = False,
+        keep_previous: bool = False,
     ) -> None:
-        device = require_names(medium, durability)
-        require_files(undoable, medium, readonly=False)
-        form, registry = RowFormat(codec, n, device), Registry(clients)
-        if medium != "mmap":
-            if path is not None:
-                raise RangeError(f"path: expected none for a store in memory, got {str(path)!r}; save() writes one")
-            super().__init__(Session(Content(form, registry, None), durability, resident_rows))
-            return
-        if path is None:
-            raise RangeError("path: expected a folder for medium='mmap', got None")
-        place = absolute(path)
-        with replacing(place, form, registry, existing=False):
-            pass
-        folder = Folder(place, readonly=False, durable=durability != "none", undoable=undoable)
+        device = device_of(medium, durability)
+        require_folder(keep_previous, medium, readonly=False)
+        form, registry, folder = RowFormat(codec, n, device), Registry(clients), None
+        if (medium == "mmap") != (path is not None):
+            raise RangeError(
+                "path: give a folder for medium='mmap'"
+                if path is None
+                else f"path={str(path)!r}: only for medium='mmap'; save() writes a store in memory to a folder"
+            )
+        if path is not None:
+            with replacing(absolute(path), form, registry, existing=False):
+                pass
+            durable = durability != "none"
+            folder = Folder(absolute(path), readonly=False, durable=durable, keep_previous=keep_previous)
         super().__init__(Session(Content(form, registry, folder), durability, resident_rows))
 
     @classmethod
@@ -113,34 +108,34 @@ class ClientStore(CommittedRows):
         readonly: bool = False,
         durability: Durability = "round",
         resident_rows: int | None = None,
-        undoable: bool = False,
+        keep_previous: bool = False,
     ) -> Self:
-        """A store from its folder, as it was committed last.
+        """Open the store in a folder at its last commit.
 
         Args:
             path: the folder.
-            medium: "mmap" to go on in the folder; "ram", or "cuda", to load everything into the host's memory, or a
-                device's, and leave the folder alone.
-            readonly: read beside a writer. What was committed when it was opened is seen until ``refresh``, and the
-                writer keeps that for so long.
-            durability, resident_rows: as for a new store.
-            undoable: as for a new store. Each writer decides anew: what the last transaction replaced is
-                there as long as no writer without it commits. An older format is raised to the present one, in one
-                step, which older versions of fedcore then refuse; rows and vectors stay as they lie.
+            medium: "mmap" to continue in the folder; "ram" or "cuda" to load everything into host or device memory and
+                leave the folder unchanged.
+            readonly: whether to open the store for reading only; another process may write. The store shows the commit
+                at which it was opened until ``refresh``, and the writer keeps that commit until then.
+            durability, resident_rows: see ``ClientStore``.
+            keep_previous: see ``ClientStore``. Data are kept from the next commit on. True upgrades a folder
+                of an older format, which older versions of fedcore then cannot open. With False the next commit drops
+                the kept data.
 
         Raises:
-            StoreError: there is no store, or one of a newer format.
-            LockedError: another process writes to it.
-            CorruptionError: a file was damaged. (A damaged row is noticed when it is first read.)
+            StoreError: the folder has no store, or one of a newer format.
+            LockedError: another process writes to the store.
+            CorruptionError: a file is damaged. (A damaged row is detected when it is first read.)
 
-        Cost: reads the index, about a second for a million rows; for "ram" everything.
+        Cost: reads the index, about a second for a million rows; for "ram" and "cuda" reads everything.
         """
-        device = require_names(medium, durability)
-        require_files(undoable, medium, readonly=readonly)
+        device = device_of(medium, durability)
+        require_folder(keep_previous, medium, readonly=readonly)
         place, readonly, durable = absolute(path), readonly or medium != "mmap", durability != "none"
 
         def read() -> Content:
-            folder = Folder(place, readonly=readonly, durable=durable, undoable=undoable)
+            folder = Folder(place, readonly=readonly, durable=durable, keep_previous=keep_previous)
             try:
                 content = Content.read(folder)
                 if medium != "mmap":
@@ -156,75 +151,70 @@ class ClientStore(CommittedRows):
             return content
 
         store = cls.__new__(cls)
-        CommittedRows.__init__(
-            store, Session(undisturbed(place, read) if readonly else read(), durability, resident_rows)
-        )
+        content = undisturbed(place, read) if readonly else read()
+        CommittedRows.__init__(store, Session(content, durability, resident_rows))
         return store
 
     @property
     def durability(self) -> Durability:
-        """The moment from which a commit is safe: see ``Durability``."""
+        """The durability of commits; see ``Durability``."""
         return self._session.durability
 
     def stage(self, client: object, round: int | None = None) -> Row:
-        """A slot, float32[n] or Codes of undefined content, that becomes the client's row at ``commit``.
+        """Return a writable slot, float32[n] or Codes, that becomes the client's row at ``commit``.
 
-        Whatever checksums were noted of it before are forgotten.
+        The content of the slot is undefined. Staging a row again discards its noted checksums.
 
         Args:
-            client: whose.
-            round: of the row, where that is not the commit's: a row that is written anew in another form, say.
+            round: the round of the row. Default: the round of the commit.
 
         Raises:
-            UnknownClientError: no such client is registered.
-            StoreError: there is no room for one more, or the store cannot be written to.
+            StoreError: the disk or the memory is full, or the store cannot be written to.
         """
         return self._stage(np.array([self._number(client)]), round)[0]
 
     def stage_all(self, clients: Sequence[ClientId], round: int | None = None) -> list[Row]:
-        """``stage`` for many clients, in their order; after an error some are staged, which ``discard`` forgets."""
+        """Stage rows and return them in the order of ``clients``. An error may leave some staged; see ``discard``."""
         return self._stage(self._numbers(clients), round)
 
     def replace_rows(self, clients: Sequence[ClientId]) -> tuple[list[Row | None], list[Row]]:
-        """``rows_of`` and ``stage_all`` at once: the clients' rows, and those that become theirs at ``commit``."""
+        """Return the present rows of clients, and new staged rows that replace them at ``commit``."""
         numbers = self._numbers(clients)
         return self._read_all(numbers), self._stage(numbers, None)
 
     def room_for_checksums(self, rows: int) -> npt.NDArray[np.uint64] | None:
-        """Memory for the checksums of so many rows, for ``kernels.exchange`` and then for ``note_checksums``.
+        """Return memory for the checksums of ``rows`` rows, for ``kernels.exchange`` and ``note_checksums``.
 
-        None where they are of no use: a store in memory keeps none, and rows through a codec are read at the commit.
+        Return None if checksums are not needed: a store in memory has none, and ``commit`` reads encoded rows anyway.
         """
         if self._folder is None or self._content.form.codec != "f32":
             return None
         return np.empty((rows, self._content.rows.slots.geometry.blocks), np.uint64)
 
     def note_checksums(self, clients: Sequence[ClientId], checksums: npt.NDArray[np.uint64]) -> None:
-        """Note the checksums of staged rows as they lie now, so that ``commit`` does not read those rows.
+        """Note the checksums of staged rows, so that ``commit`` need not read the rows.
 
-        They are not checked, and a row that has other ones would be found damaged. ``stage`` forgets them: to write
-        to a row once more, stage it once more, and no longer write to the view that ``stage`` returned before.
+        The checksums are not verified; a row with a wrong one later counts as damaged. To write to a row again, stage
+        it again and use the new view.
 
         Args:
-            clients: whose; a row that is not staged counts for nothing.
-            checksums: uint64[k, blocks], each row's by ``checksums(row, 65536)``. Read-only.
-
-        Raises:
-            ShapeError, UnknownClientError: an argument is not as described; nothing was noted.
+            clients: the clients of the rows; clients without a staged row are ignored.
+            checksums: uint64[k, blocks], for each row ``checksums(row, 65536)``.
         """
         due, rows = (len(clients), self._content.rows.slots.geometry.blocks), self._content.rows
         if checksums.dtype != np.uint64 or checksums.shape != due:
             got = f"{checksums.dtype}{list(checksums.shape)}"
-            raise ShapeError(f"checksums: expected uint64{list(due)}, got {got}")
+            raise ShapeError(f"checksums: must be uint64{list(due)}, not {got}")
         for number, sums in zip(self._numbers(clients).tolist(), checksums.copy(), strict=True):
-            rows.note_sums(number, sums)
+            if number in rows.staged:
+                rows.sums[number] = sums
 
     def unstage(self, client: object) -> None:
-        """Forget the client's staged row, if there is one."""
+        """Discard the client's staged row, if it exists."""
         self._content.rows.unstage(self._number(client))
 
     def discard(self) -> None:
-        """Forget every staged row."""
+        """Discard every staged row."""
         self._content.rows.discard()
 
     def commit(
@@ -235,106 +225,89 @@ class ClientStore(CommittedRows):
         *,
         document: str | None = None,
     ) -> None:
-        """Make every staged row its client's row, written in ``round``; their old slots become free.
+        """Make every staged row the row of its client, and free the old slots.
 
         Args:
-            round: 0..2**63 - 1.
-            vectors: arrays of numbers by name, all that there are from now on; None leaves them as they are. They are
-                copied, except what ``vector`` returned, which stays where it is.
-            state: what JSON can hold; None leaves it as it is.
-            document: a text that stays with this round for good: ``documents`` has those of all rounds.
+            round: the round of the rows, 0..2**63 - 1.
+            vectors: all named vectors, as arrays of numbers. They are copied, except arrays that ``vector`` returned,
+                which stay in place. Default: unchanged.
+            state: a dict that JSON can encode. Default: unchanged.
+            document: a text to keep with this round permanently; ``documents`` returns the texts of all rounds.
 
         Raises:
-            RangeError, DtypeError: an argument is not as described; nothing has changed.
-            StoreError: the disk is full, say. The last committed round is as it was, the rows stay staged, and it
-                may be tried again unless the message says otherwise.
+            StoreError: the disk is full, for example. The last commit is unchanged and the rows stay staged. Try again,
+                unless the message says otherwise.
 
-        Cost: reads each new vector once, and each new row without noted checksums; with durability="round"
-            writes them to the disk, waits for it, and then for the index.
+        Cost: reads each new vector once, and each new row without noted checksums. With durability="round" it syncs the
+            slots to disk, and then the index.
         """
         self._session.require_right()
         with span("commit"):
-            self._session.commits.commit(whole("round", round, 0, 2**63 - 1), vectors, _text(state), document)
+            self._session.commit(check_integer("round", round, 0, 2**63 - 1), vectors, _text(state), document)
         self._session.after_commit()
 
     def documents(self) -> list[tuple[int, str]]:
-        """The documents of the commits, (round, text) in the order of the rounds."""
-        return self._session.commits.documents()
+        """Return the documents of all commits as (round, text), by round."""
+        return self._session.documents()
 
     def checkpoint(self) -> None:
-        """Make everything that was committed safe, where durability="checkpoint"; elsewhere it is already."""
+        """Make all commits durable. Only stores with durability="checkpoint" need this call."""
         self._session.require_right()
         with span("save"):
-            self._session.commits.publish()
+            self._session.publish()
 
     @property
     def commits(self) -> int:
-        """The number of commits, checkpoints, compactions and undos of this object: it grows as soon as one counts."""
-        return self._session.commits.count
+        """The number of commits, checkpoints, compactions and undos through this object."""
+        return self._session.count
 
     @property
     def is_ahead(self) -> bool:
-        """Return whether clients arrived or departed since the last commit."""
-        return self._session.commits.is_ahead
+        """Whether clients were added or removed since the last commit."""
+        return self._session.is_ahead
 
     def add(self, client: ClientId) -> None:
-        """Register a client that arrives; the folder knows it with the next commit, checkpoint or close.
-
-        Raises:
-            UnknownClientError: it is no id.
-            RangeError: it is registered already.
-        """
+        """Register a client; the next commit, checkpoint or close writes it to the folder. See ``Registry.add``."""
         self.add_all([client])
 
     def add_all(self, clients: Iterable[ClientId]) -> list[int]:
-        """Register many clients that arrive, or, if one is refused, none of them.
-
-        Returns:
-            their numbers in the registry.
-
-        Raises:
-            UnknownClientError, RangeError: as ``add``.
-        """
+        """Register clients and return their numbers in the registry. An error registers none of them."""
         self._session.require_writer()
-        return self._session.commits.arrive(list(clients))
+        return self._session.add(list(clients))
 
     def forget(self, client: ClientId) -> None:
-        """A client departs: it is registered no more, and its row goes with the next commit, checkpoint or close.
-
-        Raises:
-            UnknownClientError: no such client is registered.
-        """
+        """Remove a client. The next commit, checkpoint or close removes its row."""
         self._session.require_writer()
-        self._session.commits.leave(self.registry.check(client))
+        self._session.remove(self.registry.check(client))
 
     def rollback(self) -> None:
-        """Forget all that came since the last commit: staged rows, clients that arrived, and departures."""
-        self._session.commits.rollback()
+        """Discard staged rows, and undo added and removed clients since the last commit."""
+        self._session.rollback()
 
     def undo(self) -> bool:
-        """Take the last transaction back: rows, vectors, clients, round and state are what they were before it.
+        """Undo the last transaction: restore rows, vectors, clients, round and state.
 
-        What came since the last commit (staged rows, arrivals, departures) is forgotten first, as by ``rollback``. One
-        transaction can be taken back, so a second ``undo`` changes nothing more, until something is committed again.
+        ``undo`` first calls ``rollback``. Only one transaction can be undone: a second ``undo`` does nothing until the
+        next transaction. A transaction is one of:
 
-        A transaction is what changes the folder at once: a commit, with what arrived and departed before it; with
-        durability="checkpoint" a checkpoint, with all commits since the one before; and a close or checkpoint that
-        writes arrivals and departures only. An undo is a transaction as well: a crash leaves the store as before it
-        or as after it, readers go on seeing the commit at which they look, and it is as durable as a commit.
-        ``compact`` leaves nothing to take back.
+        - a commit, with the added and removed clients before it;
+        - with durability="checkpoint" a checkpoint, with all commits since the previous checkpoint;
+        - a close or checkpoint that only writes added and removed clients.
+
+        The undo is itself a transaction, as atomic and durable as a commit. Readers continue to see their commit.
+        ``compact`` drops the kept data.
 
         Returns:
-            whether one was taken back; False where none is kept: see ``previous``.
+            Whether a transaction was undone; False if ``previous`` is None.
 
         Raises:
-            StoreError: the store was not opened with undoable=True, or has commits that no checkpoint has made safe,
-                or the disk is full, say: everything is as it was then, unless the message says otherwise.
-            CorruptionError: what is kept cannot be a commit.
+            StoreError: the store was opened without keep_previous=True, or has commits since the last checkpoint, or
+                the disk is full. Nothing has changed, unless the message says otherwise.
 
-        Cost: a commit without rows; what comes back is checked when it is read.
+        Cost: like a commit without rows. Restored rows are checked when they are read.
 
         >>> import tempfile
-        >>> store = ClientStore(2, n=1, medium="mmap", path=tempfile.mkdtemp(), undoable=True)
+        >>> store = ClientStore(2, n=1, medium="mmap", path=tempfile.mkdtemp(), keep_previous=True)
         >>> for round in range(2):
         ...     store.stage(1)[:] = round
         ...     store.commit(round)
@@ -342,9 +315,9 @@ class ClientStore(CommittedRows):
         (0, True, 0, array([0.], dtype=float32), False)
         """
         self._session.require_right()
-        if not self.undoable:
-            raise StoreError("undo: expected a store opened with undoable=True, which keeps what it takes, got another")
-        return self._session.commits.undo()
+        if not self.keep_previous:
+            raise StoreError("undo: the previous data were not kept; open the store with keep_previous=True")
+        return self._session.undo()
 
     def save(
         self,
@@ -353,16 +326,16 @@ class ClientStore(CommittedRows):
         vectors: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a copy of what was committed last, a folder that ``open`` opens. It has nothing to take back.
+        """Write a copy of the last commit to a folder. The copy has no data for ``undo``.
 
         Args:
-            path: a new or empty folder, or an older copy, which stays until the new one is there. A store to which
-                anything was committed after its first commit is no copy.
-            vectors, state: as for ``commit``, except that it is for the copy alone.
+            path: a new or empty folder, or an older copy, which is kept until the new one is complete. A store that was
+                committed to is not a copy.
+            vectors, state: values to write instead of the committed ones; see ``commit``.
 
         Raises:
-            StoreError: the folder is something else, or in use, or the disk is full.
-            CorruptionError: something is not what was written; the copy is not made.
+            StoreError: the folder has other content or is in use, or the disk is full.
+            CorruptionError: a row or vector is damaged; no copy is written.
 
         Cost: reads and writes every row once.
         """
@@ -371,31 +344,30 @@ class ClientStore(CommittedRows):
         self._content.save(absolute(path), vectors, _text(state), self.documents())
 
     def compact(self) -> None:
-        """Move the highest rows to free slots and give back what is behind the last, in memory or on the disk.
+        """Move the highest rows to free slots, and free the memory or disk space after the last slot.
 
-        It is a transaction as a commit is, but none that can be taken back: what is kept for ``undo`` is given back
-        too. What readers still look at is not, and views move along with nothing: ask for rows anew.
+        This is a transaction that cannot be undone and drops the data kept for ``undo``. Slots that readers still use
+        stay. Existing views stay at the old slots: read the rows again.
 
         Raises:
             StoreError: rows are staged, or the folder cannot be written to.
         """
         self._session.require_right()
         if self._content.rows.staged:
-            raise StoreError(f"compact: expected no staged rows, got {len(self._content.rows.staged)}")
-        self._session.commits.compact()
+            raise StoreError(f"compact: {len(self._content.rows.staged)} rows are staged; commit or discard them first")
+        self._session.compact()
 
     def refresh(self) -> None:
-        """Let a reader see what was committed last; views that it holds may change from now on."""
+        """Show a reader the last commit. The content of existing views may change afterwards."""
         self._session.refresh()
 
     def close(self) -> None:
-        """Make what was committed safe, and close the files; a store in memory has nothing to close.
+        """Make all commits durable, and close the files. A store in memory has no files.
 
         Raises:
-            StoreError: what was committed is not safe yet. Where that is for want of room, the store stays open: close
-                it again once there is some. Where it says to open the store again, nothing more can be done here, and
-                a second close only lets the files go. Or all is safe, and the files are closed, but may be longer than
-                they need to be.
+            StoreError: a write failed. If the disk is full, the store stays open: free space and close it again. If the
+                message says to open the store again, a second close only closes the files. If only the shortening of
+                files failed, the store is durable and closed.
         """
         self._session.close()
 
@@ -412,7 +384,7 @@ class ClientStore(CommittedRows):
         if rows.staged:
             self._session.require_writer()
         else:
-            self._session.require_right()  # asked once a round
+            self._session.require_right()  # once a round
         rows.make_room(max(listed, default=-1), self.registry.capacity)
         slots = rows.stage(listed, round)
         rows.slots.use(slots)
@@ -420,17 +392,16 @@ class ClientStore(CommittedRows):
 
 
 def _text(state: Mapping[str, Any] | None) -> str | None:
-    """A caller's state as JSON; None for none."""
     if state is None:
         return None
     try:
         return json.dumps(dict(state))
     except (TypeError, ValueError) as error:
-        raise RangeError(f"state: expected what JSON can hold: {error}") from None
+        raise RangeError(f"state: JSON cannot encode it: {error}") from None
 
 
 class Piece(NamedTuple):
-    """The elements [start, stop) of a store's rows: multiples of 64, which a scale of int8 covers, or the row's end."""
+    """The elements [start, stop) of a store's rows; both are multiples of 64 (an int8 block) or the row's end."""
 
     rows: ClientStore
     start: int
@@ -440,21 +411,10 @@ class Piece(NamedTuple):
 def join(
     path: Path, pieces: Sequence[Piece], vectors: Mapping[str, Any], state: Any, row_done: Callable[[], object]
 ) -> None:
-    """Write a store of joined rows to a folder, new or empty: safe on the disk when this returns, or not there at all.
+    """Write a store of joined rows durably to a new or empty folder; after an error the folder has no store.
 
-    Clients, their numbers, the rounds of the rows and the last round are those of the pieces' stores.
-
-    Args:
-        pieces: one behind the other, of stores with one codec and the same clients.
-        vectors, state: as for ``ClientStore.commit``.
-        row_done: called after each row.
-
-    Raises:
-        CheckpointError: the stores are not of one codec, or not of the same clients and rows.
-        StoreError: the folder is in use, or the disk is full.
-        CorruptionError: something is not what was written.
-
-    Cost: reads and writes each row once.
+    The pieces are in the order of their elements. Their stores must have the same codec, clients and rounds, which the
+    new store gets. ``row_done`` is called after each row. Reads and writes each row once.
     """
     first = pieces[0].rows
     require_alike([piece.rows for piece in pieces])
@@ -473,24 +433,22 @@ def join(
         entries = row_entries(numbers, list(rows.staged.values()), rounds, seals)
         content.adopt(entries, vectors)
         head = replace(folder.head, round=first.round, state=json.dumps(state), vectors=content.vectors.table)
-        folder.publish(head, entries, (), ())
+        folder.publish(Transaction(head, entries))
 
 
 def require_alike(stores: Sequence[ClientStore]) -> None:
-    """Raise a CheckpointError unless all have rows of the same clients and rounds, through one codec."""
+    """Raise a CheckpointError unless all stores have the same codec, clients, and rounds of rows."""
     facts = [
         (store.codec, store.round, store.registry.explicit(), *(column.tolist() for column in store.written()))
         for store in stores
     ]
     if any(one != facts[0] for one in facts):
         raise CheckpointError(
-            f"{stores[0].path}: expected rows of the same clients and rounds as in the others, got other ones: they "
-            "are not of one server"
+            f"{stores[0].path}: the clients or rounds of the stores differ; they may belong to different servers"
         )
 
 
 def _copy(pieces: Sequence[Piece], client: Any, out: Row) -> None:
-    """Copy the pieces of a client's row into one."""
     at = 0
     for store, start, stop in pieces:
         row, end = store.row(client), at + stop - start
@@ -500,26 +458,23 @@ def _copy(pieces: Sequence[Piece], client: Any, out: Row) -> None:
 
 
 def _arrays(row: Row | None) -> list[npt.NDArray[Any]]:
-    """The arrays of a row: an element each, and then a scale for each block of 64."""
+    """Return the arrays of a row: its elements, and for int8 also its scales, one per 64 elements."""
     if not isinstance(row, Codes):
         return [np.asarray(row)]
     return [row.codes] if row.scales is None else [row.codes, row.scales]
 
 
 Occasion = Literal["a reply", "a history that is folded", "a warm start"]
-"""Why a row is written. A client has at most one row of each in a round, so no two rows share their random bits."""
+"""The reason to write a row. A client writes at most one row per reason and round, so no two rows share random bits."""
 
 
 def rounding_keys(
     store: ClientStore, occasion: Occasion, round: int, clients: Sequence[ClientId]
 ) -> npt.NDArray[np.uint64] | None:
-    """Keys for ``kernels.exchange``, uint64[k, 2]; None where rows are float32.
+    """Return rounding keys for ``kernels.exchange``, uint64[k, 2]; None for float32 rows.
 
-    They depend on the round, the client and the occasion only: not on slots, on other clients, or on when the
-    round is done. So a round that was left half-way, or lost with the process, has the same bits when it is done again.
-
-    Args:
-        round: the one that is open.
+    The keys depend only on the round, the client and the occasion. A round that is run again therefore has the same
+    bits.
     """
     if store.codec == "f32":
         return None

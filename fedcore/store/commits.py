@@ -1,4 +1,4 @@
-"""Commits of a store: each is published to the folder, whose slots stay until no index names them."""
+"""Commits of a store. Each is published to the folder; old slots are kept until no index names them."""
 
 import logging
 import os
@@ -14,22 +14,19 @@ import numpy as np
 from fedcore.arrays import CPU, I64, device_named
 from fedcore.errors import LockedError, RangeError, StoreError, UnknownNameError
 from fedcore.profiling import span
-from fedcore.store.content import Content, believable
-from fedcore.store.files.entries import Entries, Previous, all_stored, restored, row_entries, used_slots
+from fedcore.store.content import After, Content, Place, Table, places, plausible
+from fedcore.store.files.entries import Entries, Previous, Transaction, restored, row_entries, stored, used_slots
 from fedcore.store.files.folder import Folder
 from fedcore.store.files.slot_file import DiskThread
 from fedcore.store.registry import ClientId, canonical
-from fedcore.store.vectors import After, Place, Table, places
 
 _log = logging.getLogger("fedcore.store")
 
 FEW_SLOTS = 100
-"""So many may wait for readers without a warning."""
-
-_NO_NUMBER = ("ram:", "mmap:")
+"""The number of unused slots that readers may keep in use without a warning."""
 
 Durability = Literal["round", "checkpoint", "none"]
-"""When a commit survives a loss of power: at once, from a checkpoint on, or once the system has written it."""
+"""When a commit survives a loss of power: at once, after a checkpoint, or once the system has written it to disk."""
 Medium = Literal["ram", "mmap", "cuda"]
 
 _EVERYTHING = 2**63 - 1
@@ -38,27 +35,27 @@ _UNLISTED = object()
 
 
 class Change(NamedTuple):
-    """A commit to be: its round, state, vectors with the places that were taken for them, and rows."""
+    """The input of a commit: its round, state, vectors (with the slots written for them) and rows."""
 
     round: int | None
     state: str | None
     table: Table
-    taken: list[Place] = []  # noqa: RUF012  # nothing is added to it
+    taken: list[Place] = []  # noqa: RUF012  # never changed
     entries: Entries = _NOTHING
 
 
 @dataclass
 class CommitPlan:
-    """One commit's changes in memory: worked out before the commit, so that hardly anything fails after it.
+    """The changes that a commit makes in memory, computed before the commit so that little can fail after it.
 
     Attributes:
-        entries: the rows that are new or moved.
-        trusted: whether they need no check when they are read.
-        written: how many clients have a row then.
-        free: slots that the folder's index never named, and that are free at once.
-        retired: slots that are free once the index forgets them, with the transaction ``forgets``.
-        vectors: the vectors then.
-        round, state: of the commit.
+        entries: new or moved rows.
+        trusted: whether these rows can be read without a check.
+        written: the number of clients with a row after the commit.
+        free: slots that the folder's index never named; they are free at once.
+        retired: replaced slots that the folder's index still names.
+        forgets: the number of the transaction after which the index no longer names them; they are then free.
+        vectors: the vectors after the commit.
     """
 
     entries: Entries
@@ -72,11 +69,11 @@ class CommitPlan:
     state: str | None
 
     def apply(self, content: Content) -> None:
-        """Make it so. After an error (of an allocation, say) it is called again, and goes on where it stopped."""
+        """Change the content. If this fails (no memory, for example), call it again; it continues where it stopped."""
         slots = content.rows.slots
         content.rows.accept(self.entries, self.written, trusted=self.trusted)
-        # Taken from here before it is given there: an error in between leaves a slot unused until the store is opened
-        # again. In the other order it would be given twice, and two clients would share it.
+        # Each slot leaves this list before it is freed: an interrupt in between leaves a slot unused until the store is
+        # opened again. In the other order the slot would be freed twice, and two clients would share it.
         while self.free:
             slot = self.free.pop()
             slots.give((slot,))
@@ -86,75 +83,119 @@ class CommitPlan:
         content.round, content.state = self.round, self.state
 
 
-class Commits:
-    """Commits to a content, and publishes the commits to its folder if it has one.
+class Session:
+    """An open store in one process, and its commits.
 
-    A commit changes the folder and the memory, or neither. What fails before the folder's transaction leaves both as
-    they were; once the folder has it, memory follows whatever comes, and an error that came in between goes on then.
-
-    Args:
-        content: what is committed to.
-        every_commit: whether each commit is published, or only at ``publish``.
+    A commit changes the folder and the memory, or neither. If it fails before the folder's transaction, both are
+    unchanged. If it fails later, the memory is updated before the error is raised.
 
     Attributes:
-        broken: why nothing can be written any more, or None.
-        count: how many commits count.
+        broken: the reason why nothing can be written any more, or None.
+        count: the number of commits.
     """
 
-    def __init__(self, content: Content, *, every_commit: bool) -> None:
-        self._content, self._folder = content, content.folder
-        self._every_commit = every_commit and self._folder is not None
+    def __init__(self, content: Content, durability: Durability, resident_rows: int | None) -> None:
+        self.content, self.folder, self.durability = content, content.folder, durability
         self.broken: str | None = None
         self.count = 0
-        self._dropped: dict[int, int] = {}  # rows that go with the next commit: number -> slot
-        self._steps_back: list[Callable[[], object]] = []  # arrivals and departures since the last commit, backwards
-        self._keeps = self._folder is not None and self._folder.undoable
-        # What the folder does not know yet:
+        self._write_back = durability == "checkpoint"  # other durabilities sync each commit, or never write back
+        self._every_commit = durability != "checkpoint" and self.folder is not None
+        self._keeps = self.folder is not None and self.folder.keep_previous
+        self._dropped: dict[int, int] = {}  # rows that the next commit removes: number -> slot
+        # Functions that undo added and removed clients since the last commit. They must not refer to this object: such
+        # a cycle would keep the store and its lock in memory.
+        self._steps_back: list[Callable[[], object]] = []
+        # Whether the folder lacks the last commit:
         self._behind = False
-        # Numbers whose rows were committed since, and the entry that the folder knows of each:
+        # The numbers of rows that were committed but not published, with the folder's entry of each:
         self._changed: dict[int, tuple[int, int, int, int]] = {}
-        self._clients: dict[int, Any] = {}  # the stored ids that its list lacks, by number; _UNLISTED takes one off
+        self._clients: dict[int, Any] = {}  # unpublished changes of the client list, by number; _UNLISTED removes one
         self._documents = dict(content.documents)
         self._published: set[Place] = places(content.vectors.table)
-        if self._folder is not None and not self._folder.readonly:
-            self._reclaim()  # the slots that were free when it was opened
+        self.background = None if self.folder is None else DiskThread(self.folder.rows)
+        if self.folder is not None and resident_rows is not None:
+            self.folder.rows.resident = resident_rows
+        if self.folder is not None and not self.folder.readonly:
+            self._reclaim()  # frees the slots that were free when the store was opened
+        self._process = os.getpid()
+        self._closed = False
+        self._has_warned = False
+        # If the store is garbage-collected, only the thread ends and the files are closed:
+        self._finalizer = None if self.folder is None else finalize(self, _end, self.background, self.folder)
+        if self._finalizer is not None:
+            # At exit, a daemon thread may be in a commit. If its file were closed, another file could get the same
+            # descriptor, and the thread would write into it. The system closes everything, as after a kill.
+            self._finalizer.atexit = False
+
+    def require_open(self) -> None:
+        """Raise a StoreError if the store is closed, or in a fork of the writer. Refresh a fork of a reader."""
+        if self._closed:
+            raise StoreError(f"{self._name}: the store is closed; open it again")
+        if self.folder is not None and self._process != os.getpid():
+            self._wake_in_fork(self.folder)
+
+    def require_files(self) -> None:
+        """Raise a CorruptionError if a file was truncated."""
+        for slots in self.content.all_slots:
+            slots.require_whole()
+
+    def require_whole(self) -> None:
+        """Raise a StoreError if an interrupted commit may have left invalid content in memory."""
+        self.require_open()
+        if self.broken is not None:
+            raise StoreError(f"{self._name}: {self.broken}; open the store again")
+
+    def require_writer(self) -> None:
+        """Raise a StoreError unless the store can be written to."""
+        self.require_open()
+        if self.folder is not None and self.folder.readonly:
+            raise StoreError(f"{self._name}: opened with readonly=True; open the store without it to write")
+        self.require_whole()
 
     def require_right(self) -> None:
-        """Raise a LockedError, and break, if another process may write to the folder."""
-        if self._folder is not None:
+        """Raise a StoreError unless this process is the only one that can write to the store."""
+        self.require_writer()
+        self.require_files()
+        self._require_lock()
+
+    def _require_lock(self) -> None:
+        """Raise a LockedError and set ``broken`` if another process may write to the folder."""
+        if self.folder is not None:
             try:
-                self._folder.require_lock()
+                self.folder.require_lock()
             except LockedError:
-                self.broken = "another process may write to it"
+                self.broken = "another process may write to the store"
                 raise
 
     @property
     def is_behind(self) -> bool:
-        """Return whether the folder does not know everything."""
-        return self._folder is not None and bool(self._behind or self._clients or self._dropped)
+        """Whether the folder lacks changes that are in memory."""
+        return self.folder is not None and bool(self._behind or self._clients or self._dropped)
 
     @property
     def is_ahead(self) -> bool:
-        """Return whether clients arrived or departed since the last commit."""
+        """Whether clients were added or removed since the last commit."""
         return bool(self._steps_back)
 
-    def arrive(self, clients: Sequence[ClientId]) -> list[int]:
-        """Register clients that arrive, all or (after an error) none; return their numbers."""
-        registry, ids = self._content.registry, list(map(canonical, clients))
+    def add(self, clients: Sequence[ClientId]) -> list[int]:
+        """Register clients and return their numbers. An error registers none of them."""
+        registry, ids = self.content.registry, list(map(canonical, clients))
+        if not ids:
+            return []
         known = registry.index.numbers(ids) >= 0
         new = [client for client, is_known in zip(ids, known.tolist(), strict=True) if not is_known]
         with self._all_or_none():
             self._steps_back.append(lambda: [registry.remove(client) for client in new if client in registry])
             numbers = [registry.add(ids[0])] if len(ids) == 1 else registry.add_all(ids).tolist()
-            entries: dict[int, Any] = dict(zip(numbers, all_stored(ids), strict=True))
-            if counted := self._counted:  # a client whose number the folder's count registers comes back
+            entries: dict[int, Any] = dict(zip(numbers, stored(ids), strict=True))
+            if counted := self._counted:  # a client of the count returns, which the folder's list need not name
                 entries.update((number, _UNLISTED) for number in numbers if number < counted)
             self._note(entries)
         return numbers
 
-    def leave(self, client: ClientId) -> None:
-        """Forget a client that departs; its row goes with the next commit."""
-        registry = self._content.registry
+    def remove(self, client: ClientId) -> None:
+        """Remove a client; the next commit removes its row."""
+        registry = self.content.registry
         number = registry.number(client)
         with self._all_or_none():
             self._steps_back.append(lambda: registry.put_back(number, client))
@@ -163,22 +204,21 @@ class Commits:
             self._note({number: None if number < self._counted else _UNLISTED})
 
     def _drop(self, number: int) -> None:
-        """Forget a row, which goes with the next commit."""
-        rows = self._content.rows
+        rows, dropped = self.content.rows, self._dropped
         slot = rows.slot_of(number)
-        self._steps_back.append(lambda: rows.put_back(number, self._dropped.pop(number, slot)))
+        self._steps_back.append(lambda: rows.put_back(number, dropped.pop(number, slot)))
         if slot:
-            self._dropped[number] = slot
+            dropped[number] = slot
         rows.drop(number)
 
     def rollback(self) -> None:
-        """Forget arrivals and departures since the last commit, and every staged row."""
+        """Undo added and removed clients since the last commit, and discard staged rows."""
         self._back_to(0)
-        self._content.rows.discard()
+        self.content.rows.discard()
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """Changes, each with its undo before it, that an error takes back."""
+        """Undo the changes of the block after an error. Each change adds its undo step first."""
         mark = len(self._steps_back)
         try:
             yield
@@ -188,15 +228,15 @@ class Commits:
 
     def _back_to(self, mark: int) -> None:
         while len(self._steps_back) > mark:
-            self._steps_back[-1]()  # twice is as once
+            self._steps_back[-1]()  # each step may run twice
             self._steps_back.pop()
 
     def commit(
         self, round: int, vectors: Mapping[str, Any] | None, state: str | None, document: str | None = None
     ) -> None:
-        """Make what is staged count, together with the vectors, the state (None: as they were) and a document."""
-        content, kept, count = self._content, dict(self._documents), self.count
-        entries = content.rows.proposed(round, sealed=self._folder is not None)
+        """Commit the staged rows with the vectors, the state and a document. None leaves vectors or state unchanged."""
+        content, kept, count = self.content, dict(self._documents), self.count
+        entries = content.rows.proposed(round, sealed=self.folder is not None)
         table, taken = (content.vectors.table, []) if vectors is None else content.vectors.propose(vectors)
         if document is not None:
             self._documents = {number: text for number, text in kept.items() if number < round} | {round: document}
@@ -210,37 +250,32 @@ class Commits:
         self._reclaim()
 
     def documents(self) -> list[tuple[int, str]]:
-        """The documents of the commits, by round, ascending."""
-        published = {} if self._folder is None else dict(self._folder.index.documents())
+        """Return the documents of all commits, by round."""
+        published = [] if self.folder is None else self.folder.index.documents()
         first = min(self._documents, default=_EVERYTHING)
-        return sorted(
-            ({number: text for number, text in published.items() if number < first} | self._documents).items()
-        )
+        return sorted((dict(entry for entry in published if entry[0] < first) | self._documents).items())
 
     def publish(self) -> None:
-        """Bring the folder up to the last commit, and to the clients that there are."""
-        content = self._content
+        """Write the last commit and the registered clients to the folder."""
+        content = self.content
         if self.is_behind:
             self._change(Change(content.round, content.state, content.vectors.table), published=True)
             self._reclaim()
 
     def undo(self) -> bool:
-        """Go back to the commit before the last, in a transaction of its own; False where none is kept.
-
-        What came since the last commit is forgotten.
-        """
+        """Roll back, and return to the previous commit in a transaction. Return False if it is not kept."""
         self.rollback()
-        folder = self._folder
+        folder = self.folder
         if self.is_behind:
             raise StoreError(
-                "undo: expected every commit to be in the folder, got some since the last checkpoint: checkpoint() "
-                "makes them the transaction that undo() takes back; or close the store, and open it again"
+                "undo: the commits since the last checkpoint are not in the folder yet; call checkpoint(), which makes "
+                "them one transaction, or close the store and open it again"
             )
         if folder is None or folder.previous is None:
             return False
         previous = folder.previous
         with self._all_or_none():
-            with believable(folder):
+            with plausible(folder):
                 self._go_back(previous)
             head, entries = previous.head, previous.rows[previous.rows["slot"] > 0]
             self._change(Change(head.round, head.state, head.vectors, [], entries), published=True, is_undo=True)
@@ -248,10 +283,10 @@ class Commits:
         return True
 
     def _go_back(self, previous: Previous) -> None:
-        """Bring back the clients of the commit before, and let the rows go that came since."""
-        registry, rows, listed = self._content.registry, self._content.rows, dict(previous.listed)
+        """Restore the clients of the previous commit, and remove rows that were new in the last one."""
+        registry, rows, listed = self.content.registry, self.content.rows, dict(previous.listed)
         if listed or previous.unlisted:
-            ids = {number: restored(client) for number, client in listed.items()}
+            ids = dict(zip(listed, restored(list(listed.values())), strict=True))
             ids |= {number: number if number < self._counted else None for number in previous.unlisted}
             now = registry.holders(ids)
             self._steps_back.append(lambda: registry.reassign(now))
@@ -263,12 +298,11 @@ class Commits:
             self._drop(number)
 
     def compact(self) -> None:
-        """Move the highest rows and vectors down to free slots, and give back what is free behind them.
+        """Move the highest rows and vectors to free slots, in a transaction, and free the space after them.
 
-        It is a transaction as a commit is. Of what readers still look at, nothing is given back; the commit before the
-        last is, and so there is none to go back to.
+        Slots that readers may still use stay. The previous commit is dropped, so ``undo`` is no longer possible.
         """
-        content = self._content
+        content = self.content
         self.publish()
         if content.previous is not None:
             self._change(Change(content.round, content.state, content.vectors.table), published=True, keeps=False)
@@ -277,19 +311,19 @@ class Commits:
         try:
             table, taken = content.vectors.lowered()
             change = Change(content.round, content.state, table, taken, entries)
-            self._change(change, published=self._folder is not None, keeps=False)
+            self._change(change, published=self.folder is not None, keeps=False)
         except BaseException:
             moved = set(entries["slot"].tolist()) - set(content.rows.slot[entries["number"]].tolist())
-            content.rows.slots.give(moved)  # of a transaction that did not come to be
+            content.rows.slots.give(moved)  # the transaction failed
             raise
         self._reclaim()
-        if self._folder is None or self._folder.unpinned() == self._folder.head.sequence:
-            content.rows.slots.shrink()
-            content.vectors.shrink()
+        if self.folder is None or self.folder.unpinned() == self.folder.head.sequence:
+            for slots in content.all_slots:
+                slots.shrink()
 
     def _change(self, change: Change, *, published: bool, keeps: bool = True, is_undo: bool = False) -> None:
-        """Make a change count, in the folder if it is published there, and in memory."""
-        content, folder, is_compaction = self._content, self._folder, not keeps
+        """Commit a change in memory and, if ``published``, in the folder."""
+        content, folder, is_compaction = self.content, self.folder, not keeps
         keeps = keeps and self._keeps and not is_undo
         due_entries = before = change.entries
         due = 0 if folder is None else folder.head.sequence + 1
@@ -304,30 +338,30 @@ class Commits:
                 copy = folder.head.copy and is_compaction
                 head = replace(folder.head, vectors=change.table, round=change.round, state=change.state, copy=copy)
                 listed = sorted((number, client) for number, client in self._clients.items() if client is not _UNLISTED)
-                gone = sorted(number for number, client in self._clients.items() if client is _UNLISTED)
-                documents = sorted(self._documents.items())
+                removed = sorted(number for number, client in self._clients.items() if client is _UNLISTED)
+                kept, documents = before if keeps else None, sorted(self._documents.items())
                 with span("publish"):
-                    folder.publish(head, due_entries, listed, gone, before if keeps else None, documents)
+                    folder.publish(Transaction(head, due_entries, listed, removed, kept, documents))
             self._follow(plan, before, published)
-        except BaseException as error:  # perhaps from outside, between any two lines
+        except BaseException as error:  # an interrupt may occur between any two lines
             if plan is None or (published and not self._has(due, error)):
                 content.vectors.withdraw(change.taken)
                 raise
             self.broken = "a commit was interrupted"
             self._follow(plan, before, published)
             self.broken = None
-            if not isinstance(error, MemoryError):  # which hindered nothing
+            if not isinstance(error, MemoryError):  # the commit is complete despite a MemoryError
                 raise
 
     def _plan(self, change: Change, *, keeps: bool, released: Previous | None, is_undo: bool) -> CommitPlan:
-        """A change in memory.
+        """Return the changes in memory.
 
-        A slot that the folder's index names is free only when a later index does not name it, be it for a row or vector
-        of the last commit or, where that can be undone, for one of the commit before.
+        A slot that the folder's index names is free once a later index names it neither for the last nor for the
+        previous commit.
         """
         entries, table = change.entries, change.table
-        rows, vectors, folder = self._content.rows, self._content.vectors, self._folder
-        # The transaction with which the folder forgets what is replaced here, be it this one or the next:
+        rows, vectors, folder = self.content.rows, self.content.vectors, self.folder
+        # The number of the transaction, this one or the next, after which the folder no longer names replaced slots:
         forgets = 0 if folder is None else folder.head.sequence + 1
         old: list[int] = rows.slot[entries["number"]].tolist()
         written = rows.written + old.count(0)
@@ -353,16 +387,16 @@ class Commits:
         return CommitPlan(entries, not is_undo, written, free, retired, forgets, after, change.round, change.state)
 
     def _unpublished(self, entries: Entries, published: bool) -> Entries:
-        """The entries, empty ones for rows that go, and if it is published all else that the folder does not know."""
-        if gone := _without(self._dropped, entries):
-            entries = np.concatenate([entries, row_entries(gone)])
+        """Add empty entries for removed rows and, if ``published``, the entries that the folder lacks."""
+        if removed := _without(self._dropped, entries):
+            entries = np.concatenate([entries, row_entries(removed)])
         if published and (behind := _without(self._changed, entries)):
-            entries = np.concatenate([entries, self._content.rows.entries(np.array(behind))])
+            entries = np.concatenate([entries, self.content.rows.entries(np.array(behind))])
         return entries
 
     def _before(self, numbers: I64) -> Entries:
-        """The entries of these numbers as the folder knows them."""
-        before = self._content.rows.entries(numbers)
+        """Return the folder's entries of these numbers."""
+        before = self.content.rows.entries(numbers)
         if self._dropped or self._changed:
             for place, number in enumerate(numbers.tolist()):
                 before["slot"][place] = self._dropped.get(number, before["slot"][place])
@@ -373,13 +407,13 @@ class Commits:
         return before
 
     def _has(self, due: int, error: BaseException) -> bool:
-        """Return whether the folder has the commit after an error; if only a new opening shows it, break."""
-        folder = self._folder
+        """Whether the folder has the commit after an error. Set ``broken`` if this is unknown."""
+        folder = self.folder
         assert folder is not None
         if isinstance(error, LockedError):
-            self.broken = "another process has written to it"
+            self.broken = "another process has written to the store"
             return False
-        self.broken = f"a commit failed, and only the files tell if it is durable ({error})"
+        self.broken = f"a commit failed, and whether it is durable is unknown ({error})"
         if folder.in_doubt:
             return False
         has = folder.has(due)
@@ -387,51 +421,134 @@ class Commits:
         return has
 
     def _follow(self, plan: CommitPlan, before: Entries, published: bool) -> None:
-        """Change what is in memory, after what can fail. Twice is as once."""
-        plan.apply(self._content)
+        """Update the memory after all steps that can fail. It may run twice."""
+        plan.apply(self.content)
         if published:
             self._published = places(plan.vectors.table)
             self._changed.clear()
             self._clients.clear()
             self._documents.clear()
-        elif self._folder is not None:
+        elif self.folder is not None:
             self._changed.update((entry[0], entry) for entry in before.tolist())
         self._dropped.clear()
         self._steps_back.clear()
-        self._behind = not published and self._folder is not None
+        self._behind = not published and self.folder is not None
         self.count += 1
 
     @property
     def _counted(self) -> int:
-        """The count of clients that the folder does not list, each its own number, unless they have left."""
-        return 0 if self._folder is None else self._folder.head.clients
+        """The client count of the folder; clients below it are not listed unless they were removed."""
+        return 0 if self.folder is None else self.folder.head.clients
 
     def _note(self, changes: dict[int, Any]) -> None:
-        """Note how the folder's list of clients has to change."""
-        if self._folder is not None:
+        """Record changes of the folder's list of clients."""
+        if self.folder is not None:
             before = {number: self._clients[number] for number in changes.keys() & self._clients.keys()}
-            self._steps_back.append(partial(self._restore, changes.keys(), before))
+            self._steps_back.append(partial(_restore, self._clients, changes.keys(), before))
             self._clients.update(changes)
 
-    def _restore(self, changed: Iterable[int], before: dict[int, Any]) -> None:
-        for number in changed:
-            self._clients.pop(number, None)
-        self._clients.update(before)
-
     def _reclaim(self) -> None:
-        through = _EVERYTHING if self._folder is None else self._folder.unpinned()
-        self._content.rows.slots.reclaim(through)
-        self._content.vectors.reclaim(through)
+        through = _EVERYTHING if self.folder is None else self.folder.unpinned()
+        self.content.rows.slots.reclaim(through)
+        self.content.vectors.reclaim(through)
+
+    def refresh(self) -> None:
+        """Show a reader the last commit."""
+        self.require_open()
+        if self.folder is not None and self.folder.readonly:
+            self.content.refresh(self.folder)
+
+    def after_commit(self) -> None:
+        """Evict surplus rows, start to write back, and warn about slow readers."""
+        with suppress(OSError, RuntimeError, MemoryError):  # the commit is already complete
+            if self.folder is not None:
+                self.folder.rows.evict()
+            if self.background is not None and self._write_back:
+                self.background.write_back()
+            self._warn_of_readers()
+
+    def _warn_of_readers(self) -> None:
+        """Warn once if readers keep more unused slots than there are used ones."""
+        rows, vectors = self.content.rows, self.content.vectors
+        waiting = vectors.retired + sum(slots.waiting for slots in self.content.all_slots)
+        used = rows.written + len(vectors.table)
+        if self.folder is None or waiting <= max(used, FEW_SLOTS):
+            self._has_warned = False
+        elif not self._has_warned:
+            self._has_warned = True
+            processes = [f"process {process}, {behind} commits behind" for process, behind in self.folder.readers]
+            _log.warning(
+                "%s: %d unused slots are kept for readers, and %d slots are in use. The files grow with every round "
+                "until the readers call refresh() or close() (%s)",
+                self._name,
+                waiting,
+                used,
+                "; ".join(processes) or "this process, or a view of a vector that is still in use",
+            )
+
+    def close(self) -> None:
+        """Publish the last commit, then close and shorten the files. If publishing fails, raise and stay open."""
+        folder, end = self.folder, self._finalizer
+        if folder is None or end is None or self._closed:
+            self._closed = True
+            return
+        if self.background is not None:
+            self.background.close()
+        writes = not folder.readonly and self.broken is None and self._process == os.getpid()
+        is_ours = writes and self._publish_last()
+        self._closed = True
+        try:
+            if is_ours:
+                folder.trim()
+        finally:
+            end()
+
+    def _publish_last(self) -> bool:
+        """Publish the last commit; return whether this process may write to the folder."""
+        try:
+            self._require_lock()
+        except StoreError:
+            if self.is_behind:
+                raise
+            return False  # nothing is lost, and another process now writes the files
+        self.publish()
+        return True
+
+    @property
+    def _name(self) -> str:
+        return "store" if self.folder is None else str(self.folder.path)
+
+    def _wake_in_fork(self, folder: Folder) -> None:
+        """Let a fork of a reader read the last commit. Reject a fork of a writer, whose parent owns the slots."""
+        if not folder.readonly:
+            raise StoreError(
+                f"{self._name}: open for writing in the parent process {self._process}; open the store with "
+                "readonly=True in this fork"
+            )
+        self._process = os.getpid()
+        folder.pin_again()
+        self.content.refresh(folder)
+
+
+def _end(background: DiskThread | None, folder: Folder) -> None:
+    if background is not None:
+        background.close()
+    folder.close()
+
+
+def _restore(clients: dict[int, Any], changed: Iterable[int], before: dict[int, Any]) -> None:
+    for number in changed:
+        clients.pop(number, None)
+    clients.update(before)
 
 
 def _without(numbers: Collection[int], entries: Entries) -> list[int]:
-    """The numbers that have none of the entries."""
     listed = set(entries["number"].tolist()) if numbers else ()
     return [number for number in numbers if number not in listed]
 
 
 def _lowered_rows(content: Content) -> Entries:
-    """Copy the highest rows to the lowest free slots, as far as that brings them down; a damaged row stays."""
+    """Copy the highest rows to lower free slots, except damaged rows; return the new entries."""
     rows = content.rows
     numbers = np.flatnonzero(rows.slot)
     moved, slots = [], []
@@ -452,157 +569,18 @@ def _lowered_rows(content: Content) -> Entries:
     return entries
 
 
-def require_names(medium: str, durability: str) -> str:
-    """The device of a medium: "cpu" for the host's memory and for files."""
-    if not isinstance(medium, str) or medium.partition(":")[0] not in get_args(Medium) or medium.startswith(_NO_NUMBER):
+def device_of(medium: str, durability: str) -> str:
+    """Return the device of a medium, "cpu" for host memory and files. Raise an UnknownNameError for unknown names."""
+    kind = medium.partition(":")[0] if isinstance(medium, str) else None
+    if kind not in get_args(Medium) or (kind != "cuda" and kind != medium):
         raise UnknownNameError.of("medium", medium, get_args(Medium))
     if durability not in get_args(Durability):
         raise UnknownNameError.of("durability", durability, get_args(Durability))
-    return device_named(medium) if medium.startswith("cuda") else CPU
+    return device_named(medium) if kind == "cuda" else CPU
 
 
-def require_files(undoable: bool, medium: str, *, readonly: bool) -> None:
-    """Raise a RangeError where an undoable store cannot be: it is its folder that keeps what was replaced."""
-    if undoable and (medium != "mmap" or readonly):
+def require_folder(keep_previous: bool, medium: str, *, readonly: bool) -> None:
+    """Raise a RangeError if ``keep_previous`` is set for a store without a writable folder."""
+    if keep_previous and (medium != "mmap" or readonly):
         got = "readonly=True" if readonly else f'medium="{medium}"'
-        raise RangeError(f'undoable: expected False, or medium="mmap" open for writing, got True with {got}')
-
-
-class Session:
-    """An open store in one process, from opening to closing.
-
-    Args:
-        content: what is open.
-        durability: when the folder is durable.
-        resident_rows: how many rows of a file stay in memory.
-    """
-
-    def __init__(self, content: Content, durability: Durability, resident_rows: int | None) -> None:
-        self.content, self.folder, self.durability = content, content.folder, durability
-        self.commits = Commits(content, every_commit=durability != "checkpoint")
-        self._write_back = durability == "checkpoint"  # else commits wait for their writing, or never write back
-        self.background = None if self.folder is None else DiskThread(self.folder.rows)
-        if self.folder is not None and resident_rows is not None:
-            self.folder.rows.resident = resident_rows
-        self._process = os.getpid()
-        self._closed = False
-        self._has_warned = False
-        # So that the thread ends and files are closed, but nothing else is done, when a store is dropped:
-        self._finalizer = None if self.folder is None else finalize(self, _end, self.background, self.folder)
-        if self._finalizer is not None:
-            # A daemon thread may be in a commit when the program ends: what is closed under its hands may be a file of
-            # another number then, into which it writes. The system closes everything, as after a kill.
-            self._finalizer.atexit = False
-
-    def require_open(self) -> None:
-        """Raise a StoreError if the store was closed; see to what a fork of its process needs."""
-        if self._closed:
-            raise StoreError(f"{self._name}: expected an open store, got one that was closed")
-        if self.folder is not None and self._process != os.getpid():
-            self._wake_in_fork(self.folder)
-
-    def require_files(self) -> None:
-        """Raise a CorruptionError if a file was cut short."""
-        self.content.rows.slots.require_whole()
-        self.content.vectors.require_whole()
-
-    def require_writer(self) -> None:
-        """Raise a StoreError unless the store can be written to."""
-        self.require_open()
-        if self.folder is not None and self.folder.readonly:
-            raise StoreError(f"{self._name}: expected a store open for writing, got one opened with readonly=True")
-        self.require_whole()
-
-    def require_right(self) -> None:
-        """Raise a StoreError unless the store can be written to, and only here: before slots are written."""
-        self.require_writer()
-        self.require_files()
-        self.commits.require_right()
-
-    def require_whole(self) -> None:
-        """Raise a StoreError if what is in memory may be no commit."""
-        self.require_open()
-        if self.commits.broken is not None:
-            raise StoreError(f"{self._name}: {self.commits.broken}: open it again")
-
-    def refresh(self) -> None:
-        """Let a reader see what was committed last."""
-        self.require_open()
-        if self.folder is not None and self.folder.readonly:
-            self.content.refresh(self.folder)
-
-    def after_commit(self) -> None:
-        """Evict surplus rows and start writing back, after a commit."""
-        with suppress(OSError, RuntimeError, MemoryError):  # the commit counts, and these only make others quicker
-            if self.folder is not None:
-                self.folder.rows.evict()
-            if self.background is not None and self._write_back:
-                self.background.write_back()
-            self._look_at_readers()
-
-    def _look_at_readers(self) -> None:
-        """Say once that readers, a forgotten notebook perhaps, keep more of the disk from use than is in use."""
-        rows, vectors = self.content.rows, self.content.vectors
-        waiting, used = rows.slots.waiting + vectors.waiting, rows.written + len(vectors.table)
-        if self.folder is None or waiting <= max(used, FEW_SLOTS):
-            self._has_warned = False
-        elif not self._has_warned:
-            self._has_warned = True
-            processes = [f"process {process}, {behind} commits behind" for process, behind in self.folder.readers]
-            _log.warning(
-                "%s: %d slots that are used no more wait for readers, and %d are in use: the files grow with every "
-                "round until readers refresh() or close() (%s)",
-                self._name,
-                waiting,
-                used,
-                "; ".join(processes) or "in this process, or views of vectors that are held",
-            )
-
-    def close(self) -> None:
-        """Publish what was committed, or stay open; then close the files, and shorten them."""
-        folder, end = self.folder, self._finalizer
-        if folder is None or end is None or self._closed:
-            self._closed = True
-            return
-        if self.background is not None:
-            self.background.close()
-        writes = not folder.readonly and self.commits.broken is None and self._process == os.getpid()
-        is_ours = writes and self._publish()
-        self._closed = True
-        try:
-            if is_ours:
-                folder.trim()
-        finally:
-            end()
-
-    def _publish(self) -> bool:
-        """Leave the folder as it was committed last; whether it is this process's."""
-        try:
-            self.commits.require_right()
-        except StoreError:
-            if self.commits.is_behind:
-                raise
-            return False  # nothing is lost, and the files are another process's
-        self.commits.publish()
-        return True
-
-    @property
-    def _name(self) -> str:
-        return "store" if self.folder is None else str(self.folder.path)
-
-    def _wake_in_fork(self, folder: Folder) -> None:
-        """A reader that was forked looks at the last commit; a writer's slots belong to the process that was forked."""
-        if not folder.readonly:
-            raise StoreError(
-                f"{self._name}: expected the process that opened the store for writing ({self._process}), got a fork "
-                "of it: open it there with readonly=True"
-            )
-        self._process = os.getpid()
-        folder.pin_again()
-        self.content.refresh(folder)
-
-
-def _end(background: DiskThread | None, folder: Folder) -> None:
-    if background is not None:
-        background.close()
-    folder.close()
+        raise RangeError(f'keep_previous=True: needs medium="mmap" open for writing, not {got}')

@@ -1,4 +1,4 @@
-"""A store's form and content in numbers, and the recovery from a loss of commits."""
+"""Statistics of a store, and recovery after a loss of commits."""
 
 import json
 from dataclasses import dataclass, replace
@@ -7,20 +7,20 @@ from typing import Any
 
 from fedcore.errors import CorruptionError
 from fedcore.store.content import Content
-from fedcore.store.files.entries import row_entries, used_slots
+from fedcore.store.files.entries import Transaction, row_entries, used_slots
 from fedcore.store.files.folder import Folder, undisturbed
 from fedcore.store.slots import VERSION
 
 
 @dataclass(frozen=True)
 class PreviousCommit:
-    """The commit before the last, to which ``ClientStore.undo`` goes back.
+    """The commit to which ``ClientStore.undo`` returns.
 
     Attributes:
-        commit: its number.
-        round: its round, or None where there was none yet.
-        state: its state, as JSON gives it back.
-        rows: how many rows are kept for it.
+        commit: the number of the commit.
+        round: the round of the commit; None if it had no round.
+        state: the state, as decoded from JSON.
+        rows: the number of rows that are kept for ``undo``.
     """
 
     commit: int
@@ -34,20 +34,16 @@ class StoreInfo:
     """The result of ``ClientStore.info``.
 
     Attributes:
-        path: the folder; None for a store in memory.
-        format: the version of the files' format.
-        codec, n: how a row is stored, and its elements.
-        row_bytes: what a row takes.
-        clients: how many are registered.
-        rows: how many have a row.
-        free: slots below the highest that the next rows will use again.
-        round: the last committed round, or None.
-        commit: the number of the folder's last commit, which is that of its transactions; 0 for a store in memory.
+        format: the version of the file format.
+        codec, n: the format of a row, and its number of elements.
+        clients, rows: the number of registered clients, and of those with a row.
+        free: the number of slots that new rows will reuse.
+        commit: the number of the folder's last transaction; 0 for a store in memory.
         vectors: dtype and shape by name.
-        bytes: of memory or disk that rows and vectors take, free ones included.
-        readers: other processes that read the folder, and how many commits each is behind: what they look at, and
-            what was written since, is not used again.
-        previous: the commit before the last, where the folder keeps it: the last can be taken back.
+        bytes: the memory or disk space of rows and vectors, with free slots.
+        readers: other processes that read the folder, and the number of commits that each is behind. The writer does
+            not reuse their slots.
+        previous: the previous commit, if the folder keeps it.
     """
 
     path: Path | None
@@ -67,26 +63,19 @@ class StoreInfo:
 
 
 def state_of(path: Path) -> Any:
-    """The state of the last commit to the store in a folder, as ``ClientStore.state``; its rows are not read.
-
-    Raises:
-        StoreError, CorruptionError: there is no store, or its head was damaged.
-    """
+    """Return the state of the last commit to the store in a folder, without reading rows; see ``ClientStore.state``."""
     folder = undisturbed(path, lambda: Folder(path, readonly=True, durable=False))
     folder.close()
     return None if folder.head.state is None else json.loads(folder.head.state)
 
 
-def _free_seen(content: Content) -> int:
-    """The free slots as far as a reader sees."""
-    kept: list[int] = [] if content.previous is None else used_slots(content.previous.rows).tolist()
-    return max([int(content.rows.slot.max(initial=0)), *kept]) - content.rows.written - len(kept)
-
-
 def info(content: Content) -> StoreInfo:
-    """Look at a content."""
-    folder, rows = content.folder, content.rows
-    vectors, readonly = content.vectors, folder is not None and folder.readonly
+    """Return the statistics of a store's content."""
+    folder, rows, vectors = content.folder, content.rows, content.vectors
+    free = rows.slots.free
+    if folder is not None and folder.readonly:  # a reader knows only the slots that the index names
+        kept = [] if content.previous is None else used_slots(content.previous.rows).tolist()
+        free = max([int(rows.slot.max(initial=0)), *kept]) - rows.written - len(kept)
     return StoreInfo(
         path=None if folder is None else folder.path,
         format=VERSION if folder is None else folder.index.version,
@@ -95,10 +84,10 @@ def info(content: Content) -> StoreInfo:
         row_bytes=rows.slots.stride,
         clients=len(content.registry),
         rows=rows.written,
-        free=_free_seen(content) if readonly else rows.slots.free,
+        free=free,
         round=content.round,
         vectors={name: (entry.dtype, entry.shape) for name, entry in vectors.table.items()},
-        bytes=rows.slots.high * rows.slots.stride + vectors.bytes if folder is None else folder.bytes,
+        bytes=sum(slots.high * slots.stride for slots in content.all_slots) if folder is None else folder.bytes,
         commit=0 if folder is None else folder.head.sequence,
         readers=() if folder is None else tuple(folder.readers),
         previous=previous_commit(content),
@@ -106,7 +95,7 @@ def info(content: Content) -> StoreInfo:
 
 
 def previous_commit(content: Content) -> PreviousCommit | None:
-    """The commit before the last, where it is kept."""
+    """Return the previous commit, if it is kept."""
     previous = content.previous
     if previous is None:
         return None
@@ -117,12 +106,13 @@ def previous_commit(content: Content) -> PreviousCommit | None:
 
 @dataclass(frozen=True)
 class Remains:
-    """The remains of a store.
+    """The state of a store after a loss of commits.
 
     Attributes:
-        commit, round: of the last commit that is there.
-        lost: the commits after it, which the rows have seen and the index has not; empty if none was lost.
-        problems: what lost commits have written over since: a line for each damaged row or vector.
+        commit, round: the number and the round of the last commit that is left.
+        lost: the numbers of the lost commits, which the row file recorded and the index did not; empty if none was
+            lost.
+        problems: one line for each row or vector that lost commits have overwritten or damaged.
     """
 
     commit: int
@@ -132,47 +122,36 @@ class Remains:
 
 
 def look(path: Path) -> Remains:
-    """The remains of the store in a folder, all of which is read; nothing is changed.
-
-    Raises:
-        StoreError, CorruptionError: as ``ClientStore.open``, except a loss of commits.
-    """
+    """Return the state of the store in a folder after a loss of commits. Reads all of it and changes nothing."""
     folder = Folder(path, readonly=True, durable=False, lossy=True)
     try:
-        return _remains(Content.read(folder), folder)
+        problems = Content.read(folder).problems(with_previous=False)
+        commit = folder.head.sequence
+        return Remains(commit, folder.head.round, range(commit + 1, folder.seen + 1), problems)
     finally:
         folder.close()
 
 
 def give_up(path: Path) -> Remains:
-    """Let a store that lost commits go on from the last that is there, as if the others had never been.
+    """Discard lost commits, so that the store continues from the last commit that is left.
 
-    It is a transaction: interrupted, the store is as before, or recovered.
-
-    Raises:
-        StoreError: as ``ClientStore.open``.
-        LockedError: another process writes to it.
-        CorruptionError: the commit that is there is not whole; nothing is changed.
+    The change is one transaction: after an interrupt the store is either unchanged or recovered. If the commit that is
+    left is damaged, raise a CorruptionError and change nothing.
     """
-    found = look(path)  # without the right to write, with which what is not needed would be deleted
+    found = look(path)  # read-only: opening the folder for writing would delete unneeded files
     if not found.lost:
         return found
     if found.problems:
+        more = " and more" if len(found.problems) > 1 else ""
         raise CorruptionError(
-            f"{path}: expected commit {found.commit} to be whole, got {found.problems[0]}"
-            f"{' and more' if len(found.problems) > 1 else ''}; use a copy of the store"
+            f"{path}: commit {found.commit} is damaged: {found.problems[0]}{more}; use a copy of the store"
         )
     folder = Folder(path, readonly=False, durable=True, lossy=True)
     try:
         Content.read(folder)
-        # Past every number that was given: the rows have not seen more than the index has then.
+        # Above every number so far, so that the row file has not recorded more commits than the index.
         folder.head = replace(folder.head, sequence=max(folder.seen, folder.head.sequence))
-        folder.publish(folder.head, row_entries(()), (), ())
+        folder.publish(Transaction(folder.head, row_entries(())))
     finally:
         folder.close()
     return found
-
-
-def _remains(content: Content, folder: Folder) -> Remains:
-    commit = folder.head.sequence
-    return Remains(commit, folder.head.round, range(commit + 1, folder.seen + 1), content.problems())

@@ -1,4 +1,4 @@
-"""The registry of clients: which there are, and each one's number."""
+"""The registry of clients: their ids and their numbers."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,187 +8,105 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arguments import is_whole, shown, whole
+from fedcore.arrays import core
 from fedcore.errors import RangeError, ShapeError, UnknownClientError
-from fedcore.native import core
-from fedcore.representation import Represented, first
+from fedcore.validation import Represented, check_integer, first_members, is_integer, short_repr
 
-__all__ = ["ClientId", "Registry"]
+__all__ = ["ClientId", "Clients", "Registry"]
 
 ClientId: TypeAlias = int | str
 """The id of a client: an int in 0..2**64 - 1, or a str."""
 Numbers = npt.NDArray[np.int64]
 
-MOST = 2**62  # clients that a count may register: with those that are listed, numbers stay below 2^63
-_AT_ONCE = 4096  # ids that an iteration takes from the index in one call
+MOST = 2**62  # the maximum client count: with listed clients, numbers stay below 2^63
+_BATCH = 4096  # ids that an iteration reads from the index in one call
 
-# Ids may come from clients, who must not know which of them collide. Nothing that can be seen depends on the key.
+# A random key: clients may choose their ids, and must not know which ids collide. No result depends on the key.
 _KEY = os.urandom(16)
 
 
-class Registry(Represented):
-    """The registered clients: their ids, and for each a number that stays until it leaves.
+class Clients(Represented):
+    """A read-only view of the registered clients; later changes of the registry are visible.
 
-    An id is any int in 0 .. 2**64 - 1 or a str that UTF-8 can hold (no lone surrogates, as undecodable names of files
-    have); 7 and "7" are two clients. NumPy's integers count as ints. The numbers are dense, so that what belongs to the
-    clients can lie in arrays: a count registers the ids 0 .. count - 1, each its own number, and keeps no list of them;
-    every other id gets the lowest free number >= count, and 0, 1, 2, ... in turn where the registry begins with a list.
-    A client that leaves gives its number back, one of 0 .. count - 1 for its own return alone.
-
-    Args:
-        clients: a count, 0 .. 2**62, or the ids, each once: an integer array, or any iterable.
-
-    Raises:
-        RangeError: ``clients`` is neither, the count is out of range, or an id comes twice.
-        UnknownClientError: an id is neither an int in 0 .. 2**64 - 1 nor a str that UTF-8 can hold.
-        ShapeError: an array is not a vector.
-
-    Determinism: numbers depend on the ids and their order alone. After departures they depend on which numbers are
-        free, not on how that came about: ``restore(*explicit())`` goes on as the original does.
-    Cost: nothing for a counted client; 20 to 25 bytes for an id, a str's UTF-8 and 4 more; 20 to 25 bytes for a counted
-        client that has left. Threads may share one.
-
-    >>> registry = Registry(3)
-    >>> registry.add("visitor"), registry.number("visitor"), registry.number(2)
-    (3, 3, 2)
-    >>> registry.remove(1), list(registry)
-    (1, [0, 2, 'visitor'])
+    Methods raise an UnknownClientError for a client that is not registered.
     """
 
-    def __init__(self, clients: int | Iterable[ClientId] = 0) -> None:
-        listed: Iterable[ClientId] = ()
-        count = 0
-        if is_whole(clients):
-            count = whole("clients", clients, 0, MOST)
-        elif isinstance(clients, Iterable) and not isinstance(clients, str | bytes):
-            listed = clients
-        else:
-            raise RangeError(f"clients: expected a count or the ids, got {shown(clients)}")
-        self._index = core.ClientIndex(_KEY, count)
-        # The number of a client that is exactly an int or a str, else -1; looked up here once, not in each call.
-        self._find: Callable[[object], int] = self._index.number
-        # The ids below it are registered, each its own number: nobody need look them up. It falls to 0 before the first
-        # of them leaves, and rises no more: who sets it again by what the index said may be late.
-        self._whole = count
-        self.add_all(listed)
-
-    @classmethod
-    def restore(cls, count: int, listed: Iterable[tuple[int, ClientId | None]]) -> "Registry":
-        """The registry of which ``explicit`` told this, with equal numbers.
-
-        Args:
-            count: the ids 0 .. count - 1 are their own numbers.
-            listed: (number, id) of every other client, in any order; (number, None) for each of 0 .. count - 1 that is
-                not registered. One that left and came back may stand there with its own number.
-
-        Raises:
-            RangeError, UnknownClientError: it contradicts itself.
-        """
-        pairs = list(listed)
-        for number, _ in pairs:
-            whole("listed", number, 0, 2**63 - 1)
-        numbers = np.array([number for number, _ in pairs], np.int64)
-        return cls.of_columns(count, numbers, [client for _, client in pairs])
-
-    @classmethod
-    def of_columns(cls, count: int, numbers: Numbers, ids: Sequence[ClientId | None]) -> "Registry":
-        """``restore`` from the numbers and the ids of the entries.
-
-        Raises:
-            RangeError, UnknownClientError: they contradict each other.
-        """
-        registry = cls(count)
-        if numbers.min(initial=0) < 0:
-            raise RangeError(f"listed: expected numbers of 0 or more, got {numbers.min()}")
-        if (np.diff(numbers) <= 0).any():
-            order = np.argsort(numbers)
-            numbers, ids = numbers[order], [ids[i] for i in order.tolist()]
-        if (twice := numbers[1:][np.diff(numbers) == 0]).size:
-            raise RangeError(f"listed: expected each number once, got {twice[0]} again")
-        counted = int(np.searchsorted(numbers, count))
-        for number, client in zip(numbers[:counted].tolist(), ids, strict=False):
-            if client is None:
-                registry.remove(number)
-            elif client != number:
-                raise RangeError(f"listed: expected number {number} for client {number} alone, got {shown(client)}")
-        registry._add_at(numbers[counted:], ids[counted:] if counted else ids)
-        return registry
-
-    def explicit(self) -> tuple[int, list[tuple[int, ClientId | None]]]:
-        """The content of an equal registry, as a store keeps it: the arguments of ``restore``, ascending."""
-        count, numbers, ids = self.columns()
-        return count, list(zip(numbers.tolist(), ids, strict=True))
-
-    def columns(self) -> tuple[int, Numbers, Sequence[ClientId | None]]:
-        """The count, and the numbers and the ids of the entries of ``explicit``: the arguments of ``of_columns``."""
-        left, (numbers, ids) = self._index.left(), self._index.listed()
-        return self._index.count, np.concatenate([left, numbers]), [*([None] * len(left)), *ids]
+    def __init__(self, index: "core.ClientIndex") -> None:
+        self._index = index
+        # Returns the number of a client that is exactly an int or a str, else -1. Stored here to save the lookup.
+        self._find: Callable[[object], int] = index.number
+        self._whole = 0  # see Registry
 
     @property
     def index(self) -> "core.ClientIndex":
-        """The native index, which readers of whole cohorts look clients up in; it changes with the registry alone."""
+        """The native index for lookups of whole cohorts. Only the registry changes it."""
         return self._index
 
     @property
     def capacity(self) -> int:
-        """Every number is below it: it is one past the highest in use, and at least the count."""
+        """An upper bound of all numbers: one more than the highest number in use, and at least the count."""
         capacity: int = self._index.capacity
         return capacity
 
     def _facts(self) -> dict[str, Any]:
-        return {"count": len(self), "first": first(self)}
+        return {"count": len(self), "first": first_members(self)}
 
     def __len__(self) -> int:
         """The number of registered clients."""
         return len(self._index)
 
     def __contains__(self, client: object) -> bool:
-        """Tell whether the client is registered; False for what cannot be an id."""
+        """Whether the client is registered; False for an object that cannot be an id."""
         try:
             return self._find(canonical(client)) >= 0
         except UnknownClientError:
             return False
 
     def __iter__(self) -> Iterator[ClientId]:
-        """The ids in the order of their numbers; of those that come or leave meanwhile some may be missed."""
+        """Iterate over the ids by their numbers. Clients that are added or removed meanwhile may be missed."""
         start = 0
         while start < self.capacity:
-            yield from self._index.ids(start, start + _AT_ONCE)
-            start += _AT_ONCE
+            yield from self._index.ids(start, start + _BATCH)
+            start += _BATCH
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether the same clients have the same numbers, and numbers to come are equal as well."""
-        if not isinstance(other, Registry):
+        """Whether both have the same clients and numbers, and will give new clients equal numbers."""
+        if not isinstance(other, Clients):
             return NotImplemented
         return self.explicit() == other.explicit()
 
+    __hash__ = None  # type: ignore[assignment]
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles are restored registries, hashed under their own process's key."""
+        """Pickle the content. A copy is a new registry, hashed with the key of its own process."""
         return Registry.restore, self.explicit()
 
-    def check(self, client: object) -> ClientId:
-        """The id in its one form, a plain int or str.
+    def explicit(self) -> tuple[int, list[tuple[int, ClientId | None]]]:
+        """Return the content as a store keeps it, in ascending order: the arguments of ``Registry.restore``."""
+        count, numbers, ids = self.columns()
+        return count, list(zip(numbers.tolist(), ids, strict=True))
 
-        Raises:
-            UnknownClientError: no such client is registered.
-        """
+    def columns(self) -> tuple[int, Numbers, Sequence[ClientId | None]]:
+        """Return the count, the numbers and the ids of ``explicit``: the arguments of ``Registry.of_columns``."""
+        left, (numbers, ids) = self._index.left(), self._index.listed()
+        return self._index.count, np.concatenate([left, numbers]), [*([None] * len(left)), *ids]
+
+    def check(self, client: object) -> ClientId:
+        """Return the client's id as a plain int or str."""
         if type(client) is int and 0 <= client < self._whole:
             return client
         if self._find(client) >= 0:
-            return client  # type: ignore[return-value]  # found as it is, so an int or a str
+            return client  # type: ignore[return-value]  # an int or a str, since it was found
         known = canonical(client)
         if self._find(known) < 0:
             raise self._unknown(client)
         return known
 
     def number(self, client: object) -> int:
-        """The client's number, 0 <= number < capacity; the same until the client is removed.
+        """Return the client's number, 0 <= number < capacity. It stays the same until the client is removed.
 
-        Raises:
-            UnknownClientError: no such client is registered.
-
-        Cost: 60 ns for a counted client while none of those has left, 200 ns for another, or what its two or three
-            cache misses take.
+        Cost: 60 ns for a client below the count if no such client was ever removed; otherwise 200 ns, or two or three
+            cache misses.
         """
         if type(client) is int and 0 <= client < self._whole:
             return client
@@ -200,64 +118,125 @@ class Registry(Represented):
         return number
 
     def numbers(self, clients: Iterable[ClientId] | npt.NDArray[Any]) -> Numbers:
-        """The numbers of many clients, int64[k] in their order; an integer array is the fastest, then a list.
-
-        Raises:
-            UnknownClientError: one of them is not registered.
-            ShapeError: an array is not a vector.
-        """
+        """Return the numbers of several clients, int64[k], in the given order. Integer arrays are fastest."""
         listed = _listed(clients)
         if not isinstance(listed, list | tuple | np.ndarray):
             listed = list(listed)
         found: Numbers = self._index.numbers(listed)
-        if np.minimum.reduce(found, initial=0) < 0:  # ids in another form, or of nobody
+        if np.minimum.reduce(found, initial=0) < 0:  # ids in another form, or unknown
             for i in np.flatnonzero(found < 0):
                 found[i] = self.number(listed[i])
         return found
 
     def id_of(self, number: int) -> ClientId:
-        """The id of the client with that number.
-
-        Raises:
-            RangeError: it is no registered client's number.
-        """
-        if is_whole(number, 0, self.capacity - 1):
+        """Return the id of the client with this number. Raise a RangeError if no client has it."""
+        if is_integer(number, 0, self.capacity - 1):
             client: ClientId | None = self._index.id_of(int(number))
             if client is not None:
                 return client
-        raise RangeError(f"number: expected one of a registered client, below {self.capacity}, got {shown(number)}")
+        raise RangeError(
+            f"number={short_repr(number)}: no registered client has this number; numbers are below {self.capacity}"
+        )
+
+    def _unknown(self, client: object) -> UnknownClientError:
+        whole = self._index.whole
+        due = f"the ids are 0..{whole - 1}" if whole == self.capacity and whole > 0 else f"{len(self)} clients are"
+        other: Any = int(client) if isinstance(client, str) and client.isdecimal() else str(client)
+        hint = f"; {other!r} is registered, but an int and a str are different ids" if other in self else ""
+        return UnknownClientError(f"client={short_repr(client)}: not registered ({due}){hint}")
+
+
+class Registry(Clients):
+    """The registered clients: each has an id, and a number that stays the same until the client is removed.
+
+    An id is an int in 0 .. 2**64 - 1 or a str that UTF-8 can encode. 7 and "7" are different ids; NumPy integers count
+    as ints. Numbers are dense, so that data of clients can be stored in arrays:
+
+    - A count registers the ids 0 .. count - 1. Each id is its own number, and no list of them is kept.
+    - Every other id gets the lowest free number >= count.
+    - Removing a client frees its number. A number below the count stays reserved for its own client.
+
+    Args:
+        clients: a count, 0 .. 2**62, or the ids, each once, as an integer array or another iterable.
+
+    Determinism: numbers depend only on the ids and their order. After removals they depend on the free numbers, not on
+        the order of the removals: ``restore(*explicit())`` continues like the original.
+    Cost: no memory for a count. 20 to 25 bytes for each other id and for each removed client of the count; for a str
+        also its UTF-8 bytes and 4. Threads may share a registry.
+
+    >>> registry = Registry(3)
+    >>> registry.add("visitor"), registry.number("visitor"), registry.number(2)
+    (3, 3, 2)
+    >>> registry.remove(1), list(registry)
+    (1, [0, 2, 'visitor'])
+    """
+
+    def __init__(self, clients: int | Iterable[ClientId] = 0) -> None:
+        listed: Iterable[ClientId] = ()
+        count = 0
+        if is_integer(clients):
+            count = check_integer("clients", clients, 0, MOST)
+        elif isinstance(clients, Iterable) and not isinstance(clients, str | bytes):
+            listed = clients
+        else:
+            raise RangeError(f"clients={short_repr(clients)}: must be a count or the ids")
+        super().__init__(core.ClientIndex(_KEY, count))
+        # Ids below this bound are their own numbers and need no lookup. It falls to 0 before the first of them is
+        # removed and never rises, since a value that another thread read from the index may be out of date.
+        self._whole = count
+        self.add_all(listed)
+
+    @classmethod
+    def restore(cls, count: int, listed: Iterable[tuple[int, ClientId | None]]) -> "Registry":
+        """Return a registry with this content and the same numbers; see ``explicit``.
+
+        Args:
+            count: the number of clients whose ids 0 .. count - 1 are their own numbers.
+            listed: (number, id) of every other client, in any order, and (number, None) for each of 0 .. count - 1 that
+                is not registered. A client of the count may be listed with its own number.
+        """
+        pairs = list(listed)
+        for number, _ in pairs:
+            check_integer("listed", number, 0, 2**63 - 1)
+        numbers = np.array([number for number, _ in pairs], np.int64)
+        return cls.of_columns(count, numbers, [client for _, client in pairs])
+
+    @classmethod
+    def of_columns(cls, count: int, numbers: Numbers, ids: Sequence[ClientId | None]) -> "Registry":
+        """Return the registry of ``restore`` from arrays of the numbers and the ids."""
+        registry = cls(count)
+        if numbers.min(initial=0) < 0:
+            raise RangeError(f"listed: number {numbers.min()} is negative")
+        if (np.diff(numbers) <= 0).any():
+            order = np.argsort(numbers)
+            numbers, ids = numbers[order], [ids[i] for i in order.tolist()]
+        if (twice := numbers[1:][np.diff(numbers) == 0]).size:
+            raise RangeError(f"listed: number {twice[0]} appears twice")
+        counted = int(np.searchsorted(numbers, count))
+        for number, client in zip(numbers[:counted].tolist(), ids, strict=False):
+            if client is None:
+                registry.remove(number)
+            elif client != number:
+                raise RangeError(f"listed: number {number} is reserved for client {number}, not {short_repr(client)}")
+        registry._add_at(numbers[counted:], ids[counted:] if counted else ids)
+        return registry
 
     def add(self, client: object) -> int:
-        """Register a client that arrives, and return its number.
-
-        Raises:
-            UnknownClientError: it is neither an int in 0 .. 2**64 - 1 nor a str that UTF-8 can hold.
-            RangeError: it is registered already.
-        """
+        """Register a client, and return its number. Raise a RangeError if it is already registered."""
         number: int = self._index.add(canonical(client))
         if number < 0:
-            raise RangeError(f"client: expected a new id, got {shown(client)}, which is registered already")
+            raise RangeError(f"client={short_repr(client)}: already registered")
         return number
 
     def add_all(self, clients: Iterable[ClientId] | npt.NDArray[Any]) -> Numbers:
-        """Register many clients, each once, and return their numbers, int64[k]; or, if one is refused, none of them.
-
-        Raises:
-            UnknownClientError, RangeError: as ``add``.
-            ShapeError: an array is not a vector.
-        """
+        """Register clients, and return their numbers, int64[k]. An error registers none of them."""
         numbers, twice = self._index.add_all(_listed(clients), canonical)
         if numbers is None:
-            got = f"{shown(twice)}, which is registered already"
-            raise RangeError(f"clients: expected new ids, each once, got {got}")
+            raise RangeError(f"clients: {short_repr(twice)} is already registered, or listed twice")
         return numbers
 
     def remove(self, client: object) -> int:
-        """Forget a client that leaves, and return the number that it had, which is free now.
-
-        Raises:
-            UnknownClientError: no such client is registered.
-        """
+        """Remove a client, and return its former number, which is free now."""
         known = canonical(client)
         if isinstance(known, int) and known < self._whole:
             self._whole = 0
@@ -267,88 +246,68 @@ class Registry(Represented):
         return number
 
     def put_back(self, number: int, client: ClientId) -> None:
-        """Undo ``remove``, which returned this number; nothing if the client is registered again.
-
-        Raises:
-            RangeError: somebody else has the number.
-        """
+        """Undo a ``remove`` that returned this number. Do nothing if the client is registered again."""
         if client not in self:
             self._place({number: client})
 
     def holders(self, numbers: Iterable[int]) -> dict[int, ClientId | None]:
-        """The id of each number's client; None for a number that nobody has."""
+        """Return the id of the client with each number; None for a free number."""
         return {number: self._index.id_of(number) for number in numbers}
 
     def reassign(self, holders: Mapping[int, ClientId | None]) -> None:
-        """Give these numbers to these clients; None frees a number. After an error, who has them is not defined.
-
-        Raises:
-            RangeError, UnknownClientError: a client has another number already, or is no id.
-        """
+        """Assign these numbers to these clients; None frees a number. After an error the assignments are undefined."""
         for client in self.holders(holders).values():
             if client is not None:
                 self.remove(client)
         self._place({number: client for number, client in holders.items() if client is not None})
 
     def _place(self, clients: Mapping[int, ClientId]) -> None:
-        """Register clients under these numbers, which are free."""
         count = self._index.count
         for number in [number for number in clients if number < count]:
             if clients[number] != number or self._index.add(number) != number:
-                raise RangeError(f"number: expected {number} for its own client, got {shown(clients[number])}")
+                raise RangeError(f"number={number}: reserved for client {number}, not {short_repr(clients[number])}")
         numbers = [number for number in clients if number >= count]
         self._add_at(np.array(numbers, np.int64), [clients[number] for number in numbers])
 
     def _add_at(self, numbers: Numbers, clients: Sequence[object]) -> None:
-        """Register clients under these numbers, each free and not below the count, or (after an error) some of them."""
+        """Register clients with these numbers, each free and at least the count. An error may leave some registered."""
         ids: Any = clients if set(map(type, clients)) <= {int, str} else list(map(canonical, clients))
         placed = self._index.add_at(ids, numbers)
         if placed < len(ids):
-            canonical(ids[placed])  # which refuses what is no id
-            got = f"{numbers[placed]} for {shown(ids[placed])}"
-            due = f"each client once, those below {self._index.count} in their place"
-            raise RangeError(f"listed: expected {due}, got {got}")
-
-    def _unknown(self, client: object) -> UnknownClientError:
-        whole = self._index.whole
-        due = f"0..{whole - 1}" if whole == self.capacity and whole > 0 else f"{len(self)} are registered"
-        other: Any = int(client) if isinstance(client, str) and client.isdecimal() else str(client)
-        hint = f": {other!r} is registered, but not {shown(client)}, which is of another type" if other in self else ""
-        return UnknownClientError(f"client: expected a registered id ({due}), got {shown(client)}{hint}")
+            canonical(ids[placed])  # raises an error if it is not an id
+            raise RangeError(
+                f"listed: client {short_repr(ids[placed])} with number {numbers[placed]} is listed twice, or is an id "
+                f"below the count {self._index.count}, which must be its own number"
+            )
 
 
 def canonical(client: object) -> ClientId:
-    """A client id as a plain int or str.
-
-    Raises:
-        UnknownClientError: it is neither an int in 0..2**64 - 1 nor a str that UTF-8 can hold.
-    """
-    if type(client) is str and client.isascii():  # as most are
+    """Return a client id as a plain int or str."""
+    if type(client) is str and client.isascii():  # the usual case
         return client
     if isinstance(client, str):
-        text = str.__str__(client)  # the text itself, whatever its class shows instead
+        text = str.__str__(client)  # a subclass may show something else
         if not text.isascii():
             try:
                 text.encode()
             except UnicodeEncodeError:
-                got = f"{shown(client)}, whose lone surrogates UTF-8 cannot hold"
-                raise UnknownClientError(f"client: expected an int in 0..2**64 - 1 or a str, got {got}") from None
+                raise UnknownClientError(f"client={short_repr(client)}: UTF-8 cannot encode it") from None
         return text
-    if is_whole(client):
+    if is_integer(client):
         known = index(client)
         if 0 <= known < 2**64:
             return known
-    raise UnknownClientError(f"client: expected an int in 0..2**64 - 1 or a str, got {shown(client)}")
+    raise UnknownClientError(f"client={short_repr(client)}: must be an int in 0..2**64 - 1 or a str")
 
 
 def _listed(clients: Iterable[ClientId] | npt.NDArray[Any]) -> Any:
-    """uint64[k] of an array of integers; of another array a list; else ``clients`` itself."""
+    """Return uint64[k] for an integer array, a list for other arrays, and any other argument unchanged."""
     if not isinstance(clients, np.ndarray):
         return clients
     if clients.ndim != 1:
-        raise ShapeError(f"clients: expected a vector of ids, got {clients.dtype}{list(clients.shape)}")
+        raise ShapeError(f"clients: must be a vector of ids, not {clients.dtype}{list(clients.shape)}")
     if clients.dtype.kind not in "iu":
         return list(clients)
     if clients.dtype.kind == "i" and clients.size and clients.min() < 0:
-        canonical(clients.min())  # which refuses it
+        canonical(clients.min())  # raises an error
     return np.ascontiguousarray(clients, np.uint64)

@@ -1,7 +1,7 @@
-"""Malformed messages: a valid one of which parts are deleted, replaced, renamed or doubled, at every level.
+"""Malformed messages: a valid one with parts deleted, replaced, renamed or doubled, at every level.
 
-No replacement is a valid number of steps or examples, and none a tensor of the model's shapes: a message that counts
-all the same says what the valid one says, since what was changed in it is not used.
+No replacement is a valid number of steps or examples, or a tensor of the model's shapes. A message that is accepted all
+the same has the values of the valid one, since the server does not use the changed part.
 """
 
 import random
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class UnreadableError(Exception):
-    """What objects raise when they are read."""
+    """The error of objects that cannot be read."""
 
 
 def _raise(*args, **kwargs):
@@ -26,7 +26,7 @@ READ = {
 }
 CALLED = dict.fromkeys(["items", "keys", "values", "get", "detach", "cpu", "numpy", "is_contiguous", "float"], _raise)
 Hostile = type("Hostile", (), {**RAISING, **READ, **CALLED})
-"""Whatever is asked of it raises."""
+"""Every access raises an error."""
 
 HostileDict = type("HostileDict", (dict,), {**RAISING, **CALLED})
 HostileList = type("HostileList", (list,), RAISING)
@@ -35,13 +35,13 @@ HostileNumber = type("HostileNumber", (int,), RAISING)
 
 
 class LyingNumber(int):
-    """An integer below 1 that says it is in every range."""
+    """An integer below 1 that compares as inside every range."""
 
     __lt__ = __le__ = __gt__ = __ge__ = lambda self, other: True
 
 
 class LyingArray(np.ndarray):
-    """An array of five elements that says it has any shape that is due."""
+    """An array of five elements whose shape equals every shape."""
 
     shape = property(lambda self: AnyShape())
     flags = property(lambda self: np.zeros(2).flags)
@@ -55,7 +55,7 @@ class AnyShape(tuple):
 
 
 class LyingExport:
-    """Something of float32[6] that hands out another memory each time."""
+    """An export of float32[6] that returns a shorter array each time."""
 
     dtype, shape, ndim, nbytes = np.dtype("float32"), (6,), 1, 24
 
@@ -101,7 +101,7 @@ PLAIN = [
     lambda: bytearray(b"bytes"),
     _nested,
 ]
-"""Values that a message may carry over a wire, and their kin."""
+"""Values that a message may carry, and similar ones."""
 
 ARRAYS = [
     lambda: np.zeros(0, np.float32),
@@ -132,7 +132,7 @@ OBJECTS = [
     lambda: (item for item in [1]),
     lambda: lambda: None,
 ]
-"""Objects of a process that are not what they seem, or raise when they are read."""
+"""Objects that lie about themselves, or raise errors when they are read."""
 
 ODD = [*PLAIN, *ARRAYS, *OBJECTS]
 NAMES = [None, 7, "", "\ud800", ("a",), b"w", "x" * 1000]
@@ -168,7 +168,7 @@ def _changed(part, rng, odd):
 
 
 def assert_only_the_valid_count(report, honest, liars):
-    """Everybody answered or is rejected, by name and with a short reason; the honest count, and few of the liars."""
+    """Each client is accepted, or rejected with a short reason: all honest ones are accepted, and few of the liars."""
     rejected = [client for client, _ in report.rejected]
     assert set(honest) <= set(report.accepted)
     assert not set(honest) & set(rejected)

@@ -1,4 +1,4 @@
-"""Every method of the registry, and every field of what it orders its clients to do: none may be lost on a wire."""
+"""Every method of the registry, and methods of other options: messages must carry every field of the instructions."""
 
 from fedcore.algorithms import (
     MBSTORM,
@@ -22,7 +22,7 @@ from tests.simulation.outsider import Share
 
 
 class Everything(Algorithm):
-    """A method that sets every field of what it orders to something that it is not by itself."""
+    """A method that sets every field of the instructions to another value than the default."""
 
     direction = Direction(a=0.5, b=0.25, mu=0.125, from_mean=0.5, from_momentum=0.75)
     local_rule = Share(0.25)
@@ -52,10 +52,5 @@ ORDERS = {
 }
 PLAIN = ["FedAvg", "MIFA", "MimiC", "FlexibleFedAvg", "LocalDescent", "FedProx, mu 0", "MimiC, units update"]
 PLAIN += ["FedVARP", "FedStale", "FedNova", "FedExP"]
-"""Those whose clients do nothing but steps along their gradients, so that a wire may carry the model alone."""
+"""Methods whose clients only step along their gradients, so that messages need only the model."""
 OF_STEPS = InverseStep(mu=1.0, alpha=3.0, E=4)
-
-
-def assert_crossed(sent, client, got):
-    """``got``: the assignment that the client found."""
-    assert got == sent.of(client)

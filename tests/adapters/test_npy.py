@@ -1,4 +1,4 @@
-"""The reader of `.npy` bytes agrees with NumPy on what numpy.save writes, and refuses everything else in place."""
+"""The reader of `.npy` bytes agrees with NumPy on what numpy.save writes, and rejects everything else in place."""
 
 import io
 import tracemalloc
@@ -44,7 +44,7 @@ def test_writes_what_numpy_saves(array):
     assert data.startswith(npy.head(array))
 
 
-def test_a_view_of_the_bytes_and_nobody_can_write_to_it():
+def test_an_array_is_a_read_only_view_of_the_bytes():
     data = saved(np.arange(1000, dtype=np.float32))
     view = npy.read(data)
     assert view.base is data
@@ -98,24 +98,24 @@ GOOD = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"
         (header(GOOD.replace(", }", ", 'descr': '<f8', }"), bytes(8)), ArrayError),
     ],
 )
-def test_refuses(data, error):
+def test_malformed_bytes_are_an_error(data, error):
     with pytest.raises(error, match=r"^npy\b"):
         npy.read(data)
 
 
 @st.composite
 def nearly_npy(draw):
-    """What numpy.save writes, with bytes changed, cut out or put in, mostly in the header."""
+    """Bytes of numpy.save, some changed, removed or inserted, mostly in the header."""
     data = bytearray(saved(draw(ARRAYS)))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, min(len(data), 140)))
-        what = draw(st.sampled_from(["change", "cut", "insert"]))
+        change = draw(st.sampled_from(["change", "cut", "insert"]))
         piece = draw(
             st.sampled_from([b"", b"0", b"9" * 19, b", 1", b"(", b"V2", b"\n", b"'", b"\x00"]) | st.binary(max_size=3)
         )
-        if what == "cut":
+        if change == "cut":
             del data[at : at + draw(st.integers(1, 8))]
-        elif what == "insert":
+        elif change == "insert":
             data[at:at] = piece
         else:
             data[at : at + len(piece)] = piece
@@ -123,7 +123,7 @@ def nearly_npy(draw):
 
 
 @given(nearly_npy() | st.binary(max_size=300), st.booleans())
-def test_anything_else_is_refused_or_is_what_numpy_reads(data, bfloat16):
+def test_any_other_bytes_are_an_error_or_the_array_that_numpy_reads(data, bfloat16):
     check(data, bfloat16)
 
 

@@ -1,4 +1,4 @@
-"""Methods that fedcore does not have, as somebody who knows nothing but the table would write them."""
+"""Custom methods, written from the documented table only."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ CHANGE = Terms(row=1, r=-1)
 
 
 class HeavyBall(Algorithm):
-    """v = 2 mean h + g / 2: no multiple of the mean."""
+    """v = 2 mean h + g / 2, which is no multiple of the mean."""
 
     keeps_momentum = True
 
@@ -20,14 +20,14 @@ class HeavyBall(Algorithm):
 
 
 class Frozen(Algorithm):
-    """x stays where it is, whatever comes."""
+    """x never changes."""
 
     def step(self, cohort):
         return Step(v=Linear())
 
 
 class WeighedMIFA(Algorithm):
-    """MIFA whose sum weighs by examples, so that T is no sum of rows."""
+    """MIFA with a sum weighted by examples, so that T is not the sum of the rows."""
 
     row = Terms(h=1)
     adds = CHANGE
@@ -42,7 +42,7 @@ class WeighedMIFA(Algorithm):
 
 
 class HalfSCAFFOLD(Algorithm):
-    """SCAFFOLD's rows under half of its step, and with momentum in the server's step alone."""
+    """SCAFFOLD's rows with half of its step, and momentum only in the server's step."""
 
     row = Terms(h=2, r=1, q=-2)
     adds = CHANGE
@@ -57,7 +57,7 @@ class HalfSCAFFOLD(Algorithm):
 
 
 class Remembered(Algorithm):
-    """v = mean h + the mean of all second vectors of before, with which no client corrects itself."""
+    """v = mean h + the mean of all earlier second vectors, which no client uses."""
 
     second_vector = MEAN_GRADIENT
     keeps_total = True
@@ -70,7 +70,7 @@ class Remembered(Algorithm):
 
 @dataclass(frozen=True)
 class Averaged(Algorithm):
-    """Rows are running means, and the sum sees everything that there is: h, the row before and after, and v[t_i]."""
+    """Rows are running means, and the sum uses all terms: h, the row before and after, and v[t_i]."""
 
     fresh: float = 0.25
 

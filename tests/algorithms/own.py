@@ -1,4 +1,4 @@
-"""A method and a rate of somebody's own, which their names find."""
+"""A custom method and rate, found by their names."""
 
 from fedcore.algorithms import Algorithm, Linear, Step, Terms
 
@@ -22,7 +22,7 @@ class Fading:
 
 
 class Untold(Own):
-    """A method of which nobody can tell the arguments."""
+    """A method without a signature."""
 
     __signature__ = "none"
 

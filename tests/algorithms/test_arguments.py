@@ -1,4 +1,4 @@
-"""Arguments that a method refuses are named, and so is what it expected."""
+"""Errors name a method's invalid argument and the rule."""
 
 import pytest
 
@@ -43,6 +43,6 @@ def test_chances_of_each_client_are_numbers():
     assert isinstance(FedStale(chances=[1, 0.5]).chances, tuple)
 
 
-def test_what_says_that_models_are_averaged():
+def test_the_option_that_averages_models():
     assert MimiC().averaging_option == 'units="update"'
     assert FlexibleFedAvg().weighs_claims is False

@@ -1,4 +1,4 @@
-"""Weights, steps and directions of the methods that calculate them, by hand on two clients; and the ends of options."""
+"""Weights, steps and directions by hand on two clients, and the ranges of options."""
 
 from dataclasses import replace
 
@@ -93,7 +93,7 @@ def test_fedexps_step_by_hand():
     assert FedExP(0.2).step(replace(COHORT, square_of_sum=16.0 * 28)).gamma == 1  # never less
 
 
-def test_mb_storms_gamma_is_that_of_so_many_steps():
+def test_mb_storms_gamma():
     assert MBSTORM(0.5).step(COHORT) == Step(v=Linear(A=0.25))
     step = MBSTORM(0.5, steps=3).step(COHORT)
     assert step.v == Linear(A=0.25)
@@ -130,7 +130,7 @@ def test_the_schemes_weights():
     assert FlexibleFedAvg("C", 5).step(COHORT) == Step(v=Linear(A=1))
 
 
-def test_steps_of_the_methods_that_remember():
+def test_steps_of_methods_with_rows():
     assert FedDyn(0.5).step(COHORT) == Step(v=Linear(A=1 / 2 + 1 / 8, T=1 / 8), T=Linear(T=1, A=1))
     assert MIFA().step(COHORT) == Step(v=Linear(A=1 / 8, T=1 / 8), T=Linear(T=1, A=1))
     assert MimiC().step(COHORT) == Step(v=Linear(A=1 / 2, T=-1 / 8), T=Linear(T=1, A=-1, v=2))
@@ -140,7 +140,7 @@ def test_steps_of_the_methods_that_remember():
     assert LocalDescent().step(COHORT) == Step(v=Linear(A=1 / 4))
 
 
-def test_when_x_moves():
+def test_rounds_in_which_x_moves():
     alone = replace(COHORT, W=0.0)
     assert FedAvg().moves(COHORT)
     assert not FedAvg().moves(alone)
@@ -190,7 +190,7 @@ def test_local_rules():
         (lambda end: FlexibleFedAvg(local_steps=end), (1, 2**40), (0, 1.5)),
     ],
 )
-def test_an_option_s_range_holds_its_ends_and_nothing_beyond(make, ends, beyond):
+def test_the_range_of_an_option(make, ends, beyond):
     for end in ends:
         make(end)
     for end in beyond:
@@ -214,7 +214,7 @@ def test_an_option_s_range_holds_its_ends_and_nothing_beyond(make, ends, beyond)
         (lambda word: SCAFFOLDMVR(placement=word), "placement", ("server", "client")),
     ],
 )
-def test_an_option_has_its_words_and_no_others(make, option, known):
+def test_the_values_of_an_option(make, option, known):
     for word in known:
         assert getattr(make(word), option) == word
     with pytest.raises(UnknownNameError, match=rf"{option}\b.*'x'"):

@@ -1,4 +1,4 @@
-"""A method of one's own is refused where its table contradicts itself, and where it returns what it must not."""
+"""A custom method with an inconsistent table or an invalid result is rejected."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,7 +19,7 @@ def server_of(algorithm, **options):
 
 
 def first_round(algorithm, clients=1):
-    """The first round of a server of the method, in which ``weigh`` and ``step`` are called; x stays where it fails."""
+    """Run a server's first round, which calls ``weigh`` and ``step``; x must not change if it fails."""
     server = server_of(algorithm)
     try:
         return server.round([Update(i, np.ones(4, np.float32), steps=1) for i in range(clients)])
@@ -35,12 +35,12 @@ def method(entries, step=lambda self, cohort: Step(v=Linear(A=1 / cohort.S)), **
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_methods_of_the_registry_are_as_they_should_be(name):
+def test_the_tables_of_the_registry_are_valid(name):
     check_table(made(name).algorithm)
 
 
 @pytest.mark.parametrize("name", outsiders.METHODS)
-def test_so_are_methods_that_nobody_has_seen(name):
+def test_the_tables_of_custom_methods_are_valid(name):
     check_table(outsiders.METHODS[name]())
 
 
@@ -126,7 +126,7 @@ def test_a_contradiction_is_refused_by_name(entries, error, message):
         (Step(v=Linear(A=1), gamma=True), r"^Mine.step\b"),
     ],
 )
-def test_a_step_that_is_none_is_refused(step, message):
+def test_an_invalid_step_is_rejected(step, message):
     with pytest.raises(AlgorithmError, match=message):
         first_round(method({}, step=lambda self, cohort: step))
 
@@ -148,15 +148,15 @@ def test_a_step_that_sums_second_vectors_without_any_is_refused():
         (np.array([1.0, -2.0]), r"^Mine.weigh\b"),
     ],
 )
-def test_weights_that_are_none_are_refused(weights, message):
+def test_invalid_weights_are_rejected(weights, message):
     with pytest.raises(AlgorithmError, match=message):
         first_round(method({}, weigh=lambda self, claims: weights), clients=2)
 
 
-def test_numbers_of_any_real_kind_and_weights_that_lie_apart_are_taken():
+def test_numbers_of_any_real_type_and_strided_weights():
     apart = np.array([1.0, 9.0, 3.0, 9.0])[::2]
     mine = method(
-        dict(adds=Terms(h=np.float32(2)), says_gamma=True, direction=Direction(a=Fraction(1, 2), mu=np.int64(0))),
+        dict(adds=Terms(h=np.float32(2)), sets_gamma=True, direction=Direction(a=Fraction(1, 2), mu=np.int64(0))),
         step=lambda self, cohort: Step(v=Linear(A=Fraction(1, 4)), gamma=np.float64(1)),
         weigh=lambda self, claims: apart[: len(claims.steps)],
     )
@@ -166,12 +166,12 @@ def test_numbers_of_any_real_kind_and_weights_that_lie_apart_are_taken():
     np.testing.assert_allclose(server.x, -2 * (2 + 3 * 4) / 4, rtol=1e-6)
 
 
-def test_a_negative_weight_that_lies_apart_is_refused():
+def test_a_negative_weight_in_a_strided_array_is_rejected():
     with pytest.raises(AlgorithmError, match=r"^Mine.weigh\b"):
         first_round(method({}, weigh=lambda self, claims: np.array([1.0, 9.0, -1.0, 9.0])[::2]), clients=2)
 
 
-def test_a_total_that_follows_the_momentum_must_have_announced_it():
+def test_a_total_with_momentum_needs_keeps_momentum():
     late = method(
         dict(keeps_total=True),
         step=lambda self, cohort: Step(v=Linear(A=1), T=Linear(T=1, g=float(cohort.S == 3))),
@@ -182,7 +182,7 @@ def test_a_total_that_follows_the_momentum_must_have_announced_it():
         server.round([Update(i, server.x + 1, steps=1) for i in range(3)])
 
 
-def test_what_is_wrong_in_some_cohorts_alone_is_told_when_it_comes():
+def test_an_error_in_a_later_round_is_reported_then():
     late = method({}, step=lambda self, cohort: Step(v=Linear(A=1, T=float(cohort.S == 3))))
     weigh = method({}, weigh=lambda self, claims: claims.counts / abs(claims.steps - 5))
     for algorithm, message in ((late, r"^Mine.step\b.*total"), (weigh, r"^Mine.weigh\b.*inf")):
@@ -200,12 +200,12 @@ def test_what_is_wrong_in_some_cohorts_alone_is_told_when_it_comes():
     ("step", "entry"),
     [
         (Step(v=Linear(A=1, g=1)), "keeps_momentum"),
-        (Step(v=Linear(A=1), gamma=0.5), "says_gamma"),
+        (Step(v=Linear(A=1), gamma=0.5), "sets_gamma"),
         (Step(v=Linear(A=1), lookahead=0.5), "looks_ahead"),
     ],
 )
-def test_what_a_later_step_reads_must_have_been_announced(step, entry):
-    """A folder keeps g, and a wire sends more than x, only of methods that are known for it."""
+def test_a_later_step_needs_its_declaration(step, entry):
+    """Only methods that declare it have g saved in folders, and more than x sent to clients."""
     late = method({}, step=lambda self, cohort: step if cohort.S == 3 else Step(v=Linear(A=1)))
     server = server_of(late)
     with pytest.raises(AlgorithmError, match=f"{entry}"):
@@ -214,7 +214,7 @@ def test_what_a_later_step_reads_must_have_been_announced(step, entry):
     server_of(announced).round([Update(i, server.x + 1, steps=1) for i in range(3)])
 
 
-def test_a_lookahead_that_ends_is_over():
+def test_a_lookahead_may_end():
     fading = method(
         dict(looks_ahead=True),
         step=lambda self, cohort: Step(v=Linear(A=1 / cohort.S), lookahead=0.5 * (cohort.S == 2)),
@@ -226,7 +226,7 @@ def test_a_lookahead_that_ends_is_over():
     np.testing.assert_array_equal(server.broadcast([0]).x, server.x)
 
 
-def test_rows_of_no_weight_are_in_the_total_all_the_same():
+def test_rows_of_weight_zero_are_part_of_the_total():
     silent = method(
         dict(
             row=Terms(h=1),
@@ -246,7 +246,7 @@ def test_rows_of_no_weight_are_in_the_total_all_the_same():
 
 
 def test_an_anchor_counts_from_a_client_s_first_round():
-    """The offset that all were sent is there for who has no row yet."""
+    """The offset also applies to clients without a row."""
     anchored = method(
         dict(row=Terms(h=1), adds=Terms(row=1, r=-1, q=1), anchor="offset", keeps_total=True)
         | dict(direction=Direction(from_mean=1)),
@@ -259,7 +259,7 @@ def test_an_anchor_counts_from_a_client_s_first_round():
     np.testing.assert_allclose(server.v, 20 + c)
 
 
-def test_a_method_that_cannot_be_tried_is_seen_when_it_is_used():
+def test_a_method_that_raises_for_some_cohorts():
     picky = method({}, step=lambda self, cohort: Step(v=Linear(A={1: 1.0}[cohort.S])))
     server = server_of(picky)
     assert server.round([Update(0, server.x + 1, steps=1)]).accepted == (0,)
@@ -283,14 +283,14 @@ class Frozen(Algorithm):
         return Step(v=Linear(A=1 / cohort.S))
 
 
-def test_an_option_under_another_name_is_refused():
+def test_an_option_without_its_attribute_is_rejected():
     with pytest.raises(AlgorithmError, match=r"^Kept\.alpha\b"):
         server_of(Kept())
     server_of(Frozen(0.2))
 
 
-def test_rows_may_be_taken_off_without_a_total():
-    """A sum of differences from rows is float64 also where no total is."""
+def test_rows_may_be_subtracted_without_a_total():
+    """A sum of differences from rows is float64 even without a total."""
     taken = method(
         dict(row=Terms(h=1), adds=Terms(row=1, r=-1)), step=lambda self, cohort: Step(v=Linear(A=1 / cohort.S))
     )
@@ -300,7 +300,7 @@ def test_rows_may_be_taken_off_without_a_total():
     np.testing.assert_array_equal(server.x, [-2] * 4)  # the second time h - r is zero
 
 
-def test_a_number_is_no_limit_of_models_and_gradients_at_once():
+def test_one_limit_cannot_bound_models_and_gradients():
     class Both(algorithms.FedAvg):
         second_vector = MEAN_GRADIENT
 

@@ -1,4 +1,4 @@
-"""What a folder says of the caller's own methods and rates: names of methods, and of rates none that anybody calls."""
+"""Descriptions of custom methods and rates in folders: names of methods, and values of rates."""
 
 import pytest
 
@@ -10,17 +10,17 @@ from fedcore.options import describe, next_rate, revive
 from tests.algorithms.own import Fading, Own, Untold
 
 
-def test_a_method_of_one_s_own_has_a_name():
+def test_a_custom_method_has_a_name():
     own = describe("algorithm", Own(0.5))
     assert (own["name"], own["class"], own["options"]) == ("tests.algorithms.own:Own", "Own", {"part": 0.5})
 
 
-def test_a_rate_of_one_s_own_has_none():
+def test_a_custom_rate_has_no_name():
     own = describe("lr", Fading(0.1))
     assert (own["name"], own["class"], own["options"]) == (None, "Fading", {"first": 0.1})
 
 
-def test_what_is_said_of_an_object_is_short():
+def test_descriptions_are_short():
     def rate(t):
         return 0.1
 
@@ -30,22 +30,22 @@ def test_what_is_said_of_an_object_is_short():
     assert len(said["was"]) == 200
 
 
-def test_claims_of_nobody():
+def test_claims_without_clients():
     claims = Claims()
     for column in (claims.steps, claims.examples, claims.counts):
         assert column.shape == (0,)
         assert column.dtype == float
 
 
-def test_a_rate_s_next_value_is_that_of_one_s_own_alone():
-    """A rate of the package's is known by its name and options."""
+def test_only_custom_rates_are_described_by_their_next_value():
+    """The package's rates are described by name and options."""
     assert next_rate("lr", Fading(0.5), 4) == 0.1
     assert next_rate("lr", Exponential(0.1, 0.9), 4) is None
     assert next_rate("lr", None, 4) is None
 
 
-def test_what_was_no_truth_is_refused():
-    """JSON has numbers where a folder was forged."""
+def test_invalid_booleans_are_rejected():
+    """A forged folder may have numbers instead of booleans."""
     said = describe("algorithm", MIFA())
     assert revive("algorithm", said, None) == MIFA()
     with pytest.raises(RangeError, match=r"^algorithm\b.*wait"):
@@ -62,7 +62,7 @@ def test_a_rate_by_its_module_is_not_looked_up():
 
 
 def test_another_class_is_refused_by_its_name():
-    """Whatever the one that is given is: an object, a method of the package's, or a function."""
+    """For objects, the package's methods and functions."""
     saved = describe("algorithm", Own(0.5))
     with pytest.raises(CheckpointError, match=r"^algorithm\b.*Own.*MIFA"):
         revive("algorithm", saved, MIFA())
@@ -71,7 +71,7 @@ def test_another_class_is_refused_by_its_name():
         revive("lr", rate, lambda t: 0.1)
 
 
-def test_a_class_whose_arguments_nobody_can_tell():
+def test_a_class_without_a_signature():
     class Odd:
         __signature__ = "none"
 
@@ -80,5 +80,5 @@ def test_a_class_whose_arguments_nobody_can_tell():
 
     said = describe("lr", Odd())
     assert (said["name"], said["options"]) == (None, {})
-    said = describe("algorithm", Untold(0.5))  # which has a name to be found by, but nobody knows how it is made
+    said = describe("algorithm", Untold(0.5))  # it has a name, but no known arguments
     assert (said["name"], said["class"], said["options"]) == (None, "Untold", {})

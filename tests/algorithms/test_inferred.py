@@ -1,4 +1,4 @@
-"""What follows from a method's table, for each method as its paper has it: by hand, property by property."""
+"""Properties that follow from a method's table, by hand from each method's paper."""
 
 import numpy as np
 import pytest
@@ -57,10 +57,10 @@ DUE = {
     "rows_at_clients": CLIENTS_CONTROLS | {"MimiC, on clients", "FedAvgM, on clients"},
     "sends_row_change": CLIENTS_CONTROLS,
     "keeps_total": ROWS | CLIENTS_CONTROLS,
-    "total_sums_rows": ROWS,  # each of them sums what it keeps
+    "total_sums_rows": ROWS,  # each sums its rows
     "total_is_whole": ROWS | CLIENTS_CONTROLS | {"MimiC, on clients"},  # wherever there is a total
     "sums_changes": STALE | SENT | CLIENTS_CONTROLS,
-    # MimiC's corrections alone refer to past directions, and v - r alone can be folded into r.
+    # Only MimiC's corrections refer to past directions, and only v - r can be folded into r.
     "keeps_history": MIMICS,
     "folds_history": MIMICS,
     # g: beta < 1, where the server sends it.
@@ -70,11 +70,11 @@ DUE = {
     "needs_plain_steps": DERIVED,
     # A is a sum of changes h - r (or h - beta r), or of h + c, of which the mean of h is no part.
     "hides_mean": {"FedVARP"} | MIFAS | STALE | MIMICS,
-    "hears_once": ROWS | CLIENTS_CONTROLS | FLEXIBLE,
+    "updates_once": ROWS | CLIENTS_CONTROLS | FLEXIBLE,
     "weighs_claims": {"FedAvg", "FedProx", "FedNova"},
     "needs_shares": FLEXIBLE,
     "takes_warm_start": {"FedVARP", "FedAvgMVR"} | MIFAS | STALE | STORM | SCAFFOLDS,
-    "says_gamma": {"FedExP", "FedNova", "MBSTORM, three steps"},
+    "sets_gamma": {"FedExP", "FedNova", "MBSTORM, three steps"},
     "looks_ahead": set(),
     "steps_without_clients": MIFAS | {"FedStale, chances"},
     "averages": MODELS,
@@ -83,7 +83,7 @@ DUE = {
 
 
 @pytest.mark.parametrize("entry", DUE)
-def test_what_follows_from_the_tables(entry):
+def test_entries_that_follow_from_the_tables(entry):
     assert {name for name, method in METHODS.items() if getattr(method, entry)} == DUE[entry]
 
 
@@ -101,7 +101,7 @@ def test_the_most_steps_of_a_client():
     }
 
 
-def test_what_a_cohort_sums_once_the_rows_form_is_put_in():
+def test_the_sum_in_terms_of_h_r_and_q():
     """Of A = sum w (adds.h h + adds.r r + adds.q q + adds.row r'), r' = row.h h + row.r r + row.q q."""
 
     class Mine(Algorithm):
@@ -133,8 +133,8 @@ def test_a_total_that_is_kept_as_integers(form, whole):
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_a_method_never_changes(method):
-    """So that what follows from its numbers may be remembered."""
+def test_a_method_is_immutable(method):
+    """So properties of its numbers can be cached."""
     options = {name: getattr(method, name) for name in type(method).__dataclass_fields__}
     same = type(method)(**options)
     assert (same, hash(same)) == (method, hash(method))
@@ -143,5 +143,5 @@ def test_a_method_never_changes(method):
             setattr(method, option, None)
 
 
-def test_weights_without_words_of_ones_own_are_the_draws():
+def test_default_weights_are_the_draws():
     np.testing.assert_array_equal(named("LocalDescent").weigh(CLAIMS), CLAIMS.counts)

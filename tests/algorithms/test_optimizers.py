@@ -55,7 +55,7 @@ def test_the_step_is_the_papers(name, server_lr):
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA"])
-def test_the_rate_is_the_optimizer_s_where_the_server_has_none(method):
+def test_the_optimizers_rate_without_a_server_rate(method):
     rng = np.random.default_rng(1)
     one, other = (
         Server(np.zeros(n, np.float32), method, 2, lr=0.5, optimizer=optimizers.Adam(), **more)
@@ -77,7 +77,7 @@ def test_kingma_and_ba_s_correction_makes_the_first_step_eta_long():
         np.testing.assert_allclose(server.x, 0.3 * k, rtol=1e-6)  # m and s, corrected, are 7 and 49 in every round
 
 
-def test_a_folder_of_before_the_optimizers_had_a_rate_goes_on_without_one(tmp_path):
+def test_a_folder_from_before_the_optimizers_rates(tmp_path):
     server = Server(np.zeros(n, np.float32), "FedAvg", 2, lr=1.0, optimizer=optimizers.Adam(eta=None))
     server.save(tmp_path / "run")
     with ClientStore.open(tmp_path / "run") as rows:

@@ -45,7 +45,7 @@ def test_theorem_3_1s_rate_by_hand():
         InverseRound(mu=2.0, E=5, work=0.0, gamma=10.0)
 
 
-def test_the_staircase_begins_anew():
+def test_the_staircase_restarts():
     rate = Staircase(12, restarts=[5, 2])
     assert [rate(t) for t in range(8)] == [12, 6, 12, 6, 4, 12, 6, 4]
     assert Staircase(12, [0])(0) == 12
@@ -54,7 +54,7 @@ def test_the_staircase_begins_anew():
 
 
 def test_an_arrival_of_a_schedule_is_a_restart():
-    """The newcomer's first round has eta_0 / 1: the paper's eta_0 / (t - t0) in its round t0 + 1."""
+    """A new client's first round has eta_0 / 1: the paper's eta_0 / (t - t0) in its round t0 + 1."""
     schedule = fedcore.participation.Schedule(3, arrivals={2: 7})
     rate = Staircase(1.0, restarts=list(schedule.arrivals.values()))
     first = next(t for t in range(20) if 2 in schedule.active(t).clients)
@@ -89,7 +89,7 @@ def test_the_rate_per_cohort_by_hand():
     assert rule(0, 0) == rule(0, 1) == 0.5
 
 
-def test_the_rate_per_cohort_is_told_where_to_look():
+def test_the_rate_per_cohort_needs_sizes():
     pattern = fedcore.participation.Uniform(9, 3)
     rule = PerCohort(c=2, beta=4)
     rate = rule.over(lambda t: len(pattern.active(t)))
@@ -150,7 +150,7 @@ def test_many_local_steps_leave_a_rate():
     assert 0 < largest_full_gradient_rate(1.0, 1.0, 5000, 1.0) < 1e-3
 
 
-def test_full_gradients_with_that_rate_contract_as_the_paper_says():
+def test_full_gradients_contract_as_in_the_paper():
     """Eq. 20 on least squares whose clients share a minimiser: f(x_t) <= exp(-mu eta t) f(x_0), t counting steps."""
     rng, clients, E, rounds = np.random.default_rng(2), 4, 3, 150
     A = [np.linalg.qr(rng.normal(size=(6, 6)))[0] @ np.diag(np.linspace(1, 1.5, 6)) for _ in range(clients)]
@@ -215,7 +215,7 @@ def test_values_out_of_range(value):
         (lambda bad: largest_full_gradient_rate(1, bad, 1, 1), "mu"),
     ],
 )
-def test_what_must_be_positive(call, name, value):
+def test_numbers_that_must_be_positive(call, name, value):
     with pytest.raises(errors.RangeError, match=rf"^{name}\b"):
         call(value)
 

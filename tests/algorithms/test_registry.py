@@ -1,4 +1,4 @@
-"""Every promise over every method: a new one is a row in the registry."""
+"""Tests of every method in the registry."""
 
 from inspect import signature
 
@@ -25,8 +25,8 @@ def test_a_method_is_a_documented_table(name):
 
 # FedDyn's model is not the clients' mean except at its fixed point; FedExP steps further than that mean.
 @pytest.mark.parametrize("name", sorted(REGISTRY.keys() - {"FedDyn", "FedExP"}))
-def test_full_participation_with_one_gradient_each_is_gradient_descent(name):
-    """K = 1, everybody heard: every method is x - eta * mean of the gradients."""
+def test_full_participation_with_one_gradient_is_gradient_descent(name):
+    """With K = 1 and all clients, every method is x - eta * mean of the gradients."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=6)
     algorithm = named(name, **{"beta": 1.0} if "beta" in signature(REGISTRY[name]).parameters else {})

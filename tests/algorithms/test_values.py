@@ -1,4 +1,4 @@
-"""What says how a method works stays as it is: methods, directions, steps, claims and cohorts are values."""
+"""Methods, directions, steps, claims and cohorts are immutable values."""
 
 from dataclasses import FrozenInstanceError, fields
 
@@ -13,14 +13,14 @@ METHODS = {name: lambda name=name: named(name) for name in sorted(REGISTRY.own)}
 
 
 @pytest.mark.parametrize("make", [*VALUES, *METHODS.values()], ids=[*"dsac", *METHODS])
-def test_none_of_it_can_be_changed(make):
+def test_values_are_immutable(make):
     value = make()
     for name in [field.name for field in fields(value)] or ["more"]:
         with pytest.raises(FrozenInstanceError):
             setattr(value, name, 0)
 
 
-def test_a_cohort_s_numbers_are_said_by_name():
+def test_a_cohort_takes_keywords_only():
     assert repr(Cohort(**COHORT)).startswith("Cohort(S=1, weighed=1, N=2, devices=2, W=1.0, rows=0, claims=Claims(")
     with pytest.raises(TypeError):
         Cohort(*COHORT.values())

@@ -1,6 +1,6 @@
-"""A round, and the operator's commands, with nothing but numpy beside fedcore.
+"""Run a round and the operator's commands with only NumPy and fedcore installed.
 
-`make wheel-check` runs it in an environment of its own.
+`make wheel-check` runs this file in a fresh environment.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""CUDA costs nobody anything who does not use it: no library is linked, none is opened by an import, none is packed."""
+"""fedcore neither links nor packs CUDA libraries, and loads the driver only when CUDA is used."""
 
 import os
 import shutil
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import fedcore
-from fedcore import native
+from fedcore import arrays as native
 from tests.native.build import editable_build, tool
 
-# Opened in libcuda's place it says so, and has nothing else.
+# A fake libcuda, which creates a file when it is loaded.
 MARKER = r"""
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,8 +41,8 @@ def test_the_module_links_nothing_of_cuda():
     assert [name for name in needed if "cuda" in name or "nv" in name] == []
 
 
-def test_what_is_installed_beside_python_is_the_module_alone(tmp_path):
-    """The image is within it: a wheel has no other file of CUDA."""
+def test_only_the_module_is_installed_beside_python(tmp_path):
+    """A wheel has no other CUDA file, since the module contains the GPU code."""
     install = [tool("cmake"), "--install", editable_build(), "--prefix", tmp_path]
     subprocess.run([str(part) for part in install], check=True, capture_output=True)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [Path(native.core.__file__).name]
@@ -52,7 +52,7 @@ def test_what_is_installed_beside_python_is_the_module_alone(tmp_path):
 
 @pytest.fixture
 def opened(tmp_path):
-    """Whether a program opens the library that stands for libcuda."""
+    """Return a function that returns whether a program loads the fake libcuda."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         pytest.skip("needs a C compiler")
@@ -68,6 +68,6 @@ def opened(tmp_path):
     return run
 
 
-def test_no_driver_is_opened_until_a_device_is_asked_for(opened):
+def test_the_driver_is_opened_at_the_first_use_of_a_device(opened):
     assert not opened(COMPUTE)
     assert opened("import fedcore.arrays; fedcore.arrays.reason()")

@@ -1,4 +1,4 @@
-"""The name ``fedcore`` belongs to another package on the index: nothing here may install that one."""
+"""The package ``fedcore`` on the index is unrelated; no file of this repository may install it."""
 
 import re
 import subprocess
@@ -14,14 +14,14 @@ from fedcore.errors import DISTRIBUTION
 ROOT = Path(fedcore.model.__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOREIGN = [
-    re.compile(r"(?<![\w.-])fedcore\["),  # an extra of the foreign distribution
+    re.compile(r"(?<![\w.-])fedcore\["),  # an extra of the unrelated package
     re.compile(r"\bpip3? +(?:install|download|wheel)\b[^\n`]*?[ \"'](?<![\w./-])fedcore(?![\w./-])"),
 ]
 OURS = re.compile(rf"{DISTRIBUTION}\[([\w, ]+)\]")
 
 
 def tracked():
-    """The texts of the repository's files."""
+    """Return the text of each file of the repository, by path."""
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listing.returncode:
         pytest.skip(f"git does not list the files here: {listing.stderr.strip()}")
@@ -50,7 +50,7 @@ def test_the_package_is_installed_under_its_name():
 
 
 def test_the_locks_hold_the_build_tools_and_nothing_of_one_machine():
-    """Builds run without isolation: a tool that is missing from a lock is missing from the first build of a clone."""
+    """Builds run without isolation, so a clone's first build lacks every tool that a lock lacks."""
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["build"]
     for lock in ("sim.txt", "dev.txt"):
         text = (ROOT / "locks" / lock).read_text()

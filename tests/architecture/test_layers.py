@@ -1,6 +1,7 @@
-"""Imports point down only, and optional packages stay where they are needed."""
+"""Modules import only from lower layers of docs/design.md, and optional packages only in their folders."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,35 +10,12 @@ import fedcore
 
 ROOT = Path(fedcore.model.__file__).parent
 
-LAYERS = [
-    {"_core", "errors", "native", "arrays"},
-    {"arguments", "atomic_file", "interrupts", "pickling", "randomness", "registries", "representation", "runtime"},
-    {"model", "simulation.executor"},
-    {"kernels", "sampling", "profiling", "simulation.local_rules"},
-    {"store"},
-    {"algorithms", "averaging"},
-    {"rules"},
-    {"options"},
-    {"server"},
-    {"network", "cluster", "testing"},
-    {"simulation"},
-    {"experiment"},
-    {"reports", "adapters", "callbacks"},
-    {"cli"},
-]
-LAYER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-# Modules of a folder that have a layer of their own: instructions name local rules, and a cluster may be on Ray.
+TABLE = (ROOT.parent / "docs" / "design.md").read_text()
+ROWS = re.findall(r"^\| (\d+) \| `([\w/]+?)(?:\.py|/)` \|", TABLE, re.MULTILINE)
+LAYER = {"_core": 0} | {name.replace("/", "."): int(layer) for layer, name in ROWS}
+# Modules whose layer differs from their folder's: instructions name local rules, and a cluster may run on Ray.
 APART = {name for name in LAYER if "." in name}
-# Within a layer a room knows no other, except:
-ALLOWED = {
-    ("native", "_core"),
-    ("arrays", "native"),
-    ("arrays", "errors"),
-    ("registries", "arguments"),
-    ("registries", "representation"),
-    ("runtime", "arguments"),
-}
-# Where an optional package may be imported at all.
+# The folders that may import each optional package.
 OPTIONAL = {
     "torch": {"simulation", "experiment", "adapters"},
     "sklearn": {"simulation"},
@@ -65,7 +43,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 
 def imports(file):
-    """Absolute names of the modules that a file imports, wherever in it."""
+    """Yield the absolute names of all modules that a file imports."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -77,7 +55,7 @@ def imports(file):
 
 
 def room_of(name):
-    """The folder or module of the top level that a dotted name under fedcore is in."""
+    """Return the folder or module with a layer that contains a dotted name under fedcore."""
     parts = name.split(".")
     return ".".join(parts[:2]) if ".".join(parts[:2]) in APART else parts[0]
 
@@ -86,26 +64,27 @@ def room(file):
     return room_of(".".join(file.relative_to(ROOT).with_suffix("").parts))
 
 
-def test_every_room_has_a_layer():
+def test_every_folder_has_a_layer():
     assert {room(file) for file in FILES} - {"__init__", "__main__"} <= LAYER.keys()
 
 
 def test_imports_point_down():
     for file in FILES:
         here = room(file)
-        if here in ("__init__", "__main__"):  # the doors: they may see everything
+        if here in ("__init__", "__main__"):  # these files may import every module
             continue
         for name in imports(file):
             package, _, rest = name.partition(".")
             there = room_of(rest)
             if package != "fedcore" or not rest or there == here or there == "__version__":
                 continue
-            down = LAYER[there] < LAYER[here] or (here, there) in ALLOWED
-            assert down, f"{file.relative_to(ROOT)} (layer {LAYER[here]}) imports {name} (layer {LAYER[there]})"
+            assert LAYER[there] < LAYER[here], (
+                f"{file.relative_to(ROOT)} (layer {LAYER[here]}) imports {name} (layer {LAYER[there]})"
+            )
 
 
 def test_no_files_import_each_other():
-    """Nor in a longer circle, wherever in a file the import stands; the doors, which gather a room's names, aside."""
+    """Longer import cycles fail too, even with imports inside functions; ``__init__`` files are exempt."""
     files = {".".join(file.relative_to(ROOT.parent).with_suffix("").parts): file for file in FILES}
     below = {name: {there for there in imports(file) if there in files} for name, file in files.items()}
     for name, file in files.items():
@@ -129,17 +108,17 @@ def test_no_files_import_each_other():
 
 def test_one_file_names_the_native_module():
     named = {str(file.relative_to(ROOT)) for file in FILES if "fedcore._core" in set(imports(file))}
-    assert named == {"native.py"}
+    assert named == {"arrays.py"}
 
 
-def test_optional_packages_stay_in_their_rooms():
+def test_optional_packages_stay_in_their_folders():
     for file in FILES:
         for name in imports(file):
             rooms = OPTIONAL.get(name.partition(".")[0])
             assert rooms is None or room(file) in rooms, f"{file.relative_to(ROOT)} imports {name}"
 
 
-def test_an_adapter_imports_its_own_framework_alone():
+def test_an_adapter_imports_only_its_framework():
     frameworks = {"appfl", "fedlab", "flwr", "nvflare", "pfl"}
     for file in (ROOT / "adapters").rglob("*.py"):
         own = file.relative_to(ROOT / "adapters").parts[0].removesuffix(".py")
@@ -148,7 +127,7 @@ def test_an_adapter_imports_its_own_framework_alone():
             assert there not in frameworks or there == own or own.startswith("flower"), f"{file} imports {name}"
 
 
-def test_only_the_bindings_know_python_and_nobody_knows_the_bindings():
+def test_only_the_bindings_include_python_and_nothing_includes_them():
     csrc = ROOT.parent / "csrc"
     below = {
         "base": {"base"},
@@ -168,7 +147,7 @@ def test_only_the_bindings_know_python_and_nobody_knows_the_bindings():
                 assert line.split('"')[1].split("/")[0] in below[here], f"{file.relative_to(csrc)}: {line}"
 
 
-def test_fedcore_alone_needs_numpy_alone():
+def test_fedcore_needs_only_numpy():
     hidden = "".join(f"sys.modules[{name!r}] = None; " for name in OPTIONAL)
     script = str(Path(__file__).with_name("core_alone.py"))
     code = f"import runpy, sys; {hidden}runpy.run_path({script!r}, run_name='__main__')"

@@ -1,4 +1,4 @@
-"""The native reader of updates knows their fields by place, the oracle by name."""
+"""The native reader, which reads an update's fields by position, agrees with the oracle, which reads them by name."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedcore import Update
-from fedcore.native import core
+from fedcore.arrays import core
 from tests import oracle
 
 SOURCE = Path(__file__).parents[2] / "csrc" / "bindings" / "bind_plain_updates.cpp"
@@ -25,8 +25,8 @@ def test_the_native_names_are_the_fields_in_their_order():
 
 
 @pytest.mark.parametrize("field", Update._fields)
-def test_a_field_out_of_the_plain_is_seen_by_both(field):
-    """Each field in turn: what is read at its place is what stands there under its name."""
+def test_an_unusual_field_is_found_by_both(field):
+    """Each field's position in the native reader matches its name."""
     odd = {
         "client": "nobody",
         "value": Y.astype(np.float64),
@@ -37,7 +37,7 @@ def test_a_field_out_of_the_plain_is_seen_by_both(field):
         "count": 2,
         "round": 0,
         "kind": "delta",
-        "keep": True,  # says nothing here
+        "keep": True,  # the reader ignores this field
         "weight": 1.0,
     }
     for read, index in READERS:
@@ -69,7 +69,7 @@ def test_the_range_and_the_sum_of_a_column_are_the_oracles(numbers):
             assert str(core.column_sum(0.2, column, by)) == str(oracle.column_sum(0.2, column, by))
 
 
-def test_tensors_of_torch_are_plain_where_numpy_can_see_them():
+def test_torch_tensors_are_plain_if_numpy_can_read_them():
     torch = pytest.importorskip("torch")
     plain = torch.arange(3, dtype=torch.float32)
     trained = plain.clone().requires_grad_()

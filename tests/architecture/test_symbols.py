@@ -1,7 +1,7 @@
-"""What is compiled for one instruction-set level cannot be run on a machine that has not got it.
+"""A machine never runs code of an instruction-set level that it lacks.
 
-An inline function of a shared header that a level's code calls would be a weak symbol in each level's object, of which
-the linker keeps one, perhaps the AVX-512 copy, for all.
+If a level's code called an inline function of a shared header, each level's object would contain a weak symbol for it.
+The linker keeps one copy for all levels, perhaps the AVX-512 copy.
 """
 
 import re
@@ -13,7 +13,7 @@ import pytest
 import fedcore
 from tests.native.build import editable_build, native_tests
 
-ARITHMETIC = {"baseline": "", "avx2": "ymm", "avx512": "zmm"}  # what a level's objects must hold, or they are others
+ARITHMETIC = {"baseline": "", "avx2": "ymm", "avx512": "zmm"}  # the registers that a level's code must use
 FROM_C = {"memcmp", "memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_", "__stack_chk_fail"}
 AVX512 = re.compile(r"%zmm|%k[1-7]|%[xy]mm(?:1[6-9]|2\d|3[01])")
 AVX = re.compile(r"%ymm")
@@ -21,7 +21,7 @@ AVX = re.compile(r"%ymm")
 
 @pytest.fixture(scope="module")
 def build():
-    """The folder with the levels' objects: of the editable install, or of the native tests, from the same sources."""
+    """Return the build folder with the levels' objects: the editable install's, or the native tests'."""
     folder = editable_build()
     return folder if level_objects(folder, "baseline") else native_tests()
 
@@ -41,7 +41,7 @@ def output_of(tool, *arguments):
 
 
 def symbols(file):
-    """Pairs of name and type, as nm prints them; the assembler's own labels left out."""
+    """Return (name, type) of each symbol, as nm prints them, without the assembler's labels."""
     lines = [line.split() for line in output_of("nm", "--format=posix", file).splitlines()]
     return [(name, kind) for name, kind, *_ in lines if not name.startswith(".L")]
 
@@ -72,7 +72,7 @@ def test_a_level_s_objects_define_nothing_outside_its_namespace(build):
 
 
 def instructions(file):
-    """Pairs of a function's name and one of its instructions."""
+    """Yield (function, instruction) for each instruction with a register."""
     function = None
     for line in output_of("objdump", "--disassemble", "--no-show-raw-insn", file).splitlines():
         if line.endswith(">:"):
@@ -82,8 +82,8 @@ def instructions(file):
 
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump, of binutils")
-def test_wide_registers_are_used_in_their_levels_alone(build):
-    """In the linked module, whatever became of the objects."""
+def test_wide_registers_are_used_only_in_their_levels(build):
+    """This test reads the linked module."""
     modules = [*build.glob("_core*.so"), *build.glob("kernels")]
     assert len(modules) == 1
     avx2, avx512 = namespace("avx2"), namespace("avx512")

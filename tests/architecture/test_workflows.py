@@ -1,4 +1,4 @@
-"""The public CI's commands exist, and its jobs may only read."""
+"""The commands of the public CI exist, and its jobs have only read permission."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ def test_every_make_command_has_a_target():
     assert [word for word in sorted(asked) if not target.fullmatch(word)] == []
 
 
-def test_no_workflow_asks_for_more_than_it_needs():
+def test_workflows_have_read_permission_only():
     for file in FILES:
         content = yaml.safe_load(file.read_text())
         assert content["permissions"] == {"contents": "read"}, file.name

@@ -1,4 +1,4 @@
-"""The committed archives of records, and what packs them."""
+"""The committed archives of records, and the function that packs them."""
 
 import csv
 import json
@@ -39,17 +39,17 @@ def test_the_committed_figures_are_those_of_the_records(archive, tmp_path):
 
 
 def figures(records):
-    """All that is written, except for what it took."""
+    """All records, without times."""
     lines = [json.loads(line) for path in sorted(records.iterdir()) for line in path.read_text().splitlines()]
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
-def test_there_are_archives():
+def test_the_archives_exist():
     names = {archive.name.removesuffix(SUFFIX) for archive in ARCHIVES}
     assert {"mimic-code-law", "mimic-no-dropout", "mimic-table3-tau50"} <= names
 
 
-def test_nothing_is_packed_over_an_archive_where_no_trial_is_complete(tmp_path):
+def test_no_archive_is_overwritten_without_a_complete_trial(tmp_path):
     run_sweep(Sweep([small([0])], tmp_path / "it"), jobs=0)
     for path in tmp_path.rglob("*.jsonl"):
         path.write_text(path.read_text().splitlines(keepends=True)[0])
@@ -63,8 +63,8 @@ def small(seeds):
     return load_preset("quickstart", ["rounds=3", f"seeds={seeds}", 'algorithms=["FedAvg", "MimiC"]'])
 
 
-def test_a_sweep_goes_on_from_an_archive(tmp_path):
-    """What is complete is not run again, what is not is not packed, and the figures are the straight run's."""
+def test_a_sweep_resumes_from_an_archive(tmp_path):
+    """Complete trials do not run again, incomplete ones are not packed, and the results equal a straight run's."""
     run_sweep(Sweep([small([0, 1])], tmp_path / "straight"), jobs=0)
     straight = tmp_path / "straight" / "quickstart" / "records"
     begun = tmp_path / "begun" / "it"

@@ -1,4 +1,4 @@
-"""What is made of two commits' figures; that a slow-down is found is shown by measuring one."""
+"""The comparison of two commits' figures, with a measured slow-down."""
 
 import pytest
 
@@ -7,14 +7,14 @@ from bench import commits
 QUICK, SLOW = {"bench_a": 1e-6, "bench_b": 2e-6}, {"bench_a": 2e-6, "bench_b": 2e-6}
 
 
-def test_a_turn_that_something_disturbed_says_nothing():
+def test_a_disturbed_turn_does_not_count():
     assert {name: ratio for name, *_, ratio in commits.compared([(QUICK, SLOW), (SLOW, QUICK)])} == dict.fromkeys(
         QUICK, 1
     )
     assert {name: ratio for name, *_, ratio in commits.compared([(QUICK, SLOW)] * 2)} == {"bench_a": 0.5, "bench_b": 1}
 
 
-def test_what_one_commit_has_not_is_left_out():
+def test_benchmarks_of_only_one_commit_are_left_out():
     assert [name for name, *_ in commits.compared([({"bench_b": 1e-6}, QUICK)])] == ["bench_b"]
 
 
@@ -23,7 +23,7 @@ def test_what_one_commit_has_not_is_left_out():
     [([QUICK] * 2, 0), ([SLOW] * 4, 1), ([SLOW, SLOW, SLOW, QUICK], 0)],
     ids=["alike", "slower", "disturbed at first"],
 )
-def test_what_looks_slower_is_measured_again(monkeypatch, tmp_path, capsys, heads, status):
+def test_a_possible_slow_down_is_measured_again(monkeypatch, tmp_path, capsys, heads, status):
     heads = iter(heads)
     monkeypatch.setattr(commits, "BUILD", tmp_path)
     monkeypatch.setattr(commits, "git", lambda *arguments: arguments[-1])

@@ -1,4 +1,4 @@
-"""The command of bench/papers/descent.py, in short."""
+"""The command of bench/papers/descent.py, with few steps."""
 
 import csv
 import math

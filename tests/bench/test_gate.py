@@ -1,4 +1,4 @@
-"""The gate falls when a ratio is too low or was not found, and every bound names what there is."""
+"""The gate fails if a ratio is too low or missing, and every bound names an existing benchmark."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ A, B = (("bench/kernels/bench_a.py::bench_a[ring]", "read floor"), ("bench/kerne
 
 
 class Measured:
-    """Stands for the machine: one dictionary of ratios after another."""
+    """A fake machine: one dictionary of ratios after another."""
 
     def __init__(self, *ratios):
         self.ratios, self.asked = list(ratios), []
@@ -53,7 +53,7 @@ def test_exit_status(runs, status):
     assert gate.run(TEXT, Measured(*runs), short=False) == status
 
 
-def test_a_disturbed_machine_is_not_judged(capsys):
+def test_a_disturbed_machine_gives_no_result(capsys):
     def measure(bounds, *, short):
         raise gate.DisturbedError("other programs took 80% of the cores")
 
@@ -73,8 +73,8 @@ def test_the_short_form_has_its_own_bounds():
 
 
 @pytest.mark.parametrize("short", [False, True])
-def test_the_shipped_gate_can_fall(short):
-    """Each line, if it alone is a little below its bound."""
+def test_every_bound_of_the_gate_can_fail(short):
+    """For each line, if only it is slightly below its bound."""
     bounds = gate.bounds(ALLOWED, short=short)
     kept = {(bound.bench, bound.against): bound.least for bound in bounds}
     assert gate.run(ALLOWED, Measured(kept), short=short) == 0
@@ -84,8 +84,8 @@ def test_the_shipped_gate_can_fall(short):
 
 
 @pytest.mark.parametrize(("ratio", "status"), [(1000, 0), (0, 1)])
-def test_the_command_ends_with_that_status(monkeypatch, ratio, status):
-    """Which is what make and CI see."""
+def test_the_exit_status_of_the_command(monkeypatch, ratio, status):
+    """As make and CI see it."""
     ratios = {(bound.bench, bound.against): ratio for bound in gate.bounds(ALLOWED, short=True)}
     monkeypatch.setattr(gate, "measure", Measured(ratios, ratios))
     monkeypatch.setattr(sys, "argv", ["bench.gate", "--short"])
@@ -95,7 +95,7 @@ def test_the_command_ends_with_that_status(monkeypatch, ratio, status):
 
 
 def test_every_bound_names_a_benchmark_and_a_rival():
-    # Without what says that this process is a worker, which its child is not.
+    # Without the variables that mark this process as a worker, because its child is none.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "bench", "--collect-only"],

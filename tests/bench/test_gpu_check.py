@@ -1,4 +1,4 @@
-"""`make gpu-check` without a GPU: what it would find, what it makes of steps that fail, and all of it rehearsed."""
+"""`make gpu-check` without a GPU: its checks, failing steps, and a rehearsal."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ROOT = Path(day.__file__).parents[2]
 
 @pytest.fixture
 def gpu(cuda_device):
-    """The modules that need a device, which is emulated here."""
+    """The modules that need a device, with an emulated one."""
     from bench.gpu import kernel_problems, problems
 
     return SimpleNamespace(
@@ -27,7 +27,7 @@ def gpu(cuda_device):
     )
 
 
-def test_every_kernel_has_problems_and_the_same_bits(gpu):
+def test_every_kernel_has_the_same_bits_on_the_device(gpu):
     for kind in gpu.kinds:
         for solve in gpu.all:
             solve(gpu.problems, kind)
@@ -43,7 +43,7 @@ def test_every_kernel_has_problems_and_the_same_bits(gpu):
         lambda term, out: kernels.combine([term[:-1]], [1.0], out[:-1]),  # the last one left out
     ],
 )
-def test_what_is_wrong_on_the_device_is_found(gpu, wrong):
+def test_a_wrong_kernel_is_found(gpu, wrong):
     problems, x = gpu.problems, np.linspace(1, 2, 100, dtype=np.float32)
     problems.chance = lambda p: True  # of arrays of fedcore's own
 
@@ -56,7 +56,7 @@ def test_what_is_wrong_on_the_device_is_found(gpu, wrong):
 
 
 @pytest.mark.parametrize("way", ["torch, operation by operation", "torch foreach"])
-def test_the_rivals_round_is_mifas(way):
+def test_the_rivals_round_equals_mifa(way):
     torch = pytest.importorskip("torch")
     from bench.gpu.rivals import Round
 
@@ -72,7 +72,7 @@ def test_the_rivals_round_is_mifas(way):
         np.testing.assert_allclose(theirs.x.numpy(), server.x, rtol=1e-4, atol=1e-4)
 
 
-def test_what_a_line_is_due_to_be():
+def test_the_targets_of_a_line():
     measured = {"ours": 0.001, "moved": 10**9}
     assert met(line("sum", **measured, floor=1.1e12, due=0.9)) is True
     assert met(line("sum", **measured, floor=1.2e12, due=0.9)) is False
@@ -89,7 +89,7 @@ def steps(tmp_path, monkeypatch):
     return day.Day()
 
 
-def test_a_step_that_fails_or_lasts_too_long_keeps_what_it_found(steps):
+def test_a_failed_or_slow_step_keeps_its_results(steps):
     one = json.dumps(line("sum", 0.1))
     assert steps.run("good", f"echo '{one}'; echo words; echo '{{\"seed\": 3}}'", 20)
     assert not steps.run("bad", "echo out; echo why >&2; exit 7", 20)
@@ -103,13 +103,13 @@ def test_a_step_that_fails_or_lasts_too_long_keeps_what_it_found(steps):
     assert json.loads((day.OUT / "gpu-check.json").read_text())["steps"].keys() == {"good", "bad", "slow"}
 
 
-def test_no_step_begins_when_the_time_is_over(steps, monkeypatch):
+def test_no_step_starts_after_the_time_limit(steps, monkeypatch):
     monkeypatch.setattr(day, "SECONDS", 5)
     assert not steps.run("late", "echo", 20)
     assert steps.results["steps"]["late"] == {"status": None, "said": ["not reached"]}
 
 
-def test_a_rehearsal_of_all(tmp_path):
+def test_a_rehearsal_of_all_steps(tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "FEDCORE_CUDA_DRIVER"}
     env |= {"GPU_CHECK_REHEARSAL": "1", "OUT": str(tmp_path)}
     done = subprocess.run([sys.executable, "-m", "bench.gpu.day"], cwd=ROOT, env=env, capture_output=True, text=True)

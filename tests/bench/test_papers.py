@@ -1,4 +1,4 @@
-"""Committed records made again: a row of bench/papers, and one of the README's table."""
+"""Reproduced records: a row of bench/papers, and one of the README's table."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ def committed(preset, label, seed):
 
 
 def made(experiment, label, seed, folder):
-    """The record of a trial, run here."""
+    """The record of a trial on this machine."""
     order = [method.label for method in experiment.algorithms].index(label)
     trial = Trial(experiment, order, seed)
     threads = torch.get_num_threads()
@@ -42,7 +42,7 @@ def made(experiment, label, seed, folder):
 
 
 def due(figure):
-    """A committed figure as it should come out here."""
+    """A committed figure, with this machine's tolerance."""
     machine = json.loads((PAPERS / "machine.json").read_text(encoding="utf-8"))
     here = {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
     if here == {key: machine[key] for key in here}:
@@ -51,14 +51,14 @@ def due(figure):
     return pytest.approx(float(figure), abs=min(0.01, 0.5 * float(figure)))
 
 
-def test_a_committed_row_comes_out_again(tmp_path):
+def test_a_committed_row_is_reproduced(tmp_path):
     row, record = committed(PRESET, LABEL, SEED), made(load_preset(PRESET), LABEL, SEED, tmp_path)
     assert final(record) == due(row["accuracy"])
     assert len(record.rounds) == int(row["rounds"])
     assert record.rounds[-1].uploads == int(row["uploads"])
 
 
-def test_a_row_of_the_quickstart_comes_out_again(tmp_path):
+def test_a_row_of_the_quickstart_is_reproduced(tmp_path):
     experiment = load_preset("quickstart")
     with QUICKSTART.open(encoding="utf-8") as file:
         *_, row = csv.DictReader(file)

@@ -1,4 +1,4 @@
-"""Which runs count in the README's tables."""
+"""The selection of runs for the README's tables."""
 
 import json
 from dataclasses import asdict
@@ -43,7 +43,7 @@ def test_the_newest_run_and_the_best_level_count(tmp_path):
     assert "| sum | read floor | 0.50 | 0.88 |" in text
 
 
-def test_short_and_disturbed_runs_are_no_figures(tmp_path):
+def test_short_and_disturbed_runs_do_not_count(tmp_path):
     with pytest.raises(SystemExit):
         table.markdown(table.read([run(tmp_path, "avx2", "2026-01-01", short=True)]))
     disturbed = table.markdown(table.read([run(tmp_path, "avx2", "2026-01-02", others=0.5)]))

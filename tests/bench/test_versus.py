@@ -1,4 +1,4 @@
-"""The benchmarks' protocol: whose time counts, what a disagreement does, and what a process of its own measures."""
+"""The benchmarks' protocol: timing, disagreements, and measurements in a child process."""
 
 import ast
 import time
@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 class Pedantic:
-    """What ``compare`` needs of pytest-benchmark's fixture."""
+    """A fake of pytest-benchmark's fixture for ``compare``."""
 
     @staticmethod
     def pedantic(run, *, setup, rounds, iterations):
@@ -43,7 +43,7 @@ def fails(x):
     raise ValueError("as a rival may")
 
 
-def test_the_way_with_the_least_median_is_the_floor():
+def test_the_floor_is_the_fastest_median():
     floor = Floor("", (), [9, 1, 3, 2], (), keep=())
     rounds = iter([[9.0, 9.0, 9.0], *5 * [[1.0, 3.0, 2.0]], *6 * [[4.0, 3.0, 2.0]]])
     floor._seconds = lambda way: way / 1e3
@@ -64,7 +64,7 @@ def test_a_turn_warms_up_and_divides():
     assert 0 < took.after_pause < 0.01
 
 
-def test_a_rival_that_does_something_else_is_found():
+def test_a_rival_with_another_result_is_found():
     work = Work(ones, 8)
     rivals = {"twice": work.rival(doubled)}
     compare(Pedantic, "equal", lambda: np.full(8, 2.0), rivals, bytes=32, rounds=1, agree=1e-6, alone=False)
@@ -72,20 +72,20 @@ def test_a_rival_that_does_something_else_is_found():
         compare(Pedantic, "not", lambda: np.full(8, 2.1), rivals, bytes=32, rounds=1, agree=1e-6, alone=False)
 
 
-def test_a_process_of_its_own_times_and_measures_memory():
+def test_a_child_process_measures_time_and_memory():
     n = 4 * MIB
     with Alone(ones, (n,), summed, threads=1) as process:
         assert 0.9 * 4 * n < process.peak() < 1.2 * 4 * n
         assert all(seconds > 0 for seconds in process.turn())
 
 
-def test_a_process_that_fails_says_so(capfd):
+def test_a_failing_child_process_reports_its_error(capfd):
     with Alone(ones, (1,), fails, threads=1) as process, pytest.raises(RuntimeError, match="status 1"):
         process.turn()
     assert "as a rival may" in capfd.readouterr().err
 
 
-def test_a_target_holds_in_turn_and_alone():
+def test_a_target_must_hold_in_turns_and_alone():
     line = Line("two ways", {"torch": 2.5, "torch" + ALONE: 1.9, "numpy": 3.0}, targets={"torch": 2.0, "numpy": 3.0})
     assert line.met("torch", "torch" + ALONE) == "no"
     assert [line.met(name) for name in ("torch", "torch" + ALONE, "numpy", "scipy")] == ["yes", "no", "yes", ""]
@@ -95,7 +95,7 @@ def test_a_target_holds_in_turn_and_alone():
     assert line.met("numpy") == ""
 
 
-def test_rivals_know_nothing_of_fedcore():
+def test_rivals_do_not_import_fedcore():
     for file in RIVALS.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in getattr(node, "names", [])] if isinstance(node, ast.Import) else []

@@ -1,4 +1,4 @@
-"""Models out of servers' folders, live, and clients that an operator removes."""
+"""``fedcore store export`` and ``remove-client``."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from fedcore import Server, Storage, Update
 from fedcore.errors import StoreError
 from fedcore.model import write_model
 from fedcore.server.folder import read_model
-from tests.cli.command import invoke
+from tests.cli.command import assert_rejected, invoke
 from tests.server.invariant import contradictions
 
 
@@ -28,9 +28,9 @@ def rounds(server, count=2):
         server.round([Update(i, server.x + 1 + i, 1) for i in range(2)])
 
 
-def equal(found, due):
-    assert found.keys() == due.keys()
-    for name, tensor in due.items():
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype, name
         assert torch.equal(found[name], tensor), name
 
@@ -46,13 +46,13 @@ def test_export_beside_a_writer(tmp_path, ending, dtype):
             done = invoke("store", "export", tmp_path / "state", file)
             assert done.status == 0, done.errors
             read = safetensors.load_file(file) if ending == "safetensors" else torch.load(file, weights_only=True)
-            equal(read, server.tensors())
+            assert_equal(read, server.tensors())
         assert "after 3 rounds, 8 tensors" in done.output
     net(dtype).load_state_dict(read)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_npz_needs_numpy_alone(tmp_path):
+def test_npz_needs_only_numpy(tmp_path):
     server = Server({"w": np.zeros((2, 3), np.float32), "seen": np.int64(4)}, "FedAvg", 2, lr=0.1)
     rounds_ = [Update(0, {"w": np.ones((2, 3), np.float32), "seen": np.int64(5)}, 1)]
     server.round(rounds_)
@@ -63,30 +63,29 @@ def test_npz_needs_numpy_alone(tmp_path):
     assert read["seen"].dtype == np.int64
 
 
-def test_tied_weights_are_there_by_each_name(tmp_path):
+def test_tied_weights_are_written_under_each_name(tmp_path):
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     tied = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False))
     tied[1].weight = tied[0].weight
     server = Server(tied, "FedAvg", 2, lr=0.1)
     rounds(server)
     write_model(server.tensors(), tmp_path / "m.safetensors")
-    equal(safetensors.load_file(tmp_path / "m.safetensors"), server.tensors())
+    assert_equal(safetensors.load_file(tmp_path / "m.safetensors"), server.tensors())
 
 
-def test_an_ending_that_is_none(tmp_path):
+def test_unknown_suffix(tmp_path):
     done = invoke("store", "export", tmp_path, tmp_path / "model.onnx")
-    assert done.status == 2
-    assert "'.onnx' is unknown" in done.errors
+    assert_rejected(done, "'.onnx' is unknown")
     assert "known: .npz, .pt, .pth, .safetensors" in done.errors
 
 
-def test_a_folder_that_cannot_be_written_to(tmp_path):
-    with pytest.raises(StoreError, match="the model was not written"):
+def test_missing_folder(tmp_path):
+    with pytest.raises(StoreError, match="cannot write the model"):
         write_model({"w": np.zeros(2)}, tmp_path / "nowhere" / "m.npz")
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the mask of permissions can only be set there")
-def test_a_file_follows_the_mask_of_permissions_which_no_other_thread_sees_change(tmp_path, monkeypatch):
+def test_file_has_the_permissions_of_the_umask(tmp_path, monkeypatch):
     before = os.umask(0o027)
     try:
         with monkeypatch.context() as patch:
@@ -97,8 +96,8 @@ def test_a_file_follows_the_mask_of_permissions_which_no_other_thread_sees_chang
     assert (tmp_path / "m.npz").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_method_of_one_s_own_does_not_matter(tmp_path):
-    """A folder whose method is nobody's here has a model all the same."""
+def test_custom_method(tmp_path):
+    """Export does not need the class of the method."""
     from fedcore.algorithms import FedVARP
 
     class Mine(FedVARP):
@@ -111,7 +110,7 @@ def test_a_method_of_one_s_own_does_not_matter(tmp_path):
         assert model.round_number == 2
 
 
-def test_a_folder_with_another_x_is_refused(tmp_path):
+def test_folder_with_another_x_is_rejected(tmp_path):
     from fedcore import ClientStore
 
     Server(np.zeros(3, np.float32), "FedAvg", 2, lr=0.1).save(tmp_path / "s")
@@ -134,27 +133,27 @@ def folder(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(("said", "gone"), [("7", 7), ("site a", "site a")])
-def test_depart(folder, said, gone):
-    done = invoke("store", "remove-client", folder, said)
+@pytest.mark.parametrize(("id", "client"), [("7", 7), ("site a", "site a")])
+def test_remove_client(folder, id, client):
+    done = invoke("store", "remove-client", folder, id)
     assert done.status == 0, done.errors
-    assert done.output == f"{gone!r} removed after round 2: 2 clients are left\n"
+    assert done.output == f"{client!r} removed after round 2; 2 clients remain\n"
     with Server.load(folder) as server:
-        assert gone not in server.clients
+        assert client not in server.clients
         assert not contradictions(server)
     assert invoke("store", "verify", folder).status == 0
     assert invoke("store", "remove-client", folder, "nobody").status == 2
 
 
-def test_a_departure_is_taken_back(folder):
+def test_undo_of_a_removal(folder):
     assert invoke("store", "remove-client", folder, "7").status == 0
     assert "departure" in invoke("store", "undo", folder).output
     with Server.load(folder) as server:
         assert 7 in server.clients
 
 
-def test_nobody_departs_beside_a_writer(folder):
+def test_remove_client_needs_the_only_writer(folder):
     with Server.load(folder):
         done = invoke("store", "remove-client", folder, "7")
     assert done.status == 2
-    assert "expected no other writer" in done.errors
+    assert "open for writing" in done.errors

@@ -1,3 +1,5 @@
+"""An interrupted command keeps the records, and prints how to resume."""
+
 import os
 import signal
 import subprocess
@@ -8,12 +10,13 @@ import pytest
 
 from fedcore.experiment.results import read_folder
 from fedcore.reports import write_report
-from tests.cli.command import invoke
+from tests.cli.command import invoke, output_of
+from tests.experiment.kit import wait_until
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is POSIX")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_leaves_usable_records(tmp_path, interruptible, sent):
+def test_interrupted_run_keeps_its_records(tmp_path, interruptible, sent):
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "fedcore", "run", "quickstart", "--rounds", "100000", "--workers", "2"]
     with subprocess.Popen(
@@ -21,14 +24,15 @@ def test_an_interrupted_run_leaves_usable_records(tmp_path, interruptible, sent)
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # as a terminal does: Ctrl-C goes to the whole process group
+        start_new_session=True,  # as in a terminal, where Ctrl-C goes to the process group
     ) as process:
         try:
-            wait_for_rounds(folder)
+            records = folder / "records"
+            wait_until(lambda: [f.read_bytes().count(b"\n") > 4 for f in records.glob("*.jsonl")] == [True, True])
             if sent == signal.SIGINT:
                 os.killpg(process.pid, sent)
             else:
-                process.send_signal(sent)  # as a scheduler does, to the process that it began
+                process.send_signal(sent)  # as a scheduler does
             output, errors = process.communicate(timeout=120)
         finally:
             process.kill()
@@ -42,18 +46,8 @@ def test_an_interrupted_run_leaves_usable_records(tmp_path, interruptible, sent)
     assert len(write_report(folder).summary.notes) >= 2
 
 
-def wait_for_rounds(folder, seconds=240):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        files = list((folder / "records").glob("*.jsonl"))
-        if len(files) == 2 and all(file.read_bytes().count(b"\n") > 4 for file in files):
-            return
-        time.sleep(0.05)
-    raise AssertionError("no rounds came")
-
-
 def wait_for_the_end_of_group(group, seconds=120):
-    """multiprocessing's resource tracker ends a moment after the process that it served."""
+    """The resource tracker of multiprocessing ends shortly after the process."""
     deadline = time.monotonic() + seconds
     with pytest.raises(ProcessLookupError):
         while time.monotonic() < deadline:
@@ -61,14 +55,14 @@ def wait_for_the_end_of_group(group, seconds=120):
             time.sleep(0.05)
 
 
+def interrupted(*arguments, **options):
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("words", [("run", "quickstart"), ("run", "quickstart", "--sweep")], ids=["run", "sweep"])
 @pytest.mark.parametrize("at", ["before the folder", "within it", "before a round"])
-def test_the_advice_is_of_what_is_there(tmp_path, monkeypatch, words, at):
-    """Ctrl-C comes before anything was written, or before the first round."""
+def test_advice_fits_the_contents_of_the_folder(tmp_path, monkeypatch, words, at):
     folder = tmp_path / "run"
-
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
 
     where = {
         "before the folder": "fedcore.experiment.runner.data.find",
@@ -83,15 +77,11 @@ def test_the_advice_is_of_what_is_there(tmp_path, monkeypatch, words, at):
     assert ("--resume" in stopped.output) == (at == "before a round" and "--sweep" not in words)
     monkeypatch.undo()
     again = ["run", folder, "--resume", "--workers", 0] if "--resume" in stopped.output else command
-    done = invoke(*again)
-    assert done.status == 0, done.errors
+    output_of(*again)
 
 
-def test_a_logger_that_had_no_round_names_no_files(tmp_path, monkeypatch):
+def test_logger_without_rounds_prints_no_hint(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
-
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
 
     monkeypatch.setattr("fedcore.experiment.runner.run_jobs", interrupted)
     stopped = invoke("run", "quickstart", "--out", tmp_path / "run", "--log", "tensorboard")

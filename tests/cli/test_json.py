@@ -1,4 +1,4 @@
-"""The listing commands as JSON: what their words say, for other programs."""
+"""The output of commands as JSON."""
 
 import json
 
@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Storage, Update, build_info
-from fedcore.experiment import presets
-from fedcore.experiment.presets import load_and_partition, load_preset
+from fedcore.experiment import config
+from fedcore.experiment.config import load_and_partition, load_preset
 from fedcore.simulation.data import REGISTRY, holdings, partitions
 from tests.cli.command import invoke
 
 
-def told(*arguments, status=0):
+def json_of(*arguments, status=0):
     done = invoke(*arguments, "--json")
     assert done.status == status, done.errors
     return json.loads(done.output)
 
 
 def test_list():
-    listed = told("list")
-    assert [one["name"] for one in listed["presets"]] == presets.names()
+    listed = json_of("list")
+    assert [one["name"] for one in listed["presets"]] == config.names()
     first = listed["presets"][0]
     assert first == {"name": "quickstart", "title": first["title"], "rounds": 100, "seeds": [0, 1, 2, 3, 4]}
     assert "MimiC" in listed["methods"]
@@ -28,37 +28,37 @@ def test_list():
 
 
 def test_doctor():
-    listed = told("doctor", "core")["build"]
+    listed = json_of("doctor", "core")["build"]
     assert listed | build_info() == listed
     assert (listed["cuda_missing"] is None) == bool(listed["cuda_devices"])
 
 
 @pytest.mark.parametrize("kind", ["methods", "models", "participation", "rates", "optimizers"])
 def test_list_of_names_with_their_options(kind):
-    (listed,) = told("list", kind).values()
-    assert [one["name"] for one in listed] == told("list")[kind]
+    (listed,) = json_of("list", kind).values()
+    assert [one["name"] for one in listed] == json_of("list")[kind]
     assert all(one["about"] for one in listed)
 
 
 def test_list_of_presets():
-    assert told("list", "presets") == {"presets": told("list")["presets"]}
+    assert json_of("list", "presets") == {"presets": json_of("list")["presets"]}
 
 
 def test_list_of_a_kind():
-    listed = told("list", "data") | told("list", "partitions")
+    listed = json_of("list", "data") | json_of("list", "partitions")
     assert [one["name"] for one in listed["data"]] == REGISTRY.names()
-    deals = {one["name"]: one for one in listed["partitions"]}
-    assert deals["dirichlet"]["options"] == {"alpha": {}, "least": {"default": 1}}
+    rules = {one["name"]: one for one in listed["partitions"]}
+    assert rules["dirichlet"]["options"] == {"alpha": {}, "least": {"default": 1}}
     (digits,) = (one for one in listed["data"] if one["name"] == "digits")
     assert (digits["shape"], digits["classes"]) == ([1, 8, 8], 10)
 
 
 def test_show_data(tmp_path):
-    listed = told("show-data", "quickstart", "--seed", 3, "--out", tmp_path / "who.png")
+    listed = json_of("show-data", "quickstart", "--seed", 3, "--out", tmp_path / "holdings.png")
     dataset, parts = load_and_partition(load_preset("quickstart"), 3)
     assert listed["counts"] == holdings(dataset.train_y, parts, 10).tolist()
     assert (listed["data"], listed["seed"]) == ("digits", 3)
-    assert (tmp_path / "who.png").stat().st_size > 1000
+    assert (tmp_path / "holdings.png").stat().st_size > 1000
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def folder(tmp_path):
 
 
 def test_store_info(folder):
-    listed = told("store", "info", folder)
+    listed = json_of("store", "info", folder)
     assert listed["path"] == str(folder)
     assert (listed["round"], listed["clients"], listed["rows"], listed["n"]) == (1, 3, 2, 2000)
     assert listed["vectors"]["x"] == ["<f4", [2000]]
@@ -81,17 +81,17 @@ def test_store_info(folder):
 
 
 def test_store_verify(folder):
-    assert told("store", "verify", folder)["sound"] is True
+    assert json_of("store", "verify", folder)["sound"] is True
     with ClientStore.open(folder) as store:
         vectors = {name: store.vector(name) for name in store.vector_names()}
         total = vectors["total"] + 1
         store.commit(2, vectors | {"total": total})
-    listed = told("store", "verify", folder, status=1)
+    listed = json_of("store", "verify", folder, status=1)
     assert listed["sound"] is False
     assert len(listed["problems"]) == 1
 
 
-def test_every_command_that_lists_can_say_it_in_json():
+def test_listing_commands_have_a_json_option():
     lists = [["list"], ["doctor"], ["show-data"], ["store", "info"], ["store", "verify"]]
     for command in lists:
         assert "--json" in invoke(*command, "--help").output, command

@@ -1,48 +1,44 @@
-"""What ``fedcore run`` refuses, and what its errors advise."""
+"""Conflicting options of ``fedcore run``."""
 
 import pytest
 
-from tests.cli.command import invoke
-
-SMALL = ["--rounds", "1", "--seeds", "1", "--workers", "0", "--set", "local.epochs=1", "--set", "algorithms=['MIFA']"]
+from tests.cli.command import SMALL, invoke, output_of
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
-        (["run", "nosuch", "--resume"], "nosuch: there is no run in this folder"),
-        (["run", "quickstart", "--seeds", "-1"], "--seeds: expected at least one seed, got '-1'; only seed 0"),
-        (["run", "quickstart", "--seeds", "0"], "--seeds: expected at least one seed, got '0'"),
-        (["run", "quickstart", "quickstart", "mine", "--resume"], "--resume: does not go with several PRESETs"),
-        (["run", "quickstart", "--resume", "--sweep"], "--resume: does not go with --sweep"),
-        (["run", "quickstart", "--resume", "--scale", "quick"], "--resume: does not go with --scale"),
-        (["run", "quickstart", "--ray-address", "auto"], "--ray-address: has no effect on the local backend"),
-        (["run", "quickstart", "--gpus-per-worker", "1"], "--gpus-per-worker: has no effect on the local backend"),
-        (["run", "quickstart", "--backend", "ray", "--workers", "0"], "--workers: expected at least 1 on Ray, got 0"),
-        (["run", "quickstart", "--set", "rate.lr"], "expected KEY=VALUE, like rate.lr=0.1, got 'rate.lr'"),
+        (["run", "nosuch", "--resume"], "nosuch: not the folder of a run"),
+        (["run", "quickstart", "--seeds", "-1"], "--seeds '-1': the count"),
+        (["run", "quickstart", "--seeds", "0"], "--seeds '0': the count"),
+        (["run", "quickstart", "quickstart", "mine", "--resume"], "--resume: does not work with several PRESETs"),
+        (["run", "quickstart", "--resume", "--sweep"], "--resume: does not work with --sweep"),
+        (["run", "quickstart", "--resume", "--scale", "quick"], "--resume: does not work with --scale"),
+        (["run", "quickstart", "--ray-address", "auto"], "--ray-address: needs --backend ray"),
+        (["run", "quickstart", "--gpus-per-worker", "1"], "--gpus-per-worker: needs --backend ray"),
+        (["run", "quickstart", "--backend", "ray", "--workers", "0"], "--workers 0: must be at least 1 on Ray"),
+        (["run", "quickstart", "--set", "rate.lr"], "override 'rate.lr': must be KEY=VALUE"),
         (["run", "quickstart", "--sweep", "--set", "grid=3"], "quickstart: grid: "),
         (["run", "quickstart", "--sweep", "--set", "pictures=3", "--set", "data.name='x'"], "pictures: "),
     ],
 )
-def test_what_is_refused(command, said, tmp_path, monkeypatch):
+def test_conflicting_options_are_rejected(command, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = invoke(*command)
     assert done.status == 2
-    assert said in " ".join(done.errors.split())
+    assert message in " ".join(done.errors.split())
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_s_folder_without_resume(tmp_path, monkeypatch):
+def test_folder_of_a_run_needs_resume(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert invoke("run", "quickstart", *SMALL, "--out", "mine").status == 0
-    done = invoke("run", "mine")
+    output_of("run", "quickstart", *SMALL, "--out", "earlier")
+    done = invoke("run", "earlier")
     assert done.status == 2
-    assert "mine: it is a run's folder: --resume goes on, `fedcore report mine` shows it" in " ".join(
-        done.errors.split()
-    )
+    assert "resume it with --resume, or show it with `fedcore report earlier`" in " ".join(done.errors.split())
 
 
-def test_a_folder_of_a_preset_s_name_is_not_in_its_way(tmp_path, monkeypatch):
+def test_folder_named_like_a_preset(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for out in ("quickstart", "again"):
-        assert invoke("run", "quickstart", *SMALL, "--out", out).status == 0
+        output_of("run", "quickstart", *SMALL, "--out", out)

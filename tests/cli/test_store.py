@@ -1,3 +1,5 @@
+"""``fedcore store info``, ``verify``, ``compact`` and ``undo``."""
+
 import json
 import re
 import shutil
@@ -40,7 +42,7 @@ def test_info(path):
     assert "MB" in lines["on disk"]
 
 
-def test_verify_says_who_is_damaged(path):
+def test_verify_lists_damaged_rows(path):
     result = store("verify", path)
     assert (result.status, result.output) == (0, "sound: 10 rows and 1 vectors\n")
     with open(path / "rows.slots", "r+b") as raw:
@@ -53,8 +55,8 @@ def test_verify_says_who_is_damaged(path):
 
 
 @pytest.mark.parametrize("method", ["MIFA", "MimiC", "SCAFFOLD", "FedAvg"])
-def test_verify_compares_a_server_s_sums_with_its_rows(tmp_path, method):
-    """A fault that no checksum can tell: what was written is what is there, and is wrong."""
+def test_verify_compares_sums_with_rows(tmp_path, method):
+    """Checksums cannot detect it: wrong sums were written."""
     folder = tmp_path / "run"
     algorithm = MimiC(history=2) if method == "MimiC" else method
     with Server(np.zeros(20, np.float32), algorithm, 4, lr=0.1, storage=folder) as server:
@@ -106,7 +108,7 @@ def changed_state(*keys):
 
 
 @pytest.mark.parametrize("what", [*FORGED, "row of round 2^62", "total short", "total of integers"])
-def test_info_and_verify_say_what_loading_would(what, tmp_path):
+def test_info_and_verify_report_forged_folders(what, tmp_path):
     folder = tmp_path / "run"
     with Server(np.zeros(8, np.float32), "MIFA", 4, lr=0.1, storage=folder) as server:
         for _ in range(3):
@@ -119,8 +121,7 @@ def test_info_and_verify_say_what_loading_would(what, tmp_path):
     assert "sound" not in result.output
     assert result.status != 0
     if not isinstance(refused.value, errors.CorruptionError):
-        told = " ".join(shown.output.split())
-        assert "cannot be loaded" in told
+        assert "cannot be loaded" in " ".join(shown.output.split())
         assert what == "no place" or what == "a place past the last" or str(refused.value)[-20:] in result.output
         assert json.loads(store("info", "--json", folder).output)["problems"]
 
@@ -139,8 +140,8 @@ def test_info_and_verify_say_what_loading_would(what, tmp_path):
         ("numbers", None),
     ],
 )
-def test_beside_the_caller_s_own_optimizer_nothing_is_believed(change, tmp_path):
-    """The optimizer cannot be made, so nothing can be loaded. The other settings are checked all the same."""
+def test_settings_beside_a_custom_optimizer_are_checked(change, tmp_path):
+    """The optimizer cannot be created, but the other settings are checked."""
     folder = tmp_path / "run"
     with Server(np.zeros(8, np.float32), "MIFA", 4, lr=0.1, storage=folder) as server:
         server.round([Update(i, server.x + 1 + i, 1) for i in range(4)])
@@ -155,19 +156,19 @@ def test_beside_the_caller_s_own_optimizer_nothing_is_believed(change, tmp_path)
     assert store("verify", folder).status == 1 or change[0] == "numbers"
 
 
-def test_what_is_the_caller_s_own_is_no_fault_and_is_told(tmp_path):
+def test_custom_rate_is_a_hint(tmp_path):
     folder = tmp_path / "run"
     with Server(np.zeros(8, np.float32), "MIFA", 4, lr=lambda round: 0.1, storage=folder) as server:
         server.round([Update(i, server.x + 1 + i, 1) for i in range(4)])
     result = store("verify", folder)
     assert result.status == 0
-    assert "to load it, give lr= again" in result.output
-    assert "give lr= again" in " ".join(store("info", folder).output.split())
+    assert "to load it, pass lr= again" in result.output
+    assert "lr= again" in " ".join(store("info", folder).output.split())
     forge(folder, head=changed_state("numbers", "round_number", -1))
     assert store("verify", folder).status == 1
 
 
-def test_compact_makes_the_files_shorter(path):
+def test_compact_shortens_the_files(path):
     before = (path / "rows.slots").stat().st_size
     result = store("compact", path)
     assert result.status == 0
@@ -181,11 +182,9 @@ def test_compact_makes_the_files_shorter(path):
 
 
 def kept(tmp_path):
-    """The folder of a server of six clients, of which every transaction can be taken back."""
-    made = Server(
-        np.zeros(20, np.float32), "SCAFFOLD", 6, lr=0.1, storage=Storage(path=tmp_path / "run", keep_previous=True)
-    )
-    return made, tmp_path / "run"
+    """A server of six clients that keeps the last transaction, and its folder."""
+    storage = Storage(path=tmp_path / "run", keep_previous=True)
+    return Server(np.zeros(20, np.float32), "SCAFFOLD", 6, lr=0.1, storage=storage), tmp_path / "run"
 
 
 def a_round(server):
@@ -208,7 +207,7 @@ ACTS = {
 
 
 @pytest.mark.parametrize("what", ACTS)
-def test_undo_says_what_it_takes_back(tmp_path, what):
+def test_undo_names_the_transaction(tmp_path, what):
     server, folder = kept(tmp_path)
     with server:
         a_round(server)
@@ -219,39 +218,39 @@ def test_undo_says_what_it_takes_back(tmp_path, what):
         last = server.transactions
     lines = [line.strip() for line in store("info", folder).output.splitlines()]
     info = next(line for line in lines if line.startswith("undo"))
-    said = rf"{what} \(transaction {last}, commit 4, of round \d\)"
-    assert re.search(rf"rolls back {said}: to transaction 2 \(commit 3, of round 1\)$", info)
+    transaction = rf"{what} \(transaction {last}, commit 4, of round \d\)"
+    assert re.search(rf"{transaction}, back to transaction 2 \(commit 3, of round 1\)$", info)
     result = store("undo", folder)
     assert (result.status, result.errors) == (0, "")
-    due = rf"{said} is rolled back: the store is as after transaction 2 \(commit 3, of round 1\)\n"
-    assert re.fullmatch(due, result.output)
+    expected = rf"rolled back {transaction}; the store is at transaction 2 \(commit 3, of round 1\)\n"
+    assert re.fullmatch(expected, result.output)
     assert "nothing to roll back" in store("info", folder).output
     with Server.load(folder) as server:
         assert (server.transactions, server.round_number, list(server.clients)) == (2, 2, clients)
         np.testing.assert_array_equal(server.x, before)
         a_round(server)
-    assert store("undo", folder).output.startswith("round 2 (transaction 3, commit 6, of round 2) is rolled back")
+    assert store("undo", folder).output.startswith("rolled back round 2 (transaction 3, commit 6, of round 2)")
 
 
 def test_undo_of_a_warm_start(tmp_path):
     server, folder = kept(tmp_path)
     with server:
         server.warm_start({0: np.ones(20, np.float32)})
-    assert store("undo", folder).output.startswith("a warm start (transaction 1, ")
+    assert store("undo", folder).output.startswith("rolled back a warm start (transaction 1, ")
 
 
-def test_undo_of_a_store_without_a_server_and_of_one_s_making(tmp_path):
-    with ClientStore(3, 20, medium="mmap", path=tmp_path / "rows", undoable=True) as rows:
+def test_undo_of_a_store_and_of_a_new_server(tmp_path):
+    with ClientStore(3, 20, medium="mmap", path=tmp_path / "rows", keep_previous=True) as rows:
         rows.commit(7)
-    due = "commit 1, of round 7 is rolled back: the store is as after commit 0, before any round\n"
-    assert store("undo", tmp_path / "rows").output == due
+    expected = "rolled back commit 1, of round 7; the store is at commit 0, before any round\n"
+    assert store("undo", tmp_path / "rows").output == expected
     server, folder = kept(tmp_path)
     server.close()
-    assert store("undo", folder).output == due.replace("round 7", "round 0")
+    assert store("undo", folder).output == expected.replace("round 7", "round 0")
 
 
 @pytest.mark.parametrize("why", ["never kept", "once", "compacted", "an older format"])
-def test_where_there_is_nothing_to_take_back_undo_changes_nothing(path, tmp_path, why):
+def test_undo_without_a_transaction_changes_nothing(path, tmp_path, why):
     folder = path
     if why == "an older format":
         shutil.unpack_archive(FORMATS / "2.zip", tmp_path / "old")
@@ -267,23 +266,23 @@ def test_where_there_is_nothing_to_take_back_undo_changes_nothing(path, tmp_path
     before = store("info", folder).output
     result = store("undo", folder)
     assert (result.status, result.output) == (2, "")
-    assert f"{folder}: there is no transaction to roll back" in result.errors
+    assert f"{folder}: no transaction to roll back" in result.errors
     assert store("info", folder).output == before
 
 
-def test_undo_beside_a_writer_is_refused(tmp_path):
+def test_undo_needs_the_only_writer(tmp_path):
     server, folder = kept(tmp_path)
     with server:
         a_round(server)
         result = store("undo", folder)
         assert result.status == 2
-        assert f"{folder}: expected no other writer" in result.errors
+        assert f"{folder}: already open for writing" in result.errors
         assert server.transactions == 1
     assert store("undo", folder).status == 0
 
 
 @pytest.mark.parametrize("command", ["info", "verify", "compact", "undo"])
-def test_a_folder_that_is_no_store(tmp_path, command):
+def test_folder_without_a_store_is_rejected(tmp_path, command):
     result = store(command, tmp_path)
     assert result.status == 2
-    assert "expected the folder of a store" in result.errors
+    assert "not a store" in result.errors

@@ -1,4 +1,4 @@
-"""What somebody else's package warns of when torch imports it is nothing that the user of a command can mend."""
+"""Commands hide warnings of packages that torch imports."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ RUN = ["run", "quickstart", "--rounds", "1", "--seeds", "1", "--workers", "1", "
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs the quickstart where torch finds a package that warns, in the command's process and in its worker."""
+    """Runs the quickstart with a package that warns in the command's process and in its worker."""
     (tmp_path / "pynvml.py").write_text(WARNS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("PYTHONWARNINGS", raising=False)
@@ -29,9 +29,9 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-def test_a_command_does_not_begin_with_somebody_else_s_warning(run):
+def test_warnings_are_hidden(run):
     assert run() == ""
 
 
-def test_who_asks_for_warnings_gets_them(run):
+def test_warnings_on_request(run):
     assert run("-W", "default").count("FutureWarning: this package is deprecated") == 2

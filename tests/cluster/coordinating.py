@@ -54,7 +54,7 @@ class Deaths:
         self._placement, self._random, self._usual = placement, random.Random(seed), 0.1
 
     def __call__(self, act):
-        """Do something, while which somebody may die."""
+        """Do something during which a process may be killed."""
         timer = None
         if self._random.random() < CHANCE and (there := processes(self._placement)):
             victim = self._random.choice(there)
@@ -84,10 +84,10 @@ def folders_of(home):
 
 
 def opened(folder, method, placement):
-    """The server of a folder, or a new one where nobody has come so far as to write the manifest."""
+    """The server of a folder, or a new one if no manifest was written."""
     if (Path(folder) / "cluster.json").exists():
         return Server.load(folder, storage=Storage(folders=folders_of(folder)), compute=Compute(executor=placement))
-    home = Path(f"{folder}-{os.getpid()}")  # what a coordinator leaves that is killed before is nobody's
+    home = Path(f"{folder}-{os.getpid()}")  # a coordinator that is killed before leaves a folder that no other uses
     zeros, folders = np.zeros(n, np.float32), [home / "disk0", home / "disk1"]
     return Server(
         zeros,
@@ -100,7 +100,7 @@ def opened(folder, method, placement):
 
 
 def run(server, deaths, last):
-    """Change a server so many times; what a death undoes is done again.
+    """Change a server so many times; changes that a kill undoes are repeated.
 
     Raises:
         ClusterError: a shard was lost while all were brought together: it is for the next ``load`` to do.

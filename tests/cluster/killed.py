@@ -42,7 +42,7 @@ def told(server):
 
 
 def change(server, add=None):
-    """The next transaction of a server, a function of those before alone: mostly a round.
+    """The next transaction of a server, which depends only on those before it: mostly a round.
 
     Args:
         add: gives an open round a client's vector and steps; None for its own ``add``.
@@ -62,7 +62,7 @@ def change(server, add=None):
 
 
 class Straight:
-    """The run that nobody kills, as far as it has been asked for."""
+    """The run without kills, as far as it was requested."""
 
     def __init__(self, method):
         self._server = Server(np.zeros(n, np.float32), remembering(method), N, lr=0.1)
@@ -81,7 +81,7 @@ def due(t):
 
 
 def scenarios():
-    """Who dies, at which of his calls, before or after it, and in what: None for whatever is due."""
+    """The killed process, the number of its call, before or after it, and the step; None for any step."""
     for what in ("round", "arrive", "depart"):
         for after in (False, True):
             for call in range(1, 12):
@@ -110,7 +110,7 @@ def noting(file):
 
 
 def forked(work):
-    """Do something in a process of its own; returns how that ended, 0 for well."""
+    """Do something in another process; return its exit status."""
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
@@ -126,7 +126,7 @@ def forked(work):
 
 
 def one(folder, kind, who, call, after):
-    """A transaction in which somebody dies, in this process."""
+    """A transaction in this process, during which a process is killed."""
     armed, group, accepted = [False], os.getpid(), [0]
     noting(f"{folder}-notes")
     if kind == "cut anew":
@@ -148,7 +148,7 @@ def one(folder, kind, who, call, after):
             accepted[0] += 1
             if accepted[0] == call:
                 if not after:
-                    time.sleep(0.02)  # the shards have done what they were told
+                    time.sleep(0.02)  # the shards have ended the call
                 kill()
 
     processes = Processes(prepare, hear)
@@ -164,7 +164,7 @@ def one(folder, kind, who, call, after):
         else:
             change(server)
     except ClusterError as error:
-        known = server.transactions == before or "it happened" in str(error)
+        known = server.transactions == before or "change is complete" in str(error)
     else:
         known = server.transactions == before + (kind != "saved")
     assert known, (before, server)
@@ -173,7 +173,7 @@ def one(folder, kind, who, call, after):
 
 
 def recovered(folder, chance):
-    """All shards are at one transaction, whoever is killed while they come together."""
+    """All shards are at one transaction, whichever process is killed while they are opened."""
     for _ in range(3):
         call, after = chance.randrange(1, 8), chance.random() < 0.5
 
@@ -224,7 +224,7 @@ def main(folder, method, stride):
         seen.update(["scenarios", scenario[0] if what is None else f"{scenario[0]} in {what}"])
         seen["killed"] += status == -9
         seen["happened"] += after > now
-    seen["taken back"] = sum("never happened" in line for line in Path(f"{folder}-notes").read_text().splitlines())
+    seen["taken back"] = sum("rolling back" in line for line in Path(f"{folder}-notes").read_text().splitlines())
     print(json.dumps(seen))
 
 

@@ -17,7 +17,7 @@ from tests.cluster.processes import Processes
 CLIENTS, n = 4, 2**22
 ZEROS = np.zeros(n, np.float32)
 LIMIT = 2**20 * 250
-"""A server of MIFA takes 44 n bytes, 185 MB, and 4 n for each of its rows, 67 MB, beside what it is sent."""
+"""A server of MIFA takes 44 n bytes, 185 MB, and 4 n for each of its rows, 67 MB, in addition to the updates."""
 
 
 def limit():
@@ -37,7 +37,7 @@ def digest(server):
 
 
 def in_shards(shards):
-    """The model after a round in so many processes that are limited, or what went wrong."""
+    """The model after a round in so many processes with limited memory, or the error."""
     compute = Compute(batch_size=1, shards=shards, executor=Processes(begin=limit))
     try:
         with Server(ZEROS, "MIFA", CLIENTS, lr=0.1, compute=compute) as server:

@@ -1,4 +1,4 @@
-"""One server and one in shards, to which the same happens; and what is compared."""
+"""A server of one piece and one in shards, which do the same and are compared."""
 
 import json
 from dataclasses import replace
@@ -73,7 +73,7 @@ def nearly_alike(first, second):
 
 
 def done(server, act):
-    """What an act on a server comes to: what it returns, or the error."""
+    """The result of an act on a server, or its error."""
     try:
         return act(server)
     except FedcoreError as error:
@@ -81,7 +81,7 @@ def done(server, act):
 
 
 def both(one, many, act, compare=alike):
-    """Do the same to both, and compare what comes of it."""
+    """Do the same to both, and compare the results."""
     first, second = done(one, act), done(many, act)
     if isinstance(first, tuple):
         assert second == first
@@ -96,7 +96,7 @@ def cohort(server, t, most=N):
 
 
 def one_round(server, change=lambda t, i, update: update, **options):
-    """A round whose replies depend on the server's state and the round alone."""
+    """A round whose updates depend only on the server's state and the round."""
     t = server.round_number
     broadcast = server.broadcast(cohort(server, t))
     with server.open_round(**options) as opened:

@@ -10,19 +10,19 @@ from fedcore.cluster.shard import Shard
 
 
 def serve(info, pipe, others, begin, prepare):
-    """A shard's process: it does as it is told until nobody tells it anything."""
+    """A shard's process: it runs calls until the pipe is closed."""
     begin()
     for other in others:
-        other.close()  # else the coordinator's death is heard by nobody
+        other.close()  # otherwise the coordinator's death would not close the pipe
     shard = Shard(info)
     while True:
         try:
-            said, *arguments = pipe.recv()
-            if said == "arm":
+            name, *arguments = pipe.recv()
+            if name == "arm":
                 prepare(info.shard)
                 continue
-            getattr(shard, said)(*arguments)
-            pipe.send(shard.wait())
+            (shard.begin if name == "begin" else shard.thread.answer)(*arguments)
+            pipe.send(shard.thread.wait())
         except (EOFError, ConnectionError):
             os._exit(0)
 
@@ -31,27 +31,27 @@ class Processes:
     """The placement.
 
     Args:
-        begin: is called in each shard's process before anything else.
-        prepare: is given the number of each shard, in its process, once ``arm`` is called.
-        hear: is told of every message to a shard.
+        begin: called first in each shard's process.
+        prepare: called with the number of each shard, in its process, once ``arm`` is called.
+        notify: called before every message to a shard.
     """
 
     copies, has_references = True, False
 
-    def __init__(self, prepare=None, hear=lambda: None, begin=lambda: None):
-        self._begin, self._prepare, self._hear, self._shards = begin, prepare, hear, []
+    def __init__(self, prepare=None, notify=lambda: None, begin=lambda: None):
+        self._begin, self._prepare, self._notify, self._shards = begin, prepare, notify, []
         self.waiting = set()
 
     def make(self, shards):
         self.drop()
         context = get_context("fork")
         for info in shards:
-            here, there = context.Pipe()
-            others = [pipe for _, pipe in self._shards] + [here]
-            process = context.Process(target=serve, args=(info, there, others, self._begin, self._prepare), daemon=True)
+            own, its = context.Pipe()
+            others = [pipe for _, pipe in self._shards] + [own]
+            process = context.Process(target=serve, args=(info, its, others, self._begin, self._prepare), daemon=True)
             process.start()
-            there.close()
-            self._shards.append((process, here))
+            its.close()
+            self._shards.append((process, own))
 
     def arm(self):
         for _, pipe in self._shards:
@@ -67,7 +67,7 @@ class Processes:
 
     def wait(self, seconds):
         pipes = {self._shards[k][1]: k for k in self.waiting}
-        found = {k: self._heard(k) for pipe in wait(list(pipes), seconds) for k in [pipes[pipe]]}
+        found = {k: self._receive(k) for pipe in wait(list(pipes), seconds) for k in [pipes[pipe]]}
         self.waiting -= found.keys()
         return found
 
@@ -84,11 +84,11 @@ class Processes:
 
     def _send(self, k, *message):
         self.waiting.add(k)
-        self._hear()
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, as is heard next
+        self._notify()
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, which the next wait finds
             self._shards[k][1].send(message)
 
-    def _heard(self, k):
+    def _receive(self, k):
         try:
             return self._shards[k][1].recv()
         except (EOFError, ConnectionResetError) as error:

@@ -40,7 +40,7 @@ def test_info_and_verify(tmp_path):
     assert (found["sound"], found["transaction"], found["shards"]) == (True, 1, [2, 1])
 
 
-def test_damage_is_told(tmp_path):
+def test_damage_is_reported(tmp_path):
     with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
         one_round(server)
     rows = max((tmp_path / "run" / "shard-0").glob("rows*"), key=lambda file: file.stat().st_size)

@@ -1,4 +1,4 @@
-"""A copy is put in the place of nothing, or of an older copy, and never in that of a run."""
+"""A copy replaces nothing or an older copy, and never a run."""
 
 import re
 
@@ -46,7 +46,7 @@ def test_over_something_else(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_over_a_copy_in_which_a_server_goes_on(tmp_path):
+def test_a_save_over_a_copy_in_use(tmp_path):
     with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
         server.save(tmp_path / "copy")
         with Server.load(tmp_path / "copy") as going_on:
@@ -55,7 +55,7 @@ def test_over_a_copy_in_which_a_server_goes_on(tmp_path):
                 server.save(tmp_path / "copy")
             one_round(going_on)
         for load in (True, False):
-            with pytest.raises(StoreError, match="went on"):
+            with pytest.raises(StoreError, match="a store with commits"):
                 server.save(tmp_path / "copy")
             if load:
                 with Server.load(tmp_path / "copy") as copy:
@@ -77,7 +77,7 @@ def test_the_only_shard_of_a_run_that_was_cut_is_not_replaced_by_a_server_s_copy
         one_round(server)
     cluster.reshard(tmp_path / "run", 1)
     [shard] = (tmp_path / "run").glob("shard-0-*")
-    with pytest.raises(StoreError, match="went on"):
+    with pytest.raises(StoreError, match="a store with commits"):
         Server(X0, "MIFA", 6, lr=0.1).save(shard)
     with Server.load(tmp_path / "run") as whole:
         assert whole.round_number == 1

@@ -1,4 +1,4 @@
-"""A cluster on its disks: it goes on as if nothing had happened, or says why it cannot."""
+"""A cluster in folders: it resumes with the same bits, or the error names the reason."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ def impatient(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC, short history", "SCAFFOLD"])
-def test_it_goes_on(tmp_path, method):
+def test_it_resumes(tmp_path, method):
     one, many = made(method, X0), made(method, X0, shards=3, path=tmp_path / "run")
     for t in range(6):
         one_round(one)
@@ -80,8 +80,8 @@ def names(folder):
 
 @pytest.mark.parametrize("moment", ["in the middle", "before the manifest", "behind it"])
 @pytest.mark.parametrize("moved", [False, True], ids=["", "and moved"])
-def test_what_a_killed_save_has_left_goes_with_the_next(tmp_path, monkeypatch, moment, moved):
-    """And nothing that is somebody's, whatever it is called; nor what a moved folder's old place has by now."""
+def test_the_next_save_deletes_leftovers_of_a_killed_one(tmp_path, monkeypatch, moment, moved):
+    """Other folders stay, whatever their names; and so does a new folder at the old place of a moved one."""
     home = tmp_path / "copy"
     with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
         server.save(home)
@@ -141,7 +141,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
         assert names(tmp_path / "copy") == before
 
 
-def test_shards_on_disks_of_their_own(tmp_path):
+def test_shards_on_separate_disks(tmp_path):
     folders = [tmp_path / "disk0" / "run", tmp_path / "disk1" / "run"]
     for folder in folders:
         folder.parent.mkdir()
@@ -163,7 +163,7 @@ def test_one_has_it_at_a_time(tmp_path):
     Server.load(tmp_path / "run").close()
 
 
-def test_what_is_no_cluster(tmp_path):
+def test_other_folders_are_not_clusters(tmp_path):
     made("MIFA", X0, shards=2, path=tmp_path / "run").close()
     with pytest.raises(CheckpointError, match=r"cluster\.json"):
         Server.load(tmp_path / "run" / "shard-0")
@@ -174,22 +174,22 @@ def test_what_is_no_cluster(tmp_path):
     with pytest.raises(StoreError, match=r"cluster\.json"):
         Server.load(tmp_path / "run" / "shard-0", compute=Compute(shards=2))
     manifest = tmp_path / "run" / "cluster.json"
-    said = json.loads(manifest.read_text())
+    saved = json.loads(manifest.read_text())
     for change in (
         {"what": "a server"},
         {"version": 2},
-        {"shards": said["shards"][:1]},
-        {"shards": said["shards"][::-1]},
+        {"shards": saved["shards"][:1]},
+        {"shards": saved["shards"][::-1]},
         {"cluster": "another"},
         {"layout": {}},
     ):
-        manifest.write_text(json.dumps(said | change))
+        manifest.write_text(json.dumps(saved | change))
         with pytest.raises(CheckpointError):
             Server.load(manifest)
     manifest.write_text("{")
     with pytest.raises(CheckpointError):
         Server.load(manifest)
-    manifest.write_text(json.dumps(said))
+    manifest.write_text(json.dumps(saved))
     Server.load(manifest).close()
 
 
@@ -205,8 +205,8 @@ def test_a_shard_of_an_older_copy_is_found_out(tmp_path):
         Server.load(tmp_path / "run")
 
 
-def test_a_shard_ahead_takes_its_transaction_back(tmp_path):
-    """As a crash leaves it: one shard has the second round, the other has not."""
+def test_a_shard_that_is_ahead_rolls_back(tmp_path):
+    """After a crash: one shard has the second round, the other has not."""
     with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
         one_round(server)
         shutil.copytree(tmp_path / "run" / "shard-1", tmp_path / "before")
@@ -286,7 +286,7 @@ def test_a_round_that_is_left_leaves_nothing(tmp_path):
 
 
 class Losing(Processes):
-    """A placement that loses a shard, once, where it is told to: while a method is called of it."""
+    """A placement that loses a shard once, during the call of a method."""
 
     def __init__(self):
         super().__init__()
@@ -307,12 +307,12 @@ def losing():
 
 
 def test_a_shard_is_lost_behind_a_change_of_clients(tmp_path, losing):
-    """They have arrived, or departed: that no shard could give their numbers is no error of that."""
+    """The change has happened; that no shard could return the clients' numbers is no error."""
     one = made("MIFA", X0)
     with made("MIFA", X0, shards=2, path=tmp_path / "run", executor=losing) as many:
 
         def lose(server):
-            assert 1 in server.clients  # all are known: the next change asks for the numbers of its own clients alone
+            assert 1 in server.clients  # all are known: the next change asks only for its own clients' numbers
             losing.at = ["client_numbers"] if server is many else []
 
         for server in (one, many):
@@ -335,7 +335,7 @@ def test_a_shard_is_lost_behind_a_change_of_clients(tmp_path, losing):
 
 
 def test_a_shard_is_lost_within_a_change_of_clients(tmp_path, losing):
-    """It has happened in no shard, or in all: the registered clients are those of the shards, which are read anew."""
+    """It has happened in no shard, or in all: the registered clients are read from the shards again."""
     one = made("MIFA", X0)
     with made("MIFA", X0, shards=2, path=tmp_path / "run", executor=losing) as many:
         for change in (lambda server: server.add_clients("anna"), lambda server: server.remove_client(0)):
@@ -355,7 +355,7 @@ def test_a_shard_is_lost_within_a_change_of_clients(tmp_path, losing):
 
 @pytest.mark.parametrize("clients", [N, [f"c{i}" for i in range(N)]], ids=["counted", "listed"])
 def test_numbers_of_clients_stay_those_of_the_shards(clients):
-    """Over arrivals, returns, departures and newcomers, some of which are refused or stay silent."""
+    """During added, returning and removed clients and newcomers, some of them rejected or without updates."""
     with made("MIFA", X0, clients, shards=2) as server:
         rng, names, seen = np.random.default_rng(3), [*server.clients, "x", "y", 2, 9, np.int64(4), -1], set()
         for t in range(60):
@@ -401,11 +401,11 @@ def test_options_change_in_all_shards_or_in_none(tmp_path, losing):
         same(one, many, opened_again=True)
     with pytest.raises(UnknownNameError, match="Mdian"):
         Server.load(tmp_path / "run", aggregation="Mdian")
-    Server.load(tmp_path / "run").close()  # nobody holds it
+    Server.load(tmp_path / "run").close()  # it is not locked
 
 
 def test_a_shard_is_lost_while_all_are_opened(tmp_path, losing):
-    """As one is on a machine that is gone, and not known to be yet: they are opened again, and not for ever."""
+    """As on a lost machine that Ray does not know of yet: all are opened again, a limited number of times."""
     one = made("MIFA", X0)
     with made("MIFA", X0, shards=2, path=tmp_path / "run", executor=losing) as many:
         one_round(one)

@@ -19,7 +19,7 @@ X0 = np.linspace(-1, 1, n, dtype=np.float32)
 
 
 class Full:
-    """The disk of a shard, which is full at its so many-th call; it says whether that has come."""
+    """The disk of a shard, which is full at the call with this number; ``failed`` is its error."""
 
     def __init__(self, shard, call, patched):
         self._thread, self._call, self.failed = f"fedcore shard {shard}", call, None
@@ -90,7 +90,7 @@ def test_a_change_at_each_call(tmp_path, monkeypatch, what, shard):
 
 
 def test_a_copy_at_each_call(tmp_path, monkeypatch):
-    """The older one stays until the new one is whole, and what could not be finished goes with the next."""
+    """The older copy stays until the new one is complete; the next save deletes an unfinished one."""
     copy, rejected = tmp_path / "copy", set()
     with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
         server.save(copy)

@@ -1,4 +1,4 @@
-"""Shards that hang: a signal breaks the call off, and where some have committed, their folders say what happened."""
+"""Shards that hang: a signal aborts the call; if some have committed, their folders show what happened."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ def hang(monkeypatch, owner, name, gate):
 
 @contextmanager
 def signals(number, times, reached):
-    """Send this process a signal so many times, once somebody hangs; gives how many were sent."""
+    """Send this process a signal so many times, once a shard hangs; yields the number of sent ones."""
     sent, is_over = [], threading.Event()
 
     def send():
@@ -80,7 +80,7 @@ def signals(number, times, reached):
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_an_interrupt_leaves_a_thread_that_hangs(tmp_path, monkeypatch, in_memory):
-    """In memory the server goes on where the thread does; from a folder a process does that has it alone."""
+    """In memory the server continues when the thread does; a folder is opened by another process."""
     path = None if in_memory else tmp_path / "run"
     gate, one, many = Gate(), made("MIFA", X0), made("MIFA", X0, shards=2, path=path)
     both(one, many, one_round)
@@ -217,7 +217,7 @@ class Stopped:
         return time.monotonic() < until
 
     def over(self):
-        """Tell whether the test came here without the guard."""
+        """Whether the test came here without the guard."""
         self._guard.cancel()
         return not self.was_guarded
 
@@ -243,7 +243,7 @@ def test_an_interrupt_ends_a_process_that_hangs(ray_session, tmp_path):
 
 
 def test_a_second_interrupt_ends_a_process_that_hangs_behind_its_commit(ray_session, tmp_path):
-    """The shards' folders then say that the round happened."""
+    """The shards' folders then show that the round happened."""
     with on_ray() as there:
         one, many = made("MIFA", X0), made("MIFA", X0, shards=2, path=tmp_path / "run", executor=there)
         stopped = Stopped(there)
@@ -258,7 +258,7 @@ def test_a_second_interrupt_ends_a_process_that_hangs_behind_its_commit(ray_sess
         many.close()
 
 
-def test_the_start_has_a_limit_of_its_own(ray_session):
+def test_the_start_has_its_own_limit(ray_session):
     place = ShardInfo("a cluster", 0, 1, 0, False, None)
     with on_ray(seconds=0.01) as there:
         there.make([place])

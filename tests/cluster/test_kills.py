@@ -1,4 +1,4 @@
-"""Whoever is killed, and when: all shards are at one transaction afterwards, each whole, and the run goes on."""
+"""Kills of any process at any time: all shards are then at one transaction, undamaged, and the run continues."""
 
 import json
 import os

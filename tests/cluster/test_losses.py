@@ -1,4 +1,4 @@
-"""Shards that are lost at inconvenient moments: what the caller hears is so, and says how to go on."""
+"""Shards that are lost at inconvenient moments: errors are true, and say how to continue."""
 
 import os
 
@@ -27,7 +27,7 @@ class Losing(Processes):
 
 
 class Deaf(Processes):
-    """All shards are killed behind their commit, before anybody has heard of it."""
+    """All shards are killed after their commit, before they report it."""
 
     name = None
 
@@ -75,12 +75,12 @@ def test_while_a_round_is_open_and_something_else_is_asked(tmp_path):
     many.close()
 
 
-def test_what_happened_is_not_said_to_be_done_again(tmp_path):
+def test_a_change_that_happened_is_not_reported_as_undone(tmp_path):
     there = Deaf()
     with made("FedAvg", X0, shards=2, path=tmp_path / "run", executor=there) as many:
         opened = many.open_round()
         opened.add(0, X0 * np.float32(0.5), steps=1)
-        with pytest.raises(ClusterError, match="it happened") as raised:
+        with pytest.raises(ClusterError, match="complete") as raised:
             opened.finish()
         assert "done again" not in str(raised.value)
         assert many.round_number == 1

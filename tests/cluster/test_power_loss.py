@@ -22,7 +22,7 @@ K, ROUNDS, DISKS = 2, 4, 8
         *(pytest.param(method, 60, 6, marks=pytest.mark.endurance) for method in ("MIFA", "MimiC", "SCAFFOLD")),
     ],
 )
-def test_whatever_a_loss_of_power_leaves(tmp_path, monkeypatch, method, pairs, most):
+def test_every_disk_after_a_loss_of_power(tmp_path, monkeypatch, method, pairs, most):
     """The disks of each shard as they can be at some moment of a transaction, drawn and put beside each other.
 
     Within a transaction shards go on by themselves, so that any two moments of it can come together.
@@ -61,7 +61,7 @@ def test_whatever_a_loss_of_power_leaves(tmp_path, monkeypatch, method, pairs, m
 
 
 def found(recorder, most):
-    """Some disks of a shard by transaction and by what is committed on them: (files, transactions) each."""
+    """Some disks of a shard by transaction: (files, committed transactions) each."""
     disks, met, chance = defaultdict(lambda: defaultdict(list)), defaultdict(int), random.Random(2)
     for files, committed in recorder.crashes(most):
         if recorder.mark is None:

@@ -1,4 +1,4 @@
-"""Shards on Ray: the bits of one server, and those of a run that nobody killed."""
+"""Shards on Ray: the bits of one server, and of a run without kills."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def test_the_same_bits(on_ray, tmp_path):
 
 
 def test_a_shard_is_killed(on_ray, tmp_path):
-    """Between two rounds, and within one: what was not finished never happened, and can be done again."""
+    """Between two rounds and within one: an unfinished round is rolled back and can be repeated."""
     one, many = made("MimiC", X0), made("MimiC", X0, shards=2, path=tmp_path / "run", executor=on_ray)
     both(one, many, one_round)
     os.kill(processes(on_ray)[1], signal.SIGKILL)
@@ -71,7 +71,7 @@ def test_a_shard_is_killed(on_ray, tmp_path):
 
 
 def test_a_broadcast_from_before_a_shard_was_lost(on_ray, tmp_path):
-    """Whoever reads it hears so, and the shards that there are now stay as they are."""
+    """A read raises an error, and the present shards are unchanged."""
     with made("FedAvg", X0, shards=2, path=tmp_path / "run", executor=on_ray) as many:
         os.kill(processes(on_ray)[1], signal.SIGKILL)
         before, other = many.broadcast([0]), many.broadcast([0])

@@ -1,4 +1,4 @@
-"""Another number of shards: rounds go on with the bits that they would have had, whatever is kept and however."""
+"""Changes of the number of shards: later rounds have the same bits, for every kind of state."""
 
 import errno
 import json
@@ -76,7 +76,7 @@ def test_buffers_and_counters(run):
     many.close()
 
 
-def test_clients_that_came_and_went(run):
+def test_added_and_removed_clients(run):
     options = dict(clients=SIZES)
     one, many = made("MIFA", X0, **options), made("MIFA", X0, shards=2, path=run, **options)
     for server in (one, many):
@@ -109,7 +109,7 @@ def test_a_server_becomes_a_cluster(tmp_path, run, method):
 
 
 def test_a_copy_elsewhere(tmp_path, run):
-    """The old shards stay; the new ones lie where they are told to."""
+    """The old shards stay; the new ones lie in the given folders."""
     folders = [tmp_path / "disk0" / "new", tmp_path / "disk1" / "new"]
     one, many = made("MIFA", X0), made("MIFA", X0, shards=3, path=run)
     for server in (one, many):
@@ -131,7 +131,7 @@ def test_a_copy_elsewhere(tmp_path, run):
     assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["cluster.json"]
 
 
-def test_a_shard_ahead_takes_its_transaction_back(run, tmp_path):
+def test_a_shard_that_is_ahead_rolls_back(run, tmp_path):
     one = made("MIFA", X0)
     with made("MIFA", X0, shards=2, path=run) as many:
         alike(one_round(one), one_round(many))
@@ -144,8 +144,8 @@ def test_a_shard_ahead_takes_its_transaction_back(run, tmp_path):
         same(one, many, opened_again=True)
 
 
-def test_only_what_it_made_goes(run):
-    """The old shards' folders, and what a killed one has left; copies of somebody's stay, whatever they are called."""
+def test_only_its_own_folders_are_deleted(run):
+    """The old shards and leftovers of a killed call are deleted; other copies stay, whatever their names."""
     made("MIFA", X0, shards=2, path=run).close()
     mine = {"shard-9-0123abcd", "shard-2", "shard-0.before"}
     for name in mine:
@@ -178,8 +178,8 @@ def test_a_copy_that_is_cut_deletes_nothing_of_the_original(run, tmp_path):
             assert many.verify() == []
 
 
-def test_another_cluster_in_the_place_of_what_was_left_over_stays(run, tmp_path):
-    """Somebody has cleared up by hand what a killed cut had made, and has made his own there."""
+def test_another_cluster_that_replaced_leftovers_stays(run, tmp_path):
+    """A user has deleted the leftovers of a killed call, and created other shards in their place."""
     made("MIFA", X0, shards=2, path=run).close()
     place = tmp_path / "disk" / "new"
     parts = {"cluster": "of the killed cut", "folders": [str(place)]}
@@ -192,7 +192,7 @@ def test_another_cluster_in_the_place_of_what_was_left_over_stays(run, tmp_path)
 
 
 def test_an_error_behind_the_manifest_leaves_the_new_shards(run, monkeypatch):
-    """It may be there by then: nothing is deleted until that is known to be safe."""
+    """The manifest may exist by then: nothing is deleted until it is durable."""
     with made("MIFA", X0, shards=2, path=run) as many:
         one_round(many)
         x = many.x
@@ -219,7 +219,7 @@ def test_an_error_behind_the_manifest_leaves_the_new_shards(run, monkeypatch):
     assert len(list(run.iterdir())) == 3
 
 
-def test_a_server_does_not_go_on_in_shards_that_were_cut_away(run, monkeypatch):
+def test_a_server_rejects_shards_that_were_resharded(run, monkeypatch):
     with made("MIFA", X0, shards=2, path=run) as many:
         one_round(many)
         shutil.copytree(run, run.with_name("old"))
@@ -244,7 +244,7 @@ def test_a_copy_takes_the_place_of_one_with_other_shards(run, tmp_path):
             assert len(many._backend.ranges) == shards
 
 
-def test_nobody_saves_to_a_copy_that_is_cut(run, tmp_path):
+def test_a_save_over_a_copy_that_is_being_resharded(run, tmp_path):
     with made("MIFA", X0, shards=2, path=run) as many:
         many.save(tmp_path / "copy")
         with manifest.locked(tmp_path / "copy"):
@@ -254,8 +254,8 @@ def test_nobody_saves_to_a_copy_that_is_cut(run, tmp_path):
                 cluster.reshard(tmp_path / "copy", 3)
 
 
-def test_whoever_waited_for_a_shard_is_told(run, monkeypatch):
-    """He had read the manifest of before, and has the lock of an old shard once the new ones are there."""
+def test_every_waiting_thread_gets_the_error(run, monkeypatch):
+    """It had read the old manifest, and gets the lock of an old shard once the new ones exist."""
     made("MIFA", X0, shards=2, path=run).close()
     read, calls = manifest.Manifest.read, []
 
@@ -308,7 +308,7 @@ def test_damage_is_not_copied(run):
     assert sorted(os.listdir(run)) == ["cluster.json", "shard-0", "shard-1"]
 
 
-def test_what_is_refused(tmp_path, run):
+def test_rejected_arguments(tmp_path, run):
     with made("MIFA", X0, shards=2, path=run), pytest.raises(LockedError):
         cluster.reshard(run, 3)
     made("FedAvg", X0).save(tmp_path / "state")
@@ -327,7 +327,7 @@ def test_what_is_refused(tmp_path, run):
         cluster.reshard(run / "shard-0", 2, to=tmp_path / "new")
     with pytest.raises(StoreError, match=r"cluster\.json"):
         cluster.reshard(tmp_path / "state", 2, to=run)
-    with pytest.raises(StoreError, match="in use"):
+    with pytest.raises(StoreError, match="not empty"):
         cluster.reshard(run, 2, folders=[tmp_path / "state", tmp_path / "other"])
     assert len(Server.load(run)._backend.ranges) == 2
 
@@ -371,9 +371,9 @@ def test_buffers_of_an_older_folder_stay_guarded(tmp_path, run):
     x0 = batch_norm()
     made("MIFA", x0).save(tmp_path / "state")
     with ClientStore.open(tmp_path / "state") as store:
-        said = store.state
-        del said["settings"]["nonnegative"]
-        store.commit(0, None, said)
+        state = store.state
+        del state["settings"]["nonnegative"]
+        store.commit(0, None, state)
     cluster.reshard(tmp_path / "state", 2, to=run)
     with Server.load(run) as many:
         bad = batch_norm() | {"bn.running_var": np.full(8, -4, np.float32)}

@@ -18,14 +18,14 @@ SHARDS = (1, 2, 3, 7)
 
 
 def liars(t, i, said):
-    """Replies that are refused, each by what one shard alone can see, or what all of them need for it."""
+    """Rejected updates: some by what only one shard can see, some by what all of them know."""
     y = said["value"]
     if (t, i) == (1, 0):
         y[-5] = np.nan  # in the last shard
     if (t, i) == (2, 1):
         y[7] = 3e38  # in the first
     if (t, i) == (1, 1):
-        y[9] = 1e33  # past what a float32 sum takes, not what a float64 one does
+        y[9] = 1e33  # too large for a float32 sum, not for a float64 one
     if (t, i) == (2, 0):
         y[:] = 1e28  # no slice is too long, the whole is
     if (t, i) == (3, 0):
@@ -132,7 +132,7 @@ def test_half_precision():
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "FlexibleFedAvg", "MIFA", "MimiC", "SCAFFOLD"])
-def test_clients_come_and_go(method):
+def test_clients_are_added_and_removed(method):
     options = dict(clients=SIZES)
     one, many = made(method, X0, **options), made(method, X0, shards=3, **options)
     acts = [
@@ -171,7 +171,7 @@ def test_a_listener_hears_of_each_round_that_counted():
     one.close()
 
 
-def test_newcomers_are_heard():
+def test_updates_of_newcomers_are_accepted():
     one, many = made("MIFA, at once", X0), made("MIFA, at once", X0, shards=2)
 
     def accepted(server):
@@ -228,7 +228,7 @@ def test_a_round_that_diverges_leaves_all_shards_as_they_were():
 
 
 def test_many_at_once_and_one_at_a_time():
-    """In batches, of arrays that nobody changes, and through ``Server.round``: the same bits."""
+    """In batches, with immutable arrays, and through ``Server.round``: the same bits."""
     from fedcore import Update
 
     servers = [made("MimiC", X0, shards=2) for _ in range(3)]
@@ -268,7 +268,7 @@ def test_slices_of_two_vectors_are_refused():
 
 
 class Seen:
-    """What an outsider's method makes of a cohort, each thing once."""
+    """A custom method that uses each attribute of a cohort."""
 
     def __init__(self, cohort):
         self._cohort = cohort

@@ -83,7 +83,7 @@ def together(ray_session):
 
 
 def sliced(t, update):
-    """What the driver sees of an update: references, and digests."""
+    """The driver's view of an update: references and digests."""
     assert isinstance(update.value, Slices)
     assert len(update.value.parts) == len(update.value.digests) == 2
     assert not any(hasattr(part, "dtype") for part in update.value.parts)
@@ -105,7 +105,7 @@ def test_every_method(one_by_one, shards, method):
         algorithms.FedAvgMVR(),
     ],
 )
-def test_clients_that_are_trained_together(together, shards, method):
+def test_batched_training(together, shards, method):
     assert together.there.together
     assert together.run(together.there, method, 4, sliced, compute=shards) == together.run(together.here, method)
 
@@ -153,7 +153,7 @@ def rounds(problem, engine, compute, change=lambda server, updates: updates):
 
 
 def test_a_worker_that_lies(one_by_one, shards):
-    """Nonsense that one shard alone can see is refused as by one server."""
+    """Faults that only one shard can see are rejected as by one server."""
 
     def cut(server, y):
         backend = server._backend
@@ -175,7 +175,7 @@ def test_a_worker_that_lies(one_by_one, shards):
     )
     assert x == x_due
     for report, other in zip(reports, due, strict=True):
-        assert sorted(client for client, _ in report.rejected) == [1, 2]  # those who are held are refused later
+        assert sorted(client for client, _ in report.rejected) == [1, 2]  # buffered updates are rejected later
         alike(*(replace(one, rejected=tuple(sorted(one.rejected))) for one in (report, other)))
 
 
@@ -207,7 +207,7 @@ def test_slices_of_two_vectors_are_refused(together, shards, what):
 
 
 def test_a_worker_is_killed(one_by_one, shards):
-    """While it trains, and when what it has made is still to be folded in: its slices outlive it."""
+    """While it trains, and before its update is folded: its slices outlive it."""
     lost, engine = one_by_one.there.stats.lost, one_by_one.there
 
     def killing(server, updates):
@@ -234,7 +234,7 @@ def test_a_machine_is_lost_with_slices_that_wait(ray_session):
 
 
 def test_a_shard_is_killed(one_by_one, ray_session, tmp_path):
-    """Before they train, and while they do: what was not finished never happened, and no worker is blamed for it."""
+    """Before and during training: the unfinished round is rolled back, and no worker counts as failed."""
     import ray
 
     engine, lost = one_by_one.there, one_by_one.there.stats.lost
@@ -275,9 +275,9 @@ def test_a_shard_is_killed(one_by_one, ray_session, tmp_path):
 
 
 def growth(act):
-    """The bytes of its own by which this process was larger, while something was done, than before."""
+    """The growth of this process's own memory during a call, in bytes."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # else what is free already may be taken and not be seen
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise reused free memory would not count
     before, over = private(), Event()
     with ThreadPoolExecutor(1) as pool:
         watched = pool.submit(watch, over)

@@ -22,7 +22,7 @@ def many_switches():
 
 
 def test_readers_beside_rounds():
-    """A thread that shows the model, say: each reading is of one round, and no round is disturbed."""
+    """For example a thread that displays the model: each read is of one round, and no round is disturbed."""
     one, many = made("MIFA", X0), made("MIFA", X0, shards=2)
     models, over = {one.x.tobytes()}, Event()
 

@@ -42,7 +42,7 @@ def run(folder, last, coordinators, machines, *methods):
 
 
 def test_shards_coordinators_and_machines_end(tmp_path):
-    """The bits of one server, all shards at one transaction, and nothing damaged, whoever ends and when."""
+    """The bits of one server, all shards at one transaction, and no damage, whichever process ends and when."""
     seen = run(tmp_path, 16, 3, 1, *METHODS)
     print(seen)
     assert set(seen) == set(METHODS)
@@ -84,7 +84,7 @@ def marked(process, mark):
 
 
 def test_the_tutorial_runs_on_two_machines(tmp_path, ray_command):
-    """Its own text: what it has for the terminal, and what it has in Python."""
+    """Its tests: some for the terminal, and some in Python."""
     page = PAGE.read_text()
     lines = re.findall(r"^(ray start .*)$", page, re.MULTILINE)
     first, second, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

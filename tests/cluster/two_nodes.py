@@ -64,7 +64,7 @@ class Run:
     def __init__(self, folder, method, chance, last, coordinators, machines):
         self._folder, self._method, self._chance, self._last = folder, method, chance, last
         self._coordinators, self._straight = coordinators, Straight(method)
-        # each at a transaction of its own, so that there is something to do behind it
+        # each at a different transaction, so that work remains after it
         self._machines = sorted(chance.sample(range(1, last - 1), machines))
         self._at, self.seen = 0, Counter()
 
@@ -101,7 +101,7 @@ class Run:
         return over
 
     def _hear(self, word, rest):
-        """Take note of what a coordinator says, and compare."""
+        """Note and compare the output of a coordinator."""
         if word in ("open", "together"):
             self._at = int(rest[1])
             assert rest[2] == self._straight.after(self._at), (word, rest)
@@ -112,13 +112,13 @@ class Run:
             self.seen[HEARD[word]] += 1
 
     def end(self):
-        """Look at what is on the disks."""
+        """Check the content of the disks."""
         with Server.load(self._folder, storage=Storage(folders=folders_of(self._folder))) as server:
             assert server.verify() == []
             assert server.transactions == self._last
             assert told(server) == self._straight.after(self._last)
         notes = Path(f"{self._folder}-notes").read_text().splitlines()
-        self.seen["taken back"] = sum("never happened" in line for line in notes)
+        self.seen["taken back"] = sum("rolling back" in line for line in notes)
         return dict(self.seen)
 
 

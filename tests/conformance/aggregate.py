@@ -12,23 +12,23 @@ from tests.conformance.cases import Case
 NAME = "torch loop: `aggregate`"
 PACKAGE, EXTRA = "torch", "torch"
 RAISES = (FedcoreError, OSError)
-"""What it raises where a round would refuse a client; the second is the half-read reply's own."""
+"""Its errors where a round would reject a client; the second one is the half-read reply's own."""
 
 DEVIATES = {
-    "one count is missing": "kept apart",
+    "one number of examples is missing": "rejected",
     "a counter in models": "counters",
     "a counter in differences": "counters",
-    "packed uint8 that differs": "kept apart",
-    "a sparse tensor": "kept apart",
-    "a missing tensor": "kept apart",
-    "a half-read reply": "kept apart",
+    "packed uint8, different for one client": "rejected",
+    "a sparse tensor": "rejected",
+    "a missing tensor": "rejected",
+    "a reply with an unreadable tensor": "rejected",
 }
-WRONG = {"a NaN in one reply": "The average is NaN.", "no examples at all": "The average is NaN."}
-CANNOT = {"a reply twice": "A list of models has no clients.", "a late reply": "A list of models has no rounds."}
+WRONG = {"a NaN in one reply": "The average is NaN.", "all clients without examples": "The average is NaN."}
+CANNOT = {"a duplicate reply": "A list of models has no clients.", "a late reply": "A list of models has no rounds."}
 
 
 def theirs(case: Case) -> Mapping[str, Any]:
-    """Sum the weighted tensors in the replies' order, and divide, as everybody's first server does."""
+    """Sum the weighted tensors in the replies' order, and divide, as in a plain training loop."""
     weights = [1.0 if one.examples is None else one.examples for one in case.replies]
     mean = {}
     for name, before in case.x0.items():

@@ -3,51 +3,37 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from appfl.algorithm.aggregator import FedAvgAggregator
 from omegaconf import DictConfig
 
 from fedcore.adapters.appfl import Aggregator
-from tests.conformance.cases import Case
+from tests.conformance.cases import Case, Module
 
 NAME = "APPFL: `FedAvgAggregator`"
 PACKAGE, EXTRA = "appfl", "appfl"
 
 DEVIATES = {
-    "BatchNorm's statistics": "one weight",
+    "BatchNorm's statistics": "same weights",
     "a counter in models": "counters",
     "a counter in differences": "counters",
-    "packed uint8 that differs": "kept apart",
-    "a sparse tensor": "kept apart",
-    "a half-read reply": "kept apart",
-    "no examples at all": "no work, no weight",
+    "packed uint8, different for one client": "rejected",
+    "a sparse tensor": "rejected",
+    "a reply with an unreadable tensor": "rejected",
+    "all clients without examples": "zero weight",
 }
 WRONG = {
-    "one count is missing": "A client without a count weighs 1 / N beside the others' n_k / n: the weights add up"
-    " to more than 1.",
-    "a bool buffer": "The average of truth values raises a RuntimeError.",
-    "packed uint8, equal at all": "The average of small integers raises a RuntimeError.",
+    "one number of examples is missing": "A client without a number of examples has the weight 1 / N and the others"
+    " n_k / n, so the sum of the weights exceeds 1.",
+    "a bool buffer": "The average of bools raises a RuntimeError.",
+    "packed uint8, the same for all clients": "The average of small integers raises a RuntimeError.",
     "a NaN in one reply": "The average is NaN.",
     "a missing tensor": "The reply's other tensors count, and the missing one counts as no change.",
 }
 CANNOT = {
-    "a reply twice": "A round has one model of each client.",
-    "a late reply": "A model does not say its round.",
+    "a duplicate reply": "A round has one model per client.",
+    "a late reply": "A model does not contain its round.",
     "JAX arrays": "Models are torch modules.",
 }
-
-
-class Module(torch.nn.Module):
-    """A model of the set's tensors: finite floats are parameters, the others buffers."""
-
-    def __init__(self, x0: Mapping[str, torch.Tensor]) -> None:
-        super().__init__()
-        for name, tensor in x0.items():
-            is_parameter = tensor.is_floating_point() and tensor.isfinite().all() and not name.startswith("running")
-            if is_parameter:
-                self.register_parameter(name, torch.nn.Parameter(tensor.clone()))
-            else:
-                self.register_buffer(name, tensor.clone())
 
 
 def theirs(case: Case) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client sends.
+    """A client's reply.
 
     Attributes:
         client: its name.
@@ -41,10 +41,10 @@ class Case:
     """A first model and the replies to it.
 
     Attributes:
-        name: what the table calls it.
+        name: its name in the table.
         x0: the first model, tensors by name.
         replies: in the order of their arrival.
-        kind: what the replies hold, "model" or "difference".
+        kind: the content of the replies, "model" or "difference".
         needs: the package that makes the tensors, beside torch.
         make: for tensors of another library, a function of a tensor.
     """
@@ -90,6 +90,18 @@ class Breaking(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+
+class Module(torch.nn.Module):
+    """A model of the set's tensors: finite floats are parameters, the others and running statistics buffers."""
+
+    def __init__(self, x0: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        for name, tensor in x0.items():
+            if tensor.is_floating_point() and tensor.isfinite().all() and not name.startswith("running"):
+                self.register_parameter(name, torch.nn.Parameter(tensor.clone()))
+            else:
+                self.register_buffer(name, tensor.clone())
 
 
 SHAPES = {"w": (3, 4), "b": (4,)}
@@ -183,8 +195,8 @@ CASES = [
     case("two sites, 20 and 1,000", [20, 1_000]),
     case("one client", [7]),
     case("a hundred clients", [1 + 37 * i % 101 for i in range(100)]),
-    case("no counts", [None, None, None]),
-    case("one count is missing", [10, None, 5_000], alter={"b": lambda one: replace(one, counts=False)}),
+    case("no numbers of examples", [None, None, None]),
+    case("one number of examples is missing", [10, None, 5_000], alter={"b": lambda one: replace(one, counts=False)}),
     case("fractional weights", [0.5, 1.25, 2.75]),
     case("differences", [10, 20, 50], kind="difference"),
     case("float64", [10, 20, 50], dtype=torch.float64),
@@ -194,9 +206,9 @@ CASES = [
     case("a counter in models", [10, 10], seen=integers(8, 7), first={"seen": torch.tensor(5)}),
     case("a counter in differences", [10, 10], kind="difference", seen=integers(3, 2), first={"seen": torch.tensor(5)}),
     case("a bool buffer", [10, 20], flags=FLAGS, first={"flags": FLAGS}),
-    case("packed uint8, equal at all", [10, 20], packed=PACKED, first={"packed": PACKED}),
+    case("packed uint8, the same for all clients", [10, 20], packed=PACKED, first={"packed": PACKED}),
     case(
-        "packed uint8 that differs",
+        "packed uint8, different for one client",
         [10, 20, 50],
         packed=PACKED,
         first={"packed": PACKED},
@@ -204,15 +216,19 @@ CASES = [
     ),
     case("a mask of -inf", [10, 20], mask=CAUSAL, first={"mask": CAUSAL}),
     case("0-d and empty tensors", [10, 20], shapes=SHAPES | {"scale": (), "empty": (0, 3)}),
-    case("another order of names, strided", [10, 20, 50], alter={"b": turned}),
+    case("different order of names, strided", [10, 20, 50], alter={"b": turned}),
     case("a sparse tensor", [10, 20, 50], alter={"b": lambda one: with_tensors(w=one.tensors["w"].to_sparse())(one)}),
     case("a NaN in one reply", [10, 20, 50], alter={"b": with_tensors(b=torch.full((4,), math.nan))}),
     case("a missing tensor", [10, 20, 50], alter={"b": lambda one: replace(one, tensors=without_b(one), counts=False)}),
-    case("no examples at one client", [10, 0, 50], alter={"b": with_tensors()}),
-    case("no examples at all", [0, 0], alter={"a": with_tensors(), "b": with_tensors()}),
-    doubled(case("a reply twice", [10, 20, 50])),
+    case("one client without examples", [10, 0, 50], alter={"b": with_tensors()}),
+    case("all clients without examples", [0, 0], alter={"a": with_tensors(), "b": with_tensors()}),
+    doubled(case("a duplicate reply", [10, 20, 50])),
     case("a late reply", [10, 20, 50], alter={"b": lambda one: replace(one, counts=False, is_late=True)}),
-    case("a half-read reply", [10, 20, 50], alter={"b": lambda one: replace(one, counts=False, breaks=True)}),
+    case(
+        "a reply with an unreadable tensor",
+        [10, 20, 50],
+        alter={"b": lambda one: replace(one, counts=False, breaks=True)},
+    ),
     replace(case("JAX arrays", [10, 20, 50]), needs="jax", make=to_jax),
     replace(case("Keras weights", [10, 20, 50]), needs="keras", make=to_keras),
 ]

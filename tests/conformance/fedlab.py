@@ -11,22 +11,28 @@ from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.utils import Aggregators, SerializationTool
 
 from fedcore.adapters.fedlab import ServerHandler
-from tests.conformance.cases import Case
+from tests.conformance.cases import Case, Module
 
 NAME = "FedLab: `fedavg_aggregate`"
 PACKAGE, EXTRA = "fedlab", "fedlab"
 
-ALONE = "An upload holds the parameters alone, as one dense vector."
-DEVIATES = {"one count is missing": "kept apart", "a missing tensor": "kept apart", "a reply twice": "once"}
+ALONE = "An upload contains only the parameters, as one dense vector."
+DEVIATES = {
+    "one number of examples is missing": "rejected",
+    "a missing tensor": "rejected",
+    "a duplicate reply": "no duplicates",
+}
 WRONG = {
     "a NaN in one reply": "The average is NaN.",
-    "no examples at all": "The average ends in an AssertionError.",
+    "all clients without examples": "The average ends in an AssertionError.",
 }
 CANNOT = {
     **dict.fromkeys(("BatchNorm's statistics", "a counter in models", "a counter in differences"), ALONE),
-    **dict.fromkeys(("a bool buffer", "packed uint8, equal at all", "packed uint8 that differs"), ALONE),
-    **dict.fromkeys(("a mask of -inf", "a sparse tensor", "a half-read reply"), ALONE),
-    "a late reply": "An upload does not say its round.",
+    **dict.fromkeys(
+        ("a bool buffer", "packed uint8, the same for all clients", "packed uint8, different for one client"), ALONE
+    ),
+    **dict.fromkeys(("a mask of -inf", "a sparse tensor", "a reply with an unreadable tensor"), ALONE),
+    "a late reply": "An upload does not contain its round.",
     "JAX arrays": "Models are torch modules.",
 }
 
@@ -56,15 +62,6 @@ def ours(case: Case) -> Mapping[str, Any]:
         handler.load([_flat(one.sent, case), *claims])
     handler.global_update([])
     return dict(handler.model.named_parameters())
-
-
-class Module(torch.nn.Module):
-    """A model of the set's tensors."""
-
-    def __init__(self, x0: Mapping[str, torch.Tensor]) -> None:
-        super().__init__()
-        for name, tensor in x0.items():
-            self.register_parameter(name, torch.nn.Parameter(tensor.clone()))
 
 
 def _flat(tensors: Mapping[str, torch.Tensor], case: Case) -> torch.Tensor:

@@ -17,26 +17,26 @@ from tests.conformance.rows import numpy_of
 NAME = "Flower: `serverapp.strategy.FedAvg`"
 PACKAGE, EXTRA = "flwr", "flower"
 
-STAYS = ("no counts",)
+STAYS = ("no numbers of examples",)
 DEVIATES = {
-    "no counts": "kept apart",
-    "one count is missing": "kept apart",
+    "no numbers of examples": "rejected",
+    "one number of examples is missing": "rejected",
     "a counter in models": "counters",
     "a counter in differences": "counters",
     "a bool buffer": "dtypes",
-    "packed uint8, equal at all": "dtypes",
-    "packed uint8 that differs": "kept apart",
-    "a missing tensor": "kept apart",
-    "a half-read reply": "kept apart",
-    "a reply twice": "once",
-    "a late reply": "in its round",
+    "packed uint8, the same for all clients": "dtypes",
+    "packed uint8, different for one client": "rejected",
+    "a missing tensor": "rejected",
+    "a reply with an unreadable tensor": "rejected",
+    "a duplicate reply": "no duplicates",
+    "a late reply": "late update",
 }
 WRONG = {
     "bfloat16": "The average raises UFuncTypeError: NumPy has no such dtype.",
     "a NaN in one reply": "The average is NaN.",
-    "no examples at all": "The round ends in a ZeroDivisionError.",
+    "all clients without examples": "The round ends in a ZeroDivisionError.",
 }
-CANNOT = {"a sparse tensor": "A message holds dense arrays."}
+CANNOT = {"a sparse tensor": "A message contains only dense arrays."}
 
 
 def theirs(case: Case) -> Mapping[str, Any]:

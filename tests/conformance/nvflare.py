@@ -21,19 +21,20 @@ DEVIATES = {
     "a counter in models": "counters",
     "a counter in differences": "counters",
     "a bool buffer": "dtypes",
-    "packed uint8, equal at all": "dtypes",
-    "packed uint8 that differs": "kept apart",
-    "a sparse tensor": "kept apart",
-    "no examples at one client": "no work, no weight",
-    "no examples at all": "no work, no weight",
-    "a reply twice": "once",
+    "packed uint8, the same for all clients": "dtypes",
+    "packed uint8, different for one client": "rejected",
+    "a sparse tensor": "rejected",
+    "one client without examples": "zero weight",
+    "all clients without examples": "zero weight",
+    "a duplicate reply": "no duplicates",
 }
 WRONG = {
     "a NaN in one reply": "The average is NaN.",
-    "a missing tensor": "The reply's other tensors count, so that the model is of two averages.",
-    "a half-read reply": "The reply's first tensor stays in the sum.",
+    "a missing tensor": "The reply's other tensors count, so the tensors of the model come from"
+    " different sets of clients.",
+    "a reply with an unreadable tensor": "The reply's first tensor stays in the sum.",
 }
-CANNOT = {"a late reply": "A result belongs to a task, and an earlier task is over."}
+CANNOT = {"a late reply": "A result belongs to a task, and earlier tasks are closed."}
 
 
 def theirs(case: Case) -> Mapping[str, Any]:
@@ -71,7 +72,7 @@ class Workflow(FedAvg):
     def sample_clients(self, num_clients: int | None = None) -> list[str]:
         return [one.client for one in self.case.replies]
 
-    def send_model(self, callback: Any, **told: Any) -> None:
+    def send_model(self, callback: Any, **task: Any) -> None:
         for one in self.case.replies:
             with suppress(Exception):  # NVFlare logs it, and the round goes without the result
                 callback(_answer(one, self.case.kind))
@@ -82,7 +83,7 @@ class Workflow(FedAvg):
     def event(self, event_type: str) -> None:
         pass
 
-    def fire_event_with_data(self, *told: Any, **more: Any) -> None:
+    def fire_event_with_data(self, *args: Any, **more: Any) -> None:
         pass
 
     def info(self, message: str) -> None:

@@ -1,4 +1,4 @@
-"""What a job of NVFlare loads: its workflow, and a site's script, which knows nothing of fedcore."""
+"""The parts that a job of NVFlare loads: its workflow, and a site's script without fedcore."""
 
 import nvflare.client as flare
 from nvflare.app_common.workflows.fedavg import FedAvg

@@ -20,25 +20,27 @@ from pfl.model.pytorch import PyTorchModel
 from pfl.stats import MappedVectorStatistics
 
 from fedcore.adapters.pfl import Method
-from tests.conformance.cases import Case
+from tests.conformance.cases import Case, Module
 
 NAME = "pfl: `FederatedAveraging`"
 PACKAGE, EXTRA = "pfl", "pfl"
 
-ALONE = "A user's statistics hold the parameters alone."
+ALONE = "A user's statistics contain only the parameters."
 HERE = "Users train in the server's process."
-DEVIATES = {"a missing tensor": "kept apart", "a reply twice": "once"}
+DEVIATES = {"a missing tensor": "rejected", "a duplicate reply": "no duplicates"}
 WRONG = {
     "a NaN in one reply": "The average is NaN.",
-    "no examples at all": "The average raises ZeroDivisionError.",
+    "all clients without examples": "The average raises ZeroDivisionError.",
 }
 CANNOT = {
     **dict.fromkeys(("BatchNorm's statistics", "a counter in models", "a counter in differences"), ALONE),
-    **dict.fromkeys(("a bool buffer", "packed uint8, equal at all", "packed uint8 that differs"), ALONE),
+    **dict.fromkeys(
+        ("a bool buffer", "packed uint8, the same for all clients", "packed uint8, different for one client"), ALONE
+    ),
     "a mask of -inf": ALONE,
-    **dict.fromkeys(("a late reply", "a half-read reply", "a sparse tensor"), HERE),
-    "one count is missing": "A user always has a number of data points.",
-    "JAX arrays": "pfl's models are of torch or TensorFlow.",
+    **dict.fromkeys(("a late reply", "a reply with an unreadable tensor", "a sparse tensor"), HERE),
+    "one number of examples is missing": "A user always has a number of data points.",
+    "JAX arrays": "pfl supports models of torch and TensorFlow.",
 }
 
 
@@ -53,13 +55,8 @@ def ours(case: Case) -> Mapping[str, Any]:
     return _round(case, Method("FedAvg", users, lr=0.1, steps=1))
 
 
-class Module(torch.nn.Module):
-    """A model of the set's tensors."""
-
-    def __init__(self, x0: Mapping[str, torch.Tensor]) -> None:
-        super().__init__()
-        for name, tensor in x0.items():
-            self.register_parameter(name, torch.nn.Parameter(tensor.clone()))
+class Trainable(Module):
+    """The model with the methods that pfl expects."""
 
     def loss(self, **data: Any) -> torch.Tensor:
         raise NotImplementedError
@@ -85,7 +82,7 @@ def _round(case: Case, method: Method | None) -> Mapping[str, Any]:
     context = CentralContext(0, True, train, None, None, len(case.replies))
     for processor in reversed(processors):
         total, _ = processor.postprocess_server(stats=total, central_context=context, aggregate_metrics=Metrics())
-    module = Module(case.x0)
+    module = Trainable(case.x0)
     central = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
     FederatedAveraging().process_aggregated_statistics(context, Metrics(), central, total)
     return dict(module.named_parameters())

@@ -1,7 +1,7 @@
-"""A process of a framework's run, which imports that framework alone: FRAMEWORK SIDE FOLDER PORT NUMBER.
+"""A process of a framework's run, which imports only that framework: FRAMEWORK SIDE FOLDER PORT NUMBER.
 
-The side is "theirs" or "ours": whose aggregation the server has. Process 0 is the server, or starts all others; one
-leaves the last model in the folder. SIDE:STRATEGY names another strategy of Flower's than FedAvg.
+The side is the server's aggregation, "theirs" or "ours". Process 0 is the server, or starts all others. One process
+writes the last model into the folder. SIDE:STRATEGY names another strategy of Flower than FedAvg.
 """
 
 import sys
@@ -24,18 +24,18 @@ def flower(side, folder, port, number):
     from tests.adapters.wire.deployment import Deployment, wait_for
 
     side, _, strategy = side.partition(":")
-    whose = "fedcore.adapters.flower" if side == "ours" else "flwr.serverapp.strategy"
+    module = "fedcore.adapters.flower" if side == "ours" else "flwr.serverapp.strategy"
     with Deployment(folder) as deployment:
         for client in range(len(SIZES)):
             deployment.start_node(client)
-        run = deployment.start_run("run", HERE / "app", whose=whose, strategy=strategy or "FedAvg", folder=folder)
+        run = deployment.start_run("run", HERE / "app", module=module, strategy=strategy or "FedAvg", folder=folder)
         wait_for(lambda: run.poll() is not None, 300, "the run")
 
 
 def nvflare(side, folder, port, number):
-    """NVFlare's server and sites, started as its users do, with tensors of bfloat16 that the server gets as files.
+    """NVFlare's server and sites as users start them, with tensors of bfloat16 that the server gets as files.
 
-    The simulator of 2.9 takes the option and hands over tensors in memory.
+    The simulator of 2.9 accepts the option and passes tensors in memory.
     """
     from nvflare.app_opt.pt.job_config.model import PTModel
     from nvflare.client.config import ExchangeFormat
@@ -75,14 +75,14 @@ def appfl(side, folder, port, number):
         {"model_path": str(HERE / "clients.py"), "model_name": "net"},
         {"client_weights_mode": "sample_size"},
     )
-    told = {"num_clients": len(SIZES), "num_global_epochs": ROUNDS, "logging_output_dirname": folder}
-    told |= {"scheduler": "SyncScheduler", "scheduler_kwargs": {"num_clients": len(SIZES), "same_init_model": True}}
-    told |= {"aggregator": "FedAvgAggregator", "aggregator_kwargs": weights}
+    server = {"num_clients": len(SIZES), "num_global_epochs": ROUNDS, "logging_output_dirname": folder}
+    server |= {"scheduler": "SyncScheduler", "scheduler_kwargs": {"num_clients": len(SIZES), "same_init_model": True}}
+    server |= {"aggregator": "FedAvgAggregator", "aggregator_kwargs": weights}
     if side == "ours":
-        told |= {"aggregator": "Aggregator", "aggregator_path": str(HERE / "appfl.py")}
-        told["aggregator_kwargs"] = {"algorithm": "FedAvg", "lr": LR, **weights, **model}
+        server |= {"aggregator": "Aggregator", "aggregator_path": str(HERE / "appfl.py")}
+        server["aggregator_kwargs"] = {"algorithm": "FedAvg", "lr": LR, **weights, **model}
     clients = {"train_configs": {}, "model_configs": model}
-    agent = ServerAgent(ServerAgentConfig(OmegaConf.create(clients), OmegaConf.create(told)))
+    agent = ServerAgent(ServerAgentConfig(OmegaConf.create(clients), OmegaConf.create(server)))
     serve(GRPCServerCommunicator(agent, logger=agent.logger), server_uri=f"127.0.0.1:{port}")
 
 
@@ -94,8 +94,8 @@ def appfl_client(folder, port, client):
     server.invoke_custom_action(action="set_sample_size", sample_size=SIZES[client])
     model, status = server.get_global_model(), "RUNNING"
     while status == "RUNNING":
-        model, told = server.update_global_model(trained_tensors(model, client))
-        status = told["status"]
+        model, metadata = server.update_global_model(trained_tensors(model, client))
+        status = metadata["status"]
     server.invoke_custom_action(action="close_connection")
     if client == 0:
         keep(model, folder)

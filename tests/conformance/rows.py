@@ -1,4 +1,4 @@
-"""A row of the table: the model that a framework makes of a set, beside fedcore's and the right one."""
+"""A row of the table: a framework's result for a set, beside fedcore's and the right one."""
 
 import importlib
 import logging
@@ -25,21 +25,21 @@ Each has ``theirs(case)`` and ``ours(case)``, which return the next model by nam
 """
 
 DEVIATIONS = {
-    "counters": "An integer counter of 32 bits or more stays an integer, and the largest one counts: it counts batches,"
-    " of which there is no average ([the average](api/aggregate.md)).",
-    "dtypes": "A buffer of truth values or of small integers keeps its dtype and its value: it is no number to average"
-    " ([the average](api/aggregate.md)).",
-    "kept apart": "A reply that cannot be averaged is refused by the client's name, and the round counts the others"
-    " ([trust](trust.md)). The framework stops the round, or averages what cannot be averaged.",
-    "no work, no weight": "A client without examples is refused by name; without any examples the model stays as it is"
+    "counters": "An integer counter of 32 bits or more stays an integer. fedcore takes the largest value, "
+    "because a number of batches has no meaningful average ([the average](api/aggregate.md)).",
+    "dtypes": "A buffer of bools or small integers keeps its dtype and its values, because it has no "
+    "meaningful average ([the average](api/aggregate.md)).",
+    "rejected": "fedcore rejects a reply that cannot be averaged, names the client, and averages the others "
+    "([trust](trust.md)). The framework aborts the round, or averages the reply anyway.",
+    "zero weight": "fedcore rejects a client without examples. If no client has examples, the model does not change"
     " ([trust](trust.md)).",
-    "one weight": "Float buffers are averaged with the parameters' weights, n_k / n, as FedAvg defines the model"
-    " ([the average](api/aggregate.md)).",
-    "once": "A client counts once in a round: the first copy of its reply counts ([trust](trust.md)).",
-    "in its round": "A reply to an earlier round counts only with `max_staleness=`, against the model that the client"
-    " started from ([the server](api/server.md)).",
+    "same weights": "fedcore averages float buffers with the same weights as parameters, n_k / n ([the "
+    "average](api/aggregate.md)).",
+    "no duplicates": "A client counts once per round: fedcore takes the first copy of its reply ([trust](trust.md)).",
+    "late update": "A reply to an earlier round counts only with `max_staleness=`. It is measured against the model"
+    " that the client started from ([the server](api/server.md)).",
 }
-"""What fedcore does otherwise on purpose, and why."""
+"""The deliberate deviations of fedcore, and the reasons."""
 
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 """Of dtypes that are coarser than float32, in which fedcore calculates."""
@@ -47,10 +47,11 @@ EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a set in a framework.
+    """The result of a set in a framework.
 
     Attributes:
-        state: "equal", "deviates", "theirs is wrong", "cannot", "not run" or, as no row should be, "ours is wrong".
+        state: "equal", "deviates", "framework is wrong", "cannot", "not run" or, in a failing test,
+            "fedcore is wrong".
         why: the deviation, or how the results differ.
     """
 
@@ -114,20 +115,20 @@ def difference(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], case: C
 
 
 def outcome(average: Callable[[Case], Mapping[str, Any]], case: Case) -> dict[str, np.ndarray] | Exception:
-    """The model that the average makes, or the error that it raises."""
+    """The model of an average, or the error that it raises."""
     try:
         return {name: numpy_of(tensor) for name, tensor in average(case).items()}
-    except Exception as error:  # of a framework: any class, and it is the result
+    except Exception as error:  # A framework can raise any class; the error is the result.
         return error
 
 
-def compare(name: str, case: Case) -> Row:
-    """Run a set in a framework and in fedcore."""
+def compare(name: str, case: Case) -> tuple[Row, Any]:
+    """Run a set in a framework and in fedcore; return the row, and the framework's own result."""
     module = framework(name)
     if case.name in module.CANNOT:
-        return Row("cannot", module.CANNOT[case.name])
+        return Row("cannot", module.CANNOT[case.name]), None
     if case.needs is not None and find_spec(case.needs) is None:
-        return Row("not run", f"{case.needs} is not installed")
+        return Row("not run", f"{case.needs} is not installed"), None
     case = of_framework(module, case)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the frameworks
@@ -136,11 +137,11 @@ def compare(name: str, case: Case) -> Row:
             theirs, ours = outcome(module.theirs, case), outcome(module.ours, case)
         finally:
             logging.disable(logging.NOTSET)
-    return _row(module, case, theirs, ours)
+    return _row(module, case, theirs, ours), theirs
 
 
 def of_framework(module: ModuleType, case: Case) -> Case:
-    """The set in its library; without a reply that counts where the framework says that the model ``STAYS``."""
+    """The set in its library; no reply counts where the set is one of the framework's ``STAYS``."""
     case = case.in_its_library()
     if case.name in getattr(module, "STAYS", ()):
         case = replace(case, replies=tuple(replace(one, counts=False) for one in case.replies))
@@ -149,20 +150,20 @@ def of_framework(module: ModuleType, case: Case) -> Case:
 
 def _row(module: ModuleType, case: Case, theirs: Any, ours: Any) -> Row:
     if isinstance(ours, Exception):
-        # A function of a list has no round that goes on without a client: it raises.
+        # A function of a list has no round that continues without a client: it raises an error.
         if all(one.counts for one in case.replies) or not isinstance(ours, getattr(module, "RAISES", ())):
-            return Row("ours is wrong", f"fedcore raises {_error(ours)}")
+            return Row("fedcore is wrong", f"fedcore raises {_error(ours)}")
     else:
         if not isinstance(theirs, Exception) and difference(theirs, ours, case) is None:
             return Row("equal")
         if (apart := difference(right(case), ours, case)) is not None:
-            return Row("ours is wrong", f"right and fedcore: {apart}")
+            return Row("fedcore is wrong", f"right and fedcore: {apart}")
     if case.name in module.WRONG:
-        return Row("theirs is wrong", module.WRONG[case.name])
+        return Row("framework is wrong", module.WRONG[case.name])
     if case.name in module.DEVIATES:
         return Row("deviates", module.DEVIATES[case.name])
     got = f"raises {_error(theirs)}" if isinstance(theirs, Exception) else difference(theirs, right(case), case)
-    return Row("theirs is wrong", f"not listed: {got}")
+    return Row("framework is wrong", f"not listed: {got}")
 
 
 def _error(error: Exception) -> str:
@@ -170,9 +171,13 @@ def _error(error: Exception) -> str:
 
 
 def expected(name: str, case: Case) -> Row:
-    """The row as it should be."""
+    """The row that is due."""
     module = framework(name)
-    for state, known in (("cannot", module.CANNOT), ("theirs is wrong", module.WRONG), ("deviates", module.DEVIATES)):
+    for state, known in (
+        ("cannot", module.CANNOT),
+        ("framework is wrong", module.WRONG),
+        ("deviates", module.DEVIATES),
+    ):
         if case.name in known:
             return Row(state, known[case.name])
     return Row("equal")

@@ -10,7 +10,7 @@ from tests.conformance.cases import Case
 NAME = "torch loop: `Server`"
 PACKAGE, EXTRA = "torch", "torch"
 
-DEVIATES = {**aggregate.DEVIATES, "a reply twice": "once", "a late reply": "in its round"}
+DEVIATES = {**aggregate.DEVIATES, "a duplicate reply": "no duplicates", "a late reply": "late update"}
 WRONG = aggregate.WRONG
 CANNOT: dict[str, str] = {}
 theirs = aggregate.theirs

@@ -2,7 +2,7 @@
 
     python -m tests.conformance.table --python appfl=build/appfl/bin/python
 
-An environment that no ``--python`` names is ``build/conformance/EXTRA``, which this command makes if it is missing.
+Without ``--python`` an environment is ``build/conformance/EXTRA``, which this command makes if it is missing.
 """
 
 import argparse
@@ -33,27 +33,30 @@ sys.path.insert(0, "")
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
-TOP = """# The same average as the framework's
+TOP = """# Conformance
 
-`make conformance` runs {sets} sets of replies through the public aggregation of each framework and through fedcore in
-its place, and writes this page. The same rows are tests (`tests/conformance`). `make test-deployment` and
-`make test-appfl` run the frameworks' real processes too, once with either aggregation, and compare the last models.
+`make conformance` runs {sets} sets of replies through the public aggregation of each framework and through fedcore,
+and writes this page. The same rows are tests (`tests/conformance`). `make test-deployment` and `make test-appfl` also
+run the frameworks' real processes, once with the framework's aggregation and once with fedcore's, and compare the
+final models.
 
-- **equal**: both give the same model. Names, shapes and dtypes are the same, and numbers differ by rounding alone: by
-  4 x 2^-23 at most, relative plus absolute, where the set is of float32 or float64, since fedcore calculates in
-  float32; by 4 x 2^-10 for float16 and 4 x 2^-7 for bfloat16.
-- **the name of a deviation**: fedcore does something else on purpose. The reason is below the table.
-- **theirs is wrong**: the framework's result is wrong, and fedcore gives the right one. The fault is below the table.
+- **equal**: both give the same model. Names, shapes and dtypes are the same, and numbers differ only by rounding. The
+  tolerance, relative plus absolute, is 4 x 2^-23 for float32 and float64 (fedcore computes in float32), 4 x 2^-10 for
+  float16 and 4 x 2^-7 for bfloat16.
+- **the name of a deviation**: fedcore deviates on purpose. The list below the table gives the reason.
+- **framework is wrong**: the framework's result is wrong and fedcore's is right. The list below the table describes
+  the error.
 - **none**: the framework has no such replies.
 - **not run**: the environment lacks a package.
-- **to mend**: fedcore does not give what it should. Each such row is a test that fails.
+- **fedcore is wrong**: fedcore's result is wrong. The row's test fails.
 
-A set is an entry of `tests/conformance/cases.py`. A framework is a file beside it with `theirs(case)` and `ours(case)`.
+A set is an entry of `tests/conformance/cases.py`. A framework is a file next to it with `theirs(case)` and
+`ours(case)`.
 """
 
 
 def rows_of(name: str) -> dict[str, Any]:
-    """The rows of a framework in this environment, and the versions that gave them."""
+    """The rows of a framework in this environment, and the versions of its packages."""
     import torch
 
     from bench.peers.torchvision_ops import declare
@@ -64,7 +67,7 @@ def rows_of(name: str) -> dict[str, Any]:
     packages = dict.fromkeys((module.PACKAGE, *BESIDE))
     return {
         "name": module.NAME,
-        "rows": {case.name: vars(compare(name, case)) for case in CASES},
+        "rows": {case.name: vars(compare(name, case)[0]) for case in CASES},
         "versions": {package: metadata.version(package) for package in packages if find_spec(package)},
     }
 
@@ -84,8 +87,8 @@ def environment(extra: str) -> Path:
     python, done = folder / "bin" / "python", folder / ".installed"
     if not done.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        what = ["-c", "constraints.txt", "-e", f".[{extra}]", "torch", "jax", "keras"]
-        subprocess.run([python, "-m", "pip", "install", "-q", *what], cwd=ROOT, check=True)
+        packages = ["-c", "constraints.txt", "-e", f".[{extra}]", "torch", "jax", "keras"]
+        subprocess.run([python, "-m", "pip", "install", "-q", *packages], cwd=ROOT, check=True)
         done.touch()
     return python
 
@@ -100,7 +103,7 @@ def run(name: str, python: str | Path) -> dict[str, Any]:
 
 def cell(row: Mapping[str, str]) -> str:
     """A row's word in the table."""
-    words = {"deviates": row["why"], "cannot": "none", "ours is wrong": "**to mend**"}
+    words = {"deviates": row["why"], "cannot": "none", "fedcore is wrong": "**fedcore is wrong**"}
     return words.get(row["state"], row["state"])
 
 
@@ -115,9 +118,9 @@ def page(found: list[dict[str, Any]]) -> str:
         lines.append(f"| {case.name} | " + " | ".join(cell(each["rows"][case.name]) for each in found) + " |")
     lines += ["", "## Deviations", "", *(f"- **{name}**: {why}" for name, why in DEVIATIONS.items())]
     titles = {
-        "theirs is wrong": "Wrong results of the frameworks",
+        "framework is wrong": "Wrong results of the frameworks",
         "cannot": "Sets that a framework does not have",
-        "ours is wrong": "Rows to mend",
+        "fedcore is wrong": "Wrong results of fedcore",
     }
     for state, title in titles.items():
         listed: list[str] = []
@@ -150,7 +153,7 @@ def main() -> None:
         extra = declared(name)["extra"]
         found.append(run(name, pythons.get(extra) or environment(extra)))
     PAGE.write_text(page(found))
-    mended = sum(row["state"] != "ours is wrong" for each in found for row in each["rows"].values())
+    mended = sum(row["state"] != "fedcore is wrong" for each in found for row in each["rows"].values())
     print(f"{PAGE.relative_to(ROOT)}: {mended} of {len(found) * len(CASES)} rows are as they should be")
 
 

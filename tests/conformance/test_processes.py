@@ -1,7 +1,7 @@
 """Each framework's real processes, once with its own aggregation and once with fedcore's: the last models are equal.
 
-It takes minutes and is left out unless asked for: ``pytest -m deployment tests/conformance``. pfl has no processes: its
-simulation with either sum is in ``tests/adapters/pfl``.
+It takes minutes and only runs with ``pytest -m deployment tests/conformance``. pfl has no processes: its simulation
+with either sum is in ``tests/adapters/pfl``.
 """
 
 import os
@@ -9,15 +9,13 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from shutil import which
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
-from tests.adapters.wire.deployment import BIN, ROOT, free_port
-from tests.adapters.wire.test_wire import LOOPBACK_ALONE
+from tests.adapters.wire.deployment import BIN, LOOPBACK, ROOT, free_port
 from tests.conformance.clients import SIZES, STEPS, averaged
 from tests.conformance.processes import KEEP
 from tests.conformance.rows import EPSILON, numpy_of
@@ -27,13 +25,13 @@ F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 
 
 def run(name, side, folder, processes):
-    """Start a run's processes, wait for their end, and read the model that one of them has left."""
+    """Start a run's processes, wait for their end, and read the last model."""
     folder.mkdir()
     env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     env |= {"HOME": str(folder), "NVFLARE_POC_WORKSPACE": str(folder / "poc")}
-    # One process starts the others: with loopback alone, where NVFlare's ports are free too.
-    alone = LOOPBACK_ALONE if processes == 1 and os.geteuid() == 0 and which("unshare") and which("ip") else []
-    words = [*alone, sys.executable, "-c", START, "tests.conformance.processes", name, side, folder, free_port()]
+    # One process starts the others, with only loopback, where NVFlare's ports are free too.
+    words = [*(LOOPBACK if processes == 1 else []), sys.executable, "-c", START, "tests.conformance.processes"]
+    words += [name, side, folder, free_port()]
     started = []
     try:
         for number in range(processes):

@@ -1,4 +1,4 @@
-"""The CUDA driver of the tests (tests/native/cuda/driver): kernels run on the host, and tests ask it what it was asked.
+"""The CUDA driver of the tests (tests/native/cuda/driver): kernels run on the host, and it records its calls.
 
 It takes the true driver's place in a process that has not used CUDA yet, unless FEDCORE_CUDA_DRIVER is set: an empty
 one stands for the true driver, and so for a real GPU.
@@ -19,7 +19,7 @@ REAL = _NAMED is not None and Path(_NAMED).name != FAKE_CUDA
 
 
 class Call(NamedTuple):
-    """A call of the driver: the function's name, and what is said of it (``bytes``, ``stream``, ``grid``)."""
+    """A call of the driver: the function's name, and some arguments (``bytes``, ``stream``, ``grid``)."""
 
     name: str
     words: tuple[str, ...]
@@ -29,13 +29,13 @@ class Call(NamedTuple):
         """The kernel that is launched, without its prefix; None if it is another call."""
         return self.words[0].removeprefix("fedcore_") if self.name == "cuLaunchKernel" else None
 
-    def said(self, word):
-        """The number behind a word, as in ``stream=5``."""
+    def argument(self, word):
+        """The number of a named argument, as in ``stream=5``."""
         return next(int(text.removeprefix(word + "=")) for text in self.words if text.startswith(word + "="))
 
 
 class FakeDriver:
-    """The driver in this process: what it was asked, and what it is to fail at."""
+    """The driver in this process: its recorded calls, and failures on request."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -46,8 +46,8 @@ class FakeDriver:
 
     def calls(self):
         """The calls since the last time, without those that choose a context."""
-        said = [Call(words[0], tuple(words[1:])) for words in map(str.split, self.lines())]
-        return [call for call in said if not call.name.startswith("cuCtx")]
+        found = [Call(words[0], tuple(words[1:])) for words in map(str.split, self.lines())]
+        return [call for call in found if not call.name.startswith("cuCtx")]
 
     def lines(self):
         """All calls since the last time, a text each."""
@@ -58,7 +58,7 @@ class FakeDriver:
         self._library.fake_cuda_fail(name.encode(), code, after)
 
     def mend(self):
-        """Forget what is to fail, and errors after which nothing more goes."""
+        """Cancel requested failures and sticky errors."""
         self._library.fake_cuda_mend()
 
     def live_bytes(self, device=-1):
@@ -70,14 +70,14 @@ class FakeDriver:
         return self._library.fake_cuda_pinned_bytes()
 
     def set_limit(self, memory=MEMORY):
-        """Say how many bytes each device has."""
+        """Set the bytes of memory of each device."""
         self._library.fake_cuda_set_memory(ctypes.c_size_t(memory))
 
 
 def environment(**changes):
     """The environment of a process that is to use the fake driver."""
-    said = {"FEDCORE_CUDA_DRIVER": str(fake_cuda()), "FAKE_CUDA_DEVICES": str(DEVICES), "FAKE_CUDA_ANY_IMAGE": "1"}
-    return os.environ | said | {name: str(value) for name, value in changes.items()}
+    names = {"FEDCORE_CUDA_DRIVER": str(fake_cuda()), "FAKE_CUDA_DEVICES": str(DEVICES), "FAKE_CUDA_ANY_IMAGE": "1"}
+    return os.environ | names | {name: str(value) for name, value in changes.items()}
 
 
 @cache

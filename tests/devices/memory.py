@@ -1,4 +1,4 @@
-"""Memory and streams of the driver's devices as another library has them, which knows nothing of fedcore."""
+"""Memory and streams of the driver's devices, as another library uses them."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ NON_BLOCKING, NO_TIMING = 1, 2
 
 
 class CallError(RuntimeError):
-    """A call of the driver that answered with another code than 0."""
+    """A call of the driver returned a code other than 0."""
 
 
 class Cuda:
@@ -77,13 +77,13 @@ class Stream:
             cuda()("cuStreamSynchronize", ctypes.c_void_p(self.number))
 
     def end(self):
-        """Destroy it; what is on it still runs."""
+        """Destroy it; queued work still runs."""
         with cuda().on(self.device):
             cuda()("cuStreamDestroy", ctypes.c_void_p(self.number))
 
 
 def wait_for(device, stream, other):
-    """Let what comes on one stream, by number, run after what is on the other so far."""
+    """Let later work on one stream, by number, run after the present work on the other."""
     event = ctypes.c_void_p()
     with cuda().on(device):
         cuda()("cuEventCreate", ctypes.byref(event), NO_TIMING)
@@ -128,7 +128,7 @@ class Memory:
             cuda()("cuMemcpyHtoDAsync", *arguments, ctypes.c_void_p(stream))
 
     def read(self, stream=1):
-        """The bytes, once the stream has come here."""
+        """The bytes after all work on the stream."""
         if self.device is None:
             return self.bytes().copy()
         values = np.empty(self.nbytes, np.uint8)

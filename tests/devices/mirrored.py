@@ -1,8 +1,8 @@
-"""Kernels whose arrays are mirrored on a device: a test of a kernel's values becomes one of its twin in CUDA.
+"""Kernels whose arrays are mirrored on a device: a test of a kernel's values becomes one of its CUDA version.
 
-Each vector of a call in the host's memory has a guest on the device, of the same dtype, shape, strides and place
-within 64 bytes; those that share memory share it there. The kernel is called with the guests, and what it wrote is
-copied back.
+Each vector of a call in host memory gets a mirror on the device, of the same dtype, shape, strides and place within 64
+bytes; vectors that share memory share it there too. The kernel is called with the mirrors, and its results are copied
+back.
 """
 
 import ctypes
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedcore.arrays import core
 from fedcore.kernels import Codes
-from fedcore.native import core
 from tests import oracle
 from tests.devices.memory import Memory
 from tests.devices.tensors import LEGACY, Tensor
@@ -45,7 +45,7 @@ NUMPY = {"float32", "float64", "float16", "int8", "int16", "uint8", "uint16", "u
 
 
 class HostOnlyError(Exception):
-    """An argument that is no plain array in the host's memory: what it is there, it is not on a device."""
+    """An argument that is not a plain array in host memory, and has no mirror."""
 
 
 @dataclass
@@ -78,12 +78,12 @@ class Region:
         assert self.memory is not None
         now = self.memory.read(LEGACY)[self.shift :]
         if now.tobytes() != self.sent:
-            assert self.written, "a kernel wrote to what it was to read"
+            assert self.written, "a kernel wrote to an input"
             self.host[:] = now
 
 
-class Guest(Tensor):
-    """The twin of an array, made when it is known where its memory lies on the device."""
+class Mirrored(Tensor):
+    """The mirror of an array; ``place`` sets its memory on the device."""
 
     def __init__(self, address, dtype, shape, strides, read_only, extent):
         self.device, self.device_type, self.stream, self.asked = 0, 2, LEGACY, []
@@ -96,11 +96,11 @@ class Guest(Tensor):
         self.offset = region.shift + self.host_address - region.start
 
     def order(self, stream):
-        """Nothing: what comes on the legacy stream is in order."""
+        """Nothing: work on the legacy stream is in order."""
 
 
-def guest_of(array: Any) -> Guest:
-    """The guest for an array of NumPy's or torch's."""
+def mirror_of(array: Any) -> Mirrored:
+    """The mirror of an array of NumPy or torch."""
     if type(array) is np.ndarray:
         if array.dtype.name not in NUMPY or not array.dtype.isnative:
             raise HostOnlyError
@@ -109,7 +109,7 @@ def guest_of(array: Any) -> Guest:
         strides = [stride // array.itemsize for stride in array.strides]
         extent = np.lib.array_utils.byte_bounds(array) if array.size else (0, 0)
         described = array.ctypes.data, array.dtype.name, array.shape, strides, not array.flags.writeable
-        return Guest(*described, extent)
+        return Mirrored(*described, extent)
     if type(array) is torch.Tensor:
         lies_here = array.device.type == "cpu" and array.layout == torch.strided
         if not lies_here or array.requires_grad or array.is_neg() or array.is_conj() or array.dtype not in TORCH:
@@ -117,46 +117,46 @@ def guest_of(array: Any) -> Guest:
         last = sum((size - 1) * stride for size, stride in zip(array.shape, array.stride(), strict=True))
         start = array.data_ptr()
         extent = (start, start + (last + 1) * array.itemsize) if array.numel() else (0, 0)
-        return Guest(start, TORCH[array.dtype], tuple(array.shape), list(array.stride()), False, extent)
+        return Mirrored(start, TORCH[array.dtype], tuple(array.shape), list(array.stride()), False, extent)
     raise HostOnlyError
 
 
 @dataclass
 class Mirror:
-    """The guests of one call."""
+    """The mirrored arrays of one call."""
 
-    guests: list[tuple[Guest, bool]] = field(default_factory=list)
+    arrays: list[tuple[Mirrored, bool]] = field(default_factory=list)
     regions: list[Region] = field(default_factory=list)
 
     def of_argument(self, name: str, value: Any, written: bool) -> Any:
-        """The same argument with guests for its arrays."""
+        """The argument with mirrored arrays."""
         if name in LISTED and type(value) not in (list, tuple):
             raise HostOnlyError
         return self.of(value, written)
 
     def of(self, value: Any, written: bool) -> Any:
-        """The same value with guests for its arrays."""
+        """The value with mirrored arrays."""
         if value is None:
             return None
         if type(value) is list or type(value) is tuple:
             return type(value)(self.of(item, written) for item in value)
         if type(value) is Codes:
             return Codes(value.codec, self.of(value.codes, written), self.of(value.scales, written))
-        guest = guest_of(value)
-        self.guests.append((guest, written))
-        return guest
+        array = mirror_of(value)
+        self.arrays.append((array, written))
+        return array
 
     def touches(self, array: Any) -> bool:
         """Whether some of the memory is this array's too, which stays on the host."""
         if type(array) is not np.ndarray or array.size == 0:
             return False
         start, stop = np.lib.array_utils.byte_bounds(array)
-        return any(guest.extent[0] < stop and start < guest.extent[1] for guest, _ in self.guests)
+        return any(one.extent[0] < stop and start < one.extent[1] for one, _ in self.arrays)
 
     def send(self) -> None:
-        """Copy all memory that the guests lie in."""
-        for guest, written in sorted(self.guests, key=lambda one: one[0].extent):
-            start, stop = guest.extent
+        """Copy all mirrored memory to the device."""
+        for array, written in sorted(self.arrays, key=lambda one: one[0].extent):
+            start, stop = array.extent
             if self.regions and start < self.regions[-1].stop:
                 self.regions[-1].stop = max(stop, self.regions[-1].stop)
                 self.regions[-1].written |= written
@@ -164,11 +164,11 @@ class Mirror:
                 self.regions.append(Region(start, stop, written))
         for region in self.regions:
             region.send()
-        for guest, _ in self.guests:
-            guest.place(next(region for region in self.regions if region.holds(*guest.extent)))
+        for array, _ in self.arrays:
+            array.place(next(region for region in self.regions if region.holds(*array.extent)))
 
     def fetch(self) -> None:
-        """Copy back what was written."""
+        """Copy written memory back."""
         for region in self.regions:
             region.fetch()
 
@@ -181,7 +181,7 @@ class Counts:
 
 
 def mirrored(name: str, counts: Counts) -> Any:
-    """The kernel of this name on mirrors of its arrays; as it is where an argument is the host's alone."""
+    """The kernel of this name on mirrors of its arrays; on the arrays themselves if one has no mirror."""
     kernel = getattr(core, name)
     signature = inspect.signature(getattr(oracle, name))
     read, written = VECTORS[name]
@@ -201,7 +201,7 @@ def mirrored(name: str, counts: Counts) -> Any:
         except HostOnlyError:
             counts.host += 1
             return kernel(*args, **kwargs)
-        counts.device += bool(mirror.guests)
+        counts.device += bool(mirror.arrays)
         mirror.send()
         try:
             return kernel(*bound.args, **bound.kwargs)

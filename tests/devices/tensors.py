@@ -47,7 +47,7 @@ class DLManagedVersioned(ctypes.Structure):
     ]
 
 
-EXPORTED = {}  # what others hold, by the address of its managed tensor: alive until they give it back
+EXPORTED = {}  # exported tensors by the address of the managed tensor, until they are released
 
 
 @DELETER
@@ -88,16 +88,7 @@ class Tensor:
     """
 
     def __init__(
-        self,
-        values,
-        dtype=None,
-        *,
-        device=0,
-        device_type=CUDA,
-        stream=LEGACY,
-        strides=None,
-        offset=0,
-        read_only=False,
+        self, values, dtype=None, *, device=0, device_type=CUDA, stream=LEGACY, strides=None, offset=0, read_only=False
     ):
         values = np.ascontiguousarray(values)
         self.dtype, self.shape = dtype or str(values.dtype), values.shape
@@ -115,12 +106,12 @@ class Tensor:
         return self.memory.address + self.offset
 
     def numpy(self):
-        """What is in it when its library's stream has come here; bfloat16 as uint16."""
+        """The content after all work on its library's stream; bfloat16 as uint16."""
         dtype = "uint16" if self.dtype == "bfloat16" else self.dtype
         return self.memory.read(self.stream)[self.offset :].view(dtype).reshape(self.shape)
 
     def managed(self, kind):
-        """What a DLManagedTensor of this kind says of it; it lives until somebody gives it back."""
+        """A DLManagedTensor of this kind, which lives until it is released."""
         code, bits = CODES[self.dtype]
         sizes = (ctypes.c_int64 * max(1, len(self.shape)))(*self.shape)
         strides = None if self.strides is None else (ctypes.c_int64 * len(self.strides))(*self.strides)
@@ -156,14 +147,14 @@ class Tensor:
 
 
 class OldTensor(Tensor):
-    """A tensor of a library that knows DLPack 0.x alone."""
+    """A tensor of a library that knows only DLPack 0.x."""
 
     def __dlpack__(self, *, stream=None):
         return Tensor.__dlpack__(self, stream=stream)
 
 
 class NumbaArray(Tensor):
-    """An array that has the CUDA array interface alone.
+    """An array that has only the CUDA array interface.
 
     Args:
         version: of the interface; 3 names the stream.
@@ -173,7 +164,7 @@ class NumbaArray(Tensor):
         super().__init__(values, **options)
         self.version = version
 
-    __dlpack__ = __dlpack_device__ = property()  # hasattr() says no
+    __dlpack__ = __dlpack_device__ = property()  # hasattr() is False
 
     @property
     def __cuda_array_interface__(self):

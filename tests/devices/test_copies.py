@@ -1,4 +1,4 @@
-"""Copies beside the kernels: what they wait for, who waits for them, and what is refused."""
+"""Copies at the same time as kernels: their waits, waits for them, and errors."""
 
 import threading
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore import errors, kernels
-from fedcore.native import core
+from fedcore.arrays import core
 from tests.devices.memory import Memory, Stream, copy
 
 n = 5000
@@ -35,7 +35,7 @@ def values(seed=0):
 
 
 def read_by_another(array):
-    """Have another library read an array on a stream of its own; its capsule, what it will have read, and where."""
+    """Let another library read an array on its own stream; return its capsule, its memory and its stream."""
     theirs, taken = Stream(), Memory(array.nbytes)
     capsule = array.__dlpack__(stream=theirs.number)
     copy(taken.address, array.address, array.nbytes, theirs.number)
@@ -60,7 +60,7 @@ def test_a_copy_stream_goes_beside_the_kernels(driver):
     assert not [call for call in driver.calls() if "Alloc" in call.name or call.name == "cuStreamSynchronize"]
 
 
-def test_an_upload_is_there_for_calls_behind_join_alone():
+def test_only_calls_after_join_see_an_upload():
     copies, there = core.CopyStream(buffer_bytes=4096), held(np.zeros(4, np.float32))
     copies.upload(np.ones(4, np.float32), there)
     other = Stream()
@@ -71,7 +71,7 @@ def test_an_upload_is_there_for_calls_behind_join_alone():
     np.testing.assert_array_equal(there.to_host(), 1)
 
 
-def test_an_upload_that_was_joined_is_there_for_whom_the_array_is_shown():
+def test_exports_see_a_joined_upload():
     copies, there = core.CopyStream(), zeros()
     copies.upload(values(), there)
     copies.join()
@@ -80,7 +80,7 @@ def test_an_upload_that_was_joined_is_there_for_whom_the_array_is_shown():
     del capsule
 
 
-def test_an_upload_that_was_joined_is_there_for_the_downloads_of_others():
+def test_downloads_of_other_streams_see_a_joined_upload():
     copies, others, there, out = core.CopyStream(), core.CopyStream(), zeros(), np.ones(n, np.float32)
     copies.upload(values(), there)
     copies.join()
@@ -89,7 +89,7 @@ def test_an_upload_that_was_joined_is_there_for_the_downloads_of_others():
     np.testing.assert_array_equal(out, values())
 
 
-def test_an_upload_waits_for_those_who_read_its_destination():
+def test_an_upload_waits_for_readers_of_its_destination():
     copies, others, there, out = core.CopyStream(), core.CopyStream(), held(values()), np.zeros(n, np.float32)
     capsule, read = read_by_another(there)
     others.download(there, out)
@@ -101,7 +101,7 @@ def test_an_upload_waits_for_those_who_read_its_destination():
     del capsule
 
 
-def test_a_download_waits_for_what_others_write_to_its_source():
+def test_a_download_waits_for_writes_to_its_source():
     copies, theirs, there, out = core.CopyStream(), Stream(), zeros(), np.ones(n, np.float32)
     capsule, written = there.__dlpack__(stream=theirs.number), Memory(there.nbytes)
     written.write(values(), theirs.number)
@@ -113,7 +113,7 @@ def test_a_download_waits_for_what_others_write_to_its_source():
 
 
 @pytest.mark.parametrize("waited", [True, False])
-def test_an_array_outlives_who_copied_it(waited):
+def test_an_array_outlives_its_copy_stream(waited):
     there, out = held(values()), np.zeros(n, np.float32)
     copies = core.CopyStream()
     copies.download(there, out)
@@ -151,7 +151,7 @@ def test_threads_take_turns_with_its_buffers():
         np.testing.assert_array_equal(outs, sources)
 
 
-def test_what_is_no_array_of_the_device():
+def test_other_objects_are_not_device_arrays():
     copies, there = core.CopyStream(buffer_bytes=64), zeros()
     for wrong in (None, np.zeros(n, np.float32), 3):
         with pytest.raises(TypeError, match="upload"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import errors
-from fedcore.native import core
+from fedcore.arrays import core
 from tests.devices.tensors import PINNED, Tensor
 
 DTYPES = ["float32", "float64", "float16", "uint8", "uint16", "uint64", "int8"]
@@ -22,7 +22,7 @@ def held(values):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_an_array_says_of_itself(dtype):
+def test_the_attributes_of_an_array(dtype):
     array = core.DeviceArray(7, dtype, device=1)
     assert (array.dtype, array.size, array.ndim, array.shape, len(array)) == (np.dtype(dtype), 7, 1, (7,), 7)
     assert array.nbytes == 7 * array.dtype.itemsize
@@ -73,7 +73,7 @@ def test_parts_and_views_are_the_same_memory():
         core.DeviceArray(3, "int32")
 
 
-def test_memory_lives_as_long_as_somebody_has_it(driver):
+def test_memory_lives_as_long_as_a_reference(driver):
     before = driver.live_bytes()
     array = core.DeviceArray(1000, "float32")
     part, capsule = array[10:20], array.__dlpack__()
@@ -118,12 +118,12 @@ def test_a_part_is_a_slice():
         next(iter(array))
 
 
-def test_it_says_what_it_is_and_where():
+def test_the_representation_of_an_array():
     assert repr(core.DeviceArray(5000, "float32")) == "float32[5000] on cuda:0"
     assert repr(core.DeviceArray(0, "int8", device=1)) == "int8[0] on cuda:1"
 
 
-def test_its_export_is_asked_for_what_it_can_do():
+def test_the_arguments_of_an_export():
     array = held(np.ones(4, np.float32))
     for asked in ({"dl_device": (2, 0)}, {"copy": False}, {"dl_device": None, "copy": None}, {"stream": -1}):
         assert array.__dlpack__(**asked) is not None

@@ -1,4 +1,4 @@
-"""What is said where there is no device, or its driver fails; what goes on behind it."""
+"""Errors without a device or with a failing driver, and calls after them."""
 
 import subprocess
 import sys
@@ -8,14 +8,14 @@ import pytest
 
 from fedcore import arrays as cuda
 from fedcore import errors, kernels
-from fedcore.native import core
+from fedcore.arrays import core
 from tests.devices.fake_driver import environment
 
 OUT_OF_MEMORY, NOT_FOUND, ILLEGAL_ADDRESS, LAUNCH_FAILED = 2, 500, 700, 719
 
 
 def said(program, **changes):
-    """What a process of its own prints, with other values in the environment."""
+    """The output of another process, with changes of the environment."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=environment(PYTHONPATH=".") | changes,
@@ -41,15 +41,15 @@ def said(program, **changes):
     ],
     ids=["no driver", "no CUDA 12", "driver of 11.8", "no device", "a device"],
 )
-def test_the_reason_why_there_is_no_cuda(changes, reason):
+def test_the_reason_for_missing_cuda(changes, reason):
     assert said("from fedcore import arrays; print(arrays.reason())", **changes) == reason
     if reason != "None":
         program = "from fedcore import arrays, errors\ntry: arrays.devices()\nexcept errors.DeviceError as e: print(e)"
         assert said(program, **changes) == reason
 
 
-def test_a_driver_that_comes_later_is_found():
-    """Nothing is remembered of a driver that was not there: its library may be installed in the meantime."""
+def test_a_driver_that_is_installed_later_is_found():
+    """A missing driver is looked up again, since it may be installed meanwhile."""
     program = """
 import os
 from fedcore import arrays as cuda
@@ -63,14 +63,14 @@ print(cuda.reason())
 
 
 def test_the_image_is_the_modules_own(tmp_path):
-    """By its true name the driver is given the kernels that the module was built with, or it is said that none were."""
+    """With its real name the driver gets the kernels of the module, or the error says that it has none."""
     (tmp_path / "libcuda.so.1").symlink_to(environment()["FEDCORE_CUDA_DRIVER"])
     program = "import os; del os.environ['FEDCORE_CUDA_DRIVER'], os.environ['FAKE_CUDA_ANY_IMAGE']\n"
     found = said(program + "from fedcore import arrays; print(arrays.reason())", LD_LIBRARY_PATH=str(tmp_path))
     if core.cuda_targets:
         assert found == "None"
     else:
-        assert found.startswith("this fedcore was built without kernels for GPUs, because ")
+        assert found.startswith("fedcore was built without kernels for GPUs, because ")
 
 
 def test_a_kernel_that_the_image_lacks():
@@ -95,7 +95,7 @@ from tests.devices.fake_driver import fake_driver
 fake_driver().fail("cuModuleLoadData", 209)
 print(cuda.reason())
 """
-    assert said(program).startswith("emulated GPU: there are no kernels for its capability 9.0 (there are: ")
+    assert said(program).startswith("emulated GPU: no kernels for its capability 9.0 (compiled for: ")
 
 
 def test_cuda_does_not_survive_a_fork():
@@ -104,7 +104,7 @@ import os, sys
 import numpy as np
 from fedcore import arrays as cuda
 from fedcore import errors, kernels
-from fedcore.native import core
+from fedcore.arrays import core
 array = core.DeviceArray(4, "float32")
 def refused():
     try: kernels.squared_norms([array])
@@ -137,7 +137,7 @@ print(cuda.reason())
     assert said(program).splitlines() == ["None", "None"]
 
 
-def test_a_device_that_there_is_not(cuda_driver):
+def test_a_missing_device(cuda_driver):
     with pytest.raises(errors.DeviceError, match=r"^device\b"):
         core.DeviceArray(4, "float32", device=2)
     with pytest.raises(errors.DeviceError, match=r"^device\b"):
@@ -168,11 +168,11 @@ def test_a_call_without_memory_for_its_tables_writes_nothing(cuda_driver, name):
     np.testing.assert_array_equal(rows[1].to_host(), 2)
 
 
-def test_a_failed_kernel_is_told_where_it_is_waited_for(cuda_driver):
+def test_a_failed_kernel_is_an_error_of_the_next_wait(cuda_driver):
     row, out = (core.DeviceArray(10, "float32") for _ in range(2))
     row.copy_from(np.ones(10, np.float32))
     cuda_driver.fail("kernel", ILLEGAL_ADDRESS)
-    kernels.weighted_sum([row], [2], out)  # nobody waits
+    kernels.weighted_sum([row], [2], out)  # no wait
     with pytest.raises(errors.DeviceError, match=r"ILLEGAL_ADDRESS.*process"):
         out.to_host()
     with pytest.raises(errors.DeviceError, match="ILLEGAL_ADDRESS"):

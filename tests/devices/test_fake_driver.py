@@ -1,4 +1,4 @@
-"""The emulated driver, as Python's tests use it: what it holds back, what it records, and what fails."""
+"""The emulated driver of the tests: delayed work, recorded calls and failures."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tests.devices.memory import CallError, Memory, Stream
 OUT_OF_MEMORY = 2
 
 
-def test_a_stream_runs_nothing_until_somebody_waits(cuda_driver):
+def test_a_stream_runs_nothing_until_a_wait(cuda_driver):
     stream, memory = Stream(), Memory(12)
     memory.write(np.float32([1, 2, 3]), stream.number)
     assert np.isnan(memory.read().view(np.float32)).all()
@@ -23,7 +23,7 @@ def test_a_stream_runs_nothing_until_somebody_waits(cuda_driver):
 def test_calls_are_recorded_and_fail_on_demand(cuda_driver):
     before = cuda_driver.live_bytes()
     memory = Memory(100)
-    assert [(call.name, call.said("bytes")) for call in cuda_driver.calls()] == [("cuMemAlloc", 100)]
+    assert [(call.name, call.argument("bytes")) for call in cuda_driver.calls()] == [("cuMemAlloc", 100)]
     assert cuda_driver.live_bytes() == before + 100
     del memory
     assert cuda_driver.live_bytes() == before

@@ -1,4 +1,4 @@
-"""On which stream a call comes, and what it waits for: the emulated driver runs nothing before somebody waits."""
+"""The stream of a call, and its waits: the emulated driver runs nothing before a wait."""
 
 import threading
 
@@ -7,7 +7,7 @@ import pytest
 
 from fedcore import arrays as cuda
 from fedcore import kernels
-from fedcore.native import core
+from fedcore.arrays import core
 from tests.devices.memory import Memory, Stream, copy
 from tests.devices.tensors import LEGACY, NumbaArray, Tensor, TorchTensor
 
@@ -35,14 +35,14 @@ def doubled(row, out):
 
 
 def launches(driver):
-    return [(call.kernel, call.said("stream")) for call in driver.calls() if call.kernel]
+    return [(call.kernel, call.argument("stream")) for call in driver.calls() if call.kernel]
 
 
 def waits(driver):
     return [call for call in driver.calls() if call.name == "cuStreamSynchronize"]
 
 
-def test_a_call_comes_on_the_legacy_stream_unless_another_is_named(driver):
+def test_a_call_uses_the_legacy_stream_by_default(driver):
     row, out = Tensor(values()), Tensor(np.zeros(5000, np.float32))
     doubled(row, out)
     assert launches(driver) == [("sums_f32_in_f32", 0)]
@@ -82,11 +82,11 @@ def test_the_current_stream_of_the_arrays_library_is_taken(driver, torch_stream)
     driver.lines()
     doubled(row, out)
     calls = driver.calls()
-    assert [call.said("stream") for call in calls if call.kernel] == [theirs.number]
+    assert [call.argument("stream") for call in calls if call.kernel] == [theirs.number]
     np.testing.assert_array_equal(out.numpy(), 2 * values())
 
 
-def test_other_streams_are_waited_for_on_the_device_alone(driver, torch_stream):
+def test_the_host_does_not_wait_for_other_streams(driver, torch_stream):
     theirs, chosen = Stream(), Stream()
     torch_stream(theirs)
     row, out = TorchTensor(values()), core.DeviceArray(5000, "float32")
@@ -94,14 +94,14 @@ def test_other_streams_are_waited_for_on_the_device_alone(driver, torch_stream):
     with cuda.stream(chosen.number):
         doubled(row, out)
     calls = driver.calls()
-    assert [call.said("stream") for call in calls if call.kernel] == [chosen.number]
-    assert theirs.number in [call.said("stream") for call in calls if call.name == "cuEventRecord"]
+    assert [call.argument("stream") for call in calls if call.kernel] == [chosen.number]
+    assert theirs.number in [call.argument("stream") for call in calls if call.name == "cuEventRecord"]
     assert not [call for call in calls if call.name == "cuStreamSynchronize"]
     np.testing.assert_array_equal(out.to_host(), 2 * values())
 
 
 @pytest.mark.parametrize("library", [Tensor, NumbaArray])
-def test_what_a_library_has_queued_is_there_first(library):
+def test_a_call_runs_after_queued_work_of_the_library(library):
     theirs, chosen = Stream(), Stream()
     row, out = library(values(), stream=theirs.number), library(np.zeros(5000, np.float32), stream=theirs.number)
     with cuda.stream(chosen.number):
@@ -129,7 +129,7 @@ def test_tables_are_not_written_over_while_calls_wait():
         np.testing.assert_array_equal(out.numpy(), 2 * row)
 
 
-def test_who_was_shown_an_array_reads_it_before_it_is_written():
+def test_reads_of_an_export_precede_later_writes():
     theirs, shown = Stream(), core.DeviceArray(5000, "float32")
     shown.copy_from(values())
     capsule = shown.__dlpack__(stream=theirs.number)
@@ -143,7 +143,7 @@ def test_who_was_shown_an_array_reads_it_before_it_is_written():
 
 
 @pytest.mark.parametrize("calls_before", [0, 2])
-def test_what_others_write_to_an_array_that_they_were_shown_is_read(calls_before):
+def test_writes_to_an_exported_array_are_seen(calls_before):
     theirs, shown, out = Stream(), core.DeviceArray(5000, "float32"), core.DeviceArray(5000, "float32")
     shown.copy_from(values())
     capsule, trained = shown.__dlpack__(stream=theirs.number), Tensor(values(seed=1), stream=theirs.number)
@@ -159,7 +159,7 @@ def test_what_others_write_to_an_array_that_they_were_shown_is_read(calls_before
     del capsule
 
 
-def test_calls_go_on_when_the_stream_of_who_was_shown_an_array_is_no_more():
+def test_calls_continue_after_the_stream_of_an_export_has_ended():
     theirs, shown, out = Stream(), core.DeviceArray(5000, "float32"), core.DeviceArray(5000, "float32")
     shown.copy_from(values())
     capsule = shown.__dlpack__(stream=theirs.number)
@@ -176,7 +176,7 @@ def test_calls_go_on_when_the_stream_of_who_was_shown_an_array_is_no_more():
             del capsule
 
 
-def test_who_is_shown_an_array_finds_what_was_called_before():
+def test_an_export_sees_earlier_calls():
     theirs, shown = Stream(), core.DeviceArray(5000, "float32")
     doubled(Tensor(values()), shown)
     capsule = shown.__dlpack__(stream=theirs.number)

@@ -1,4 +1,4 @@
-"""The pages of the documentation, and their blocks of code."""
+"""The pages of the documentation and their code blocks."""
 
 import re
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ FENCE = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code.
+    """A code block.
 
     Attributes:
         language: python, sh, toml or text.
-        text: what it says.
-        reason: why no test runs it; None where one does.
-        follows: whether nothing but blank lines is between it and the block before.
+        text: the contents.
+        reason: the reason why no test runs the block. None: a test runs it.
+        follows: whether only blank lines separate it from the previous block.
     """
 
     language: str
@@ -32,19 +32,19 @@ class Block:
 
     @property
     def file(self):
-        """The name of the file that it is, told in its first line; None of one that is no file."""
+        """The file name in the first line, or None if the block is not a file."""
         found = re.match(r"# ([\w/]+\.(?:py|toml))\b", self.text)
         return None if found is None or self.included else found[1]
 
     @property
     def included(self):
-        """The path of the file that it shows as it is; None where it has code of its own."""
+        """The path of the example that the block shows, or None if it has its own code."""
         found = re.fullmatch(r"# (examples/\S+\.py)\n", self.text)
         return found and found[1]
 
 
 def blocks(page):
-    """A page's blocks in their order."""
+    """Yield the blocks of a page in order."""
     text, end = page.read_text(), -1
     for found in FENCE.finditer(text):
         follows = end >= 0 and not text[end : found.start()].strip()
@@ -53,5 +53,5 @@ def blocks(page):
 
 
 def named(page):
-    """What a test calls a page."""
+    """Return the name of a page in test ids."""
     return str(page.relative_to(ROOT))

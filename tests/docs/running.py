@@ -1,7 +1,7 @@
-"""The blocks of a page run in its order, in one process and one folder, as somebody reading the page would.
+"""Run the blocks of a page in order, in one process and one folder, as a reader would.
 
-Commands of ``fedcore`` and programs run in this process. A run of an experiment is short: two rounds of one seed, and
-only of the quickstart and of the page's own files; other presets are read and checked with all that is said of them.
+Commands of ``fedcore`` and programs run in this process. Experiments are shortened to two rounds of one seed, and only
+the quickstart and the page's own files run; other presets are loaded with the options of the command.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ SHORT = (("--rounds", "2"), ("--seeds", "1"), ("--workers", "0"))
 
 
 @contextlib.contextmanager
-def forgotten(*files):
-    """What a page or a tutorial adds to registries, and the modules that its files are, are gone afterwards."""
+def restored_registries(*files):
+    """Remove the entries and modules that a page or a tutorial adds to registries and to ``sys.modules``."""
     registries = (algorithms.REGISTRY, data.REGISTRY, participation.REGISTRY)
     before = [set(registry) for registry in registries]
     try:
@@ -38,7 +38,7 @@ def forgotten(*files):
 
 
 class Page:
-    """A page that is run.
+    """A page to run.
 
     Attributes:
         used: the files of the page that a command or another block has used.
@@ -59,7 +59,7 @@ class Page:
             if block.reason is not None or block.included:
                 continue
             if block.language == "text" and block.follows:
-                assert printed.strip() == block.text.strip(), f"it printed:\n{printed}"
+                assert printed.strip() == block.text.strip(), f"actual output:\n{printed}"
             elif block.language == "python" and not block.file:
                 with contextlib.redirect_stdout(io.StringIO()) as output:
                     exec(compile(block.text, f"{self.path.name}: {block.text[:60]!r}", "exec"), self.names)
@@ -70,7 +70,7 @@ class Page:
             elif block.language == "sh":
                 printed = "".join(self.command(line) for line in lines(block.text))
         unused = self.files.keys() - self.used
-        assert not unused, f"no command or block uses {sorted(unused)}"
+        assert not unused, f"files that no command or block uses: {sorted(unused)}"
 
     def _uses(self, text):
         for name in self.files.keys() - self.used:
@@ -80,7 +80,7 @@ class Page:
                 self._uses(self.files[name])
 
     def command(self, line):
-        """Run or check one command, and give what it printed."""
+        """Run or check one command and return its output."""
         self._uses(line)
         tool, *words = shlex.split(line, comments=True)
         if tool == "pip":
@@ -95,7 +95,7 @@ class Page:
                 patched.setattr(sys, "argv", words)
                 runpy.run_path(words[0], run_name="__main__")
             return output.getvalue()
-        assert tool == "fedcore", f"{line}: nothing here runs that; mark its block as not run, with a reason"
+        assert tool == "fedcore", f"{line}: unknown command; mark the block as not run, with a reason"
         return self._fedcore(line, words)
 
     def _pip(self, words):
@@ -122,18 +122,18 @@ class Page:
         elif words[0] == "run":
             words += SHORT[-1]
         done = invoke(*words)
-        # The doctor's status is 1 where something that it was asked for is not installed.
+        # The doctor exits with status 1 if a requested package is missing.
         assert done.status in ((0, 1) if words[0] == "doctor" else (0,)), f"{line}\n{done.output}\n{done.errors}"
         return done.output
 
 
 def lines(text):
-    """The commands of a block, without comments."""
+    """Return the commands of a block without comments."""
     joined = text.replace("\\\n", " ")
     return [line for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
 def expanded(word):
-    """A word with {a,b} as a shell expands it."""
+    """Expand {a,b} in a word as a shell does."""
     found = re.fullmatch(r"([^{}='\"]*)\{([^{}'\"]*,[^{}'\"]*)\}([^{}='\"]*)", word)
     return [found[1] + each + found[3] for each in found[2].split(",")] if found else [word]

@@ -1,4 +1,4 @@
-"""The examples run and say what they should; NVFlare's runs in tests/adapters/nvflare/test_simulator.py."""
+"""The examples run and print their results; NVFlare's example runs in tests/adapters/nvflare/test_simulator.py."""
 
 import contextlib
 import io
@@ -11,17 +11,17 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize(
-    ("name", "needs", "due"),
+    ("name", "needs", "expected"),
     [
         ("torch_loop", "torch", "(1, 2) ()"),
         ("edges", "numpy", "5 rounds, 2 edges: the same bits as one server"),
         ("pfl_mifa", "pfl", "60 rounds, accuracy 0.9"),
-        ("fedlab_mimic", "fedlab", "30 rounds, the last one heard ("),
+        ("fedlab_mimic", "fedlab", "30 rounds, accepted in the last one: ("),
     ],
 )
-def test_example(name, needs, due):
+def test_example(name, needs, expected):
     pytest.importorskip(needs)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         runpy.run_path(str(EXAMPLES / f"{name}.py"))
-    assert printed.getvalue().splitlines()[-1].startswith(due)
+    assert printed.getvalue().splitlines()[-1].startswith(expected)

@@ -1,7 +1,7 @@
-"""The numbers that presets take from the papers, typed from the papers' texts and from no preset.
+"""The numbers of the papers, typed from the papers and not from the presets.
 
-Each row is for the presets of its patterns (a part ``!x`` leaves those of x out), and says key, value and place. A key
-``algorithms.LABEL.option`` is of one method; ``seeds`` stands for their number.
+Each row has the patterns of its presets (``!x`` excludes x), the key, the value and the place in the paper. A key
+``algorithms.LABEL.option`` belongs to one method; ``seeds`` is their number.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The presets' numbers against those of the papers, and the marks "[paper]" against what is held to be one."""
+"""The presets have the numbers of the papers, and each number marked "[paper]" is checked."""
 
 import tomllib
 from fnmatch import fnmatch
@@ -7,14 +7,15 @@ from importlib import resources
 
 import pytest
 
-from fedcore.experiment import load_preset, presets
+from fedcore.experiment import config
+from tests.experiment import kit
 from tests.experiment.paper_numbers import NUMBERS, SHIFTING_SIZES
 
 FOLDER = resources.files("fedcore.experiment") / "presets"
 UNMARKED = ("about", "varies", "label")
-"""Keys that are no configuration."""
+"""Keys that are not part of the configuration."""
 OURS = ("steps", "smallest", "largest")
-"""Keys of Ruan et al.'s presets beside a mark, which says what of the line is the paper's: not E, nor sizes."""
+"""Keys on marked lines of Ruan et al.'s presets that are not the paper's."""
 
 
 def is_for(patterns, preset):
@@ -24,7 +25,7 @@ def is_for(patterns, preset):
 
 
 def leaves(value, path=""):
-    """Dotted keys and what is there; a method by its label."""
+    """Dotted keys and their values; methods by label."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from leaves(inner, f"{path}.{key}" if path else key)
@@ -37,35 +38,35 @@ def leaves(value, path=""):
 
 @cache
 def flat(preset):
-    tables = load_preset(preset).tables()
+    tables = kit.preset(preset).tables()
     found = dict(leaves(tables)) | {"seeds": len(tables["seeds"])}
     return found | {"rate.lr": found["rate.lr.value"]} if "rate.lr.value" in found else found
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{number.presets.split()[0]}:{number.key}")
-def test_a_number_of_a_paper_is_the_presets(number):
-    held = [preset for preset in presets.names() if is_for(number.presets, preset)]
+def test_preset_has_the_number_of_the_paper(number):
+    held = [preset for preset in config.names() if is_for(number.presets, preset)]
     assert held, number
     for part in number.presets.split():
-        assert any(fnmatch(preset, part.removeprefix("!")) for preset in presets.names()), part
+        assert any(fnmatch(preset, part.removeprefix("!")) for preset in config.names()), part
     for preset in held:
         assert flat(preset).get(number.key) == number.value, (preset, number)
 
 
-def test_sizes_are_equal_where_the_paper_has_them_equal():
-    for preset in filter(lambda preset: is_for(SHIFTING_SIZES, preset), presets.names()):
+def test_sizes_are_equal_as_in_the_paper():
+    for preset in filter(lambda preset: is_for(SHIFTING_SIZES, preset), config.names()):
         table = "data" if "synthetic" in preset or "table5" in preset else "partition"
         assert flat(preset)[f"{table}.smallest"] == flat(preset)[f"{table}.largest"], preset
 
 
-def test_no_number_is_held_to_two_values():
-    for preset in presets.names():
+def test_numbers_are_unique():
+    for preset in config.names():
         keys = [number.key for number in NUMBERS if is_for(number.presets, preset)]
         assert len(keys) == len(set(keys)), preset
 
 
 def marked(file):
-    """Of each line of a preset's file that is marked: the variant that it stands in, if any, and the keys on it."""
+    """Variant (or None), key and value of each number on the marked lines of a file."""
     section, in_array, whole = "", False, False
     for line in (FOLDER / f"{file}.toml").read_text(encoding="utf-8").splitlines():
         code, _, comment = line.partition("#")
@@ -91,12 +92,12 @@ def marked(file):
                 yield variant, ".".join(path), value
 
 
-@pytest.mark.parametrize("file", [file for file, _ in presets.files() if file != "quickstart"])
-def test_no_number_that_is_marked_as_a_papers_is_left_out(file):
+@pytest.mark.parametrize("file", [file for file, _ in config.files() if file != "quickstart"])
+def test_every_marked_number_is_checked(file):
     for variant, key, value in marked(file):
         if key.rpartition(".")[2] in OURS and file.startswith("flexible/"):
             continue
-        names = [file] if file in presets.names() else [n for n in presets.names() if n.startswith(f"{file}-")]
+        names = [file] if file in config.names() else [n for n in config.names() if n.startswith(f"{file}-")]
         names = [n for n in names if variant is None or f"-{variant}" in n.removeprefix(file)]
         having = [n for n in names if flat(n).get(key) == (len(value) if key == "seeds" else value)]
         assert having, (file, key, value)
@@ -104,6 +105,5 @@ def test_no_number_that_is_marked_as_a_papers_is_left_out(file):
             assert any(is_for(number.presets, name) and number.key == key for number in NUMBERS), (name, key)
 
 
-def test_there_are_marks():
-    """So that the test above has something to find."""
-    assert sum(len(list(marked(file))) for file, _ in presets.files()) > 60
+def test_files_have_marks():
+    assert sum(len(list(marked(file))) for file, _ in config.files()) > 60

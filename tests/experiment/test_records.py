@@ -1,3 +1,5 @@
+"""Records: what is written is read; damage is reported."""
+
 import json
 from dataclasses import asdict
 
@@ -19,69 +21,43 @@ def record(tmp_path):
     path = tmp_path / "records" / "a.jsonl"
     with Writer(path, HEADER) as writer:
         writer.add(line(0))
+        assert read(path).rounds == [line(0)]  # flushed
         writer.add(line(1))
     return path
 
 
-def test_what_is_written_is_read(record):
-    assert read(record).header == HEADER
-    assert read(record).rounds == [line(0), line(1)]
-    assert not read(record).torn
-
-
-def test_every_line_is_on_disk_at_once(tmp_path):
-    with Writer(tmp_path / "a.jsonl", HEADER) as writer:
-        writer.add(line(0))
-        assert read(tmp_path / "a.jsonl").rounds == [line(0)]
-
-
-@pytest.mark.parametrize("cut", [1, 2, 50])
-def test_a_torn_last_line_is_left_out_and_told(record, cut):
-    record.write_bytes(record.read_bytes()[:-cut])
-    assert read(record).rounds == [line(0)]
-    assert read(record).torn
-
-
-def test_damage_before_the_last_line_is_an_error(record):
-    lines = record.read_text().splitlines(keepends=True)
-    record.write_text(lines[0] + lines[1][:20] + "\n" + lines[2])
-    with pytest.raises(MissingDataError, match="line 2 is damaged"):
-        read(record)
-
-
-@pytest.mark.parametrize("lost", [1, 2])
-def test_a_round_that_is_missing_is_an_error(record, lost):
-    with record.open("a") as file:
-        file.write(json.dumps(asdict(line(2))) + "\n")
-    lines = record.read_text().splitlines(keepends=True)
-    record.write_text("".join(lines[:lost] + lines[lost + 1 :]))
-    with pytest.raises(MissingDataError, match=f"line {lost + 1}: expected round {lost - 1}, got round {lost}"):
-        read(record)
-
-
-@pytest.mark.parametrize("text", ["", "{}\n", '{"round": 0}\n', "[]\n"])
-def test_a_file_that_is_no_record(record, text):
-    record.write_text(text)
-    with pytest.raises(MissingDataError, match=r"a\.jsonl"):
-        read(record)
-
-
-def test_another_format_is_refused(record):
-    record.write_text(record.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(MissingDataError, match="expected a record of format 1, got format 2"):
-        read(record)
-
-
-def test_a_record_is_never_overwritten(record):
+def test_written_record_is_read_and_never_overwritten(record):
+    assert (read(record).header, read(record).rounds, read(record).torn) == (HEADER, [line(0), line(1)], False)
     with pytest.raises(FileExistsError):
         Writer(record, HEADER)
 
 
-def test_a_folder_leaves_out_what_has_not_started(record):
+@pytest.mark.parametrize("cut", [1, 2, 50])
+def test_torn_last_line_is_skipped(record, cut):
+    record.write_bytes(record.read_bytes()[:-cut])
+    assert (read(record).rounds, read(record).torn) == ([line(0)], True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda header, first, second, third: [header, first[:20] + "\n", second], "line 2 is damaged"),
+        (lambda header, first, second, third: [header, second, third], "line 2: expected round 0, got round 1"),
+        (lambda header, first, second, third: [header, first, third], "line 3: expected round 1, got round 2"),
+        (lambda header, *lines: [header.replace('"format": 1', '"format": 2'), *lines], "format 2 is not supported"),
+        *((lambda *_, text=text: [text], r"a\.jsonl") for text in ("", "{}\n", '{"round": 0}\n', "[]\n")),
+    ],
+)
+def test_damaged_record_is_rejected(record, damage, message):
+    lines = [*record.read_text().splitlines(keepends=True), json.dumps(asdict(line(2))) + "\n"]
+    record.write_text("".join(damage(*lines)))
+    with pytest.raises(MissingDataError, match=message):
+        read(record)
+
+
+def test_folder_skips_records_without_a_header(record, tmp_path):
     (record.parent / "b.jsonl").write_text('{"preset"')
-    assert [found.header for found in read_folder(record.parent.parent)] == [HEADER]
-
-
-def test_a_folder_without_records(tmp_path):
-    with pytest.raises(MissingDataError, match="expected records"):
+    assert [found.header for found in read_folder(tmp_path)] == [HEADER]
+    record.unlink()
+    with pytest.raises(MissingDataError, match="no records found"):
         read_folder(tmp_path)

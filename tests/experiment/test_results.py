@@ -1,4 +1,4 @@
-"""Records as a pandas frame, compared with the records themselves."""
+"""Results as a pandas frame, compared with the records."""
 
 import math
 import shutil
@@ -6,20 +6,20 @@ import sys
 
 import pytest
 
-import fedcore
 from fedcore.errors import MissingDataError, MissingDependencyError
-from fedcore.experiment import Sweep, load_preset, run_experiment, run_sweep
+from fedcore.experiment import load_results, run_experiment
 from fedcore.experiment.results import read_folder
+from tests.experiment import kit
 
 pandas = pytest.importorskip("pandas", reason="pandas is not installed")
 
-SMALL = ["rounds=3", "seeds=[0, 4]", "local.epochs=1", "evaluate.every=2"]
+SMALL = ["rounds=3", "seeds=[0, 4]", "evaluate.every=2"]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
-    run_experiment(load_preset("quickstart", [*SMALL, 'algorithms=["FedAvg", "MimiC"]']), folder, jobs=0)
+    run_experiment(kit.quick(*SMALL, 'algorithms=["FedAvg", "MimiC"]'), folder, jobs=0)
     return folder
 
 
@@ -27,63 +27,47 @@ def run(tmp_path_factory):
 def sweep(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep") / "sweep"
     changes = ['algorithms=["FedAvg", "FedAvgM"]', "grid={'rate.lr'=[0.1, 0.2], 'algorithms.beta'=[0.5, 0.7]}"]
-    run_sweep(Sweep([load_preset("quickstart", [*SMALL, "seeds=[0]", *changes])], folder), jobs=0)
+    kit.sweep(folder, *SMALL, "seeds=[0]", *changes)
     return folder
 
 
-def test_every_round_of_every_trial_is_a_row(run):
-    frame = fedcore.experiment.read_records(run)
-    records = read_folder(run)
-    assert len(frame) == sum(len(record.rounds) for record in records) == 2 * 2 * 3
-    lines = [(record, line) for record in records for line in record.rounds]
-    for (_, row), (record, line) in zip(frame.iterrows(), lines, strict=True):
-        whose = record.header
-        assert (row["run"], row["preset"], row["algorithm"], row["seed"]) == (
-            "",
-            "quickstart",
-            whose.algorithm,
-            whose.seed,
-        )
+def test_each_round_of_each_trial_is_a_row(run):
+    frame = load_results(run)
+    lines = [(record.header, line) for record in read_folder(run) for line in record.rounds]
+    assert len(frame) == len(lines) == 2 * 2 * 3
+    for (_, row), (header, line) in zip(frame.iterrows(), lines, strict=True):
+        trial = ("", "quickstart", header.algorithm, header.seed)
+        assert (row["run"], row["preset"], row["algorithm"], row["seed"]) == trial
         for name in ("round", "heard", "refused", "lr", "gamma", "steps", "uploads", "bytes", "bytes_down", "together"):
             assert row[name] == getattr(line, name), name
         assert row["active"] == tuple(line.active)
-        if line.accuracy is None:
-            assert math.isnan(row["accuracy"])
-            assert math.isnan(row["loss"])
-        else:
-            assert (row["accuracy"], row["loss"]) == (line.accuracy, line.loss)
+        for name in ("accuracy", "loss"):
+            value = getattr(line, name)
+            assert math.isnan(row[name]) if value is None else row[name] == value
         for part, seconds in line.seconds.items():
             assert row[f"seconds_{part}"] == seconds
-    assert frame["accuracy"].isna().sum() == 4  # rounds 0 of four trials
+    assert frame["accuracy"].isna().sum() == 4  # round 0 of four trials
+    assert not [name for name in frame.columns if "." in name]  # all trials have the same settings
+    assert [name for name in frame.columns if f"``{name}``" not in load_results.__doc__] == []
 
 
-def test_the_wait_for_workers_is_a_column(run, tmp_path):
+def test_wait_for_workers_is_a_column(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "copy")
     record = sorted((copy / "records").iterdir())[0]
     record.write_text(record.read_text().replace('"seconds": {', '"seconds": {"waited": 0.25, ', 1))
-    assert fedcore.experiment.read_records(copy)["seconds_waited"].dropna().tolist() == [0.25]
+    assert load_results(copy)["seconds_waited"].dropna().tolist() == [0.25]
 
 
-def test_every_column_is_documented(run):
-    said = fedcore.experiment.read_records.__doc__
-    assert [name for name in fedcore.experiment.read_records(run).columns if f"``{name}``" not in said] == []
-
-
-def test_a_sweep_s_settings_are_columns(sweep):
-    frame = fedcore.experiment.read_records(sweep)
+def test_settings_of_a_sweep_are_columns(sweep):
+    frame = load_results(sweep)
     trials = frame[["run", "algorithm", "rate.lr", "algorithms.beta"]].drop_duplicates()
-    found = {tuple(row) for row in trials.astype(object).where(trials.notna(), None).itertuples(index=False)}
-    assert found == {
+    assert {tuple(row) for row in trials.astype(object).where(trials.notna(), None).itertuples(index=False)} == {
         *((f"quickstart/rate.lr={lr}", "FedAvg", lr, None) for lr in (0.1, 0.2)),
         *((f"quickstart/rate.lr={lr},beta={b}", "FedAvgM", lr, b) for lr in (0.1, 0.2) for b in (0.5, 0.7)),
     }
     assert (frame["lr"] == frame["rate.lr"]).all()
     assert len(frame) == 6 * 3
-
-
-def test_a_table_of_conditions_by_methods(sweep):
-    """The docstring's example."""
-    frame = fedcore.experiment.read_records(sweep)
+    # The example of the docstring.
     last = frame[frame["round"] == frame.groupby("run")["round"].transform("max")]
     table = last.pivot_table("accuracy", "rate.lr", "algorithm")
     assert list(table.columns) == ["FedAvg", "FedAvgM"]
@@ -93,37 +77,28 @@ def test_a_table_of_conditions_by_methods(sweep):
     assert table.loc[0.2, "FedAvgM"] == pytest.approx(sum(one.rounds[-1].accuracy for one in both) / 2)
 
 
-def test_where_all_agree_there_is_no_column(run):
-    assert not [name for name in fedcore.experiment.read_records(run).columns if "." in name]
-
-
-def test_a_run_of_which_some_is_missing(sweep, tmp_path):
-    """A point whose turn has not come, and a trial that was killed in the middle of a line."""
+def test_incomplete_sweep(sweep, tmp_path):
     folder = shutil.copytree(sweep, tmp_path / "sweep")
-    shutil.rmtree(folder / "quickstart" / "rate.lr=0.1" / "records")
+    shutil.rmtree(folder / "quickstart" / "rate.lr=0.1" / "records")  # not begun
     (torn,) = (folder / "quickstart" / "rate.lr=0.2" / "records").iterdir()
     torn.write_bytes(torn.read_bytes()[:-10])
-    frame = fedcore.experiment.read_records(folder)
+    frame = load_results(folder)
     assert (frame["run"] != "quickstart/rate.lr=0.1").all()
     assert (frame["run"] == "quickstart/rate.lr=0.2").sum() == 2
 
 
-def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(MissingDataError, match="records"):
-        fedcore.experiment.read_records(tmp_path)
-    with pytest.raises(MissingDataError, match="nowhere"):
-        fedcore.experiment.read_records(tmp_path / "nowhere")
-
-
-def test_a_damaged_record_is_named(run, tmp_path):
+def test_folder_without_a_run_or_with_damage_is_rejected(run, tmp_path):
+    for folder, message in ((tmp_path, "records"), (tmp_path / "nowhere", "nowhere")):
+        with pytest.raises(MissingDataError, match=message):
+            load_results(folder)
     folder = shutil.copytree(run, tmp_path / "run")
     first = min((folder / "records").iterdir())
     first.write_text(first.read_text().replace('"heard"', '"herd"'))
     with pytest.raises(MissingDataError, match=rf"{first.name}.*line 2"):
-        fedcore.experiment.read_records(folder)
+        load_results(folder)
 
 
-def test_without_pandas_it_says_what_to_install(monkeypatch, run):
+def test_error_without_pandas(monkeypatch, run):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingDependencyError, match=r"fedcore-fl\[pandas\]"):
-        fedcore.experiment.read_records(run)
+        load_results(run)

@@ -1,17 +1,16 @@
-"""Whether clients are trained together: measured, written down, and kept."""
+"""The choice of batched client training: measured, stored, and kept."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from torch import nn
 
 from fedcore.errors import ConfigError
-from fedcore.experiment import Sweep, load_preset, run_experiment, run_sweep
-from fedcore.experiment import run_folder as together
-from fedcore.experiment.presets import points
+from fedcore.experiment import Sweep, load_preset, run_experiment, run_folder, run_sweep
+from fedcore.experiment.config import points
 from fedcore.experiment.results import read_folder
 from fedcore.simulation import nets
+from tests.experiment.kit import timeless
 
 CHANGES = ["rounds=2", "seeds=[0]", "algorithms=['FedAvg', 'MIFA']", "model='convolution'", "name='conv'"]
 
@@ -26,18 +25,18 @@ def convolution(monkeypatch):
 
 @pytest.fixture
 def measured(monkeypatch):
-    """What the measurement finds, which a test may choose; and how often it was asked."""
+    """A fake measurement: its answer, and the number of its calls."""
 
-    class Measured:
-        answer, asked = True, 0
+    class Measurement:
+        answer, calls = True, 0
 
         def __call__(self, *_):
-            self.asked += 1
+            self.calls += 1
             return self.answer
 
-    made = Measured()
-    monkeypatch.setattr(together, "_fastest", made)
-    return made
+    measurement = Measurement()
+    monkeypatch.setattr(run_folder, "_fastest", measurement)
+    return measurement
 
 
 def conv(*more):
@@ -49,64 +48,60 @@ def config(folder):
 
 
 def rounds(folder):
-    return [replace(line, seconds={}) for record in read_folder(folder) for line in record.rounds]
+    return timeless(line for record in read_folder(folder) for line in record.rounds)
 
 
-def test_a_run_measures_and_says_what_it_found(tmp_path):
+def test_run_stores_the_measured_choice(tmp_path):
     assert run_experiment(conv(), tmp_path, jobs=0) == []
     assert config(tmp_path)["together"] in (True, False)
     assert {line.together for line in rounds(tmp_path)} == {config(tmp_path)["together"]}
 
 
 @pytest.mark.parametrize("found", [True, False])
-def test_its_configuration_runs_again_with_the_same_bits_whatever_is_measured_then(tmp_path, measured, found):
+def test_stored_choice_is_used_when_the_configuration_runs_again(tmp_path, measured, found):
     measured.answer = found
     assert run_experiment(conv(), tmp_path / "first", jobs=0) == []
     measured.answer = not found
     again = load_preset(tmp_path / "first" / "config.json")
     assert run_experiment(again, tmp_path / "again", jobs=0) == []
     assert rounds(tmp_path / "again") == rounds(tmp_path / "first")
-    assert measured.asked == 1
-    assert again.changes == conv().changes  # no figure depends on it
+    assert measured.calls == 1
+    assert again.changes == conv().changes  # no result depends on it
 
 
-def test_who_says_which_is_not_measured(tmp_path, measured):
+def test_configured_choice_and_perceptrons_are_not_measured(tmp_path, measured, small):
     assert run_experiment(conv("together=false"), tmp_path, jobs=0) == []
-    assert not measured.asked
     assert {line.together for line in rounds(tmp_path)} == {False}
-
-
-def test_of_a_perceptron_nothing_is_measured_or_said(tmp_path, measured, small):
-    assert together.settled(small, tmp_path) == small
-    assert not measured.asked
+    assert run_folder.choose_batching(small, tmp_path) == small
+    assert not measured.calls
 
 
 @pytest.mark.parametrize("found", [True, False])
-def test_a_run_without_the_choice_goes_on_as_its_records_say(tmp_path, measured, found):
-    """As one that an older fedcore began."""
+def test_run_without_the_choice_resumes_with_that_of_its_records(tmp_path, measured, found):
+    """Older versions stored it only in the records."""
     measured.answer = found
     assert run_experiment(conv(), tmp_path, jobs=0) == []
-    due = rounds(tmp_path)
+    expected = rounds(tmp_path)
     tables = config(tmp_path)
     del tables["together"]
     (tmp_path / "config.json").write_text(json.dumps(tables))
     (tmp_path / "records" / "0-fedavg-seed0.jsonl").unlink()
     measured.answer = not found
     assert run_experiment(load_preset(tmp_path / "config.json"), tmp_path, resume=True, jobs=0) == []
-    assert rounds(tmp_path) == due
+    assert rounds(tmp_path) == expected
     assert config(tmp_path)["together"] == found
 
 
-def test_a_damaged_record_says_nothing(tmp_path, measured):
+def test_damaged_record_has_no_choice(tmp_path, measured):
     assert run_experiment(conv("together=false"), tmp_path, jobs=0) == []
     lines = (tmp_path / "records" / "0-fedavg-seed0.jsonl").read_text().split("\n")
     (tmp_path / "records" / "0-fedavg-seed0.jsonl").write_text("\n".join([lines[0], "damaged", *lines[2:]]))
-    assert together.settled(conv(), tmp_path).together is False
+    assert run_folder.choose_batching(conv(), tmp_path).together is False
     (tmp_path / "records" / "1-mifa-seed0.jsonl").write_text("")
-    assert together.settled(conv(), tmp_path).together is True
+    assert run_folder.choose_batching(conv(), tmp_path).together is True
 
 
-def test_a_sweep_keeps_what_each_of_its_folders_says(tmp_path, measured):
+def test_sweep_keeps_the_choice_of_each_folder(tmp_path, measured):
     experiment = conv("grid={'rate.lr'=[0.1, 0.2]}")
     assert run_sweep(Sweep([experiment], tmp_path), jobs=0) == []
     folders = [tmp_path / "conv" / point.name for point in points(experiment)]
@@ -116,5 +111,5 @@ def test_a_sweep_keeps_what_each_of_its_folders_says(tmp_path, measured):
     assert run_sweep(Sweep([more], tmp_path), jobs=0) == []
     assert {line.together for folder in folders for line in rounds(folder)} == {True}
     assert [config(folder)["together"] for folder in folders] == [True, True]
-    with pytest.raises(ConfigError, match="has other settings"):
+    with pytest.raises(ConfigError, match="settings"):
         run_sweep(Sweep([conv("grid={'rate.lr'=[0.1, 0.2]}", "together=false")], tmp_path), jobs=0)

@@ -1,4 +1,4 @@
-"""Arrays for the kernels' tests, and how their bits are compared."""
+"""Arrays for the kernels' tests, and comparisons of bits."""
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ FORMS = {
 }
 LOW = 1 << 50  # the low word of an exact sum is below it
 SPECIALS = [np.nan, np.inf, -np.inf, -0.0, 1e-42, -1e-45, 3e38, -3e38]
-# The powers of ten of "all sizes": what a sum in this dtype can hold.
+# The powers of ten of "all sizes", within the range of sums in this dtype.
 SIZES = {"float16": (-9, 2), "float64": (-300, 290), "float32": (-44, 36), "bfloat16": (-44, 36)}
 KINDS = {"usual": 1.0, "tiny": 1e-40, "huge": 1e30, "all sizes": 1.0, "special": 1.0}
 
@@ -45,13 +45,13 @@ def vectors(k, n, seed=0):
 
 
 def converted(x, dtype):
-    """The numbers in that dtype, torch's if NumPy lacks it."""
+    """Return numbers in a dtype, of torch if NumPy lacks it."""
     with np.errstate(over="ignore"):
         return torch.from_numpy(np.asarray(x)).bfloat16() if dtype == "bfloat16" else np.asarray(x).astype(dtype)
 
 
 def empty(shape, dtype):
-    """Memory that holds something."""
+    """Return memory with arbitrary contents."""
     return converted(np.full(shape, 7.0), dtype)
 
 
@@ -67,19 +67,19 @@ def random_keys(k, seed):
 
 
 def exact(n):
-    """Memory for an exact sum that holds something."""
+    """Return memory for an exact sum, with arbitrary contents."""
     return ExactSum(np.full(n, 7), np.full(n, 7))
 
 
 def bits(array):
-    """Every number as an integer; torch has the bfloat16 that NumPy lacks."""
+    """Return every number as an integer; bfloat16 is a torch tensor."""
     if isinstance(array, torch.Tensor):
         return (array.view(torch.int16) if array.dtype == torch.bfloat16 else array).numpy()
     return array.view(f"i{array.itemsize}")
 
 
 def assert_same_bits(array, due):
-    """The same dtype, shape and bits, except that one NaN may have the bits of another.
+    """Assert the same dtype, shape and bits, except that NaNs may differ in their bits.
 
     Where an operation has two NaN, the processor takes the sign and payload of the first operand. Which one is first
     depends on how NumPy's loops split an array, and so on its alignment.

@@ -1,4 +1,4 @@
-"""One call of each function that takes arrays, for tests that try the same on all of them."""
+"""One call of each function that takes arrays, for tests over all of them."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -37,7 +37,7 @@ class Call(NamedTuple):
         return [name for name in arrays if name in self.written(np.random.default_rng(0), 1)]
 
     def returns_more(self, arrays, result):
-        """Whether the function has a result of numbers beside what it has written."""
+        """Whether the function returns numbers beside its outputs."""
         outputs = [arrays[name] for name in self.outputs(arrays)]
         return result is not None and not isinstance(result, Codes | list) and all(result is not a for a in outputs)
 
@@ -74,7 +74,7 @@ def accumulate_tensors(a):
 
 
 def of_tensors(rng, n):
-    """What two clients sent as two tensors each, of n elements together."""
+    """The updates of two clients, two tensors each, with n elements together."""
     first = single("ys[0][0]", "ys[1][0]")(rng, n // 2) | single("ys[0][1]", "ys[1][1]")(rng, n - n // 2)
     others = {"acc": rng.normal(size=n), "scales": rng.random(2), "weights": rng.random(2)}
     return first | others | single("bases[1]")(rng, n)
@@ -99,7 +99,7 @@ def optimizer_step(a):
 
 
 def quantised(codec, dtype):
-    """The call that writes codes, and the one that reads them."""
+    """The calls that write codes and read them."""
 
     def codes(rng, n):
         arrays = {"codes": rng.integers(0, 100, n).astype(dtype)}

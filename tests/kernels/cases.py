@@ -20,7 +20,7 @@ class Norms(list):
 
 @contextmanager
 def on_oracle():
-    """Have the functions of ``fedcore.kernels`` call the oracle in place of the native module."""
+    """Make the functions of ``fedcore.kernels`` call the oracle instead of the native module."""
     with ExitStack() as patches, np.errstate(all="ignore"):
         for module in (aggregate, exact, norms, rows, step):
             patches.enter_context(mock.patch.object(module, "core", oracle))
@@ -86,7 +86,7 @@ def weighted_sum_segments(g, base, accumulate):
 
 
 def sent(g, k, dtypes=DTYPES):
-    """What k clients send in dtypes in turn, from one model or as differences; with scales and weights."""
+    """The updates of k clients, of alternating dtypes, from one model or as differences, with scales and weights."""
     x, ys = g(), [g(dtypes[i % len(dtypes)]) for i in range(k)]
     return [None if i % 5 == 1 else x for i in range(k)], ys, g.rng.uniform(0.5, 7, k), g.rng.uniform(-1, 3, k)
 
@@ -182,13 +182,13 @@ def read_exact(g):
 
 
 def stored(x, codec):
-    """A row of those numbers, by the oracle: the rows of both calls are the same."""
+    """A row of those numbers, made by the oracle, so that both calls have the same rows."""
     with on_oracle():
         return x if codec == "f32" else kernels.quantise(x, codec)
 
 
 def exchange_given(g, k, codecs, *, dtypes=DTYPES, anchors_alone=True):
-    """An exchange's arguments up to the anchors: dtypes, codecs and missing rows or anchors in turn."""
+    """An exchange's arguments up to the anchors, with alternating dtypes, codecs and missing rows or anchors."""
     bases, ys, scales, weights = sent(g, k, dtypes)
     kinds = [(0, 0), (1, 0), (1, 1), (0, 1)][: 4 if anchors_alone else 3]
     has_row, has_anchor = zip(*(kinds[i % len(kinds)] for i in range(k)), strict=True) if k else ((), ())
@@ -298,7 +298,7 @@ def squared_norms(g):
 
 
 def cases(function, *options):
-    """By name the function and its arguments behind the numbers, for each combination of the options."""
+    """Return the function and its arguments after the numbers, by name, for each combination of the options."""
     found = {}
     for combination in product(*options):
         names = [one[0] if isinstance(one, tuple) else str(one) for one in combination]

@@ -1,24 +1,24 @@
-"""With FEDCORE_TESTS_ON=cuda, the tests of this folder have their arrays mirrored on a device (`make test-device`)."""
+"""With FEDCORE_TESTS_ON=cuda, the tests of this folder copy their arrays to a device (`make test-device`)."""
 
 import os
 
 ON_DEVICE = os.environ.get("FEDCORE_TESTS_ON") == "cuda"
 
-# What says nothing of a device, or nothing that another test does not say in less time, which is the emulation's.
+# Tests without a meaning on a device, or with a faster equivalent; the emulation is slow.
 LEFT_OUT = {
-    "how the host reads what is no plain array": [
+    "unusual arrays in host memory": [
         "test_changing_lists.py",
         "test_hostile_arrays.py",
         "test_torch_export.py",
     ],
-    "processes of their own": ["test_determinism.py"],
+    "separate processes": ["test_determinism.py"],
     "thousands of calls": [
         "test_stochastic_rounding_is_unbiased",
         "test_the_sum_follows_the_rows_for_ten_thousand_exchanges",
     ],
-    "what is large for the host's caches": ["test_rows_too_many_for_the_caches_have_the_bits_of_the_oracle"],
+    "larger than the host's caches": ["test_rows_too_many_for_the_caches_have_the_bits_of_the_oracle"],
     "a million elements": [
-        "test_bits_do_not_follow_the_callers_flush_to_zero",
+        "test_flush_to_zero_of_the_caller_does_not_change_bits",
         "test_stochastic_rows_are_unbiased",
         "test_random_bits_of_rows_seeds_and_neighbours_are_uncorrelated",
     ],
@@ -43,10 +43,10 @@ if ON_DEVICE:
         return large or item.path.name in names or item.originalname in names
 
     def pytest_collection_modifyitems(config, items):
-        """Leave out what says nothing of a device."""
+        """Deselect tests without a meaning on a device."""
         config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
         items[:] = [item for item in items if not is_left_out(item)]
 
     def pytest_unconfigure():
-        """See that the kernels ran there."""
+        """Check that the kernels ran on the device."""
         assert COUNTS.device >= COUNTS.host, f"{COUNTS.host} calls of kernels came to the host, {COUNTS.device} did not"

@@ -1,4 +1,4 @@
-"""DLPack capsules with whatever in them, made by hand."""
+"""Hand-made DLPack capsules with any contents."""
 
 import ctypes
 
@@ -41,7 +41,7 @@ class ManagedVersioned(ctypes.Structure):
 
 
 class Exporter:
-    """Exports an array by a capsule of its own making, the same one every time.
+    """Exports an array by a hand-made capsule, the same one every time.
 
     Args:
         array: whose memory the capsule tells of, for as long as this object lives.
@@ -75,7 +75,7 @@ class Exporter:
 
 
 def nothing_but(array):
-    """The array behind DLPack alone, as NumPy exports it."""
+    """An array that is visible only through DLPack, as NumPy exports it."""
 
     class Wrapped:
         def __dlpack__(self, **options):

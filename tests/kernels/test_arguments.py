@@ -1,4 +1,4 @@
-"""Arguments that a kernel refuses, by name; ``test_hostile_arrays`` tries the same wrong arrays on all kernels."""
+"""Arguments that a kernel rejects by name; ``test_hostile_arrays`` tries the same wrong arrays on all kernels."""
 
 from types import SimpleNamespace
 
@@ -102,7 +102,7 @@ REFUSED = {
         (dict(rows=np.ones((2, 4), np.float32)), ArrayError, "rows: .* ndarray"),
         (dict(rows=[SINGLE, HALF]), DtypeError, r"rows\[1\]: expected float32.* float16"),
         (dict(rows=[DOUBLE, HALF]), DtypeError, r"rows\[1\]: expected float64.* float16"),
-        (dict(rows=[], weights=[], out=None), ShapeError, "rows: expected at least one"),
+        (dict(rows=[], weights=[], out=None), ShapeError, "rows: must not be empty"),
         *(
             (dict(rows=[np.ones(4, dtype)] * 2, out=out), DtypeError, rf"rows\[0\]: .* {np.dtype(dtype).name}\[4\]")
             for dtype in ("int8", "uint16", "int32", "int64", "bool", "complex64", "longdouble")
@@ -140,7 +140,7 @@ REFUSED = {
             ArrayError,
             r"outs\[1\]: must not overlap",
         ),
-        (dict(models=[]), ShapeError, "models: expected at least one"),
+        (dict(models=[]), ShapeError, "models: must not be empty"),
     ],
     accumulate: [
         (dict(ys=[np.zeros(5, np.float16), np.zeros(5, np.int32)]), DtypeError, r"ys\[1\]: .* int"),
@@ -158,18 +158,18 @@ REFUSED = {
         (dict(ys=tensors(5), partials=np.empty((2, 1))), ShapeError, "partials: expected float64 of 1 "),
         (dict(ys=tensors(5), partials=np.empty((1, 1), np.float32)), DtypeError, "partials: .* float32"),
         (dict(ys=tensors(1), out=DOUBLE[:1], partials=DOUBLE[:1]), ArrayError, "partials: must not overlap out"),
-        (dict(ys=tensors(5), partials=np.frombuffer(bytes(8))), ArrayError, "partials: .* to write to"),
+        (dict(ys=tensors(5), partials=np.frombuffer(bytes(8))), ArrayError, "partials: .* read-only"),
     ],
     accumulate_exact: [
-        (dict(acc=np.zeros(4)), ArrayError, "acc: expected an ExactSum"),
+        (dict(acc=np.zeros(4)), ArrayError, "acc: must be an ExactSum"),
         (dict(acc=ExactSum(WORDS.high, np.zeros(4))), DtypeError, r"acc\.low: .* float64"),
         (dict(out=ExactSum(WORDS.high, np.zeros(5, np.int64))), ShapeError, r"out\.low: .* int64\[5\]"),
-        (dict(acc=WORDS, out=ExactSum(WORDS.high, np.zeros(4, np.int64))), ArrayError, "out: expected both words"),
+        (dict(acc=WORDS, out=ExactSum(WORDS.high, np.zeros(4, np.int64))), ArrayError, "out: must be both words"),
         (dict(acc=WORDS, out=ExactSum(WORDS.low, WORDS.high)), ArrayError, "must not overlap"),
         (dict(out=ExactSum(WORDS.high, WORDS.high)), ArrayError, "must not overlap"),
     ],
     kernels.combine_exact: [
-        (dict(terms=[], coefficients=[]), ShapeError, "terms: expected at least one"),
+        (dict(terms=[], coefficients=[]), ShapeError, "terms: "),
         (dict(terms=[WORDS], coefficients=[2**31 + 1]), RangeError, "coefficients: "),
         (dict(terms=[WORDS, np.zeros(4)], coefficients=[1, 1]), DtypeError, r"terms\[1\]: .* float64"),
     ],
@@ -222,7 +222,7 @@ REFUSED = {
         (dict(offset=np.ones(5, np.float32)), ShapeError, "offset: "),
     ],
     kernels.combine: [
-        (dict(terms=[], coefficients=[]), ShapeError, "terms: expected at least one"),
+        (dict(terms=[], coefficients=[]), ShapeError, "terms: "),
         (dict(terms=[SINGLE], coefficients=[1, 2]), ShapeError, r"coefficients: .* float64\[2\]"),
         (dict(terms=[np.arange(3)], coefficients=[1]), DtypeError, r"terms\[0\]: .* int64"),
         (dict(terms=[SINGLE, SINGLE[1:]], coefficients=[1, 1]), ShapeError, r"terms\[1\]: "),
@@ -239,7 +239,7 @@ REFUSED = {
         (dict(W=[[1, np.nan], [0, 1]]), RangeError, "W: .* finite"),
         (dict(W=[[1, 1e300], [0, 1]]), RangeError, "W: .* finite in float32"),
         (dict(W=scipy.sparse.eye_array(3)), ShapeError, "W: .* 3 rows"),
-        (dict(W=rows_of([0, 3, 4], [1, 0, 1], np.ones(3))), RangeError, "W: expected indptr"),
+        (dict(W=rows_of([0, 3, 4], [1, 0, 1], np.ones(3))), RangeError, "W: indptr"),
         (dict(W=rows_of([0, 1, 2], [0, 2], np.ones(2))), RangeError, r"columns\[1\]: expected 0\.\.1, got 2"),
         (dict(models=tensors(4, 3)), ShapeError, r"models\[1\]: "),
         (dict(models=[SINGLE[:2], np.ones(2)]), DtypeError, r"models\[1\]: .* float64"),
@@ -249,8 +249,8 @@ REFUSED = {
     quantise: [
         (dict(codec="int4"), UnknownNameError, "codec: 'int4' is unknown.*bf16, f16, int8"),
         (dict(x=np.zeros(4)), DtypeError, "x: .* float64"),
-        (dict(seed=-1), RangeError, "seed: .* -1"),
-        (dict(row=2**64), RangeError, "row: .* 18446744073709551616"),
+        (dict(seed=-1), RangeError, "seed=-1"),
+        (dict(row=2**64), RangeError, "row=18446744073709551616"),
         (dict(first=-64), RangeError, "first"),
         (dict(first=32), RangeError, "first: expected a multiple of 64"),
         (dict(first=2**62 + 64), RangeError, "first: expected a multiple of 64"),
@@ -280,7 +280,7 @@ REFUSED = {
 
 
 def contents(value):
-    """The bytes of every array in an argument, however deep."""
+    """The bytes of all arrays in an argument, at any depth."""
     if isinstance(value, list | tuple | dict):
         return [contents(one) for one in (value.values() if isinstance(value, dict) else value)]
     return np.array(value.float().numpy() if isinstance(value, torch.Tensor) else value).tobytes()

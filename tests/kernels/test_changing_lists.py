@@ -1,4 +1,4 @@
-"""Callers' lists that change while a call reads them: it is over what they held when it began."""
+"""Callers' lists that change during a call: the call uses their first contents."""
 
 import gc
 import sys
@@ -20,14 +20,14 @@ CHANGES = {
 
 
 def lists_around(item):
-    """The lists that hold it, and those that hold a list or tuple that does."""
+    """The lists that contain an object, directly or in a list or tuple."""
     holders = [holder for holder in gc.get_referrers(item) if type(holder) in (list, tuple)]
     outer = [holder for holder in gc.get_referrers(*holders) if type(holder) is list and holder is not holders]
     return [holder for holder in holders if type(holder) is list] + outer
 
 
 class Meddler:
-    """An array whose export changes every list that it stands in, as an exporter in Python may."""
+    """An array whose export changes every list that contains it, as Python exporters may."""
 
     def __init__(self, array, change):
         self.array, self.change, self.changed = array, change, 0
@@ -57,7 +57,7 @@ def test_a_list_that_an_exporter_changes(name, key, change):
 
 
 def test_a_list_that_another_thread_appends_to():
-    """As torch exports, which is Python code, other threads run."""
+    """Torch's export is Python code, during which other threads run."""
     n, k = 64, 64
     ys, stop, interval = [], threading.Event(), sys.getswitchinterval()
 
@@ -87,7 +87,7 @@ def test_a_list_that_another_thread_appends_to():
         sys.setswitchinterval(interval)
 
 
-def test_clients_that_change_while_they_are_registered():
+def test_a_list_that_changes_during_registration():
     class Id:
         pass
 
@@ -105,8 +105,8 @@ def test_clients_that_change_while_they_are_registered():
     assert len(index) == 2
 
 
-def test_what_canonical_makes_is_checked():
-    """It comes from Python; an answer that is no id would be client 0."""
+def test_ids_from_canonical_are_checked():
+    """It is Python code; an invalid id would count as client 0."""
     index = _core.ClientIndex(bytes(16), 0)
     with pytest.raises(errors.UnknownClientError, match=r"^clients\[1\]"):
         index.add_all(["a", object()], lambda _: None)

@@ -1,6 +1,5 @@
-"""The same bits on every instruction-set level, on every number of threads, at every address, and again."""
+"""The same bits on every instruction-set level, number of threads, address, and on every call."""
 
-import functools
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ LEVELS = ["baseline", "avx2", "avx512"]
 LEVELS = LEVELS[: LEVELS.index(_core.best_isa()) + 1]
 
 DIGEST = """
-import hashlib, sys
+import hashlib, os, sys
 import numpy as np
 import torch
 import fedcore
@@ -23,12 +22,13 @@ from fedcore.kernels import Linear
 from fedcore.store import checksums
 from tests.kernels.arrays import FORMS
 
-# Of every function's results on arrays of those lengths, each laid where place() puts it.
+# The digest of every function's results on arrays of those lengths, at the addresses that place() chooses.
 def digest_of(lengths, place=lambda array: array):
     rng = np.random.default_rng(5)
     digest = hashlib.sha256()
     for n in lengths:
-        vector = lambda: place(rng.normal(size=n).astype(np.float32))
+        noise, starts = rng.normal(size=n + 64).astype(np.float32), iter(range(64))
+        vector = lambda: place(noise[next(starts) :][:n].copy())  # every vector starts elsewhere in the noise
         ys, old, anchors = ([vector() for _ in range(9)] for _ in range(3))
         new, x, v, x_out = [place(np.empty(n, np.float32)) for _ in range(9)], vector(), vector(), vector()
         acc, total, out, total_out = (place(array) for array in (*rng.normal(size=(2, n)), np.empty(n), np.empty(n)))
@@ -122,7 +122,7 @@ def digest_of(lengths, place=lambda array: array):
                 kernels.quantise(old[0], codec, coded, seed=seed, row=n, first=128 * n)
                 digest.update(coded.codes)
                 digest.update(kernels.dequantise(coded, place(np.empty(n, np.float32))))
-    for codes in (np.arange(2**16).astype(np.uint16).view(np.float16), np.full(999, np.inf, np.float16)):  # every one
+    for codes in (np.arange(2**16).astype(np.uint16).view(np.float16), np.full(999, np.inf, np.float16)):  # all codes
         digest.update(kernels.weighted_sum([codes], [1]))
         digest.update(kernels.dequantise(kernels.Codes("f16", codes)))
     draw = dict(seed=1, round=2)
@@ -137,110 +137,117 @@ def digest_of(lengths, place=lambda array: array):
 LENGTHS = (1, 17, 5000, 16385, 500_003)
 """
 
-ON_ALL_THREADS = (
-    DIGEST
-    + """
-print(fedcore.isa())
-for threads in (1, 2, 3, 7, 1):
-    fedcore.set_threads(threads)
-    print(digest_of(LENGTHS))
-"""
-)
-
-AT_ALL_ADDRESSES = (
+PROGRAM = (
     DIGEST
     + """
 PAGE = 4096
-made = 0
+count = 0
 
 # Puts arrays `offset` bytes behind a page, each `apart` more than the one before, into memory of their own.
 def at(offset, apart):
     def place(array):
-        global made
-        made += 1
-        shift = (offset + made * apart) // array.itemsize * array.itemsize % (2 * PAGE)
+        global count
+        count += 1
+        shift = (offset + count * apart) // array.itemsize * array.itemsize % (2 * PAGE)
         memory = np.empty(array.nbytes + 4 * PAGE, np.uint8)
         start = -memory.ctypes.data % PAGE + shift
-        laid = memory[start : start + array.nbytes].view(array.dtype)
-        assert laid.ctypes.data % PAGE == shift % PAGE
-        laid[:] = array
-        return laid
+        placed = memory[start : start + array.nbytes].view(array.dtype)
+        assert placed.ctypes.data % PAGE == shift % PAGE
+        placed[:] = array
+        return placed
     return place
 
 print(fedcore.isa())
+for threads in (1, 2, 3, 7, 1):
+    fedcore.set_threads(threads)
+    print("long", digest_of(LENGTHS))
+    if "FEDCORE_TILING" in os.environ:
+        sys.exit()
+fedcore.set_threads(7)
+for offset, apart in ((4, 12), (60, 20)):
+    print("long", digest_of(LENGTHS, at(offset, apart)))
 fedcore.set_threads(3)
 SHORT = LENGTHS[:-1]
-print(digest_of(SHORT))
-for offset in range(0, 64, 4):  # all arrays alike
-    print(digest_of(SHORT, at(offset, 0)))
-for apart in (4, 12, 20, 60, 68, 4092):  # no two alike
-    print(digest_of(SHORT, at(0, apart)))
-print(digest_of(SHORT))
-fedcore.set_threads(7)
-print("long", digest_of(LENGTHS), digest_of(LENGTHS, at(4, 12)), digest_of(LENGTHS, at(60, 20)))
+print("short", digest_of(SHORT))
+for offset in range(0, 64, 4):  # all arrays at one offset
+    print("short", digest_of(SHORT, at(offset, 0)))
+for apart in (4, 12, 20, 60, 68, 4092):  # all arrays at different offsets
+    print("short", digest_of(SHORT, at(0, apart)))
+print("short", digest_of(SHORT))
 """
 )
 
 
-def run(code, level, **environment):
-    environment = os.environ | {"FEDCORE_ISA": level} | environment
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=1200)
-    return done
+def start(code, **environment):
+    environment = os.environ | environment
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
-@functools.cache
-def digests(code, level, **environment):
-    """What the code prints behind the level that it ran on."""
-    done = run(code, level, **environment)
-    assert done.returncode == 0, done.stderr
-    active, *lines = done.stdout.splitlines()
-    assert active == level
-    return lines
+@pytest.fixture(scope="module")
+def digests():
+    """The digests of each level, and of the best level with two forced tilings, from processes that run at once."""
+    keys = [(level, "") for level in LEVELS] + [(LEVELS[-1], tiling) for tiling in ("4x65536", "3x32768")]
+    processes = {
+        (level, tiling): start(PROGRAM, FEDCORE_ISA=level, **{"FEDCORE_TILING": tiling} if tiling else {})
+        for level, tiling in keys
+    }
+    found = {}
+    for (level, tiling), process in processes.items():
+        out, errors = process.communicate(timeout=1200)
+        assert process.returncode == 0, errors
+        active, *lines = out.splitlines()
+        assert active == level
+        found[level, tiling] = lines
+    return found
 
 
-def test_every_level_and_thread_count_gives_the_same_bits():
-    lines = [line for level in LEVELS for line in digests(ON_ALL_THREADS, level)]
-    assert len(lines) == 5 * len(LEVELS)
+def of_kind(digests, kind):
+    """The digests of all levels that have the kind's lengths."""
+    return [line for level in LEVELS for line in digests[level, ""] if line.startswith(kind)]
+
+
+def test_every_level_and_thread_count_gives_the_same_bits(digests):
+    """On 1, 2, 3, 7 and again 1 threads, and on 7 at two other addresses, on every level."""
+    lines = of_kind(digests, "long")
+    assert len(lines) == 7 * len(LEVELS)
     assert len(set(lines)) == 1
 
 
-def test_every_tiling_gives_the_same_bits():
-    """Which calls from memory try in turn; a forced one also holds in the caches."""
-    code = DIGEST + "print(fedcore.isa()); fedcore.set_threads(1); print(digest_of(LENGTHS))"
-    due = digests(ON_ALL_THREADS, LEVELS[-1])[0]
+def test_every_tiling_gives_the_same_bits(digests):
+    """Calls on arrays in memory try several tilings; a forced tiling also applies to arrays in the caches."""
+    expected = digests[LEVELS[-1], ""][0]
     for tiling in ("4x65536", "3x32768"):
-        assert digests(code, LEVELS[-1], FEDCORE_TILING=tiling) == [due]
+        assert digests[LEVELS[-1], tiling] == [expected]
 
 
-@pytest.mark.parametrize("tiling", ["9x16384", "4x1000", "4", "4x65536 "])
-def test_a_tiling_that_does_not_exist_is_an_error(tiling):
-    done = run(
-        "import numpy, fedcore; fedcore.kernels.weighted_sum([numpy.ones(4)], [1.0])", LEVELS[-1], FEDCORE_TILING=tiling
-    )
-    assert done.returncode != 0
-    assert "FEDCORE_TILING: expected ROWSxELEMENTS, 1..8 rows" in done.stderr
+def test_every_address_gives_the_same_bits(digests):
+    """A loop that first takes single elements up to an aligned address must round them alike."""
+    lines = of_kind(digests, "short")
+    assert len(lines) == 24 * len(LEVELS)
+    assert len(set(lines)) == 1
 
 
-def test_every_address_gives_the_same_bits():
-    """The first elements that a loop takes one by one, until it is aligned, may not be rounded otherwise."""
-    every = [digests(AT_ALL_ADDRESSES, level) for level in LEVELS]
-    short = [line for lines in every for line in lines[:-1]]
-    assert len(short) == 24 * len(LEVELS)
-    assert len(set(short)) == 1
-    long = {digest for lines in every for digest in lines[-1].split()[1:]}
-    assert len(long) == 1
-
-
-def test_a_level_that_does_not_exist_is_an_error():
-    done = run("import fedcore; fedcore.isa()", "avx1024")
-    assert done.returncode != 0
-    assert "FEDCORE_ISA: expected a level that this machine and this build have, " in done.stderr
-    assert done.stderr.rstrip().endswith("got avx1024")
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        *(({"FEDCORE_TILING": wrong}, "FEDCORE_TILING") for wrong in ("9x16384", "4x1000", "4", "4x65536 ")),
+        ({"FEDCORE_ISA": "avx1024"}, "FEDCORE_ISA"),
+    ],
+)
+def test_a_variable_with_a_wrong_value_is_an_error(environment, expected):
+    code = "import numpy, fedcore; fedcore.kernels.weighted_sum([numpy.ones(4)], [1.0])"
+    process = start(code, **{"FEDCORE_ISA": LEVELS[-1]} | environment)
+    _, errors = process.communicate(timeout=1200)
+    assert process.returncode != 0
+    assert expected in errors
+    assert environment[expected].strip() in errors
 
 
 @pytest.mark.parametrize("count", [0, -1, 5000])
 def test_thread_counts_out_of_range_are_refused(count):
     before = fedcore.threads()
-    with pytest.raises(fedcore.errors.RangeError, match=r"count: expected an integer in 1\.\.4096"):
+    with pytest.raises(fedcore.errors.RangeError, match=r"count=.*: must be an integer in 1\.\.4096"):
         fedcore.set_threads(count)
     assert fedcore.threads() == before

@@ -17,7 +17,7 @@ from tests.kernels.cases import exact_sent, exact_sum
 
 
 def problem(k, n, seed=1):
-    """A sum that there is already, and what k clients send."""
+    """A previous sum, and the updates of k clients."""
     g = Numbers(n, seed)
     return exact_sum(g), *exact_sent(g, k)
 
@@ -27,17 +27,17 @@ def same(sum, other):
 
 
 def whole(sum, j):
-    """An element in units of 2^-60, as Python's integers."""
+    """An element in units of 2^-60, as a Python int."""
     return int(sum.high[j]) * LOW + int(sum.low[j])
 
 
 def on_grid(t):
-    """A float64 in units of 2^-60, rounded to 2^-10 and then what is left to 2^-60: by Python's fractions."""
+    """A float64 in units of 2^-60, rounded to 2^-10, with the rest rounded to 2^-60, by Python's fractions."""
     coarse = round(Fraction(t) * 2**10)
     return coarse * LOW + round((Fraction(t) - Fraction(coarse, 2**10)) * 2**60)
 
 
-def test_more_terms_than_a_word_holds_are_settled_on_the_way():
+def test_more_terms_than_a_word_holds():
     k, n, rng = 9000, 40, np.random.default_rng(6)
     ys = list((rng.normal(size=(k, n)) * 2.0**-11).astype(np.float32))
     acc, none, ones = ExactSum.zeros(n), [None] * k, np.ones(k)
@@ -50,7 +50,7 @@ def test_more_terms_than_a_word_holds_are_settled_on_the_way():
         assert ((found.low >= 0) & (found.low < LOW)).all()
 
 
-def test_a_fold_is_the_sum_of_rounded_terms_in_whole_numbers():
+def test_a_fold_is_the_integer_sum_of_rounded_terms():
     acc, bases, ys, scales, weights = problem(9, 300, seed=5)
     out = exact(300)
     kernels.accumulate_exact(acc, bases, ys, scales, weights, out=out)
@@ -64,7 +64,7 @@ def test_a_fold_is_the_sum_of_rounded_terms_in_whole_numbers():
 
 
 @given(st.floats(-(2.0**39), 2.0**39), st.integers(0, 200))
-def test_a_term_is_rounded_to_the_round(value, exponent):
+def test_a_term_is_rounded_to_the_grid(value, exponent):
     y = np.float32([value * 2.0**-exponent])
     if abs(y[0]) >= 2.0**39:
         return
@@ -76,7 +76,7 @@ def test_a_term_is_rounded_to_the_round(value, exponent):
 
 
 def joined(parts, rng):
-    """Partial sums added two at a time, whichever."""
+    """Add random pairs of partial sums."""
     while len(parts) > 1:
         first, second = (parts.pop(int(rng.integers(len(parts)))) for _ in range(2))
         parts.append(kernels.combine_exact([first, second], [1, 1]))
@@ -164,7 +164,7 @@ def test_large_coefficients_are_exact():
             assert whole(found, j) == times * whole(a, j) + (5 - times // 2) * whole(b, j)
 
 
-def test_sums_that_could_leave_the_range_are_no_result():
+def test_sums_that_may_overflow_return_none():
     most = ExactSum(np.array([2**61]), np.array([0]))
     assert kernels.combine_exact([most], [1]) is not None
     assert kernels.combine_exact([most, most], [1, 1]) is None
@@ -174,7 +174,7 @@ def test_sums_that_could_leave_the_range_are_no_result():
     assert kernels.combine_exact([np.float32([2.0**39])], [-1]) is not None
 
 
-def test_reading_is_the_round():
+def test_reading_rounds_once():
     g = Numbers(200)
     sum = ExactSum(g.rng.integers(-(2**52), 2**52, 200) >> g.rng.integers(0, 52, 200), g.rng.integers(0, LOW, 200))
     assert kernels.read_exact(sum).tolist() == [float(Fraction(whole(sum, j), 2**60)) for j in range(200)]
@@ -193,7 +193,7 @@ def test_every_dtype_is_rounded_to_float32_first(dtype):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38, 2.0**39])
-def test_a_row_that_the_grid_cannot_hold_is_told_and_the_sum_before_is_good(value):
+def test_a_row_past_the_grid_has_an_infinite_norm_and_keeps_the_old_sum(value):
     acc, _, ys, *_ = problem(3, 5000)
     before = ExactSum(acc.high.copy(), acc.low.copy())
     ys[1][4000] = value
@@ -207,7 +207,7 @@ def test_a_row_that_the_grid_cannot_hold_is_told_and_the_sum_before_is_good(valu
     assert np.isfinite(control).tolist() == [True, False, True]
 
 
-def test_a_weight_counts_for_what_the_grid_holds():
+def test_the_grids_range_includes_the_weight():
     y, out = np.float32([2.0**20]), exact(1)
     for weight, held in ((2.0**18, True), (2.0**19, False), (-(2.0**19), False), (0.0, True)):
         norms = kernels.accumulate_exact(None, [None], [y], np.ones(1), np.array([weight]), out=out)

@@ -1,4 +1,4 @@
-"""Exchanges of rows: what no comparison with the oracle shows, and what it shows at one length only."""
+"""Exchanges of rows, beyond the comparison with the oracle, or at other lengths."""
 
 from itertools import product
 
@@ -23,7 +23,7 @@ def problem(k, n, codecs=("f32",), dtypes=("float32",)):
 
 
 def results(given, codecs, form):
-    """The norms, the sum and the new rows, each written to memory of its own."""
+    """The norms, the sum and the new rows, each in separate memory."""
     out, new = np.empty_like(given[0]), [empty_row(codec, len(given[0])) for codec in codecs]
     norms = kernels.exchange(*given, new, out=out, keys=random_keys(len(codecs), len(out)), **FORMS[form])
     return [Norms(norms), out, *new]
@@ -32,7 +32,7 @@ def results(given, codecs, form):
 @pytest.mark.parametrize("offset", [0, 4, 60])  # bytes behind the beginning of a cache line
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_too_many_for_the_caches_have_the_bits_of_the_oracle(form, offset):
-    """The kernel stores new rows past the caches then, whole lines at a time."""
+    """The kernel then stores new rows past the caches, in whole lines."""
     n, k = 262_147, 25  # 80 MB and more
     given = problem(k, n, dtypes=["float32", "float16"])
 
@@ -47,7 +47,7 @@ def test_rows_too_many_for_the_caches_have_the_bits_of_the_oracle(form, offset):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("place", ["other rows", "a line's middle", "in place"])
 def test_checksums_are_those_of_the_new_rows(n, form, place):
-    """Also past the caches, where the longest go: 80 MB and more, in whole lines or not."""
+    """Includes rows stored past the caches (80 MB and more), in whole lines or not."""
     k = 25 if n > 10**5 else 5
     acc, bases, ys, scales, weights, old, anchors = problem(k, n, dtypes=["float32", "float16"])
     offset = 3 if place == "a line's middle" else 0
@@ -61,7 +61,7 @@ def test_checksums_are_those_of_the_new_rows(n, form, place):
 
 
 @pytest.mark.parametrize("codec", CODECS[1:])
-def test_a_rows_codes_are_those_of_quantise(codec):
+def test_new_codes_equal_quantise(codec):
     acc, _, ys, scales, weights, old, anchors = problem(3, 5000)
     keys = np.array([[0, 0], [7, 2**63], [2**64 - 1, 3]], np.uint64)
     new = [empty_row(codec, 5000) for _ in range(3)]
@@ -73,7 +73,7 @@ def test_a_rows_codes_are_those_of_quantise(codec):
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_row_may_be_replaced_where_it_lies(codec, form):
+def test_a_row_may_be_replaced_in_place(codec, form):
     acc, *rest, old, anchors = problem(3, 5000)
     old = [stored(np.ones(5000, np.float32) if row is None else row, codec) for row in old]
     out, new, keys = np.empty(5000), [empty_row(codec, 5000) for _ in range(3)], random_keys(3, 0)
@@ -85,7 +85,7 @@ def test_a_row_may_be_replaced_where_it_lies(codec, form):
 
 
 @pytest.mark.parametrize("codec", ["int8", "bf16"])
-def test_one_by_one_is_all_at_once(codec):
+def test_single_calls_equal_one_batch(codec):
     acc, *rest = problem(7, 20_000, [codec], DTYPES)
     keys, new, single = random_keys(7, 0), [empty_row(codec, 20_000) for _ in range(7)], acc.copy()
     norms = kernels.exchange(acc, *rest, new, out=acc, keys=keys)
@@ -98,7 +98,7 @@ def test_one_by_one_is_all_at_once(codec):
 
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
 def test_the_sum_follows_the_rows_for_ten_thousand_exchanges(codec):
-    """A sum that saw h instead of what the row stores of it would be off by a rounding of the codec an exchange."""
+    """A sum over h instead of the stored row would be off by one rounding of the codec for each exchange."""
     n, clients, seed = 130, 25, 5
     rng = np.random.default_rng(seed)
     rows = [None] * clients
@@ -135,7 +135,7 @@ def test_stochastic_rows_are_unbiased(codec):
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("where", [0, 511, 2047, 4999])
-def test_what_is_not_finite_shows_in_its_norm_and_leaves_the_others_alone(bad, codec, form, where):
+def test_a_bad_update_has_an_infinite_norm_and_does_not_affect_others(bad, codec, form, where):
     given = problem(3, 5000, [codec])
     before, ys = given[0].copy(), given[2]
     _, _, *alone = results(given, [codec] * 3, form)
@@ -157,7 +157,7 @@ def test_what_is_not_finite_shows_in_its_norm_and_leaves_the_others_alone(bad, c
         ("int8", "control", 3e38, 3e38),
     ],
 )
-def test_a_finite_h_whose_row_is_not_finite_tells(codec, form, h, r):
+def test_a_finite_update_with_an_infinite_row_has_an_infinite_norm(codec, form, h, r):
     y, old, out = np.float32([1, -h, 1]), [np.float32([0, r, 0])], np.empty(3)
     norms = kernels.exchange(
         *(np.zeros(3), [None], [y], np.ones(1), np.ones(1), old, [None], [empty_row(codec, 3)]),
@@ -168,7 +168,7 @@ def test_a_finite_h_whose_row_is_not_finite_tells(codec, form, h, r):
     assert norms == [np.inf]
 
 
-def test_every_number_of_a_form_counts_by_hand():
+def test_every_coefficient_of_a_form_by_hand():
     old, new, total = np.float32([2]), np.empty(1, np.float32), np.float64([100])
     arguments = [None], [np.float32([-3])], np.ones(1), np.full(1, 0.5), [old], [np.float32([5])], [new]
     row, adds = Terms(h=1, r=10, q=100), Terms(h=1, r=10, q=100, row=1000)
@@ -178,13 +178,13 @@ def test_every_number_of_a_form_counts_by_hand():
     np.testing.assert_array_equal(norms, [9])
 
 
-def test_a_form_shows_what_it_holds():
+def test_the_repr_of_a_form():
     assert repr(Terms(h=1, r=-0.5)) == "Terms(h=1, r=-0.5)"
     assert repr(Linear(T=1, v=2)) == "Linear(T=1, v=2)"
 
 
 def test_the_control_form_by_hand():
-    """SCAFFOLD, option II: c_i+ = c_i - c + h_i, and c moves by what the c_i do."""
+    """SCAFFOLD, option II: c_i+ = c_i - c + h_i, and c changes by the sum of the changes of c_i."""
     old, new = np.float32([1, 2]), np.empty(2, np.float32)
     total = np.float64([10, 20])
     minus_c = np.float32([-0.5, 0.25])
@@ -198,8 +198,8 @@ def test_the_control_form_by_hand():
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("first", CODECS)
 @pytest.mark.parametrize("second", CODECS)
-def test_whoever_is_beside_a_client_changes_nothing(form, first, second):
-    """Neighbours may share a pass, or not, by their bases, rows and anchors."""
+def test_neighbours_do_not_affect_a_client(form, first, second):
+    """Whether neighbours share a pass depends on their bases, rows and anchors."""
     g = Numbers(2100)
     x, other = g(), g()
     kinds = [(None, None), (g(), None), (g(), g()), (None, g())]

@@ -1,4 +1,4 @@
-"""Whatever is passed for an array: refused by the argument's name and nothing written, or read as what it is."""
+"""Objects instead of arrays are rejected by the argument's name without a write, or read correctly."""
 
 import array as standard
 import ctypes
@@ -23,7 +23,7 @@ C_TYPES = {"float32": ctypes.c_float, "float64": ctypes.c_double, "uint16": ctyp
 
 @st.composite
 def one_argument(draw, least=0, eligible=lambda call, arrays, name: True):
-    """A call, its arrays, and the name of one of them: such that it has `least` elements and is eligible."""
+    """A call, its arrays, and the name of an eligible array with at least `least` elements."""
     call = CALLS[draw(st.sampled_from(NAMES))]
     arrays = call.arrays(draw(SIZES.filter(lambda n: n >= max(least, 1))), draw(st.integers(0, 9)))
     names = [name for name in sorted(arrays) if arrays[name].size >= least and eligible(call, arrays, name)]
@@ -31,11 +31,11 @@ def one_argument(draw, least=0, eligible=lambda call, arrays, name: True):
     return call, arrays, draw(st.sampled_from(names))
 
 
-NO_ARRAY = "expected an array in CPU memory( or on a CUDA device)?"  # vectors alone may lie there
+NO_ARRAY = "expected an array in CPU memory( or on a CUDA device)?"  # only vectors may be on a device
 
 
 def assert_refused(call, arrays, name, bad, error, message=""):
-    """The call raises that error about that argument, and writes nothing anywhere."""
+    """Assert that the call raises that error about that argument, and writes nothing."""
     before = {key: array.tobytes() for key, array in arrays.items()}
     with pytest.raises(error, match="^" + re.escape(name) + ": " + message):
         call.run(arrays | {name: bad})
@@ -66,7 +66,7 @@ def test_the_other_precision(argument):
 
 
 def reordered(array):
-    """The array's elements, or some of them, by other strides."""
+    """The array's elements, or some of them, with other strides."""
     return {
         "every other": np.repeat(array, 2)[::2],
         "backwards": array[::-1],
@@ -118,7 +118,7 @@ def test_another_length(argument, longer):
 
 
 @given(one_argument(least=1), st.sampled_from([object(), 7, "text", {"not": "an array"}, np.float32, iter([1.0])]))
-def test_what_is_no_array(argument, bad):
+def test_objects_that_are_no_arrays(argument, bad):
     call, arrays, name = argument
     assert_refused(call, arrays, name, bad, errors.ArrayError, NO_ARRAY + ", ")
 
@@ -138,13 +138,13 @@ def test_masks_and_odd_addresses(argument):
 
 
 @given(one_argument(least=1, eligible=lambda call, arrays, name: name in call.outputs(arrays)))
-def test_outputs_that_may_not_be_written(argument):
+def test_outputs_that_are_read_only(argument):
     call, arrays, name = argument
     frozen = arrays[name].copy()
     frozen.flags.writeable = False
     for bad in (frozen, frozen.view(), np.frombuffer(frozen.tobytes(), frozen.dtype), memoryview(frozen)):
-        assert_refused(call, arrays, name, bad, errors.ArrayError, ".* to write to, got a read-only array")
-    for flags in (1, 2, 3):  # DLPack: read-only, a copy that nobody would see, both
+        assert_refused(call, arrays, name, bad, errors.ArrayError, ".* got a read-only array")
+    for flags in (1, 2, 3):  # DLPack's flags: read-only, a copy, both
         bad = Exporter(frozen, "dltensor_versioned", flags=flags)
         assert_refused(call, arrays, name, bad, errors.ArrayError, ".* got a read-only array")
 
@@ -177,7 +177,7 @@ HOSTILE = {
 
 @settings(max_examples=200)
 @given(one_argument(least=1), st.sampled_from(sorted(HOSTILE)))
-def test_capsules_that_cannot_be_true(argument, how):
+def test_invalid_capsules(argument, how):
     call, arrays, name = argument
     bad = Exporter(arrays[name], **HOSTILE[how])
     assert_refused(call, arrays, name, bad, (errors.ArrayError, errors.ShapeError, errors.DtypeError))
@@ -200,7 +200,7 @@ class UnspeakableError(Exception):
 @given(one_argument(least=1))
 def test_exporters_that_fail(argument):
     call, arrays, name = argument
-    says = NO_ARRAY + ", whose export says: "
+    says = NO_ARRAY + "; its export failed: "
     for error, message in [
         (RuntimeError("no"), "RuntimeError: no"),
         (TypeError("no"), "TypeError"),
@@ -214,8 +214,8 @@ def test_exporters_that_fail(argument):
         call.run(arrays | {name: Failing(KeyboardInterrupt())})
 
 
-def test_a_capsule_is_left_to_its_exporter():
-    """It may be used again, until somebody consumes it; what it holds is given back once."""
+def test_a_capsule_is_not_consumed():
+    """It may be used again until a consumer takes it; its memory is released once."""
     row = np.float32([3, 4])
     exporter = Exporter(row)
     for _ in range(3):
@@ -229,7 +229,7 @@ def test_a_capsule_is_left_to_its_exporter():
 
 
 def exported(array):
-    """The same memory, as others would hand it over."""
+    """The same memory, through other exporters."""
     kinds = {
         "NumPy": array,
         "a subclass": array.view(type("Sub", (np.ndarray,), {})),
@@ -259,7 +259,7 @@ def test_every_exporter_of_the_same_memory_gives_the_same_bits(name, n, data):
 
 
 class OfBefore:
-    """Exports as DLPack 0 did, which knows no version to ask for."""
+    """Exports as DLPack 0 did, without a version."""
 
     def __init__(self, array):
         self.array = array
@@ -272,7 +272,7 @@ class OfBefore:
 
 
 @given(st.sampled_from(NAMES), SIZES, st.data())
-def test_inputs_may_be_read_only_whoever_exports_them(name, n, data):
+def test_read_only_inputs_of_every_exporter(name, n, data):
     call = CALLS[name]
     assume(n >= 1 or "replacement" not in name)
     arrays, due = call.arrays(n), call.arrays(n)
@@ -304,7 +304,7 @@ def test_arrays_of_the_standard_library_and_of_files():
 @settings(max_examples=300)
 @given(st.sampled_from([name for name in NAMES if CALLS[name].outputs(CALLS[name].arrays(1))]), st.data())
 def test_an_output_over_another_array_is_refused(name, data):
-    """By any number of bytes, from either side; exactly over the input that it may replace it is not."""
+    """By any number of bytes, from either side, except exactly over the input that it may replace."""
     call = CALLS[name]
     arrays = call.arrays(data.draw(st.sampled_from([1, 2, 5, 17, 200])))
     written = data.draw(st.sampled_from(call.outputs(arrays)))
@@ -330,7 +330,7 @@ def test_an_output_over_another_array_is_refused(name, data):
 
 
 def special(array, rng):
-    """Subnormal numbers, and some that are none, among an array's own."""
+    """Put subnormal and other numbers into an array."""
     if array.dtype.kind == "f":
         tiny = np.finfo(array.dtype).smallest_subnormal * rng.integers(1, 1000, array.size)
         array[::3] = tiny[::3]
@@ -340,7 +340,7 @@ def special(array, rng):
 
 @pytest.mark.parametrize("n", [17, 200_003])
 @pytest.mark.parametrize("name", NAMES)
-def test_bits_do_not_follow_the_callers_flush_to_zero(name, n):
+def test_flush_to_zero_of_the_caller_does_not_change_bits(name, n):
     call, rng = CALLS[name], np.random.default_rng(5)
     arrays = {key: special(array, rng) for key, array in call.arrays(n).items()}
     if "scales" in arrays and arrays["scales"].dtype == np.float64:
@@ -368,7 +368,7 @@ def test_bits_do_not_follow_the_callers_flush_to_zero(name, n):
         (dict(lr=1e37, weight_decay=1e-40), 1e38, 0),
     ],
 )
-def test_coefficients_do_not_follow_the_callers_flush_to_zero(numbers, start, slope):
+def test_flush_to_zero_of_the_caller_does_not_change_coefficients(numbers, start, slope):
     results = []
     for flush in (False, True):
         y, grad, other = (np.full(40, value, np.float32) for value in (start, slope, 3e38))

@@ -15,7 +15,7 @@ PARTS = [1, 2, 3, 7]
 
 
 def cuts(parts, seed):
-    """Where so many parts begin and end, each of one or two blocks, the last of any length."""
+    """The bounds of the parts, each of one or two blocks, the last of any length."""
     blocks = np.random.default_rng(seed).integers(1, 3, parts)
     ends = np.cumsum(blocks) * BLOCK
     ends[-1] -= np.random.default_rng(seed + 1).integers(1, BLOCK)
@@ -27,7 +27,7 @@ def blocks_of(span):
 
 
 def cut(array, span):
-    """A part of whatever a kernel takes."""
+    """A part of a kernel's argument."""
     if array is None or isinstance(array, int | float):
         return array
     if isinstance(array, list):
@@ -45,7 +45,7 @@ def vectors(rng, k, n):
 
 
 def in_parts(parts, seed, k, call):
-    """The partials of ``call(span, partials)`` on each part, as the parts left them, in memory that held something."""
+    """The partials of ``call(span, partials)`` on each part, in memory with arbitrary contents."""
     spans = cuts(parts, seed)
     partials = np.full((-(-spans[-1].stop // BLOCK), k), 7.0)
     for span in spans:
@@ -164,7 +164,7 @@ def test_a_rounds_end_in_parts_has_the_norms_of_one(name, parts):
     np.testing.assert_array_equal(kernels.sum_of_partials(in_parts(parts, parts + 5, k, of_part)), squares)
 
 
-def test_tensors_that_lie_apart_have_blocks_of_their_own():
+def test_separate_tensors_have_separate_blocks():
     rng = np.random.default_rng(3)
     tensors = [vectors(rng, 1, n)[0] for n in (3, 20_000, 0, BLOCK)]
     y, partials = np.concatenate(tensors), np.empty((1 + 2 + 1, 2))
@@ -175,7 +175,7 @@ def test_tensors_that_lie_apart_have_blocks_of_their_own():
         np.testing.assert_array_equal(row, kernels.squared_norms([part, part]))
 
 
-def test_a_number_that_is_none_is_found_in_the_part_that_has_it():
+def test_a_bad_number_is_found_in_its_part():
     y, partials = np.ones(3 * BLOCK, np.float32), np.empty((3, 1))
     y[2 * BLOCK] = np.nan
     kernels.accumulate(None, [None], [y], np.ones(1), np.ones(1), out=np.empty(len(y)), partials=partials)
@@ -183,7 +183,7 @@ def test_a_number_that_is_none_is_found_in_the_part_that_has_it():
     assert not np.isfinite(kernels.sum_of_partials(partials)).any()
 
 
-def test_what_a_row_cannot_hold_is_found_in_its_part():
+def test_an_overflow_of_a_row_is_found_in_its_part():
     y, row, partials = np.ones(2 * BLOCK, np.float32), empty_row("f16", 2 * BLOCK), np.empty((2, 1))
     y[0] = 1e6  # past float16's range
     given = np.zeros(len(y)), [None], [y], np.ones(1), np.ones(1), [None], [None], [row]
@@ -192,7 +192,7 @@ def test_what_a_row_cannot_hold_is_found_in_its_part():
 
 
 @pytest.mark.parametrize("form", [None, *FORMS])
-def test_an_update_too_long_for_an_exact_sum_is_so_though_no_part_of_it_is(form):
+def test_an_update_too_long_only_as_a_whole(form):
     n, forms = 2 * BLOCK, FORMS.get(form, {})
     y, weights, partials = (
         np.full(n, np.float32(2.0**39 / np.sqrt(0.75 * n))),

@@ -1,4 +1,4 @@
-"""Steps, combinations, mixing and norms: what no comparison with the oracle shows."""
+"""Steps, combinations, mixing and norms, beyond the comparison with the oracle."""
 
 from types import SimpleNamespace
 
@@ -40,7 +40,7 @@ def test_outputs_may_be_what_they_replace():
         assert_same_bits(kernels.combine(terms, [0.5, 2, -1], terms[0]), due)
 
 
-def test_server_step_tells_an_overflow():
+def test_an_overflow_of_the_server_step():
     v, x_out = np.empty(2, np.float32), np.empty(2, np.float32)
     _, square = kernels.server_step(
         np.array([1e30, 0]),
@@ -55,14 +55,14 @@ def test_server_step_tells_an_overflow():
     assert not np.isfinite(square)
 
 
-def test_the_square_of_what_float32_cannot_hold():
+def test_squares_past_the_range_of_float32():
     large = np.full(1000, 1e30, np.float32)
     assert kernels.combined_square([large, large], [1e20, -2e20]) == pytest.approx(1000 * 1e100)
     assert kernels.combined_square([large], [1e-60]) == pytest.approx(1000 * 1e-60)
 
 
 def test_two_nan_in_one_operation():
-    """The sign of their sum depends on NumPy's loops: it is not compared."""
+    """The sign of their sum depends on NumPy's loops, so it is not compared."""
     for n in range(1, 130):
         y, grad, grad_prev, offset, x = vectors(5, n)
         grad[:], offset[:] = np.nan, -np.float32(np.nan)
@@ -111,7 +111,7 @@ def test_a_vector_whose_coefficient_is_zero_is_not_read():
     np.testing.assert_array_equal(out, plain)
 
 
-def test_torch_tensors_are_stepped_where_they_lie():
+def test_torch_tensors_are_stepped_in_place():
     y, grad, offset = vectors(3, 1001)
     due = y.copy()
     kernels.direction_step(due, grad, lr=0.1, offset=offset)
@@ -121,7 +121,7 @@ def test_torch_tensors_are_stepped_where_they_lie():
 
 
 def mixed(before, W):
-    """The mixed models, compared with the oracle's."""
+    """Return the mixed models after a comparison with the oracle."""
 
     def call():
         models = [model.copy() for model in before]
@@ -184,7 +184,7 @@ def test_a_column_listed_twice_counts_twice():
     np.testing.assert_array_equal(out[1], 2 * first)
 
 
-def test_torch_models_are_mixed_where_they_lie():
+def test_torch_models_are_mixed_in_place():
     before = vectors(3, 2000)
     tensors = [torch.from_numpy(model.copy()) for model in before]
     kernels.mix(tensors, ring(3))
@@ -213,7 +213,7 @@ def test_all_finite_finds_one_bad_element_anywhere(bad):
 
 @pytest.mark.parametrize("n", [1, 15, 2048, 5000])
 @pytest.mark.parametrize("difference", [0.0, 2.0**-126, 2.0**-149, np.inf, np.nan])
-def test_a_layer_that_nobody_trains_has_length_zero_and_no_other(n, difference):
+def test_only_an_untrained_layer_has_length_zero(n, difference):
     """The squares of tiny differences are zero in float32, and equal infinities differ by a NaN."""
     x = np.zeros(n, np.float32)
     y = x.copy()

@@ -1,4 +1,4 @@
-"""Torch's tensors, which are taken by its export to C, are those that its export to Python gives."""
+"""Torch tensors through the C export equal those through the Python export."""
 
 import ctypes
 
@@ -48,7 +48,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_a_tensor_is_taken_or_refused_as_python_exports_it(name):
+def test_the_c_export_agrees_with_the_python_export(name):
     assert outcome(TENSORS[name]) == outcome(ByPython(TENSORS[name]))
 
 
@@ -64,7 +64,7 @@ def test_a_tensor_is_written_in_place():
     assert out.tolist() == [3, 4, 5]
 
 
-def test_memory_is_given_back():
+def test_memory_is_released():
     row = torch.ones(4)
     storage = row.untyped_storage()
     before = storage._use_count() if hasattr(storage, "_use_count") else None
@@ -102,12 +102,12 @@ OFFERS = {
 
 
 @pytest.mark.parametrize("name", OFFERS)
-def test_an_export_to_c_that_cannot_be_used_is_left_alone(name):
+def test_an_unusable_c_export_is_ignored(name):
     kind = type("Offering", (ByPython,), {"__dlpack_c_exchange_api__": OFFERS[name], "requires_grad": False})
     assert outcome(kind(torch.arange(4.0))) == [0, 1, 2, 3]
 
 
-def test_an_export_to_c_that_fails_leaves_it_to_python():
+def test_a_failing_c_export_falls_back_to_python():
     @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
     def fails(tensor, out):
         return -1
@@ -118,7 +118,7 @@ def test_an_export_to_c_that_fails_leaves_it_to_python():
     assert outcome(kind(torch.arange(4.0))) == [0, 1, 2, 3]
 
 
-def test_classes_below_torch_s_may_export_something_else():
+def test_derived_classes_of_torch_may_export_differently():
     class Doubled(torch.Tensor):
         def __dlpack__(self, **options):
             return (2 * self.as_subclass(torch.Tensor)).__dlpack__(**options)
@@ -129,7 +129,7 @@ def test_classes_below_torch_s_may_export_something_else():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_numpy_s_arrays_of_any_axes_are_tensors_of_a_segment(dtype):
+def test_numpy_arrays_of_any_shape_are_tensors_of_a_segment(dtype):
     tensors = [np.arange(24, dtype=dtype).reshape(2, 3, 4), np.array(5, dtype)]
     sums = kernels.weighted_sum_segments([tensors, tensors], [1, 1])
     assert [one.tolist() for one in sums] == [(2 * one).tolist() for one in tensors]

@@ -26,7 +26,7 @@ FRAMEWORKS = ("flwr", "nvflare", "pfl")
 
 
 def preload():
-    """Import what takes long and is not fedcore's, on one thread, as a process that is to be forked has."""
+    """Import slow foreign packages, on one thread, as needed before a fork."""
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[threads] = "1"
     for name in PRELOADED + FRAMEWORKS:
@@ -38,13 +38,13 @@ def preload():
 
 
 def build_driver(tests):
-    """Build the emulated device's driver once, if any of the tests is to have it, and not in each forked process."""
+    """Build the emulated device's driver once, if a test needs it, and not in each forked process."""
     if any(test.startswith("tests/devices") for test in tests) and "FEDCORE_CUDA_DRIVER" not in os.environ:
         fake_cuda()
 
 
 def chosen(mutant, held):
-    """The tests that a mutant may concern, the quickest first."""
+    """The tests that a mutant may affect, fastest first."""
     found = {name for name, test in held.items() if [mutant.file, mutant.where] in test["calls"]}
     if not mutant.where:
         found |= {name for name, test in held.items() if any(file == mutant.file for file, _ in test["calls"])}
@@ -56,7 +56,7 @@ UNCHANGED = Mutant("", "", 0, 0, "", "", 0, 0, "")
 
 
 class Room:
-    """The mutants of a room, or of some of its files, and the tests that hold it."""
+    """The mutants of a room, or of some of its files, and the room's tests."""
 
     def __init__(self, room, found, tests, folder):
         self.room, self.mutants, self.tests, self.folder = room, found, tests, folder
@@ -67,7 +67,7 @@ class Room:
         self.results.unlink(missing_ok=True)
 
     def test(self):
-        """Ask the tests about each mutant; the results are lines of a file."""
+        """Run the tests for each mutant; the results are lines of a file."""
         status = run.forked(self._collected, self.folder, self.folder / "log")
         if status:
             sys.exit(f"{self.room}: the tests did not run: {self.folder / 'log'}")
@@ -87,7 +87,7 @@ class Room:
         return [json.loads(line) for line in self.results.read_text().splitlines()]
 
     def _collected(self):
-        """Collect the tests, run them once, then beside each mutant of a function."""
+        """Collect the tests, run them once, then for each mutant of a function."""
 
         def work(session):
             if session.testsfailed:
@@ -134,7 +134,7 @@ class Room:
         self._judge(mutant, run.forked(work, self.folder), len(names))
 
     def _fresh(self, mutant, names, held):
-        """In parts, for a few tests are collected more quickly than all."""
+        """In parts, because a few tests are collected faster than all."""
         names = self._killers_first(mutant, names)
         source, status = self.sources[mutant.file], 0
         for part in (names[:8], names[8:]):
@@ -147,12 +147,12 @@ class Room:
         return run.forked(lambda: run.run_fresh(mutant, source, names, seconds, self.told), self.folder)
 
     def _expect_none_fails(self, status):
-        """A test that fails without any mutant, or in another order, would seem to kill them all."""
+        """A test that fails without a mutant, or in another order, would seem to kill all mutants."""
         if status != run.SURVIVED:
             sys.exit(f"{self.room}: without a mutant, in the order of their seconds: {self.told.read_text()} fails")
 
     def _killers_first(self, mutant, names):
-        """Whoever killed the last mutants of a function is asked first."""
+        """The tests that killed the last mutants of a function run first."""
         first = [name for name in self.killers.get((mutant.file, mutant.where), []) if name in names]
         return first + [name for name in names if name not in first]
 
@@ -172,13 +172,13 @@ class Room:
 
 
 def argued():
-    """The survivors that are argued, each with its reason."""
+    """The accepted survivors, each with a reason."""
     entries = tomllib.loads((HERE / "argued.toml").read_text()).get("argued", [])
     return {name: entry["why"] for entry in entries for name in entry["mutants"]}
 
 
 def wanted(room, paths, among, sample, seed):
-    """The mutants of a room that were asked for, and how many there are."""
+    """The requested mutants of a room, and their number."""
     files = [str(file.relative_to(run.ROOT)) for file in files_of(room)]
     if room not in paths:
         files = [file for file in files if file in paths]
@@ -193,7 +193,7 @@ def wanted(room, paths, among, sample, seed):
 
 
 def main():
-    """Ask the tests about the mutants that were wanted, and print a table."""
+    """Run the tests for the requested mutants, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", default=list(ROOMS), help="rooms, or files of them")
     parser.add_argument("--tests", nargs="+", help="other tests than those in rooms.py")

@@ -1,15 +1,16 @@
-"""The rooms whose sources are changed, and the tests that hold each."""
+"""The mutated rooms, and the tests of each."""
 
 from pathlib import Path
 
 SERVER = [
+    "contract",
+    "delivery",
+    "papers",
     "audit",
     "buffers",
     "changes",
     "claims",
-    "client_placement",
     "closing",
-    "coming_and_going",
     "contradictions",
     "counts",
     "diagnostics",
@@ -19,13 +20,12 @@ SERVER = [
     "forged_folders",
     "frozen_values",
     "hand_computed",
-    "history",
     "history_length",
     "known_checksums",
     "known_errors",
-    "large_cohorts",
     "late_replies",
     "liars",
+    "medians",
     "models_in_and_out",
     "named_tensors",
     "newcomers",
@@ -40,21 +40,17 @@ SERVER = [
     "population",
     "precision",
     "reading_face",
-    "reparameterised",
     "resume",
     "rounding",
     "running_sums",
     "streaming",
-    "transcription",
     "undone",
     "unfinished_rounds",
-    "unheard",
-    "waiting",
-    "warm_start",
+    "logs",
     "weights",
     "what_pages_say",
 ]
-"""Not those that stop processes, send signals, or starve them, nor the theorems', which take long."""
+"""Without those that stop, signal or starve processes, and the slow ones of theorems."""
 FACE = [f"tests/server/test_{name}.py" for name in SERVER]
 
 PROCESSES = "--deselect=tests/server/test_resume.py::test_a_server_killed_at_any_moment_ends_as_the_straight_one"
@@ -65,26 +61,23 @@ DEVICES = [
         for name in ("device_rows", "moving_between_devices", "same_bits", "server_on_device", "undone", "waits")
     ),
     "--deselect=tests/devices/server/test_moving_between_devices.py::test_a_process_that_is_killed_leaves_the_last_round",
-    "--deselect=tests/devices/server/test_server_on_device.py::test_without_a_driver_the_error_says_so_and_nothing_is_made",
+    "--deselect=tests/devices/server/test_server_on_device.py::test_without_a_driver_nothing_is_created",
 ]
 """A server on the emulated device: seven seconds in a hundred of what all of these take."""
 
 METHODS = [
-    "client_placement",
-    "coming_and_going",
+    "contract",
+    "papers",
+    "medians",
     "counts",
     "diagnostics",
     "hand_computed",
-    "history",
     "known_errors",
     "newcomers",
-    "reparameterised",
     "resume",
-    "transcription",
-    "unheard",
-    "warm_start",
+    "logs",
 ]
-"""Those of the server's tests that go over many methods."""
+"""The server's tests over many methods."""
 
 READERS = [
     "tests/test_inputs.py",
@@ -96,25 +89,26 @@ READERS = [
     ),
     *DEVICES,
 ]
-"""What a model or an update may be, on the emulated device too."""
+"""Inputs of models and updates, also on the emulated device."""
 
 ADAPTERS = [
     "fedcore/adapters",
     "tests/test_inputs.py",
     "tests/conformance",
     "--deselect=tests/conformance/test_conformance.py::test_an_interpreter_runs_the_rows_of_a_framework",
-    *(f"tests/adapters/test_{name}.py" for name in ("npy", "opening", "order")),
+    *(f"tests/adapters/test_{name}.py" for name in ("contract", "npy", "session")),
     *(f"tests/adapters/{framework}" for framework in ("fedlab", "flower", "nvflare", "pfl")),
     "--deselect=tests/adapters/flower/test_example.py",
     "--deselect=tests/adapters/flower/test_resume.py::test_after_kill_9_in_the_middle_of_a_round",
     "--deselect=tests/adapters/flower/test_silent_nodes.py::test_phantoms_change_nothing",
 ]
-"""Not those that start processes, nor those that wait a second for silent nodes for each of many methods."""
+"""Without those that start processes, or wait a second for silent nodes for each of many methods."""
 
 PARTICIPATION = [
     "fedcore/simulation/participation.py",
     "fedcore/simulation/traces.py",
     "tests/simulation/test_participation.py",
+    "tests/simulation/test_patterns.py",
     "tests/simulation/test_traces.py",
     "tests/experiment/test_build.py",
     "tests/experiment/test_loading.py",
@@ -151,21 +145,26 @@ ROOMS = {
         *DEVICES,
         PROCESSES,
     ],
-    "fedcore/averaging.py": ["fedcore/averaging.py", "tests/test_averaging.py", "tests/conformance", *READERS],
-    "fedcore/model.py": ["fedcore/model.py", "tests/test_layout.py", *READERS],
+    "fedcore/model.py": [
+        "fedcore/model.py",
+        "tests/test_averaging.py",
+        "tests/test_layout.py",
+        "tests/conformance",
+        *READERS,
+    ],
     "fedcore/arrays.py": ["fedcore/arrays.py", "tests/test_layout.py", "tests/test_averaging.py", *READERS],
     "fedcore/adapters": ADAPTERS,
     "fedcore/adapters/flower": ADAPTERS,
     "fedcore/adapters/nvflare": ADAPTERS,
     "fedcore/adapters/pfl.py": ADAPTERS,
 }
-"""A room is a folder's own files, or one file."""
+"""A room is the files of a folder, or one file."""
 
 SETTLED = ("fedcore/network/topology.py", "fedcore/simulation/participation.py", "fedcore/simulation/traces.py")
-"""Rooms all of whose survivors were killed or argued: there a new one fails the command."""
+"""Rooms without other survivors than the accepted ones: a new one fails the command."""
 
 SLOWEST = 2.0
-"""Seconds of a processor that a test may take and still be asked about each mutant."""
+"""The most CPU seconds of a test that runs for each mutant."""
 
 
 def files(room):

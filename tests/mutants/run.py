@@ -1,4 +1,4 @@
-"""Tests run again and again, each time beside one mutant, in processes that are forked and not started.
+"""Repeated runs of tests, each with one mutant, in forked processes.
 
 A process that has collected the tests forks one for each mutant, which puts the changed function's code in the place of
 the one that is there. What is done at import, tables and defaults among them, is changed in a process that was forked
@@ -36,23 +36,23 @@ STOPPED = (-signal.SIGPROF, -signal.SIGALRM)
 
 
 class TooLong(BaseException):
-    """A test takes longer than one may that is asked about each mutant."""
+    """A test takes too long to run for each mutant."""
 
 
 class Loop:
-    """A plugin for pytest that hands over the tests once they are collected, and runs none."""
+    """A pytest plugin that passes on the collected tests, and runs none."""
 
     def __init__(self, work):
         self.work = work
 
     def pytest_runtestloop(self, session):
-        """All is done here."""
+        """Replace pytest's own run."""
         self.work(session)
         return True
 
 
 def forked(work, folder, into=os.devnull):
-    """The status of a process that does ``work``, its files in a folder of its own; negative: a signal."""
+    """Return the status of a process that runs ``work`` in its own folder; a signal's number is negative."""
     own = tempfile.mkdtemp(dir=folder)
     child = os.fork()
     if not child:
@@ -67,14 +67,14 @@ def forked(work, folder, into=os.devnull):
             os.environ["PYTEST_DEBUG_TEMPROOT"] = os.environ["TMPDIR"] = own
             tempfile.tempdir = own
             status = work()
-        except BaseException:  # what a mutant does to pytest itself
+        except BaseException:  # a mutant may break pytest itself
             traceback.print_exc()
             status = KILLED
         finally:
             os._exit(status)
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # whoever it started
+        os.killpg(child, signal.SIGKILL)  # with its children
     shutil.rmtree(own, ignore_errors=True)
     return os.waitstatus_to_exitcode(status)
 
@@ -90,7 +90,7 @@ def run_one(item, following):
 
 
 def first_failure(items, seconds, told):
-    """KILLED with the first test that fails, which is written into ``told``; else SURVIVED."""
+    """Return KILLED with the first failing test, which is written to ``told``; else SURVIVED."""
     for at, item in enumerate(items):
         Path(told).write_text(item.nodeid)
         following = items[at + 1] if at + 1 < len(items) else None
@@ -103,14 +103,14 @@ def first_failure(items, seconds, told):
 
 
 class Calls:
-    """The functions of some files that a test calls, and the modules of whose classes it has objects."""
+    """The functions of some files that a test calls, and the modules of its objects' classes."""
 
     def __init__(self, room):
         self.prefix = str(ROOT / room)
         self.seen = set()
 
     def __call__(self, frame, event, argument):
-        """What ``sys.settrace`` wants: told of calls, and of no lines."""
+        """The function for ``sys.settrace``, for calls only."""
         code = frame.f_code
         ours = code.co_filename.startswith(self.prefix)
         if ours:
@@ -121,7 +121,7 @@ class Calls:
         return None
 
     def during(self, work):
-        """What ``work`` returns, and what it called."""
+        """Return the result of ``work``, and the functions that it called."""
         self.seen = set()
         threading.settrace(self)
         sys.settrace(self)
@@ -144,7 +144,7 @@ def _modules_of(value):
 
 
 def held(room, items, most, into):
-    """Run the tests, each for at most so many seconds of a processor, and write what each takes and calls.
+    """Run the tests, each with a limit of CPU seconds, and write each test's time and calls.
 
     A JSON file: {"id": {"seconds": s, "calls": [[file, function]]}}.
     """
@@ -169,7 +169,7 @@ def held(room, items, most, into):
 
 
 def functions():
-    """The functions that there are, by file, qualified name and first line."""
+    """All functions, by file, qualified name and first line."""
     there: dict[tuple[str, str, int], list[FunctionType]] = {}
     for each in gc.get_objects():
         if type(each) is FunctionType and each.__code__.co_filename.startswith(str(ROOT / "fedcore")):
@@ -179,7 +179,7 @@ def functions():
 
 
 def remembering():
-    """What is kept of earlier calls: fedcore's caches, and the objects' dictionaries with the names kept in each."""
+    """Caches of earlier calls: fedcore's caches, and the objects' dictionaries with their cached names."""
     caches, kept = [], []
     of_class: dict[type, list[str]] = {}
     for each in gc.get_objects():
@@ -200,7 +200,7 @@ def _is_kept(kind, name):
 
 
 def forget(caches, kept):
-    """Have everything be calculated anew, as the changed function does."""
+    """Clear the caches, so that the changed function is used."""
     for cache in caches:
         cache.cache_clear()
     for attributes, names in kept:
@@ -223,7 +223,7 @@ COMPILED: dict[str, CodeType] = {}
 
 
 def compile_all(folders=("fedcore", "tests", "bench")):
-    """Compile every source once, for all the processes that are forked from here on."""
+    """Compile every source once, for all later forked processes."""
     for folder in folders:
         for file in (ROOT / folder).rglob("*.py"):
             COMPILED[str(file)] = compile(file.read_text(), str(file), "exec", dont_inherit=True)
@@ -232,7 +232,7 @@ def compile_all(folders=("fedcore", "tests", "bench")):
 
 
 def import_changed(mutant, source):
-    """Have every import to come see the mutant."""
+    """Make later imports use the mutant."""
     COMPILED[str(ROOT / mutant.file)] = compile(
         mutant.applied(source), str(ROOT / mutant.file), "exec", dont_inherit=True
     )
@@ -242,7 +242,7 @@ def import_changed(mutant, source):
 
 
 def run_fresh(mutant, source, chosen, seconds, told):
-    """The status of tests that are collected only now, with the mutant there from the beginning."""
+    """The status of tests that are collected with the mutant."""
     assert "fedcore" not in sys.modules
     import_changed(mutant, source)
     status = [KILLED]  # of a collection that fails

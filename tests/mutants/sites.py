@@ -1,4 +1,4 @@
-"""The mutants of a source: small changes, of which each should make a test fail.
+"""The mutants of a source: small changes that should each make a test fail.
 
 A mutant is an edit of the text, so that all else, line numbers included, stays as it is. Left out are annotations,
 docstrings, imports, ``__all__``, names of types, what is asserted (``strict=True``), and wording: strings with a space,
@@ -68,11 +68,11 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """What it is known by as long as its line is the same, wherever that goes."""
+        """Its name, which depends on its line's text and not on the line's number."""
         return f"{self.file} | {self.was} | {self.change}"
 
     def compiles(self, source: str) -> bool:
-        """Tell whether it is Python; an argument that is left out may be no call any more."""
+        """Whether the changed source is valid Python."""
         try:
             compile(self.applied(source), self.file, "exec", dont_inherit=True)
         except (SyntaxError, ValueError):
@@ -86,7 +86,7 @@ class Mutant:
 
 
 def mutants(file: str, source: str) -> list[Mutant]:
-    """All mutants of a source, in its order; of two alike on one line the second's change ends in " (2)"."""
+    """All mutants of a source, in order; of two equal ones on one line the second's change ends in " (2)"."""
     return list(_Source(file, source).all())
 
 
@@ -115,7 +115,7 @@ class _Source:
             yield Mutant(self.file, where, first, line, was, change, begin, end, text)
 
     def _of_body(self, node, where, first, scope):
-        """Walk statements: what is outside of functions is at import, a function's body is its own."""
+        """Visit statements, at import or in a function's body."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 name = f"{scope}.{child.name}" if scope else child.name
@@ -234,7 +234,7 @@ class _Source:
             yield begin, end, f"not ({self.data[begin:end].decode()})"
 
     def _argument(self, call, keyword):
-        """The edit that leaves a keyword argument out, its comma included."""
+        """The edit that removes a keyword argument and its comma."""
         begin, end = self._span(keyword)
         rest = self.data[end : self._span(call)[1]]
         return begin, end + (rest.index(b",") + 1 if rest.lstrip().startswith(b",") else 0), ""
@@ -273,7 +273,7 @@ def _is_none(value):
 
 
 def _is_typing(statement):
-    """Tell whether a statement says types alone, or what a module exports."""
+    """Whether a statement only defines types or a module's exports."""
     if isinstance(statement, ast.AnnAssign):
         if isinstance(statement.annotation, ast.Name) and statement.annotation.id == "TypeAlias":
             return True

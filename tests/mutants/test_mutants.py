@@ -1,4 +1,4 @@
-"""What is changed and what is left alone; and that a survivor would be found."""
+"""The mutants of a source, and the detection of survivors."""
 
 import os
 import signal
@@ -80,20 +80,20 @@ def everywhere():
     }
 
 
-def test_every_mutant_has_a_name_of_its_own_and_every_room_its_tests(everywhere):
+def test_mutants_have_unique_names_and_every_room_has_tests(everywhere):
     for room, found in everywhere.items():
         assert len({mutant.name for mutant in found}) == len(found) > 100
         paths = [path.removeprefix("--deselect=").partition("::")[0] for path in ROOMS[room]]
         assert all((run.ROOT / path).exists() for path in paths)
 
 
-def test_nearly_all_are_python(everywhere):
+def test_nearly_all_mutants_are_valid_python(everywhere):
     found = everywhere["fedcore/network/topology.py"]
     assert sum(mutant.compiles((run.ROOT / mutant.file).read_text()) for mutant in found) > 0.98 * len(found)
 
 
-def test_what_is_argued_is_there(everywhere):
-    """A line that changes takes its arguments along."""
+def test_argued_mutants_exist(everywhere):
+    """A changed line invalidates its accepted survivors."""
     assert argued().keys() <= {mutant.name for found in everywhere.values() for mutant in found}
 
 
@@ -119,12 +119,12 @@ def test_the_code_of_a_changed_function_is_found_among_its_neighbours(monkeypatc
         (lambda: os.kill(os.getpid(), signal.SIGTERM), -signal.SIGTERM),
     ],
 )
-def test_a_process_of_its_own_says_how_it_ended(tmp_path, work, status):
+def test_the_status_of_a_child_process(tmp_path, work, status):
     assert run.forked(work, tmp_path) == status
     assert not list(tmp_path.iterdir())
 
 
-def test_the_tests_of_a_mutant_are_those_that_call_its_function_the_quickest_first():
+def test_a_mutants_tests_call_its_function_fastest_first():
     held = {
         "a": {"seconds": 2.0, "calls": [["some.py", "half"]]},
         "b": {"seconds": 1.0, "calls": [["some.py", "half"], ["some.py", "Rows.rows"]]},
@@ -134,5 +134,5 @@ def test_the_tests_of_a_mutant_are_those_that_call_its_function_the_quickest_fir
     assert found["// -> /"] == ["b", "a"]
     assert found["row -> not (row)"] == ["b"]
     assert found["self.all.clear() -> pass"] == []
-    assert found["3 -> 4"] == ["b", "a"]  # at import: whoever uses the file
+    assert found["3 -> 4"] == ["b", "a"]  # at import: all tests that use the file
     assert chosen(mutants("third.py", "N = 1")[0], held) == ["b", "a", "c"]

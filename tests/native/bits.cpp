@@ -123,7 +123,7 @@ void exact_folds(Problem& p, const std::vector<ClientUpdate>& sent) {
     show("read_exact", wide);
 }
 
-// What MimiC's rows and sums are, SCAFFOLD's, FedStale's, and whatever a table may say.
+// The forms of MimiC, SCAFFOLD and FedStale, and one with every coefficient.
 constexpr Forms kForms[] = {{{1, 0, 0}, {1, -1, 0, 1}},
                             {{1, 1, 1}, {1, -1, 0, 0}},
                             {{1, 0, 0}, {1, -0.3, 0, 0}},
@@ -248,7 +248,7 @@ void codes(Problem& p) {
             show("  scales", coded.scales);
             show("  back", back);
         }
-    for (const float factor : {1.0f, 1e25f, 1e-25f}) {  // what float32 squares hold, and what they do not
+    for (const float factor : {1.0f, 1e25f, 1e-25f}) {  // within and beyond the range of float32 squares
         Floats row = p.x;
         for (float& value : row) value *= factor;
         const float* listed[] = {row.data()};
@@ -322,6 +322,6 @@ int main(int count, char** arguments) {
         return 77;
     }
     for (const std::int64_t n : {1, 77, 2063, 40000}) all_of(n);
-    set_cached_bytes(0);  // what is large is stored past the caches
+    set_cached_bytes(0);  // large results are stored past the caches
     all_of(2063);
 }

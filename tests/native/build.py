@@ -1,4 +1,4 @@
-"""Where the native tests are built for pytest, and how."""
+"""The builds of the native tests for pytest."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ LEVELS = ["baseline", *["avx2", "avx512"] * (platform.machine() in ("x86_64", "A
 
 
 def tool(name):
-    """The path of a build tool, those of this environment first; None if there is none."""
+    """The path of a build tool, first from this environment; None if it is missing."""
     return shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 
@@ -35,7 +35,7 @@ def editable_build():
 
 
 def is_current(build):
-    """Whether a build by Ninja has the core with every level, of the sources and options as they are now."""
+    """Whether a Ninja build has the core with every level, up to date with the sources and options."""
     asked = [tool("ninja") or "ninja", "-C", build, "-n", *(f"fedcore_{level}" for level in LEVELS), "core"]
     try:
         said = subprocess.run([str(part) for part in asked], capture_output=True, text=True)
@@ -45,9 +45,9 @@ def is_current(build):
 
 
 def build(target):
-    """The folder of the native tests, with this target built; one process builds, the others wait for it.
+    """The folder of the native tests after a build of the target; one process builds, the others wait.
 
-    The core is the editable install's where that is current, the very code that the package runs.
+    The core is that of the editable install if it is up to date.
     """
     for needed in ("cmake", os.environ.get("CXX", "c++")):
         assert tool(needed) is not None, f"the native tests need {needed}"

@@ -1,4 +1,4 @@
-// Arrays with nothing behind them, so that one element read too many is seen.
+// Arrays without memory after them, so that a read past the end is detected.
 #pragma once
 
 #include <sys/mman.h>
@@ -15,7 +15,7 @@
 namespace fedcore::test {
 
 // Where an array lies. On the heap it ends where its allocation ends, which ASan watches, and starts `offset` bytes
-// into a cache line; the other two touch a page that nobody may read, which needs no sanitizer, nor code that was
+// into a cache line; the other two are next to an unreadable page, which needs no sanitizer, nor code that was
 // compiled for one. A prefetch of either is harmless, as it is of any address.
 struct Place {
     enum Kind { heap, before_guard, behind_guard } kind;
@@ -30,8 +30,8 @@ struct Place {
     }
 };
 
-// Stretches of pages that nobody may read. One that is given back is forbidden again, and taken again later with what
-// it held: pages of zeros from the system for every array take as long as the tests themselves.
+// Ranges of unreadable pages. A returned range becomes unreadable again, and is reused later with its old contents: new
+// pages of zeros for every array would take as long as the tests themselves.
 class Guarded {
   public:
     static char* take(std::size_t length) {

@@ -1,4 +1,4 @@
-"""What FEDCORE_CUDA and FEDCORE_CUDA_ARCHITECTURES put into a module with nvcc, without it, and with a bad one."""
+"""FEDCORE_CUDA and FEDCORE_CUDA_ARCHITECTURES with nvcc, without it, and with an unusable one."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ int main() {
     std::printf("%s|%s|%.*s", image.targets, image.missing, int(image.bytes), static_cast<const char*>(image.begin));
 }
 """
-# What stands in for nvcc writes its options into what it makes, says what that depends on, and notes that it ran.
+# The fake nvcc writes its options to its output, writes a dependency file, and logs each run.
 NVCC = """#!/usr/bin/env bash
 if [ "$1" = --version ]; then echo "Cuda compilation tools, release {release}, V{release}.1"; exit; fi
 [ {works} = yes ] || {{ echo "unsupported GNU version"; exit 1; }}
@@ -45,7 +45,7 @@ case $options in *-fatbin*) printf "image" > "$to" ;; *) printf "ptx" > "$to" ;;
 
 
 class Folder:
-    """A copy of the sources, in which the image alone is built."""
+    """A copy of the sources, in which only the image is built."""
 
     def __init__(self, folder):
         self.folder, self.csrc, self.log = folder, folder / "csrc", folder / "nvcc.log"
@@ -54,7 +54,7 @@ class Folder:
         (folder / "main.cpp").write_text(MAIN)
 
     def configure(self, *options, nvcc=None):
-        """CMake's process; nvcc is the folder of the only one that it can find."""
+        """Run CMake; nvcc is the folder of the only one that it can find."""
         hidden = {str(Path(found).parent) for found in nvccs()} | {"/usr/local/cuda/bin", "/usr/local/bin"}
         cmake = [tool("cmake"), "-S", self.folder, "-B", self.folder / "build", "-G", "Ninja", *options]
         cmake += [f"-DCMAKE_IGNORE_PATH={';'.join(sorted(hidden))}", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"]
@@ -63,7 +63,7 @@ class Folder:
         return subprocess.run([str(part) for part in cmake], env=env, capture_output=True, text=True, timeout=100)
 
     def built(self):
-        """What the image says of itself: targets, what is missing, its bytes."""
+        """The image's targets, the reason if it is missing, and its bytes."""
         build = [tool("cmake"), "--build", str(self.folder / "build")]
         done = subprocess.run(build, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -71,7 +71,7 @@ class Folder:
         return said.split("|")
 
     def nvcc(self, release="13.0", works="yes"):
-        """The CUDA_HOME of an nvcc that compiles nothing."""
+        """The CUDA_HOME of a fake nvcc."""
         path = self.folder / "toolkit" / "bin" / "nvcc"
         path.parent.mkdir(parents=True)
         places = {"log": self.log, "csrc": self.csrc, "build": self.folder / "build"}
@@ -80,7 +80,7 @@ class Folder:
         return path.parent.parent
 
     def runs(self):
-        """The options of each time that nvcc compiled kernels."""
+        """The options of each run of nvcc that compiled kernels."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return [line.split() for line in lines if "empty.cu" not in line]
 
@@ -94,14 +94,14 @@ def folder(tmp_path):
     return Folder(tmp_path)
 
 
-def test_auto_without_nvcc_builds_and_says_so(folder):
+def test_auto_without_nvcc_builds_with_a_message(folder):
     done = folder.configure()
     assert done.returncode == 0
     assert "No kernels for GPUs: nvcc was not found" in done.stdout
     assert folder.built() == ["", "nvcc was not found", ""]
 
 
-def test_off_builds_without_a_look_at_nvcc(folder):
+def test_off_does_not_run_nvcc(folder):
     done = folder.configure("-DFEDCORE_CUDA=OFF", nvcc=folder.nvcc())
     assert done.returncode == 0
     assert folder.built() == ["", "FEDCORE_CUDA was OFF", ""]
@@ -116,7 +116,7 @@ def test_off_builds_without_a_look_at_nvcc(folder):
         ({"works": "no"}, "could not compile"),
     ],
 )
-def test_on_without_an_nvcc_that_works_fails_and_names_the_way_out(folder, toolkit, reason):
+def test_on_without_a_working_nvcc_fails_with_advice(folder, toolkit, reason):
     nvcc = None if toolkit is None else folder.nvcc(**toolkit)
     done = folder.configure("-DFEDCORE_CUDA=ON", nvcc=nvcc)
     assert done.returncode != 0
@@ -129,7 +129,7 @@ def test_on_without_an_nvcc_that_works_fails_and_names_the_way_out(folder, toolk
     assert (targets, image) == ("", "")
 
 
-def test_nvcc_s_image_is_what_the_module_holds(folder):
+def test_the_module_holds_nvccs_image(folder):
     assert folder.configure(nvcc=folder.nvcc()).returncode == 0
     assert folder.built() == ["compute_75", "", "image"]
 
@@ -144,7 +144,7 @@ def test_a_release_has_machine_code_of_one_ptx(folder):
 
 
 @pytest.mark.parametrize(("option", "value"), [("FEDCORE_CUDA", "YES"), ("FEDCORE_CUDA_ARCHITECTURES", "90;hopper")])
-def test_an_option_that_is_none_is_named(folder, option, value):
+def test_an_invalid_option_is_named(folder, option, value):
     done = folder.configure(f"-D{option}={value}", nvcc=folder.nvcc())
     assert done.returncode != 0
     assert f"{option}: expected" in done.stderr

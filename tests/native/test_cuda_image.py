@@ -1,4 +1,4 @@
-"""The kernels for GPUs as nvcc compiles them. Their results are the emulation's business, their speed a GPU's."""
+"""The GPU kernels as nvcc compiles them. The emulation tests their results."""
 
 import fcntl
 import hashlib
@@ -12,16 +12,16 @@ from tests.native.build import BUILDS, editable_build, tool
 pytestmark = pytest.mark.skipif(compiled.tool("nvcc") is None, reason="needs nvcc, of the CUDA toolkit")
 
 ARCHITECTURE = 90
-# What may spill: kernels for updates that are not float32, or whose old row has another codec, convert as they load.
+# Kernels that convert as they load may spill: for updates that are not float32, or old rows of another codec.
 CONVERTING = "_any"
-# Arrays of codes are read eight elements a thread like all others, which are fewer bytes; `mix` reads columns, and
+# Arrays of codes are read eight elements a thread like all others, in fewer bytes; `mix` reads columns, and
 # `add_squares` sums.
 NARROW = ("mix", "add_squares")
 
 
 @pytest.fixture(scope="module")
 def built():
-    """PTX and machine code, made once for each state of the sources: the PTX is the image's, where that is current."""
+    """PTX and machine code, made once for each state of the sources. The PTX is the image's if it is up to date."""
     folder = BUILDS / "cuda"
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
@@ -39,7 +39,7 @@ def built():
 
 
 def ptx_of_build():
-    """The PTX of the editable install's image, if it is of the sources as they are; else None."""
+    """The PTX of the editable install's image if it is up to date; else None."""
     ptx = editable_build() / "kernels.ptx"
     asked = [tool("ninja") or "ninja", "-C", ptx.parent, "-n", ptx.name]
     if not ptx.exists() or tool("ninja") is None:
@@ -65,17 +65,17 @@ def test_every_kernel_of_the_list_is_compiled(kernels):
     assert {"exchange_int8", "sums_f32_in_f64_base_norms", "mix"} <= {*names}
 
 
-def test_nothing_may_be_fused_or_flushed_by_whoever_compiles_the_ptx(kernels):
+def test_the_ptx_forbids_fusing_and_flushing(kernels):
     assert {one.name: one.unsafe for one in kernels if one.unsafe} == {}
 
 
-def test_no_kernel_spills_but_those_that_convert_what_was_sent(kernels):
+def test_only_converting_kernels_spill(kernels):
     assert {one.name: one.spilled for one in kernels if one.spilled and not one.name.endswith(CONVERTING)} == {}
     assert max(one.spilled for one in kernels) <= 64
 
 
 def test_two_blocks_fit_a_multiprocessor(kernels):
-    """Registers for 512 threads, and shared memory that every chip has."""
+    """Registers for 512 threads, and the shared memory of every chip."""
     assert {one.name for one in kernels if one.registers > 128 or one.shared > 48 << 10} == set()
 
 
@@ -86,8 +86,8 @@ def test_arrays_are_read_and_written_by_16_bytes(kernels):
 
 
 @pytest.mark.skipif(compiled.tool("nvdisasm") is None, reason="needs nvdisasm, of the CUDA toolkit")
-def test_the_machine_s_own_instructions_are_what_the_ptx_says(built, kernels):
-    """As many accesses of 16 bytes; a fused operation is a step of a division or a square root, and of nothing else."""
+def test_the_machine_code_matches_the_ptx(built, kernels):
+    """The same number of 16-byte accesses; only divisions and square roots use fused operations."""
     code = compiled.machine_code(built[1])
     wide = {
         name: sum(op.startswith(("LDG", "STG")) and compiled.width(op) == 16 for _, op, _ in lines)

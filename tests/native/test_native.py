@@ -1,4 +1,4 @@
-"""The core's native tests without a sanitizer: what ``make sanitize`` runs under ASan, UBSan and TSan."""
+"""The core's native tests without a sanitizer; ``make sanitize`` runs them under ASan, UBSan and TSan."""
 
 import os
 
@@ -8,7 +8,7 @@ from tests.native.build import LEVELS, is_current, native_tests, run, tool
 
 
 def test_the_core_without_python():
-    """At every level; arrays end at pages that nobody may read. The code is the package's, where that is current."""
+    """On every level, with arrays next to unreadable pages, on the package's own build if it is up to date."""
     options = ["--parallel", len(os.sched_getaffinity(0)), "--output-on-failure", "--no-tests=error"]
     run(tool("ctest"), "--test-dir", native_tests(), *options)
 

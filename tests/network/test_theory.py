@@ -1,23 +1,21 @@
-"""What mixing with neighbours costs, on least squares with different minimisers and full gradients."""
+"""Convergence of networks on least squares with different minimisers and full gradients."""
 
 import numpy as np
 import pytest
 
 from fedcore import Network, Update
 from fedcore.network.topology import Topology
-from tests.network.problem import LeastSquares
+from tests.network.kit import LeastSquares
 
 NODES, E, LR = 9, 2, 0.05
 
 
 def distance(W, *, rounds=150, problem=None, lr=LR):
-    """How far the output ends from the optimum, and the last report."""
+    """Return the final distance of the output from the optimum, and the last report."""
     problem = problem or LeastSquares(NODES, 4, seed=5)
     network = Network([np.zeros(problem.n, np.float32)] * problem.nodes, W, lr=lr)
     for _ in range(rounds):
-        report = network.round(
-            Update(j, problem.steps(j, network.models[j], E, lr).astype(np.float32), E) for j in range(problem.nodes)
-        )
+        report = network.round(problem.updates(network.models, E, lr))
     return np.linalg.norm(network.output() - problem.optimum), report
 
 
@@ -73,9 +71,7 @@ def test_unequal_weights_reach_their_own_optimum(graph):
     for lr in (0.05, 0.01, 0.002):
         network = Network(network.models, Topology.named(graph, NODES), lr=lr, q=Q)
         for _ in range(rounds := rounds * 4):
-            network.round(
-                Update(j, problem.steps(j, network.models[j], 1, lr).astype(np.float32), 1) for j in range(NODES)
-            )
+            network.round(problem.updates(network.models, 1, lr))
         found.append(np.linalg.norm(network.output() - problem.optimum))
     apart = np.linalg.norm(problem.optimum - uniform.optimum)
     assert found[-1] < 0.02 * apart
@@ -99,7 +95,7 @@ def test_the_mean_moves_by_the_weighted_steps(E):
         np.testing.assert_allclose(moved, q @ (ys - before), rtol=1e-5, atol=1e-6)
 
 
-def test_consensus_alone_shrinks_by_zeta():
+def test_without_steps_the_consensus_distance_shrinks_by_zeta():
     """Without steps every round multiplies the disagreement by at most zeta, and in the end by zeta."""
     topology = Topology.named("ring", 9)
     network = Network(list(np.random.default_rng(0).normal(size=(9, 50)).astype(np.float32)), topology, lr=0.1)

@@ -1,6 +1,6 @@
-"""The definition of each native function in a few lines of NumPy or Python, with which tests compare its results.
+"""Reference implementations of the native functions in a few lines of NumPy or Python.
 
-Same names, arguments and results as in ``fedcore._core``, without its checks.
+They have the names, arguments and results of ``fedcore._core``, without its checks.
 """
 
 from tests.oracle.exact import accumulate_exact, combine_exact, exchange_exact, read_exact

@@ -1,4 +1,4 @@
-"""Definitions of the kernels of exact sums."""
+"""Reference implementations of the kernels of exact sums."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ LONGEST = 2.0**39
 
 
 def rounded(t: F64) -> Words:
-    """The nearest multiple of 2^-10, and of what that leaves the nearest of 2^-60, ties to even: as integers."""
+    """Return t as two integers: the nearest multiple of 2^-10, and of 2^-60 to the rest, ties to even."""
     with np.errstate(invalid="ignore", over="ignore"):
         coarse = np.rint(t * 2.0**10)
         fine = np.rint((t - coarse * 2.0**-10) * 2.0**60)
@@ -24,7 +24,7 @@ def rounded(t: F64) -> Words:
 
 
 def add(sum: Words, words: Words, times: int = 1) -> None:
-    """sum += times words, in the one form: 0 <= low < 2^50."""
+    """Compute sum += times words, normalised to 0 <= low < 2^50."""
     high, low = sum
     wide = [int(a) + times * int(b) for a, b in zip(low, words[1], strict=True)] if abs(times) > 2**11 else None
     if wide is not None:
@@ -37,13 +37,13 @@ def add(sum: Words, words: Words, times: int = 1) -> None:
 
 
 def begin(acc: Words | None, out: Words) -> None:
-    """out = acc, or zeros."""
+    """Set out = acc, or 0 if acc is None."""
     for word in (0, 1):
         out[word][:] = 0 if acc is None else acc[word]
 
 
 def held(squares: F64, weights: F64) -> F64:
-    """The squares, infinite where |weight h| is 2^39 or more."""
+    """Return the squares |h|^2, infinite if |weight h| is 2^39 or more."""
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         longest = LONGEST / np.asarray(weights, np.float64)
         return np.where(squares < longest * longest, squares, np.inf)
@@ -58,7 +58,7 @@ def accumulate_exact(
     weights: F64,
     partials: F64 | None = None,
 ) -> F64:
-    """out = acc + sum_i rounded(weights[i] h_i), acc zero if None; the squared norm of each h_i."""
+    """Set out = acc + sum_i rounded(weights[i] h_i), with acc = 0 for None. Return the squared norm of each h_i."""
     begin(acc, out)
     hs = [gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)]
     for h, weight in zip(hs, weights, strict=True):
@@ -84,7 +84,7 @@ def exchange_exact(
     first: int = 0,
     partials: F64 | None = None,
 ) -> F64:
-    """``exchange``, each term of ``adds`` rounded by itself with (weights[i] coefficient)."""
+    """Do as ``exchange``, with each term of ``adds`` multiplied by (weights[i] coefficient) and rounded separately."""
     begin(acc, out)
     hs = [gradient(*sent) for sent in zip(bases, ys, scales, strict=True)]
     n = len(out[0])
@@ -122,7 +122,10 @@ def exchange_exact(
 
 
 def combine_exact(terms: Sequence[Any], coefficients: npt.NDArray[np.int64], out: Words) -> bool:
-    """out = sum_i coefficients[i] terms[i], vectors rounded to the grid; whether every sum on the way is below 2^62."""
+    """Set out = sum_i coefficients[i] terms[i], with vectors rounded to the grid.
+
+    Return whether every intermediate sum is below 2^62.
+    """
     n = len(out[0])
     parts = [term if isinstance(term, tuple) else rounded(np.asarray(term, np.float64)) for term in terms]
     total = np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -141,6 +144,6 @@ def combine_exact(terms: Sequence[Any], coefficients: npt.NDArray[np.int64], out
 
 
 def read_exact(sum: Words, out: F32 | F64) -> None:
-    """out = float64(high) 2^-10 + low 2^-60, rounded once, and from there to float32 once more."""
+    """Set out = float64(high) 2^-10 + low 2^-60, rounded to float64 and then to the dtype of out."""
     high, low = (np.asarray(word).astype(np.float64) for word in sum)
     out[:] = high * 2.0**-10 + low * 2.0**-60

@@ -1,6 +1,7 @@
-"""Definitions of the kernels. Elementwise results equal the native bits; norms agree to 1e-5.
+"""Reference implementations of the kernels.
 
-The native norms add float32 squares on 16 lanes, these add float64 squares.
+Elementwise results equal the native bits. Norms agree to 1e-5: the native norms add float32 squares on 16 lanes, these
+add float64 squares.
 """
 
 import functools
@@ -15,17 +16,18 @@ from fedcore.kernels import Linear, Terms
 
 Sum: TypeAlias = npt.NDArray[np.floating[Any]]
 
-BLOCK = 16_384  # elements whose squares are added first
+BLOCK = 16_384  # the elements of a block; squares are added within blocks first
 P, Q = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F)
-LANES = 8  # of a checksum
+LANES = 8  # the lanes of a checksum
 
 
 def weighted_sum(
     rows: Sequence[Any], weights: Sum, out: Any, *, base: F32 | None = None, float64: bool, norms: bool = False
 ) -> F64 | None:
-    """out = sum_i weights[i] h_i, one after another in float32 or float64, rounded once; |h_i|^2 and |sum|^2 if asked.
+    """Set out = sum_i weights[i] h_i, added in order in float32 or float64 and rounded once to the dtype of out.
 
-    h_i is row i, or base - row i, in float32, or float64 if rows and sum are.
+    h_i is row i, or base - row i: float64 if the row and the sum are float64, else float32. With ``norms``, return
+    |h_i|^2 and |sum|^2.
     """
     total = np.zeros(np.shape(out), np.float64 if float64 else np.float32)
     hs = []
@@ -47,7 +49,7 @@ def weighted_sum_segments(
     float64: bool,
     norms: bool = False,
 ) -> F64 | None:
-    """outs[s] = sum_i weights[i] h_i[s], each as ``weighted_sum``; the norms are added up over s."""
+    """Set outs[s] = sum_i weights[i] h_i[s], as ``weighted_sum``. With ``norms``, return the norms summed over s."""
     squares = np.zeros(len(models) + 1)
     for s, out in enumerate(outs):
         rows, x = [model[s] for model in models], None if base is None else base[s]
@@ -57,43 +59,43 @@ def weighted_sum_segments(
 
 
 def numbers(array: Any) -> npt.NDArray[Any]:
-    """The array as NumPy sees it; of bfloat16, which it lacks, an exact float32 copy."""
+    """Return the array as a NumPy array, or an exact float32 copy of bfloat16."""
     if "bfloat16" not in str(getattr(array, "dtype", "")):
         return np.asarray(array)
     return np.asarray(array.float() if hasattr(array, "float") else array.astype(np.float32))
 
 
 def write(out: Any, total: Sum) -> None:
-    """out = total, rounded once to the dtype of out."""
+    """Set out = total, rounded once to the dtype of out."""
     dtype = str(out.dtype).removeprefix("torch.")
-    with np.errstate(over="ignore"):  # to an infinity
+    with np.errstate(over="ignore"):  # an overflow becomes an infinity
         rounded = to_bfloat16(total) if dtype == "bfloat16" else total.astype(dtype)
     out[...] = out.new_tensor(rounded) if hasattr(out, "new_tensor") else rounded
 
 
 def to_bfloat16(total: Sum) -> F32:
-    """The nearest numbers of 8 significant bits in float32's range, ties to even."""
+    """Return the nearest numbers of 8 significant bits in float32's range, ties to even."""
     _, exponent = np.frexp(total)
     unit = np.maximum(exponent, -125) - 8  # 2^-133 where bfloat16 is subnormal
     return np.asarray(np.ldexp(np.rint(np.ldexp(total.astype(np.float64), -unit)), unit), np.float32)
 
 
 def floats(y: Any) -> F32:
-    """A client's vector rounded to float32."""
-    if str(getattr(y, "dtype", "")) == "torch.bfloat16":  # which NumPy does not know
+    """Return a client's vector rounded to float32."""
+    if str(getattr(y, "dtype", "")) == "torch.bfloat16":  # NumPy lacks this dtype
         y = y.float()
     return np.asarray(y).astype(np.float32)
 
 
 def gradient(base: F32 | None, y: Any, scale: float) -> F32:
-    """h = (base - y) scale in float32; h = -y scale where there is no base."""
+    """Return h = (base - y) scale in float32, or -y scale without a base."""
     y = floats(y)
     h: F32 = (-y if base is None else np.asarray(base) - y) * np.float32(scale)
     return h
 
 
 def whole(y: Any) -> Any:
-    """A client's update as one vector; its tensors, if they lie apart, one behind the other."""
+    """Return a client's update as one vector, with separate tensors concatenated."""
     return np.concatenate([floats(tensor).reshape(-1) for tensor in y]) if isinstance(y, list | tuple) else y
 
 
@@ -106,7 +108,7 @@ def accumulate(
     weights: F64,
     partials: F64 | None = None,
 ) -> F64:
-    """out = acc + sum_i weights[i] h_i in the dtype of out, acc zero if None; the squared norm of each h_i."""
+    """Set out = acc + sum_i weights[i] h_i in its dtype, with acc = 0 for None. Return the squared norm of each h_i."""
     out[:] = 0 if acc is None else acc
     hs = [gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)]
     for h, weight in zip(hs, weights, strict=True):
@@ -115,7 +117,7 @@ def accumulate(
 
 
 def decoded(row: Any, n: int) -> F32:
-    """The float32 vector that a row of ``exchange`` stands for."""
+    """Return a row of ``exchange`` as a float32 vector."""
     if row is None:
         return np.zeros(n, np.float32)
     if not isinstance(row, tuple):
@@ -144,9 +146,9 @@ def exchange(
     first: int = 0,
     partials: F64 | None = None,
 ) -> F64:
-    """out = acc + sum_i weights[i] (the terms of adds), the new row those of row, as stored.
+    """Set each new row to the terms of ``row``, and out = acc + sum_i weights[i] (the terms of ``adds``).
 
-    Returns |h_i|^2, infinite if what is stored is.
+    ``adds`` uses the new rows as stored. Return |h_i|^2, infinite if the stored row is not finite.
     """
     out[:] = acc
     hs = [gradient(*sent) for sent in zip(bases, ys, scales, strict=True)]
@@ -192,7 +194,7 @@ def server_step(
     gamma: float,
     partials: F64 | None = None,
 ) -> tuple[float, float]:
-    """v = A, T, g and B by v_of; T' = T, A, B, g and v by total_of; x' = x - gamma v. Returns (|v|^2, |x'|^2)."""
+    """Set v = v_of(A, T, g, B), T' = total_of(T, A, B, g, v) and x' = x - gamma v. Return (|v|^2, |x'|^2)."""
     given = {"A": sum, "B": control, "T": total, "g": momentum}
     wide = {letter: vector.astype(np.float64) for letter, vector in given.items() if vector is not None}
 
@@ -221,7 +223,7 @@ def direction_step(
     mu: float,
     weight_decay: float,
 ) -> None:
-    """y -= lr (a (grad + weight_decay y) + b grad_prev + offset + mu (y - x)), in float32 and in that order."""
+    """Compute y -= lr (a (grad + weight_decay y) + b grad_prev + offset + mu (y - x)) in float32, in this order."""
     rate, of_grad, of_prev, of_drift, decay = map(np.float32, (lr, a, b, mu, weight_decay))
     d = of_grad * (grad + decay * y if decay else np.asarray(grad))
     if of_prev:
@@ -234,17 +236,17 @@ def direction_step(
 
 
 def combine(terms: Sequence[F32 | F64], coefficients: F64, out: F32 | F64) -> None:
-    """out = sum_i coefficients[i] terms[i], one term after another in float64, rounded once."""
+    """Set out = sum_i coefficients[i] terms[i], added in order in float64 and rounded once."""
     out[:] = combination(terms, coefficients)
 
 
 def combined_square(terms: Sequence[F32 | F64], coefficients: F64, partials: F64 | None = None) -> float:
-    """|sum_i coefficients[i] terms[i]|^2 in float64."""
+    """Return |sum_i coefficients[i] terms[i]|^2 in float64."""
     return float(squared_norms([combination(terms, coefficients)], partials)[0])
 
 
 def combination(terms: Sequence[F32 | F64], coefficients: F64) -> F64:
-    """The exact sum that ``combine`` rounds."""
+    """Return the float64 sum that ``combine`` rounds."""
     total: F64 = coefficients[0] * np.asarray(terms[0], np.float64)
     for term, coefficient in zip(terms[1:], coefficients[1:], strict=True):
         total += coefficient * np.asarray(term, np.float64)
@@ -269,9 +271,10 @@ def optimizer_step(
     gamma: float,
     partials: F64 | None = None,
 ) -> float:
-    """m' = from_m m + from_v v; s' = from_s s + from_square v^2, or s - from_square v^2 sign(s - v^2) if yogi.
+    """Set m', s' and x' in float32, and return |x'|^2.
 
-    x' = x - gamma m' / (sqrt(s') + tau), or x - gamma m' where there is no s; all in float32. Returns |x'|^2.
+    m' = from_m m + from_v v; s' = from_s s + from_square v^2, or s - from_square v^2 sign(s - v^2) if yogi.
+    x' = x - gamma m' / (sqrt(s') + tau), or x - gamma m' without s.
     """
     v, x = np.asarray(v), np.asarray(x)
     u = m_next = np.float32(from_m) * np.asarray(m) + np.float32(from_v) * v
@@ -288,7 +291,7 @@ def optimizer_step(
 
 
 def mix(models: Sequence[F32], starts: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], weights: F32) -> None:
-    """models[i] = sum_e weights[e] models[columns[e]] over row i's entries, one after another in float32."""
+    """Set models[i] = sum_e weights[e] models[columns[e]] over row i's entries, added in order in float32."""
     before = [np.array(model) for model in models]
     for i, model in enumerate(models):
         entries = range(starts[i], starts[i + 1])
@@ -298,14 +301,14 @@ def mix(models: Sequence[F32], starts: npt.NDArray[np.int64], columns: npt.NDArr
 
 
 def mix64(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of splitmix64."""
+    """Apply the finaliser of splitmix64."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
 def dither(n: int, seed: int, row: int, first: int = 0) -> npt.NDArray[np.uint32]:
-    """32 random bits for each of n elements: a hash of (seed, row, element), turned for the second 32 of each 64."""
+    """Return 32 random bits per element: a hash of (seed, row, element), rotated for the second half of every 64."""
     golden, elements = np.uint64(0x9E3779B97F4A7C15), np.uint64(first) + np.arange(n, dtype=np.uint64)
     start = np.array([seed, row], np.uint64) + golden
     key = mix64((mix64(start[:1]) + start[1:]) ^ mix64(elements >> np.uint64(32)))
@@ -320,7 +323,7 @@ def dither(n: int, seed: int, row: int, first: int = 0) -> npt.NDArray[np.uint32
 def quantise(
     x: F32, codec: str, codes: npt.NDArray[Any], scales: F32 | None, seed: int | None, row: int, first: int = 0
 ) -> None:
-    """Codes of x: the nearest, ties to even; with a seed that below, or above with the lost fraction's probability."""
+    """Set the codes of x: nearest, ties to even, or with a seed rounded up with the fraction's probability."""
     x = np.asarray(x)
     random = None if seed is None else dither(len(x), seed, row, first)
     if scales is not None:
@@ -356,12 +359,12 @@ def quantise(
 
 
 def rounded_up(t: F32, bits: int, random: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-    """t in fixed point with that many bits, plus as many random ones, and the integer below that."""
+    """Return floor(t + u), with t in fixed point and u in [0, 1) from ``random``, both of ``bits`` bits."""
     return ((t * np.float32(2**bits)).astype(np.int64) + (random >> np.uint32(32 - bits))) >> bits
 
 
 def dequantise(codes: npt.NDArray[Any], scales: F32 | None, codec: str, out: F32) -> None:
-    """out = what the codes stand for; scale * code for int8."""
+    """Set out to the decoded codes, scale * code for int8."""
     if scales is not None:
         out[:] = np.repeat(scales, 64)[: len(codes)] * codes.astype(np.float32)
     elif codec == "f16":
@@ -371,12 +374,12 @@ def dequantise(codes: npt.NDArray[Any], scales: F32 | None, codec: str, out: F32
 
 
 def squared_norms(rows: Sequence[Sum], partials: F64 | None = None) -> F64:
-    """|row|^2 of each row, in float64: the blocks' squares, which are also left in ``partials``, in their order."""
+    """Return |row|^2 of each row in float64, added block by block; write each block's sum to ``partials``."""
     return added(squares_of_blocks(rows), partials)
 
 
 def squares_of_blocks(rows: Sequence[Sum], sizes: Sequence[int] | None = None) -> F64:
-    """float64[blocks, k]: the squares of each 16,384 elements, of each tensor by itself where there are several."""
+    """Return float64[blocks, k]: the sum of squares of every 16,384 elements, separately for each tensor."""
     squares = [np.square(np.asarray(row), dtype=np.float64).ravel() for row in rows]
     ends = np.cumsum([len(squares[0]) if squares else 0] if sizes is None else sizes, dtype=np.int64)
     starts = [at for a, b in zip([0, *ends[:-1]], ends, strict=True) for at in range(a, b, BLOCK)]
@@ -387,14 +390,14 @@ def squares_of_blocks(rows: Sequence[Sum], sizes: Sequence[int] | None = None) -
 
 
 def added(shares: F64, partials: F64 | None) -> F64:
-    """The shares' sums, one block after another; the shares themselves into ``partials``."""
+    """Return the shares added block by block, and write the shares to ``partials``."""
     if partials is not None and shares.size:
         partials[:] = shares
     return np.cumsum(shares, axis=0)[-1] if len(shares) else np.zeros(shares.shape[1])
 
 
 def sizes_of(ys: Sequence[Any]) -> list[int] | None:
-    """The sizes of the tensors that the first update that is in tensors has; None where none is."""
+    """Return the sizes of the tensors of the first update that consists of tensors, or None."""
     return next(([np.size(floats(tensor)) for tensor in y] for y in ys if isinstance(y, list | tuple)), None)
 
 
@@ -404,7 +407,7 @@ def _step(s: npt.NDArray[np.uint64], w: npt.NDArray[np.uint64]) -> npt.NDArray[n
 
 
 def checksum(buffer: Any, block_bytes: int) -> npt.NDArray[np.uint64]:
-    """The checksum of each block: eight lanes a block, folded one after another, and the block's length last."""
+    """Return the checksum of each block: the hash of its eight lanes in order, then of its length."""
     data = np.frombuffer(buffer, np.uint8)
     starts = np.arange(0, len(data), block_bytes)
     lengths = np.minimum(block_bytes, len(data) - starts)
@@ -414,7 +417,7 @@ def checksum(buffer: Any, block_bytes: int) -> npt.NDArray[np.uint64]:
     lanes = np.tile(np.arange(1, LANES + 1, dtype=np.uint64) * P, (len(starts), 1))
     chunks = -(-lengths // (8 * LANES))
     for j in range(words.shape[1]):
-        fed = chunks > j  # the last block may end before the others
+        fed = chunks > j  # the last block may be shorter
         lanes[fed] = _step(lanes[fed], words[fed, j])
     sums = np.zeros(len(starts), np.uint64)
     for lane in lanes.T:

@@ -1,4 +1,4 @@
-"""Definitions of the native readers of updates and tensors."""
+"""Reference implementations of the native readers of updates and tensors."""
 
 import math
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from fedcore.arrays import F32, F64
 
 
 def column_range(column: F64) -> tuple[float, float]:
-    """The least and the greatest of a column; NaN if it holds one, and inf and -inf if it holds nothing."""
+    """Return a column's minimum and maximum: NaN if it contains NaN, inf and -inf if it is empty."""
     return float(column.min(initial=np.inf)), float(column.max(initial=-np.inf))
 
 
 def column_sum(total: float, column: F64, times: F64 | None) -> float:
-    """total + sum_i column[i] times[i], one after another; ``times`` of None is 1."""
-    for value in (column if times is None else column * times).tolist():  # sum() and numpy.sum add otherwise
+    """Return total + sum_i column[i] times[i], added in order; a missing ``times`` counts as 1."""
+    for value in (column if times is None else column * times).tolist():  # sum() and numpy.sum use a different order
         total += value
     return total
 
 
 def read_npy(datas: Sequence[Any], heads: Sequence[Any], shapes: Sequence[Any]) -> list[npt.NDArray[Any]] | None:
-    """Read-only views of some bytes as float32 of those shapes, if each is its head and so many elements; else None.
+    """Return read-only float32 views of the bytes after each header; None if a header, length or type differs.
 
-    A shape without elements is read by whoever looks at heads, for NumPy has no place at the very end of bytes.
+    None also for an empty array, since NumPy cannot make a view at the end of bytes.
     """
     views = []
     for data, head, shape in zip(datas, heads, shapes, strict=True):
@@ -38,7 +38,7 @@ def read_npy(datas: Sequence[Any], heads: Sequence[Any], shapes: Sequence[Any]) 
 
 
 def _elements(shape: Any) -> int:
-    """The elements of a shape, a tuple of ints; -1 where it is none, or of more than memory holds."""
+    """Return the number of elements of a shape; -1 if it is not a tuple of ints or too large for memory."""
     if not isinstance(shape, tuple) or any(extent.__class__ is not int or extent < 0 for extent in shape):
         return -1
     elements = math.prod(shape)
@@ -46,7 +46,7 @@ def _elements(shape: Any) -> int:
 
 
 def read_plain_tensors(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[npt.NDArray[Any]] | None:
-    """Float32 vectors over tensors, if each is NumPy's own array of that shape, aligned and in C order; else None."""
+    """Return flat views of plain float32 arrays that have these shapes, aligned and in C order; otherwise None."""
     for tensor, shape in zip(tensors, shapes, strict=True):
         if tensor.__class__ is not np.ndarray or tensor.dtype != np.float32 or tensor.shape != shape:
             return None
@@ -56,7 +56,7 @@ def read_plain_tensors(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[np
 
 
 def are_immutable(arrays: Sequence[Any]) -> bool:
-    """Tell whether the chain of what each array is a view of ends in bytes, so that nobody can change its memory."""
+    """Whether each array's memory is immutable because its chain of bases ends in bytes."""
     for array in arrays:
         base: Any = array
         while isinstance(base, np.ndarray | memoryview):
@@ -77,10 +77,16 @@ def read_plain_updates(
     own_rates: bool,
     max_lr: float,
 ) -> tuple[list[Any], list[Any], F64, F64, F64] | None:
-    """Clients, ys, steps, examples and lr * steps, if each update is of that type and what nearly all are; else None.
+    """Return clients, ys, steps, examples and lr * steps if all updates have the usual form; otherwise None.
 
-    That is: a float32 vector of n elements, of NumPy or torch, as a model of the open round, from one draw of a
-    registered client that sent no other, without a control or a weight. Examples that a client does not give are NaN.
+    An update has the usual form if:
+
+    * It is an instance of ``type`` itself.
+    * Its value is a model of the open round, a float32 vector of n elements of NumPy or torch.
+    * Its client is registered, was drawn once and sent one update.
+    * It has no control and no weight.
+
+    Missing examples are NaN.
     """
     if not all(update.__class__ is type and _is_plain(update) for update in updates):
         return None
@@ -113,11 +119,11 @@ def _is_plain(update: Any) -> bool:
 
 
 def _plain_model(y: Any, n: int) -> F32 | None:
-    """A model as a plain NumPy vector of n float32: itself, or the view that torch has of a tensor; else None."""
+    """Return a model as a plain NumPy vector of n float32 numbers, without a copy; None if that is impossible."""
     if y.__class__.__module__ == "torch":
         try:
             y = y.detach().numpy()
-        except Exception:  # it lies elsewhere, say
+        except Exception:  # for example, the tensor is on a GPU
             return None
     if y.__class__ is not np.ndarray or y.dtype != np.float32 or y.shape != (n,):
         return None
@@ -125,12 +131,12 @@ def _plain_model(y: Any, n: int) -> F32 | None:
 
 
 def _whole(value: object, most: float) -> float:
-    """An int within 1..most; else 0."""
+    """Return ``value`` if it is an int within 1..most; otherwise 0."""
     return float(value) if isinstance(value, int) and value.__class__ is int and 1 <= value <= most else 0.0
 
 
 def _rate(value: object, sent: float, own: bool, most: float) -> float:
-    """``sent`` for None or the same number; where clients have rates of their own, a float within (0, most]; else 0."""
+    """Return the client's rate: ``sent`` for None or an equal number, a float in (0, most] if ``own``; otherwise 0."""
     if value is None:
         return sent
     if not isinstance(value, float) or value.__class__ is not float:

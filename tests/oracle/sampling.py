@@ -1,4 +1,4 @@
-"""Definitions of the draws; all results equal the native bits. ``key`` is (seed, round, client, purpose).
+"""Reference implementations of the draws, bit-identical to the core. ``key`` is (seed, round, client, purpose).
 
 Reference: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Threefry4x64-20).
 """
@@ -16,7 +16,7 @@ from fedcore.arrays import F64, I64
 Key = Sequence[int]
 U64 = npt.NDArray[np.uint64]
 
-# The second word of the counter: what the words are used for.
+# The second word of the counter, which names the use of the random words.
 WITHOUT_REPLACEMENT, WEIGHTED_WITHOUT_REPLACEMENT, WITH_REPLACEMENT, BERNOULLI, PERMUTATION = range(1, 6)
 FAN = 32
 
@@ -25,7 +25,7 @@ _MASK = 2**64 - 1
 
 
 def _blocks(key: Key, use: Sequence[int], counters: U64) -> U64:
-    """uint64[blocks, 4]: Threefry4x64-20 of the counters (counters[i], *use)."""
+    """Return uint64[blocks, 4]: Threefry4x64-20 of the counters (counters[i], *use)."""
 
     def rotated(x: U64, bits: int) -> U64:
         return (x << np.uint64(bits)) | (x >> np.uint64(64 - bits))
@@ -44,28 +44,28 @@ def _blocks(key: Key, use: Sequence[int], counters: U64) -> U64:
 
 
 def random_words(key: Key, use: Sequence[int], first: int, blocks: int) -> U64:
-    """The words of blocks first .. first + blocks - 1."""
+    """Return the random words of the blocks ``first`` to ``first + blocks - 1``."""
     return _blocks(key, use, np.arange(blocks, dtype=np.uint64) + np.uint64(first)).ravel()
 
 
 def _words(key: Key, use: int) -> Iterator[int]:
-    """The words of one use, one by one."""
+    """Yield the random words of a use one by one."""
     for first in counting(0, 64):
         yield from random_words(key, (use, 0, 0), first, 64).tolist()
 
 
 def unit(words: U64) -> F64:
-    """Multiples of 2^-53 in [0, 1)."""
+    """Return the words as multiples of 2^-53 in [0, 1)."""
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def without_replacement(population: int, k: int, key: Key) -> I64:
-    """The first k places of a shuffle that exchanges place j with a uniform one of j .. population - 1."""
+    """Return the first k numbers of a shuffle that swaps position j with a uniform one in j .. population - 1."""
     words, moved, drawn = _words(key, WITHOUT_REPLACEMENT), dict[int, int](), []
     for j in range(k):
         bound = population - j
         product = next(words) * bound
-        while product & _MASK < 2**64 % bound:  # one of the 2^64 mod bound words too many
+        while product & _MASK < 2**64 % bound:  # reject 2^64 mod bound words, so that the rest are uniform
             product = next(words) * bound
         place = j + (product >> 64)
         drawn.append(moved.get(place, place))
@@ -74,7 +74,7 @@ def without_replacement(population: int, k: int, key: Key) -> I64:
 
 
 def _sums(s: F64) -> F64:
-    """The sums of each 32 numbers, the last ones padded by zeros: eight lanes, folded in a tree."""
+    """Return the sum of every 32 numbers, padded with zeros: eight lanes, reduced in a tree."""
     rows = np.append(s, np.zeros(-len(s) % FAN)).reshape(-1, 4, 8)
     lanes = ((rows[:, 0] + rows[:, 1]) + rows[:, 2]) + rows[:, 3]
     l0, l1, l2, l3 = (lanes[:, j] + lanes[:, j + 4] for j in range(4))
@@ -82,7 +82,7 @@ def _sums(s: F64) -> F64:
 
 
 def _tree(weights: F64) -> list[F64] | None:
-    """The weights, the sums of 32 of them, and so on up to the total; None if they are no weights."""
+    """Return the levels of a tree of sums, from the weights to the total; None if the weights are invalid."""
     levels = [weights, _sums(weights)]
     while len(levels[-1]) > 1:
         levels.append(_sums(levels[-1]))
@@ -90,19 +90,19 @@ def _tree(weights: F64) -> list[F64] | None:
 
 
 def _choose(levels: list[F64], units: Sequence[float]) -> int:
-    """Down from the root, one of 32 children a level."""
+    """Return a leaf: walk down from the root, and choose one of 32 children per level."""
     node = 0
     for level, u in zip(range(len(levels) - 2, -1, -1), units, strict=True):
         children = levels[level][FAN * node : FAN * (node + 1)]
         child = int(np.searchsorted(np.cumsum(children), u * levels[level + 1][node], side="right"))
-        if child == len(children):  # the running sum fell short of the total by rounding
+        if child == len(children):  # rounding made the running sum smaller than the total
             child = int(np.flatnonzero(children)[-1])
         node = FAN * node + child
     return node
 
 
 def weighted_without_replacement(weights: F64, k: int, key: Key) -> I64 | None:
-    """Draw by the weights, make the one that was drawn zero, add up the sums above it, and again."""
+    """Repeatedly draw by weight, set the drawn weight to zero, and update the sums above it."""
     if len(weights) == 0:
         return np.empty(0, np.int64)
     levels = _tree(np.array(weights, np.float64))
@@ -121,7 +121,7 @@ def weighted_without_replacement(weights: F64, k: int, key: Key) -> I64 | None:
 
 
 def with_replacement(weights: F64, k: int, key: Key) -> I64 | None:
-    """Draw by the weights k times."""
+    """Draw k times by weight."""
     if len(weights) == 0:
         return np.empty(0, np.int64)
     levels = _tree(np.asarray(weights))
@@ -136,7 +136,7 @@ def with_replacement(weights: F64, k: int, key: Key) -> I64 | None:
 
 
 def bernoulli(population: int, p: float | F64, key: Key) -> I64 | None:
-    """i is in exactly if its own uniform number is below p_i."""
+    """Draw each i whose uniform number is below p_i."""
     chances = np.broadcast_to(np.asarray(p, np.float64), population)
     if not ((chances >= 0) & (chances <= 1)).all():
         return None
@@ -145,7 +145,7 @@ def bernoulli(population: int, p: float | F64, key: Key) -> I64 | None:
 
 
 def _round_values(key: Key, round: int, half: U64, modulus: int) -> U64:
-    """The word of index ``half`` in the round's own stream, scaled to [0, modulus), modulus < 2^32."""
+    """Return the words at the indices ``half`` of the round's stream, scaled to [0, modulus), modulus < 2^32."""
     blocks = _blocks(key, (PERMUTATION, round, 0), half // np.uint64(4))
     words = blocks[np.arange(len(half)), half % np.uint64(4)]
     m, shift = np.uint64(modulus), np.uint64(32)
@@ -154,8 +154,8 @@ def _round_values(key: Key, round: int, half: U64, modulus: int) -> U64:
 
 
 def permutation(population: int, start: int, count: int, key: Key) -> I64:
-    """A Feistel network on (l, r) of [0, rows) x [0, columns), repeated until the result is inside."""
-    rows = isqrt(population - 1) + 1  # the least whose square reaches the population
+    """Apply a Feistel network on [0, rows) x [0, columns) until each result is below ``population``."""
+    rows = isqrt(population - 1) + 1  # the smallest integer whose square is at least the population
     rows += rows % 2
     columns = -(-population // rows)
     x = np.arange(count, dtype=np.uint64) + np.uint64(start)

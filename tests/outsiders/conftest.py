@@ -1,3 +1,3 @@
-"""The house is imported by the tests that put it on the path, and not while doctests are looked for."""
+"""Tests import the package ``mine`` when its folder is on the path; doctests must not."""
 
 collect_ignore = ["house"]

@@ -1,4 +1,4 @@
-"""Methods, patterns, data and models that are not in the package, run by ``fedcore run`` in processes of its own."""
+"""Methods, patterns, data and models of a user's package, run by ``fedcore run``."""
 
 import json
 import os
@@ -30,11 +30,13 @@ OddAndEven = mine.patterns:OddAndEven
 """
 
 
-def fedcore(*words, path=(HOUSE,), folder="."):
+def fedcore(*words, path=(HOUSE,), folder=".", fails=False):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "COLUMNS": "200"}
-    # The installed command does not put the working folder on the path, as `python -m` does.
+    # Unlike `python -m`, the installed command does not put the working folder on the path.
     command = [sys.executable, "-P", "-m", "fedcore", *map(str, words)]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode != 0) == fails, ended.stderr
+    return ended
 
 
 def figures(folder):
@@ -50,13 +52,12 @@ def figures(folder):
 def straight(tmp_path_factory):
     """The folder of a run by dotted names, over two processes."""
     folder = tmp_path_factory.mktemp("straight") / "run"
-    ended = fedcore("run", HOUSE / "experiment.toml", "--workers", 2, "--out", folder)
-    assert ended.returncode == 0, ended.stderr
+    fedcore("run", HOUSE / "experiment.toml", "--workers", 2, "--out", folder)
     return folder
 
 
 def registered_file(folder):
-    """The experiment by the names that an import or an entry point gives."""
+    """Write the experiment with the names that an import or an entry point adds."""
     text = (HOUSE / "experiment.toml").read_text()
     for dotted, name in NAMES.items():
         text = text.replace(dotted, name)
@@ -74,29 +75,26 @@ def test_by_dotted_names_in_spawned_workers(straight):
 
 
 def cut_short(folder):
-    """Leave a run's records as those of one that was stopped: headers alone, and headers with two rounds."""
+    """Cut a run's records as an interruption does: to headers, or headers and two rounds."""
     for kept, record in zip((1, 1, 3, 3), sorted((folder / "records").glob("*.jsonl")), strict=True):
         record.write_text("".join(record.read_text().splitlines(keepends=True)[:kept]))
 
 
-def test_a_run_that_was_stopped_goes_on(straight, tmp_path):
+def test_an_interrupted_run_resumes(straight, tmp_path):
     folder = shutil.copytree(straight, tmp_path / "run")
     cut_short(folder)
-    ended = fedcore("run", folder, "--resume", "--workers", 1)
-    assert ended.returncode == 0, ended.stderr
+    fedcore("run", folder, "--resume", "--workers", 1)
     assert figures(folder) == figures(straight)
 
 
 def test_by_an_import_in_every_worker(straight, tmp_path):
-    """A module by its name at first, by its file when the run goes on, which needs it as well."""
+    """A module is named first, and given as a file when the run resumes, which needs it too."""
     run = tmp_path / "run"
-    ended = fedcore("run", registered_file(tmp_path), "--import", "mine.registers", "--workers", 1, "--out", run)
-    assert ended.returncode == 0, ended.stderr
+    fedcore("run", registered_file(tmp_path), "--import", "mine.registers", "--workers", 1, "--out", run)
     assert figures(run) == figures(straight)
-    assert "unknown" in fedcore("run", run, "--resume").stderr
+    assert "unknown" in fedcore("run", run, "--resume", fails=True).stderr
     cut_short(run)
-    ended = fedcore("run", run, "--resume", "--import", HOUSE / "mine" / "registers.py", "--workers", 1)
-    assert ended.returncode == 0, ended.stderr
+    fedcore("run", run, "--resume", "--import", HOUSE / "mine" / "registers.py", "--workers", 1)
     assert figures(run) == figures(straight)
 
 
@@ -106,33 +104,29 @@ def test_by_entry_points(straight, tmp_path):
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     path = (HOUSE, tmp_path)
-    ended = fedcore("run", registered_file(tmp_path), "--workers", 1, "--out", tmp_path / "run", path=path)
-    assert ended.returncode == 0, ended.stderr
+    fedcore("run", registered_file(tmp_path), "--workers", 1, "--out", tmp_path / "run", path=path)
     assert figures(tmp_path / "run") == figures(straight)
     listed = fedcore("list", path=path).stdout
     assert all(name in listed for name in NAMES.values())
     assert "two clouds of points" in fedcore("list", "data", path=path).stdout
 
 
-def test_modules_lie_beside_the_configuration(tmp_path):
-    """Nothing is on the path, and the working folder is another one: each process of the run finds them."""
+def test_modules_beside_the_configuration_are_found(tmp_path):
+    """The path is empty, and the working folder is another one; each process of the run finds the modules."""
     shutil.copytree(HOUSE, tmp_path / "lab")
     words = ("--rounds", 1, "--seeds", 1, "--workers", 1, "--out", tmp_path / "run")
-    ended = fedcore("run", "lab/experiment.toml", *words, path=(), folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    fedcore("run", "lab/experiment.toml", *words, path=(), folder=tmp_path)
     assert [label for label, _ in figures(tmp_path / "run")] == ["FedAvg", "FedACG (lam=0.5)"]
 
 
 def test_a_report_of_a_folder_imports_nothing(straight, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text("raise SystemExit('imported')")
-    ended = fedcore("report", straight, path=[tmp_path])
-    assert ended.returncode == 0, ended.stderr
-    assert "FedACG (lam=0.5)" in ended.stdout
+    assert "FedACG (lam=0.5)" in fedcore("report", straight, path=[tmp_path]).stdout
 
 
 def test_in_a_notebook(tmp_path):
-    """A program without a guard, whose class no other process knows: jobs=0 runs the trials here."""
+    """A program without a guard, whose class other processes cannot import: jobs=0 runs the trials in this process."""
     program = tmp_path / "cells.py"
     program.write_text(
         """
@@ -148,9 +142,9 @@ before = torch.get_num_threads(), threads()
 algorithms.REGISTRY["Mine"] = Mine
 small = load_preset("quickstart", ["rounds=2", "seeds=[0]", 'algorithms=["MIFA", "Mine", "__main__:Mine"]',
                     'algorithms=[{name="MIFA"}, {name="Mine"}, {name="__main__:Mine", label="again"}]'])
-heard = []
-assert run_experiment(small, Path("here"), jobs=0, on_event=heard.append) == []
-assert sum(event.over for event in heard) == 3
+events = []
+assert run_experiment(small, Path("here"), jobs=0, on_event=events.append) == []
+assert sum(event.over for event in events) == 3
 assert (torch.get_num_threads(), threads()) == before
 failed = run_experiment(small, Path("apart"), jobs=1)
 assert len(failed) == 3, failed

@@ -1,4 +1,4 @@
-"""What is said of names that stand for nothing, and what a saved server may have imported."""
+"""Errors for unknown names, and the modules that a saved server may import."""
 
 import importlib
 import shutil
@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore import Server, Update, algorithms, registries
+from fedcore import Server, Update, algorithms
+from fedcore import validation as registries
 from fedcore.algorithms import named, optimizers, rates
 from fedcore.cli import run as cli_run
 from fedcore.errors import CheckpointError, ConfigError, RangeError, UnknownNameError
 from fedcore.experiment import load_preset
-from fedcore.experiment.presets import load_and_partition
-from fedcore.registries import Registry, load_module
+from fedcore.experiment.config import load_and_partition
 from fedcore.simulation import data, local_rules, nets, participation
 from fedcore.simulation.data import partitions
+from fedcore.validation import Registry, load_module
 from tests.cli.command import invoke
 
 HOUSE = Path(__file__).parent / "house"
@@ -34,7 +35,7 @@ REGISTRIES = [
 
 @pytest.fixture
 def house(monkeypatch):
-    """The house on the path, and nothing of it imported before or after."""
+    """The package ``mine`` on the path, not imported before or after the test."""
     monkeypatch.syspath_prepend(str(HOUSE))
     importlib.invalidate_caches()
     before = [(registry, dict(registry)) for registry in REGISTRIES]
@@ -42,45 +43,45 @@ def house(monkeypatch):
     for registry, rows in before:
         registry.clear()
         registry.update(rows)
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("mine", "registers")]:
-        del sys.modules[name]
+    forget_mine()
 
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-    """A folder with a configuration and the modules that it names beside it, none of them on the path."""
+    """A folder with a configuration, and beside it the modules that it names, which are not on the path."""
     shutil.copytree(HOUSE, tmp_path / "lab")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(HOUSE))])
-    monkeypatch.setattr(registries, "ADDED", [])  # the caches of the path are those of other folders
+    monkeypatch.setattr(registries, "ADDED", [])  # other tests added folders
     monkeypatch.setattr(cli_run, "ADDED", registries.ADDED)
     yield tmp_path / "lab" / "experiment.toml"
     forget_mine()
 
 
 def forget_mine():
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("mine", "registers")]:
         del sys.modules[name]
 
 
 @pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.what)
-def test_every_registry_refuses_in_the_same_words(registry):
+def test_every_registry_has_the_same_errors(registry):
     assert isinstance(registry, Registry)
     own = next(iter(registry))
     with pytest.raises(UnknownNameError, match=rf"{own + 'x'!r}.*{own!r}.*'module:Name'"):
         registry.find(own + "x")
-    with pytest.raises(UnknownNameError, match=rf"^{registry.what}\b.*'nowhere'.*--import"):
-        registry.find("nowhere.at_all:Name")
-    with pytest.raises(UnknownNameError, match=rf"^{registry.what}\b.*'nothing'"):
-        registry.find("sys:nothing")
-    with pytest.raises(UnknownNameError, match=rf"^{registry.what}\b.*'sys:maxsize'"):
-        registry.find("sys:maxsize")
+    for name, message in (
+        ("nowhere.at_all:Name", "'nowhere'.*--import"),
+        ("sys:nothing", "'nothing'"),
+        ("sys:maxsize", "maxsize"),
+    ):
+        with pytest.raises(UnknownNameError, match=rf"^{registry.what}\b.*{message}"):
+            registry.find(name)
     with pytest.raises(UnknownNameError, match=rf"^{registry.what}\b.*'three'"):
         registry["three"] = 3
     assert "three" not in registry
 
 
-def test_a_class_of_ones_own_by_its_module(house):
+def test_a_user_s_class_by_its_module(house):
     method = named("mine.methods:FedACG", lam=0.25)
     assert type(method).__module__ == "mine.methods"
     assert method.lam == 0.25
@@ -92,19 +93,19 @@ def test_a_class_of_ones_own_by_its_module(house):
         named("mine.patterns:OddAndEven")
 
 
-def test_a_module_that_fails_says_where(tmp_path):
+def test_errors_of_modules_name_the_place(tmp_path):
     (tmp_path / "broken_module.py").write_text("\n\nx = 1 / 0\n")
     with pytest.raises(UnknownNameError, match=r"ZeroDivisionError.*broken_module.py, line 3"):
         load_module(str(tmp_path / "broken_module.py"))
     assert "broken_module" not in sys.modules
     (tmp_path / "json.py").write_text("")
-    with pytest.raises(UnknownNameError, match="module 'json'"):
+    with pytest.raises(UnknownNameError, match="'json'"):
         load_module(str(tmp_path / "json.py"))
     with pytest.raises(UnknownNameError, match=r"^import\b.*nothing\.py"):
         load_module(str(tmp_path / "nothing.py"))
 
 
-def test_an_experiment_says_what_is_wrong_with_ones_own(house):
+def test_errors_of_an_experiment_with_a_user_s_classes(house):
     own = "algorithms=[{name='mine.methods:FedACG', lam='much'}]"
     with pytest.raises(ConfigError, match=r"\balgorithms.0.lam\b"):
         load_preset("quickstart", [own])
@@ -123,23 +124,22 @@ def saved(folder, method):
     return server.x
 
 
-def test_a_saved_method_is_found_again_where_its_module_is_imported(house, tmp_path):
+def test_a_saved_method_is_found_if_its_module_is_imported(house, tmp_path):
     x = saved(tmp_path / "s", named("mine.methods:FedACG", lam=0.25))
-    again = Server.load(tmp_path / "s")
-    assert (again.x == x).all()
-    assert again.algorithm.lam == 0.25
-    again.round([Update(1, again.x + 1, 1)])
+    loaded = Server.load(tmp_path / "s")
+    assert (loaded.x == x).all()
+    assert loaded.algorithm.lam == 0.25
+    loaded.round([Update(1, loaded.x + 1, 1)])
     given = sys.modules["mine.methods"].FedACG
     assert Server.load(tmp_path / "s", algorithm=given(0.25)).algorithm.lam == 0.25
     with pytest.raises(CheckpointError, match=r"^algorithm\b.*lam=0\.25"):
         Server.load(tmp_path / "s", algorithm=given(0.5))
 
 
-def test_a_folder_has_nothing_imported(house, tmp_path):
-    """It may be anybody's: its word is not enough to run a module's code."""
+def test_a_folder_cannot_import_a_module(house, tmp_path):
+    """A folder may come from anyone, so it must not run code."""
     saved(tmp_path / "s", named("mine.methods:FedACG"))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
-        del sys.modules[name]
+    forget_mine()
     with pytest.raises(CheckpointError, match=r"^algorithm\b.*'mine.methods'"):
         Server.load(tmp_path / "s")
     assert "mine.methods" not in sys.modules
@@ -154,7 +154,7 @@ def test_a_folder_has_nothing_imported(house, tmp_path):
         sys.path.remove(str(tmp_path))
 
 
-def test_a_method_without_a_module_has_to_be_given_again(tmp_path):
+def test_a_method_without_a_module_must_be_given_again(tmp_path):
     class Mine(algorithms.MIFA):
         pass
 
@@ -164,8 +164,8 @@ def test_a_method_without_a_module_has_to_be_given_again(tmp_path):
     assert type(Server.load(tmp_path / "s", algorithm=Mine()).algorithm) is Mine
 
 
-def test_a_rate_is_never_made_by_a_folders_word(house, tmp_path):
-    """Whatever can be called is a rate: a folder could have any class made, of any arguments."""
+def test_a_folder_cannot_name_the_class_of_a_rate(house, tmp_path):
+    """A rate can be any callable, so a folder could make an object of any class."""
     server = Server(np.zeros(3, np.float32), "FedAvg", 2, lr=Halving())
     server.save(tmp_path / "s")
     with pytest.raises(CheckpointError, match=r"^lr\b"):
@@ -183,46 +183,39 @@ SMALL = ("--rounds", 1, "--seeds", 1, "--workers", 0)
 @pytest.mark.parametrize(
     "words", [("show-data",), ("run", "--sweep", *SMALL), ("run", *SMALL)], ids=["data", "sweep", "run"]
 )
-def test_every_command_finds_modules_beside_its_file(lab, words):
+def test_every_command_finds_modules_beside_the_configuration(lab, words):
     done = invoke(*words, "lab/experiment.toml")
     assert done.status == 0, done.errors
 
 
-def test_a_run_goes_on_with_the_folder_of_its_modules(lab, monkeypatch):
+def test_a_run_resumes_with_the_folder_of_its_modules(lab, monkeypatch):
     assert invoke("run", lab, *SMALL, "--out", "run").status == 0
     assert cli_run.import_flags([]) == ["--import", f"{lab.parent}/"]
     sys.path.remove(str(lab.parent))
     registries.ADDED.clear()
     forget_mine()
-    refused = invoke("run", "run", "--resume").errors
-    assert "or its folder with a / at the end, to --import" in refused
+    assert "to --import" in invoke("run", "run", "--resume").errors
     done = invoke("run", "run", "--resume", "--rounds", 2, "--workers", 0, "--import", "lab/")
     assert done.status == 0, done.errors
 
 
-def test_modules_lie_in_the_working_folder(lab, monkeypatch):
+def test_modules_in_the_working_folder_are_found(lab, monkeypatch):
     monkeypatch.chdir(lab.parent)
-    done = invoke(
-        "show-data",
-        "quickstart",
-        "--set",
-        "data={name='mine.data:clouds'}",
-        "--set",
-        "model={name='mine.models:line'}",
-    )
+    options = ("--set", "data={name='mine.data:clouds'}", "--set", "model={name='mine.models:line'}")
+    done = invoke("show-data", "quickstart", *options)
     assert done.status == 0, done.errors
 
 
-def test_of_two_modules_with_one_name_none_is_taken(lab, tmp_path, monkeypatch):
-    """The other one would hide the one beside the file, and the run would be of what nobody meant."""
+def test_two_modules_with_one_name_are_an_error(lab, tmp_path, monkeypatch):
+    """The other module would hide the one beside the configuration."""
     other = shutil.copytree(HOUSE, tmp_path / "other")
     monkeypatch.syspath_prepend(str(other))
     with pytest.raises(ConfigError, match=rf"'mine'.*{lab.parent}.*{other}"):
         load_preset(lab)
 
 
-def test_a_folder_of_modules_is_there(lab):
-    assert "--import: expected a folder before the /, got 'nowhere/'" in invoke("list", "--import", "nowhere/").errors
+def test_the_folder_of_modules_must_exist(lab):
+    assert "nowhere/" in invoke("list", "--import", "nowhere/").errors
     with pytest.raises(UnknownNameError, match=r"^data\b.*lab/:clouds"):
         data.REGISTRY.find("lab/:clouds")
 
@@ -244,7 +237,7 @@ own = Source(load, "a CSV file", shape=(3,), classes=2)
 """
 
 
-def test_the_clients_of_a_csv_file_are_the_natural_partition(lab):
+def test_the_client_column_of_a_csv_file_is_the_natural_partition(lab):
     (lab.parent / "mine" / "csv.py").write_text(CSV)
     whose = ["b", "a", "c", "a", "b", "a"]
     rows = [f"{i},1.0,{i / 2},{i % 2},{client}" for i, client in enumerate(whose)]

@@ -1,64 +1,61 @@
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from matplotlib.figure import Figure
 
 from fedcore.experiment.results import Header, Record, RoundRecord
+from tests.reports.kit import write_lines
 
 Make = Callable[..., Record]
 
 
 @pytest.fixture
 def record() -> Make:
-    """Makes a record from the accuracies of its rounds; where one is evaluated its loss is 1 - accuracy."""
+    """Makes a record from the accuracies of its rounds; the loss of an evaluated round is 1 - accuracy."""
 
     def make(
         algorithm: str, order: int, seed: int, accuracies: Sequence[float | None], rounds: int | None = None
     ) -> Record:
-        lines = [
-            RoundRecord(
-                round,
-                [0],
-                1,
-                0,
-                accuracy,
-                None if accuracy is None else 1 - accuracy,
-                0.1,
-                0.1,
-                5,
-                round + 1,
-                1.0,
-                8,
-                {"train": 0.5},
-            )
-            for round, accuracy in enumerate(accuracies)
-        ]
+        lines = []
+        for round, accuracy in enumerate(accuracies):
+            loss = None if accuracy is None else 1 - accuracy
+            lines.append(RoundRecord(round, [0], 1, 0, accuracy, loss, 0.1, 0.1, 5, round + 1, 1.0, 8, {"train": 0.5}))
         return Record(Header("p", "P", algorithm, order, seed, rounds or len(lines), "0"), lines, torn=False)
 
     return make
 
 
 @pytest.fixture
+def put(tmp_path, record):
+    """Writes the record of a trial into the folder of a point, below ``tmp_path``."""
+
+    def put(point, label, order, seed, accuracies, rounds=None, preset="p", awaited=None, title="P"):
+        folder = tmp_path / preset / point
+        one = record(label, order, seed, accuracies, rounds)
+        lines = [replace(line, awaited=awaited) for line in one.rounds]
+        one = replace(one, header=replace(one.header, preset=preset, title=title), rounds=lines)
+        write_lines(folder / "records" / f"{order}-{label}-seed{seed}.jsonl", one)
+        if not (folder / "config.json").exists():
+            (folder / "config.json").write_text("{}")
+        return folder
+
+    return put
+
+
+@pytest.fixture
 def drawn(monkeypatch):
-    """The figures that are saved, all of them whole."""
+    """The saved figures, which must not reach past their edges."""
     figures = []
     save = Figure.savefig
 
-    def keeping(figure, *place, **how):
+    def keep(figure, *arguments, **options):
         figures.append(figure)
-        save(figure, *place, **how)
+        save(figure, *arguments, **options)
 
-    monkeypatch.setattr(Figure, "savefig", keeping)
+    monkeypatch.setattr(Figure, "savefig", keep)
     yield figures
     for figure in figures:
-        assert_whole(figure)
-
-
-def assert_whole(figure):
-    """Nothing that is drawn reaches past the picture's edges."""
-    width, height = figure.get_size_inches()
-    taken = figure.get_tightbbox(figure.canvas.get_renderer())
-    assert taken.x0 >= 0, f"{-taken.x0:.2f} inches are cut off on the left"
-    assert taken.y0 >= 0, f"{-taken.y0:.2f} inches are cut off below"
-    assert taken.x1 <= width, f"{taken.x1 - width:.2f} inches are cut off on the right"
-    assert taken.y1 <= height, f"{taken.y1 - height:.2f} inches are cut off above"
+        width, height = figure.get_size_inches()
+        box = figure.get_tightbbox(figure.canvas.get_renderer())
+        assert min(box.x0, box.y0, width - box.x1, height - box.y1) >= 0, f"{box} in {width} x {height} inches"

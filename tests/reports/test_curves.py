@@ -1,3 +1,5 @@
+"""Plots of curves."""
+
 from dataclasses import replace
 
 import pytest
@@ -10,7 +12,7 @@ from fedcore.reports.figures import AXES, COLOURS, STYLES, band, draw_curves, lo
 from fedcore.reports.papers import Comparison
 
 
-def test_the_band_runs_from_the_lowest_to_the_highest_seed_and_ends_with_the_first(record):
+def test_band_is_the_range_of_the_seeds(record):
     group = [record("A", 0, 0, [0.1, None, 0.3, 0.5]), record("A", 0, 1, [0.3, None, 0.3])]
     curve = band(group, "rounds")
     assert list(curve.index) == [1, 3]
@@ -19,7 +21,7 @@ def test_the_band_runs_from_the_lowest_to_the_highest_seed_and_ends_with_the_fir
     assert list(curve["max"]) == pytest.approx([30, 30])
 
 
-def test_losses_are_drawn_in_their_own_unit_and_far_apart_ones_on_a_logarithmic_axis(tmp_path, record, drawn):
+def test_wide_range_of_losses_has_a_logarithmic_axis(tmp_path, record, drawn):
     near, far = record("A", 0, 0, [0.1, None, 0.3]), record("B", 1, 0, [0.2, 0.5, 0.99])
     for records, scale in (([near], "linear"), ([near, far], "log")):
         draw_curves(records, tmp_path / "a.png", measure="loss")
@@ -31,7 +33,7 @@ def test_losses_are_drawn_in_their_own_unit_and_far_apart_ones_on_a_logarithmic_
     assert (list(curve.index), curve.values.tolist()) == ([1, 3], [[0.9, 0.9, 0.9], [0.7, 0.7, 0.7]])
 
 
-def test_rounds_in_which_a_model_waits_are_crossed(tmp_path, record, drawn):
+def test_rounds_in_which_a_model_waits_have_crosses(tmp_path, record, drawn):
     lines = record("A", 0, 0, [0.1, 0.1, 0.3, 0.5])
     awaited = replace(lines, rounds=[replace(line, awaited=max(2 - line.round, 0)) for line in lines.rounds])
     draw_curves([awaited, record("B", 1, 0, [0.1, 0.2])], tmp_path / "a.png")
@@ -51,19 +53,19 @@ def test_the_loss_has_no_dotted_lines(tmp_path, record, drawn):
         assert len(drawn[-1].axes[0].lines) == lines
 
 
-def test_more_algorithms_than_colours_can_be_drawn(tmp_path, record):
+def test_more_algorithms_than_colours(tmp_path, record):
     draw_curves([record(str(i), i, 0, [0.5, 0.5]) for i in range(len(COLOURS) + 2)], tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
-def test_no_two_methods_have_nearly_the_same_look():
+def test_similar_colours_have_different_styles():
     for near in ({"#0072B2", "#56B4E9"}, {"#D55E00", "#E69F00"}):  # the blues, the oranges
         one, other = (look(order) for order in range(len(COLOURS)) if COLOURS[order] in near)
         assert one[1] != other[1]
     assert [look(order)[1] for order in range(4)] == list(STYLES)
 
 
-def test_over_uploadings_a_method_with_two_vectors_goes_twice_as_far(tmp_path, drawn):
+def test_method_with_two_vectors_has_twice_the_uploadings(tmp_path, drawn):
     changes = ["algorithms=['SCAFFOLD', {name='SCAFFOLD', control='sent', label='sent'}]", "rounds=2", "seeds=[0]"]
     for trial in trials(load_preset("quickstart", [*changes, "local.epochs=1"])):
         run_trial(trial, tmp_path)
@@ -75,7 +77,7 @@ def test_over_uploadings_a_method_with_two_vectors_goes_twice_as_far(tmp_path, d
         assert axes.get_xlabel() == AXES[over]
 
 
-def test_records_without_uploadings_are_drawn_over_rounds(tmp_path, record, drawn):
+def test_older_records_are_drawn_over_rounds(tmp_path, record, drawn):
     old = record("A", 0, 0, [0.5, 0.6])
     new = replace(old, rounds=[replace(line, uploadings=2 * line.round + 2) for line in old.rounds])
     for records, end, label in (([new], 4, "uploadings"), ([old, new], 2, "rounds")):

@@ -1,4 +1,4 @@
-"""Every picture, with long titles and labels, is drawn within its edges."""
+"""Plots with long titles and labels stay within their edges."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from fedcore.reports.papers import Comparison
 from fedcore.reports.sweeps import families
 
 LONG = "digits, shards (shards_per_client=2, distinct_classes=True), active in one round of ten, as the paper has it"
-TITLES = ["short", LONG, f"{LONG}, {LONG}", "x" * 300]
+TITLES = ["short", f"{LONG}, {LONG}", "x" * 300]
 LABELS = ["A", "FlexibleFedAvg (scheme=C, reboot=True, local_steps=5)", "SCAFFOLDMVR" * 6]
 CHANGED = "participation Bernoulli -> Uniform, partition.shards_per_client 2 -> 3, rate.lr 0.2 -> 0.1, rounds 200 -> 10"
 
@@ -27,7 +27,7 @@ def test_curves(tmp_path, record, drawn, title, labels):
     paper = Comparison("P", accuracy={labels[0]: 99.0}, short="2 of 200 rounds, 1 of 3 seeds")
     for over in ("rounds", "uploadings"):
         draw_curves(records, tmp_path / "a.png", paper, over=over, changed=CHANGED)
-    assert_all_are_named(drawn[-1], labels)
+    assert_legend_has(drawn[-1], labels)
 
 
 @pytest.mark.parametrize("title", TITLES)
@@ -42,22 +42,24 @@ def test_families(tmp_path, record, drawn, title):
     ]
     (family,) = families(presets, tmp_path)
     replace(family, changed=CHANGED, short="2 of 200 rounds, 1 of 3 seeds").draw()
-    assert_all_are_named(drawn[-1], LABELS)
+    assert_legend_has(drawn[-1], LABELS)
 
 
-@pytest.mark.parametrize("title", TITLES)
-@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (30, 10), (1000, 62)])
+@pytest.mark.parametrize(
+    ("title", "clients", "classes"),
+    [*((title, 30, 10) for title in TITLES), *((title, 1, 1) for title in TITLES), (TITLES[1], 1000, 62)],
+)
 def test_holdings(tmp_path, drawn, title, clients, classes):
     counts = np.random.default_rng(0).poisson(1000, (clients, classes))
-    draw_holdings(counts, tmp_path / "who.png", title=title)
+    draw_holdings(counts, tmp_path / "holdings.png", title=title)
 
 
-def assert_all_are_named(figure, labels):
-    """The legend has each label, wherever its lines are broken."""
+def assert_legend_has(figure, labels):
+    """The legend has each label, apart from line breaks."""
     names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert ["".join(name.split()) for name in names] == ["".join(label.split()) for label in labels]
 
 
-def test_a_label_that_begins_with_an_underscore_is_in_the_legend(tmp_path, record, drawn):
+def test_legend_has_labels_with_an_underscore(tmp_path, record, drawn):
     draw_curves([record("_Mine $x", 0, 0, [0.5, 0.6])], tmp_path / "a.png")
-    assert_all_are_named(drawn[-1], ["_Mine $x"])
+    assert_legend_has(drawn[-1], ["_Mine $x"])

@@ -1,8 +1,7 @@
-"""Presets that vary one thing, drawn over it."""
+"""Families: presets that vary one value, plotted over it."""
 
-import csv
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +13,7 @@ from fedcore.reports import write_overview
 from fedcore.reports.papers import ACCURACY, CROSSING, POINTS
 from fedcore.reports.report import Config
 from fedcore.reports.sweeps import families
-from tests.reports.test_page import parsed
+from tests.reports.kit import Page, diamonds, read_csv, write_lines
 
 
 def varied(value, family="mine/figure", label="p"):
@@ -44,7 +43,7 @@ def runs(record):
     ]
 
 
-def test_a_line_for_each_method_over_what_is_varied(tmp_path, runs):
+def test_line_of_each_method(tmp_path, runs):
     (family,) = families(runs, tmp_path)
     assert list(family.members.items()) == [(1, "mine/figure-1.0"), (4, "mine/figure-4.0"), (9, "mine/figure-9.0")]
     assert set(family.figures["kind"]) == {ACCURACY}
@@ -59,7 +58,7 @@ def test_a_line_for_each_method_over_what_is_varied(tmp_path, runs):
     assert family.size == "3 rounds, 2 seeds"
 
 
-def test_what_is_drawn(tmp_path, runs, drawn):
+def test_plot_of_a_family(tmp_path, runs, drawn):
     (family,) = families(runs, tmp_path)
     family.place.parent.mkdir()
     family.draw()
@@ -76,7 +75,7 @@ def test_what_is_drawn(tmp_path, runs, drawn):
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["A", "B"]
 
 
-def test_values_of_different_sizes_have_a_logarithmic_axis(tmp_path, runs, drawn):
+def test_wide_range_has_a_logarithmic_axis(tmp_path, runs, drawn):
     wide = [(preset, varied(value), records) for (preset, _, records), value in zip(runs, (100, 5, 10), strict=True)]
     (family,) = families(wide, tmp_path / "mine")
     (tmp_path / "mine" / "mine").mkdir(parents=True)
@@ -85,7 +84,7 @@ def test_values_of_different_sizes_have_a_logarithmic_axis(tmp_path, runs, drawn
     assert drawn[-1].axes[0].containers[0][0].get_xdata() == pytest.approx([5, 10, 100], rel=0.02)
 
 
-def test_alone_there_is_nothing_to_draw(tmp_path, runs):
+def test_family_needs_two_members(tmp_path, runs):
     assert families(runs[:1], tmp_path) == []
     (preset, _, records), *others = runs
     assert families([(preset, None, records), others[0]], tmp_path) == []
@@ -93,7 +92,7 @@ def test_alone_there_is_nothing_to_draw(tmp_path, runs):
     assert families([(preset, varied(9.0, label="q"), records), others[0]], tmp_path) == []
 
 
-def test_trials_that_are_not_complete_are_left_out(tmp_path, runs, record):
+def test_incomplete_trials_are_excluded(tmp_path, runs, record):
     preset, value, records = runs[0]
     short = [*records[:3], record("B", 1, 1, [0.1], rounds=3)]
     (family,) = families([(preset, value, short), *runs[1:]], tmp_path)
@@ -105,7 +104,7 @@ def test_trials_that_are_not_complete_are_left_out(tmp_path, runs, record):
     assert list(family.members) == [1, 4]
 
 
-def test_the_papers_figures_beside_ours(tmp_path, record, drawn):
+def test_figures_of_the_paper(tmp_path, record, drawn):
     runs = []
     for traces, gap in ((1, 0.0), (2, 0.05), (4, 0.2)):
         records = [record(label, order, 0, [0.5 + gap * order] * 3) for order, label in enumerate("ABC")]
@@ -115,25 +114,24 @@ def test_the_papers_figures_beside_ours(tmp_path, record, drawn):
     assert family.place.name == "table3-synthetic-niid-over-T.png"
     assert list(family.figures["kind"].unique()) == [ACCURACY, POINTS]
     above = lines(family, POINTS)["B - A"]
-    assert list(above["order"]) == [1, 1, 1]  # drawn like B
+    assert list(above["order"]) == [1, 1, 1]  # in the colour of B
     assert above["paper"].to_dict() == {1: 0.1, 2: 9.6, 4: 38.2}
     assert above["mean"].to_dict() == pytest.approx({1: 0, 2: 5, 4: 20}, abs=1e-9)
     family.place.parent.mkdir()
     family.draw()
     top, bottom = drawn[-1].axes
     assert top.containers[1][0].get_color() == bottom.containers[0][0].get_color()
-    papers = [line.get_ydata() for line in bottom.lines if line.get_marker() == "D"]
-    assert list(papers[0]) == [0.1, 9.6, 38.2]
+    assert list(diamonds(bottom)[0].get_ydata()) == [0.1, 9.6, 38.2]
 
 
 @pytest.mark.parametrize(
     ("values", "labels"),
     [
-        ((0.0, 0.6, 0.878, 0.938, 0.949), ["0", "0.6", "0.878"]),  # NFSGD's zeta: the last three are side by side
+        ((0.0, 0.6, 0.878, 0.938, 0.949), ["0", "0.6", "0.878"]),  # zeta of NFSGD: the last three are close
         ((1, 2, 4), ["1", "2", "4"]),
     ],
 )
-def test_labels_of_values_that_are_near_each_other_do_not_overlap(tmp_path, record, drawn, values, labels):
+def test_labels_of_close_values_do_not_overlap(tmp_path, record, drawn, values, labels):
     runs = [
         (f"mine/figure-{x}", varied(x, "mine/figure", "zeta"), [record("A method of some length", 0, 0, [0.5] * 3)])
         for x in values
@@ -147,7 +145,7 @@ def test_labels_of_values_that_are_near_each_other_do_not_overlap(tmp_path, reco
     assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
-def test_where_a_seed_never_gets_there_is_no_mean(tmp_path, record):
+def test_no_mean_if_a_seed_never_reaches_the_event(tmp_path, record):
     runs = []
     for at in (10, 15):
         below = [record("include", 0, seed, [0.5] * 30) for seed in (0, 1)]
@@ -168,26 +166,22 @@ def test_where_a_seed_never_gets_there_is_no_mean(tmp_path, record):
     family.draw()
 
 
-def test_a_sweeps_report_has_the_picture(tmp_path, runs):
+def test_report_of_a_sweep_has_the_plot(tmp_path, runs):
     for preset, value, records in runs:
-        folder = tmp_path / preset / "records"
-        folder.mkdir(parents=True)
-        config = {"pictures": {"varied": value.model_dump()}}
-        (folder.parent / "config.json").write_text(json.dumps(config))
         for record in records:
-            header = replace(record.header, preset=preset)
-            lines = "".join(json.dumps(asdict(line)) + "\n" for line in (header, *record.rounds))
-            (folder / f"{header.algorithm}-{header.seed}.jsonl").write_text(lines)
+            named = replace(record, header=replace(record.header, preset=preset))
+            write_lines(tmp_path / preset / "records" / f"{named.header.algorithm}-{named.header.seed}.jsonl", named)
+        config = {"pictures": {"varied": value.model_dump()}}
+        (tmp_path / preset / "config.json").write_text(json.dumps(config))
     written = write_overview(tmp_path)
     assert tmp_path / "mine" / "figure-over-p.png" in written.files
     assert (tmp_path / "mine" / "figure-over-p.png").read_bytes().startswith(b"\x89PNG")
-    assert len(parsed(tmp_path / "overview.html").images) == 7
+    assert len(Page(tmp_path / "overview.html").images) == 7
     assert "| Test accuracy (%) over p | 1 | 4 | 9 |" in (tmp_path / "overview.md").read_text()
-    with (tmp_path / "overview.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 6
+    assert len(read_csv(tmp_path / "overview.csv")) == 6
 
 
-def test_an_older_runs_pictures_are_its_presets():
+def test_older_configuration_has_the_pictures_of_its_preset():
     assert Config.parse("mimic/figure6-p30", "{}").pictures.varied.value == 0.3
     assert Config.parse("mimic/figure6-p30", "").pictures.over == "uploadings"
     assert Config.parse("mimic/figure6-p30", '{"pictures": {}}').pictures.varied is None

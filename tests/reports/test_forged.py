@@ -1,4 +1,4 @@
-"""Records and configurations from somebody else: a report, or an error of fedcore's that names file and line."""
+"""Forged records have a report without markup, or raise an error with file and line."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ from fedcore.reports import write_report
 from fedcore.reports.report import Document, summary_for_terminal
 from fedcore.reports.statistics import summarise, summary_csv
 
-pytestmark = pytest.mark.filterwarnings("ignore:Glyph:UserWarning")  # the fonts have not every sign
+pytestmark = pytest.mark.filterwarnings("ignore:Glyph:UserWarning")  # the fonts lack some characters
 
 
 def of_header(**change):
@@ -92,7 +92,7 @@ def forge(folder, lines):
 
 
 @pytest.mark.parametrize("how", FORGED)
-def test_a_forged_record_is_refused_by_file_and_line(tmp_path, lines, how):
+def test_forged_record_is_rejected(tmp_path, lines, how):
     header, rounds = FORGED[how](*lines)
     forge(tmp_path, [header, *rounds])
     with pytest.raises(MissingDataError, match=r"0\.jsonl: line \d"):
@@ -100,7 +100,7 @@ def test_a_forged_record_is_refused_by_file_and_line(tmp_path, lines, how):
 
 
 @pytest.mark.parametrize("how", ODD)
-def test_an_odd_record_has_a_report_in_which_no_text_is_anything_else(tmp_path, lines, how):
+def test_odd_record_has_a_report_without_markup(tmp_path, lines, how):
     header, rounds = ODD[how](*lines)
     forge(tmp_path, [header, *rounds])
     write_report(tmp_path)
@@ -114,7 +114,7 @@ def test_an_odd_record_has_a_report_in_which_no_text_is_anything_else(tmp_path, 
 
 
 @pytest.mark.parametrize("how", TEXTS)
-def test_a_file_of_other_text_is_refused_or_torn(tmp_path, lines, how):
+def test_other_file_is_rejected(tmp_path, lines, how):
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "0.jsonl").write_text(TEXTS[how](lines[0]))
     if how == "NULs":
@@ -125,7 +125,7 @@ def test_a_file_of_other_text_is_refused_or_torn(tmp_path, lines, how):
     assert len(str(caught.value)) < 1000
 
 
-def test_a_table_in_a_spreadsheet_has_no_formulas_and_its_negative_numbers(record):
+def test_csv_has_no_formulas(record):
     labels = ["plain", "=HYPERLINK(1)", "+1", "-1", "@x", "\t=1"]
     records = [record(label, i, seed, [0.5 - i / 100]) for i, label in enumerate(labels[:5]) for seed in (0, 1)]
     rows = list(csv.DictReader(io.StringIO(summary_csv(summarise(records)))))
@@ -134,7 +134,7 @@ def test_a_table_in_a_spreadsheet_has_no_formulas_and_its_negative_numbers(recor
     assert rows[1]["difference_mean"].startswith("-")
 
 
-def test_html_in_titles_and_notes_is_text(record):
+def test_html_in_titles_and_notes_is_escaped(record):
     document = Document("<i>T</i>")
     document.notes(summarise([record("<b>A</b>", 0, 0, [0.5], rounds=2)]).notes)
     text = document.markdown()
@@ -144,15 +144,15 @@ def test_html_in_titles_and_notes_is_text(record):
     assert "- &lt;b>A&lt;/b>, seed 0: stopped" in text
 
 
-def test_every_forgery_is_of_a_record_that_is_fine_otherwise(tmp_path, lines):
+def test_unforged_record_has_a_report(tmp_path, lines):
     forge(tmp_path, [lines[0], *lines[1]])
     assert write_report(tmp_path).summary.rows[0].final.mean == pytest.approx(0.2)
     assert len(FORGED) + len(ODD) + len(TEXTS) >= 40
 
 
 @pytest.mark.parametrize("name", ["config.json", "records", "records/0.jsonl"])
-def test_a_link_in_a_run_s_folder_is_not_read(tmp_path, lines, name):
-    """It may lead to any file of this user, and others read the report."""
+def test_link_in_a_run_is_not_followed(tmp_path, lines, name):
+    """It may point to a private file, and the report may be published."""
     run, secret = tmp_path / "run", tmp_path / "secret"
     run.mkdir()
     forge(run, [lines[0], *lines[1]])

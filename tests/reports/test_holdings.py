@@ -1,3 +1,5 @@
+"""Tables and plots of the clients' examples."""
+
 import io
 
 import numpy as np
@@ -12,13 +14,13 @@ COUNTS = np.array([[8, 0, 4], [0, 1000, 0], [0, 0, 0], [1, 2, 16]])
 
 def shown(width=120, **options):
     console = Console(width=width, file=io.StringIO())
-    console.print(holdings_table(COUNTS, title="a deal", **options))
+    console.print(holdings_table(COUNTS, title="title", **options))
     return console.file.getvalue().splitlines()
 
 
-def test_a_line_for_each_client_and_a_bar_for_each_class():
+def test_line_per_client_and_bar_per_class():
     lines = shown()
-    assert lines[0] == "a deal"
+    assert lines[0] == "title"
     rows = [line.split() for line in lines if line.strip()[:1].isdigit()]
     assert rows[:4] == [
         ["0", "12", "2", "█·▄"],
@@ -28,11 +30,11 @@ def test_a_line_for_each_client_and_a_bar_for_each_class():
     ]
 
 
-def test_below_it_the_whole_in_a_sentence():
+def test_summary_below_the_table():
     assert "1,031 examples at 4 clients: 0 to 1,000 each (median 16), 0 to 3 of 3 classes each" in " ".join(shown())
 
 
-def test_a_long_table_is_cut_and_says_so():
+def test_long_table_is_cut():
     lines = shown(most=2)
     assert sum(line.strip()[:1].isdigit() and "examples" not in line for line in lines) == 2
     assert "... and 2 more clients" in lines
@@ -40,23 +42,23 @@ def test_a_long_table_is_cut_and_says_so():
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(1, 1), (4, 3), (300, 62)])
-def test_any_number_of_clients_and_classes_can_be_drawn(tmp_path, clients, classes):
+def test_sizes_of_the_plot(tmp_path, clients, classes):
     counts = np.random.default_rng(0).poisson(0.5, (clients, classes))
-    draw_holdings(counts, tmp_path / "who.png", title="a deal")
-    assert imread(tmp_path / "who.png").shape[2] == 4
+    draw_holdings(counts, tmp_path / "holdings.png", title="title")
+    assert imread(tmp_path / "holdings.png").shape[2] == 4
 
 
-def test_nobody_holding_anything_can_be_drawn(tmp_path):
-    draw_holdings(np.zeros((3, 2), np.int64), tmp_path / "who.png", title="nothing")
-    assert (tmp_path / "who.png").stat().st_size > 5_000
+def test_plot_without_examples(tmp_path):
+    draw_holdings(np.zeros((3, 2), np.int64), tmp_path / "holdings.png", title="nothing")
+    assert (tmp_path / "holdings.png").stat().st_size > 5_000
 
 
-def test_the_picture_is_dark_where_something_is_held_and_nowhere_else(tmp_path):
+def test_plot_is_dark_for_large_counts(tmp_path):
     one, other = np.zeros((2, 6, 6), np.int64)
     one[0, :3], other[5, 3:] = 9, 9
     pictures = []
     for number, counts in enumerate((one, other)):
-        draw_holdings(counts, tmp_path / f"{number}.png", title="a deal")
+        draw_holdings(counts, tmp_path / f"{number}.png", title="title")
         image = imread(tmp_path / f"{number}.png")[..., :3]
         blue = (image[..., 2] - image[..., 0] > 0.15) & (np.abs(image - np.array([0, 0.447, 0.698])).max(axis=2) > 0.05)
         rows, columns = np.nonzero(blue[:, : int(0.85 * blue.shape[1])])

@@ -1,36 +1,34 @@
+"""Comparison of records with the papers."""
+
 from dataclasses import replace
 
 import pytest
 
-from fedcore.experiment import load_preset, presets
+from fedcore.experiment import config
 from fedcore.reports import papers
 from fedcore.reports.papers import Figures, compare, crossing, figures, recovery, verdict
 from fedcore.reports.statistics import Difference
+from tests.experiment.kit import preset
 
 
-def test_every_figure_is_of_a_preset_and_of_its_algorithms():
+def test_figures_and_shifts_belong_to_the_presets():
     for name in papers._papers():
-        assert name in presets.names()
-        labels = {method.label for method in load_preset(name).algorithms}
-        paper = figures(name)
+        assert name in config.names()
+        experiment, paper = preset(name), figures(name)
         pairs = [*paper.gain, *paper.crossing, *paper.better]
         named = {*paper.accuracy, *paper.recovery, *(label for pair in pairs for label in pair.split(" - "))}
         assert named
-        assert named <= labels, name
+        assert named <= {method.label for method in experiment.algorithms}, name
+        if paper.shift:
+            options = experiment.participation.options
+            assert list((options.get("arrivals") or options["departures"]).values()) == [paper.shift]
 
 
-def test_a_shift_is_the_presets():
-    for name in papers._papers():
-        if shift := figures(name).shift:
-            options = load_preset(name).participation.options
-            assert list((options.get("arrivals") or options["departures"]).values()) == [shift]
-
-
-def test_there_is_none_of_a_preset_that_no_paper_has():
+def test_preset_without_a_paper():
     assert figures("quickstart") is None
 
 
-def test_recovery_counts_from_the_first_round_after_the_shift(record):
+def test_recovery_counts_from_the_shift(record):
     trial = record("A", 0, 0, [0.1, 0.5, 0.2, 0.4, 0.5, 0.6])
     assert recovery(trial, 2) == 3
     assert recovery(trial, 1) == 1
@@ -38,8 +36,8 @@ def test_recovery_counts_from_the_first_round_after_the_shift(record):
     assert recovery(trial, 9) is None
 
 
-def test_a_crossing_is_that_of_the_test_losses(record):
-    """Ruan et al., Table 5: not of the accuracies, which lie the other way here."""
+def test_crossing_uses_the_test_losses(record):
+    """Ruan et al., Table 5; the accuracies are the other way round here."""
     falling = [0.9 - 0.02 * round for round in range(20)]
     trials = {
         "include": record("include", 0, 0, [0.5] * 20),
@@ -58,7 +56,7 @@ def test_a_crossing_is_that_of_the_test_losses(record):
     assert line.name == "exclude - include: rounds until the loss is lower"
 
 
-def test_a_crossing_holds_for_five_rounds():
+def test_crossing_holds_for_five_rounds():
     below = dict.fromkeys(range(20), 0.5)
     above = dict.fromkeys(range(20), 0.4) | {4: 0.9} | dict.fromkeys(range(10, 20), 0.6)
     assert crossing(above, below, 5) == 8 - 5 + 1  # rounds 8 to 12: two of .4, three of .6; 7 to 11 are below .5
@@ -66,7 +64,7 @@ def test_a_crossing_holds_for_five_rounds():
     assert crossing(dict.fromkeys(range(20), 0.6), below, 3) == 1
 
 
-def test_the_papers_figures_beside_ours(record):
+def test_comparison_with_a_paper(record):
     records = [
         record(label, order, seed, [0.5 + 0.1 * order + 0.01 * seed * (1 + order)] * 3)
         for order, label in enumerate("AB")
@@ -75,36 +73,36 @@ def test_the_papers_figures_beside_ours(record):
     paper = Figures("P", accuracy={"A": 48.0, "C": 1.0}, gain={"B - A": 9.0}, better=("A - B",))
     accuracy, gain, claim = compare(records, paper)
     assert (accuracy.name, accuracy.paper, len(accuracy.values)) == ("A, accuracy %", "48.00", 3)
-    assert accuracy.here == pytest.approx(51)
+    assert accuracy.ours == pytest.approx(51)
     assert accuracy.spread == "± 1.0"
     assert (gain.name, gain.paper) == ("B - A, points", "+9")
-    assert gain.here == pytest.approx(11)
+    assert gain.ours == pytest.approx(11)
     assert gain.spread == "95 %: +8.5 .. +13.5"
     assert claim.spread.endswith(": contradicted")
     assert compare(records, paper, (9, 3))[2].spread.endswith(": contradicted in 3 of 9 rounds")
-    shorter = record("C", 2, 0, [0.5])  # of a third method, and so is what a seed of one alone lacks
+    shorter = record("C", 2, 0, [0.5])  # records that are not part of the claim
     assert compare([*records, shorter, record("A", 0, 9, [0.5])], paper, (3, 4))[3].spread.endswith(
         ": contradicted in 3 of 4 seeds"
     )
 
 
-def test_a_count_that_one_seed_never_has_has_no_mean(record):
+def test_no_mean_if_a_seed_never_recovers(record):
     records = [record("fast", 0, 0, [0.5, 0.2, 0.6]), record("fast", 0, 1, [0.5, 0.2, 0.3])]
     (line,) = compare(records, Figures("P", shift=1, recovery={"fast": 4}))
-    assert (line.here, line.spread) == (None, "seeds: 2, never")
+    assert (line.ours, line.spread) == (None, "seeds: 2, never")
 
 
-def test_where_the_round_before_the_shift_was_not_evaluated_nobody_says_never(record):
+def test_seed_without_an_evaluation_before_the_shift_is_excluded(record):
     records = [record("fast", 0, 0, [None, 0.2, 0.6]), record("fast", 0, 1, [0.5, 0.2, 0.6])]
     (line,) = compare(records, Figures("P", shift=1, recovery={"fast": 4}))
-    assert (line.here, line.spread, len(line.values)) == (2, "seeds: 2", 1)
+    assert (line.ours, line.spread, len(line.values)) == (2, "seeds: 2", 1)
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "text"),
     [((0.1, 0.11), "shown"), ((-0.1, -0.11), "contradicted"), ((0.1, -0.1), "open"), ((0.1,), "open")],
 )
-def test_verdicts(values, said):
-    assert verdict(Difference("A", "B", values)) == said
-    assert verdict(Difference("A", "B", values), "2 seeds") == (said if said == "open" else f"{said} in 2 seeds")
+def test_verdicts(values, text):
+    assert verdict(Difference("A", "B", values)) == text
+    assert verdict(Difference("A", "B", values), "2 seeds") == (text if text == "open" else f"{text} in 2 seeds")
     assert Difference("A", "B", (0.1,)).interval_text() == "one seed"

@@ -1,5 +1,7 @@
+"""The files of a run's report."""
+
+import base64
 import json
-from dataclasses import asdict
 
 import pytest
 
@@ -11,17 +13,15 @@ from fedcore.experiment.trial import run_trial
 from fedcore.reports import write_report
 from fedcore.reports.figures import draw_curves
 from fedcore.reports.report import Config
+from tests.reports.kit import Page, write_lines
 
 
 def write(folder, *records):
-    (folder / "records").mkdir()
     for record in records:
-        lines = [json.dumps(asdict(line)) + "\n" for line in (record.header, *record.rounds)]
-        path = folder / "records" / f"{record.header.algorithm}-{record.header.seed}.jsonl"
-        path.write_text("".join(lines))
+        write_lines(folder / "records" / f"{record.header.algorithm}-{record.header.seed}.jsonl", record)
 
 
-def test_a_run_that_was_cut_short_has_a_report(tmp_path, record):
+def test_incomplete_run_has_a_report(tmp_path, record):
     write(
         tmp_path,
         record("A", 0, 0, [0.1, 0.2, 0.3]),
@@ -42,36 +42,36 @@ def test_a_run_that_was_cut_short_has_a_report(tmp_path, record):
     assert written.summary.rows[1].difference.mean == pytest.approx(0.1)
 
 
-def test_a_run_without_a_round_has_one_too(tmp_path, record):
+def test_run_without_rounds_has_a_report(tmp_path, record):
     write(tmp_path, record("A", 0, 0, [], rounds=3))
     assert write_report(tmp_path).summary.rows[0].final.mean is None
 
 
-def test_a_folder_that_is_no_run(tmp_path):
-    with pytest.raises(MissingDataError, match="expected records"):
+def test_folder_without_records_is_rejected(tmp_path):
+    with pytest.raises(MissingDataError, match="no records found"):
         write_report(tmp_path)
 
 
-def test_a_report_shows_that_a_model_waited_for_clients(tmp_path):
+def test_report_notes_that_a_model_waited(tmp_path):
     methods = "algorithms=['MIFA', {name='MIFA', wait=false}]"
     pattern = "participation={name='Bernoulli', p=0.6}"
     for trial in trials(load_preset("quickstart", [methods, pattern, "rounds=10", "seeds=[0]", "local.epochs=1"])):
         run_trial(trial, tmp_path)
     waits, starts = read_folder(tmp_path)
-    there = [set().union(*(line.active for line in waits.rounds[: t + 1])) for t in range(10)]
-    assert [line.awaited for line in waits.rounds] == [30 - len(seen) for seen in there]
-    assert [line.gamma == 0 for line in waits.rounds] == [len(seen) < 30 for seen in there]
+    seen_so_far = [set().union(*(line.active for line in waits.rounds[: t + 1])) for t in range(10)]
+    assert [line.awaited for line in waits.rounds] == [30 - len(seen) for seen in seen_so_far]
+    assert [line.gamma == 0 for line in waits.rounds] == [len(seen) < 30 for seen in seen_so_far]
     assert [line.awaited for line in starts.rounds] == [0] * 10
-    stayed = sum(len(seen) < 30 for seen in there)
+    stayed = sum(len(seen) < 30 for seen in seen_so_far)
     assert 0 < stayed < 10
-    (told,) = write_report(tmp_path).summary.notes
+    (first,) = write_report(tmp_path).summary.notes
     note = f"MIFA: the model stayed as it was in {stayed} of 10 rounds, waiting for clients without any update so far"
-    assert told.startswith(note)
+    assert first.startswith(note)
     for name in ("table.md", "report.html"):
         assert note in (tmp_path / name).read_text()
 
 
-def test_the_rounds_in_which_somebody_comes_or_goes():
+def test_shifts_are_arrivals_and_departures():
     participation = load_preset("flexible/figure5-synthetic").tables()["participation"]
     assert shifts({"participation": participation}) == (100, 150, 200)
     departing = load_preset("flexible/figure4-departure-synthetic").tables()["participation"]
@@ -83,10 +83,28 @@ def shifts(tables):
     return Config.parse("p", json.dumps(tables)).shifts
 
 
-def test_a_shift_is_drawn(tmp_path, record):
+def test_shift_is_drawn(tmp_path, record):
     records = [record("include", 0, 0, [0.5] * 9), record("exclude", 1, 0, [0.4] * 9)]
     pictures = []
     for when in ((), (4,)):
         draw_curves(records, tmp_path / "curves.png", shifts=when)
         pictures.append((tmp_path / "curves.png").read_bytes())
     assert pictures[0] != pictures[1]
+
+
+def test_page_is_self_contained(tmp_path, record):
+    write(tmp_path, record("FedAvg <b>", 0, 0, [0.5, 0.6]), record("MimiC", 1, 0, [0.6, 0.7]))
+    (tmp_path / "config.json").write_text('{"name": "x & y"}')
+    write_report(tmp_path)
+    page = Page(tmp_path / "report.html")
+    assert page.addresses == []
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+    for image, file in zip(page.images, ("curves.png", "loss.png"), strict=True):
+        kind, _, data = image.partition(",")
+        assert kind == "data:image/png;base64"
+        assert base64.b64decode(data) == (tmp_path / file).read_bytes()
+    assert "FedAvg <b>" in page.text
+    assert '{"name": "x & y"}' in page.text
+    assert "url(" not in (tmp_path / "report.html").read_text()
+    assert "@import" not in (tmp_path / "report.html").read_text()

@@ -1,33 +1,19 @@
-import csv
+"""The report of a sweep: the best point of each algorithm, and the overview."""
+
 import json
-from dataclasses import asdict, replace
 
 import pytest
 
 from fedcore.errors import MissingDataError
 from fedcore.reports import is_sweep, write_overview
-from tests.reports.test_page import parsed
+from fedcore.reports.report import FILES
+from tests.reports.kit import Page, read_csv
 
 
-@pytest.fixture
-def put(tmp_path, record):
-    def put(point, label, order, seed, accuracies, rounds=None, preset="p", awaited=None):
-        made = record(label, order, seed, accuracies, rounds)
-        made = replace(made, rounds=[replace(line, awaited=awaited) for line in made.rounds])
-        folder = tmp_path / preset / point
-        (folder / "records").mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text("{}")
-        lines = [replace(made.header, preset=preset), *made.rounds]
-        path = folder / "records" / f"{order}-{label}-seed{seed}.jsonl"
-        path.write_text("".join(json.dumps(asdict(line)) + "\n" for line in lines))
-
-    return put
-
-
-def test_each_algorithm_has_its_own_best_point(tmp_path, put):
+def test_each_algorithm_has_its_best_point(tmp_path, put):
     for point, plain, momentum in (("lr=0.1", 0.6, 0.5), ("lr=0.2", 0.5, 0.7), ("lr=0.3", 0.9, 0.9)):
         for seed in (0, 1):
-            whole = None if point != "lr=0.3" or seed == 0 else 9  # the third is not complete
+            whole = None if point != "lr=0.3" or seed == 0 else 9  # the third point is incomplete
             put(point, "FedAvg", 0, seed, [plain + 0.01 * seed] * 3, whole)
             put(f"{point},beta=0.5", "FedAvgM", 0, seed, [momentum] * 3, whole)
     assert is_sweep(tmp_path)
@@ -40,30 +26,16 @@ def test_each_algorithm_has_its_own_best_point(tmp_path, put):
         "FedAvg: lr=0.1, the best of 2 complete points of 3",
         "FedAvgM: lr=0.2,beta=0.5, the best of 2 complete points of 3",
     )
-    assert {path.name for path in (tmp_path / "p").iterdir() if path.is_file()} == {
-        "table.md",
-        "table.csv",
-        "curves.png",
-        "loss.png",
-        "report.html",
-    }
-    with (tmp_path / "trials.csv").open() as file:
-        trials = list(csv.DictReader(file))
+    assert {path.name for path in (tmp_path / "p").iterdir() if path.is_file()} == set(FILES)
+    trials = read_csv(tmp_path / "trials.csv")
     assert len(trials) == 12
     assert float(trials[0].pop("loss")) == pytest.approx(0.4)
-    assert trials[0] == {
-        "preset": "p",
-        "point": "lr=0.1",
-        "algorithm": "FedAvg",
-        "seed": "0",
-        "rounds": "3",
-        "accuracy": "0.6",
-        "uploads": "3",
-        "seconds": "1.5",
-    }
+    columns = ("preset", "point", "algorithm", "seed", "rounds", "accuracy", "uploads", "seconds")
+    expected = ("p", "lr=0.1", "FedAvg", "0", "3", "0.6", "3", "1.5")
+    assert trials[0] == dict(zip(columns, expected, strict=True))
 
 
-def test_no_point_is_best_where_no_model_moved(tmp_path, put):
+def test_no_point_is_best_if_no_model_moved(tmp_path, put):
     for point in ("lr=0.1", "lr=0.2"):
         put(point, "FedAvg", 0, 0, [0.5] * 3)
         put(point, "MIFA", 1, 0, [0.1] * 3, awaited=2)
@@ -76,16 +48,16 @@ def test_no_point_is_best_where_no_model_moved(tmp_path, put):
     assert write_overview(tmp_path).reports["p"].summary.notes[1] == "MIFA: lr=0.2, the best of 2 points"
 
 
-def test_a_point_that_lacks_a_seed_of_another_one_is_not_complete(tmp_path, put):
+def test_point_without_a_seed_of_another_is_incomplete(tmp_path, put):
     put("lr=0.1", "FedAvg", 0, 0, [0.7])
     put("lr=0.1", "FedAvg", 0, 1, [0.3])
-    put("lr=0.2", "FedAvg", 0, 0, [0.6])  # its second seed's turn has not come
+    put("lr=0.2", "FedAvg", 0, 0, [0.6])  # its second seed has not begun
     summary = write_overview(tmp_path).reports["p"].summary
     assert summary.notes == ("FedAvg: lr=0.1, the best of 1 complete point of 2",)
     assert summary.rows[0].seeds == (0, 1)
 
 
-def test_the_page_has_the_configuration_of_the_point_that_was_chosen(tmp_path, put):
+def test_page_has_the_configuration_of_the_best_point(tmp_path, put):
     for point, accuracy in (("lr=0.1", 0.5), ("lr=0.2", 0.6)):
         put(point, "FedAvg", 0, 0, [accuracy])
         (tmp_path / "p" / point / "config.json").write_text(json.dumps({"description": f"at {point}"}))
@@ -95,34 +67,33 @@ def test_the_page_has_the_configuration_of_the_point_that_was_chosen(tmp_path, p
     assert "at lr=0.1" not in page
 
 
-def test_without_a_complete_point_nothing_is_chosen(tmp_path, put):
+def test_algorithm_without_a_complete_point_is_omitted(tmp_path, put):
     put("lr=0.1", "FedAvg", 0, 0, [0.6], rounds=3)
     put("lr=0.2", "FedAvg", 0, 0, [0.7], rounds=3)
-    put("", "MIFA", 1, 0, [0.7], rounds=3, preset="q")  # nothing to choose from
+    put("", "MIFA", 1, 0, [0.7], rounds=3, preset="q")  # a single point
     written = write_overview(tmp_path)
     assert list(written.reports) == ["q"]
-    with pytest.raises(MissingDataError, match="expected records"):
+    with pytest.raises(MissingDataError, match="no records found"):
         write_overview(tmp_path / "p" / "records")
 
 
-def test_the_overview_has_the_papers_figures_beside_ours(tmp_path, put):
+def test_overview_compares_with_the_paper(tmp_path, put):
     for label, order, value in (("A", 0, 0.5), ("B", 1, 0.6), ("C", 2, 0.65)):
         put("", label, order, 0, [value] * 3, preset="flexible/table3-synthetic-niid-t2")
     write_overview(tmp_path)
-    with (tmp_path / "overview.csv").open() as file:
-        rows = [(row["figure"], row["paper"], row["here"]) for row in csv.DictReader(file)]
+    rows = [(row["figure"], row["paper"], row["here"]) for row in read_csv(tmp_path / "overview.csv")]
     assert rows == [("B - A, points", "+9.6", "10.00"), ("C - B, points", "+1.5", "5.00")]
     text = (tmp_path / "overview.md").read_text()
     assert "| B - A, points | +9.6 | 10.0 | one seed | 1 |" in text
     assert "Table 3; 200 rounds." in text
     assert "flexible/table3-synthetic-niid-t2, 3 rounds, seeds 0." in text
-    assert "| C | 65.0 | +15.0 |" in text  # the paper has no accuracies, so ours are not beside any
-    seen = parsed(tmp_path / "overview.html")
-    assert len(seen.images) == 2  # accuracies, and test losses, which some papers' figures are
-    assert seen.addresses == []
+    assert "| C | 65.0 | +15.0 |" in text  # the comparison with the paper has no accuracies
+    page = Page(tmp_path / "overview.html")
+    assert len(page.images) == 2  # accuracy and loss
+    assert page.addresses == []
 
 
-def test_presets_come_in_their_natural_order(tmp_path, put):
+def test_presets_are_sorted_by_number(tmp_path, put):
     for number in (100, 5, 10):
         for point in ("a", "b"):
             put(point, "A", 0, 0, [0.5], preset=f"s{number}")

@@ -1,3 +1,5 @@
+"""Tables as Markdown, CSV and on a terminal."""
+
 import csv
 import io
 
@@ -35,7 +37,7 @@ def test_csv_has_full_precision_and_blanks(record):
     assert row["final_std"] == row["difference_mean"] == ""
 
 
-def test_the_summary_for_terminal_fits_80_columns(record):
+def test_summary_fits_80_columns(record):
     console = Console(file=io.StringIO(), width=80)
     records = [record(name, i, seed, [0.5, 0.6 - seed / 9]) for i, name in enumerate("AB") for seed in (0, 1)]
     console.print(summary_for_terminal(summarise(records)))
@@ -54,7 +56,7 @@ PLAIN = {"inline", "text", *(f"{block}_{end}" for block in BLOCKS for end in ("o
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_a_viewer_of_markdown_shows_every_label_as_text(label):
+def test_markdown_shows_every_label_as_text(label):
     table = markdown_table(frame([label, label], [[label, label]]))
     for text in (f"# {escaped(label)}", f"- {escaped(label)}", f"Changed: {escaped(label)}.", table):
         tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
@@ -64,5 +66,5 @@ def test_a_viewer_of_markdown_shows_every_label_as_text(label):
         assert " ".join(label.split()) in shown
 
 
-def test_addresses_are_no_links_in_viewers_that_look_for_them():
+def test_addresses_are_not_links():
     assert escaped("https://a.b www.a.b mailto:a@b") == r"https\://a.b www\.a.b mailto\:a\@b"

@@ -1,4 +1,4 @@
-"""What ``fedcore._core`` is called with directly: an error, whatever it is, and never the end of the process."""
+"""Direct calls of ``fedcore._core`` with any arguments raise errors and never crash."""
 
 import subprocess
 import sys
@@ -68,14 +68,14 @@ def test_a_key_is_a_list_or_a_tuple_of_ints():
             _core.permutation(5, 0, 5, (1, 2, 3, word))
 
 
-def test_what_is_no_type_of_updates():
+def test_objects_that_are_no_update_types():
     for named, items in ((int, [5]), (object, [object()]), (str, ["text"]), (7, [Update(0, ROW, 1)])):
         with pytest.raises(errors.ArrayError, match=r"^type\b"):
             _core.read_plain_updates(items, named, INDEX, 4, 0.1, 10.0, 10.0, False, 10.0)
     assert _core.read_plain_updates([("too", "short")], tuple, INDEX, 4, 0.1, 10.0, 10.0, False, 10.0) is None
 
 
-def test_numbers_of_clients_are_looked_for_from_zero_on():
+def test_numbers_of_clients_below_zero():
     index = _core.ClientIndex(bytes(16), 3)
     assert index.ids(-(2**63), 2**63 - 1) == [0, 1, 2]
 
@@ -90,7 +90,7 @@ def test_numbers_of_clients_are_looked_for_from_zero_on():
         lambda population: sampling.with_replacement([1.0, 2.0], population, seed=1, round=1),
     ],
 )
-def test_draws_that_no_memory_holds(draw, population):
+def test_draws_larger_than_memory(draw, population):
     with pytest.raises(MemoryError):
         draw(population)
 
@@ -149,7 +149,7 @@ print("done", returned > 0)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_whatever_the_core_is_called_with(seed):
+def test_random_arguments_do_not_crash_the_core(seed):
     done = subprocess.run(
         [sys.executable, "-c", FUZZ, str(seed), "30000"], capture_output=True, text=True, timeout=300, check=False
     )
@@ -169,7 +169,7 @@ print(error)
 """
 
 
-def test_a_sub_interpreter_is_refused_and_does_not_hang():
+def test_a_sub_interpreter_is_rejected_without_hanging():
     done = subprocess.run([sys.executable, "-c", SUB_INTERPRETER], capture_output=True, text=True, timeout=60)
     assert "ImportError" in done.stdout + done.stderr
     assert "WSGIApplicationGroup" in done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""What is let go is freed at once: a server's rows can be most of the memory, and no collector of cycles hurries."""
+"""Deleted objects are freed at once, without the cycle collector: a server's rows may be most of the memory."""
 
 import gc
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ N = 200
 
 @contextmanager
 def no_cycles():
-    """No object of fedcore's that was let go within is left to the collector of cycles."""
+    """Assert that the block leaves no fedcore object to the cycle collector."""
     gc.collect()
     gc.disable()
     try:
@@ -40,19 +40,19 @@ def play(server, rounds=2):
 
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "MIFA", "MimiC", "FedVARP", "FedAvgMVR"])
 @pytest.mark.parametrize("where", ["memory", "folder", "closed"])
-def test_a_server_that_is_let_go(name, where, tmp_path):
+def test_a_deleted_server_is_freed(name, where, tmp_path):
     def work(storage):
         server = Server(np.zeros(N, np.float32), name, clients=3, lr=0.1, storage=storage)
         play(server)
         if where == "closed":
             server.close()
 
-    work(None if where == "memory" else tmp_path / "first")  # what is imported and remembered the first time
+    work(None if where == "memory" else tmp_path / "first")  # imports and caches of the first run
     with no_cycles():
         work(None if where == "memory" else tmp_path / "store")
 
 
-def test_a_server_that_is_resumed_and_one_whose_round_failed(tmp_path):
+def test_a_resumed_server_and_one_with_a_failed_round(tmp_path):
     def work(path):
         play(Server(np.zeros(N, np.float32), "MimiC", clients=3, lr=0.1, storage=path))
         server = Server.load(path)

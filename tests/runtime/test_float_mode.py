@@ -1,4 +1,4 @@
-"""Results in a thread that takes subnormal numbers for zeros: the bits of any other thread."""
+"""Results in a thread that flushes subnormal numbers have the bits of any other thread."""
 
 import dataclasses
 import inspect
@@ -16,7 +16,7 @@ from fedcore.arrays import ieee
 from fedcore.errors import RangeError
 from fedcore.kernels import Linear
 from fedcore.network.topology import Topology, second_eigenvalue
-from fedcore.simulation.participation import Active, Bernoulli, OverSelection, Trace, Weighted, each
+from fedcore.simulation.participation import Active, Bernoulli, OverSelection, Trace, Weighted
 from fedcore.simulation.traces import Generated, Recorded, read_traces
 from tests.kernels.arrays import FORMS
 from tests.server import rounds
@@ -30,7 +30,7 @@ DRAW = dict(seed=1, round=2)
 
 
 def flushed(call):
-    """What call() returns, once in this thread as it is, and once while it takes subnormal numbers for zeros."""
+    """Return the results of call(), once in this thread's mode and once while it flushes subnormal numbers."""
     plain = call()
     assert torch.set_flush_denormal(True)
     try:
@@ -41,7 +41,7 @@ def flushed(call):
 
 
 def bits(result):
-    """The bytes of everything in a result."""
+    """Return all bytes of a result."""
     if isinstance(result, np.ndarray | np.generic | float | int | None):
         return np.asarray(result).tobytes()
     if dataclasses.is_dataclass(result):
@@ -52,7 +52,7 @@ def bits(result):
 
 
 def written(run, *arrays):
-    """Copies of arrays that run(*copies) has written to."""
+    """Return copies of arrays after run(*copies)."""
     copies = [array.copy() for array in arrays]
     run(*copies)
     return copies
@@ -183,7 +183,6 @@ OTHERS = {
     "Weighted": lambda: [Weighted(4, 2, [1e-320, 2e-320, 3e-320, 0]).active(t).clients for t in range(9)],
     "Bernoulli": lambda: [Bernoulli(4, [5e-324, 1.0, 1e-310, 0.5]).p, Bernoulli(4, 1e-310, levels=3).p],
     "OverSelection": lambda: [OverSelection(4, 2, deadline=1e-310, spread=1e-310).times(t) for t in range(3)],
-    "each": lambda: each("shares", [1e-310, 1.0], 2, "(0, 1]"),
     "Generated": lambda: [
         Generated("a", 1e-310, 1e-200).mean,
         Generated("a", 0.1, 0.2, least=1e-310).draw(np.random.default_rng(0), 20),
@@ -209,7 +208,7 @@ def test_functions_give_the_same_bits_in_a_thread_that_flushes(name):
     assert bits(plain) == bits(result)
 
 
-def test_a_negative_share_is_none_however_small():
+def test_a_tiny_negative_share_is_rejected():
     def refused():
         with pytest.raises(RangeError, match="share 0"):
             Recorded("a", (-1e-310,))
@@ -217,19 +216,19 @@ def test_a_negative_share_is_none_however_small():
     flushed(refused)
 
 
-def test_numbers_are_read_from_a_file_as_they_stand(tmp_path):
+def test_subnormal_numbers_are_read_from_a_file(tmp_path):
     (tmp_path / "traces.csv").write_text("a\n1e-310\n1\n")
     plain, result = flushed(lambda: read_traces(tmp_path / "traces.csv")[0].shares)
     assert bits(plain) == bits(result) == bits([1e-310, 1.0])
 
 
-def test_every_kernel_and_draw_is_among_them():
+def test_every_kernel_and_draw_is_tested():
     for room, cases in ((kernels, KERNELS), (sampling, SAMPLING)):
         assert {name for name in room.__all__ if inspect.isfunction(getattr(room, name))} == set(cases)
 
 
 def replies(server, cohort):
-    """What the clients send, near what subnormal numbers are; the arithmetic is theirs, whatever the server's mode."""
+    """The clients' updates, near subnormal numbers. Clients compute in IEEE mode, for any mode of the server."""
     rng = np.random.default_rng(server.round_number)
     sent = server.broadcast(cohort)
     for i in cohort:
@@ -242,7 +241,7 @@ def replies(server, cohort):
 
 
 def run(method, x0, one_by_one=False, **options):
-    """Everything that a server knows after a few rounds, a departure and an arrival, and what its reports say."""
+    """A server's whole state and reports after a few rounds, a removal and an addition."""
     server = rounds.made(method, x0=x0, **options)
     told = []
     for t in range(4):
@@ -330,7 +329,7 @@ def test_a_warm_start(tiny_x0):
     assert flat(plain) == flat(result)
 
 
-def test_the_callers_mode_is_back_behind_a_call():
+def test_a_call_restores_the_callers_mode():
     for failing in (False, True):
         assert torch.set_flush_denormal(True)
         try:
@@ -345,18 +344,18 @@ def test_the_callers_mode_is_back_behind_a_call():
         assert still
 
 
-def test_what_is_decorated_stays_what_it_was():
+def test_decorated_functions_keep_their_attributes():
     assert list(inspect.signature(kernels.mix).parameters) == ["models", "W"]
     assert kernels.mix.__doc__.startswith("All models at once")
     assert ieee(dict)(a=1) == {"a": 1}
-    with pytest.raises(TypeError, match="expected a function"):
+    with pytest.raises(TypeError, match="function"):
         _core.in_ieee_mode()
     with pytest.raises(KeyError):
         ieee({}.__getitem__)("no")
 
 
 def test_another_thread_keeps_its_mode():
-    """The mode is a thread's own, and a call in one leaves the others alone."""
+    """Each thread has its own mode, and a call does not change other threads' modes."""
     found = []
 
     def flush():

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from fedcore.arrays import core
 from fedcore.errors import ArrayError
-from fedcore.native import core
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,6 @@ def test_each_head_is_joined_to_its_payload(sizes):
     assert all(type(one) is bytes for one in made)
 
 
-def test_what_has_no_bytes_is_refused():
+def test_objects_without_bytes_are_rejected():
     with pytest.raises(ArrayError, match="payloads"):
         core.joined_bytes([b""], [3])

@@ -1,11 +1,11 @@
-"""Reads of plain tensors and of known heads agree with the oracle, whatever comes."""
+"""Reads of plain tensors and known headers match the oracle for any input."""
 
 import numpy as np
 import pytest
 
 from fedcore.adapters import npy
+from fedcore.arrays import core
 from fedcore.errors import ArrayError, ShapeError
-from fedcore.native import core
 from tests import oracle
 
 RNG = np.random.default_rng(0)
@@ -19,7 +19,7 @@ def odd_address():
 
 
 class Below(np.ndarray):
-    """An array of a class that may mean something else by its elements."""
+    """An array of a derived class, which may interpret its elements differently."""
 
 
 TENSORS = {
@@ -54,14 +54,14 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_tensors_are_read_as_the_twin_reads_them(name):
+def test_plain_tensors_match_the_oracle(name):
     tensor = TENSORS[name]
     for shape in (np.shape(tensor), (3, 4), (4, 3), (12,), (), (-1, 4), (2**70,), ("a",), None):
         arguments = [PLAIN, tensor], [PLAIN.shape, shape]
         assert same(core.read_plain_tensors(*arguments), oracle.read_plain_tensors(*arguments)), shape
 
 
-def test_vectors_are_the_tensors_memory_and_keep_it():
+def test_vectors_share_and_own_the_tensors_memory():
     tensor = RNG.random((5, 2), np.float32)
     [vector] = core.read_plain_tensors([tensor], [(5, 2)])
     vector[3] = 7
@@ -88,13 +88,13 @@ def test_vectors_are_the_tensors_memory_and_keep_it():
         ([3], False),
     ],
 )
-def test_immutable_is_what_lies_in_bytes(arrays, due):
+def test_only_arrays_in_bytes_are_immutable(arrays, due):
     assert core.are_immutable(arrays) is due
     assert oracle.are_immutable(arrays) is due
 
 
 class MoreThanBytes(bytes):
-    """What is below bytes may have another idea of its length."""
+    """A class derived from bytes may report another length."""
 
     def __len__(self):
         return 2**40
@@ -131,7 +131,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_known_heads_are_read_as_the_oracle_reads_them(name):
+def test_known_headers_match_the_oracle(name):
     data, head, shape = HOSTILE[name]
     arguments = [DATA, data], [HEAD, head], [(3, 4), shape]
     read = npy.read_known(*arguments)

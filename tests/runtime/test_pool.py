@@ -114,14 +114,14 @@ def test_threads_come_from_the_environment(value, due):
     assert done.stdout.strip() == str(due)
 
 
-def test_threads_are_as_many_as_the_process_may_keep_busy():
-    """Fewer than its cores where a control group says so: tests/native/base/cores.cpp."""
+def test_the_default_number_of_threads():
+    """Fewer than its cores with a quota of a control group; see tests/native/base/cores.cpp."""
     done = in_a_new_process("import fedcore; print(fedcore.threads())", FEDCORE_THREADS="")
     assert 1 <= int(done.stdout) <= len(os.sched_getaffinity(0))
 
 
 def test_workers_leave_signals_to_the_callers_threads():
-    """But those that tell of a fault in the worker itself: once it runs, as a starting thread blocks them all."""
+    """Except the signals of the worker's own faults, once it runs: a starting thread blocks all signals."""
     code = (
         "import os, signal, time\n"
         "from tests.runtime import test_pool\n"
@@ -166,7 +166,7 @@ def test_a_bad_number_of_threads_in_the_environment_is_an_error():
 
 
 def test_a_machine_without_a_free_core():
-    """Others spin on every core, several times over: each call gets its share, in the end, and its result."""
+    """Other processes spin on every core, several times over; each call still gets its result."""
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * os.cpu_count())]
     try:
         assert [total() for _ in range(20)] == [DUE] * 20
@@ -176,8 +176,8 @@ def test_a_machine_without_a_free_core():
             process.wait()
 
 
-def test_a_system_that_has_no_thread_to_give():
-    """The caller works alone, and with others again as soon as there are any."""
+def test_a_system_that_cannot_create_threads():
+    """The caller works without workers, and with workers again as soon as the system allows."""
     code = (
         "import resource, threading\n"
         "from tests.runtime import test_pool\n"

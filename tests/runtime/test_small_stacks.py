@@ -1,4 +1,4 @@
-"""Threads with small stacks, as musl gives to all of a process: no kernel needs much of one."""
+"""Kernels work in threads with small stacks, such as musl's."""
 
 import os
 import subprocess
@@ -69,7 +69,7 @@ def on_a_small_stack(work):
     assert done, work
 
 with np.errstate(all="ignore"):
-    others()  # what is imported and cached at a first call
+    others()  # imports and caches of the first call
     sums()
     threading.stack_size(KIB * 1024)
     fedcore.set_threads(1)

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 import fedcore
+from fedcore.arrays import core
 from fedcore.errors import RangeError, UnknownClientError
 from fedcore.kernels import weighted_sum
-from fedcore.native import core
 from fedcore.store.registry import Registry
 
 THREADS, CLIENTS = 8, 2_000
 
 
 def together(*works):
-    """Run each in a thread of its own, all beginning at once, and raise what one raises."""
+    """Run each function in its own thread, all starting at once, and raise the first error."""
     begin = threading.Barrier(len(works))
 
     def run(work):
@@ -37,7 +37,7 @@ def together(*works):
         sys.setswitchinterval(before)
 
 
-def test_clients_that_come_by_many_threads_get_a_number_each():
+def test_clients_added_by_many_threads_get_different_numbers():
     registry = Registry()
     names = [[f"{thread} {i}" for i in range(CLIENTS)] for thread in range(THREADS)]
     numbers = together(*[lambda own=own: [registry.add(name) for name in own] for own in names])
@@ -63,7 +63,7 @@ def test_one_of_many_threads_adds_a_client():
     assert sorted(registry) == sorted(names)
 
 
-def test_clients_come_and_go_while_others_are_looked_up():
+def test_lookups_during_additions_and_removals():
     registry = Registry(CLIENTS)
     stay = [f"stays {i}" for i in range(CLIENTS)]
     known = registry.add_all(stay)
@@ -86,7 +86,7 @@ def test_clients_come_and_go_while_others_are_looked_up():
     assert Registry.restore(*registry.explicit()) == registry
 
 
-def test_a_registry_is_told_as_it_is_at_one_moment():
+def test_a_registry_is_read_at_one_moment():
     registry = Registry([name for i in range(40) for name in (f"gap {i}", f"stays {i}")])
     stay = {f"stays {i}": 2 * i + 1 for i in range(40)}
     for i in range(40):
@@ -107,7 +107,7 @@ def test_a_registry_is_told_as_it_is_at_one_moment():
     together(lambda: come_and_go(0), lambda: come_and_go(1), tell, tell)
 
 
-def test_a_client_that_left_is_not_found_by_who_removed_it():
+def test_a_removed_client_is_not_found_by_its_thread():
     registry = Registry(8)
 
     def come_and_go(thread):
@@ -126,7 +126,7 @@ def test_a_client_that_left_is_not_found_by_who_removed_it():
     together(leave, *[lambda thread=thread: come_and_go(thread) for thread in range(7)])
 
 
-def test_others_are_looked_up_while_an_iterable_of_clients_waits_for_them():
+def test_lookups_while_an_iterable_of_clients_blocks():
     registry, asked = Registry(4), threading.Event()
 
     def clients():
@@ -162,7 +162,7 @@ def test_a_list_may_change_while_a_call_reads_it():
     assert not core.are_immutable(listed)
 
 
-def test_threads_read_updates_of_clients_while_others_come_and_go():
+def test_updates_are_read_during_additions_and_removals():
     registry = Registry(16)
     updates = [fedcore.Update(i, np.full(4, i, np.float32), steps=1) for i in range(16)]
 
@@ -182,7 +182,7 @@ def test_threads_read_updates_of_clients_while_others_come_and_go():
     together(*[lambda thread=thread: come_and_go(thread) for thread in range(4)], *[read] * 4)
 
 
-def test_threads_sum_as_one_does():
+def test_threads_sum_like_one_thread():
     rng = np.random.default_rng(0)
     rows, weights = list(rng.standard_normal((8, 70_000), np.float32)), rng.random(8, np.float32)
     expected = weighted_sum(rows, weights)
@@ -194,7 +194,7 @@ def test_threads_sum_as_one_does():
     together(*[add_up] * THREADS)
 
 
-def test_threads_run_servers_of_their_own():
+def test_each_thread_may_run_a_server():
     def serve():
         server = fedcore.Server(np.zeros(100, np.float32), "MIFA", clients=4, lr=0.1)
         for turn in range(20):

@@ -1,4 +1,4 @@
-"""Exact laws of draws from few clients, by enumeration, and a test of counts against them."""
+"""Exact laws of draws from few clients, by enumeration, and a test of counts against a law."""
 
 from itertools import permutations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def successive(weights, k):
-    """The probability of every sequence of k successive draws, those with a zero weight left out."""
+    """The probability of every sequence of k successive draws, without those of zero weight."""
     law = {}
     for order in permutations(np.flatnonzero(weights).tolist(), k):
         probability, left = 1.0, list(np.flatnonzero(weights))
@@ -18,7 +18,7 @@ def successive(weights, k):
 
 
 def assert_law(draws, law):
-    """Assert that draws have that law: no outcome outside of it, and chi-square within 4.5 deviations of its mean.
+    """Assert that draws have a law: no other outcomes, and chi-square within 4.5 deviations of its mean.
 
     Outcomes are expected at least five times each, so that chi-square is near normal in their number.
     """

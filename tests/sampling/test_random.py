@@ -1,4 +1,4 @@
-"""The counter-based generator against the published vectors, and what is made of its words."""
+"""The counter-based generator against the published vectors, and the functions of its words."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 import fedcore
 from fedcore import _core
-from fedcore.randomness import tag
+from fedcore.runtime import tag
 from tests import oracle
 
 CSRC = Path(fedcore.model.__file__).parent.parent / "csrc"

@@ -1,4 +1,4 @@
-"""What the draws gave when they were written down: a change here is a change of every cohort ever drawn."""
+"""Recorded results of draws: a change would change every cohort ever drawn."""
 
 import hashlib
 

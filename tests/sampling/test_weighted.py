@@ -138,15 +138,15 @@ def test_functions_purposes_rounds_and_seeds_do_not_share_numbers():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (-1.0, r"weights\[BAD\]: expected a finite number >= 0, got -1\.0"),
-        (np.nan, r"weights\[BAD\]: .* got nan"),
-        (-np.nan, r"weights\[BAD\]: .* got nan"),
-        (np.inf, r"weights\[BAD\]: .* got inf"),
-        (-np.inf, r"weights\[BAD\]: .* got -inf"),
-        (1.7e308, "weights: expected a finite sum, got inf"),
+        (-1.0, r"weights\[BAD\]=-1\.0: must be a finite number >= 0"),
+        (np.nan, r"weights\[BAD\]=nan"),
+        (-np.nan, r"weights\[BAD\]=nan"),
+        (np.inf, r"weights\[BAD\]=inf"),
+        (-np.inf, r"weights\[BAD\]=-inf"),
+        (1.7e308, "sum must be finite"),
     ],
 )
-def test_bad_weights_are_refused_wherever_they_are(name, k, bad, message):
+def test_a_bad_weight_is_rejected_at_any_position(name, k, bad, message):
     for n, place in ((2, 0), (2, 1), (64, 13), (40_001, 40_000), (40_001, 17_000)):
         weights = np.full(n, 1e308)
         weights[place] = bad
@@ -157,11 +157,11 @@ def test_bad_weights_are_refused_wherever_they_are(name, k, bad, message):
 
 
 def test_too_few_positive_weights_are_refused():
-    with pytest.raises(errors.RangeError, match="weights: expected at least 3 that are positive, got 2"):
+    with pytest.raises(errors.RangeError, match="at least 3 positive weights, got 2"):
         sampling.weighted_without_replacement([1, 0, 2], 3, seed=0, round=0)
-    with pytest.raises(errors.RangeError, match=f"at least {2**62} that are positive, got 1"):
+    with pytest.raises(errors.RangeError, match=f"at least {2**62} positive weights, got 1"):
         sampling.weighted_without_replacement([1], 2**62, seed=0, round=0)
-    with pytest.raises(errors.RangeError, match="weights: expected at least 1 that are positive, got 0"):
+    with pytest.raises(errors.RangeError, match="at least 1 positive weights, got 0"):
         sampling.with_replacement([0, 0], 3, seed=0, round=0)
     for nothing in ([], [0, 0]):
         assert sampling.with_replacement(nothing, 0, seed=0, round=0).shape == (0,)
@@ -169,7 +169,7 @@ def test_too_few_positive_weights_are_refused():
 
 
 def test_other_arguments_are_refused_by_name():
-    with pytest.raises(errors.RangeError, match="k: expected an integer in 0"):
+    with pytest.raises(errors.RangeError, match=r"^k="):
         sampling.with_replacement([1.0], -1, seed=0, round=0)
     with pytest.raises(errors.DtypeError, match=r"weights: expected float64\[n\], got float32\[2\]"):
         sampling.weighted_without_replacement(np.ones(2, np.float32), 1, seed=0, round=0)

@@ -1,9 +1,9 @@
-"""A server's folder lies in memory: what a disk does to one is a matter of the store's tests."""
+"""Folders of these tests are in memory; tests/store covers disks."""
 
 import pytest
 
 
 @pytest.fixture
 def tmp_path(folder_in_memory):
-    """As pytest's own, on tmpfs."""
+    """pytest's folder, on tmpfs."""
     return folder_in_memory

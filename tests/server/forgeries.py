@@ -1,4 +1,4 @@
-"""Folders of a server that somebody has edited who can make every digest right."""
+"""Edited folders of a server whose checksums are right."""
 
 import json
 import sqlite3
@@ -10,7 +10,7 @@ from fedcore.store.files.entries import Head, client_digests, row_digests, row_e
 
 
 def forge(folder, *, head=lambda head: head, rows=(), statements=()):
-    """Edit an index, and seal it again."""
+    """Edit an index, and update its checksums."""
     connection = sqlite3.connect(folder / "index.sqlite")
     connection.executemany("REPLACE INTO rows VALUES(?, ?, ?, ?)", rows)
     found = Head.parsed(connection.execute("SELECT content FROM head").fetchone()[0])
@@ -36,7 +36,7 @@ def _vector(name, **fields):
 
 
 def _state(*keys):
-    """An edit of the server's state: the last of these is put where the others lead."""
+    """Replace a value in the server's state; the last argument is the value, the others are its path."""
     *path, last, value = keys
 
     def edit(head):

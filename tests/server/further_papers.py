@@ -1,4 +1,4 @@
-"""More transcriptions, as in ``papers.py``: of the methods beyond the first papers."""
+"""More transcriptions, as in ``papers.py``, of the other papers."""
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def fedvarp(clients, x, lr, course):
 
 
 def feddyn(clients, x, lr, course, alpha):
-    """Algorithm 1 of Acar et al. with gradient steps in the place of the exact minimiser, l_i and H as there."""
+    """Algorithm 1 of Acar et al. with gradient steps in place of the exact minimiser; l_i and H as in the paper."""
     lagrange, H = np.zeros((N, n)), np.zeros(n)
     for t, S, steps, *_ in course.rounds():
         if S:
@@ -63,7 +63,7 @@ def feddyn(clients, x, lr, course, alpha):
 
 
 def accumulated(steps, rho):
-    """|a|_1 of heavy-ball steps, by its definition: the weights that the gradients have in the sum."""
+    """|a|_1 of heavy-ball steps by its definition: the weights of the gradients in the sum."""
     return sum(sum(rho**j for j in range(steps - k)) for k in range(steps))
 
 

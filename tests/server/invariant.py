@@ -1,14 +1,14 @@
-"""What is true of a server between any two calls, whatever failed or interrupted those before."""
+"""Invariants of a server between any two calls, also after errors and interruptions."""
 
 from fedcore import ClientStore
 from fedcore.server.folder import folder_problems, total_problems
 
 
 def contradictions(server):
-    """Where memory, rows and folder say different things: a line for each; empty if they agree.
+    """Return a line for each contradiction between memory, rows and folder.
 
-    T is the sum of all rows, or MimiC's of all corrections v[t_i] - r_i; no two clients share a slot, and no slot that
-    is in use is free; the folder's last commit has this x, this round, and these clients.
+    T is the sum of all rows, or MimiC's of all corrections v[t_i] - r_i; no two clients share a slot, and no used slot
+    is free; the folder's last commit has this x, this round, and these clients.
     """
     state = server._backend
     now, store, algorithm = state.snapshot, state.store, state.settings.algorithm

@@ -1,8 +1,8 @@
-"""One liar of ten: what it says in the place of its honest reply, and how far the others' result may move.
+"""One dishonest client of ten: its false update, and how far x may move because of it.
 
-``LIES`` change an honest ``Update``, of a server's broadcast; ``BOUNDS`` say how far the model of a federation with the
-liar may be from that of an honest one after ``ROUNDS`` rounds, as a share of the way that the honest one has come. The
-honest clients are those of quadratics, |y - optimum_i|^2 / 2, with BatchNorm's statistics beside them.
+``LIES`` change an honest ``Update`` of a server's broadcast. ``BOUNDS`` limit the distance of the model after
+``ROUNDS`` rounds from that of an honest federation, as a share of the way that the honest one has moved. The honest
+clients have quadratics, |y - optimum_i|^2 / 2, with BatchNorm's statistics.
 """
 
 from functools import cache
@@ -41,7 +41,7 @@ def long(update, sent):
 
 
 def heavy(update, sent):
-    """The model as it was sent, with the weight of ever so many examples."""
+    """The model as it was sent, with the weight of 10^9 examples."""
     return update._replace(value=with_(update.value, w=sent["w"]), examples=10**9)
 
 
@@ -62,7 +62,7 @@ LIES = {
 REFUSED = ("rate", "tiny rate", "long", "variance", "counter")
 """Lies for which the reply does not count; the others count within their bounds."""
 BOUNDS = {
-    # Without the liar the mean is that of nine clients of ten, or has its row of the only round in which it was honest.
+    # The mean is that of nine clients of ten, or has the dishonest client's row of its only honest round.
     **dict.fromkeys(REFUSED, 0.15),
     # gamma is at most doubled: what has not converged after 20 rounds is then where 40 lead.
     **dict.fromkeys(["steps", "steps and counter"], 0.8),
@@ -81,7 +81,7 @@ OPTIONS = {
 
 
 def made(method):
-    """The method, and n_k of the clients, or None, as ``METHODS`` says."""
+    """The method, and n_k of the clients or None, by its name in ``METHODS``."""
     arguments = dict(METHODS[method])
     sizes = arguments.pop("client_sizes", None)
     algorithm = algorithms.named(method.partition(",")[0], **arguments)
@@ -89,19 +89,19 @@ def made(method):
 
 
 def is_refused(method, kind):
-    """Whether replies of this lie do not count: one of steps only where the method says how many they are."""
+    """Whether updates of this kind are rejected; those of steps only where the method fixes their number."""
     return kind in REFUSED or (kind.startswith("steps") and made(method)[0].most_steps is not None)
 
 
 def bound(method, kind):
-    """How far a federation with the lie may be from the honest one."""
+    """The largest distance of a federation with this kind of update from the honest one."""
     if kind == "examples" and not made(method)[0].weighs_claims:
         return RESTS.get(method.partition(",")[0], 0.25)
     return BOUNDS["long" if is_refused(method, kind) else kind]
 
 
 def most_counted(kind):
-    """How many times as far as the honest counter the one with the lie may have come."""
+    """The largest ratio of the counter to the honest one."""
     return 10 if kind == "steps and counter" else 1
 
 
@@ -111,12 +111,12 @@ def server_of(method, **options):
 
 
 def honest(told, sent, offset, client):
-    """A client's reply after its steps on its quadratic, of the method's direction.
+    """A client's update after its steps on its quadratic, along the method's direction.
 
     Args:
-        told: what the client was told of the steps: a ``Broadcast``, or what an adapter's client is handed of one.
-        sent: the model that it was sent, by name.
-        offset: its own, or None.
+        told: the instructions: a ``Broadcast``, or what an adapter's client gets of one.
+        sent: the model by name, as sent.
+        offset: of the client, or None.
     """
     x = sent["w"]
     y, gradients = x.copy(), []
@@ -138,13 +138,13 @@ def honest(told, sent, offset, client):
 
 
 def said(told, sent, offset, client, lie=None, since=0):
-    """What a client says: the liar its lie from some round on, everybody else the truth."""
+    """A client's update: false for the dishonest client from a round on, else honest."""
     update = honest(told, sent, offset, client)
     return lie(update, sent) if lie is not None and client == LIAR and told.round >= since else update
 
 
 def federation(server, lie=None, rounds=ROUNDS, since=0):
-    """The reports of some rounds, in which one client lies from one of them on."""
+    """The reports of some rounds; one client is dishonest from one of them on."""
     reports = []
     for _ in range(rounds):
         told, sent = server.broadcast(range(N)), server.tensors()
@@ -154,12 +154,12 @@ def federation(server, lie=None, rounds=ROUNDS, since=0):
 
 @cache
 def honest_result(method, rounds=ROUNDS):
-    """The model of a server whose clients all say the truth."""
+    """The model of a server with honest clients only."""
     server = server_of(method)
     federation(server, rounds=rounds)
     return server.tensors()
 
 
 def distance(x, due, start):
-    """How far x is from where it was due, as a share of the way there."""
+    """The distance of x from the expected one, as a share of the way from the start."""
     return float(np.linalg.norm(x - due) / np.linalg.norm(due - start))

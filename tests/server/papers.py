@@ -1,7 +1,7 @@
 """Float64 transcriptions of the methods' papers, independent of the package, and clients to run both on.
 
 Each yields x after every round. lr: eta(t). The server's step is the cohort's mean of eta K_i unless the method
-averages models or gamma(t) is given. A client is as often in a cohort as it was drawn.
+averages models or gamma(t) is given. A client is in a cohort once for each draw.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ N, n, ROUNDS, K = 12, 257, 100, 5
 
 
 class Clients:
-    """Least squares with minimisers of their own, full gradients in float64."""
+    """Least squares with a minimiser for each client, and full gradients in float64."""
 
     def __init__(self, seed):
         rng = np.random.default_rng(seed)
@@ -43,12 +43,12 @@ class Clients:
         return (gradients + noise).astype(np.float32).astype(np.float64)
 
     def work(self, broadcast, i, steps):
-        """What a client of any method makes of its broadcast, as arguments of ``Round.add``."""
+        """A client's update of its broadcast by any method, as arguments of ``Round.add``."""
         y, raw = self.train(i, broadcast.x, broadcast.lr, steps, self.direction(broadcast, i))
         return dict(value=y.astype(np.float32), control=raw.astype(np.float32) if broadcast.second else None)
 
     def direction(self, broadcast, i, own=0.0):
-        """What a client steps along; ``own``: its part of the offset, where it keeps it itself."""
+        """The direction of a client's steps; ``own`` is its part of the offset if it keeps the row itself."""
         offset = broadcast.offset(i)
         constant = own if offset is None else offset + own
 
@@ -61,13 +61,13 @@ class Clients:
 
 @dataclass
 class Course:
-    """Who is drawn and how much each does; who comes and goes.
+    """The draws and steps of each round, and the changes of clients.
 
     Attributes:
         active: the cohort of each round.
         steps: K_i, [t][i].
-        start: who is registered from the start.
-        changes: by round, in their order, what happens before it: ("arrive" | "exclude" | "include", client).
+        start: the clients of the start.
+        changes: by round, the changes before it in their order: ("arrive" | "exclude" | "include", client).
     """
 
     active: Sequence[Sequence[int]]
@@ -76,7 +76,7 @@ class Course:
     changes: Mapping[int, Sequence[tuple[str, int]]] = field(default_factory=dict)
 
     def rounds(self):
-        """t, S_t, the steps, who has just been forgotten, and how many are registered."""
+        """t, S_t, the steps, the clients just removed, and the number of registered ones."""
         here = set(self.start)
         for t, S in enumerate(self.active):
             for what, i in self.changes.get(t, ()):
@@ -104,12 +104,12 @@ def start_of(seed):
 
 
 def follow(server, clients, course, paper, work=None, after=None):
-    """Run the server through a course; returns its largest relative distance from the paper's x.
+    """Run the server through a course; return the largest relative distance of its x from the paper's.
 
     Args:
         paper: the paper's x after each round.
-        work: what a client makes of its broadcast, in the place of ``Clients.work``.
-        after: called with the clients heard when a round is finished.
+        work: computes a client's update of its broadcast. Default: ``Clients.work``.
+        after: called with the accepted clients when a round is finished.
     """
     x0, worst = server.x, 0.0
     for t, x in enumerate(paper):
@@ -166,7 +166,7 @@ def mifa(clients, x, lr, course, wait, warm=None):
 
 
 def mimic(clients, x, lr, course, update_units=False, centred=True):
-    """``centred``: v less C / N, which is zero but where a client was forgotten or drawn twice."""
+    """``centred``: v less C / N, which is zero unless a client was removed or drawn twice."""
     c = np.zeros((N, n))
     for t, S, steps, forgotten, registered in course.rounds():
         c[forgotten] = 0
@@ -232,7 +232,7 @@ def reparameterised(clients, x, lr, course, beta, gamma=None, controls=False):
 
 
 def mb_storm(clients, x, lr, course, beta, warm=None):
-    """Patel et al. 2022: one gradient of each client at both points, a step of the server's alone."""
+    """Patel et al. 2022: one gradient of each client at both points, and one step of the server."""
     v, x_prev = sum(warm.values()) / len(warm) if warm else np.zeros(n), x
     for t, S, *_ in course.rounds():
         if S:
@@ -245,10 +245,10 @@ def mb_storm(clients, x, lr, course, beta, warm=None):
 def flexible(clients, x, lr, course, scheme, fast=True):
     """Eq. 2 and Sec. 4 of Ruan et al. Rounds count from 1: t0 of an arrival before ``course``'s round t is t.
 
-    Who was included and comes back has its share already and is no newcomer: nothing restarts, nothing is boosted.
+    A client that was included and returns has its share already: nothing restarts, and nothing is boosted.
 
     Args:
-        lr: eta_0 / t, which begins anew at t0 when the objective changes; or eta_0.
+        lr: eta_0 / t, which restarts at t0 when the objective changes; or eta_0.
     """
     sizes, t0s, t0 = {i: clients.examples[i] for i in course.start}, {}, 0
     for t, S, steps, *_ in course.rounds():

@@ -1,7 +1,6 @@
-"""Servers of every method, and rounds that are a pure function of their state: for tests that stop one and go on.
+"""Servers of every method, and rounds that depend only on the server's state, for tests that stop and resume one.
 
-As a program, ``python -m tests.server.rounds FOLDER ROUNDS`` goes on with the server of a folder, and
-says so of each round.
+As a program, ``python -m tests.server.rounds FOLDER ROUNDS`` resumes the server of a folder, and prints each round.
 """
 
 import json
@@ -39,12 +38,12 @@ def made(method, x0=None, **options):
 
 
 def steps_of(server, steps):
-    """So many, or as many as the method has a client do at most."""
+    """This number of steps, or the most that the method allows."""
     return min(steps, server.algorithm.most_steps or steps)
 
 
 def go_on(server, rounds):
-    """Rounds whose replies depend on the server's state and the round alone."""
+    """Run rounds whose updates depend only on the server's state and the round."""
     for _ in range(rounds):
         t = server.round_number
         rng = np.random.default_rng(t)
@@ -62,7 +61,7 @@ def go_on(server, rounds):
 
 
 def everything(server, clients=range(N)):
-    """All that a server knows, as bytes."""
+    """The whole state of a server, as bytes."""
     now = server._backend.snapshot
     vectors = {name: np.array(v).tobytes() for name, v in now.vectors(server.algorithm).items()}
     rows = {i: server.store.read(i).tobytes() for i in clients}

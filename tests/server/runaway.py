@@ -1,10 +1,10 @@
-"""A step that is too long."""
+"""An optimizer whose step can be too long."""
 
 import numpy as np
 
 
 class Runaway:
-    """A server optimiser of one's own, which makes steps too long if it is told so."""
+    """A custom optimizer that multiplies its steps by ``factor``."""
 
     factor = 1.0
 

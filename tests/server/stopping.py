@@ -1,4 +1,4 @@
-"""What may stop a server's change at any line of it, and what must be so afterwards: memory and store as one."""
+"""Interruptions at any line of a server's change, and the check that memory and store agree afterwards."""
 
 import dis
 import signal
@@ -21,7 +21,7 @@ CLIENTS, P = ["a", "b", 7, "d"], 6
 
 
 class Stopped(BaseException):
-    """What a handler raises."""
+    """Raised by the handlers."""
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def by_a_signal():
 
 
 def from_outside():
-    """As a thread's PyThreadState_SetAsyncExc raises, which nothing can hold back."""
+    """An exception like that of PyThreadState_SetAsyncExc, which cannot be deferred."""
     raise Stopped
 
 
@@ -79,7 +79,7 @@ OPERATIONS = [a_round, the_first_departs, one_in_the_middle_departs, two_arrive]
 
 
 def seen(server):
-    """All that can be asked of a server."""
+    """All public values of a server."""
     rows = {client: server.store.read(client).tobytes() for client in server.clients}
     total = server._backend.snapshot.total
     population = server._backend.snapshot.population
@@ -94,14 +94,14 @@ def seen(server):
     )
 
 
-def lasting(server):
-    """Of what is seen, what another process finds in the folder: not v, where the method has no use for it."""
+def immutable_copy(server):
+    """The part of ``seen`` that a folder keeps: without v, which some methods do not save."""
     number, x, _v, *others = seen(server)
     return number, x, *others
 
 
 def expected(make, operation):
-    """What there is to be seen before an operation and after it."""
+    """The values before an operation and after it."""
     server = make()
     before = seen(server)
     operation(server)
@@ -109,12 +109,12 @@ def expected(make, operation):
 
 
 def check(server, before, after):
-    """Both sides are old or both new; returns which."""
+    """Require that memory and folder are both old or both new; return whether they are new."""
     assert contradictions(server) == []
     now = seen(server)
     assert now in (before, after)
     if server.store.medium == "mmap":
-        assert lasting(Server.load(server.store.path, storage=Storage(medium="ram"))) == lasting(server)
+        assert immutable_copy(Server.load(server.store.path, storage=Storage(medium="ram"))) == immutable_copy(server)
     for go_on in (a_round, two_arrive, a_round, the_first_departs, a_round):  # in slots of its own
         go_on(server)
         assert contradictions(server) == []
@@ -123,9 +123,9 @@ def check(server, before, after):
 
 
 def leaves_a_block(frame):
-    """Tell whether the line is a with statement's once more, whose ``__exit__`` comes next.
+    """Whether the line is a with statement's second one, whose ``__exit__`` comes next.
 
-    Nothing comes between a block and that: Python looks for signals after calls and where a loop goes back.
+    No signal can arrive between a block and its end: Python checks after calls and where a loop jumps back.
     """
     units = [frame.f_code.co_code[at : at + 2] for at in range(frame.f_lasti, frame.f_lasti + 8, 2)]
     to_begin = 1 if dis.opname[units[0][0]] == "SWAP" else 0  # a value that is returned goes below
@@ -134,7 +134,7 @@ def leaves_a_block(frame):
 
 
 def each_line(operation, server, at, action, room="fedcore"):
-    """Run an operation, with the action before the line ``at`` of those that it runs in a room; were there so many?"""
+    """Run an operation, with an action before its ``at``-th line in a folder; return whether there are so many."""
     lines = 0
 
     def trace(frame, event, argument):

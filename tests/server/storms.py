@@ -1,5 +1,7 @@
-"""Signals, and descriptors and memory that run out, at random moments of a server's changes: how often do memory and
-store differ afterwards? Run it as ``python -m tests.server.storms SIGNALS STARVATIONS [SEED]``; 0 is due."""
+"""Random signals, and lack of descriptors and memory, during a server's changes: do memory and store differ afterwards?
+
+Run ``python -m tests.server.storms SIGNALS STARVATIONS [SEED]``; the result must be 0.
+"""
 
 import ctypes
 import os
@@ -31,7 +33,7 @@ FEWEST, MOST = 4, 10
 
 
 class Stopped(BaseException):
-    """What handlers and the other thread raise."""
+    """Raised by handlers and by the other thread."""
 
 
 def stop(number, frame):
@@ -39,7 +41,7 @@ def stop(number, frame):
 
 
 class Thrower:
-    """Another thread, which lets something come over the main one some time later."""
+    """Another thread, which interrupts the main one after some time."""
 
     def __init__(self):
         self._orders, self._done = queue.SimpleQueue(), threading.Event()
@@ -50,7 +52,7 @@ class Thrower:
         self._orders.put((kind, seconds))
 
     def settle(self):
-        """Until it has come, be it here."""
+        """Wait until the interruption has come."""
         while True:
             try:
                 self._done.wait()
@@ -74,7 +76,7 @@ class Thrower:
 
 @contextmanager
 def few_descriptors(generator):
-    """So few that one of the next opens fails."""
+    """So few file descriptors that one of the next opens fails."""
     limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
     highest = max(map(int, os.listdir("/proc/self/fd")))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, limits[1]))
@@ -93,7 +95,7 @@ def few_descriptors(generator):
 
 @contextmanager
 def little_memory(generator, n):
-    """So little that one of the next large allocations or mappings fails."""
+    """So little memory that one of the next large allocations or mappings fails."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + generator.randrange(0, 6 * 4 * n), limits[1]))
@@ -104,7 +106,7 @@ def little_memory(generator, n):
 
 
 class Course:
-    """One server of a method and a medium, and what is done with it."""
+    """One server of a method and a medium, and its random changes."""
 
     def __init__(self, folder, method, medium, n, seed):
         self._folder, self._method, self._medium, self._n = Path(folder), method, medium, n
@@ -120,7 +122,7 @@ class Course:
             self.round()
 
     def step(self):
-        """A change, drawn."""
+        """Make a random change."""
         there = len(self.server.clients)
         draw = self._random.random()
         if draw < 0.15 and there > FEWEST:
@@ -143,9 +145,9 @@ class Course:
                 opened.add_batch([Update(client, self._ys[i], 1)])
 
     def verdict(self):
-        """What is to be said of the server after something came over it; another one begins where it cannot go on."""
+        """The state of the server after an interruption; a new server replaces one that cannot continue."""
         try:
-            if self.server._backend.store._session.commits.broken:
+            if self.server._backend.store._session.broken:
                 verdict = "says: open it again"
             elif contradictions(self.server):
                 verdict = "DIFFERS"
@@ -162,14 +164,14 @@ class Course:
 
 
 def courses(folder, n, seed):
-    """One for each method and medium, in turn and for ever."""
+    """One for each method and medium, in turn, endlessly."""
     made = [Course(folder, method, medium, n, seed) for method in METHODS for medium in MEDIA]
     while True:
         yield from made
 
 
 def signals(many, seed=0, n=3000):
-    """So many signals of five kinds that came over a change; Counter of (kind, when it came, verdict)."""
+    """Interrupt changes by signals of five kinds; return a Counter of (kind, time, verdict)."""
     counted, generator, thrower, hit, tried = Counter(), random.Random(seed), Thrower(), 0, 0
     before = {kind: signal.signal(number, stop) for kind, number in SIGNALS.items()}
     try:
@@ -197,7 +199,7 @@ def signals(many, seed=0, n=3000):
 
 
 def starvations(many, seed=0, n=100_000):
-    """So many changes that lacked descriptors or memory; Counter of (kind, what came of the change, verdict)."""
+    """Run changes without descriptors or memory; return a Counter of (kind, result, verdict)."""
     counted, generator, hit, tried = Counter(), random.Random(seed), 0, 0
     with tempfile.TemporaryDirectory() as folder:
         each = courses(folder, n, seed)
@@ -215,7 +217,7 @@ def starvations(many, seed=0, n=100_000):
 
 
 def told(counted):
-    """Lines of a table, and how many servers differ."""
+    """Lines of a table, and the number of servers that differ."""
     lines = [f"{number:6d}  {', '.join(key)}" for key, number in sorted(counted.items())]
     wrong = sum(number for (_, _, verdict), number in counted.items() if verdict.isupper() or "CANNOT" in verdict)
     return "\n".join([*lines, f"{sum(counted.values()):6d}  in all; memory and store differ in {wrong}"])

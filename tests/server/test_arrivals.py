@@ -1,4 +1,4 @@
-"""Clients that come and go, and rows that do not start at zero."""
+"""Clients that are added and removed, and warm starts."""
 
 import numpy as np
 import pytest
@@ -13,13 +13,13 @@ def vector(*values):
 
 
 def hear(server, **h):
-    """A round in which clients c0, c1 sent these mean gradients."""
+    """A round in which clients c0, c1 send these mean gradients."""
     return server.round(
         [Update(int(name[1:]), value=vector(value), kind="gradient", steps=1) for name, value in h.items()]
     )
 
 
-def test_a_newcomer_counts_in_n_and_has_a_row_of_zero():
+def test_a_new_client_counts_in_n_and_has_a_row_of_zeros():
     server = Server(vector(0), algorithms.MIFA(wait=False), clients=2, lr=1.0)
     hear(server, c0=4, c1=8)
     server.add_clients(7)
@@ -32,7 +32,7 @@ def test_a_newcomer_counts_in_n_and_has_a_row_of_zero():
 
 
 @pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "MimiC"])
-def test_who_departs_leaves_every_running_sum(method):
+def test_the_row_of_a_removed_client_leaves_every_sum(method):
     algorithm = algorithms.MIFA(wait=False) if method == "MIFA" else method
     server = Server(vector(0), algorithm, clients=3, lr=1.0)
     hear(server, c0=4, c1=8, c2=30)
@@ -50,7 +50,7 @@ def test_who_departs_leaves_every_running_sum(method):
 
 
 @pytest.mark.parametrize("method", ["MIFA", "MimiC"])
-def test_a_departure_ends_at_the_optimum_of_those_who_stay(method):
+def test_after_a_removal_x_ends_at_the_optimum_of_the_others(method):
     rng = np.random.default_rng(0)
     optima = rng.normal(size=(5, 6))
     server = Server(np.zeros(6, np.float32), method, clients=5, lr=0.2)
@@ -64,7 +64,7 @@ def test_a_departure_ends_at_the_optimum_of_those_who_stay(method):
     np.testing.assert_allclose(server.x, optima[:4].mean(axis=0), rtol=1e-5, atol=1e-6)
 
 
-def test_shares_follow_arrivals_and_departures():
+def test_shares_follow_the_clients():
     server = Server(vector(0), algorithms.FlexibleFedAvg("B", reboot="vanilla"), dict(enumerate([30, 10])), lr=1.0)
     move = lambda client, by: server.round([Update(client, server.x + vector(by), 1)])  # noqa: E731
     move(0, 8)
@@ -82,7 +82,7 @@ def test_shares_follow_arrivals_and_departures():
         server.add_clients(9)
 
 
-def test_the_fast_reboot_boosts_a_newcomer_by_3_and_decays():
+def test_the_fast_reboot_boosts_a_new_client_by_3_and_decays():
     server = Server(vector(0), algorithms.FlexibleFedAvg("B"), dict(enumerate([1])), lr=1.0)
     server.add_clients({"l": 1})  # t0 = 0
     moved = []
@@ -125,11 +125,11 @@ def test_warm_start_of_clients_that_keep_their_rows(method):
     for server in servers:
         server.warm_start({0: vector(4), 2: vector(8)})
     at_server, at_client = (server.broadcast([0]) for server in servers)
-    from_row = at_server.direction.from_row
+    from_row = at_server.from_row
     assert at_client.offset(0) + from_row * 4 == pytest.approx(at_server.offset(0))  # the client adds what it keeps
 
 
-def test_who_keeps_its_own_row_cannot_be_taken_out():
+def test_a_client_that_keeps_its_row_cannot_be_removed():
     server = Server(vector(0), algorithms.SCAFFOLD(placement="client"), clients=3, lr=1.0)
     with pytest.raises(RangeError, match=r"^client\b.*2"):
         server.remove_client(2)
@@ -142,7 +142,7 @@ def flexible(scheme, examples):
 
 
 @pytest.mark.parametrize("scheme", ["A", "B", "C"])
-def test_a_departed_device_that_is_included_keeps_its_share_and_its_place(scheme):
+def test_a_removed_client_can_keep_its_share(scheme):
     server = flexible(scheme, [1, 2, 3])
     server.remove_client(2, from_objective=False)
     server.round([Update(0, vector(6), steps=2), Update(1, vector(12), steps=2)])
@@ -150,7 +150,7 @@ def test_a_departed_device_that_is_included_keeps_its_share_and_its_place(scheme
     assert server.x == pytest.approx((1 + 4) * (1.5 if scheme == "A" else 1))
 
 
-def test_a_device_that_comes_back_to_its_share_is_no_newcomer():
+def test_a_client_that_returns_to_its_share_is_not_new():
     server = flexible("B", [1, 2, 3])
     server.remove_client(2, from_objective=False)
     server.add_clients({2: 3})
@@ -167,8 +167,8 @@ def test_a_device_that_comes_back_to_its_share_is_no_newcomer():
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_an_objective_that_all_have_left_can_be_joined(known):
-    """With a size if there were sizes or if it brings one, which the next one then needs too."""
+def test_clients_can_join_an_empty_server(known):
+    """With a size if the others had sizes or if it brings one; the next client then needs one too."""
     server = flexible("B", [1, 2]) if known else Server(vector(0), "FedAvg", clients=2, lr=1.0)
     server.remove_client(0)
     server.remove_client(1)
@@ -182,7 +182,7 @@ def test_an_objective_that_all_have_left_can_be_joined(known):
         server.add_clients(6)
 
 
-def test_nobody_comes_or_goes_while_a_round_is_open():
+def test_clients_do_not_change_while_a_round_is_open():
     server = Server(vector(0), "MIFA", clients=2, lr=1.0)
     with server.open_round():
         for change in (
@@ -194,7 +194,7 @@ def test_nobody_comes_or_goes_while_a_round_is_open():
                 change()
 
 
-def test_methods_that_weigh_by_shares_ask_for_them():
+def test_methods_that_weigh_by_shares_need_sizes():
     with pytest.raises(RangeError, match=r"^clients\b"):
         Server(vector(0), "FlexibleFedAvg", clients=2, lr=1.0)
     server = Server(vector(0), "FedAvg", clients=2, lr=1.0)

@@ -1,4 +1,4 @@
-"""Documents of rounds: what they say, that they count with the round's transaction, and that a change is seen."""
+"""Audit documents: their content, their transaction, and the detection of changes."""
 
 import json
 import sqlite3
@@ -27,7 +27,7 @@ def play(server, value=1.0):
     return y
 
 
-def test_a_document_says_who_sent_what_and_what_it_did():
+def test_a_document_lists_the_updates_and_the_step():
     server = Server(X0, "FedAvg", 3, lr=0.1, storage=Storage(audit=True))
     y = play(server)
     server.change(lr=0.2)
@@ -51,7 +51,7 @@ def test_a_document_says_who_sent_what_and_what_it_did():
 
 
 @pytest.mark.parametrize("of", [torch.float32, torch.float64, torch.bfloat16, "numpy", "bytes", "named"])
-def test_the_digest_is_that_of_the_numbers_whatever_their_form(of):
+def test_a_digest_depends_only_on_the_numbers(of):
     server = Server({"a": X0, "b": X0}, "FedAvg", 1, lr=0.1, storage=Storage(audit=True))
     flat = np.arange(6, dtype=np.float32)
     forms = {"numpy": flat, "bytes": flat.tobytes(), "named": {"b": torch.arange(3.0, 6.0), "a": flat[:3]}}
@@ -60,7 +60,7 @@ def test_the_digest_is_that_of_the_numbers_whatever_their_form(of):
 
 
 @pytest.mark.parametrize("durability", ["round", "checkpoint"])
-def test_documents_come_with_their_rounds_and_go_with_them(tmp_path, durability):
+def test_documents_are_committed_and_rolled_back_with_their_rounds(tmp_path, durability):
     path = tmp_path / "s"
     Server(X0, "MIFA", 3, lr=0.1, storage=Storage(path=path, keep_previous=True, audit=True)).close()
     with Server.load(path, storage=Storage(durability=durability)) as server:
@@ -74,13 +74,13 @@ def test_documents_come_with_their_rounds_and_go_with_them(tmp_path, durability)
         assert copy.audit_log() == whole
     if durability == "checkpoint":
         return
-    with ClientStore.open(path, undoable=True) as store:
+    with ClientStore.open(path, keep_previous=True) as store:
         assert store.undo()  # the arrival
     with Server.load(path) as server:
         assert server.audit_log() == whole
         play(server)
         assert len(server.audit_log()) == 4
-    with ClientStore.open(path, undoable=True) as store:
+    with ClientStore.open(path, keep_previous=True) as store:
         assert store.undo()
     with Server.load(path) as server:
         assert server.audit_log() == whole
@@ -110,7 +110,7 @@ def test_a_round_that_was_not_committed_leaves_no_document(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("change", ["content", "less", "last"])
-def test_a_changed_or_missing_document_is_seen(tmp_path, change):
+def test_a_changed_or_missing_document_is_detected(tmp_path, change):
     path = tmp_path / "s"
     with Server(X0, "FedAvg", 3, lr=0.1, storage=Storage(path=path, audit=True)) as server:
         for _ in range(3):
@@ -132,7 +132,7 @@ def test_shards_keep_no_documents():
         )
 
 
-def test_the_documents_go_along_in_memory(tmp_path):
+def test_documents_survive_copies_in_memory(tmp_path):
     server = Server(np.zeros(4, np.float32), "MIFA", 2, lr=0.1, storage=Storage(audit=True))
     for k in range(4):
         server.round([Update(0, np.full(4, k, np.float32), 1)])
@@ -142,7 +142,7 @@ def test_the_documents_go_along_in_memory(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[", "[]", "7", "{}", "[" * 10**5, "9" * 5000])
-def test_a_document_that_is_none_is_named(tmp_path, text):
+def test_an_invalid_document_is_an_error(tmp_path, text):
     with Server(
         np.zeros(4, np.float32), "MIFA", 2, lr=0.1, storage=Storage(audit=True, path=tmp_path / "run")
     ) as server:

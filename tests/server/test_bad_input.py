@@ -1,4 +1,4 @@
-"""The caller's mistakes raise, what a client sent is refused by name, and either way the state is as before."""
+"""Mistakes of the caller raise, invalid updates are rejected, and the state stays as before."""
 
 import re
 import signal
@@ -32,14 +32,14 @@ def snapshot(server):
 
 
 def finish_as_if_nothing(server):
-    """One more round, which shows the state that cannot be seen."""
+    """One more round, which reveals the hidden state."""
     server.round([Update(1, server.x - np.float32(3), steps=2)])
     return snapshot(server)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("way", ["exception", "abort", "mistake", "diverged"])
-def test_a_round_that_is_left_leaves_everything_as_before(name, way):
+def test_an_aborted_round_changes_nothing(name, way):
     server, untouched = (warm(name, server_lr=10.0, optimizer=Runaway()) for _ in range(2))
     before = snapshot(server)
 
@@ -71,61 +71,41 @@ def test_a_round_that_is_left_leaves_everything_as_before(name, way):
     assert finish_as_if_nothing(server) == finish_as_if_nothing(untouched)
 
 
+INVALID = {
+    "model": [
+        np.zeros(4, np.float32),
+        np.zeros((5, 1), np.float32),
+        np.zeros(5, np.int32),
+        np.zeros(10, np.float32)[::2],  # not contiguous
+        torch.zeros(6, dtype=torch.bfloat16),
+        torch.zeros(10, dtype=torch.bfloat16)[::2],
+        np.zeros(5, ">f4"),
+        np.ma.masked_equal(np.arange(5, dtype=np.float32), 2),
+        np.array([None] * 5),
+        b"123",
+        memoryview(np.zeros(5)),
+        torch.zeros(5, device="meta"),
+        torch.zeros(5, device="meta", dtype=torch.bfloat16),
+        {"w": np.zeros(5, np.float32)},
+        None,
+    ],
+    "x": [{"x": torch.zeros(5, device="meta")}],
+    "update": [np.float32([0, 0, np.nan, 0, 0]), np.float32([0, 0, 0, 0, np.inf])],
+    "steps": [0, -3, 10**18, 2.5, True],
+    "examples": [0, 10**18, "many"],
+    "lr": [float("nan"), float("inf"), 1e30, 10**400, 10**5000, True, np.complex64(0.1), "a" * 10**5, -1.0],
+    "round": [2, 3.0, np.array([3, 3])],
+}
+"""Invalid values by the name with which the reason begins."""
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (dict(value=np.zeros(4, np.float32)), r"^model\b"),
-        (dict(value=np.zeros((5, 1), np.float32)), r"^model\b"),
-        (dict(value=np.zeros(5, np.int32)), r"^model\b"),
-        (dict(value=np.zeros(10, np.float32)[::2]), r"not contiguous"),
-        (dict(value=torch.zeros(6, dtype=torch.bfloat16)), r"^model\b"),
-        (dict(value=torch.zeros(10, dtype=torch.bfloat16)[::2]), "not contiguous"),
-        (dict(value=np.zeros(5, ">f4")), r"^model\b"),
-        (
-            dict(value=np.ma.masked_equal(np.arange(5, dtype=np.float32), 2)),
-            r"^model\b",
-        ),
-        (dict(value=np.array([None] * 5)), r"^model\b"),
-        (dict(value=b"123"), r"^model\b"),
-        (dict(value=memoryview(np.zeros(5))), r"^model\b"),
-        (dict(value=torch.zeros(5, device="meta")), r"^model\b"),
-        (
-            dict(value=torch.zeros(5, device="meta", dtype=torch.bfloat16)),
-            r"^model\b",
-        ),
-        (dict(value={"x": torch.zeros(5, device="meta")}), r"^x\b"),
-        (
-            dict(value={"w": np.zeros(5, np.float32)}),
-            r"^model\b",
-        ),
-        (dict(value=None), r"^model\b"),
-        (dict(value=np.float32([0, 0, np.nan, 0, 0])), r"^update\b"),
-        (dict(value=np.float32([0, 0, 0, 0, np.inf])), r"^update\b"),
-        (dict(steps=0), r"^steps\b"),
-        (dict(steps=-3), r"^steps\b"),
-        (dict(steps=10**18), r"^steps\b"),
-        (dict(steps=2.5), r"^steps\b"),
-        (dict(steps=True), r"^steps\b"),
-        (dict(examples=0), r"^examples\b"),
-        (dict(examples=10**18), r"^examples\b"),
-        (dict(examples="many"), r"^examples\b"),
-        (dict(lr=float("nan")), r"^lr\b"),
-        (dict(lr=float("inf")), r"^lr\b"),
-        (dict(lr=1e30), r"^lr\b"),
-        (dict(lr=10**400), r"^lr\b"),
-        (dict(lr=10**5000), r"^lr\b"),
-        (dict(lr=True), r"^lr\b"),
-        (dict(lr=np.complex64(0.1)), r"^lr\b"),
-        (dict(lr="a" * 10**5), r"^lr\b"),
-        (dict(lr=-1.0), r"^lr\b"),
-        (dict(round=2), r"^round\b"),
-        (dict(round=3.0), r"^round\b"),
-        (dict(round=np.array([3, 3])), r"^round\b"),
-    ],
+    ("reason", "i"), [(reason, i) for reason, values in INVALID.items() for i in range(len(values))]
 )
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
-def test_what_a_client_sent_is_refused_by_name_and_the_round_goes_on(name, change, reason):
+def test_an_invalid_update_is_rejected_and_the_round_continues(name, reason, i):
+    change = {"value" if reason in ("model", "x", "update") else reason: INVALID[reason][i]}
     server, without = warm(name), warm(name)
     good = Update(2, server.x + np.float32(1), steps=4)
     report = server.round(
@@ -134,8 +114,7 @@ def test_what_a_client_sent_is_refused_by_name_and_the_round_goes_on(name, chang
     assert report.accepted == (2,)
     [(client, why)] = report.rejected
     assert client == 0
-    assert re.search(reason, why), why
-    # as if it had never come
+    assert re.match(rf"{reason}\b", why), why
     without.round([good])
     assert snapshot(server) == snapshot(without)
     assert finish_as_if_nothing(server) == finish_as_if_nothing(without)
@@ -143,7 +122,7 @@ def test_what_a_client_sent_is_refused_by_name_and_the_round_goes_on(name, chang
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("fold", [1, 2, 8])
-def test_bad_rows_among_held_ones_fall_out_alone(name, fold):
+def test_only_the_invalid_updates_of_a_batch_are_rejected(name, fold):
     server, without = warm(name, batch_size=fold), warm(name)
     bad = np.full(n, np.nan, np.float32)
     updates = [Update(i, server.x - np.float32(i), steps=2, keep=True) for i in range(N)]
@@ -154,7 +133,7 @@ def test_bad_rows_among_held_ones_fall_out_alone(name, fold):
     assert finish_as_if_nothing(server) == finish_as_if_nothing(without)
 
 
-def test_a_refused_client_may_try_again():
+def test_a_rejected_client_may_send_another_update():
     server = warm("MIFA")
     with server.open_round() as round:
         round.add(0, np.full(n, np.nan, np.float32), steps=1)
@@ -164,7 +143,7 @@ def test_a_refused_client_may_try_again():
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_callers_mistakes_raise(name):
+def test_mistakes_of_the_caller_raise(name):
     server = warm(name)
     y = server.x.copy()
     with server.open_round() as round:
@@ -182,7 +161,7 @@ def test_the_callers_mistakes_raise(name):
     for call in (lambda: round.add(1, y, steps=1), round.finish):
         with pytest.raises(errors.RoundError, match=r"^round\b"):
             call()
-    with pytest.raises(errors.UnknownClientError, match=r"^client\b.*\b99$"):
+    with pytest.raises(errors.UnknownClientError, match=r"^client=99\b"):
         server.broadcast([0, 99])
     if name != "FedAvg":
         with pytest.raises(errors.RangeError, match=r"^count\b"):
@@ -190,14 +169,14 @@ def test_the_callers_mistakes_raise(name):
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "MimiC"])
-def test_an_empty_cohort_is_recorded_counts_and_moves_nothing(name):
+def test_a_round_without_updates_counts_and_moves_nothing(name):
     server = warm(name)
     x, number = server.x.copy(), server.round_number
     report = server.round([])
     np.testing.assert_array_equal(server.x, x)
     assert server.round_number == number + 1
     assert (report.round, report.accepted, report.gamma, report.steps, report.diversity) == (number, (), 0.0, 0, None)
-    # a cohort that was refused to the last one is empty too
+    # a cohort without accepted updates is empty too
     assert server.round([Update(0, np.zeros(1, np.float32), steps=1)]).accepted == ()
     np.testing.assert_array_equal(server.x, x)
 
@@ -236,19 +215,19 @@ def test_an_empty_cohort_is_recorded_counts_and_moves_nothing(name):
         (dict(storage=ClientStore(3, 2)), errors.RangeError, r"^clients\b"),
     ],
 )
-def test_a_server_that_cannot_be(change, error, message):
+def test_invalid_arguments_of_a_server(change, error, message):
     arguments = dict(model=np.zeros(2, np.float32), algorithm="FedAvg", clients=3, lr=0.1) | change
     with pytest.raises(error, match=message):
         Server(**flat(**arguments))
 
 
-def test_an_unknown_option_names_the_nearest():
+def test_an_unknown_option_suggests_the_nearest_name():
     with pytest.raises(errors.UnknownNameError, match=r"^option of MIFA\b.*'wait'"):
         fedcore.algorithms.named("MIFA", wiat=True)
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_held_update_that_is_none_lets_its_client_try_again(keep):
+def test_a_client_may_replace_an_invalid_held_update(keep):
     server = warm("MIFA")
     report = server.round([Update(0, np.full(n, np.nan, np.float32), steps=1, keep=keep), Update(0, server.x, steps=1)])
     assert report.accepted == (0,)
@@ -256,7 +235,7 @@ def test_a_held_update_that_is_none_lets_its_client_try_again(keep):
 
 
 @pytest.mark.parametrize("name", ["MIFA", "MimiC"])
-def test_a_round_whose_fold_fails_is_over_and_leaves_no_trace(name, monkeypatch):
+def test_a_round_whose_fold_fails_is_rolled_back(name, monkeypatch):
     server, untouched = warm(name), warm(name)
     before = snapshot(server)
     round = server.open_round()
@@ -271,7 +250,7 @@ def test_a_round_whose_fold_fails_is_over_and_leaves_no_trace(name, monkeypatch)
     assert finish_as_if_nothing(server) == finish_as_if_nothing(untouched)
 
 
-def test_a_round_that_was_dropped_does_not_stay_open():
+def test_a_dropped_round_does_not_stay_open():
     server = warm("MIFA")
     before = snapshot(server)
     server.open_round().add(0, server.x + np.float32(1), steps=1)
@@ -315,7 +294,7 @@ def test_x_cannot_be_made_writable(tmp_path):
             loaded.x[0] = 1
 
 
-def test_a_rate_that_runs_out_is_an_error():
+def test_a_rate_without_a_value_for_the_round_is_an_error():
     server = Server(np.zeros(1, np.float32), "FedAvg", clients=1, lr=lambda round: 0.1 * (round < 1))
     server.round([])
     with pytest.raises(errors.RangeError, match=r"^rate\b"):
@@ -324,7 +303,7 @@ def test_a_rate_that_runs_out_is_an_error():
         server.broadcast([0])
 
 
-def test_a_store_with_rows_is_refused():
+def test_a_store_with_rows_is_rejected():
     store = ClientStore(2, 3)
     store.stage(0)[:] = 1
     store.commit(0)
@@ -340,16 +319,16 @@ def test_bytes_and_seconds_are_counted():
 
 
 @pytest.mark.parametrize("name", ["MIFA", "MimiC"])
-def test_a_gradient_that_float32_cannot_hold_is_refused(name):
+def test_a_gradient_that_float32_cannot_hold_is_rejected(name):
     server = warm(name, max_client_lr=100.0)
     report = server.round([Update(0, np.full(n, 3e38, np.float32), steps=1, lr=1e-9)])
     assert report.accepted == ()
-    assert "too long for float32" in report.rejected[0][1]
+    assert "norm" in report.rejected[0][1]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_an_interrupt_while_a_round_is_committed_waits_until_it_is(name, monkeypatch, interruptible):
-    """Or the round never was, where all of the commit is one assignment."""
+def test_an_interrupt_during_a_commit_waits_until_its_end(name, monkeypatch, interruptible):
+    """Or the round is rolled back, where the commit is one assignment."""
     server, untouched = warm(name), warm(name)
     keep = server._backend.keep
 
@@ -373,7 +352,7 @@ def test_an_interrupt_while_a_round_is_committed_waits_until_it_is(name, monkeyp
 
 @pytest.mark.parametrize("kind", ["model", "delta"])
 def test_a_huge_update_cannot_end_the_round_of_others(kind):
-    """3e38 is a float32, ten times it is not: the sum of models weighted by examples must never see it."""
+    """3e38 is a float32, ten times it is not: the sum of weighted models must not contain it."""
     model = {"w": np.zeros(2, np.float32), "running_mean": np.zeros(2, np.float32)}
     server = Server(model, "FedAvg", clients=3, lr=0.1)
     huge, huge_buffer = np.float32([3e38, 3e38, 0, 0]), np.float32([0, 0, 3e38, 3e38])
@@ -385,5 +364,5 @@ def test_a_huge_update_cannot_end_the_round_of_others(kind):
         ]
     )
     assert report.accepted == (1,)
-    assert [client for client, why in report.rejected if "too long for float32" in why] == [0, 2]
+    assert [client for client, why in report.rejected if "norm" in why] == [0, 2]
     np.testing.assert_array_equal(server.x, [1, 2, 3, 4])

@@ -1,4 +1,4 @@
-"""One client's buffers and counters cannot spoil those of all: variances stay variances, counters count steps."""
+"""One client cannot spoil buffers and counters: variances stay positive, counters count steps."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from fedcore import ClientStore, Limits, Server, Update
 from tests.kit import flat
-from tests.refusals import refused_arguments
+from tests.rejections import rejected_arguments
 
 METHODS = ["FedAvg", "MIFA", "MimiC", "SCAFFOLD"]
 
@@ -41,7 +41,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_negative_variance_is_refused_by_name(method, form):
+def test_a_negative_variance_is_rejected(method, form):
     make, kind = FORMS[form]
     server, without = server_of(method), server_of(method)
     updates = [Update(i, make(server, var), steps=5, kind=kind) for i, var in enumerate((2.0, -60000.0))]
@@ -53,7 +53,7 @@ def test_a_negative_variance_is_refused_by_name(method, form):
     assert server.x.tobytes() == without.x.tobytes()
 
 
-def test_a_list_of_flat_models_is_looked_at_too():
+def test_a_negative_variance_in_a_list_of_flat_models_is_rejected():
     start = {name: tensor for name, tensor in model().items() if name != "num_batches_tracked"}
     server = Server(start, "FedAvg", 10, lr=0.1)
     report = server.round([Update(i, in_one(server, -1.0 if i == 9 else 1.0), 5) for i in range(10)])
@@ -79,7 +79,7 @@ def test_rounding_makes_no_variance_negative():
     assert [client for client, _ in report.rejected] == [0]
 
 
-def test_what_was_never_negative_is_saved(tmp_path):
+def test_the_names_of_nonnegative_buffers_are_saved(tmp_path):
     server = server_of()
     server.round([Update(0, model(0.0), 5)])  # all of it is zero now
     server.save(tmp_path / "copy")
@@ -88,7 +88,7 @@ def test_what_was_never_negative_is_saved(tmp_path):
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.int32, np.uint64])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_counter_past_its_dtype_or_past_every_count_is_refused(method, dtype):
+def test_a_counter_past_its_dtype_or_past_every_count_is_rejected(method, dtype):
     server = Server(model(dtype=dtype), method, 10, lr=0.1)
     most = min(10 + 2**53, np.iinfo(dtype).max)
     still = {name: np.zeros_like(tensor) for name, tensor in model().items()}
@@ -99,7 +99,7 @@ def test_a_counter_past_its_dtype_or_past_every_count_is_refused(method, dtype):
         ]
     )
     assert report.accepted == (0,)
-    assert refused_arguments(report) == [(1, "num_batches_tracked")]
+    assert rejected_arguments(report) == [(1, "num_batches_tracked")]
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int8, np.uint64])
@@ -123,7 +123,7 @@ def test_a_counter_grows_by_ten_times_the_cohort_s_median_at_most(dtype):
         assert count(1, 1, 10**6, start=2**64 - 1 - 10**6) == 10
 
 
-def test_each_element_of_a_counter_has_a_median_of_its_own():
+def test_each_element_of_a_counter_has_its_own_median():
     x0 = {"w": np.zeros(2, np.float32), "num_batches_tracked": np.zeros(3, np.int64)}
     seen = [[1, 0, 0], [2, 0, 0], [1, 0, 7], [500, 500, 500]]
     server = Server(x0, "FedAvg", 4, lr=0.1)
@@ -133,8 +133,8 @@ def test_each_element_of_a_counter_has_a_median_of_its_own():
 
 @pytest.mark.parametrize("first", [0, 9])
 @pytest.mark.parametrize("name", ["running_mean", "running_var"])
-def test_buffers_that_nobody_changes_have_their_own_length_for_a_limit(name, first):
-    """BatchNorm in evaluation mode: the median of those heard is zero, which says nothing of the one that is 1e29."""
+def test_unchanged_buffers_are_limited_by_their_own_length(name, first):
+    """With BatchNorm in evaluation mode the median of changes is zero, and does not limit a change of 1e29."""
     server = server_of(reject_long=10.0)
     updates = [Update(i, model() | {"w": np.full(4, 1 + i, np.float32)}, 5) for i in range(10)]
     updates[first] = updates[first]._replace(value=model() | {name: np.full(3, 1e29, np.float32)})
@@ -145,7 +145,7 @@ def test_buffers_that_nobody_changes_have_their_own_length_for_a_limit(name, fir
     np.testing.assert_array_equal(server.tensors()[name], model()[name])
 
 
-def test_a_folder_of_before_buffers_were_looked_at_keeps_variances_positive(tmp_path):
+def test_a_folder_without_names_of_nonnegative_buffers_keeps_variances_positive(tmp_path):
     with server_of("MIFA", path=tmp_path / "run") as server:
         state = server.store.state
     del state["settings"]["nonnegative"]

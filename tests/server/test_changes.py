@@ -1,4 +1,4 @@
-"""Rates and limits that change between rounds, or where a server is loaded: recorded, and as if they had been so."""
+"""Rates and limits that change between rounds or on loading: recorded, and with the bits of a schedule."""
 
 import numpy as np
 import pytest
@@ -7,15 +7,15 @@ from fedcore import ClientStore, Limits, Server, Storage, Update, algorithms
 from fedcore.algorithms import rates
 from fedcore.errors import RangeError, RoundError, StoreError, UnknownNameError
 from fedcore.server.folder import go_back, last_change
-from tests.refusals import refused_arguments
+from tests.rejections import rejected_arguments
 from tests.server.rounds import METHODS, everything, go_on, made
 
 X0 = np.zeros(2, np.float32)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_changed_rate_is_that_of_a_server_made_with_such_a_schedule(method, tmp_path):
-    """Between rounds, and by ``load`` of what was saved, with the same bits."""
+def test_a_changed_rate_has_the_bits_of_a_schedule(method, tmp_path):
+    """Between rounds, and by ``load`` of a copy."""
     straight = made(method, lr=lambda t: 0.1 if t < 3 else 0.05)
     changed = made(method, lr=0.1)
     go_on(changed, 3)
@@ -29,7 +29,7 @@ def test_a_changed_rate_is_that_of_a_server_made_with_such_a_schedule(method, tm
         assert everything(server)[1:3] == everything(straight)[1:3]
 
 
-def test_the_folder_and_the_next_report_have_what_was_changed(tmp_path, caplog):
+def test_the_folder_and_the_next_report_have_the_changes(tmp_path, caplog):
     options = dict(lr=0.1, limits=Limits(max_steps=9), storage=tmp_path / "s")
     Server(X0, algorithms.named("MIFA", wait=False), 2, **options).close()
     with Server.load(tmp_path / "s") as server:
@@ -52,11 +52,11 @@ def test_the_folder_and_the_next_report_have_what_was_changed(tmp_path, caplog):
     assert "limits={'max_steps': 8}" in caplog.text
 
 
-def test_a_change_is_taken_back(tmp_path):
+def test_a_change_is_rolled_back(tmp_path):
     with Server(X0, "MIFA", clients=2, lr=0.1, storage=Storage(path=tmp_path / "s", keep_previous=True)) as server:
         server.change(lr=0.2)
         server.change(lr=0.3, limits=Limits(max_client_lr=100.0))
-    with ClientStore.open(tmp_path / "s", undoable=True) as rows:
+    with ClientStore.open(tmp_path / "s", keep_previous=True) as rows:
         assert last_change(rows) == "a change of lr, limits"
         assert go_back(rows, 1)
     with Server.load(tmp_path / "s") as server:
@@ -93,7 +93,7 @@ def test_a_change_that_fails_changes_nothing(tmp_path, monkeypatch):
         (dict(batch_size=1), UnknownNameError, r"^option\b.*'batch_size'"),
     ],
 )
-def test_other_options_are_refused_by_name(options, error, match, tmp_path):
+def test_other_options_are_rejected(options, error, match, tmp_path):
     server = Server(X0, "FedAvg", clients=2, lr=0.1)
     with pytest.raises(error, match=match):
         server.change(**options)
@@ -102,15 +102,15 @@ def test_other_options_are_refused_by_name(options, error, match, tmp_path):
     if options.get("lr", 1) is not None and not {"batch_size", "limit"} & options.keys():
         with pytest.raises(error, match=match):
             Server.load(tmp_path / "s", storage=Storage(medium="mmap"), **options)
-    Server.load(tmp_path / "s", storage=Storage(medium="mmap")).close()  # nobody holds it
+    Server.load(tmp_path / "s", storage=Storage(medium="mmap")).close()  # the folder is unlocked
 
 
-def test_late_replies_at_the_rate_of_before_are_refused():
+def test_late_updates_at_the_old_rate_are_rejected():
     server = Server(X0, "MIFA", clients=2, lr=0.1, max_staleness=2)
     server.round([])
     server.change(limits=Limits(max_steps=5))
     assert server.round([Update(0, X0 + 1, 1, round=0)]).accepted == (0,)
     server.change(lr=0.2)
     report = server.round([Update(0, X0 + 1, 1, round=1), Update(1, X0 + 1, 1, round=2)])
-    assert refused_arguments(report) == [(0, "round")]
+    assert rejected_arguments(report) == [(0, "round")]
     assert report.accepted == (1,)

@@ -1,4 +1,4 @@
-"""What a client says of its work: its rate is the one that it was sent, its steps bound gamma."""
+"""Reports of clients: their rate must be the one that was sent, and their steps bound gamma."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from fedcore import Limits, Network, Server, Update, algorithms, errors
 from fedcore.algorithms import rates
 from fedcore.rules import CapSteps
 from tests.kit import flat
-from tests.refusals import refused_arguments
+from tests.rejections import rejected_arguments
 
 n = 4
 GRADIENT_UNITS = ["MIFA", "MimiC", "FedAvgM", "FedAvgMVR", "SCAFFOLD"]
@@ -36,7 +36,7 @@ WAYS = [Server.round, lambda server, updates: server.round(iter(updates)), add_o
 @pytest.mark.parametrize("deliver", WAYS)
 @pytest.mark.parametrize("method", ["FedAvg", *GRADIENT_UNITS])
 @pytest.mark.parametrize("lr", [100.0, 1e-37, 0.1 * (1 + 2e-6), 1, np.float32(0.2)])
-def test_a_rate_that_was_not_sent_is_refused_by_name(method, deliver, lr):
+def test_a_rate_that_was_not_sent_is_rejected(method, deliver, lr):
     server, without = server_of(method), server_of(method)
     report = deliver(server, [step(server, 0), step(server, 1, lr=lr)])
     deliver(without, [step(without, 0)])
@@ -49,7 +49,7 @@ def test_a_rate_that_was_not_sent_is_refused_by_name(method, deliver, lr):
 
 @pytest.mark.parametrize("deliver", WAYS)
 @pytest.mark.parametrize("lr", [0.1, np.float32(0.1), 0.1 * (1 + 5e-7), np.float64(0.1)])
-def test_a_rate_as_it_travels_is_the_one_that_was_sent(deliver, lr):
+def test_a_rate_may_be_rounded_on_its_way(deliver, lr):
     server, silent = server_of(), server_of()
     assert deliver(server, [step(server, i, lr=lr) for i in range(3)]).rejected == ()
     deliver(silent, [step(silent, i) for i in range(3)])
@@ -57,15 +57,15 @@ def test_a_rate_as_it_travels_is_the_one_that_was_sent(deliver, lr):
 
 
 @pytest.mark.parametrize("deliver", WAYS)
-def test_a_server_may_believe_its_clients_own_rates(deliver):
+def test_a_server_may_accept_client_rates(deliver):
     server = server_of(max_client_lr=100.0)
     report = deliver(server, [step(server, 0, lr=0.3), step(server, 1, lr=101.0)])
     assert report.accepted == (0,)
     assert report.gamma == pytest.approx(0.3 * 5)
-    assert refused_arguments(report) == [(1, "lr")]
+    assert rejected_arguments(report) == [(1, "lr")]
 
 
-def test_a_late_reply_is_held_against_the_rate_of_its_own_round():
+def test_a_late_update_is_compared_with_the_rate_of_its_round():
     server = server_of(lr=rates.Exponential(0.1, 0.5), max_staleness=1)
     server.round([step(server, 0)])
     report = server.round([step(server, 1, lr=0.1, round=0), step(server, 2, lr=0.1), step(server, 3, lr=0.05)])
@@ -74,7 +74,7 @@ def test_a_late_reply_is_held_against_the_rate_of_its_own_round():
 
 
 class Halving:
-    """A rate that changes from step to step, of three steps."""
+    """A rate that changes from step to step, with three steps."""
 
     def __call__(self, round):
         return 0.8
@@ -84,7 +84,7 @@ class Halving:
 
 
 @pytest.mark.parametrize("deliver", WAYS)
-def test_where_the_rate_changes_in_a_round_a_client_says_the_mean_of_its_steps_or_the_first(deliver):
+def test_a_client_reports_the_mean_or_the_first_rate_of_its_steps(deliver):
     server = server_of(lr=Halving())
     updates = [
         step(server, 0, steps=2, lr=0.6),
@@ -102,7 +102,7 @@ def test_where_the_rate_changes_in_a_round_a_client_says_the_mean_of_its_steps_o
     assert why_second.startswith("steps")
 
 
-def test_own_rates_are_saved(tmp_path):
+def test_client_rates_are_saved(tmp_path):
     for own in (False, True):
         server_of(max_client_lr=100.0 if own else None).save(tmp_path / str(own))
         server = Server.load(tmp_path / str(own))
@@ -111,7 +111,7 @@ def test_own_rates_are_saved(tmp_path):
 
 @pytest.mark.parametrize("deliver", WAYS)
 @pytest.mark.parametrize("method", GRADIENT_UNITS)
-def test_one_of_ten_that_lies_about_its_steps_at_most_doubles_gamma(method, deliver):
+def test_one_false_step_count_of_ten_at_most_doubles_gamma(method, deliver):
     server, honest = server_of(method), server_of(method)
     cohort = range(10)
     due = deliver(honest, [step(honest, i) for i in cohort]).gamma
@@ -121,20 +121,20 @@ def test_one_of_ten_that_lies_about_its_steps_at_most_doubles_gamma(method, deli
     assert due < report.gamma <= 2 * due
 
 
-def test_unequal_steps_within_ten_times_the_median_are_the_mean_as_ever():
+def test_step_counts_within_ten_medians_are_averaged():
     server = server_of()
     steps = [1, 2, 4, 3, 5, 25, 30, 1, 2, 6]
     report = server.round([step(server, i, steps=K) for i, K in enumerate(steps)])
     assert report.gamma == float((np.array(steps) * 0.1).sum() / 10)
 
 
-def test_the_median_is_of_draws():
+def test_the_median_of_steps_counts_draws():
     server = server_of("FedAvgM")
     report = server.round([step(server, 0, steps=2, count=9), step(server, 1, steps=1000)])
     assert report.gamma == pytest.approx(0.1 * (9 * 2 + 20) / 10)
 
 
-def test_a_nodes_rate_is_the_networks():
+def test_a_node_uses_the_rate_of_its_network():
     models = [np.zeros(n, np.float32)] * 2
     for own in (False, True):
         network = Network(
@@ -153,25 +153,25 @@ def test_a_nodes_rate_is_the_networks():
         (algorithms.FlexibleFedAvg("C", local_steps=5), 5),
     ],
 )
-def test_a_client_claims_no_more_steps_than_its_method_has_it_do(algorithm, most, deliver, tmp_path):
+def test_step_counts_above_those_of_the_method_are_rejected(algorithm, most, deliver, tmp_path):
     made = server_of(algorithm, dict.fromkeys(range(10), 10), max_steps=10**3)
     made.save(tmp_path / "copy")
     for server in (made, type(made).load(tmp_path / "copy")):
         report = deliver(server, [step(server, 0, steps=most), step(server, 1, steps=most + 1)])
         assert report.accepted == (0,)
-        assert refused_arguments(report) == [(1, "steps")]
+        assert rejected_arguments(report) == [(1, "steps")]
 
 
-def test_where_the_method_does_not_say_so_they_are_at_most_max_steps():
+def test_step_counts_above_max_steps_are_rejected():
     for algorithm in ("MIFA", algorithms.FlexibleFedAvg("B")):
         server = server_of(algorithm, dict.fromkeys(range(10), 10), max_steps=7)
         report = server.round([step(server, 0, steps=7), step(server, 1, steps=8)])
-        assert refused_arguments(report) == [(1, "steps")]
+        assert rejected_arguments(report) == [(1, "steps")]
 
 
 @pytest.mark.parametrize("S", [1, 2, 3])
-def test_a_liar_of_a_small_cohort_is_held_against_those_heard_before(S, caplog):
-    """A cohort of one knows no median of its own; ten rounds of before do, also where the rate has changed since."""
+def test_a_small_cohort_is_compared_with_earlier_updates(S, caplog):
+    """A cohort of one has no median; ten earlier rounds have one, also after a change of the rate."""
     server = Server(
         np.zeros(3, np.float32), "MimiC", 10, lr=lambda t: 0.1 if t < 10 else 5.0, aggregation=[CapSteps(10)]
     )
@@ -181,10 +181,10 @@ def test_a_liar_of_a_small_cohort_is_held_against_those_heard_before(S, caplog):
     report = server.round([Update(0, server.x + 1, 10**6), *(Update(i, server.x + 1, 5) for i in range(1, S))])
     assert report.gamma == pytest.approx(5.0 * (10 * 5 + 5 * (S - 1)) / S)
     [record] = caplog.records
-    assert "round 10 counted at most 50 steps of a client in gamma" in record.message
+    assert "round 10: gamma counts at most 50 steps per client" in record.message
 
 
-def test_a_cohort_that_does_more_steps_than_those_before_is_believed(caplog):
+def test_a_large_cohort_may_do_more_steps_than_earlier_ones(caplog):
     server = Server(np.zeros(3, np.float32), "MimiC", 10, lr=0.1, aggregation=[CapSteps(10)])
     for _ in range(100):
         server.round([Update(i, server.x + 1, 1) for i in range(10)])
@@ -194,14 +194,14 @@ def test_a_cohort_that_does_more_steps_than_those_before_is_believed(caplog):
 
 
 @pytest.mark.parametrize(("fewer", "more", "median"), [(4, 4, 1), (4, 5, 2), (5, 4, 1)])
-def test_a_client_alone_is_held_against_the_lower_median_of_those_heard_before(fewer, more, median):
+def test_a_single_client_is_compared_with_the_lower_median_of_earlier_updates(fewer, more, median):
     server = Server(np.zeros(3, np.float32), "MimiC", 10, lr=0.1, aggregation=[CapSteps(10)])
     for steps in [1] * fewer + [2] * more:
         server.round([Update(0, server.x + 1, steps)])
     assert server.round([Update(0, server.x + 1, 1000)]).gamma == pytest.approx(0.1 * 10 * median)
 
 
-def test_own_rates_that_grow_are_not_taken_for_steps(caplog):
+def test_growing_client_rates_are_not_mistaken_for_steps(caplog):
     server = Server(
         np.zeros(3, np.float32), "MimiC", 10, lr=1.0, aggregation=[CapSteps(10)], limits=Limits(max_client_lr=100.0)
     )
@@ -211,13 +211,13 @@ def test_own_rates_that_grow_are_not_taken_for_steps(caplog):
     assert not caplog.records
 
 
-def test_the_median_of_steps_is_that_of_the_draws():
+def test_the_cap_of_steps_counts_draws():
     server = Server(np.zeros(3, np.float32), "FedAvgM", 10, lr=0.1, aggregation=[CapSteps(10)])
     draws = [Update(0, server.x + 1, 5, count=8), *(Update(i, server.x + 1, 10**6) for i in (1, 2))]
     assert server.round(draws).gamma == pytest.approx(0.1 * (8 * 5 + 2 * 50) / 10)
 
 
-def test_steps_that_an_aborted_round_heard_are_forgotten():
+def test_step_counts_of_an_aborted_round_are_discarded():
     server, without = (
         Server(np.zeros(3, np.float32), "MimiC", 10, lr=0.1, aggregation=[CapSteps(10)]) for _ in range(2)
     )
@@ -230,13 +230,13 @@ def test_steps_that_an_aborted_round_heard_are_forgotten():
         assert server._backend.snapshot.norms["steps"].tobytes() == without._backend.snapshot.norms["steps"].tobytes()
 
 
-def test_a_largest_rate_in_numpy_s_own_floats():
+def test_the_largest_rate_may_be_a_numpy_float():
     server = Server(np.zeros(3, np.float32), "FedAvg", 2, lr=0.1, limits=Limits(max_client_lr=np.float64(3)))
     with server.open_round() as round:
         round.add(0, np.ones(3, np.float32), steps=1, lr=5.0)
         round.add(1, np.ones(3, np.float32), steps=1, lr=2.0)
     assert round.report.accepted == (1,)
-    assert refused_arguments(round.report) == [(0, "lr")]
+    assert rejected_arguments(round.report) == [(0, "lr")]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_largest_rate_in_numpy_s_own_floats():
         ("history", 1, 2**31),
     ],
 )
-def test_a_servers_counts_are_taken_from_the_least_to_the_most(name, least, most):
+def test_bounds_of_counts(name, least, most):
     def made(count):
         if name == "history":
             return Server(np.zeros(n, np.float32), algorithms.MimiC(history=count), 2, lr=0.1)
@@ -263,7 +263,7 @@ def test_a_servers_counts_are_taken_from_the_least_to_the_most(name, least, most
             made(count)
 
 
-def test_a_client_may_be_drawn_from_once_to_so_many_times():
+def test_bounds_of_draws():
     server = Server(np.zeros(n, np.float32), "FedAvg", 2, lr=0.1)
     for count in (1, 2**31):
         assert server.round([step(server, 0, steps=1, count=count)]).accepted == (0,)

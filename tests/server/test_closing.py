@@ -1,4 +1,4 @@
-"""From opening to closing: a folder is one commit, is held until the server is closed, and is let go after errors."""
+"""Opening and closing: a folder is one commit, is locked until the server is closed, and is released after errors."""
 
 import gc
 import itertools
@@ -36,8 +36,8 @@ def require_one_commit(server):
     np.testing.assert_allclose(server._backend.snapshot.total, corrections, rtol=1e-6, atol=1e-6)
 
 
-def test_a_server_that_is_loaded_beside_a_writer_is_of_one_commit(tmp_path, monkeypatch):
-    """A round is committed between any two looks into the folder."""
+def test_a_server_loaded_beside_a_writer_is_of_one_commit(tmp_path, monkeypatch):
+    """A round is committed between any two reads of the folder."""
     writer = made(tmp_path / "run")
     play(writer, 5)
     opened = folder.Folder.__init__
@@ -58,8 +58,8 @@ def test_a_server_that_is_loaded_beside_a_writer_is_of_one_commit(tmp_path, monk
     writer.close()
 
 
-def test_only_the_medium_comes_from_a_look_before(tmp_path, monkeypatch):
-    """Whoever still wrote when it was looked up, and then closed, has committed more than that look saw."""
+def test_only_the_medium_is_read_before_the_folder_is_opened(tmp_path, monkeypatch):
+    """The writer commits and closes after the first read."""
     writer = made(tmp_path / "run")
     play(writer, 5)
     look = info.state_of
@@ -89,14 +89,14 @@ while True:
 """
 
 
-def test_many_servers_are_loaded_beside_a_process_that_writes(tmp_path):
+def test_many_servers_are_loaded_beside_a_writing_process(tmp_path):
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     program = [sys.executable, "-c", WRITER, tmp_path / "run"]
     writer = subprocess.Popen(program, env=env, stdout=subprocess.PIPE, text=True)
     try:
         assert writer.stdout.readline() == "up\n"
         seen = set()
-        until = time.monotonic() + 120  # whoever writes may have little of a busy machine
+        until = time.monotonic() + 120  # the writer may be slow on a busy machine
         for turn in itertools.count():
             if turn >= 60 and (len(seen) > 5 or time.monotonic() > until):
                 break
@@ -126,7 +126,7 @@ def test_a_server_is_closed_and_opened_again(tmp_path):
         assert third.round_number == 3
 
 
-def test_a_context_manager_gives_up_an_open_round(tmp_path):
+def test_a_context_manager_aborts_an_open_round(tmp_path):
     with pytest.raises(ZeroDivisionError), made(tmp_path / "run") as server:
         play(server)
         opened = server.open_round()
@@ -144,14 +144,14 @@ def test_a_server_in_memory_can_be_closed_too():
     assert server.round_number == 1
 
 
-def test_a_store_that_was_given_is_closed_with_the_server(tmp_path):
+def test_the_callers_store_is_closed_with_the_server(tmp_path):
     store = ClientStore(N, n, medium="mmap", path=tmp_path / "rows")
     with Server(np.zeros(n, np.float32), "MIFA", lr=0.1, storage=store) as server:
         play(server)
     ClientStore.open(tmp_path / "rows").close()
 
 
-def test_a_locked_folder_says_what_every_caller_can_do(tmp_path):
+def test_the_error_of_a_locked_folder_lists_the_ways_out(tmp_path):
     server = made(tmp_path / "run")
     for act in (
         lambda: Server.load(tmp_path / "run"),
@@ -166,12 +166,12 @@ def test_a_locked_folder_says_what_every_caller_can_do(tmp_path):
     other = subprocess.run(
         [sys.executable, "-c", program, tmp_path / "run"], capture_output=True, text=True, timeout=300
     )
-    assert f"got process {os.getpid()}: close() the server or store there, or look without writing" in other.stderr
+    assert f"in process {os.getpid()}; close() the store there, or open it read-only" in other.stderr
     assert Server.load(tmp_path / "run", storage=Storage(medium="ram")).round_number == 0
     server.close()
 
 
-def test_a_round_that_is_still_held_is_named_by_the_message(tmp_path):
+def test_the_error_of_a_locked_folder_names_an_open_round(tmp_path):
     server = made(tmp_path / "run")
     opened = server.open_round()
     del server
@@ -183,7 +183,7 @@ def test_a_round_that_is_still_held_is_named_by_the_message(tmp_path):
     Server.load(tmp_path / "run").close()
 
 
-def test_a_round_that_is_over_keeps_no_store(tmp_path):
+def test_a_closed_round_keeps_no_store_open(tmp_path):
     server = made(tmp_path / "run")
     finished, aborted = server.open_round(), None
     finished.finish()
@@ -201,7 +201,7 @@ def test_a_round_that_is_over_keeps_no_store(tmp_path):
     ("options", "error"),
     [({"algorithm": "FlexibleFedAvg"}, errors.RangeError), ({"clients": 0}, errors.RangeError)],
 )
-def test_a_server_that_cannot_be_made_leaves_nothing(tmp_path, options, error):
+def test_a_failed_creation_leaves_no_folder(tmp_path, options, error):
     arguments = {"algorithm": "MIFA", "clients": N} | options
     for _ in range(2):
         with pytest.raises(error) as caught:
@@ -210,7 +210,7 @@ def test_a_server_that_cannot_be_made_leaves_nothing(tmp_path, options, error):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_server_that_cannot_be_loaded_lets_its_folder_go(tmp_path):
+def test_a_failed_load_releases_the_folder(tmp_path):
     made(tmp_path / "run", server_lr=lambda t: 0.1).close()
     with pytest.raises(errors.CheckpointError) as caught:
         Server.load(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""What a report says of a round beside its outcome: how much the method corrected, and what was sent up and down."""
+"""Diagnostics of a report: the correction, the diversity, and the bytes sent up and down."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ ONE_OFFSET_FOR_ALL = ["FedAvgM", "FedAvgMVR", "MBSTORM"]
 
 
 def one_round(server, t):
-    """A round whose replies depend on t alone: what was sent, the updates, and the report."""
+    """A round whose updates depend on t only: the broadcast, the offsets, the updates, and the report."""
     rng = np.random.default_rng(t)
     cohort = np.flatnonzero(rng.random(N) < 0.6).tolist() if t else list(range(N))
     broadcast, updates = server.broadcast(cohort), []
@@ -27,7 +27,7 @@ def one_round(server, t):
 
 
 @pytest.mark.parametrize("method", CORRECTED_AT_SERVER)
-def test_at_the_server_the_correction_is_what_v_is_away_from_the_plain_mean(method):
+def test_the_correction_at_the_server_is_the_distance_of_v_from_the_mean(method):
     server = made(method, diagnostics=True)
     met = []
     for t in range(6):
@@ -42,7 +42,7 @@ def test_at_the_server_the_correction_is_what_v_is_away_from_the_plain_mean(meth
 
 
 @pytest.mark.parametrize("method", CORRECTED_AT_CLIENTS + ONE_OFFSET_FOR_ALL)
-def test_at_the_clients_it_is_the_cohorts_mean_offset(method):
+def test_the_correction_at_the_clients_is_the_mean_offset(method):
     server = made(method, diagnostics=method in CORRECTED_AT_CLIENTS)
     met = []
     for t in range(6):
@@ -56,7 +56,7 @@ def test_at_the_clients_it_is_the_cohorts_mean_offset(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_diversity_of_every_method(method):
-    """sum q_i |h_i|^2 / |sum q_i h_i|^2 over the cohort, from what was sent alone."""
+    """sum q_i |h_i|^2 / |sum q_i h_i|^2 over the cohort, from the updates only."""
     server, plain = made(method, diagnostics=True), made(method)
     unknown = ("MIFA", "MIFA, at once", "MimiC", "MimiC, update units", "MimiC, short history", "FedVARP", "FedStale")
     for t in range(5):
@@ -75,7 +75,7 @@ BY_ROWS = ("WeighedMIFA", "Averaged")
 
 
 @pytest.mark.parametrize("name", outsiders.METHODS)
-def test_diversity_of_a_method_that_nobody_has_seen_is_right_or_none(name):
+def test_the_diversity_of_a_custom_method_is_right_or_none(name):
     method = outsiders.METHODS[name]
     server, plain = (
         Server(np.zeros(n, np.float32), method(), clients=N, lr=0.1, compute=Compute(diagnostics=diagnostics))
@@ -95,7 +95,7 @@ def test_diversity_of_a_method_that_nobody_has_seen_is_right_or_none(name):
         if name in (*BY_ROWS, "Remembered"):
             correction = np.linalg.norm(server.v - q @ h / q.sum())
             assert report.correction_norm == pytest.approx(correction, rel=1e-3, abs=1e-4)
-    assert known == {True: 6, False: 0 if name in BY_ROWS else 6}  # without rows nobody knows the mean there
+    assert known == {True: 6, False: 0 if name in BY_ROWS else 6}  # the mean needs the rows
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
@@ -117,7 +117,7 @@ def test_rows_of_any_codec(codec):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_it_costs_no_reading_of_rows_unless_asked_for(method):
+def test_no_rows_are_read_without_diagnostics(method):
     server = made(method)
     for t in range(3):
         *_, report = one_round(server, t)
@@ -125,7 +125,7 @@ def test_it_costs_no_reading_of_rows_unless_asked_for(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_it_is_no_part_of_the_arithmetic_and_outlives_a_save(method, tmp_path):
+def test_diagnostics_change_no_bits_and_are_saved(method, tmp_path):
     plain, measured = made(method), made(method, diagnostics=True)
     for t in range(4):
         one_round(plain, t)
@@ -136,7 +136,7 @@ def test_it_is_no_part_of_the_arithmetic_and_outlives_a_save(method, tmp_path):
     assert again.correction_norm == one_round(measured, 4)[-1].correction_norm
 
 
-def test_an_older_folder_says_it_in_other_words(tmp_path):
+def test_the_old_name_of_diagnostics_is_read(tmp_path):
     state = made("MIFA", diagnostics=True)._settings.to_state()
     state["correction_norms"] = state.pop("diagnostics")
     none = dict.fromkeys(("algorithm", "lr", "server_lr", "optimizer"))
@@ -145,7 +145,7 @@ def test_an_older_folder_says_it_in_other_words(tmp_path):
     assert not Settings.from_state(state, none).diagnostics
 
 
-def test_nobody_heard_nothing_corrected():
+def test_a_round_without_updates_has_no_correction():
     server = made("MIFA, at once", diagnostics=True)
     one_round(server, 0)
     assert server.round([]).correction_norm is None
@@ -195,7 +195,7 @@ VECTORS = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_vectors_a_client_sends_and_gets(method):
-    """SCAFFOLD as it is here has FedAvg's uplink; as published, half as many rounds for the same uploadings."""
+    """SCAFFOLD has FedAvg's uplink here; as published it needs twice that."""
     server = made(method)
     assert (server.algorithm.uploads, server.broadcast([0]).bytes / (4 * n)) == VECTORS[method]
     assert server.broadcast([0, 3]).bytes == 2 * server.broadcast([0]).bytes

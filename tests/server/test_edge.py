@@ -1,10 +1,12 @@
-"""Edges: a hierarchy of one level has the bits of one server over several rounds, norms and refusals among them."""
+"""A hierarchy of one level has the bits of one server over several rounds, with norms and rejections."""
+
+import re
 
 import numpy as np
 import pytest
 
 from fedcore import Compute, EdgeAggregator, Layout, Limits, Server, Update, errors
-from tests.refusals import refused_arguments
+from tests.rejections import rejected_arguments
 
 N, CLIENTS, ROUNDS = 200, 9, 4
 OWN = [(0, 5, 7), (1, 2), (3, 4, 6, 8)]
@@ -38,7 +40,7 @@ def test_a_hierarchy_has_the_bits_of_one_server(name, server_lr):
         assert (report.diversity, report.gamma, report.steps) == (due.diversity, due.gamma, due.steps)
 
 
-def test_models_of_bfloat16_and_named_tensors_reach_an_edge_as_they_were_sent():
+def test_bfloat16_and_named_tensors_reach_an_edge():
     torch = pytest.importorskip("torch")
     x0 = {"w": torch.linspace(-1, 1, 60).to(torch.bfloat16), "b": torch.zeros(5)}
     server = Server(x0, "FedAvg", 2, lr=0.1, compute=Compute(accumulator="exact"))
@@ -55,7 +57,7 @@ def test_models_of_bfloat16_and_named_tensors_reach_an_edge_as_they_were_sent():
     assert Layout.of(x0).n == 65
 
 
-def test_edges_that_heard_nobody_change_nothing():
+def test_edges_without_updates_change_nothing():
     server, straight = (
         Server(np.zeros(N, np.float32), "FedAvg", CLIENTS, lr=0.1, compute=Compute(accumulator="exact")) for _ in "ab"
     )
@@ -71,7 +73,7 @@ def test_edges_that_heard_nobody_change_nothing():
     assert (report.accepted, report.rejected) == (due.accepted, due.rejected)
 
 
-def test_an_edge_that_was_sent_another_model_is_refused():
+def test_a_sum_of_another_model_is_rejected():
     server = Server(np.zeros(N, np.float32), "FedAvg", CLIENTS, lr=0.1, compute=Compute(accumulator="exact"))
     edge = EdgeAggregator(np.zeros(N, np.float32), "FedAvg", [0, 1], lr=0.1)
     with server.open_round() as round:
@@ -79,31 +81,30 @@ def test_an_edge_that_was_sent_another_model_is_refused():
         round.add_partial_sum(edge.fold(np.ones(N, np.float32), sent, round=0), "edge")
         round.add_partial_sum(edge.fold(server.x, sent, round=1), "edge")
         reasons = [reason for _, reason in round.finish().rejected]
-    assert [reason.split(":")[0] for reason in reasons] == ["made_under", "round"]
+    assert [re.split("[:=]", reason)[0] for reason in reasons] == ["made_under", "round"]
 
 
-@pytest.mark.parametrize(("lr", "told"), [(0.01, None), (0.5, None), (0.5000001, "at most 0.5")])
-def test_clients_step_at_rates_of_their_own_as_far_as_the_upper_server_lets_them(lr, told):
+@pytest.mark.parametrize(("lr", "rejected"), [(0.01, []), (0.5, []), (0.5000001, [("edge", "eta_steps")])])
+def test_the_upper_server_limits_client_rates(lr, rejected):
     exact, zeros = Compute(accumulator="exact"), np.zeros(N, np.float32)
     server = Server(zeros, "FedAvg", 2, lr=0.1, limits=Limits(max_client_lr=0.5), compute=exact)
     edge = EdgeAggregator(zeros, "FedAvg", [0, 1], lr=0.1, limits=Limits(max_client_lr=1.0))
     partial = edge.fold(server.x, [update(server.x, 5, 0)._replace(lr=lr)], round=0)
     with server.open_round() as round:
         round.add_partial_sum(partial, "edge")
-        reasons = [reason for _, reason in round.finish().rejected]
-    assert reasons == ([] if told is None else [f"eta_steps: expected steps times {told}, got others"])
+        assert rejected_arguments(round.finish()) == rejected
 
 
-def test_an_edge_whose_rate_is_another_is_refused():
+def test_a_sum_of_another_rate_is_rejected():
     for lr in (0.05, 0.2):
         server = Server(np.zeros(N, np.float32), "FedAvg", 2, lr=0.1, compute=Compute(accumulator="exact"))
         edge = EdgeAggregator(np.zeros(N, np.float32), "FedAvg", [0, 1], lr=lr)
         with server.open_round() as round:
             round.add_partial_sum(edge.fold(server.x, [update(server.x, 5, 0)], round=0), "edge")
-            assert refused_arguments(round.finish()) == [("edge", "eta_steps")]
+            assert rejected_arguments(round.finish()) == [("edge", "eta_steps")]
 
 
-def test_an_edge_does_not_step_by_itself():
+def test_an_edge_takes_no_step():
     x0, sent = np.zeros(N, np.float32), np.ones(N, np.float32)
     edge, fresh = (EdgeAggregator(x0, "FedAvg", [0, 1], lr=0.1) for _ in range(2))
     with pytest.raises(errors.RoundError, match=r"^round\b.*partial_sum\(\)"), edge.open_round(x0, round=0) as round:
@@ -115,7 +116,7 @@ def test_an_edge_does_not_step_by_itself():
 
 
 @pytest.mark.parametrize(("population", "refused"), [(5_000, "7"), (0, "edge")])
-def test_an_edge_that_knows_how_many_there_are_refuses_what_the_sum_of_all_cannot_hold(population, refused):
+def test_an_edge_with_the_population_rejects_updates_too_long_for_the_sum(population, refused):
     server, straight = (
         Server(np.zeros(N, np.float32), "FedAvg", 5_000, lr=0.1, compute=Compute(accumulator="exact")) for _ in "ab"
     )
@@ -132,12 +133,12 @@ def test_an_edge_that_knows_how_many_there_are_refuses_what_the_sum_of_all_canno
     assert (server.x.tobytes() == straight.x.tobytes()) == bool(population)
 
 
-def test_what_is_the_upper_servers_is_refused_by_name():
+def test_arguments_of_the_upper_server_are_rejected():
     x0 = np.zeros(N, np.float32)
     for name in ("storage", "compute", "max_staleness", "optimizer", "callbacks"):
         with pytest.raises(TypeError, match=rf"\b{name}\b"):
             EdgeAggregator(x0, "FedAvg", [0], lr=0.1, **{name: None})
-    with pytest.raises(errors.RangeError, match=r"^partial\b.*got (MIFA|FedDyn)"):
+    with pytest.raises(errors.RangeError, match=r"^partial\b.*(MIFA|FedDyn)"):
         EdgeAggregator(x0, "MIFA", [0], lr=0.1)
     with pytest.raises(errors.RangeError, match=r"^model\b.*steps"):
         EdgeAggregator({"w": x0, "steps": np.array(0)}, "FedAvg", [0], lr=0.1)
@@ -156,7 +157,7 @@ def test_what_is_the_upper_servers_is_refused_by_name():
 
 
 def lying_edge(server, clients=range(4)):
-    """The sum of an edge that speaks for these clients, of whom none sent it anything."""
+    """The sum of an edge for these clients, although none of them sent an update."""
     edge = EdgeAggregator(np.zeros(N, np.float32), "FedAvg", range(4), lr=0.1)
     return edge.fold(server.x, [update(server.x, 9, client) for client in clients], round=server.round_number)
 
@@ -166,7 +167,7 @@ def small_server():
 
 
 @pytest.mark.parametrize("way", ["add", "add_batch", "round of the edge above"])
-def test_a_lying_edge_does_not_end_the_round_of_the_client_that_it_speaks_for(way):
+def test_a_dishonest_edge_does_not_end_the_round(way):
     server = small_server()
     middle = EdgeAggregator(np.zeros(N, np.float32), "FedAvg", range(CLIENTS), lr=0.1)
     honest = [update(server.x, 9, client) for client in (3, 5)]
@@ -183,10 +184,10 @@ def test_a_lying_edge_does_not_end_the_round_of_the_client_that_it_speaks_for(wa
             assert (partial.clients, [who for who, _ in partial.rejected]) == ((0, 1, 2, 3, 5), [3])
             return
     assert (round.report.accepted, [who for who, _ in round.report.rejected]) == ((0, 1, 2, 3, 5), [3])
-    assert "partial sum has counted already" in round.report.rejected[0][1]
+    assert "partial sum" in round.report.rejected[0][1]
 
 
-def test_an_edge_speaks_for_its_own_clients_alone():
+def test_an_edge_sends_only_for_its_own_clients():
     server, straight = small_server(), small_server()
     due = straight.round([update(straight.x, 9, client) for client in (3, 0, 1)])
     refusing = EdgeAggregator(np.zeros(N, np.float32), "FedAvg", range(4), lr=0.1)

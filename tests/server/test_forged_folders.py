@@ -1,4 +1,4 @@
-"""Whatever a folder from a stranger says, loading it ends in an error that names it; nothing hangs, nothing runs."""
+"""Loading a forged folder raises an error that names it; nothing hangs, and nothing is executed."""
 
 import shutil
 from contextlib import suppress
@@ -36,7 +36,7 @@ def forged(request, sound, tmp_path):
 
 
 @pytest.mark.parametrize("medium", ["ram", "mmap", None])
-def test_a_forged_folder_is_refused(forged, medium):
+def test_a_forged_folder_is_rejected(forged, medium):
     with pytest.raises(errors.CheckpointError) as rejected:
         Server.load(forged, storage=Storage(medium=medium))
     assert str(forged) in str(rejected.value)
@@ -51,13 +51,13 @@ def test_a_forged_folder_is_refused(forged, medium):
     ],
     ids=["reading", "loading", "recovering"],
 )
-def test_who_only_looks_gets_an_error_of_fedcore_if_any(forged, look):
-    """What is wrong for a server may be right for a store, whose state is the caller's own."""
+def test_reading_a_forged_store_raises_only_fedcore_errors(forged, look):
+    """The state of a server is opaque to its store, which may be valid."""
     with suppress(errors.FedcoreError):
         look(forged)
 
 
-def test_the_folder_that_was_forged_was_sound(sound, tmp_path):
+def test_the_folder_was_valid_before_the_forgery(sound, tmp_path):
     shutil.copytree(sound, tmp_path / "run")
     forge(tmp_path / "run")
     with Server.load(tmp_path / "run") as server:
@@ -65,7 +65,7 @@ def test_the_folder_that_was_forged_was_sound(sound, tmp_path):
 
 
 def saved(path, change):
-    """A folder of a server that has been changed in memory: whole and rightly sealed."""
+    """A folder of a server that was changed in memory, with right checksums."""
     model = {"w": np.zeros(8, np.float32), "seen": np.int64([3])}
     server = Server(model, "MimiC", dict.fromkeys(range(N), 1), lr=0.1, aggregation=[RejectLong(10)])
     for t in range(3):
@@ -92,12 +92,15 @@ def window(*first, dtype=np.float32, length=WINDOW):
 
 
 IMPLAUSIBLE = {
-    "gamma infinite": (lambda now: {"gamma": np.inf}, "gamma inf"),
-    "gamma NaN": (lambda now: {"gamma": np.nan}, "gamma nan"),
-    "a round before the rows'": (lambda now: {"round_number": 1}, "round 1,.*3.*2"),
-    "a round past what is counted": (lambda now: {"round_number": 2**53 + 1}, "round 9007199254740993"),
-    "transactions fewer than rounds": (lambda now: {"transactions": 2}, "2 transactions.*3"),
-    "transactions past what is counted": (lambda now: {"transactions": 2**54 + 1}, "18014398509481985 transactions"),
+    "gamma infinite": (lambda now: {"gamma": np.inf}, r"\bgamma\b"),
+    "gamma NaN": (lambda now: {"gamma": np.nan}, r"\bgamma\b"),
+    "a round before the rows'": (lambda now: {"round_number": 1}, r"\bround=1: "),
+    "a round past what is counted": (lambda now: {"round_number": 2**53 + 1}, r"\bround=9007199254740993: "),
+    "transactions fewer than rounds": (lambda now: {"transactions": 2}, r"\btransactions=2: "),
+    "transactions past what is counted": (
+        lambda now: {"transactions": 2**54 + 1},
+        r"\btransactions=18014398509481985: ",
+    ),
     "sizes in a row": (population(sizes=np.arange(2)), r"\bpopulation/sizes\b"),
     "sizes in a cube": (population(sizes=np.zeros((2, 2, 9), np.int64)), r"\bpopulation/sizes\b"),
     "sizes in three": (population(sizes=np.zeros((3, 9), np.int64)), r"\bpopulation/sizes\b"),
@@ -133,7 +136,7 @@ IMPLAUSIBLE = {
 
 
 @pytest.mark.parametrize("what", IMPLAUSIBLE)
-def test_what_does_not_fit_together_is_refused_by_name(what, tmp_path):
+def test_values_that_contradict_each_other_are_rejected(what, tmp_path):
     change, told = IMPLAUSIBLE[what]
     saved(tmp_path / "run", change)
     with pytest.raises(errors.CheckpointError, match=told):
@@ -141,7 +144,7 @@ def test_what_does_not_fit_together_is_refused_by_name(what, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x_prev", "momentum", "moments"])
-def test_vectors_of_another_dtype_are_refused_by_name(name, tmp_path):
+def test_vectors_of_another_dtype_are_rejected(name, tmp_path):
     server = Server(np.zeros(8, np.float32), "FedAvgMVR", 1, lr=0.1, optimizer=optimizers.Adam())
     wrong = (np.zeros(8), np.zeros(8)) if name == "moments" else np.zeros(8)
     server._backend.snapshot = server._backend.snapshot._replace(**{name: wrong})
@@ -161,7 +164,7 @@ def test_vectors_of_another_dtype_are_refused_by_name(name, tmp_path):
         norms(parameters=np.ones(WINDOW, np.float32), steps=np.ones(WINDOW), examples=window(dtype=np.float64)),
     ],
 )
-def test_what_fits_to_the_last_is_loaded(change, tmp_path):
+def test_extreme_valid_values_are_loaded(change, tmp_path):
     saved(tmp_path / "run", change)
     with Server.load(tmp_path / "run", storage=Storage(medium="ram")) as server:
         assert server.round([Update("new", server.x, 1)]).accepted == ("new",)

@@ -1,4 +1,4 @@
-"""The values that a server hands out, or goes on from, are never changed in place."""
+"""Values of a server are immutable."""
 
 from dataclasses import FrozenInstanceError, fields
 

@@ -15,7 +15,7 @@ def vector(*values):
 
 
 def one_round(server, **ys):
-    """A round that heard the clients named c0, c1 with those h: y = x - h."""
+    """A round in which the clients named c0, c1 send these h: y = x - h."""
     with server.open_round() as round:
         for name, h in ys.items():
             round.add(int(name[1:]), server.x - np.float32(h), steps=K)
@@ -57,14 +57,14 @@ def test_mifa_by_hand():
     assert server.x == [-7]
     one_round(server, c0=2)  # rows (2, 6): v = 4
     assert server.x == [-11]
-    report = one_round(server)  # nobody: along the remembered mean
+    report = one_round(server)  # no clients: along the mean of the rows
     assert server.x == [-15]
     assert report.gamma == 1
     assert (server.store.read(0), server.store.read(1)) == ([2], [6])
     assert server.round_number == 4
 
 
-def test_mifa_waits_until_everybody_was_heard():
+def test_mifa_waits_for_the_first_update_of_every_client():
     server = Server(vector(10), "MIFA", clients=2, lr=LR)
     assert one_round(server, c0=4).gamma == 0
     assert server.x == [10]
@@ -75,7 +75,7 @@ def test_mifa_waits_until_everybody_was_heard():
     assert server.round_number == 3
 
 
-def test_mifa_rows_are_gradients_that_todays_rate_multiplies():
+def test_mifa_multiplies_rows_by_the_current_rate():
     rates = {0: 0.5, 1: 0.25}
     server = Server(vector(0), fedcore.algorithms.MIFA(wait=False), clients=2, lr=rates.__getitem__)
     one_round(server, c0=4)  # eta K = 1
@@ -95,7 +95,7 @@ def test_mimic_by_hand():
     one_round(server, c1=1)  # v = 1 - 2, c_1 = -1 - 1
     assert server.x == [-8]
     assert server.correction(1) == [-2]
-    one_round(server)  # nobody: x stays, the round counts
+    one_round(server)  # no clients: x stays, the round counts
     assert server.x == [-8]
     one_round(server, c0=0, c1=4)  # v = ((0 + 2) + (4 - 2)) / 2 = 2; c = (2, -2)
     assert server.x == [-10]
@@ -105,7 +105,7 @@ def test_mimic_by_hand():
 
 @pytest.mark.parametrize("kind", ["model", "delta", "gradient"])
 @pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC"])
-def test_a_model_a_difference_and_a_gradient_say_the_same(name, kind):
+def test_a_model_a_difference_and_a_gradient_have_the_same_result(name, kind):
     server = Server(vector(8, 16), name, clients=1, lr=LR)
     y = {"model": vector(4, 8), "delta": vector(-4, -8), "gradient": vector(1, 2)}[kind]  # eta K = 4
     report = server.round([Update(0, y, steps=8, kind=kind)])
@@ -113,7 +113,7 @@ def test_a_model_a_difference_and_a_gradient_say_the_same(name, kind):
     np.testing.assert_allclose(report.norms, [np.hypot(1, 2)])
 
 
-def test_the_clients_own_rate_makes_its_gradient():
+def test_the_rate_of_the_client_makes_its_gradient():
     server = Server(vector(0), "MimiC", clients=1, lr=LR, limits=Limits(max_client_lr=100.0))
     server.round([Update(0, vector(-3), steps=2, lr=0.25)])
     assert server.store.read(0) == [6]
@@ -121,8 +121,8 @@ def test_the_clients_own_rate_makes_its_gradient():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_formula_of_a_clients_step_holds_for_every_method(method):
-    """As README has it: y -= lr (a grad(y) + b grad(x_prev) + offset + mu (y - x))."""
+def test_the_formula_of_the_client_step_holds_for_every_method(method):
+    """README: y -= lr (a grad(y) + b grad(x_prev) + offset + mu (y - x))."""
     server = made(method)
     go_on(server, 2)
     sent = server.broadcast(range(N))

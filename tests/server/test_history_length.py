@@ -1,4 +1,4 @@
-"""MimiC keeps one direction for each round that some row refers to, up to as many as it is told to."""
+"""MimiC keeps one direction for each round that a row refers to, up to ``history``."""
 
 import tracemalloc
 
@@ -13,14 +13,14 @@ EVERYTHING = 10**6
 
 
 def cohorts(N, p=0.4):
-    """Who is there, round after round: always the same."""
+    """The cohorts of all rounds, always the same."""
     rng = np.random.default_rng(0)
     while True:
         yield np.flatnonzero(rng.random(N) < p).tolist()
 
 
 def go_on(server, rounds, optima, who):
-    """Rounds of least squares with full gradients; the gradients lie beside x only as far as float32 tells."""
+    """Rounds of least squares with full gradients, which differ from x only in float32 digits."""
     for _, cohort in zip(range(rounds), who, strict=False):
         server.round([Update(i, value=server.x - optima[i], kind="gradient", steps=1) for i in cohort])
 
@@ -47,8 +47,8 @@ def test_history_is_as_long_as_the_rows_need(tmp_path):
 @pytest.mark.parametrize(("codec", "near"), [("f32", 1e-5), ("bf16", 0.02), ("int8", 0.05)])
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("most", [1, 3])
-def test_a_short_history_leads_the_same_way(medium, codec, near, most, tmp_path):
-    """Folding changes rows and not corrections, but for what the codec rounds; the total follows what is stored."""
+def test_a_short_history_ends_at_the_same_x(medium, codec, near, most, tmp_path):
+    """Folding changes rows but no corrections, except by the codec's rounding; the total follows."""
     optima = np.random.default_rng(1).normal(size=(12, 70)).astype(np.float32)
     whole = made(tmp_path, codec, medium, history=EVERYTHING)
     short = made(tmp_path, codec, medium, history=most)
@@ -77,13 +77,13 @@ def test_the_rounds_of_the_fewest_rows_are_folded_and_the_oldest_of_equals(tmp_p
     assert [server.store.round_of(i) for i in range(6)] == [1, 2, 3, 3, 0, 4]
 
 
-def test_64_directions_are_kept_where_nobody_says_how_many(tmp_path):
+def test_64_directions_are_kept_by_default(tmp_path):
     server = made(tmp_path, N=70, n=1)
     go_on(server, 70, np.zeros((70, 1), np.float32), ([i] for i in range(70)))
     assert len(server._backend.snapshot.history) == 64
 
 
-def test_memory_is_bounded_by_the_history_and_not_by_the_clients(tmp_path):
+def test_memory_is_bounded_by_the_history(tmp_path):
     N, n, most = 60, 50_000, 4
     server = made(tmp_path, N=N, n=n, history=most)
     optima = np.zeros((N, n), np.float32)
@@ -96,7 +96,7 @@ def test_memory_is_bounded_by_the_history_and_not_by_the_clients(tmp_path):
     assert peak < 4 * n * (most + 12)
 
 
-def test_the_disk_is_bounded_by_the_history_and_not_by_the_clients(tmp_path):
+def test_disk_space_is_bounded_by_the_history(tmp_path):
     N, n, most = 60, 5_000, 4
     server = made(tmp_path, medium="mmap", N=N, n=n, history=most)
     go_on(server, 2 * N, np.zeros((N, n), np.float32), ([t % N] for t in range(2 * N)))
@@ -108,7 +108,7 @@ def test_the_disk_is_bounded_by_the_history_and_not_by_the_clients(tmp_path):
     assert len(again.store.vector_names()) < most + 4
 
 
-def test_directions_lie_in_the_folder_and_in_no_memory_beside_it(tmp_path):
+def test_directions_are_mapped_from_the_folder(tmp_path):
     with made(tmp_path, medium="mmap", N=5, n=3) as server:
         go_on(server, 6, np.eye(5, 3, dtype=np.float32), cohorts(5))
         directions, rows = server._backend.snapshot.history.directions, server._backend.store
@@ -117,8 +117,8 @@ def test_directions_lie_in_the_folder_and_in_no_memory_beside_it(tmp_path):
             assert np.shares_memory(v, rows.vector(f"v/{t}"))
 
 
-def test_a_row_that_a_fold_cannot_hold_stops_the_round_and_changes_nothing(tmp_path, monkeypatch):
-    # No reply is so long: what there is of it comes of older rounds.
+def test_a_correction_too_large_for_a_row_rolls_the_round_back(tmp_path, monkeypatch):
+    # A single update is never so long; a correction of several rounds can be.
     monkeypatch.setattr("fedcore.server.aggregation.LONGEST", np.inf)
     monkeypatch.setattr("fedcore.server.state.longest_update", lambda *_, **__: np.inf)
     server = made(tmp_path, N=4, n=2, history=1, server_lr=1e-38)
@@ -136,11 +136,11 @@ def test_a_row_that_a_fold_cannot_hold_stops_the_round_and_changes_nothing(tmp_p
 
 @pytest.mark.parametrize("accumulate", ["float32", "exact"])
 @pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "MimiC"])
-def test_a_client_whose_row_is_damaged_can_go_and_the_sums_are_right_again(method, accumulate, tmp_path):
+def test_removing_a_client_with_a_damaged_row_repairs_the_sums(method, accumulate, tmp_path):
     path = tmp_path / "s"
     algorithm = MimiC(history=2) if method == "MimiC" else method
     options = dict(lr=0.1, storage=path, compute=Compute(accumulator=accumulate))
-    server = Server(np.zeros(500, np.float32), algorithm, clients=7, **options)  # one of whom is never heard
+    server = Server(np.zeros(500, np.float32), algorithm, clients=7, **options)  # one client never takes part
     optima = np.random.default_rng(1).normal(size=(6, 500)).astype(np.float32)
     go_on(server, 5, optima, iter([[0, 1, 2, 3, 4, 5], [0, 1], [2], [3], [4]]))
     slots, width = [int(server.store._content.rows.slot[i]) for i in (1, 2)], server.store.info().row_bytes
@@ -163,7 +163,7 @@ def test_a_client_whose_row_is_damaged_can_go_and_the_sums_are_right_again(metho
     assert server.store.verify() == []
 
 
-def test_no_history_at_all_is_refused(tmp_path):
+def test_a_history_of_zero_is_rejected(tmp_path):
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(RangeError, match=r"^history\b"):
             made(tmp_path, history=wrong)

@@ -1,4 +1,4 @@
-"""One value for what a client is asked to do: what crosses a wire comes back equal, and nothing else crosses."""
+"""Instructions are equal after the wire, and no other value is sent."""
 
 import pickle
 from dataclasses import fields
@@ -10,8 +10,8 @@ from fedcore import Server
 from fedcore.algorithms.rates import InverseStep
 from fedcore.errors import ArrayError, ConfigError, RangeError, UnknownNameError
 from fedcore.server import Broadcast
-from fedcore.server.instructions import NUMBERS, VECTORS
-from fedcore.server.instructions import Instructions as Assignment
+from fedcore.server.broadcast import NUMBERS, VECTORS
+from fedcore.server.broadcast import Instructions as Assignment
 from tests.simulation.outsider import Share
 
 FULL = Assignment(
@@ -30,7 +30,7 @@ FULL = Assignment(
 PLAIN = Assignment(round=0, lr=0.1, plain=True)
 
 
-def test_every_field_crosses_or_is_refused():
+def test_every_field_is_sent_or_rejected():
     assert {*NUMBERS, *VECTORS, "lr_of_step"} == {field.name for field in fields(Assignment)} | {
         "rule_options",
         "vectors",
@@ -42,12 +42,12 @@ def test_every_field_crosses_or_is_refused():
 
 
 @pytest.mark.parametrize("assignment", [FULL, PLAIN])
-def test_what_crosses_comes_back_equal(assignment):
+def test_instructions_are_equal_after_the_wire(assignment):
     assert Assignment.read(assignment.numbers(), assignment.vectors()) == assignment
     assert pickle.loads(pickle.dumps(assignment)) == assignment
 
 
-def test_any_other_field_makes_another_assignment():
+def test_instructions_differ_if_a_field_differs():
     numbers, vectors = FULL.numbers(), FULL.vectors()
     plain = PLAIN.numbers() | {"local_rule": "tests.simulation.outsider:Other"}
     other_value = (
@@ -73,18 +73,18 @@ def test_any_other_field_makes_another_assignment():
         ("vectors", 3),
     ],
 )
-def test_a_field_of_another_kind_is_refused_by_name(name, value):
+def test_a_field_of_another_type_is_rejected(name, value):
     with pytest.raises(ConfigError, match=rf"^{name}\b"):
         Assignment.read(FULL.numbers() | {name: value}, FULL.vectors())
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_field_that_is_missing_is_refused_by_name(name):
+def test_a_missing_field_is_rejected(name):
     with pytest.raises(ConfigError, match=f"'{name}'"):
         Assignment.read({key: value for key, value in FULL.numbers().items() if key != name}, FULL.vectors())
 
 
-def test_a_field_that_nobody_knows_is_refused_by_name():
+def test_an_unknown_field_is_rejected():
     with pytest.raises(ConfigError, match="'clip'"):
         Assignment.read({**FULL.numbers(), "clip": 1.0}, FULL.vectors())
     with pytest.raises(ConfigError, match="'controls'"):
@@ -98,11 +98,11 @@ def test_a_field_that_nobody_knows_is_refused_by_name():
     with pytest.raises(ArrayError, match=r"^x_prev\b"):
         Assignment.read(FULL.numbers(), {})
     for vectors in ({"x_prev": FULL.x_prev}, {}):
-        with pytest.raises(ConfigError, match=r"^order\b"):
+        with pytest.raises(ConfigError, match=r"^instructions\b"):
             Assignment.read({**FULL.numbers(), "b": 0.0}, vectors)
 
 
-def test_rates_of_steps_are_handed_on_and_do_not_cross():
+def test_rates_of_steps_are_not_sent():
     rate = InverseStep(mu=0.5, alpha=3.0, E=4)
     told = Server(np.zeros(2, np.float32), "FedAvg", 2, lr=rate).broadcast([0]).of(0)
     assert [told.lr_of_step(k) for k in range(3)] == [rate.of_step(0, k) for k in range(3)]
@@ -112,18 +112,18 @@ def test_rates_of_steps_are_handed_on_and_do_not_cross():
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "SCAFFOLD", "SCAFFOLDMVR", "MBSTORM", "LocalDescent", "MimiC"])
-def test_a_broadcast_gives_its_clients_what_it_says(method):
+def test_instructions_have_the_fields_of_their_broadcast(method):
     broadcast = Server(np.ones(3, np.float32), method, 2, lr=0.5).broadcast([0, 1])
     told = broadcast.of(1)
     shared = {field.name for field in fields(Assignment)} - {"offset"}
     for name in shared:
         assert getattr(told, name) is getattr(broadcast, name) or getattr(told, name) == getattr(broadcast, name)
     assert (told.offset is None) == (not broadcast.has_offset)
-    beside = {"ids", "direction", "has_offset", "bytes", "vectors"}
-    assert {field.name for field in fields(Broadcast)} - beside == shared - {"a", "b", "mu", "x_prev"}
+    beside = {"ids", "from_row", "has_offset", "bytes", "vectors"}
+    assert {field.name for field in fields(Broadcast)} - beside == shared - {"x_prev"}
 
 
-def test_fedcore_s_own_steps_refuse_what_they_would_not_follow():
+def test_local_steps_reject_instructions_they_do_not_support():
     PLAIN.require_followed(plain=True)
     Assignment(round=0, lr=0.1).require_followed(plain=False)
     with pytest.raises(RangeError, match=r"^options\b"):

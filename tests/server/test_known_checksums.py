@@ -1,4 +1,4 @@
-"""The rows of rounds are sealed as they lie, by checksums that were made while they were written where that can be."""
+"""Rows are committed with checksums made while they were written, where possible."""
 
 from collections import Counter
 
@@ -25,7 +25,7 @@ METHODS = {
 
 @pytest.fixture
 def sealed(monkeypatch):
-    """How many rows were sealed by checksums that were known, and how many were read."""
+    """Counts of rows whose checksums were known, and of rows that were read."""
     counts, seal = Counter(), Slots.seal
 
     def counted(slots, slot, *sums):
@@ -38,7 +38,7 @@ def sealed(monkeypatch):
 
 
 def started(path, method, *, codec="f32", apart=False, batch_size=None):
-    """A server whose rows lie in files, and those files."""
+    """A server whose rows are in files, and those files."""
     store = ClientStore(CLIENTS, N, medium="mmap", codec=codec, path=path)
     x = {"a": np.zeros(P[0], np.float32), "b": np.zeros(P[1], np.float32)} if apart else memory.zeros(N)
     return Server(x, METHODS[method], storage=store, lr=0.1, compute=Compute(batch_size=batch_size)), store
@@ -56,7 +56,7 @@ def add(round, client, y, rng, method):
 
 
 def assert_sealed(store):
-    """Every row is what its checksums say, also for a process that opens the folder."""
+    """Every row has its checksums, also for another process."""
     assert store.verify() == []
     with ClientStore.open(store.path, readonly=True) as other:
         assert other.verify() == []
@@ -69,8 +69,8 @@ CASES = [(method, apart) for method in METHODS for apart in (False, True) if not
 
 @pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])
 @pytest.mark.parametrize(("method", "apart"), CASES)
-def test_every_row_of_rounds_is_sealed_as_it_lies(tmp_path, sealed, method, apart, codec):
-    """Some replies are left out by the judge, so that the others are written twice."""
+def test_every_row_has_the_checksums_of_its_content(tmp_path, sealed, method, apart, codec):
+    """Some updates are rejected, so that the others are written twice."""
     rng = np.random.default_rng(0)
     server, store = started(tmp_path / "store", method, codec=codec, apart=apart)
     with store:
@@ -84,7 +84,7 @@ def test_every_row_of_rounds_is_sealed_as_it_lies(tmp_path, sealed, method, apar
         assert sealed == {"known" if known else "read": 3 * (CLIENTS - 1)}
 
 
-def test_a_round_that_is_abandoned_leaves_no_checksums(tmp_path, sealed):
+def test_an_aborted_round_leaves_no_checksums(tmp_path, sealed):
     rng = np.random.default_rng(1)
     server, store = started(tmp_path / "store", "MIFA")
     with store:
@@ -100,7 +100,7 @@ def test_a_round_that_is_abandoned_leaves_no_checksums(tmp_path, sealed):
         assert sealed == {"known": 2 * CLIENTS}
 
 
-def test_rows_of_several_calls_are_sealed_each_by_its_own(tmp_path, sealed, monkeypatch):
+def test_rows_of_several_kernel_calls_have_their_own_checksums(tmp_path, sealed, monkeypatch):
     monkeypatch.setattr(row_exchange, "PART", 3)
     rng = np.random.default_rng(2)
     server, store = started(tmp_path / "store", "SCAFFOLD", batch_size=CLIENTS)
@@ -113,7 +113,7 @@ def test_rows_of_several_calls_are_sealed_each_by_its_own(tmp_path, sealed, monk
 
 
 class Rewriting:
-    """An outsider's aggregator: what another made of some rows it replaces by zeros, in its own way."""
+    """A custom sum, which replaces some rows by zeros."""
 
     def __init__(self, inner, store, clients):
         self._inner, self._store, self._clients = inner, store, clients
@@ -128,11 +128,11 @@ class Rewriting:
                 self._store.stage(client)[:] = 0
 
 
-def test_rows_that_somebody_rewrites_are_read_at_the_commit(tmp_path, sealed):
+def test_rewritten_rows_are_read_at_the_commit(tmp_path, sealed):
     rng = np.random.default_rng(3)
     server, store = started(tmp_path / "store", "MIFA")
     with store:
-        server._backend._aggregator = Rewriting(server._backend._aggregator, store, {2, 6})
+        server._backend._sum = Rewriting(server._backend._sum, store, {2, 6})
         with server.open_round() as round:
             for client in range(CLIENTS):
                 add(round, client, sent(rng), rng, "MIFA")
@@ -142,7 +142,7 @@ def test_rows_that_somebody_rewrites_are_read_at_the_commit(tmp_path, sealed):
         assert store.read(3).any()
 
 
-def test_a_history_that_is_folded_into_rows_seals_them(tmp_path, sealed):
+def test_a_folded_history_has_checksums(tmp_path, sealed):
     rng = np.random.default_rng(4)
     server, store = started(tmp_path / "store", "MimiC, short history")
     with store:
@@ -155,7 +155,7 @@ def test_a_history_that_is_folded_into_rows_seals_them(tmp_path, sealed):
         assert sealed["read"] == 0
 
 
-def test_a_warm_start_seals_its_rows(tmp_path, sealed):
+def test_a_warm_start_has_checksums(tmp_path, sealed):
     rng = np.random.default_rng(5)
     server, store = started(tmp_path / "store", "SCAFFOLD")
     with store:

@@ -1,4 +1,4 @@
-"""What public implementations get wrong, most of it in SCAFFOLD, by hand on few clients."""
+"""Common errors of public implementations, most of them of SCAFFOLD, by hand on few clients."""
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ def test_controls_start_at_zero_not_at_random_and_not_at_the_model():
     assert offsets(server) == [[-4], [4]]
 
 
-def test_c_moves_by_one_over_all_clients_and_c_i_is_kept():
+def test_c_moves_by_1_over_n_and_c_i_is_kept():
     server = Server(vector(0), "SCAFFOLD", clients=4, lr=LR)
     one_round(server, c0=8)
     # c_0 = 8 and c = 8 / N = 2, not 8 / S; the offset is c - c_i
@@ -53,7 +53,7 @@ def test_c_moves_by_one_over_all_clients_and_c_i_is_kept():
 
 
 def test_controls_are_gradients_whatever_the_rate_and_the_steps():
-    """Not (x - y) / epochs, and not divided by the first rate while the steps use a later one."""
+    """Not (x - y) / epochs, and not divided by the first rate while steps use a later one."""
     server = Server(vector(0), "SCAFFOLD", clients=2, lr=Exponential(0.5, 0.5))
     one_round(server, c0=1)
     broadcast = server.broadcast([1])
@@ -73,7 +73,7 @@ def test_the_second_vector_gives_the_same_controls_as_the_model_alone():
         np.testing.assert_array_equal(one.x, two.x)
 
 
-def test_scaffold_with_the_rows_on_the_clients_goes_the_same_way():
+def test_scaffold_with_rows_on_the_clients_is_the_same():
     at_server = Server(vector(0), algorithms.SCAFFOLD(), clients=3, lr=LR)
     at_clients = Server(vector(0), algorithms.SCAFFOLD(placement="client"), clients=3, lr=LR)
     own = {i: vector(0) for i in range(3)}
@@ -93,7 +93,7 @@ def test_scaffold_with_the_rows_on_the_clients_goes_the_same_way():
     assert len(at_clients.store) == 0
 
 
-def test_a_missing_second_vector_is_refused():
+def test_a_missing_second_vector_is_rejected():
     server = Server(vector(0), algorithms.SCAFFOLD(control="sent"), clients=2, lr=LR)
     report = server.round(
         [
@@ -135,7 +135,7 @@ def test_counters_stay_integers_and_statistics_are_averaged_but_never_corrected(
         assert t == server.round_number - 1
 
 
-def test_the_server_shares_no_memory_with_anybody():
+def test_the_server_shares_no_memory_with_its_callers():
     x0 = vector(1, 2)
     server = Server(x0, "SCAFFOLD", clients=2, lr=LR)
     x0[:] = 99

@@ -1,4 +1,4 @@
-"""For every method: one liar of ten, each kind of lie, and the others' result within the bound that liars.py states."""
+"""For every method and kind of false update, one dishonest client of ten moves x by the bound of liars.py at most."""
 
 import numpy as np
 import pytest
@@ -26,9 +26,9 @@ from tests.server.liars import (
 
 @pytest.mark.parametrize("kind", LIES)
 @pytest.mark.parametrize("method", METHODS)
-def test_one_liar_of_ten_moves_the_result_by_its_bound_at_most(method, kind):
+def test_one_dishonest_client_of_ten_moves_x_by_its_bound_at_most(method, kind):
     server = server_of(method, **OPTIONS.get(kind, {}))
-    since = 1 if method == "MIFA" else 0  # which waits for a client whose every reply is refused, and says so
+    since = 1 if method == "MIFA" else 0  # it waits for a client without an accepted update
     reports = federation(server, LIES[kind], since=since)
     for report in reports[since:]:
         assert set(report.accepted) | {LIAR} == set(range(10))
@@ -41,14 +41,14 @@ def test_one_liar_of_ten_moves_the_result_by_its_bound_at_most(method, kind):
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "FedProx"])
-def test_a_claim_of_examples_that_nobody_bounds_decides_for_all(method):
+def test_an_unlimited_claim_of_examples_decides_x(method):
     server = server_of(method)
     federation(server, LIES["examples"])
     assert distance(server.tensors()["w"], honest_result(method)["w"], MODEL["w"]) > 0.99
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_mifa_says_that_it_waits_for_a_liar_that_is_refused_from_the_first_round_on(kind):
+def test_mifa_reports_that_it_waits_for_a_rejected_client(kind):
     server = server_of("MIFA", **OPTIONS.get(kind, {}))
     assert [report.waiting_for for report in federation(server, LIES[kind], rounds=4)] == [1] * 4
     server.remove_client(LIAR)
@@ -56,7 +56,7 @@ def test_mifa_says_that_it_waits_for_a_liar_that_is_refused_from_the_first_round
 
 
 def accuracy_on_digits(method, *, lies):
-    """The accuracy of softmax regression on digits, one of each client's, if the last one turns its update around."""
+    """The accuracy of softmax regression with one digit per client, if the last one reverses its update."""
     data = load("digits")
     X, Y = data.train_x.reshape(-1, 64), data.train_y
     parts = np.array_split(np.argsort(Y, kind="stable"), 10)
@@ -83,7 +83,7 @@ def gradient(y, X, Y):
 
 
 @pytest.mark.parametrize(("method", "learns"), [("FedAvg", True), ("SCAFFOLD", False)])
-def test_one_client_that_turns_its_update_around_stops_scaffold_and_not_fedavg(method, learns):
-    """No bound holds for SCAFFOLD by default: each round adds the lie to the correction of every client."""
+def test_one_reversed_update_stops_scaffold_but_not_fedavg(method, learns):
+    """SCAFFOLD has no bound by default: each round adds the update to all corrections."""
     assert accuracy_on_digits(method, lies=False) > 0.8
     assert (accuracy_on_digits(method, lies=True) > 0.7) == learns

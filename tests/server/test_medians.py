@@ -1,4 +1,4 @@
-"""Medians, histories and populations by hand: the small numbers behind a server's limits."""
+"""Medians, histories and populations by hand."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from fedcore.server.step import History, Population, _median
         ([5.0, 6.0, 7.0], [1, 1, 2], 6),
     ],
 )
-def test_a_median_of_draws_is_the_lower_one_in_the_middle(values, counts, due):
+def test_the_lower_median_of_draws(values, counts, due):
     assert _median(np.array(values), np.array(counts, np.float64)) == due
     assert median(np.repeat(values, counts)) == due
 
@@ -44,7 +44,7 @@ def test_a_median_of_draws_is_the_lower_one_in_the_middle(values, counts, due):
         ([0, 3], [], 3),
     ],
 )
-def test_a_median_of_norms_leaves_zeros_out(heard, beside, due):
+def test_the_median_of_norms_ignores_zeros(heard, beside, due):
     norms = NormWindow()
     for norm in heard:
         norms.add(norm)
@@ -52,7 +52,7 @@ def test_a_median_of_norms_leaves_zeros_out(heard, beside, due):
     assert len(norms) == sum(norm > 0 for norm in heard)
 
 
-def test_a_claim_counts_up_to_the_ratio_times_the_median_of_what_was_heard():
+def test_a_claim_is_capped_at_the_ratio_times_the_median():
     window = ClaimWindow(10)
     assert window.most(np.empty(0)) == np.inf
     assert window.most(np.array([3.0])) == 30
@@ -60,11 +60,11 @@ def test_a_claim_counts_up_to_the_ratio_times_the_median_of_what_was_heard():
     assert (len(window), window.most(np.empty(0)), window.most(np.array([5.0]))) == (2, 20, 40)
     assert window.agree(np.array([20.0]))
     assert not window.agree(np.array([20.5]))
-    assert window.agree(np.array([0.01]))  # of those heard none is asked about again
+    assert window.agree(np.array([0.01]))  # earlier claims are not compared again
     assert not window.agree(np.array([0.01, 0.2]))
     window.add(np.empty(0))
     assert len(window) == 2
-    assert ClaimWindow(10).agree(np.array([1.0, 10.0]))  # two may agree with each other, one alone with nobody
+    assert ClaimWindow(10).agree(np.array([1.0, 10.0]))  # a single claim has nothing to agree with
     assert not ClaimWindow(10).agree(np.array([1.0]))
     assert ClaimWindow(None).agree(np.array([1.0, 1e300]))
 
@@ -87,24 +87,46 @@ def test_the_rounds_of_the_fewest_rows_are_folded_and_of_equals_the_oldest(histo
     assert history.surplus(most) == due
 
 
-def test_the_newest_round_is_never_folded_however_few_rows_it_has(history):
+def test_the_newest_round_is_never_folded(history):
     assert 3 not in history.surplus(0)
     assert History().surplus(0) == []
 
 
-def test_a_history_once_rounds_are_in_their_rows(history):
+def test_folded_rounds_leave_the_history(history):
     rest = history.folded([2, 0, 9])
     assert (list(rest), dict(rest.references)) == ([1, 3], {1: 2, 3: 1})
     assert rest.get(1) is history.get(1)
     assert len(history) == 4
 
 
-def test_a_direction_leaves_with_its_last_row_and_no_earlier(history):
+def test_a_direction_leaves_with_its_last_row(history):
     assert list(history.without([1])) == [0, 1, 2, 3]
     assert list(history.without([1, 1])) == [0, 2, 3]
     assert list(history.without([None, 7])) == [0, 1, 2, 3]
     later = history.after(4, vector(4), 2, [1, 1, None, 3])
     assert dict(later.references) == {0: 5, 2: 2, 4: 2}
+
+
+def test_a_direction_stays_while_a_row_refers_to_it():
+    v = np.float32([1, 2])
+    history = History().after(3, v, 2, [None, None])
+    assert history.get(3) is v
+    assert history.get(None) is None
+    later = history.after(4, v, 1, [3])
+    assert (list(later), dict(later.references)) == ([3, 4], {3: 1, 4: 1})
+    gone = later.without([3])
+    assert list(gone) == [4]
+    assert gone.get(3) is None
+    assert len(history) == 1  # a history is never changed
+
+
+def test_a_round_without_references_keeps_no_direction():
+    assert len(History().after(0, np.zeros(1, np.float32), 0, [])) == 0
+
+
+def test_another_update_of_a_client_moves_its_reference():
+    history = History().after(0, np.zeros(1, np.float32), 1, [None]).after(1, np.ones(1, np.float32), 1, [0])
+    assert list(history) == [1]
 
 
 def test_a_population_by_hand():
@@ -129,7 +151,7 @@ def test_a_column_has_room_for_a_power_of_two(clients, room):
     assert column.shape == (2, room)
 
 
-def test_without_sizes_there_are_none():
+def test_a_population_without_sizes():
     none = Population().with_clients([0], ["a"], None, 3)
     assert (none.sizes, none.listed(), none.total, none.is_sized) == ((), None, 0, False)
     assert none.arrived[0][:, 0].tolist() == [0, 3]

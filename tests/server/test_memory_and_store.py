@@ -1,14 +1,19 @@
-"""Memory and store never part: whatever stops a change, both are as before it, or both as after it."""
+"""Memory and store agree after every interruption: both as before a change, or both as after it."""
 
+import os
+import shutil
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+import numpy as np
 import pytest
 
-from fedcore import ClientStore
+from fedcore import ClientStore, Server, Update
 from fedcore.errors import RoundError, StoreError
-from fedcore.interrupts import uninterrupted
+from fedcore.runtime import uninterrupted
 from tests.server.stopping import (
     KINDS,
     METHODS,
@@ -40,7 +45,7 @@ def raising():
 
 @pytest.fixture(params=[131, pytest.param(1, marks=pytest.mark.endurance)])
 def stride(request):
-    """Every so many-th line or allocation is tried: no multiple of the kinds of signals, which come in turn."""
+    """Tries every ``stride``-th line or allocation, which is no multiple of the number of signals."""
     return request.param
 
 
@@ -64,8 +69,8 @@ def test_a_signal_at_any_line(tmp_path, method, medium, operation, stride):
 
 @pytest.mark.usefixtures("raising_handlers")
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
-def test_a_signal_waits_until_a_change_that_failed_is_taken_back(operation):
-    """A change that is stopped is taken back; nothing would take back what the way back itself leaves half-done."""
+def test_a_signal_waits_until_a_failed_change_is_rolled_back(operation):
+    """An interrupted rollback would stay half-done."""
 
     def fails(*_, **__):
         raise StoreError("no space left")
@@ -91,8 +96,8 @@ def test_a_signal_waits_until_a_change_that_failed_is_taken_back(operation):
 @pytest.mark.usefixtures("raising_handlers")
 @pytest.mark.parametrize("stop", [by_a_signal, from_outside], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_stop_at_any_line_of_abort(method, stop):
-    """What the round has staged is forgotten once, now or before the next change, whose commit would take it along."""
+def test_an_interruption_at_any_line_of_abort(method, stop):
+    """The staged rows are discarded now, or before the commit of the next change."""
 
     _, after = expected(lambda: a_server(method, "ram"), two_arrive)
     at, goes_on = 1, True
@@ -127,7 +132,7 @@ def test_an_exception_from_outside_at_any_line(tmp_path, method, medium, operati
 @pytest.mark.parametrize("operation", [a_round, one_in_the_middle_departs], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 def test_an_exception_from_outside_at_every_line_of_a_commit(tmp_path, medium, operation):
-    """What is between the folder's transaction and the memory that follows it is a few lines."""
+    """Few lines are between the folder's transaction and the memory that follows it."""
 
     places = stores(tmp_path, medium)
     before, after = expected(lambda: a_server("MIFA", next(places)), operation)
@@ -144,8 +149,8 @@ def test_an_exception_from_outside_at_every_line_of_a_commit(tmp_path, medium, o
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", METHODS)
-def test_no_memory_left_at_any_allocation_of_a_commit(tmp_path, method, medium, operation, stride):
-    """Of a commit alone: elsewhere there are libraries that do not look at what they are given, and crash."""
+def test_a_failed_allocation_anywhere_in_a_commit(tmp_path, method, medium, operation, stride):
+    """Only in a commit: other libraries crash where they do not check allocations."""
     testing = pytest.importorskip("_testcapi")
     places = stores(tmp_path, medium)
     before, after = expected(lambda: a_server(method, next(places)), operation)
@@ -173,7 +178,7 @@ def test_no_memory_left_at_any_allocation_of_a_commit(tmp_path, method, medium, 
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA"])
 def test_a_handler_may_abort_the_round_at_any_line_of_add(method):
-    """And the call in the midst of which it came ends first; nothing waits for itself."""
+    """The interrupted call ends first, and no lock waits for itself."""
     before = signal.getsignal(signal.SIGTERM)
     at, goes_on, ends = 1, True, set()
     while goes_on:
@@ -189,11 +194,11 @@ def test_a_handler_may_abort_the_round_at_any_line_of_add(method):
                 lambda: signal.raise_signal(signal.SIGTERM),
             )
         except RoundError:
-            ends.add("refused")  # it came before the call had begun
+            ends.add("rejected")  # the signal came before the call had begun
         finally:
             signal.signal(signal.SIGTERM, before)
         assert opened.is_open == (not goes_on)
-        with ThreadPoolExecutor(1) as other:  # and nobody waits for ever for its turn
+        with ThreadPoolExecutor(1) as other:  # no lock stays held
             error = other.submit(opened.reject, "b", "why").exception(60)
         assert isinstance(error, RoundError) == goes_on
         assert not goes_on or seen(server) == old
@@ -203,7 +208,7 @@ def test_a_handler_may_abort_the_round_at_any_line_of_add(method):
     assert at > 20
 
 
-def test_a_handler_may_not_add_in_the_midst_of_add():
+def test_a_signal_handler_may_not_add_during_add():
     server = a_server("MIFA", "ram")
     said = []
 
@@ -227,7 +232,7 @@ def test_a_handler_may_not_add_in_the_midst_of_add():
     assert opened.report.accepted == ("a",)
 
 
-def test_named_clients_that_departed_are_back_after_a_commit_that_failed(tmp_path):
+def test_removed_clients_are_back_after_a_rollback(tmp_path):
     for at in range(3):
         with ClientStore(["a", "b", "c"], 2) as store:
             for number, client in enumerate("abc"):
@@ -242,7 +247,7 @@ def test_named_clients_that_departed_are_back_after_a_commit_that_failed(tmp_pat
             assert [store.read(client)[0] for client in "abc"] == [0, 1, 2]
 
 
-def test_handlers_that_waited_all_run_however_many_and_whatever_they_raise():
+def test_all_deferred_handlers_run():
     came = []
 
     def handler(number, frame):
@@ -261,3 +266,48 @@ def test_handlers_that_waited_all_run_however_many_and_whatever_they_raise():
     finally:
         for kind, handler in before.items():
             signal.signal(kind, handler)
+
+
+HANDLED_IN_C = """
+#include <signal.h>
+#include <unistd.h>
+static void handle(int number) { (void)number; (void)!write(1, "C\\n", 2); }
+__attribute__((constructor)) static void install(void) { signal(SIGINT, handle); }
+"""
+ROUND = """
+import signal
+import numpy as np
+from fedcore import Server, Update
+assert signal.getsignal(signal.SIGINT) is None
+server = Server(np.zeros(4, np.float32), "MIFA", 2, lr=0.1)
+keep = server._backend.keep
+def interrupted(*arguments):
+    signal.raise_signal(signal.SIGINT)
+    return keep(*arguments)
+server._backend.keep = interrupted
+server.round([Update(0, server.x + 1, 1)])
+print(server.round_number, signal.getsignal(signal.SIGINT))
+"""
+
+
+def test_a_handler_of_a_c_program_stays(tmp_path_factory):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler, for a program that handles SIGINT itself")
+    folder = tmp_path_factory.mktemp("handler")  # code may be loaded from there, as from tmpfs not everywhere
+    (folder / "handler.c").write_text(HANDLED_IN_C)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "handler.so", folder / "handler.c"], check=True)
+    env = os.environ | {"LD_PRELOAD": str(folder / "handler.so")}
+    run = subprocess.run([sys.executable, "-u", "-c", ROUND], env=env, capture_output=True, text=True, timeout=120)
+    assert (run.stdout, run.stderr) == ("C\n1 None\n", "")
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])
+def test_a_round_restores_the_signal_handler(handler):
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        server = Server(np.zeros(4, np.float32), "MIFA", 2, lr=0.1)
+        server.round([Update(0, server.x + 1, 1)])
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)

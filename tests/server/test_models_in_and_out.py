@@ -1,4 +1,4 @@
-"""A model comes back in the library and the dtypes in which it came."""
+"""A model comes back in its library and dtypes."""
 
 import copy
 import subprocess
@@ -19,7 +19,7 @@ def net_of(dtype=torch.float32):
 
 
 def moved(net, by):
-    """The model after a client's work."""
+    """The model after a client's steps."""
     with torch.no_grad():
         for parameter in net.parameters():
             parameter += by
@@ -36,7 +36,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_torch_in_torch_out_also_after_a_load(tmp_path, dtype):
+def test_a_torch_model_comes_back_as_torch(tmp_path, dtype):
     net = net_of(dtype)
     server = Server(net, "FedAvg", 2, lr=0.1)
     assert server.x.dtype == np.float32
@@ -57,7 +57,7 @@ def test_torch_in_torch_out_also_after_a_load(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_numpy_in_numpy_out(dtype):
+def test_a_numpy_model_comes_back_as_numpy(dtype):
     x0 = {"w": np.linspace(-1, 1, 6).astype(dtype).reshape(2, 3), "n": np.array(3, np.int32), "codes": np.int16([3, 4])}
     server = Server(x0, "MIFA", 1, lr=0.5)
     same(server.tensors(), x0)
@@ -74,7 +74,7 @@ def test_numpy_in_numpy_out(dtype):
     same(into, server.tensors())
 
 
-def test_either_library_on_request():
+def test_the_library_can_be_chosen():
     server = Server(net_of(torch.bfloat16), "FedAvg", 1, lr=0.1)
     arrays = server.tensors(library="numpy")
     assert {str(array.dtype) for array in arrays.values()} == {"bfloat16", "int64"}
@@ -88,8 +88,8 @@ def test_either_library_on_request():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("method", ["FedAvg", "MimiC", "MIFA", "SCAFFOLD"])
-def test_a_reply_is_measured_from_the_x_that_was_sent(dtype, method):
-    """x keeps bits that the model's dtype has not: who sends back what it got has done nothing."""
+def test_an_update_is_measured_from_the_rounded_x(dtype, method):
+    """x has more bits than the model's dtype: a client that returns its model has made no step."""
     server = Server(net_of(dtype), method, 2, lr=0.1, server_lr=0.1, max_staleness=1)
     server.round([Update(i, moved(net_of(dtype), 0.1 * (i + 1)), 1) for i in range(2)])
     sent = server.broadcast([0, 1])
@@ -107,7 +107,7 @@ def test_a_reply_is_measured_from_the_x_that_was_sent(dtype, method):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_wider_replies_to_a_narrow_model(dtype):
+def test_wider_updates_of_a_narrow_model(dtype):
     server = Server({"w": torch.ones(3, dtype=torch.bfloat16)}, "FedAvg", 1, lr=0.1)
     assert server.round([Update(0, {"w": torch.full((3,), 1.001, dtype=dtype)}, 1)]).accepted == (0,)
     np.testing.assert_allclose(server.x, 1.001)
@@ -115,7 +115,7 @@ def test_wider_replies_to_a_narrow_model(dtype):
     assert "expected bfloat16" in server.round([Update(0, {"w": torch.ones(3, dtype=torch.int32)}, 1)]).rejected[0][1]
 
 
-def test_load_into_a_module_of_other_floats_and_what_does_not_fit():
+def test_load_into_other_float_dtypes_and_models_that_do_not_fit():
     server = Server(net_of(), "FedAvg", 1, lr=0.1)
     into = net_of(torch.bfloat16)
     server.round([Update(0, moved(net_of(), 1.0), 1)])

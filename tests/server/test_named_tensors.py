@@ -1,4 +1,4 @@
-"""Models of named tensors, which are folded where they lie, give the bits of the same models as flat vectors."""
+"""Models of named tensors, folded in place, have the bits of flat vectors."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def net():
 
 
 def run(method, send, kind):
-    """x of every round and the rows in the end, with replies as ``send(t, i, flat, named)`` chooses."""
+    """x of every round and the final rows, with updates as ``send(t, i, flat, named)`` chooses."""
     server, xs = Server(net(), method, {i: 1 + i for i in range(N)}, lr=0.1), []
     rng, n, p = np.random.default_rng(1), server.layout.n, server.layout.n_parameters
     for t in range(ROUNDS):
@@ -50,7 +50,7 @@ def test_named_tensors_count_as_one_vector(method, kind):
     assert np.ptp(due[0], axis=0).min() > 0  # every element moved
 
 
-def test_float_buffers_are_a_weighted_mean_over_those_who_sent_them():
+def test_float_buffers_are_a_weighted_mean_over_their_senders():
     server = Server(net(), "FedAvg", clients=3, lr=0.1)
     first, second = net(), net()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Clients that come with a round: each counts from its first update that does, and one that is only asked never."""
+"""Clients that join with a round are registered with their first accepted update, else never."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def a_server(method, store="ram", clients=(), optimizer=None):
 
 
 def answers(server, clients, asked=()):
-    """What those clients send: steps toward their optima along the method's direction."""
+    """The clients' updates: steps toward their optima along the method's direction."""
     sent = server.broadcast(clients, newcomers=[*clients, *asked])
     for client in clients:
         y = sent.x - np.float32(sent.lr) * (sent.a * (sent.x - OPTIMA[client]) + np.asarray(sent.offset(client)))
@@ -37,8 +37,8 @@ def a_round(server, heard, asked, sizes=None):
 
 
 @pytest.mark.parametrize("method", [name for name in sorted(REGISTRY) if named(name).keeps_rows])
-def test_sizes_weigh_nothing_where_the_method_does_not_ask_for_shares(method):
-    """A newcomer that is not heard changes n, and so the shares of the others, but no sum that is not of shares."""
+def test_sizes_have_no_effect_in_methods_without_shares(method):
+    """A silent newcomer changes n and the shares, but no sum without shares."""
     sized, plain = (Server(X0, method, clients, lr=0.1) for clients in ({"a": 10, "b": 10}, ["a", "b"]))
     for number in range(3):
         asked = ["c", "x", "y"] if number == 0 else []
@@ -54,8 +54,8 @@ SILENT = ["x", "y", 7]
 
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", [name for name in REGISTRY if not named(name).needs_shares])
-def test_those_who_never_answer_are_none(tmp_path, method, medium):
-    """Bit for bit what there is without them, in memory and in the folder."""
+def test_newcomers_without_an_update_have_no_effect(tmp_path, method, medium):
+    """Bit for bit, in memory and in the folder."""
     servers = []
     for name, silent in (("with", SILENT), ("without", [])):
         server = a_server(method, "ram" if medium == "ram" else f"mmap:{tmp_path / name}")
@@ -79,7 +79,7 @@ def test_those_who_never_answer_are_none(tmp_path, method, medium):
 
 
 @pytest.mark.parametrize("scheme", "ABC")
-def test_shares_are_of_those_who_answered(scheme):
+def test_shares_are_of_the_accepted_newcomers(scheme):
     sizes = {"a": 1, "b": 2, "c": 5, "x": 1000, "y": 7, 7: 9}
     method = FlexibleFedAvg(scheme, local_steps=1)
     silent, alone = a_server(method), a_server(method)
@@ -90,19 +90,19 @@ def test_shares_are_of_those_who_answered(scheme):
     assert silent._backend.snapshot.population.total == 8
 
 
-def test_one_who_is_refused_has_not_come():
+def test_a_rejected_newcomer_is_not_registered():
     server = a_server("MIFA")
     with server.open_round(newcomers=["a", "b"]) as round:
         round.add("a", server.x + 1, steps=1)
         round.add("b", server.x * np.float32("nan"), steps=1)
     assert [client for client, _ in round.report.rejected] == ["b"]
     assert list(server.clients) == ["a"]
-    assert server.x.any()  # nobody is waited for
+    assert server.x.any()  # MIFA waits for no client
 
 
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("end", ["abort", "error", "dropped", "diverged"])
-def test_nobody_comes_with_a_round_that_was_given_up(tmp_path, medium, end):
+def test_an_aborted_round_registers_no_newcomers(tmp_path, medium, end):
     store = "ram" if medium == "ram" else f"mmap:{tmp_path / 'store'}"
     server = a_server("MIFA", store, optimizer=Runaway() if end == "diverged" else None)
     a_round(server, ["a"], ["a"])
@@ -127,7 +127,7 @@ def test_nobody_comes_with_a_round_that_was_given_up(tmp_path, medium, end):
     server.close()
 
 
-def test_newcomers_are_refused_that_are_there_or_no_ids_or_twice():
+def test_invalid_newcomers_are_rejected():
     server = a_server("FedAvg", clients="ab")
     wrong = [(["a"], errors.RangeError), ([None], errors.UnknownClientError), (["c", "c"], errors.RangeError)]
     for newcomers, error in wrong:
@@ -143,7 +143,7 @@ def test_newcomers_are_refused_that_are_there_or_no_ids_or_twice():
     assert list(server.clients) == ["a", "b"]
 
 
-def test_a_round_of_nobody_moves_nothing():
+def test_a_first_round_without_clients_moves_nothing():
     for method in REGISTRY:
         server = a_server(method)
         with server.open_round():
@@ -152,8 +152,8 @@ def test_a_round_of_nobody_moves_nothing():
         assert not server.x.any()
 
 
-def test_the_control_is_that_of_those_to_whom_it_was_sent():
-    """SCAFFOLD: x moves along the mean of what the clients did, whoever comes meanwhile."""
+def test_the_control_does_not_count_newcomers():
+    """SCAFFOLD: x moves along the mean of the updates, although clients join."""
     server = a_server("SCAFFOLD")
     a_round(server, ["a", "b"], ["a", "b"])
     before = server.x

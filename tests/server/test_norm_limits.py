@@ -1,15 +1,15 @@
-"""How long what a client sends may be: by a number, or by the median of those heard, however replies are delivered."""
+"""Limits of the length of an update, by a number or by the median of accepted ones, for any delivery."""
 
 import re
 
 import numpy as np
 import pytest
-import torch
 
 from fedcore import Limits, Server, Update, algorithms, errors
 from fedcore.rules import FEW, WINDOW, NormWindow, RejectLong
 from tests.kit import flat
-from tests.refusals import refused_arguments
+from tests.rejections import rejected_arguments
+from tests.server.deliveries import as_list, outcome
 from tests.server.rounds import METHODS, everything, made, n, steps_of
 
 N = 12
@@ -20,7 +20,7 @@ def server_of(method, **options):
 
 
 def honest(server, cohort, rng):
-    """Updates of about one length, each in memory of its own."""
+    """Updates of similar length, each in its own memory."""
     broadcast, updates = server.broadcast(cohort), []
     for i in cohort:
         y = server.x * np.float32(0.9) + rng.normal(size=n).astype(np.float32)
@@ -35,111 +35,21 @@ def lying(server, update, times=1000):
     return update._replace(value=y, control=control)
 
 
-def as_a_list(server, updates):
-    return server.round(updates)
-
-
-def one_by_one_in_one_buffer(server, updates):
-    buffers = {name: np.empty(n, np.float32) for name in ("value", "control")}
-    with server.open_round() as round:
-        for update in updates:
-            for name, buffer in buffers.items():
-                if getattr(update, name) is not None:
-                    buffer[:] = getattr(update, name)
-                    update = update._replace(**{name: buffer})
-            round.add_batch([update])
-            for buffer in buffers.values():
-                buffer[:] = np.nan
-    return round.report
-
-
-def kept(server, updates):
-    return server.round(update._replace(keep=True) for update in updates)
-
-
-def as_bytes(server, updates):
-    with server.open_round() as round:
-        for update in updates:
-            round.add_batch([update._replace(value=update.value.tobytes())])
-    return round.report
-
-
-def as_tensors(server, updates):
-    with server.open_round() as round:
-        for update in updates:
-            round.add_batch([update._replace(value=torch.from_numpy(update.value.copy()))])
-    return round.report
-
-
-WAYS = [as_a_list, one_by_one_in_one_buffer, kept, as_bytes, as_tensors]
-
-
-def numbers(report):
-    return report.accepted, sorted(report.rejected), report.norms.tolist(), report.gamma, report.diversity
-
-
 @pytest.mark.parametrize("of", [4, 10])
 @pytest.mark.parametrize("method", METHODS)
-def test_one_liar_is_refused_wherever_it_comes_and_changes_nothing_for_the_others(method, of):
+def test_one_long_update_is_rejected_and_changes_no_bits(method, of):
     for at in range(of):
         server, without = server_of(method), server_of(method)
-        for t in range(4):  # in the first rounds nobody knows yet what is long, in the others everybody does
+        for t in range(4):  # without and with a median
             updates = honest(server, range(t, t + of) if t + of <= N else range(N - of, N), np.random.default_rng(t))
             liar = updates[at]
             report = server.round([lying(server, u) if u is liar else u for u in updates])
             assert report.accepted == tuple(u.client for u in updates if u is not liar)
             [(client, why)] = report.rejected
             assert client == liar.client
-            assert re.match(r"(update|control): .* is longer than 10 x .* \(RejectLong\)", why), why
+            assert re.match(r"(update|control): .* exceeds 10 x .* \(RejectLong\)", why), why
             assert without.round([u for u in updates if u is not liar]).accepted == report.accepted
             assert everything(server, range(N)) == everything(without, range(N))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_way_of_delivery_gives_the_same_bits_and_the_same_refusals(method):
-    def run(deliver, **options):
-        server, reports, rng = server_of(method, **options), [], np.random.default_rng(0)
-        for t in range(6):
-            updates = honest(server, rng.permutation(N)[: rng.integers(1, N + 1)].tolist(), np.random.default_rng(t))
-            for i, lie in enumerate(rng.random(len(updates))):
-                if lie < 0.2:
-                    updates[i] = lying(server, updates[i])
-                elif lie < 0.3:
-                    updates[i] = updates[i]._replace(value=np.full(n, np.nan, np.float32))
-            reports.append(numbers(deliver(server, updates)))
-        return everything(server, range(N)), reports
-
-    due = run(as_a_list)
-    assert sum(len(refused) for _, refused, *_ in due[1]) > 5
-    for deliver in WAYS:
-        for fold in (1, 3, 8, 100):
-            assert run(deliver, batch_size=fold) == due
-
-
-@pytest.mark.parametrize("medium", ["ram", "mmap"])
-@pytest.mark.parametrize("method", ["FedAvg", "MimiC", "SCAFFOLDMVR"])
-def test_what_was_heard_is_saved_with_the_server(method, medium, tmp_path):
-    def go_on(server, rounds):
-        reports = []
-        for _ in range(rounds):
-            updates = honest(server, range(3), np.random.default_rng(server.round_number))
-            updates[1] = lying(server, updates[1], 12)
-            reports.append(numbers(server.round(updates)))
-        return reports
-
-    straight, server = server_of(method), server_of(method, path=tmp_path / "rows" if medium == "mmap" else None)
-    due = go_on(straight, 9)
-    came = go_on(server, 2)  # four norms: fewer than a median is taken of
-    for rounds in (4, 3):
-        if medium == "mmap":
-            server.close()
-            server = Server.load(tmp_path / "rows")
-        else:
-            server.save(tmp_path / f"saved{rounds}")
-            server = Server.load(tmp_path / f"saved{rounds}")
-        came += go_on(server, rounds)
-    assert came == due
-    assert everything(server, range(N)) == everything(straight, range(N))
 
 
 def add_two(server, first, second, *, kind="model", **more):
@@ -149,18 +59,18 @@ def add_two(server, first, second, *, kind="model", **more):
     return round.report
 
 
-def test_a_limit_in_numbers_is_of_models_where_models_are_averaged():
+def test_max_norm_limits_models_where_models_are_averaged():
     server = Server(np.zeros(2, np.float32), "FedAvg", clients=2, lr=0.1, limits=Limits(max_norm=5))
     report = add_two(server, [3, 4], [3, 4.001], steps=1000)  # as long as is allowed, whatever the steps; and longer
     assert report.accepted == (0,)
-    assert refused_arguments(report) == [(1, "update")]
+    assert rejected_arguments(report) == [(1, "update")]
     np.testing.assert_array_equal(server.x, [3, 4])
     report = add_two(server, [0, 0.5], [0, 0.51], kind="gradient", steps=100)  # eta K = 10
     assert report.accepted == (0,)
     np.testing.assert_array_equal(server.x, [3, -1])
 
 
-def test_a_limit_in_numbers_is_of_mean_gradients_elsewhere():
+def test_max_norm_limits_mean_gradients_in_other_methods():
     for server in (
         Server(np.zeros(2, np.float32), "MIFA", clients=2, lr=0.5, limits=Limits(max_norm=5)),
         Server(np.zeros(2, np.float32), "FedAvg", clients=2, lr=0.5, server_lr=1, limits=Limits(max_norm=5)),
@@ -174,7 +84,7 @@ def test_a_limit_in_numbers_is_of_mean_gradients_elsewhere():
         assert add_two(server, [1.5, 2], [1.5, 2.01], kind="delta").accepted == (0,)
 
 
-def test_each_is_judged_by_the_lower_median_of_those_that_counted_before_it():
+def test_each_update_is_compared_with_the_lower_median_of_earlier_ones():
     server = Server(np.zeros(1, np.float32), "FedAvg", clients=20, lr=1, aggregation=[RejectLong(3)])
     sent = [5, 1, 3, 2, 100, 4, 6, 7]  # the first eight by the lower of 4 and 5, the two in the middle
     later = [14, 12, 15.01, 12, 12, 15, 1, 0]
@@ -190,13 +100,13 @@ def test_each_is_judged_by_the_lower_median_of_those_that_counted_before_it():
     assert "3 x the median 5" in report.rejected[0][1]
 
 
-def test_until_there_are_eight_replies_wait_for_each_other_over_rounds():
+def test_the_first_eight_updates_are_compared_with_each_other():
     server = Server(np.zeros(1, np.float32), "FedAvg", clients=9, lr=1, aggregation=[RejectLong(5)])
 
     def round_of(*lengths):
         return server.round([Update(i, server.x + np.float32(y), steps=1) for i, y in enumerate(lengths)]).accepted
 
-    assert round_of(1000) == (0,)  # who is alone is believed
+    assert round_of(1000) == (0,)  # a single update is its own median
     assert round_of(1, 1) == (0, 1)
     assert round_of(6, 1, 4) == (1, 2)  # the median is 1 of 1000 1 1 6 1 4
     assert server.round([]).accepted == ()
@@ -204,12 +114,12 @@ def test_until_there_are_eight_replies_wait_for_each_other_over_rounds():
     assert round_of(6) == ()
 
 
-def test_a_liar_among_two_does_not_vouch_for_itself():
+def test_a_long_update_of_two_is_rejected():
     server = Server(np.zeros(1, np.float32), "FedAvg", clients=2, lr=1, aggregation=[RejectLong(10)])
     assert add_two(server, [1000], [1]).accepted == (1,)
 
 
-def test_what_is_not_finite_or_has_no_length_is_not_counted():
+def test_infinite_and_zero_lengths_do_not_count_in_the_median():
     server = Server(np.zeros(1, np.float32), "FedAvg", clients=30, lr=1, aggregation=[RejectLong(10)])
     nans = [np.nan] * FEW
     lengths = [*nans, 1000, np.inf, 1, 0, 0, 0, 1, 1, 1, *nans, 1000]
@@ -220,7 +130,7 @@ def test_what_is_not_finite_or_has_no_length_is_not_counted():
 
 @pytest.mark.parametrize("limit", [dict(max_norm=0.5), dict(max_norm=0.5, reject_long=10)])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_round_in_which_all_are_too_long_heard_nobody(method, limit):
+def test_a_round_of_long_updates_equals_an_empty_one(method, limit):
     server, empty = server_of(method, **dict(reject_long=None) | limit), server_of(method)
     report = server.round(honest(server, range(10), np.random.default_rng(0)))
     assert report.accepted == ()
@@ -230,7 +140,7 @@ def test_a_round_in_which_all_are_too_long_heard_nobody(method, limit):
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD, two vectors"])
-def test_a_round_that_is_left_leaves_no_norms_behind(method):
+def test_norms_of_an_aborted_round_are_discarded(method):
     server, untouched = server_of(method), server_of(method)
     for waits in (3, 11):
         round = server.open_round()
@@ -244,7 +154,7 @@ def test_a_round_that_is_left_leaves_no_norms_behind(method):
 
 
 @pytest.mark.parametrize("bad", [np.nan, 1000])
-def test_who_was_refused_may_try_again_and_who_waits_may_not(bad):
+def test_a_rejected_client_may_try_again_and_an_undecided_one_may_not(bad):
     server = Server(np.zeros(2, np.float32), "MIFA", clients=20, lr=1, aggregation=[RejectLong(10)])
     good = np.ones(2, np.float32)
     with server.open_round() as round:
@@ -258,7 +168,7 @@ def test_who_was_refused_may_try_again_and_who_waits_may_not(bad):
     assert [client for client, _ in round.report.rejected] == ([0, 0] if bad == 1000 else [0])
 
 
-def test_late_replies_are_measured_from_where_they_started():
+def test_late_updates_are_measured_from_their_start():
     server = Server(np.zeros(1, np.float32), "FedAvg", clients=10, lr=1, max_staleness=2, limits=Limits(max_norm=2))
     server.round([Update(0, np.float32([2]), 1)])
     server.round([Update(0, np.float32([4]), 1)])
@@ -285,7 +195,7 @@ def test_second_vectors_are_measured_too():
             [Update(i, np.float32([1]), 1, control=np.float32(control)) for i, control in enumerate(controls)]
         )
         assert report.accepted == (0, 2)
-        assert refused_arguments(report) == [(1, "control")]
+        assert rejected_arguments(report) == [(1, "control")]
         # By the median each has its own: controls of 100 are usual where all have them.
         server = Server(np.zeros(1, np.float32), algorithm, clients=3, lr=1, aggregation=[RejectLong(2)])
         controls = [[100], [-200], [150]]
@@ -313,7 +223,7 @@ def test_float_buffers_are_measured_by_their_own_median():
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC"])
-def test_models_of_named_tensors_are_judged_alike_one_by_one_and_together(method):
+def test_named_tensors_one_by_one_and_in_a_batch_are_rejected_alike(method):
     model = {"a": np.zeros((30, 40), np.float32), "b": np.zeros(777, np.float32)}
 
     def run(deliver):
@@ -321,7 +231,7 @@ def test_models_of_named_tensors_are_judged_alike_one_by_one_and_together(method
         for t in range(3):
             rng = np.random.default_rng(t)
             ys = [server.layout.unflatten(rng.normal(size=1977).astype(np.float32)) for _ in range(12)]
-            reports.append(numbers(deliver(server, [Update(i, y, steps=1) for i, y in enumerate(ys)])))
+            reports.append(outcome(deliver(server, [Update(i, y, steps=1) for i, y in enumerate(ys)])))
         return everything(server, range(12)), reports
 
     def one_by_one(server, updates):
@@ -332,12 +242,12 @@ def test_models_of_named_tensors_are_judged_alike_one_by_one_and_together(method
                     tensor[:] = np.nan
         return round.report
 
-    due = run(as_a_list)
+    due = run(as_list)
     assert run(one_by_one) == due
     assert due[1][0][1]
 
 
-def test_the_oldest_norms_are_forgotten():
+def test_the_oldest_norms_are_dropped():
     norms = NormWindow()
     for norm in range(1, 2 * WINDOW + 1):
         norms.add(norm)
@@ -351,7 +261,7 @@ def test_the_oldest_norms_are_forgotten():
     assert again.packed().tobytes() == norms.packed().tobytes()
 
 
-def test_without_the_ratio_no_norm_is_remembered():
+def test_norms_are_kept_only_for_rules():
     server = server_of("MIFA", reject_long=None, max_norm=1e9)
     server.round(honest(server, range(3), np.random.default_rng(0)))
     assert not server._backend.snapshot.norms
@@ -369,11 +279,11 @@ def test_without_the_ratio_no_norm_is_remembered():
         (dict(reject_long=float("inf")), r"^ratio\b"),
     ],
 )
-def test_a_limit_that_is_none(change, message):
+def test_invalid_limits(change, message):
     with pytest.raises(errors.RangeError, match=message):
         Server(np.zeros(1, np.float32), "FedAvg", clients=1, lr=1, **flat(**change))
 
 
-def test_zeros_that_are_no_more_than_half_leave_the_median_of_the_others():
+def test_the_median_of_few_norms_ignores_zeros():
     assert NormWindow().median([0.0, 3.0]) == 3.0
     assert NormWindow().median([0.0, 0.0, 3.0]) is None

@@ -1,4 +1,4 @@
-"""Tensors that are no plain memory, and objects that lie or raise, are refused like anything else that was sent."""
+"""Tensors without plain memory, and hostile objects, are rejected like other invalid updates."""
 
 import warnings
 from collections import UserDict
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedcore import Server, Update, algorithms
-from tests.refusals import refused_arguments
+from tests.rejections import rejected_arguments
 
 n = 5
 
@@ -25,7 +25,7 @@ def sparse_and_nested():
 @pytest.mark.parametrize("form", range(3))
 @pytest.mark.parametrize("way", ["add", "add_batch", "round"])
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_a_sparse_and_a_nested_tensor_are_refused_by_name(name, form, way):
+def test_sparse_and_nested_tensors_are_rejected(name, form, way):
     server = Server(np.arange(n, dtype=np.float32), name, clients=2, lr=0.1)
     odd, good = list(sparse_and_nested())[form], server.x + np.float32(1)
     if way == "round":
@@ -45,16 +45,16 @@ def test_a_sparse_and_a_nested_tensor_are_refused_by_name(name, form, way):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_so_are_those_in_a_model_by_name():
+def test_sparse_and_nested_tensors_in_a_mapping_are_rejected():
     for odd in sparse_and_nested():
         server = Server({"a": np.zeros(n, np.float32)}, "MIFA", clients=2, lr=0.1)
         report = server.round([Update(0, {"a": odd}, 1), Update(1, {"a": np.ones(n, np.float32)}, 1)])
         assert report.accepted == (1,)
-        assert refused_arguments(report) == [(0, "a")]
+        assert rejected_arguments(report) == [(0, "a")]
 
 
 class Array:
-    """What says that it is float32[n], and does whatever ``export`` does when it is read."""
+    """An object that claims to be float32[n], and calls ``export`` when it is read."""
 
     dtype, shape, ndim, nbytes = np.dtype(np.float32), (n,), 1, -(10**400)
 
@@ -90,7 +90,7 @@ def raising(error):
 
 
 def claiming(array, **claims):
-    """An array of a class that says something else of itself."""
+    """An array of a class with false properties."""
     properties = {name: property(lambda _, value=value: value) for name, value in claims.items()}
     return array.view(type("Claiming", (np.ndarray,), properties))
 
@@ -132,7 +132,7 @@ TWO_VECTORS = algorithms.named("SCAFFOLD", control="sent")
 
 
 def assert_refused_alone(method, **sent):
-    """However it comes, what was sent is refused with a short reason; the others' round has the bits without it."""
+    """The update is rejected with a short reason for every delivery; the others have the bits without it."""
     control = {"control": ones} if method is TWO_VECTORS else {}
     good = [Update(client, ones * client, 5, **control) for client in range(3)]
     bad = Update(3, **({"value": ones, "steps": 5, **control} | sent))
@@ -158,7 +158,7 @@ def assert_refused_alone(method, **sent):
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_an_array_that_raises_or_lies_is_refused_alone(what):
+def test_a_hostile_array_is_rejected(what):
     for kind in ("model", "delta", "gradient"):
         assert_refused_alone("FedAvg", value=HOSTILE[what](), kind=kind)
     assert_refused_alone(TWO_VECTORS, control=HOSTILE[what]())
@@ -166,7 +166,7 @@ def test_an_array_that_raises_or_lies_is_refused_alone(what):
 
 
 class Changing(UserDict):
-    """Has other tensors each time that it is read."""
+    """Has other tensors each time it is read."""
 
     def __getitem__(self, name):
         self.data = {name: HOSTILE["another length in memory"]()}
@@ -177,11 +177,11 @@ class Raising(UserDict):
     items = keys = __getitem__ = raising(OSError("w"))
 
 
-BY_NAME = [name for name in HOSTILE if name != "flags that lie"]  # which nobody asks: what is not contiguous is copied
+BY_NAME = [name for name in HOSTILE if name != "flags that lie"]  # not used: named tensors are copied
 
 
 @pytest.mark.parametrize("what", [*BY_NAME, "masked", "a mapping that changes", "a mapping that raises"])
-def test_so_is_one_in_a_model_by_name(what):
+def test_a_hostile_array_in_a_mapping_is_rejected(what):
     server = Server({"a": np.zeros(n, np.float32), "seen": np.zeros((), np.int64)}, "MIFA", clients=2, lr=0.1)
     seen = np.ones((), np.int64)
     if what == "a mapping that raises":
@@ -198,7 +198,7 @@ def test_so_is_one_in_a_model_by_name(what):
 
 
 def anything(base):
-    """A subclass of a number that compares and converts as it likes."""
+    """A subclass of a number with false comparisons and conversions."""
     names = ("__le__", "__ge__", "__lt__", "__gt__", "__eq__")
     lies = {name: lambda *_: True for name in names} | {"__hash__": base.__hash__, "__float__": lambda _: -1.0}
     return type("Anything", (base,), lies)
@@ -219,17 +219,17 @@ class Index:
         *((name, Index()) for name in ("steps", "examples", "lr", "round")),
     ],
 )
-def test_a_number_that_lies_is_refused_alone(name, value):
+def test_a_hostile_number_is_rejected(name, value):
     assert_refused_alone("FedAvg", **{name: value})
 
 
-def test_a_tensor_by_name_that_is_not_contiguous_counts():
+def test_a_named_tensor_need_not_be_contiguous():
     server = Server({"a": np.zeros(n, np.float32)}, "MIFA", clients=1, lr=0.1)
     server.round([Update(0, {"a": np.arange(2 * n, dtype=np.float32)[::2]}, 1)])
     np.testing.assert_array_equal(server.x, np.arange(0, 2 * n, 2))
 
 
-def test_arrays_of_classes_that_tell_the_truth_count_as_before():
+def test_arrays_of_honest_subclasses_are_accepted():
     server = Server(np.zeros(n, np.float32), "FedAvg", clients=5, lr=0.1)
     exported = Array(ones.__dlpack__)
     bfloat16 = Array(torch.ones(n, dtype=torch.bfloat16).__dlpack__, dtype="bfloat16")

@@ -1,4 +1,4 @@
-"""A listener hears of every round that counted, and nothing that it does undoes one."""
+"""Callbacks get the report of every committed round, and cannot roll one back."""
 
 import logging
 
@@ -17,7 +17,7 @@ def play(server, count=1):
     return [server.round([Update(i, server.x + i + 1, 1) for i in range(2)]) for _ in range(count)]
 
 
-def test_each_round_is_heard_once_after_it_counted():
+def test_a_callback_gets_each_round_once_after_its_commit():
     seen = []
     server = made(callbacks=[lambda report: seen.append((report, server.round_number, server.x.tobytes()))])
     reports, after = [], []
@@ -33,7 +33,7 @@ def test_each_round_is_heard_once_after_it_counted():
     assert [x for _, _, x in seen] == after
 
 
-def test_a_round_that_did_not_count_is_not_heard():
+def test_a_callback_gets_no_aborted_round():
     seen = []
     server = made(callbacks=[seen.append])
     server.open_round().abort()
@@ -45,7 +45,7 @@ def test_a_round_that_did_not_count_is_not_heard():
     assert seen == []
 
 
-def test_what_it_raises_is_logged_and_the_round_counts(caplog, tmp_path):
+def test_an_error_of_a_callback_is_logged_and_the_round_stays(caplog, tmp_path):
     def fail(report):
         raise OSError("the disk of the monitor is full")
 
@@ -65,7 +65,7 @@ def test_what_it_raises_is_logged_and_the_round_counts(caplog, tmp_path):
         assert loaded.round_number == 3
 
 
-def test_an_interrupt_passes_and_the_round_counts():
+def test_an_interrupt_in_a_callback_passes_and_the_round_stays():
     def interrupt(report):
         raise KeyboardInterrupt
 
@@ -78,7 +78,7 @@ def test_an_interrupt_passes_and_the_round_counts():
     assert server.round_number == 2
 
 
-def test_it_may_save_and_open_rounds(tmp_path):
+def test_a_callback_may_save_and_open_rounds(tmp_path):
     def listen(report):
         server.save(tmp_path / f"round{report.round}")
         if report.round == 0:
@@ -90,7 +90,7 @@ def test_it_may_save_and_open_rounds(tmp_path):
     assert Server.load(tmp_path / "round0", storage=Storage(medium="ram")).round_number == 1
 
 
-def test_a_loaded_server_has_the_one_that_it_is_given(tmp_path):
+def test_a_loaded_server_has_the_callbacks_of_load(tmp_path):
     seen = []
     server = made(callbacks=[seen.append])
     server.save(tmp_path / "state")
@@ -99,13 +99,13 @@ def test_a_loaded_server_has_the_one_that_it_is_given(tmp_path):
     assert [report.round for report in seen] == [0, 1]
 
 
-def test_an_edge_has_none():
+def test_an_edge_has_no_callbacks():
     with pytest.raises(TypeError, match=r"\bcallbacks\b"):
         EdgeAggregator(np.zeros(2, np.float32), "FedAvg", [0], lr=0.1, callbacks=[print])
 
 
-def test_every_logger_is_below_one():
-    """Whoever configures ``fedcore`` has them all."""
+def test_every_logger_is_below_fedcore():
+    """So that the configuration of ``fedcore`` applies to all."""
     import ast
     from pathlib import Path
 

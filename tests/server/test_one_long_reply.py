@@ -1,4 +1,4 @@
-"""No reply can end the round of the others: one that is so long that the step would be infinite is refused by name."""
+"""No update can end the round of others: one that would make the step infinite is rejected."""
 
 from itertools import product
 
@@ -26,7 +26,7 @@ def server_of(method, options):
 
 
 def cases():
-    """Methods, with the options that they take, and what of a reply is long."""
+    """Methods, the options that they take, and the part of an update that is long."""
     for method, options in product(METHODS, OPTIONS):
         try:
             algorithm = server_of(method, options).algorithm
@@ -65,10 +65,10 @@ def test_no_length_diverges(method, options, kind):
             if length > 1e35 and (kind != "control" or server.algorithm.second_vector):
                 [(client, why)] = report.rejected
                 assert client == t % N
-                assert "too long for float32" in why
+                assert "norm" in why
 
 
-def test_a_federation_goes_on_where_one_gradient_of_3e38_ended_every_round():
+def test_a_gradient_of_3e38_does_not_end_the_round():
     server = Server(np.zeros(20, np.float32), "MIFA", 10, lr=0.1, limits=Limits(max_client_lr=100.0))
     for _ in range(5):
         updates = [Update(i, server.x + np.float32(0.1), 5) for i in range(9)]

@@ -1,4 +1,4 @@
-"""``aggregation="open"``: updates are clipped to the median length, and claims count up to two medians."""
+"""``aggregation="open"``: updates are clipped to the median length, and claims to two medians."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ UNIT = np.eye(N, dtype=np.float32)[0]
 
 
 def played(server, lengths, **claims):
-    """A round of one update of each length, in the order of the clients."""
+    """A round with one update of each length, in the order of the clients."""
     zeros = np.zeros(len(server.x), np.float32)
     unit = zeros.copy()
     unit[0] = 1
@@ -33,7 +33,7 @@ def test_an_update_is_scaled_down_to_the_median_of_the_accepted_lengths():
     assert server.x[0] == pytest.approx(before + 4)
 
 
-def test_few_updates_are_judged_at_the_end_of_the_round():
+def test_few_updates_are_decided_at_the_end_of_the_round():
     server = Server(X0, "FedAvg", 9, lr=0.1, aggregation="open")
     with server.open_round() as round:
         for client, length in enumerate((1000, 1, 2)):
@@ -44,8 +44,8 @@ def test_few_updates_are_judged_at_the_end_of_the_round():
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD", "FedDyn"])
 @pytest.mark.parametrize("sent", ["model", "delta", "gradient"])
-def test_rows_remember_what_was_clipped(method, sent):
-    """An update that is clipped counts as one that had the clipped length: in x, in rows, and in the total."""
+def test_rows_store_the_clipped_update(method, sent):
+    """A clipped update equals one of the clipped length: in x, in rows, and in the total."""
     long, short = (Server(X0, method, 9, lr=1.0, aggregation="open") for _ in range(2))
     for server, length in ((long, 50.0), (short, 3.0)):
         for _ in range(2):
@@ -72,7 +72,7 @@ def test_buffers_and_second_vectors_are_scaled_with_the_rest():
     assert server.tensors()["w"] == pytest.approx(np.full(2, 7.01 / 8), rel=1e-5)
 
 
-def test_one_lie_among_updates_that_do_not_move_x_moves_it_nowhere():
+def test_a_median_of_zero_clips_to_zero():
     server = Server(X0, "FedAvg", 9, lr=0.1, aggregation="open")
     played(server, [0, 0, 0, 0, 0, 0, 0, 1e6])
     assert server.x[0] == 0
@@ -94,7 +94,7 @@ def test_one_cap_of_the_preset_can_be_another():
     assert server.round([Update(k, UNIT, 1, 10**9 if k == 8 else 10) for k in range(9)]).weights[-1] == 50
 
 
-def test_limits_turn_on_and_off_between_rounds_and_are_saved(tmp_path):
+def test_rules_change_between_rounds_and_are_saved(tmp_path):
     server = Server(X0, "FedAvg", 9, lr=0.1, storage=tmp_path / "s")
     assert played(server, [1] * 8 + [100]).factors.tolist() == [1] * 9
     server.change(aggregation="open")

@@ -1,4 +1,4 @@
-"""Sizes and arrivals are columns: rounds leave them alone, and many clients come in one commit."""
+"""Sizes and arrivals are columns: rounds do not write them, and many clients join in one commit."""
 
 from itertools import count, pairwise
 
@@ -26,7 +26,7 @@ def hear(server, *clients):
     return server.round([Update(client, server.x + np.float32(1), 1) for client in clients])
 
 
-def test_a_commit_of_a_round_writes_no_size_again(tmp_path):
+def test_a_round_writes_no_sizes(tmp_path):
     server = flexible(f"mmap:{tmp_path / 'state'}")
     server.add_clients({"a": 3, "b": 4})
     columns = ["population/sizes", "population/arrived"]
@@ -37,7 +37,7 @@ def test_a_commit_of_a_round_writes_no_size_again(tmp_path):
     assert len(str(server.store.state)) < 3000  # and of the clients there is no list in what each commit writes
 
 
-def test_a_resumed_server_knows_who_has_what_and_when_it_came(tmp_path):
+def test_a_resumed_server_has_sizes_and_arrivals(tmp_path):
     servers = [flexible(f"mmap:{tmp_path / 'state'}"), flexible()]
     for server in servers:
         hear(server, 0, 1)
@@ -56,7 +56,7 @@ def test_a_resumed_server_knows_who_has_what_and_when_it_came(tmp_path):
     assert ages.tolist() == [3, 3, np.inf, np.inf]
 
 
-def test_many_arrivals_are_what_they_are_one_by_one():
+def test_clients_added_together_or_one_by_one_are_the_same():
     together, in_turn = flexible(), flexible()
     for server in (together, in_turn):
         server.remove_client(17)
@@ -72,14 +72,14 @@ def test_many_arrivals_are_what_they_are_one_by_one():
     ("clients", "error", "match"),
     [
         ({"a": 1, 3: 2}, RangeError, r"^clients\b.*\b3\b"),
-        ({"a": 1, "b": 0}, RangeError, r"^clients\['b'\].*\b0$"),
+        ({"a": 1, "b": 0}, RangeError, r"^clients\['b'\]=0\b"),
         ({"a": 1, "b": None}, RangeError, r"^clients\['b'\].*None"),
         ({"a": 2**53 + 1}, RangeError, "1..2"),
         ({"a": 1, 1.5: 1}, UnknownClientError, "1.5"),
         (["a"], RangeError, r"^clients\['a'\].*None"),
     ],
 )
-def test_if_one_arrival_is_refused_nobody_came(clients, error, match):
+def test_one_invalid_client_registers_none(clients, error, match):
     server = flexible()
     before = server._backend.snapshot.population
     with pytest.raises(error, match=match):
@@ -88,7 +88,7 @@ def test_if_one_arrival_is_refused_nobody_came(clients, error, match):
     assert server._backend.snapshot.population is before
 
 
-def test_nobody_arrives_where_nobody_is_named():
+def test_an_empty_list_adds_no_clients():
     server = flexible()
     server.add_clients([])
     assert len(server.clients) == N
@@ -110,7 +110,7 @@ def test_folders_that_listed_sizes_and_arrivals_are_read():
     assert none.shares(registry, [10]) is none.ages(registry, [10], 0) is None
 
 
-def test_one_comes_or_many():
+def test_forms_of_new_clients():
     server = Server(np.zeros(2, np.float32), "MIFA", 2, lr=0.1)
     server.add_clients("abc")
     server.add_clients(["d", 7])
@@ -132,8 +132,8 @@ def test_one_comes_or_many():
 
 
 @pytest.mark.parametrize("kept", ["ram", "mmap"])
-def test_clients_whose_data_change_have_other_shares(tmp_path, kept):
-    """p^k = n_k / n of the sizes as they are from then on, as of a server that was told them from the start."""
+def test_changed_sizes_change_the_shares(tmp_path, kept):
+    """p^k = n_k / n of the new sizes, as if the server had them from the start."""
     server = flexible(f"mmap:{tmp_path / 'state'}" if kept == "mmap" else "ram", {"a": 1, "b": 2, 3: 5})
     server.update_clients({"b": 9, 3: 4})
     fresh = flexible("ram", {"a": 1, "b": 9, 3: 4})
@@ -154,11 +154,11 @@ def test_clients_whose_data_change_have_other_shares(tmp_path, kept):
         np.testing.assert_allclose(server.x - x, 2 / 21, rtol=1e-5)
 
 
-def test_sizes_that_cannot_change_are_refused():
+def test_invalid_sizes_are_rejected():
     server = flexible("ram", {"a": 1, "b": 2})
     with pytest.raises(UnknownClientError, match=r"^sizes\b.*'c'"):
         server.update_clients({"c": 1})
-    with pytest.raises(RangeError, match=r"^sizes\['a'\].*\b0$"):
+    with pytest.raises(RangeError, match=r"^sizes\['a'\]=0\b"):
         server.update_clients({"a": 0})
     with server.open_round(), pytest.raises(RoundError):
         server.update_clients({"a": 2})
@@ -169,7 +169,7 @@ def test_sizes_that_cannot_change_are_refused():
 
 
 class Few:
-    """A server of so many clients that came after a round, all with sizes; and changes, each of another client."""
+    """A server with many clients that joined after a round, with sizes; and changes of single clients."""
 
     def __init__(self, clients, storage):
         ids = [f"client {i}" for i in range(clients)]
@@ -197,7 +197,7 @@ class Few:
             opened.add(name, self.server.x, steps=1)
 
     def depart_in_vain(self):
-        """A departure that the store cannot keep."""
+        """A removal that the store cannot write."""
         state = self.server._backend
         keep, state.keep = state.keep, self._fail
         with pytest.raises(StoreError):
@@ -211,7 +211,7 @@ class Few:
 
 @pytest.mark.parametrize("kind", ["ram", "mmap", "undoable"])
 @pytest.mark.parametrize("change", ["arrive", "depart", "resize", "refused", "newcomer", "depart_in_vain"])
-def test_a_change_of_one_client_allocates_no_more_among_many(tmp_path, kind, change, caplog):
+def test_a_change_of_one_client_takes_the_same_memory_among_many(tmp_path, kind, change, caplog):
     caplog.set_level("INFO", "fedcore.server")  # the log of awaited clients looks for some of them
     peaks = []
     for clients in (200, 20_000):
@@ -222,10 +222,10 @@ def test_a_change_of_one_client_allocates_no_more_among_many(tmp_path, kind, cha
     assert peaks[1] < peaks[0] + MORE
 
 
-def test_an_undo_and_the_first_row_of_a_newcomer_allocate_no_more_among_many(tmp_path):
+def test_an_undo_and_a_first_row_take_the_same_memory_among_many(tmp_path):
     def peaks(clients):
         ids = [f"client {i}" for i in range(clients)]
-        with ClientStore(ids, 2, medium="mmap", path=tmp_path / str(clients), undoable=True) as store:
+        with ClientStore(ids, 2, medium="mmap", path=tmp_path / str(clients), keep_previous=True) as store:
             round = count()
 
             def arrive():
@@ -247,8 +247,8 @@ def test_an_undo_and_the_first_row_of_a_newcomer_allocate_no_more_among_many(tmp
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_population_is_what_a_plain_dict_says_over_any_history(seed):
-    """Arrivals of one or many, departures, returns and changes of sizes; none of the populations ever changes."""
+def test_a_population_equals_a_plain_dict_over_any_history(seed):
+    """Arrivals, removals, returns and changes of sizes; no population ever changes."""
     rng = np.random.default_rng(seed)
     registry, population = Registry(), Population()
     clients, kept, seen = {}, {}, []  # id: [size, round of arrival]; id: size
@@ -296,8 +296,8 @@ def test_a_population_is_what_a_plain_dict_says_over_any_history(seed):
             np.testing.assert_array_equal(column, columns[name])
 
 
-def test_a_server_with_many_runs_goes_on_from_its_folder(tmp_path):
-    """Arrivals one by one, so that there are columns of several lengths, some of them with who has left."""
+def test_a_server_with_many_runs_is_resumed(tmp_path):
+    """Clients join one by one, so that there are columns of several lengths."""
     servers = [flexible(f"mmap:{tmp_path / 'state'}"), flexible()]
     for server in servers:
         hear(server, 0, 1)

@@ -1,4 +1,4 @@
-"""What sums are kept in: one long vector comes first, and then 200 of length 1 that a float32 sum does not feel."""
+"""The precision of sums: one long vector, and then 200 of length 1 that a float32 sum loses."""
 
 import numpy as np
 import pytest
@@ -16,14 +16,14 @@ def started(algorithm, **options):
 
 @pytest.mark.parametrize("fold", [1, 7])
 @pytest.mark.parametrize(("accumulate", "due"), [("float64", MEAN), ("float32", LONG / N)])
-def test_accumulate_is_the_precision_of_a_round_s_sum(accumulate, due, fold):
+def test_the_accumulator_is_the_precision_of_the_sum(accumulate, due, fold):
     server = started(algorithms.FedAvg("uniform"), accumulator=accumulate, batch_size=fold)
     server.round(Update(i, value=vector, kind="gradient", steps=1, keep=True) for i, vector in enumerate(VECTORS))
     np.testing.assert_allclose(-server.x, [0, due, 0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("fold", [1, 7])
-def test_a_total_is_a_float64_sum_whatever_accumulate_says(fold):
+def test_a_total_is_always_a_float64_sum(fold):
     server = started(algorithms.MIFA(), batch_size=fold)
     server.round(Update(i, value=vector, kind="gradient", steps=1, keep=True) for i, vector in enumerate(VECTORS))
     np.testing.assert_allclose(-server.x, [0, MEAN, 0], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""``Server.store`` shows the rows, and changes nothing: the sums would no longer be those of the rows."""
+"""``Server.store`` shows the rows, and cannot change them: the sums would no longer fit."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def public(of):
     return {name for name in dir(of) if not name.startswith("_")}
 
 
-def test_nothing_that_changes_rows_or_clients_is_reachable(server):
+def test_the_store_of_a_server_has_no_method_that_changes_it(server):
     changing = {
         "stage",
         "stage_all",
@@ -46,7 +46,7 @@ def test_nothing_that_changes_rows_or_clients_is_reachable(server):
     assert not isinstance(server.store, ClientStore)
 
 
-def test_what_it_shows_is_what_was_committed_last(server):
+def test_the_store_shows_the_last_commit(server):
     kept = server.store
     server.round([Update(i, server.x + 5, 1) for i in range(4)])
     server.add_clients("new")
@@ -59,7 +59,7 @@ def test_what_it_shows_is_what_was_committed_last(server):
     assert contradictions(server) == []
 
 
-def test_the_server_itself_makes_its_rounds_safe_and_gives_back_room(server):
+def test_the_server_checkpoints_and_compacts(server):
     for client in (0, 1):
         server.remove_client(client)
     server.checkpoint()

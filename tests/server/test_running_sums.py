@@ -1,6 +1,6 @@
-"""Running sums follow the rows as they are stored, for as long as one likes, through every codec.
+"""Running sums follow the rows as stored, for any number of rounds and every codec.
 
-``FEDCORE_ROUNDS`` sets the rounds of the long runs; what they are held to was measured at 20,000.
+``FEDCORE_ROUNDS`` sets the rounds of the long runs; their bounds were measured at 20,000.
 """
 
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from fedcore import ClientStore, Server, Update, algorithms
 
-ROUNDS = int(os.environ.get("FEDCORE_ROUNDS", "2000"))
+ROUNDS = int(os.environ.get("FEDCORE_ROUNDS", "1200"))
 N, n = 10, 130
 CODECS = ["f32", "bf16", "int8"]
 
@@ -22,29 +22,29 @@ def made(method, codec, *, history=64, **options):
 
 
 def recomputed(server):
-    """The sum of what the clients' rows say, in float64."""
+    """The sum of the rows or corrections, in float64."""
     parts = [server.correction(i) if server.algorithm.keeps_history else server.store.read(i) for i in range(N)]
     return np.sum(parts, axis=0, dtype=np.float64)
 
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "MimiC"])
-def test_a_sum_is_that_of_the_rows_after_10000_exchanges(method, codec):
+def test_a_sum_is_that_of_the_rows_after_4000_exchanges(method, codec):
     server = made(method, codec, server_lr=1e-3, history=4)
     rng, exchanges, largest = np.random.default_rng(0), 0, 0.0
-    while exchanges < 10_000:
+    while exchanges < 4_000:
         cohort = rng.permutation(N)[: rng.integers(4, N + 1)].tolist()
         hs = rng.normal(size=(len(cohort), n)).astype(np.float32) * np.float32(10) ** rng.integers(-3, 4)
         server.round([Update(i, value=h, kind="gradient", steps=1) for i, h in zip(cohort, hs, strict=True)])
         exchanges += len(cohort)
         largest = max(largest, N * float(np.abs(hs).max()))
-    # Each exchange rounds a few float64 sums once: some 10^4 times 2^-53 of the largest that they can be.
-    np.testing.assert_allclose(server._backend.snapshot.total, recomputed(server), rtol=0, atol=1e4 * 2**-53 * largest)
+    # Each exchange rounds a few float64 sums once: some 4,000 times 2^-53 of the largest that they can be.
+    np.testing.assert_allclose(server._backend.snapshot.total, recomputed(server), rtol=0, atol=4e3 * 2**-53 * largest)
 
 
 @pytest.fixture(scope="module")
 def problem():
-    """f_i(x) = |a_i (x - o_i)|^2 / 2, with minimisers of their own: a and o, float64[N, n]."""
+    """f_i(x) = |a_i (x - o_i)|^2 / 2 with different minimisers: a and o, float64[N, n]."""
     rng = np.random.default_rng(3)
     return rng.uniform(0.5, 2, size=(N, n)), rng.normal(size=(N, n))
 
@@ -53,7 +53,7 @@ LAST = 100  # rounds whose errors are averaged: rounding makes each of them anot
 
 
 def run(server, problem, rounds, there):
-    """Full gradients of clients that are there in 20 to 90 % of the rounds; returns the error in the end."""
+    """Full gradients of clients that take part in 20 to 90 % of the rounds; returns the final error."""
     a, o = problem
     rng, present, errors = np.random.default_rng(7), np.linspace(0.2, 0.9, N), []
     for left in range(rounds, 0, -1):
@@ -67,15 +67,15 @@ def run(server, problem, rounds, there):
 
 
 def error(server, problem, there):
-    """|x - x*| / |x*|, x* the optimum of those who are there."""
+    """|x - x*| / |x*|, x* the optimum of these clients."""
     a, o = (part[sorted(there)] for part in problem)
     optimum = (a * o).sum(axis=0) / a.sum(axis=0)
     return float(np.linalg.norm(server.x - optimum) / np.linalg.norm(optimum))
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_mimic_ends_as_near_the_optimum_as_mifa_and_at_the_new_one_after_a_departure(problem, codec):
-    """With rows that a codec rounds a sum kept as if they were exact would drift to .55 in 20,000 rounds."""
+def test_mimic_ends_as_near_the_optimum_as_mifa_also_after_a_removal(problem, codec):
+    """A sum that ignored the codec's rounding would drift to .55 in 20,000 rounds."""
     everybody, ended = set(range(N)), {}
     for method in ("MIFA", "MimiC"):
         server = made(method, codec)

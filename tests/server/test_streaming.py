@@ -1,123 +1,21 @@
-"""One by one, held and folded, or as a batch: the same bits."""
+"""Held updates, buffers of the server, the memory of the caller, and large cohorts."""
 
 from weakref import ref
 
 import numpy as np
 import pytest
-import torch
 
 import fedcore
-from fedcore import Compute, Server, Update
-from fedcore.server.update import held_together
-from tests.refusals import refused_arguments
+from fedcore import Compute, Server, Update, algorithms, kernels
+from fedcore.server import step as population
+from fedcore.server.aggregation import PART
+from fedcore.server.update import kept_batches
+from tests.rejections import rejected_arguments
 
-n, N = 4099, 9
-
-
-def run(name, deliver, *, batch_size=8, rounds=4):
-    rng = np.random.default_rng(1)
-    server = Server(
-        rng.normal(size=n).astype(np.float32), name, clients=N, lr=0.1, compute=Compute(batch_size=batch_size)
-    )
-    for _ in range(rounds):
-        cohort = rng.permutation(N)[: rng.integers(1, N + 1)].tolist()
-        ys = [(server.x + rng.normal(size=n)).astype(np.float32) for _ in cohort]
-        numbers = rng.integers(1, 50, size=(len(cohort), 2)).tolist()
-        deliver(server, [Update(i, y, steps=k, examples=e) for i, y, (k, e) in zip(cohort, ys, numbers, strict=True)])
-    return server
+n = 4099
 
 
-def batch(server, updates):
-    server.round(updates)
-
-
-def generated_in_one_buffer(server, updates):
-    buffer = np.empty(n, np.float32)
-
-    def trained():
-        for update in updates:
-            buffer[:] = update.value
-            yield Update(update.client, buffer, update.steps, update.examples)
-
-    server.round(trained())
-    buffer[:] = np.nan
-
-
-def generated_and_some_kept(server, updates):
-    """Kept updates may be folded together; one whose buffer is used again must be folded before the next is made."""
-    buffer = np.empty(n, np.float32)
-
-    def trained():
-        for i, update in enumerate(updates):
-            if i % 4 != 2:
-                yield update._replace(value=update.value.copy(), keep=True)
-            else:
-                buffer[:] = update.value
-                yield update._replace(value=buffer)
-                buffer[:] = np.nan
-
-    server.round(trained())
-
-
-def one_by_one(**options):
-    def deliver(server, updates):
-        with server.open_round() as round:
-            for update in updates:
-                round.add(update.client, update.value, steps=update.steps, examples=update.examples, **options)
-            round.finish()
-
-    return deliver
-
-
-def as_bytes(server, updates):
-    with server.open_round() as round:
-        for update in updates:
-            round.add(update.client, update.value.tobytes(), steps=update.steps, examples=update.examples)
-
-
-def within_a_message(server, updates):
-    """At an odd address, where a float32 may not lie."""
-    with server.open_round() as round:
-        for update in updates:
-            message = memoryview(b"\x00" + update.value.tobytes())
-            round.add(update.client, message[1:], steps=update.steps, examples=update.examples)
-
-
-def lent(server, updates):
-    """Into the server's own buffers, which are lent again once they are folded; views of them will do."""
-    with server.open_round() as round:
-        for i, update in enumerate(updates):
-            buffer = round.buffer()
-            buffer[:] = update.value
-            round.add(update.client, buffer[:] if i % 2 else buffer, steps=update.steps, examples=update.examples)
-
-
-def as_tensors(server, updates):
-    server.round([Update(u.client, torch.from_numpy(u.value), u.steps, u.examples) for u in updates])
-
-
-@pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC"])
-@pytest.mark.parametrize("fold", [1, 3, 8, 100])
-def test_every_way_of_delivery_gives_the_same_bits(name, fold):
-    due = run(name, batch)
-    for deliver in (
-        batch,
-        generated_in_one_buffer,
-        generated_and_some_kept,
-        one_by_one(),
-        one_by_one(keep=True),
-        as_bytes,
-        within_a_message,
-        lent,
-        as_tensors,
-    ):
-        server = run(name, deliver, batch_size=fold)
-        np.testing.assert_array_equal(server.x, due.x)
-        for client in range(N):
-            np.testing.assert_array_equal(server.store.read(client), due.store.read(client))
-
-
-def test_lent_buffers_come_back_when_they_are_folded():
+def test_buffers_are_used_again_after_the_fold():
     server, addresses = (
         Server(np.zeros(n, np.float32), "FedAvg", clients=40, lr=0.1, compute=Compute(batch_size=4)),
         set(),
@@ -133,7 +31,7 @@ def test_lent_buffers_come_back_when_they_are_folded():
     assert len(addresses) == 4  # a fold's, used over and over
 
 
-def test_a_lent_buffer_that_the_caller_still_has_is_lent_to_nobody_else():
+def test_a_buffer_that_the_caller_holds_is_not_used_again():
     server = Server(np.zeros(n, np.float32), "FedAvg", clients=40, lr=0.1, compute=Compute(batch_size=1))
     with server.open_round() as round:
         mine = round.buffer()
@@ -147,7 +45,7 @@ def test_a_lent_buffer_that_the_caller_still_has_is_lent_to_nobody_else():
     np.testing.assert_array_equal(server.x, np.ones(n, np.float32))
 
 
-def test_a_lent_buffer_outlives_its_round():
+def test_a_buffer_stays_valid_after_its_round():
     server = Server(np.zeros(n, np.float32), "FedAvg", clients=2, lr=0.1)
     with server.open_round() as round:
         buffer = round.buffer()
@@ -159,7 +57,7 @@ def test_a_lent_buffer_outlives_its_round():
 
 
 def test_a_control_that_may_change_is_folded_with_its_vector():
-    """A y that nobody can change does not speak for the second vector beside it."""
+    """Immutable memory of y says nothing about the second vector."""
     rows = []
     for again in (False, True):
         server = Server(np.zeros(n, np.float32), fedcore.algorithms.SCAFFOLDMVR(), 2, lr=0.1)
@@ -173,12 +71,12 @@ def test_a_control_that_may_change_is_folded_with_its_vector():
     np.testing.assert_array_equal(*rows)
 
 
-def test_a_broadcast_with_other_offsets_is_the_same_beside_them():
+def test_a_broadcast_with_other_offsets():
     server = Server(np.zeros(3, np.float32), "SCAFFOLD", clients=2, lr=0.1)
     server.round([Update(0, np.float32([1, 2, 3]), steps=1)])
     sent = server.broadcast([0, 1])
     other = sent.with_offset(lambda client, out: np.full(3, client, np.float32))
-    assert (other.ids, other.round, other.lr, other.direction) == (sent.ids, sent.round, sent.lr, sent.direction)
+    assert (other.ids, other.round, other.lr, other.b) == (sent.ids, sent.round, sent.lr, sent.b)
     np.testing.assert_array_equal(other.x, sent.x)
     np.testing.assert_array_equal(other.offset(1), [1, 1, 1])
     np.testing.assert_array_equal(other.of(1).offset, [1, 1, 1])
@@ -190,9 +88,9 @@ def test_a_broadcast_with_other_offsets_is_the_same_beside_them():
     assert plain.on_host() is plain
 
 
-def test_kept_updates_come_as_many_at_a_time_as_may_be():
+def test_kept_updates_are_grouped():
     updates = [Update(i, None, 1, keep=i != 4) for i in range(9)]
-    assert [[update.client for update in some] for some in held_together(updates, 3)] == [
+    assert [[update.client for update in some] for some in kept_batches(updates, 3)] == [
         [0, 1, 2],
         [3, 4],  # which may change once the next is asked for
         [5, 6, 7],
@@ -200,7 +98,7 @@ def test_kept_updates_come_as_many_at_a_time_as_may_be():
     ]
 
 
-def test_a_buffer_of_bytes_or_of_float32_is_a_model_and_no_other():
+def test_buffers_of_bytes_or_float32_are_models():
     due = np.float32([1, -2, 3])
     server = Server(np.zeros(3, np.float32), "FedAvg", clients=9, lr=0.1)
     for y in (due.tobytes(), bytearray(due), memoryview(due), memoryview(due).cast("B")):
@@ -215,10 +113,10 @@ def test_a_buffer_of_bytes_or_of_float32_is_a_model_and_no_other():
         due.tobytes()[1:],
     ):
         report = server.round([Update(0, y, steps=1)])
-        assert refused_arguments(report) == [(0, "model")]
+        assert rejected_arguments(report) == [(0, "model")]
 
 
-def test_no_more_than_fold_kept_updates_are_held():
+def test_at_most_batch_size_kept_updates_are_held():
     server, made = Server(np.zeros(n, np.float32), "FedAvg", clients=50, lr=0.1, compute=Compute(batch_size=4)), []
 
     def trained():
@@ -242,7 +140,7 @@ def test_a_writable_buffer_is_folded_before_add_returns():
     np.testing.assert_array_equal(server.x, [-3, -3])
 
 
-def test_a_read_only_view_of_writable_memory_is_folded_at_once_too():
+def test_a_read_only_view_of_writable_memory_is_folded_before_add_returns():
     server = Server(np.zeros(2, np.float32), "FedAvg", clients=1, lr=1)
     memory = np.float32([1, 1])
     view = memory.view()
@@ -285,7 +183,7 @@ def test_bits_do_not_depend_on_threads():
 
 
 def count_folds(monkeypatch):
-    """How many updates each pass of the kernel took."""
+    """The number of updates of each kernel call."""
     passes, whole = [], fedcore.kernels.accumulate
 
     def counted(acc, bases, ys, *rest, **options):
@@ -296,7 +194,7 @@ def count_folds(monkeypatch):
     return passes
 
 
-def test_what_may_be_held_is_folded_in_one_pass(monkeypatch):
+def test_held_updates_are_folded_in_one_pass(monkeypatch):
     passes = count_folds(monkeypatch)
     y = np.ones(3, np.float32)
     server = Server(np.zeros(3, np.float32), "FedAvg", clients=20, lr=1, compute=Compute(batch_size=4))
@@ -312,3 +210,69 @@ def test_what_may_be_held_is_folded_in_one_pass(monkeypatch):
     passes.clear()
     server.round(Update(client, y.copy(), steps=1) for client in range(3))
     assert passes == [1, 1, 1]
+
+
+METHODS = {
+    "MIFA": lambda: algorithms.MIFA(wait=False),
+    "MimiC": algorithms.MimiC,
+    "SCAFFOLD": algorithms.SCAFFOLD,
+    "SCAFFOLD, two vectors": lambda: algorithms.SCAFFOLD(control="sent"),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_kernel_call_has_at_most_part_rows(method, monkeypatch):
+    S, n, sizes, real = 2 * PART + 3, 5, [], kernels.exchange
+
+    def counted(acc, bases, ys, *rest, **more):
+        sizes.append(len(ys))
+        return real(acc, bases, ys, *rest, **more)
+
+    monkeypatch.setattr(kernels, "exchange", counted)
+    whole, streamed = (Server(np.zeros(n, np.float32), METHODS[method](), S, lr=0.1) for _ in range(2))
+    for t in range(3):
+        rng = np.random.default_rng(t)
+        ys = rng.normal(size=(2, S, n)).astype(np.float32)
+        updates = [
+            Update(i, ys[0, i], 1, control=ys[1, i] if whole.algorithm.second_vector else None) for i in range(S)
+        ]
+        sizes.clear()
+        whole.round(updates)
+        assert max(sizes) == PART
+        assert sum(sizes) == S
+        streamed.round(iter(updates))
+        assert whole.x.tobytes() == streamed.x.tobytes()
+    assert all(whole.store.read(i).tobytes() == streamed.store.read(i).tobytes() for i in range(S))
+
+
+def test_a_kernel_call_of_a_warm_start_has_at_most_part_rows(monkeypatch):
+    S, sizes, real = 2 * PART + 3, [], kernels.exchange
+
+    def counted(acc, bases, ys, *rest, **more):
+        sizes.append(len(ys))
+        return real(acc, bases, ys, *rest, **more)
+
+    monkeypatch.setattr(kernels, "exchange", counted)
+    server = Server(np.zeros(3, np.float32), "SCAFFOLD", S, lr=0.1)
+    server.warm_start({i: np.full(3, i, np.float32) for i in range(S)})
+    assert sizes == [PART, PART, 3]
+    np.testing.assert_array_equal(server.store.read(S - 1), np.full(3, S - 1, np.float32))
+
+
+class Counted(str):
+    """An id that counts its comparisons."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        type(self).compared += 1
+        return str.__eq__(self, other)
+
+
+def test_sizes_of_new_clients_are_not_searched_in_a_list():
+    k = 2000
+    clients, sizes = [Counted(i) for i in range(k)], {Counted(i): i + 1 for i in range(k)}
+    Counted.compared = 0
+    assert population.checked_sizes(clients, sizes, sized=True) == list(range(1, k + 1))
+    assert Counted.compared <= 4 * k

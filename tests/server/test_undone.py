@@ -1,4 +1,4 @@
-"""A server whose last transaction is taken back in its folder goes on as if that had never been, bit for bit."""
+"""A server whose last transaction is rolled back in its folder continues without a trace of it."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from fedcore import ClientStore, Server, Storage, errors
 from fedcore.algorithms import optimizers
 from fedcore.server.folder import Transactions, go_back, last_change, transactions
 from tests.server.invariant import contradictions
-from tests.server.rounds import METHODS, N, everything, go_on, made, n
+from tests.server.rounds import N, everything, go_on, made, n
 
 
 def kept(path, method="MIFA", **options):
@@ -15,8 +15,8 @@ def kept(path, method="MIFA", **options):
 
 
 def take_back(path, to):
-    """Go back to a transaction in a folder that no server holds; the server that goes on from there."""
-    rows = ClientStore.open(path, undoable=True)
+    """Roll back to a transaction in a closed folder; return the server that resumes there."""
+    rows = ClientStore.open(path, keep_previous=True)
     assert go_back(rows, to)
     assert not go_back(rows, to)
     assert transactions(rows) == (to, None)
@@ -45,32 +45,18 @@ def several_rounds(server):
     server.checkpoint()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_round_taken_back_has_never_been(method, tmp_path):
-    straight = made(method)
-    go_on(straight, 4)
-    with kept(tmp_path / "run", method) as server:
-        go_on(server, 2)
-        before = known(server)
-        go_on(server, 1)
-        assert server.transactions == 3
-    with take_back(tmp_path / "run", 2) as server:
-        assert known(server) == before
-        assert contradictions(server) == []
-        go_on(server, 2)
-        assert everything(server) == everything(straight)
-
-
 @pytest.mark.parametrize(("method", "codec"), [("MIFA", "f32"), ("MimiC, short history", "int8"), ("SCAFFOLD", "bf16")])
 @pytest.mark.parametrize(
     ("act", "durability"),
     [(act, durability) for act in (one_round, arrival, departure) for durability in ("round", "checkpoint")]
     + [(several_rounds, "checkpoint")],
 )
-def test_a_transaction_taken_back_has_never_been(act, durability, method, codec, tmp_path):
+def test_a_rolled_back_transaction_leaves_no_trace(act, durability, method, codec, tmp_path):
 
     def begun(name):
-        rows = ClientStore(N, n, medium="mmap", path=tmp_path / name, codec=codec, durability=durability, undoable=True)
+        rows = ClientStore(
+            N, n, medium="mmap", path=tmp_path / name, codec=codec, durability=durability, keep_previous=True
+        )
         server = made(method, storage=rows, optimizer=optimizers.Adam())
         go_on(server, 4)
         server.checkpoint()
@@ -94,7 +80,7 @@ def test_a_transaction_taken_back_has_never_been(act, durability, method, codec,
 
 
 @pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "SCAFFOLDMVR"])
-def test_a_warm_start_taken_back_has_never_been(method, tmp_path):
+def test_a_rolled_back_warm_start_leaves_no_trace(method, tmp_path):
     gradients = {i: np.full(n, 1 + i, np.float32) for i in range(N)}
     straight = made(method)
     go_on(straight, 3)
@@ -109,8 +95,8 @@ def test_a_warm_start_taken_back_has_never_been(method, tmp_path):
         assert everything(server) == everything(straight)
 
 
-def test_what_is_no_transaction_of_the_server_counts_for_none(tmp_path):
-    """Neither copies nor compactions change what servers of several folders compare."""
+def test_copies_and_compactions_are_no_transactions(tmp_path):
+    """Neither changes the number that servers of several folders compare."""
 
     def found(name="run"):
         with ClientStore.open(tmp_path / name, readonly=True) as rows:
@@ -135,7 +121,7 @@ def test_what_is_no_transaction_of_the_server_counts_for_none(tmp_path):
         server.remove_client("new")
         assert found() == (4, 3)
     with Server.load(tmp_path / "copy") as copy:
-        assert (copy.transactions, copy._backend.store.undoable) == (3, True)
+        assert (copy.transactions, copy._backend.store.keep_previous) == (3, True)
         go_on(copy, 1)
     assert found("copy") == (4, 3)
 
@@ -191,23 +177,23 @@ def a_round_with_a_newcomer(server):
         (warm_start, 0, "round", "a warm start"),
     ],
 )
-def test_what_an_undo_takes_back_is_said(change, rounds, durability, due, tmp_path):
+def test_the_last_change_is_described(change, rounds, durability, due, tmp_path):
     kept(tmp_path / "run", "SCAFFOLD, two vectors").close()
     with Server.load(tmp_path / "run", storage=Storage(keep_previous=True, durability=durability)) as server:
         go_on(server, rounds)
         if durability == "checkpoint":
             server.checkpoint()
         change(server)
-    with ClientStore.open(tmp_path / "run", undoable=True) as rows:
+    with ClientStore.open(tmp_path / "run", keep_previous=True) as rows:
         assert last_change(rows) == due
         assert rows.undo()
         assert last_change(rows) is None
 
 
-def test_it_goes_back_by_one_transaction_alone(tmp_path):
+def test_only_one_transaction_is_rolled_back(tmp_path):
     with kept(tmp_path / "run") as server:
         go_on(server, 3)
-    with ClientStore.open(tmp_path / "run", undoable=True) as rows:
+    with ClientStore.open(tmp_path / "run", keep_previous=True) as rows:
         for to in (0, 1, 4):
             with pytest.raises(errors.CheckpointError, match=rf"transaction {to}.*3.*2"):
                 go_back(rows, to)
@@ -220,11 +206,11 @@ def test_it_goes_back_by_one_transaction_alone(tmp_path):
         transactions(rows)
 
 
-def test_the_folder_says_whether_its_writer_was_undoable(tmp_path):
+def test_the_folder_stores_keep_previous(tmp_path):
     def goes_on(**options):
         with Server.load(tmp_path / "run", storage=Storage(**options)) as server:
             go_on(server, 1)
-            return server._backend.store.undoable
+            return server._backend.store.keep_previous
 
     kept(tmp_path / "run").close()
     assert goes_on()
@@ -240,20 +226,20 @@ def test_the_folder_says_whether_its_writer_was_undoable(tmp_path):
         Server.load(tmp_path / "run", storage=Storage(medium="ram", keep_previous=True))
 
 
-def test_where_it_cannot_be_is_said(tmp_path):
+def test_keep_previous_needs_a_folder(tmp_path):
     with pytest.raises(errors.RangeError, match=r"^keep_previous\b"):
         made("MIFA", keep_previous=True)
-    with ClientStore(N, n, medium="mmap", path=tmp_path / "kept", undoable=True) as rows:
+    with ClientStore(N, n, medium="mmap", path=tmp_path / "kept", keep_previous=True) as rows:
         server = made("MIFA", storage=rows)
         go_on(server, 1)
         assert rows.previous.round == 0
 
 
-def test_a_server_is_made_of_an_open_store(tmp_path):
+def test_a_server_is_loaded_from_an_open_store(tmp_path):
     with kept(tmp_path / "run") as server:
         go_on(server, 2)
         before = known(server)
-    rows = ClientStore.open(tmp_path / "run", undoable=True, durability="checkpoint")
+    rows = ClientStore.open(tmp_path / "run", keep_previous=True, durability="checkpoint")
     for name, value in {"medium": "ram", "durability": "none", "keep_previous": False}.items():
         with pytest.raises(errors.RangeError, match=rf"{name}\b"):
             Server.load(rows, storage=Storage(**{name: value}))

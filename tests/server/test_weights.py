@@ -1,4 +1,4 @@
-"""Weights of updates: FedAvg's definition, missing counts, the caller's own weights, and replies that come twice."""
+"""Weights of updates: FedAvg's definition, missing examples, the caller's weights, and second updates."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from fedcore import Compute, EdgeAggregator, Server, Storage, Update
 from fedcore.algorithms import FedAvg, FedNova, MimiC
 from fedcore.errors import CheckpointError, RangeError, UnknownClientError
 from fedcore.rules import CapExamples, Mean
-from tests.refusals import refused_arguments
+from tests.rejections import rejected_arguments
 
 ONE, THREE = np.float32([1.0]), np.float32([3.0])
 X0 = np.zeros(1, np.float32)
@@ -23,20 +23,20 @@ def played(server, *replies, **options):
 
 
 @pytest.mark.parametrize("sizes", [[20, 1000], [150, 900, 12_000], [100] * 9 + [100_000], [2, 1_000_000]])
-def test_fedavg_weighs_by_examples_however_unequal(sizes):
+def test_fedavg_weighs_by_any_number_of_examples(sizes):
     server, values = Server(X0, "FedAvg", len(sizes), lr=0.1), np.arange(len(sizes), dtype=np.float32)
     report = played(server, *[(k, values[k : k + 1], {"examples": size}) for k, size in enumerate(sizes)])
     assert server.x[0] == pytest.approx(np.average(values, weights=sizes), rel=1e-6)
     assert report.weights.tolist() == sizes
 
 
-def test_steps_count_in_gamma_as_they_are():
+def test_step_counts_are_not_capped_by_default():
     server = Server(X0, MimiC(), 10, lr=0.1)
     report = played(server, *[(k, ONE, {"steps": 1000 if k == 9 else 1}) for k in range(10)])
     assert report.gamma == pytest.approx(0.1 * 1009 / 10)
 
 
-def test_without_counts_all_weigh_the_same():
+def test_without_examples_all_weigh_the_same():
     server = Server(X0, "FedAvg", 2, lr=0.1)
     assert played(server, (0, ONE, {}), (1, THREE, {})).weights.tolist() == [1, 1]
     assert server.x[0] == 2
@@ -48,8 +48,8 @@ ORDERS = [(0, 1, 2), (1, 0, 2), (1, 2, 0), (2, 1, 0)]
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("form", ["bytes", "arrays", "batch"])
 @pytest.mark.parametrize("method", [FedAvg(), FedNova()], ids=str)
-def test_updates_without_a_count_are_rejected_if_others_have_one(order, form, method):
-    """Whatever their order, and whether they were held or folded already."""
+def test_updates_without_examples_are_rejected_if_others_have_some(order, form, method):
+    """In any order, held or already folded."""
     server = Server(X0, method, 3, lr=0.1)
     models = {0: np.float32([4]), 1: np.float32([100]), 2: np.float32([8])}
     examples = {0: 10, 1: None, 2: 30}
@@ -64,7 +64,7 @@ def test_updates_without_a_count_are_rejected_if_others_have_one(order, form, me
     assert server.x[0] == pytest.approx(7)
 
 
-def test_a_client_that_was_dropped_for_want_of_a_count_may_try_again():
+def test_a_client_rejected_for_missing_examples_may_try_again():
     server = Server(X0, "FedAvg", 2, lr=0.1)
     with server.open_round() as round:
         assert round.add(0, ONE, steps=1)
@@ -74,7 +74,7 @@ def test_a_client_that_was_dropped_for_want_of_a_count_may_try_again():
 
 
 @pytest.mark.parametrize("of", [np.float16, np.float64, torch.bfloat16, bytes], ids=str)
-def test_the_first_count_may_come_with_any_form_of_update(of):
+def test_the_first_examples_may_come_with_any_form_of_update(of):
     sent = (
         THREE.tobytes() if of is bytes else torch.tensor([3.0], dtype=of) if of is torch.bfloat16 else THREE.astype(of)
     )
@@ -84,7 +84,7 @@ def test_the_first_count_may_come_with_any_form_of_update(of):
 
 
 @pytest.mark.parametrize("shards", [0, 2])
-def test_an_update_that_does_not_count_takes_nobody_s_place(shards):
+def test_a_rejected_update_with_examples_rejects_no_others(shards):
     x0 = np.zeros(40_000, np.float32)
     server = Server(x0, "FedAvg", 3, lr=0.1, compute=Compute(shards=2)) if shards else Server(x0, "FedAvg", 3, lr=0.1)
     bad = x0 + 1
@@ -98,7 +98,7 @@ def test_an_update_that_does_not_count_takes_nobody_s_place(shards):
     server.close()
 
 
-def test_in_shards_updates_without_a_count_are_rejected_too():
+def test_in_shards_updates_without_examples_are_rejected():
     x0 = np.zeros(40_000, np.float32)
     with Server(x0, "FedAvg", 2, lr=0.1, compute=Compute(shards=2)) as server:
         with server.open_round() as round:
@@ -111,13 +111,13 @@ def test_in_shards_updates_without_a_count_are_rejected_too():
         assert (server.x == 3.5).all()
 
 
-def test_where_sizes_are_known_a_missing_count_is_the_size():
+def test_missing_examples_are_the_known_size():
     server = Server(X0, "FedAvg", {0: 30, 1: 10}, lr=0.1)
     report = played(server, (0, ONE, {}), (1, THREE, {"examples": 10}))
     assert report.weights.tolist() == [30, 10]
 
 
-def test_an_edge_sums_updates_without_counts():
+def test_an_edge_sums_updates_without_examples():
     root = Server(X0, "FedAvg", 4, lr=0.1, compute=Compute(accumulator="exact"))
     edges = [EdgeAggregator(X0, "FedAvg", own, lr=0.1) for own in ([0, 1], [2, 3])]
     bare = edges[0].fold(root.x, [Update(k, ONE, 1) for k in (0, 1)], round=0)
@@ -175,7 +175,7 @@ def test_a_client_without_a_weight_is_rejected_by_name():
     assert (report.accepted, report.rejected[0][0]) == ((1,), 0)
 
 
-def test_methods_with_weights_of_their_own_take_no_others():
+def test_methods_with_their_own_weights_take_no_others():
     for method in ("MIFA", "MimiC", FedAvg(weights="uniform")):
         with pytest.raises(RangeError, match="weights"):
             Server(X0, method, 2, lr=0.1, aggregation=[Mean({0: 1, 1: 1})])
@@ -201,7 +201,7 @@ def test_a_second_update_is_rejected_and_the_first_counts(method):
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "FedVARP"])
-def test_a_late_reply_counts_once(method, tmp_path):
+def test_a_late_update_counts_once(method, tmp_path):
     path = tmp_path / "s"
     server = Server(X0, method, 2, lr=1.0, max_staleness=3, storage=path)
     assert played(server, (0, -ONE, {"round": 0})).accepted == (0,)
@@ -213,7 +213,7 @@ def test_a_late_reply_counts_once(method, tmp_path):
         assert "0" in report.rejected[0][1]
         assert server.round_number == number + 1
     assert played(server, (0, -ONE, {"round": 2})).accepted == (0,)  # the client started anew
-    assert played(server, (0, -ONE, {"round": 1})).accepted == ()  # an older reply after a newer one
+    assert played(server, (0, -ONE, {"round": 1})).accepted == ()  # an older update after a newer one
     assert played(server, (1, -ONE, {"round": 3})).accepted == (1,)
     server.close()
 
@@ -225,18 +225,18 @@ def test_ids_of_another_type_get_an_error_that_names_it(clients, asked):
         round.add(asked, ONE, steps=1)
 
 
-def test_a_weight_made_of_a_count_that_is_missing_is_rejected():
+def test_a_weight_of_missing_examples_is_rejected():
     for weights in (lambda claims: claims.examples, lambda claims: np.sqrt(claims.examples)):
         server = Server(np.zeros(2, np.float32), "FedAvg", 2, lr=0.1, aggregation=[Mean(weights)])
         report = server.round([Update(0, np.ones(2), 1, 5000), Update(1, np.ones(2), 1)])
         assert report.accepted == (0,)
-        assert refused_arguments(report) == [(1, "examples")]
+        assert rejected_arguments(report) == [(1, "examples")]
     server = Server(np.zeros(2, np.float32), "FedAvg", 2, lr=0.1, aggregation=[Mean(lambda claims: 2.0)])
     assert server.round([Update(i, np.ones(2), 1) for i in range(2)]).weights.tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array])
-def test_listed_weights_are_of_the_clients_in_their_order(kind):
+def test_listed_weights_are_in_the_order_of_the_clients(kind):
     server = Server(np.zeros(2, np.float32), "FedAvg", 3, lr=0.1, aggregation=[Mean(kind([2.5, 1, 0]))])
     report = server.round([Update(i, np.full(2, i, np.float32), 1) for i in range(3)])
     assert (report.weights.tolist(), report.rejected) == ([2.5, 1, 0], ())
@@ -248,7 +248,7 @@ def test_a_claim_may_be_as_large_as_a_float_counts():
     assert (report.accepted, server.x.tolist()) == ((0, 1), [0.5, 0.5])
 
 
-def test_weights_that_are_set_between_rounds_are_asked_for_when_it_is_loaded(tmp_path):
+def test_weights_set_between_rounds_are_needed_on_loading(tmp_path):
     server = Server(X0, "FedAvg", 2, lr=0.1)
     server.change(aggregation=[Mean([1, 3])])
     assert server.round([Update(0, ONE, 1), Update(1, THREE, 1)]).weights.tolist() == [1, 3]

@@ -1,4 +1,4 @@
-"""What docs/methods.md says of the methods is what a server takes: each sentence against every method there is."""
+"""The statements of docs/methods.md hold for every method."""
 
 import re
 from pathlib import Path
@@ -15,13 +15,13 @@ PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
 
 
 def named_in(sentence):
-    """The methods that the page's sentence of this beginning names."""
-    found = re.search(rf"^- {re.escape(sentence)}(.*?)(?:;|, which)", PAGE, re.DOTALL | re.MULTILINE)
+    """The methods in the page's sentence with this beginning."""
+    found = re.search(rf"^- {re.escape(sentence)}(.*?)(?:;|,\s+which)", PAGE, re.DOTALL | re.MULTILINE)
     return set(re.findall(r"`(\w+)`", found[1])) & REGISTRY.keys()
 
 
-NOT_LATE = named_in("Late replies (`max_staleness=`) count for every method except")
-ON_CLIENTS = named_in('Rows on the clients\' side (`placement="client"`) are for')
+NOT_LATE = named_in("Late updates (`max_staleness=`) count for every method except")
+ON_CLIENTS = named_in('Rows at the clients (`placement="client"`) are available for')
 
 
 def test_the_page_is_read():
@@ -31,7 +31,7 @@ def test_the_page_is_read():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_late_replies_count_for_the_methods_that_the_page_names(method):
+def test_late_updates_count_for_the_methods_on_the_page(method):
     server = made(method, max_staleness=1)
     go_on(server, 1)
     server.round([])
@@ -43,7 +43,7 @@ def test_late_replies_count_for_the_methods_that_the_page_names(method):
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_rows_are_on_the_clients_side_for_the_methods_that_the_page_names(name):
+def test_rows_are_on_the_clients_for_the_methods_on_the_page(name):
     if name not in ON_CLIENTS:
         with pytest.raises(UnknownNameError, match=rf"option of {name}\b.*'placement'"):
             algorithms.named(name, placement="client")
@@ -57,7 +57,7 @@ def test_rows_are_on_the_clients_side_for_the_methods_that_the_page_names(name):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_any_method_takes_a_server_optimiser_and_clients_that_come_and_go(method):
+def test_any_method_takes_an_optimizer_and_changing_clients(method):
     server = made(method, optimizer=optimizers.Adam())
     go_on(server, 2)
     server.add_clients({"new": 3})

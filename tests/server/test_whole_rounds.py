@@ -1,4 +1,4 @@
-"""A round of a list in one call, against the same replies through an open round."""
+"""A round of a list in one call, against the same updates through an open round."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def one_by_one(server, updates):
 
 
 def outcome(server, take, updates):
-    """What a round says of itself and leaves behind, or its error."""
+    """The report and the state after a round, or its error."""
     reports = []
     server.callbacks = [reports.append]
     try:
@@ -43,7 +43,7 @@ def outcome(server, take, updates):
     except FedcoreError as error:
         said = f"{type(error).__name__}: {error}"
     rows = [server.store.read(i).tobytes() for i in range(N)] if server.algorithm.keeps_rows else []
-    after = server.round([])  # nobody: v, gamma and the total of before are all that counts
+    after = server.round([])  # shows v, gamma and the total
     return said, server.x.tobytes(), rows, after.gamma, server.x.tobytes()
 
 
@@ -88,7 +88,7 @@ def test_a_server_rate(method):
     ],
     ids=lambda change: "-".join(f"{i} {name}" for i, fields in change.items() for name in fields),
 )
-def test_odd_replies(method, clients, change):
+def test_unusual_updates(method, clients, change):
     compare(change, method=method, clients=clients)
 
 
@@ -114,7 +114,7 @@ def test_options(options, change):
 
 
 class Uniform(FedAvg):
-    """Says that no claim counts, and weighs by examples all the same."""
+    """Declares that claims do not count, but weighs by examples."""
 
     weighs_claims = False
 
@@ -129,7 +129,7 @@ class Twice(FedAvg):
 
 
 @pytest.mark.parametrize("algorithm", [Uniform(), Shy(), Twice()], ids=repr)
-def test_a_method_of_somebody_else(algorithm):
+def test_custom_methods(algorithm):
     def server():
         return Server(np.linspace(-1, 1, n, dtype=np.float32), algorithm, clients=N, lr=0.1)
 
@@ -137,7 +137,7 @@ def test_a_method_of_somebody_else(algorithm):
     assert outcome(whole, Server.round, replies(whole)) == outcome(open_, one_by_one, replies(open_))
 
 
-def test_who_arrives_and_departs():
+def test_changing_clients():
     whole, open_ = made("FedAvg", clients=N), made("FedAvg", clients=N)
     for server in (whole, open_):
         go_on(server, 1)

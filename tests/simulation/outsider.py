@@ -1,19 +1,19 @@
-"""A local rule of somebody's own."""
+"""Custom local rules."""
 
 from dataclasses import dataclass
 
-from fedcore.arguments import real
 from fedcore.simulation.local_rules import LocalRule
+from fedcore.validation import check_number
 
 
 @dataclass(frozen=True)
 class Share(LocalRule):
-    """Steps along the first examples of each minibatch alone."""
+    """Steps along the first examples of each minibatch."""
 
     of_examples: float = 0.5
 
     def __post_init__(self):
-        real("of_examples", self.of_examples, "(0, 1]")
+        check_number("of_examples", self.of_examples, "(0, 1]")
 
     def along(self, batches, examples):
         return (batch[: max(1, int(self.of_examples * len(batch)))] for batch in batches)
@@ -21,7 +21,7 @@ class Share(LocalRule):
 
 @dataclass(frozen=True)
 class Other(Share):
-    """Other examples of them."""
+    """A subclass of a custom rule."""
 
 
 @dataclass(frozen=True)

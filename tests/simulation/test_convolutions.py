@@ -8,32 +8,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-from fedcore.model import Layout
 from fedcore.simulation.batching.convolutions import PIECE, ConvNet, Windows
 from fedcore.simulation.batching.layers import Block
 from fedcore.simulation.nets import build
+from tests.simulation.kit import Doubled, check_gradients, frozen, hooked
 
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 KINDS = dict(kernel=pairs, stride=pairs, padding=pairs, dilation=pairs)
 
 
 @given(**KINDS)
-def test_without_pooling_they_are_those_of_torchs_unfold(kernel, stride, padding, dilation):
+def test_windows_without_pooling_equal_torch_s_unfold(kernel, stride, padding, dilation):
     windows = Windows.of((2, 7, 6), kernel, stride=stride, padding=padding, dilation=dilation)
     image = torch.rand(1, 2, 7, 6)
-    due = torch.nn.functional.unfold(image, kernel, dilation, padding, stride)[0]
+    expected = torch.nn.functional.unfold(image, kernel, dilation, padding, stride)[0]
     got = np.append(image.numpy().ravel(), 0)[windows.table]
-    np.testing.assert_array_equal(got, due.numpy())
-    assert windows.height * windows.width == due.shape[1]
-    np.testing.assert_array_equal(windows.places, np.arange(len(due))[None])
+    np.testing.assert_array_equal(got, expected.numpy())
+    assert windows.height * windows.width == expected.shape[1]
+    np.testing.assert_array_equal(windows.places, np.arange(len(expected))[None])
 
 
 @given(**KINDS, pool=pairs, pool_stride=pairs)
-def test_with_pooling_each_window_holds_those_of_the_outputs_that_are_pooled(
-    kernel, stride, padding, dilation, pool, pool_stride
-):
+def test_a_pooled_window_covers_the_windows_of_its_outputs(kernel, stride, padding, dilation, pool, pool_stride):
     image, how = (2, 7, 6), dict(stride=stride, padding=padding, dilation=dilation)
     one, pooled = Windows.of(image, kernel, **how), Windows.of(image, kernel, **how, pool=pool, pool_stride=pool_stride)
     if one is None or one.height < pool[0] or one.width < pool[1]:
@@ -45,12 +42,12 @@ def test_with_pooling_each_window_holds_those_of_the_outputs_that_are_pooled(
             window = pooled.table[:, y * pooled.width + x]
             for k, places in enumerate(pooled.places):
                 dy, dx = divmod(k, pool[1])
-                due = apart[:, y * pool_stride[0] + dy, x * pool_stride[1] + dx]
-                np.testing.assert_array_equal(window[places], due)
+                expected = apart[:, y * pool_stride[0] + dy, x * pool_stride[1] + dx]
+                np.testing.assert_array_equal(window[places], expected)
 
 
 @given(**KINDS, pool=pairs)
-def test_a_pixels_places_in_the_table(kernel, stride, padding, dilation, pool):
+def test_covering_lists_each_pixel_s_places(kernel, stride, padding, dilation, pool):
     windows = Windows.of((2, 7, 6), kernel, stride=stride, padding=padding, dilation=dilation, pool=pool)
     if windows is None:
         return
@@ -59,58 +56,34 @@ def test_a_pixels_places_in_the_table(kernel, stride, padding, dilation, pool):
         np.testing.assert_array_equal(places, np.flatnonzero(windows.table.ravel() == pixel))
 
 
-def test_five_by_five_with_pooling_by_two_looks_at_six_by_six():
+def test_a_5x5_kernel_with_2x2_pooling_has_6x6_windows():
     windows = Windows.of((1, 28, 28), (5, 5), pool=(2, 2), pool_stride=(2, 2))
     assert windows.table.shape == (36, 144)
     assert windows.places.shape == (4, 25)
     assert windows.places[3].tolist() == [6 * (1 + a) + 1 + b for a in range(5) for b in range(5)]
 
 
-# Convolutional networks as products over columns, against torch's own gradients.
+# Gradients.
 
 
 SHAPE = (2, 8, 7)
 
 
 def behind(*convolutions, shape=SHAPE, classes=3):
-    """A network of these layers and one fully connected one."""
+    """A network of these layers and a fully connected layer."""
     features = nn.Sequential(*convolutions, nn.Flatten())
     return nn.Sequential(*features, nn.Linear(features(torch.zeros(1, *shape)).shape[1], classes))
-
-
-def check_gradients(module, shape, sizes, b, bar=1e-4):
-    """Those of as many models as there are sizes, against those of torch."""
-    layout, net = Layout.of(module), ConvNet.of(module, shape)
-    assert net is not None
-    assert net.n == layout.n
-    m, random = len(sizes), torch.Generator().manual_seed(0)
-    rows = torch.randn(m, net.n, generator=random) / 4
-    inputs = torch.randn(m, b, *shape, generator=random)
-    inputs[:, :, :, : shape[1] // 2] = 0.5  # where windows are equal, the first one counts
-    labels = torch.randint(int(module(inputs[0, :1]).shape[1]), (m, b, 1), generator=random)
-    weights = torch.tensor([[1 / size if k < size else 0.0 for k in range(b)] for size in sizes]).unsqueeze(2)
-    models, out, got = Block(net, m).fill(rows), Block(net, m), torch.empty(m, net.n)
-    take = net.gradients(m, b)
-    with torch.no_grad():
-        for _ in range(2):  # the second time in scratch memory that has been used
-            take(models, inputs.flatten(2), labels, weights, out)
-    out.empty_into(got)
-    for i, size in enumerate(sizes):
-        module.load_state_dict({k: torch.tensor(v) for k, v in layout.unflatten(rows[i].numpy()).items()})
-        module.zero_grad()
-        cross_entropy(module(inputs[i, :size]), labels[i, :size, 0]).backward()
-        due = layout.flatten({name: p.grad for name, p in module.named_parameters()})
-        np.testing.assert_allclose(got[i].numpy(), due, rtol=1e-3, atol=bar * (1e-6 + np.abs(due).max()))
 
 
 @pytest.mark.parametrize(
     ("name", "shape"), [("lenet", (1, 28, 28)), ("cnn-emnist", (1, 28, 28)), ("cnn-cifar10", (3, 32, 32))]
 )
-def test_gradients_of_known_networks_equal_torchs(name, shape):
-    check_gradients(build(name, seed=0), shape, [16, 5], 16)
+def test_gradients_of_known_networks_equal_torch_s(name, shape):
+    module = build(name, seed=0)
+    check_gradients(ConvNet.of(module, shape), module, shape, [16, 5], 16)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     kernel=pairs,
     stride=pairs,
@@ -124,7 +97,7 @@ def test_gradients_of_known_networks_equal_torchs(name, shape):
     second=st.booleans(),
     outputs=st.integers(1, 4),
 )
-def test_gradients_equal_torchs_for_every_kind_of_window(
+def test_gradients_equal_torch_s_for_all_kinds_of_windows(
     kernel, stride, padding, dilation, pool, pool_stride, pooled, bias, relu, second, outputs
 ):
     layers = [nn.Conv2d(2, outputs, kernel, stride, padding, dilation, bias=bias)]
@@ -132,19 +105,20 @@ def test_gradients_equal_torchs_for_every_kind_of_window(
     layers += [nn.ReLU()] * (relu == "behind") + [nn.Conv2d(outputs, 3, 2, padding=1), nn.ReLU()] * second
     try:
         module = behind(*layers)
-    except RuntimeError:  # torch: the result is empty
+    except RuntimeError:  # The result is empty.
         shape = nn.Sequential(*layers, nn.Flatten(), nn.Linear(1, 3))
         assert ConvNet.of(shape, SHAPE) is None
         return
-    check_gradients(module, SHAPE, [4, 3], 4)
+    check_gradients(ConvNet.of(module, SHAPE), module, SHAPE, [4, 3], 4)
 
 
 @pytest.mark.parametrize("b", [PIECE, PIECE + 1, 2 * PIECE + 5])
-def test_large_minibatches_go_in_pieces(b):
-    check_gradients(behind(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2)), SHAPE, [b, b - 40], b)
+def test_large_minibatches_are_divided(b):
+    module = behind(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2))
+    check_gradients(ConvNet.of(module, SHAPE), module, SHAPE, [b, b - 40], b)
 
 
-def test_a_models_gradient_is_no_matter_of_those_beside_it():
+def test_a_model_s_gradient_does_not_depend_on_other_models():
     net, random = ConvNet.of(build("lenet", seed=0), (1, 28, 28)), torch.Generator().manual_seed(0)
     rows = torch.randn(7, net.n, generator=random) / 10
     inputs, weights = torch.randn(7, 16, 784, generator=random), torch.full((7, 16, 1), 1 / 16)
@@ -165,24 +139,13 @@ def test_a_models_gradient_is_no_matter_of_those_beside_it():
 
 
 SHARED = nn.Conv2d(2, 2, 3, padding=1)
-FROZEN = nn.Conv2d(2, 3, 3)
-FROZEN.weight.requires_grad_(False)
-HOOKED = nn.Conv2d(2, 3, 3)
-HOOKED.register_forward_hook(lambda *_: None)
-
-
-class Doubled(nn.Sequential):
-    def forward(self, inputs):
-        return 2 * super().forward(inputs)
-
-
 NOT = {
     "groups": behind(nn.Conv2d(2, 4, 3, groups=2)),
     "reflected padding": behind(nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect")),
-    "padding by a word": behind(nn.Conv2d(2, 4, 3, padding="same")),
+    "padding by name": behind(nn.Conv2d(2, 4, 3, padding="same")),
     "padded pooling": behind(nn.Conv2d(2, 4, 3), nn.MaxPool2d(2, padding=1)),
     "dilated pooling": behind(nn.Conv2d(2, 4, 3), nn.MaxPool2d(2, dilation=2)),
-    "pooling of parts": behind(nn.Conv2d(2, 4, 3), nn.MaxPool2d(2, ceil_mode=True)),
+    "incomplete pooling windows": behind(nn.Conv2d(2, 4, 3), nn.MaxPool2d(2, ceil_mode=True)),
     "pooling twice": behind(nn.Conv2d(2, 4, 3), nn.MaxPool2d(2), nn.MaxPool2d(2)),
     "mean pooling": behind(nn.Conv2d(2, 4, 3), nn.AvgPool2d(2)),
     "pooling first": behind(nn.MaxPool2d(2), nn.Conv2d(2, 4, 3)),
@@ -190,34 +153,34 @@ NOT = {
     "normalisation": behind(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)),
     "another activation": behind(nn.Conv2d(2, 4, 3), nn.Tanh()),
     "shared weights": behind(SHARED, nn.ReLU(), SHARED),
-    "frozen": behind(FROZEN),
-    "a hook": behind(HOOKED),
+    "frozen": behind(frozen(nn.Conv2d(2, 3, 3))),
+    "a hook": behind(hooked(nn.Conv2d(2, 3, 3))),
     "transposed": behind(nn.ConvTranspose2d(2, 4, 3)),
     "nested": nn.Sequential(behind(nn.Conv2d(2, 4, 3))),
-    "a forward pass of its own": Doubled(*behind(nn.Conv2d(2, 4, 3))),
+    "a custom forward pass": Doubled(*behind(nn.Conv2d(2, 4, 3))),
     "images of other channels": behind(nn.Conv2d(3, 4, 3), shape=(3, 8, 7)),
     "images of another size": behind(nn.Conv2d(2, 4, 3), shape=(2, 9, 7)),
-    "images that are too small": nn.Sequential(nn.Conv2d(2, 4, 9), nn.Flatten(), nn.Linear(4, 3)),
-    "no end": nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten()),
+    "too small images": nn.Sequential(nn.Conv2d(2, 4, 9), nn.Flatten(), nn.Linear(4, 3)),
+    "no scores": nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten()),
     "images as scores": nn.Sequential(nn.Conv2d(2, 4, 3)),
     "no convolution": nn.Sequential(nn.Flatten(), nn.Linear(112, 3)),
     "nothing": nn.Sequential(),
     "no Sequential": nn.Conv2d(2, 4, 3),
-    "a parameter beside": nn.Sequential(OrderedDict(behind(nn.Conv2d(2, 4, 3)).named_children())),
+    "a further parameter": nn.Sequential(OrderedDict(behind(nn.Conv2d(2, 4, 3)).named_children())),
 }
-NOT["a parameter beside"].scale = nn.Parameter(torch.ones(1))
+NOT["a further parameter"].scale = nn.Parameter(torch.ones(1))
 
 
-@pytest.mark.parametrize("what", NOT)
-def test_what_is_none(what):
-    assert ConvNet.of(NOT[what], SHAPE) is None
+@pytest.mark.parametrize("name", NOT)
+def test_other_modules_are_no_convolutional_networks(name):
+    assert ConvNet.of(NOT[name], SHAPE) is None
 
 
 @pytest.mark.parametrize(("name", "shape"), [("resnet18", (3, 32, 32)), ("vgg11", (3, 32, 32)), ("mlp", (1, 8, 8))])
-def test_what_of_the_papers_networks_is_none(name, shape):
+def test_other_networks_of_the_papers_are_rejected(name, shape):
     assert ConvNet.of(build(name, seed=0), shape) is None
 
 
-def test_only_images_are_convolved():
+def test_examples_must_be_images():
     assert ConvNet.of(behind(nn.Conv2d(2, 4, 3)), SHAPE) is not None
     assert ConvNet.of(behind(nn.Conv2d(2, 4, 3)), SHAPE[1:]) is None

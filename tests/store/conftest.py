@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from fedcore import ClientStore
-from fedcore.store.device_store import DeviceRows
+from fedcore.store.device_store import DeviceStore
 
 MEDIA, CODECS = ("ram", "mmap", "cuda", "cached"), ("f32", "bf16", "int8")
 
@@ -42,4 +42,4 @@ def store_of(kind, path, clients, n, **options):
 
 def opened(kind, store):
     """A store in a folder, as this kind uses it."""
-    return DeviceRows(store, "cuda:0", hot_rows=2) if kind[0] == "cached" else store
+    return DeviceStore(store, "cuda:0", cached_rows=2) if kind[0] == "cached" else store

@@ -26,7 +26,7 @@ def mounted(image, place):
         yield place
     finally:
         if subprocess.run(["umount", place], capture_output=True).returncode:
-            subprocess.run(["umount", "--lazy", place], check=True)  # somebody has a file open still
+            subprocess.run(["umount", "--lazy", place], check=True)  # a file may still be open
 
 
 def image(kind, folder):
@@ -44,7 +44,7 @@ def image(kind, folder):
 
 
 def cut(source, target):
-    """What the power leaves of a mounted image when it goes now: what has reached the disk, and nothing else."""
+    """The image that a loss of power leaves now: only what has reached the disk."""
     subprocess.run(["cp", "--sparse=always", source, target], check=True)
     return target
 

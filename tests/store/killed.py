@@ -1,7 +1,7 @@
-"""Children that write rounds to a store and are killed; after each kill the store is looked at, and the next goes on.
+"""Children that write rounds to a store and are killed; after each kill the store is checked, and the next continues.
 
 Run as a program, because it forks: ``killed.py FOLDER DURABILITY KILLS SEED [undoable]`` prints how often it killed
-where. If it is undoable, every third round is taken back and done again.
+where. With undoable, every third round is undone and repeated.
 """
 
 import json
@@ -35,7 +35,7 @@ def departing(round):
 
 
 def model(last):
-    """The rounds that wrote the clients' rows, and the clients that are there, after round ``last``."""
+    """The rounds of the clients' rows, and the clients, after round ``last``."""
     rows, clients = {}, set(range(CLIENTS))
     for round in range(1, last + 1):  # round 0 writes no rows
         if departing(round) is not None:
@@ -61,9 +61,9 @@ def assert_whole(store):
     np.testing.assert_array_equal(store.vector("total"), content(N, store.round).astype(np.float64))
 
 
-def work(path, durability, undoable, say, last=10**6):
+def work(path, durability, keep_previous, say, last=10**6):
     """Rounds, up to the last."""
-    with ClientStore.open(path, durability=durability, undoable=undoable) as store:
+    with ClientStore.open(path, durability=durability, keep_previous=keep_previous) as store:
         say(b"o", store.round)
         undone = 0
         while store.round < last:
@@ -89,7 +89,7 @@ def work(path, durability, undoable, say, last=10**6):
                 say(b"s", round)
                 store.save(path.with_name("copy"))
             say(b"d", round)
-            if undoable and round % 3 == 0 and round > undone:
+            if keep_previous and round % 3 == 0 and round > undone:
                 undone = round
                 say(b"u", round - 1)
                 assert store.undo()
@@ -97,7 +97,7 @@ def work(path, durability, undoable, say, last=10**6):
                 say(b"d", round - 1)
 
 
-def child(path, durability, undoable, writing, call, place, after):
+def child(path, durability, keep_previous, writing, call, place, after):
     def say(what, round):
         nonlocal place
         os.write(writing, what + round.to_bytes(7, "little"))
@@ -108,19 +108,19 @@ def child(path, durability, undoable, writing, call, place, after):
     if call is not None:
         die_at(call, after=after)
     try:
-        work(path, durability, undoable, say)
+        work(path, durability, keep_previous, say)
     finally:
-        os._exit(3)  # no child gets here
+        os._exit(3)  # unreachable
 
 
-def kill_one(path, durability, undoable, chance, place):
-    """Let a child work and die, at the place if there is one; return what it was doing."""
+def kill_one(path, durability, keep_previous, chance, place):
+    """Let a child work and die, at the place if one is given; return its last step."""
     reading, writing = os.pipe()
     call = chance.randrange(1, 40) if place is None and chance.random() < 0.6 else None
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        child(path, durability, undoable, writing, call, place, chance.random() < 0.5)
+        child(path, durability, keep_previous, writing, call, place, chance.random() < 0.5)
     os.close(writing)
     if call is None and place is None:
         os.read(reading, 8)  # it has opened the store
@@ -137,7 +137,7 @@ def kill_one(path, durability, undoable, chance, place):
 
 
 def possible(notes, before, durability):
-    """The rounds that may be there: the last that was durable for sure, or one that was on its way."""
+    """The possible last rounds: the last one that was certainly durable, or one in progress."""
     sure = on_its_way = before
     for what, round in notes:
         if durability == "checkpoint":
@@ -155,7 +155,7 @@ def possible(notes, before, durability):
 
 def take_back(path):
     """Take the last round back where that can be done; the round that is left."""
-    with ClientStore.open(path, undoable=True) as store:
+    with ClientStore.open(path, keep_previous=True) as store:
         expected = store.round if store.previous is None else store.previous.round
         store.undo()
         assert store.round == expected
@@ -163,14 +163,14 @@ def take_back(path):
         return store.round
 
 
-def main(folder, durability, kills, seed, undoable):
+def main(folder, durability, kills, seed, keep_previous):
     path, chance, places = Path(folder) / "store", random.Random(seed), Counter()
-    with ClientStore(CLIENTS, N, medium="mmap", codec="int8", path=path, undoable=undoable) as store:
+    with ClientStore(CLIENTS, N, medium="mmap", codec="int8", path=path, keep_previous=keep_previous) as store:
         store.commit(0, {"x": content(N, 0), "total": content(N, 0).astype(np.float64)}, {"round": 0})
     before = 0
-    turns = cycle(place.to_bytes() for place in PLACES if undoable or place != ord("u"))
+    turns = cycle(place.to_bytes() for place in PLACES if keep_previous or place != ord("u"))
     for kill in range(kills):
-        notes = kill_one(path, durability, undoable, chance, next(turns) if kill % 3 == 0 else None)
+        notes = kill_one(path, durability, keep_previous, chance, next(turns) if kill % 3 == 0 else None)
         with ClientStore.open(path, readonly=True) as store:
             assert store.round in possible(notes, before, durability), (store.round, notes[-6:], before)
             assert_whole(store)
@@ -179,10 +179,10 @@ def main(folder, durability, kills, seed, undoable):
         if copy.exists():
             with ClientStore.open(copy, medium="ram") as saved:
                 assert_whole(saved)
-        if undoable and before > 1 and chance.random() < 0.3:
+        if keep_previous and before > 1 and chance.random() < 0.3:
             before = take_back(path)
         places[notes[-1][0] if notes else "opening"] += 1
-    work(path, durability, undoable, lambda *_: None, last=before + 10)
+    work(path, durability, keep_previous, lambda *_: None, last=before + 10)
     with ClientStore.open(path) as store:
         assert store.round == before + 10
         assert_whole(store)

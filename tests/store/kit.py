@@ -1,7 +1,9 @@
-"""Contents that are a function of a key, other users, and moves in a folder at chosen moments."""
+"""Contents by key, other users, and actions at events of the interpreter."""
 
+import errno
 import os
 import shutil
+import sqlite3
 import sys
 import tempfile
 import traceback
@@ -14,6 +16,7 @@ import numpy as np
 from fedcore import ClientStore, kernels
 from fedcore.arrays import copy_into, to_host
 from fedcore.kernels import Codes
+from fedcore.store.files import disk
 
 
 def content(n, *key):
@@ -55,7 +58,7 @@ CALLS = ("resize", "reserve", "sync", "sync_path", "write", "commit")
 
 
 def made(path, n=N, **options):
-    return ClientStore([0, 1, 2, "a"], n, medium="mmap", path=path, undoable=True, **options)
+    return ClientStore([0, 1, 2, "a"], n, medium="mmap", path=path, keep_previous=True, **options)
 
 
 def play(store, round, clients=(0, 1)):
@@ -82,9 +85,59 @@ def died(store):
     store._session._finalizer()
 
 
+def fail_at(monkeypatch, call, error, names):
+    """Let the call with this number fail; return a list that gets the names of the calls."""
+    called = []
+
+    def failing(name, act):
+        def acting(*arguments):
+            called.append(name)
+            if len(called) == call:
+                raise error(name)
+            return act(*arguments)
+
+        return acting
+
+    for name in names:
+        monkeypatch.setattr(disk, name, failing(name, getattr(disk, name)))
+    return called
+
+
+def full(name):
+    """The system's error when the disk is full."""
+    if name != "commit":
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
+
+
+def broken(name):
+    """The system's error when the disk fails."""
+    if name != "commit":
+        return OSError(errno.EIO, os.strerror(errno.EIO))
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+    return error
+
+
+def each_call(start, monkeypatch, failure, **options):
+    """A copy of a store for each call of a change, which fails; with the call's number and the names of all calls."""
+    for call in range(1, 100):
+        path = shutil.copytree(start, start.with_name("store"))
+        store = ClientStore.open(path, **options)
+        called = fail_at(monkeypatch, call, failure, CALLS)
+        yield store, call, called
+        store._session._finalizer()
+        shutil.rmtree(path)
+        if len(called) < call:
+            assert call > 2
+            return
+
+
 @contextmanager
 def opened_to_all(folder):
-    """A copy of a store in a place where every user may read and write (pytest's folders are the user's own)."""
+    """A copy of a store that every user may read and write, unlike pytest's folders."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         place.chmod(0o777)
@@ -96,7 +149,7 @@ def opened_to_all(folder):
 
 @contextmanager
 def as_user(number):
-    """In a fork: be another user from here on; an error ends the process with its traceback."""
+    """In a fork: become another user; an error ends the process with its traceback."""
     os.setgroups([])
     os.setgid(2000)
     os.setuid(number)
@@ -113,7 +166,7 @@ _moves: list[Mapping[str, Callable[..., object]]] = []
 
 @contextmanager
 def meanwhile(moves: Mapping[str, Callable[..., object]]) -> Iterator[None]:
-    """Call moves with the facts of the interpreter's audit events, by their names, as these happen."""
+    """Call functions at audit events of the interpreter, by the name of the event."""
     if not _moves:
         sys.addaudithook(lambda event, facts: _moves[-1][event](*facts) if event in _moves[-1] else None)
     _moves.append(moves)

@@ -4,7 +4,7 @@ import tracemalloc
 
 
 def peak_of(call):
-    """Bytes allocated at once in the least of some calls: others enlarge what they add to."""
+    """The smallest peak of allocated bytes of some calls: in others a container may grow."""
     peaks = []
     for _ in range(4):
         tracemalloc.start()

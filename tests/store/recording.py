@@ -1,4 +1,4 @@
-"""A record of what a store writes, syncs and commits, and every disk that a loss of power could leave of it."""
+"""A record of a store's writes, syncs and commits, and every disk that a loss of power can leave."""
 
 import copy
 import itertools
@@ -73,7 +73,7 @@ class Recorder:
         self.events.append(("size", _name(fd), size))
 
     def _free(self, fd, start, size):
-        self.events.append(("size", _name(fd), start))  # up to the end: as good as if it ended there
+        self.events.append(("size", _name(fd), start))  # up to the end: equivalent to a shorter file
 
     def _sync(self, fd):
         self.events.append(("sync", _name(fd)))

@@ -36,7 +36,7 @@ def main(folder):
             assert_is_at(store, round - 1)
             store.discard()
             ballast.unlink(missing_ok=True)
-    assert failures[1] > failures[0] > 10  # with the ballast gone it went on
+    assert failures[1] > failures[0] > 10  # without the ballast it continued
     store.close()
     with ClientStore.open(folder / "store") as store:
         assert_is_at(store, round - 1)

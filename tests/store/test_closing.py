@@ -17,15 +17,14 @@ from fedcore.store.files.slot_file import IDLE_SECONDS
 from fedcore.store.registry import MOST
 from fedcore.store.slots import GRAINS, VERSION, Geometry
 from tests.server.invariant import contradictions
-from tests.store.kit import content, write
-from tests.store.test_full_disk import full
+from tests.store.kit import content, full, write
 
 N = 40
 
 
 @pytest.fixture
 def written(tmp_path):
-    """Stores of that durability, three clients and one commit, each in a folder of its own."""
+    """Stores of that durability, each with three clients and one commit in its own folder."""
 
     def store(durability):
         made = ClientStore(3, N, medium="mmap", path=tmp_path / durability, durability=durability)
@@ -37,26 +36,26 @@ def written(tmp_path):
     return store
 
 
-def assert_close_fails(store, monkeypatch, name, said):
-    """One call into the system of that name finds a full disk."""
+def assert_close_fails(store, monkeypatch, name, match):
+    """The disk is full for system calls of that name."""
 
     def failing(*_):
         raise full(name)
 
-    with monkeypatch.context() as patched, pytest.raises(errors.StoreError, match=said):
+    with monkeypatch.context() as patched, pytest.raises(errors.StoreError, match=match):
         patched.setattr(disk, name, failing)
         store.close()
 
 
-def test_a_store_whose_files_cannot_shrink_is_closed_all_the_same(written, monkeypatch):
+def test_a_store_whose_files_cannot_shrink_is_closed(written, monkeypatch):
     store = written("round")
     assert_close_fails(store, monkeypatch, "resize", "shrinking failed")
-    with ClientStore.open(store.path) as again:  # which its lock would refuse, while somebody has the first one
+    with ClientStore.open(store.path) as again:  # the first one has released its lock
         assert (again.round, again.verify()) == (0, [])
     store.close()  # a second time does nothing
 
 
-def test_a_store_that_cannot_make_its_commits_safe_can_be_closed_once_there_is_room(written, monkeypatch):
+def test_a_store_that_cannot_publish_can_be_closed_once_there_is_room(written, monkeypatch):
     store = written("checkpoint")
     assert_close_fails(store, monkeypatch, "commit", "the disk is full")
     np.testing.assert_array_equal(store.read(1), content(N, 1))
@@ -74,7 +73,7 @@ def threads():
 
 
 def test_a_store_that_is_dropped_leaves_no_thread_and_no_file(tmp_path):
-    gc.collect()  # of what other tests have left
+    gc.collect()  # leftovers of other tests
     files = os.listdir("/proc/self/fd")
     for number in range(5):
         store = ClientStore(3, LARGE, medium="mmap", path=tmp_path / f"{number}", durability="checkpoint")
@@ -123,7 +122,7 @@ store.prefetch([0])
 @pytest.mark.parametrize("clients", [10**10, MOST])
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC"])
 def test_a_server_of_more_clients_than_fit_into_memory(method, clients):
-    """What a client without a row costs is nothing."""
+    """A client without a row takes no memory."""
     server = Server(np.zeros(4, np.float32), method, clients=clients, lr=0.1)
     server.round([Update(i, server.x + 1, 1) for i in (0, 5)])
     assert server.round_number == 1
@@ -135,12 +134,10 @@ def test_a_server_of_more_clients_than_fit_into_memory(method, clients):
     assert len(server.store) == (0 if method == "FedAvg" else 2)
 
 
-def test_a_row_that_memory_has_no_room_for_is_refused_by_name(tmp_path):
+def test_a_row_without_memory_is_named(tmp_path):
     for where in ({}, {"medium": "mmap", "path": tmp_path / "store"}):
         with ClientStore(MOST, LARGE, **where) as store:
-            with pytest.raises(
-                errors.StoreError, match=r"the row of number \d+ needs [\d,]+ bytes of memory, 25 for eac"
-            ):
+            with pytest.raises(errors.StoreError, match=r"^clients: .*memory.* \d+: .*[\d,]+ bytes"):
                 store.stage(MOST - 1)
             write(store, 7, content(LARGE, 7))
             store.commit(0)
@@ -161,7 +158,7 @@ begun, may_go_on = threading.Event(), threading.Event()
 def last():
     may_go_on.set()
     thread.join(60)
-atexit.register(last)  # before anything else: what is registered later runs before it
+atexit.register(last)  # first, since later registrations run before it
 import numpy as np
 from fedcore import Server, Update
 from fedcore.store.files import disk
@@ -181,7 +178,7 @@ begun.wait()
 
 @pytest.mark.parametrize("call", ["write", "reserve", "sync", "commit"])
 def test_a_thread_is_in_a_round_when_the_program_ends(tmp_path, call):
-    """Its files stay as they are until the process ends, which is as a kill: nobody closes them under its hands."""
+    """Its files stay open until the process ends, as after a kill."""
     command = [sys.executable, "-c", AT_EXIT, tmp_path / "run", call]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -192,8 +189,8 @@ def test_a_thread_is_in_a_round_when_the_program_ends(tmp_path, call):
 
 @pytest.mark.parametrize(("n", "rows"), [(3, 300), (40_000, 40), (2_000_000, 5)])
 @pytest.mark.parametrize("readers", [True, False])
-def test_a_store_goes_on_above_the_slots_that_it_had(tmp_path, n, rows, readers):
-    """The first slot that is taken is then a high one, past all that the file has reserved at once."""
+def test_an_opened_store_takes_slots_above_the_old_ones(tmp_path, n, rows, readers):
+    """The first slot that is taken is then above the ones that the file has reserved."""
     with ClientStore(2 * rows, n, medium="mmap", path=tmp_path / "s", durability="none") as store:
         for client in range(rows):
             write(store, client, content(n, client))
@@ -210,7 +207,7 @@ def test_a_store_goes_on_above_the_slots_that_it_had(tmp_path, n, rows, readers)
             np.testing.assert_array_equal(store.read(client), content(n, *key))
         if reader is not None:
             np.testing.assert_array_equal(reader.read(rows - 1), content(n, rows - 1))
-            store.compact()  # beside a reader: nothing that it looks at is given back
+            store.compact()  # beside a reader: its slots are not freed
             np.testing.assert_array_equal(reader.read(rows - 1), content(n, rows - 1))
             reader.close()
         store.compact()
@@ -228,7 +225,7 @@ def test_rows_may_be_of_another_round_than_the_commit(make):
     write(store, "a", content(131, "anew"))
     store.stage("a", round=3)
     store.stage("b", round=3)
-    write(store, "b", content(131, "again"))  # staged without a round: it is of the commit's after all
+    write(store, "b", content(131, "again"))  # staged without a round: it has the commit's
     store.stage("c", round=3)
     store.unstage("c")
     assert store.clients_of(3) == ["a", "b", "c"]
@@ -267,17 +264,17 @@ def test_writing_begins_early_where_it_is_due_later_and_once_for_commits_in_a_ro
         time.sleep(4 * IDLE_SECONDS)
         if durability == "checkpoint":
             background, done = store._session.background, Event()
-            background._do(done.set)  # behind all that it was asked for
+            background._do(done.set)  # after all other tasks
             assert done.wait(60)
-            assert 0 < len(begun) < 20  # not one for each, even where a busy machine pauses between commits
+            assert 0 < len(begun) < 20  # fewer than commits, even on a busy machine
             assert begun[-1] == 19
         else:
             assert begun == []
 
 
-def test_a_fork_has_rows_of_its_own():
-    """A store in memory is copied with its process, as all else is."""
-    store = ClientStore(2, 300_000)  # rows on huge pages, where there are any
+def test_a_fork_has_its_own_rows():
+    """A store in memory is copied with its process."""
+    store = ClientStore(2, 300_000)  # rows on huge pages, if the system has them
     write(store, 0, content(300_000, 0))
     store.commit(0)
     child = os.fork()
@@ -296,21 +293,21 @@ def test_a_fork_has_rows_of_its_own():
     np.testing.assert_array_equal(store.read(0), content(300_000, 0))
 
 
-@pytest.mark.parametrize("undoable", [False, True])
-def test_slots_of_vectors_that_were_free_are_used_again(tmp_path, undoable):
+@pytest.mark.parametrize("keep_previous", [False, True])
+def test_slots_of_vectors_that_were_free_are_used_again(tmp_path, keep_previous):
     path = tmp_path / "s"
     ClientStore(3, 5, medium="mmap", path=path).close()
     for session in range(6):
-        with ClientStore.open(path, durability="none", undoable=undoable) as store:
+        with ClientStore.open(path, durability="none", keep_previous=keep_previous) as store:
             for round in range(3):
                 store.commit(round, {"x": content(100, round), f"y{session}": content(100, session)})
-    slots = 2 * (3 if undoable else 2)  # the commits that are there at once, of two vectors each
+    slots = 2 * (3 if keep_previous else 2)  # the commits that exist at once, with two vectors each
     assert (path / "vectors-400.slots").stat().st_size <= GRAINS[VERSION] + slots * Geometry.of(400).stride
 
 
 @pytest.mark.parametrize("change", ["departure", "compaction", "another size"])
 def test_a_writer_that_opens_again_takes_no_slot_that_a_reader_looks_at(tmp_path, change):
-    """Also none behind all that the index names now, which the next row or vector would be given as a new one."""
+    """Nor one above all that the index names now, which would look like a new one."""
 
     def commit(store, client, round):
         write(store, client, content(20, client, round))
@@ -340,7 +337,9 @@ def test_a_writer_that_opens_again_takes_no_slot_that_a_reader_looks_at(tmp_path
             np.testing.assert_array_equal(reader.read(1), content(20, 1, 0))
             np.testing.assert_array_equal(reader.vector("x"), content(20, 0))
             assert reader.verify() == []
-            assert store.info().free < 1000, "but for a few pages, what was never written waits for nobody"
+            assert store.info().free < 1000, (
+                "slots that were never written do not wait for readers, except on a few pages"
+            )
     reader.close()
     with ClientStore.open(path) as store:
         commit(store, 2, 4)

@@ -24,7 +24,7 @@ CLIENTS = ["a", 7, 2**64 - 1, "gone", "never"]
 
 
 def values(key, n=N):
-    """Whole numbers that every codec stores without loss, by arithmetic alone."""
+    """Integers that every codec stores without loss, by arithmetic only."""
     found = ((np.arange(n) * 7 + key * 31) % 255 - 127).astype(np.float32)
     found[::64] = 127  # a block's scale is then 1
     return found
@@ -50,7 +50,7 @@ def write_store(path, codec):
 
 def write_undoable(path):
     """Rounds 0 to 2, of which the last also has an arrival and a departure, and can be taken back."""
-    with ClientStore(CLIENTS, N, medium="mmap", path=path, undoable=True) as store:
+    with ClientStore(CLIENTS, N, medium="mmap", path=path, keep_previous=True) as store:
         for round in range(3):
             for key, client in enumerate(CLIENTS[: 4 - round]):
                 write_row(store, client, values(10 * round + key))
@@ -77,7 +77,7 @@ def write(folder):
         write_store(folder / codec, codec)
     write_undoable(folder / "undoable")
     play(made(f"mmap:{folder / 'server'}")).close()
-    ClientStore.open(folder / "server").close()  # nobody has a view any more, so the files end behind their last slots
+    ClientStore.open(folder / "server").close()  # without views the files end after their last slots
 
 
 @pytest.fixture(params=[version for version, now in VERSIONS.items() if now == "read"])
@@ -95,7 +95,7 @@ def test_every_version_has_its_archive_and_the_present_one_is_read():
 
 @pytest.mark.parametrize("readonly", [True, False])
 @pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])
-def test_a_store_of_that_version_is_as_it_was_left(folder, codec, readonly):
+def test_a_store_of_that_version_has_its_content(folder, codec, readonly):
     assert (folder / codec / "rows.slots").read_bytes()[:8] == b"fedcore\x1a"
     with ClientStore.open(folder / codec, readonly=readonly) as store:
         assert store.verify() == []
@@ -112,18 +112,18 @@ def test_a_store_of_that_version_is_as_it_was_left(folder, codec, readonly):
             store.commit(3)
 
 
-def test_what_can_be_taken_back_in_a_store_of_that_version(folder):
-    """From version 3 on; what an older one holds can be taken back once it is opened so, and has a commit."""
+def test_undo_in_a_store_of_that_version(folder):
+    """From version 3 on; an older store is upgraded, and its next commit can be undone."""
     path = folder / "undoable"
     if not path.exists():
-        with ClientStore.open(folder / "f32", undoable=True) as store:
+        with ClientStore.open(folder / "f32", keep_previous=True) as store:
             assert (store.previous, store.undo(), store.round, store.info().format) == (None, False, 2, 3)
             write_row(store, "a", values(99))
             store.commit(3)
             assert (store.undo(), store.round) == (True, 2)
             np.testing.assert_array_equal(store.read("a"), values(20))
         return
-    with ClientStore.open(path, undoable=True) as store:
+    with ClientStore.open(path, keep_previous=True) as store:
         assert (store.round, store.previous.round, store.previous.state) == (2, 1, {"said": 1})
         assert store.verify() == []
         assert store.undo()
@@ -135,7 +135,7 @@ def test_what_can_be_taken_back_in_a_store_of_that_version(folder):
         assert store.verify() == []
 
 
-def test_a_server_of_that_version_goes_on(folder):
+def test_a_server_of_that_version_continues(folder):
     again, here = Server.load(folder / "server"), play(made())
     assert again.round_number == 4
     assert len(again._backend.snapshot.history) == 2

@@ -1,4 +1,4 @@
-"""A loss of power leaves the last commit that counts, also after a sync that failed."""
+"""A loss of power leaves the last durable commit, also after a failed sync."""
 
 import copy
 import errno
@@ -85,16 +85,16 @@ UNDOABLE = {
 
 
 class Model:
-    """What a store holds now, what the folder was told last, and what it keeps of before."""
+    """The present content of a store, the published one, and the previous one."""
 
     def __init__(self):
         self.now = {"rows": {}, "vectors": {}, "round": 0, "clients": ["a", "b", "c"]}
         self.told, self.previous = copy.deepcopy(self.now), None
 
     def tell(self, store):
-        """All of it is going to be told."""
+        """Publish the present content."""
         if self.now != self.told:
-            self.previous = self.told if store.undoable else None
+            self.previous = self.told if store.keep_previous else None
             self.told = copy.deepcopy(self.now)
 
     def undo(self):
@@ -153,17 +153,18 @@ def assert_holds(store, model):
 
 
 @pytest.mark.parametrize(
-    ("undoable", "one_of"), [(False, 1), (True, 8), pytest.param(True, 1, marks=pytest.mark.endurance)]
+    ("keep_previous", "one_of"),
+    [(False, 2), (True, 8), *(pytest.param(keeps, 1, marks=pytest.mark.endurance) for keeps in (False, True))],
 )
 @pytest.mark.parametrize("durability", ["round", "checkpoint"])
-def test_every_disk_that_a_loss_of_power_can_leave(tmp_path, monkeypatch, durability, undoable, one_of):
-    """Each of them, or one of so many, which are drawn from a seed."""
+def test_every_disk_that_a_loss_of_power_can_leave(tmp_path, monkeypatch, durability, keep_previous, one_of):
+    """All of them, or a random one of so many."""
     path = tmp_path / "store"
     with ClientStore(["a", "b", "c"], N, medium="mmap", codec="bf16", path=path) as store:
         store.commit(0, {}, {"round": 0})
-    store = ClientStore.open(path, durability=durability, undoable=undoable)
+    store = ClientStore.open(path, durability=durability, keep_previous=keep_previous)
     recorder = Recorder(path, monkeypatch)
-    run(store, recorder, Model(), (UNDOABLE if undoable else STEPS)[durability])
+    run(store, recorder, Model(), (UNDOABLE if keep_previous else STEPS)[durability])
     monkeypatch.undo()
     store.close()
     tried = undone = 0
@@ -173,23 +174,23 @@ def test_every_disk_that_a_loss_of_power_can_leave(tmp_path, monkeypatch, durabi
             continue
         put(files, tmp_path / "left")
         tried += 1
-        writes, found = tried % (2 if undoable else 4) == 0, committed or Model()
+        writes, found = tried % (2 if keep_previous else 4) == 0, committed or Model()
         with ClientStore.open(
-            tmp_path / "left", readonly=not writes, durability="none", undoable=writes and undoable
+            tmp_path / "left", readonly=not writes, durability="none", keep_previous=writes and keep_previous
         ) as left:
             assert_holds(left, found.told)
             if writes and found.previous is not None:
                 assert left.undo()
                 assert_holds(left, found.previous)
                 undone += 1
-            if writes:  # and it goes on from there
+            if writes:
                 client = next(iter(left.registry))
                 write(left, client, content(N, "on"))
                 left.commit(99, {"x": content(N, "on")}, {"round": 99})
                 np.testing.assert_array_equal(left.read(client), content(N, "on"))
                 assert left.verify() == []
     assert tried > 200 / one_of
-    assert (undone > 30 / one_of) == undoable
+    assert (undone > 30 / one_of) == keep_previous
 
 
 SMALL = 50
@@ -197,7 +198,7 @@ SMALL = 50
 
 @pytest.fixture
 def path(tmp_path):
-    """The folder of a store whose process died: its last commits are in the log alone."""
+    """The folder of a store whose process died; its last commits are only in the log."""
     child = os.fork()
     if child == 0:
         store = ClientStore(3, SMALL, medium="mmap", path=tmp_path / "store")
@@ -216,7 +217,7 @@ def assert_is_at(store, round):
     np.testing.assert_array_equal(store.read(round % 3), content(SMALL, round))
 
 
-def test_what_a_dead_process_left_in_the_log_is_in_the_index_at_once(path, tmp_path):
+def test_opening_moves_the_log_of_a_dead_process_into_the_index(path, tmp_path):
     with ClientStore.open(path) as store:
         assert (path / "index.sqlite-wal").stat().st_size == 0
         shutil.copytree(path, tmp_path / "left", ignore=lambda *_: ["index.sqlite-wal", "index.sqlite-shm"])
@@ -226,7 +227,7 @@ def test_what_a_dead_process_left_in_the_log_is_in_the_index_at_once(path, tmp_p
 
 
 def test_the_log_is_durable_before_the_index_is_touched(path, monkeypatch):
-    """Else a loss of power in between could leave an index of two commits."""
+    """Otherwise a loss of power in between could leave an index of two commits."""
     said, written = [], []
 
     def noting(name, act):
@@ -267,14 +268,14 @@ def test_a_log_that_cannot_be_made_durable_is_refused(path, monkeypatch, call):
         assert_is_at(store, 3)
 
 
-def test_a_log_that_somebody_reads_is_refused(path, monkeypatch):
+def test_a_log_that_another_process_reads_is_rejected(path, monkeypatch):
     monkeypatch.setattr(disk, "work_in", lambda connection: False)
-    with pytest.raises(errors.StoreError, match="another process reads its log"):
+    with pytest.raises(errors.StoreError, match="reading the log"):
         ClientStore.open(path)
 
 
 def test_a_reader_in_a_read_holds_the_opening_up(path):
-    """SQLite's own word for it, where it is not given the time to wait."""
+    """As SQLite reports it if it does not wait."""
     reader = sqlite3.connect(path / "index.sqlite", isolation_level=None)
     try:
         reader.execute("BEGIN")
@@ -288,8 +289,8 @@ def test_a_reader_in_a_read_holds_the_opening_up(path):
         reader.close()
 
 
-def test_a_store_without_promises_is_durable_once_it_is_closed(path):
-    """The next writer may promise more, and does not write what is in the index again."""
+def test_a_store_with_durability_none_is_durable_once_it_is_closed(path):
+    """The next writer may be durable, and does not write the index again."""
     with ClientStore.open(path, durability="none") as store:
         connection = store._content.folder.index._connection()
         assert connection.execute("PRAGMA synchronous").fetchone() == (0,)

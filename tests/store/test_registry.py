@@ -1,3 +1,5 @@
+"""The registry of clients: ids, numbers, copies, and errors."""
+
 import copy
 import enum
 import os
@@ -52,7 +54,7 @@ def test_an_empty_registry_fills_up():
     for empty in (Registry(), Registry(0), Registry([]), Registry(np.zeros(0, np.uint64)), Registry(iter(()))):
         assert (len(empty), empty.capacity, list(empty)) == (0, 0, [])
         assert 0 not in empty
-        with pytest.raises(errors.UnknownClientError, match=r"client: expected a registered id \(0 are registered\)"):
+        with pytest.raises(errors.UnknownClientError, match=r"^client=0: .*0 clients"):
             empty.number(0)
         assert [empty.add("a"), empty.add(0)] == [0, 1]
 
@@ -62,13 +64,13 @@ def test_a_counted_client_returns_to_its_own_number():
     assert registry.remove(1) == 1
     assert registry.add("x") == 4
     assert (1 in registry, len(registry), registry.capacity) == (False, 4, 5)
-    with pytest.raises(errors.UnknownClientError, match=r"\(4 are registered\), got 1"):
+    with pytest.raises(errors.UnknownClientError, match=r"^client=1: .*4 clients"):
         registry.number(1)
     assert registry.add(1) == 1
     assert list(registry) == [0, 1, 2, 3, "x"]
 
 
-def test_the_highest_numbers_are_forgotten_with_their_clients():
+def test_removing_the_highest_numbers_lowers_the_capacity():
     for leavers in (("b", "c", "d"), ("d", "c", "b"), ("c", "d", "b")):
         registry = Registry(["a", "b", "c", "d"])
         for client in leavers:
@@ -77,7 +79,7 @@ def test_the_highest_numbers_are_forgotten_with_their_clients():
         assert [registry.add(client) for client in ("e", "f", "g", "h")] == [1, 2, 3, 4]
 
 
-def test_given_numbers_leave_those_between_free():
+def test_add_at_leaves_the_numbers_between_free():
     index = _core.ClientIndex(bytes(16), 0)
     index.add_all(["a", "b", "c", "d"], str)
     for client in ("c", "d", "b"):
@@ -109,29 +111,21 @@ def test_ids_come_in_arrays_and_iterables(clients):
     assert {type(client) for client in registry} <= {int, str}
     np.testing.assert_array_equal(registry.numbers(clients), np.arange(len(due)))
     assert list(Registry(client for client in clients)) == due
-    with pytest.raises(errors.RangeError, match="each once, got "):
+    with pytest.raises(errors.RangeError, match="listed twice"):
         Registry([*clients, due[-1]])
 
 
 NO_IDS = [-1, 2**64, True, False, np.True_, 1.0, np.float32(1), None, b"7", (7,), [7], {7}, 10**5000, -(10**5000)]
 NO_IDS += [np.array(7), np.int64(-1), np.datetime64(7, "s"), Unshowable(), object]
-NO_IDS += ["\ud800", "site-\udcff", "\ud83d\ude00", Loud("\udfff")]  # lone surrogates: no file could hold them
+NO_IDS += ["\ud800", "site-\udcff", "\ud83d\ude00", Loud("\udfff")]  # lone surrogates
 
 
 @pytest.mark.parametrize("client", NO_IDS, ids=range(len(NO_IDS)))  # some have no name that could be printed
-def test_what_is_no_id_is_refused(client):
+def test_other_objects_are_not_ids(client):
     registry = Registry([1, 7, 2**64 - 1])
-    for refuse in (
-        registry.check,
-        registry.number,
-        registry.add,
-        registry.remove,
-        lambda it: registry.numbers([7, it]),
-    ):
-        with pytest.raises(
-            errors.UnknownClientError, match=r"client: expected an int in 0\.\.2\*\*64 - 1 or a str, got "
-        ):
-            refuse(client)
+    for call in (registry.check, registry.number, registry.add, registry.remove, lambda it: registry.numbers([7, it])):
+        with pytest.raises(errors.UnknownClientError, match=r"^client="):
+            call(client)
     assert client not in registry
     with pytest.raises(errors.UnknownClientError):
         registry.add_all([8, "new", client])
@@ -142,7 +136,7 @@ def test_a_message_is_short():
     with pytest.raises(errors.UnknownClientError) as caught:
         Registry(5).number("x" * 10**6)
     assert len(str(caught.value)) < 300
-    assert str(caught.value).startswith("client: expected a registered id (0..4), got 'xxx")
+    assert str(caught.value).startswith("client='xxx")
 
 
 @pytest.mark.parametrize("client", [Loud("client"), np.str_("client"), "client", Code.seven, np.uint16(7)])
@@ -152,7 +146,7 @@ def test_check_gives_the_plain_id(client):
     assert known in ("client", 7)
     assert type(known) in (str, int)
     assert registry.id_of(registry.number(client)) == known
-    with pytest.raises(errors.RangeError, match=r"client: expected a new id, got .* which is registered already"):
+    with pytest.raises(errors.RangeError, match=r"^client=.*already"):
         registry.add(client)
     registry.remove(client)
     registry.add_all([client])
@@ -171,33 +165,33 @@ def test_a_number_and_its_text_and_its_bytes_are_different_clients():
 @pytest.mark.parametrize(
     ("clients", "error", "message"),
     [
-        (-1, errors.RangeError, r"clients: expected an integer in 0\.\.2\*\*62, got -1"),
-        (2**62 + 1, errors.RangeError, r"clients: expected an integer in 0\.\.2\*\*62, got"),
-        pytest.param(10**5000, errors.RangeError, r"clients: .* got an unprintable int", id="unprintable"),
-        (True, errors.RangeError, "clients: expected a count or the ids, got True"),
-        (2.0, errors.RangeError, "clients: expected a count or the ids, got 2.0"),
-        (None, errors.RangeError, "clients: expected a count or the ids, got None"),
-        ("abc", errors.RangeError, "clients: expected a count or the ids, got 'abc'"),
-        (b"abc", errors.RangeError, "clients: expected a count or the ids, got b'abc'"),
-        (np.zeros((2, 2), int), errors.ShapeError, r"clients: expected a vector of ids, got int64\[2, 2\]"),
-        (np.array(3), errors.ShapeError, r"clients: expected a vector of ids, got int64\[\]"),
-        (np.array([1.0]), errors.UnknownClientError, "client: expected an int in"),
-        (np.array([True]), errors.UnknownClientError, "client: expected an int in"),
-        (np.array([0], "M8[ns]"), errors.UnknownClientError, "client: expected an int in"),
-        (np.array([3, -2]), errors.UnknownClientError, r"client: expected an int in .* got .*-2"),
+        (-1, errors.RangeError, r"clients=-1: must be an integer in 0\.\.2\*\*62"),
+        (2**62 + 1, errors.RangeError, r"clients=.*: must be an integer in 0\.\.2\*\*62"),
+        pytest.param(10**5000, errors.RangeError, "clients=an unprintable int", id="unprintable"),
+        (True, errors.RangeError, "^clients=True: "),
+        (2.0, errors.RangeError, "^clients=2.0: "),
+        (None, errors.RangeError, "^clients=None: "),
+        ("abc", errors.RangeError, "^clients='abc': "),
+        (b"abc", errors.RangeError, "^clients=b'abc': "),
+        (np.zeros((2, 2), int), errors.ShapeError, r"^clients: .*, not int64\[2, 2\]"),
+        (np.array(3), errors.ShapeError, r"^clients: .*, not int64\[\]"),
+        (np.array([1.0]), errors.UnknownClientError, "^client="),
+        (np.array([True]), errors.UnknownClientError, "^client="),
+        (np.array([0], "M8[ns]"), errors.UnknownClientError, "^client="),
+        (np.array([3, -2]), errors.UnknownClientError, r"^client=.*-2"),
     ],
 )
-def test_what_a_registry_cannot_be_made_of(clients, error, message):
+def test_constructor_errors(clients, error, message):
     with pytest.raises(error, match=message):
         Registry(clients)
 
 
-def test_no_number_of_nobody():
+def test_id_of_an_unused_number():
     registry = Registry(3)
     registry.add("a")
     registry.remove(1)
     for number in (1, 4, -1, 2**63, True, 1.5, "a", None):
-        with pytest.raises(errors.RangeError, match="number: expected one of a registered client, below 4, got "):
+        with pytest.raises(errors.RangeError, match=r"number=.*below 4"):
             registry.id_of(number)
 
 
@@ -217,7 +211,7 @@ def raising():
         (raising(), OSError),
     ],
 )
-def test_many_arrive_all_or_none(clients, error):
+def test_add_all_is_atomic(clients, error):
     registry = Registry(3)
     for client in ("w", "x", "y", "z"):
         registry.add(client)
@@ -230,7 +224,7 @@ def test_many_arrive_all_or_none(clients, error):
     assert registry.add_all([1, "a", 99, "b"]).tolist() == [1, 5, 7, 8]
 
 
-def test_an_iterable_may_change_the_registry_it_is_read_for():
+def test_an_iterable_may_change_the_registry_while_it_is_read():
     registry = Registry(["a"])
 
     def meddling():
@@ -238,7 +232,7 @@ def test_an_iterable_may_change_the_registry_it_is_read_for():
         registry.remove("b")
         yield "c"
         registry.add("d")
-        yield "a"  # a duplicate: the others go, as far as they are there
+        yield "a"  # a duplicate: the others are removed, if they are registered
 
     with pytest.raises(errors.RangeError):
         registry.add_all(meddling())
@@ -262,19 +256,19 @@ def test_numbers_of_many_name_the_first_that_is_unknown():
     assert registry.numbers(iter([4, np.int8(0)])).tolist() == [4, 0]
     assert registry.numbers([]).dtype == np.int64
     for clients in ([4, 2, 9], np.array([4, 2, 9]), (4, 2, 9)):
-        with pytest.raises(errors.UnknownClientError, match=r"\(4 are registered\), got .*2"):
+        with pytest.raises(errors.UnknownClientError, match=r"^client=.*2.*: .*4 clients"):
             registry.numbers(clients)
-    with pytest.raises(errors.UnknownClientError, match=r"got .*-3"):
+    with pytest.raises(errors.UnknownClientError, match=r"^client=.*-3"):
         registry.numbers(np.array([4, -3]))
 
 
-def test_a_state_lists_who_is_not_where_the_count_says():
+def test_explicit_lists_the_differences_from_the_count():
     registry = Registry(4)
     registry.add_all(["a", 9])
     for client in (3, 1, "a"):
         registry.remove(client)
     assert registry.explicit() == (4, [(1, None), (3, None), (5, 9)])
-    # in any order, and 2 may be told to have left and come back
+    # in any order; 2 was removed and added again
     assert Registry.restore(4, [(5, 9), (3, None), (2, 2), (1, None)]) == registry
     assert Registry.restore(np.int64(4), {np.int8(1): None, np.uint64(5): np.uint8(9), 3: None}.items()) == registry
     assert Registry.restore(0, []) == Registry()
@@ -283,36 +277,36 @@ def test_a_state_lists_who_is_not_where_the_count_says():
 @pytest.mark.parametrize(
     ("state", "error", "message"),
     [
-        ((3, [(1, None), (1, None)]), errors.RangeError, "listed: expected each number once, got 1 again"),
-        ((3, [(1, None), (1, 1)]), errors.RangeError, "listed: expected each number once, got 1 again"),
-        ((3, [(4, "a"), (3, "b"), (4, "c")]), errors.RangeError, "listed: expected each number once, got 4 again"),
-        ((3, [(2, "a")]), errors.RangeError, "listed: expected number 2 for client 2 alone, got 'a'"),
-        ((3, [(4, "a"), (3, "a")]), errors.RangeError, "listed: expected each client once, .* got 4 for 'a'"),
-        ((3, [(1, None), (3, 1)]), errors.RangeError, r"each client once, those below 3 in .* got 3 for 1"),
-        ((3, [(2**63, "a")]), errors.RangeError, r"expected an integer in 0\.\.2\*\*63 - 1, got 9223372036854775808"),
-        ((3, [(-1, "a")]), errors.RangeError, "listed: expected an integer in .* got -1"),
-        ((3, [(4.0, "a")]), errors.RangeError, "listed: expected an integer in .* got 4.0"),
-        ((3, [("a", 4), (4, "a")]), errors.RangeError, "listed: expected an integer in .* got 'a'"),
-        ((3, [(3, -1)]), errors.UnknownClientError, "client: expected an int in"),
-        ((3, [(3, None)]), errors.UnknownClientError, "client: expected an int in"),
-        ((-1, []), errors.RangeError, "clients: expected an integer in"),
+        ((3, [(1, None), (1, None)]), errors.RangeError, "listed: number 1 appears twice"),
+        ((3, [(1, None), (1, 1)]), errors.RangeError, "listed: number 1 appears twice"),
+        ((3, [(4, "a"), (3, "b"), (4, "c")]), errors.RangeError, "listed: number 4 appears twice"),
+        ((3, [(2, "a")]), errors.RangeError, "listed: .*client 2, not 'a'"),
+        ((3, [(4, "a"), (3, "a")]), errors.RangeError, "listed: client 'a' with number 4"),
+        ((3, [(1, None), (3, 1)]), errors.RangeError, "listed: client 1 with number 3"),
+        ((3, [(2**63, "a")]), errors.RangeError, "listed=9223372036854775808: "),
+        ((3, [(-1, "a")]), errors.RangeError, "listed=-1: "),
+        ((3, [(4.0, "a")]), errors.RangeError, "listed=4.0: "),
+        ((3, [("a", 4), (4, "a")]), errors.RangeError, "listed='a': "),
+        ((3, [(3, -1)]), errors.UnknownClientError, "^client="),
+        ((3, [(3, None)]), errors.UnknownClientError, "^client="),
+        ((-1, []), errors.RangeError, "clients=.*: must be an integer in"),
     ],
 )
-def test_a_state_that_contradicts_itself_is_refused(state, error, message):
+def test_an_inconsistent_state_is_rejected(state, error, message):
     with pytest.raises(error, match=message):
         Registry.restore(*state)
 
 
-def test_copies_and_pickles_are_equal_and_their_own():
+def test_copies_and_pickles_are_equal_and_independent():
     registry = Registry(2)
     registry.add_all(IDS[2:])
     registry.remove(0)
     registry.remove("7")
-    for twin in (copy.copy(registry), copy.deepcopy(registry), pickle.loads(pickle.dumps(registry))):
-        assert twin == registry
-        assert twin.add("new") == registry.add("new")
+    for copied in (copy.copy(registry), copy.deepcopy(registry), pickle.loads(pickle.dumps(registry))):
+        assert copied == registry
+        assert copied.add("new") == registry.add("new")
         registry.remove("new")
-        assert twin != registry
+        assert copied != registry
     assert registry != Registry(2)
     assert registry != "a registry"
 
@@ -340,25 +334,25 @@ def test_a_million_clients(clients):
     np.testing.assert_array_equal(registry.add_all(leavers), np.arange(0, MILLION, 30))
 
 
-def test_those_that_come_and_go_leave_nothing_behind():
+def test_removed_clients_leave_no_memory():
     def resident():
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     registry = Registry([f"old-{i}" for i in range(1000)])
     before = resident()
-    for i in range(5000):  # 250 MB of text, if it stayed
+    for i in range(5000):  # 250 MB of text if it were kept
         visitor = f"{i:050000}"
         assert registry.add(visitor) == registry.remove(visitor) == 1000
-    for i in range(50_000):  # the table stays as large as 1001 clients need
+    for i in range(20_000):  # the table must not grow
         assert registry.add(i) == registry.remove(i) == 1000
-    for _ in range(8):  # 170 MB of registries
+    for _ in range(5):  # 105 MB of registries
         Registry(np.arange(1_000_000, dtype=np.uint64))
-    assert resident() - before < 80e6
+    assert resident() - before < 60e6
     assert registry.numbers([f"old-{i}" for i in range(1000)]).tolist() == list(range(1000))
 
 
-def test_numbers_do_not_depend_on_the_process():  # each hashes under a key of its own
+def test_numbers_do_not_depend_on_the_process():  # each process hashes with its own key
     code = (
         "from fedcore.store.registry import Registry\n"
         "r = Registry(['a', 5, 'b', 7])\n"
@@ -378,15 +372,15 @@ def test_siphash_known_answers():
 
 
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
-def test_an_id_that_no_file_could_hold_is_refused_where_it_is_registered(tmp_path, medium):
+def test_an_id_with_lone_surrogates_is_rejected(tmp_path, medium):
     where = {"medium": medium} | ({"path": tmp_path / "store"} if medium == "mmap" else {})
-    with pytest.raises(errors.UnknownClientError, match=r"got 'site-\\udcff', whose lone surrogates UTF-8 cannot hold"):
+    with pytest.raises(errors.UnknownClientError, match=r"^client='site-\\udcff': UTF-8"):
         ClientStore(["site-\udcff"], 4, **where)
     with ClientStore(["a"], 4, durability="checkpoint", **where) as store:
         for round in range(3):
             store.stage("a")[:] = round
             store.commit(round)
-        with pytest.raises(errors.UnknownClientError, match="whose lone surrogates UTF-8 cannot hold"):
+        with pytest.raises(errors.UnknownClientError, match="UTF-8"):
             store.add("site-\udcff")
         store.add("site-é")
         store.checkpoint()

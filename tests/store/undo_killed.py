@@ -1,4 +1,4 @@
-"""Children that commit to an undoable store, or undo, and are killed before or after a call into the system.
+"""Children that commit to a store with keep_previous, or undo, and are killed before or after a system call.
 
 There is a child for each of these moments, or for one of STRIDE that are drawn from a seed. After each kill the folder
 is as before or as after, and what it keeps can be taken back, by a child that is killed too.
@@ -56,8 +56,8 @@ def closes(store):
     store.close()
 
 
-# What each does, whether the writer keeps what it replaces, and what may be there then: the round, and the one before
-# that can be gone back to.
+# The action of each, whether the writer has keep_previous, and the possible states then: the round, and the previous
+# one that an undo restores.
 OPERATIONS = {
     "commit": (commits, True, {(1, 0), (2, 1)}),
     "undo": (undoes, True, {(1, 0), (0, None)}),
@@ -83,7 +83,7 @@ def killed(work, call, after):
 
 
 def moments(work, stride, chance):
-    """The calls at which children are killed that work, of all that there are, and whether behind them."""
+    """Some of the calls at which working children are killed, and whether after the call."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -107,7 +107,7 @@ def require(path, round, previous):
 
 
 def looked_at(path, durability, possible, chance):
-    """What is there is possible; taken back, by children that are killed, it is what was before, and goes on."""
+    """The state is possible; undone, by children that are killed, it is the previous one, and the store continues."""
     with ClientStore.open(path, readonly=True) as store:
         found = store.round, None if store.previous is None else store.previous.round
     assert found in possible, (found, possible)
@@ -116,13 +116,13 @@ def looked_at(path, durability, possible, chance):
     end = round if previous is None else previous
 
     def undo():
-        ClientStore.open(path, durability=durability, undoable=True).undo()
+        ClientStore.open(path, durability=durability, keep_previous=True).undo()
 
     for _ in range(chance.randrange(4)):
         killed(undo, chance.randrange(1, 9), chance.random() < 0.5)
     undo()
     require(path, end, None)
-    with ClientStore.open(path, durability=durability, undoable=True) as store:
+    with ClientStore.open(path, durability=durability, keep_previous=True) as store:
         assert not store.undo()
         if end == 1:
             play(store, 9, [0])
@@ -134,12 +134,12 @@ def looked_at(path, durability, possible, chance):
 
 
 def each_call(folder, durability, stride, name, chance):
-    act, undoable, possible = OPERATIONS[name]
+    act, keep_previous, possible = OPERATIONS[name]
     path, start, found = folder / "store", folder / "start", set()
     begin(start)
 
     def work():
-        act(ClientStore.open(path, durability=durability, undoable=undoable))
+        act(ClientStore.open(path, durability=durability, keep_previous=keep_previous))
 
     shutil.copytree(start, path)
     chosen = moments(work, stride, chance)
@@ -159,7 +159,7 @@ def each_call_of_raising(folder, durability, stride, chance):
     path = folder / "f32"
 
     def work():
-        store = ClientStore.open(path, durability=durability, undoable=True)
+        store = ClientStore.open(path, durability=durability, keep_previous=True)
         write_row(store, "a", values(99))
         store.commit(3)
         store.checkpoint()
@@ -174,7 +174,7 @@ def each_call_of_raising(folder, durability, stride, chance):
     for moment in chosen:
         begin_again()
         killed(work, *moment)  # one format makes fewer calls than the other
-        with ClientStore.open(path, undoable=True) as store:
+        with ClientStore.open(path, keep_previous=True) as store:
             assert store.verify() == []
             committed = store.round == 3
             assert (store.read("a") == values(99 if committed else 20)).all()

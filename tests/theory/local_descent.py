@@ -1,4 +1,4 @@
-"""Full-gradient local descent of a few clients a round, and the gradient diversity that it meets."""
+"""Full-gradient local descent of a few clients a round, and its gradient diversity."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ def diversity(clients, x):
 
 
 def hear(server, clients, draws, steps=E, noise=None):
-    """A round of the clients that are drawn, of which one that comes twice does its work once."""
+    """A round of the drawn clients; a client that is drawn twice works once."""
     ids, counts = np.unique(draws, return_counts=True)
     broadcast = server.broadcast(ids)
     with server.open_round() as round:

@@ -1,4 +1,4 @@
-"""Least-squares clients in float64, and rounds through public names alone."""
+"""Least-squares clients in float64, and rounds over the public interface."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from tests.kit import flat
 
 
 class Clients:
-    """f_i(y) = (1/2) sum_j a_ij (y_j - o_ij)^2 with minimisers o_i of their own, or one that all share."""
+    """f_i(y) = (1/2) sum_j a_ij (y_j - o_ij)^2 with different minimisers o_i, or with one shared minimiser."""
 
     def __init__(self, N, n, seed, *, shared=False):
         rng = np.random.default_rng(seed)
@@ -28,15 +28,15 @@ class Clients:
         return float(np.mean(np.sum(self.a * (x - self.o) ** 2, axis=1)) / 2)
 
     def work(self, broadcast, i, steps, noise=None):
-        """A client's local steps as its broadcast says: y, and the mean raw gradient.
+        """A client's local steps by its broadcast: y, and the mean raw gradient.
 
         Args:
-            noise: gives each minibatch's part of the gradient, and what it adds to it.
+            noise: returns a factor and an addend of each minibatch's gradient.
         """
         x, offset = broadcast.x.astype(np.float64), broadcast.offset(i)
         y, raw = x, 0
         for k in range(steps):
-            part, xi = (1, 0) if noise is None else noise()  # the minibatch's, the same at both points
+            part, xi = (1, 0) if noise is None else noise()  # The same minibatch at both points.
             gradient = part * self.gradient(i, y) + xi
             direction = broadcast.a * gradient + broadcast.mu * (y - x)
             if broadcast.b:
@@ -51,7 +51,7 @@ class Clients:
 
 
 def run(server, clients, rounds, *, cohort, steps, noise=None):
-    """Rounds with the cohorts cohort(t), whose clients do steps(t, i) steps; returns the last report."""
+    """Run rounds with the cohorts cohort(t), whose clients do steps(t, i) steps; return the last report."""
     report = None
     for t in range(rounds):
         broadcast = server.broadcast(cohort(t))

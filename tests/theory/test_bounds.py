@@ -1,6 +1,6 @@
-"""The theorems' bounds as inequalities, on least squares: what breaks one is wrong, or is not the method.
+"""The theorems' bounds as inequalities on least squares.
 
-A docstring says where a bound is not written with the paper's own constants.
+If a bound does not have the paper's constants, the docstring names the difference.
 """
 
 from itertools import pairwise
@@ -44,11 +44,11 @@ def per_cohort(clients, pattern, algorithm, c, beta):
 
 
 @pytest.mark.parametrize("tau_max", [2, 5, 10])
-def test_mimic_keeps_the_sum_of_theorem_2_under_bounded_dropouts(tau_max):
+def test_mimic_obeys_theorem_2_under_bounded_dropouts(tau_max):
     """sum eta_t |grad f(x_t)|^2 <= 2 (f(x_0) - f*), the first term of Sun et al.'s bound, which FedAvg does not keep.
 
-    What the bound adds for staleness is not needed here. The sum of the rates has no limit, so that a sum that has one
-    says that the gradient comes to 0 (Corollary 1).
+    The bound's term for staleness is not needed. The sum of the rates diverges, so a convergent sum means that the
+    gradient tends to 0 (Corollary 1).
     """
     clients = Clients(N, n, seed=1)
     pattern = RoundRobin(N, tau_max, phase="random", seed=0, first_round="all")
@@ -61,7 +61,7 @@ def test_mimic_keeps_the_sum_of_theorem_2_under_bounded_dropouts(tau_max):
     assert sums[1] > 1.1
 
 
-def test_with_falling_rates_mimic_is_as_fast_as_gradient_descent_by_everybody():
+def test_with_falling_rates_mimic_is_as_fast_as_gradient_descent():
     """Corollary 1: the slope of log |x - x*| over log t, under bounded dropouts, is that of exact gradient descent."""
     clients, pattern = Clients(N, n, seed=1), RoundRobin(N, 5, phase="random", seed=3, first_round="all")
     server, eta = per_cohort(clients, pattern, algorithms.MimiC(), c=0.25, beta=20.0)
@@ -71,13 +71,13 @@ def test_with_falling_rates_mimic_is_as_fast_as_gradient_descent_by_everybody():
         exact = exact - eta[t] * np.mean([clients.gradient(i, exact) for i in range(N)], axis=0)
         if t + 1 in (50, 100, 200, 400, 800):
             rows.append((t + 1, distance(server.x, clients.optimum()), distance(exact, clients.optimum())))
-    t, ours, due = np.log(np.array(rows)).T
-    np.testing.assert_allclose(np.diff(ours) / np.diff(t), np.diff(due) / np.diff(t), rtol=0.1)
+    t, ours, expected = np.log(np.array(rows)).T
+    np.testing.assert_allclose(np.diff(ours) / np.diff(t), np.diff(expected) / np.diff(t), rtol=0.1)
     assert ours[-1] < ours[0] - 0.5
 
 
-def test_mimics_limit_follows_the_local_rate_under_unequal_chances():
-    """Corollary 2, and the one after it: with K > 1 what is left of the gradient is in proportion to eta_L."""
+def test_mimic_s_limit_is_proportional_to_the_local_rate():
+    """Corollary 2 and the next one: with K > 1 the limit of the gradient is proportional to eta_L."""
     clients, pattern = Clients(N, n, seed=1), Bernoulli(N, np.linspace(0.2, 0.9, N), seed=2, first_round="all")
     left = []
     for eta in (0.08, 0.04, 0.02):
@@ -93,7 +93,7 @@ SIZES = [1, 2, 3, 4, 5, 6]
 
 
 def coefficients(scheme, rounds):
-    """p_t^k of each device and round, read off by updates along a device's own axis: [rounds, 6]; and s_k."""
+    """p_t^k of each device and round, measured by updates along a device's own axis: [rounds, 6]; and s_k."""
     p, rng = len(SIZES), np.random.default_rng(0)
     server = server_of(
         algorithms.FlexibleFedAvg(scheme, E_STEPS), Clients(p, p, seed=0), 1.0, sizes=SIZES, max_steps=E_STEPS
@@ -110,10 +110,10 @@ def coefficients(scheme, rounds):
 
 
 def test_the_schemes_coefficients_have_the_expectations_of_table_1():
-    """Ruan et al., App. A.4: E[p s] / p is E for scheme C alone, whatever the law of s; for B it is E[s].
+    """Ruan et al., App. A.4: E[p s] / p is E only for scheme C, for any law of s; for B it is E[s].
 
-    For A the coefficient is N p / K_t of the complete ones, with the expectation p P(K_t > 0); C is left without work
-    with the chance P(s = 0), which the ratio leaves out.
+    For A the coefficient of a complete device is N p / K_t, with the expectation p P(K_t > 0). In scheme C a device has
+    no work with probability P(s = 0), which the ratio excludes.
     """
     share, rounds = np.array(SIZES) / sum(SIZES), 1200
     for scheme in "ABC":
@@ -127,13 +127,13 @@ def test_the_schemes_coefficients_have_the_expectations_of_table_1():
             np.testing.assert_allclose(found, np.where(done > 0, share, 0), atol=1e-4)
         else:
             complete = (done == E_STEPS).sum(axis=1, keepdims=True)
-            due = np.where((done == E_STEPS) & (complete > 0), len(SIZES) * share / np.maximum(complete, 1), 0)
-            np.testing.assert_allclose(found, due, atol=1e-4)
+            expected = np.where((done == E_STEPS) & (complete > 0), len(SIZES) * share / np.maximum(complete, 1), 0)
+            np.testing.assert_allclose(found, expected, atol=1e-4)
             assert (abs(found.mean(axis=0) - share * (1 - 0.6**6)) < 4 * found.std(axis=0) / np.sqrt(rounds)).all()
 
 
 def apart(clients, n, far):
-    """Clients with Hessians and minimisers of their own, ``far`` apart, and an x_0 whose gap does not depend on far."""
+    """Clients with different Hessians and minimisers, ``far`` apart, and an x_0 whose gap does not depend on far."""
     clients = Clients(clients, n, seed=2)
     clients.o = clients.o * far
     return clients, (clients.optimum() + 1).astype(np.float32)
@@ -151,11 +151,11 @@ def over_the_order(algorithm, far, R):
     return float(np.mean(met)) / (L * first) * np.sqrt(R)
 
 
-def test_fedavg_m_keeps_its_local_rate_whatever_the_heterogeneity():
-    """Cheng et al., Theorem 1 without noise: beta and gamma fall like 1 / sqrt(R), and so does what is left; eta stays.
+def test_fedavg_m_keeps_its_local_rate_for_any_heterogeneity():
+    """Cheng et al., Theorem 1 without noise: with beta and gamma like 1 / sqrt(R), the error falls like 1 / sqrt(R).
 
-    So it is for a heterogeneity zeta ten times as large, too. FedAvg with the same rates keeps a drift of the order
-    eta K L zeta, which no longer run makes smaller: over 1 / sqrt(R) it grows like sqrt(R).
+    The same holds for a heterogeneity zeta ten times as large. FedAvg with the same rates keeps a drift of the order
+    eta K L zeta for any R: divided by 1 / sqrt(R) it grows like sqrt(R).
     """
     for far in (4, 40):
         for R in (50, 200, 800):
@@ -193,12 +193,12 @@ def sums(algorithm, heard, gamma, far):
 def test_control_variates_need_no_bound_on_heterogeneity(algorithm, heard):
     """Cheng et al., Theorems 3, 4 without noise: the sum over R rounds of |grad f|^2 / (L Delta) stays bounded in R.
 
-    It is told apart from what a method without control variates does (below). What momentum adds is not: SCAFFOLD needs
-    no such bound either, by its own paper, and is here as a twin that has to pass.
+    Methods without control variates break this (next test). Momentum makes no difference: by its paper, SCAFFOLD needs
+    no such bound either, and must pass too.
     """
     met = [sums(algorithm, heard, 1 / 24, far) for far in (4, 40)]
     for found in met:
-        assert found[-1] < 1.02 * found[149]  # what is added after the first half
+        assert found[-1] < 1.02 * found[149]  # The second half adds little.
         assert found[-1] < 1.5 * 24
     np.testing.assert_allclose(met[0], met[1], rtol=0.01)
 
@@ -208,8 +208,8 @@ def test_control_variates_need_no_bound_on_heterogeneity(algorithm, heard):
     [(algorithms.FedAvg("uniform"), 6), (algorithms.FedAvg("uniform"), 2), (algorithms.FedAvgM(0.25), 2)],
     ids=repr,
 )
-def test_without_control_variates_one_is_needed(algorithm, heard):
-    """The local steps make it so where everybody is there, and the draws where some are, for FedAvg-M as well."""
+def test_without_control_variates_a_bound_is_needed(algorithm, heard):
+    """The reason is the local steps if all clients take part, else the draws, also for FedAvg-M."""
     found = sums(algorithm, heard, 1 / 24, 40)
     assert found[-1] > 1.3 * found[149]
     assert found[-1] > 2.5 * 24
@@ -232,11 +232,11 @@ def lfsgd(clients, eta, K, E, rounds, noise=None):
 
 @pytest.mark.parametrize("E", [1, 4])
 @pytest.mark.parametrize("K", [2, 4])
-def test_lfsgd_keeps_the_bound_of_theorem_3_3(K, E):
-    """Haddadpour, Mahdavi, eq. 24, in the form above: the mean of |grad f|^2 over the rounds, where Lambda is bounded.
+def test_lfsgd_obeys_theorem_3_3(K, E):
+    """Haddadpour, Mahdavi, eq. 24, in the form above: the mean of |grad f|^2 over the rounds if Lambda is bounded.
 
-    The noise's part, which is linear in it here, is what the recursion of its variance says: a client's noise counts
-    (1 + (K - 1) / N) / K in the mean of K draws, since one that comes twice brings the same.
+    The noise's part is linear in the noise, and equals the recursion of its variance: a client's noise has the factor
+    (1 + (K - 1) / N) / K in the mean of K draws, since a client that is drawn twice sends the same update.
     """
     clients, rng, rounds = Clients(6, 200, seed=3, shared=True), np.random.default_rng(0), 150
     L, a = float(clients.a.max()), clients.a.mean(axis=0)
@@ -245,14 +245,14 @@ def test_lfsgd_keeps_the_bound_of_theorem_3_3(K, E):
     exact = lfsgd(clients, eta, K, E, rounds)
     mean = np.mean([gradient_square(clients, x) for x in noisy])
     assert 0.2 < mean / local_bound(gap(clients, noisy[0]), eta, L, clients.n, K, E, rounds * E) < 1
-    ages = E * np.arange(rounds)[:, None]  # the steps whose noise is in x
+    ages = E * np.arange(rounds)[:, None]  # The number of steps whose noise is in x.
     kept = (1 - eta * a) ** 2
     variance = eta**2 * (1 + (K - 1) / clients.N) / K * (1 - kept**ages) / (1 - kept)
     assert np.mean((a * (noisy - exact)) ** 2) == pytest.approx(np.mean(a**2 * variance), rel=0.12)
 
 
-def test_lfsgd_does_not_keep_it_where_lambda_has_no_bound():
-    """With minimisers of their own, the draws alone take LFSGD above the bound, which has no place for them."""
+def test_lfsgd_exceeds_the_bound_if_lambda_is_unbounded():
+    """With different minimisers the draws take LFSGD above the bound, which has no term for them."""
     clients, rounds, K, E = Clients(6, 40, seed=3), 150, 2, 4
     clients.o = clients.o * 5
     L = float(clients.a.max())
@@ -263,10 +263,10 @@ def test_lfsgd_does_not_keep_it_where_lambda_has_no_bound():
 
 
 @pytest.mark.parametrize("nodes", [5, 9])
-def test_nfsgd_keeps_the_bound_of_theorem_3_4(nodes):
+def test_nfsgd_obeys_theorem_3_4(nodes):
     """Eq. 29 in the form 2 Delta / (eta T) + eta L sigma^2 / p + eta^2 L^2 sigma^2 ((1 + zeta^2)/(1 - zeta^2) E - 1).
 
-    On a ring, where the nodes share a minimiser, for the mean of the models.
+    For the mean of the models on a ring of nodes that share a minimiser.
     """
     clients, rng, rounds, E = Clients(nodes, 40, seed=3, shared=True), np.random.default_rng(0), 150, 2
     L, ring = float(clients.a.max()), Topology.named("ring", nodes)

@@ -1,6 +1,6 @@
-"""What dropouts do to the limit: least squares, full gradients, a constant rate (Sun, Mao, Zhang 2023; Gu et al. 2021).
+"""The limit under dropouts: least squares, full gradients, a constant rate (Sun, Mao, Zhang 2023; Gu et al. 2021).
 
-Distances are relative, and those below 1e-6 are at the resolution of a float32 x.
+Distances are relative; distances below 1e-6 are at the resolution of a float32 x.
 """
 
 import numpy as np
@@ -13,12 +13,12 @@ N, n = 8, 20
 
 
 def unequal_dropouts(t):
-    """Client i is there in a fraction of the rounds that depends on i; everybody in round 0."""
+    """Client i takes part in a share of the rounds that depends on i; all clients take part in round 0."""
     rng = np.random.default_rng(t)
     return range(N) if t == 0 else np.flatnonzero(rng.random(N) < np.linspace(0.2, 0.9, N)).tolist()
 
 
-def everybody(t):
+def all_clients(t):
     return range(N)
 
 
@@ -43,16 +43,16 @@ def test_with_one_step_fedavg_stalls(clients):
 
 
 @pytest.mark.parametrize("method", ["MIFA", "MimiC"])
-def test_with_more_steps_they_end_where_fedavg_ends_with_everybody(clients, method):
+def test_with_more_steps_they_reach_the_limit_of_fedavg_with_all_clients(clients, method):
     full = server_of(algorithms.FedAvg("uniform"), clients, lr=0.05)
-    run(full, clients, 200, cohort=everybody, steps=lambda t, i: 5)
+    run(full, clients, 200, cohort=all_clients, steps=lambda t, i: 5)
     server = server_of(method, clients, lr=0.05)
     run(server, clients, 500, cohort=unequal_dropouts, steps=lambda t, i: 5)
     assert distance(server.x, full.x) < 2e-6
-    assert distance(server.x, clients.optimum()) > 1e-3  # which is not the optimum
+    assert distance(server.x, clients.optimum()) > 1e-3  # The limit is not the optimum.
 
 
-def test_mimic_with_the_corrections_on_the_clients_goes_the_same_way(clients):
+def test_mimic_with_corrections_at_the_clients_has_the_same_models(clients):
     """The client sends h_i + c_i and keeps c_i = v - h_i; Algorithm 1's "practical implementation"."""
     at_server = server_of(algorithms.MimiC(), clients, lr=0.05)
     at_clients = server_of(algorithms.MimiC(placement="client"), clients, lr=0.05)

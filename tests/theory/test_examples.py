@@ -6,5 +6,5 @@ from bench.papers.theory import departure, local_sgd, momentum
 
 
 @pytest.mark.parametrize("module", [departure, local_sgd, momentum])
-def test_the_examples_of_the_docstrings(module):
+def test_the_doctests_of_the_theory_modules(module):
     assert doctest.testmod(module).failed == 0

@@ -1,4 +1,4 @@
-"""Where the methods of Cheng et al. end with everybody heard, K = 5 full-gradient steps, a constant rate."""
+"""The limits of the methods of Cheng et al. with all clients, K = 5 full-gradient steps and a constant rate."""
 
 import numpy as np
 import pytest
@@ -35,20 +35,20 @@ def test_the_scaffolds_reach_the_optimum(clients, algorithm):
     assert distance(limit(algorithm, clients), clients.optimum()) < 2e-6
 
 
-def test_fedavg_does_not(clients):
+def test_fedavg_does_not_reach_the_optimum(clients):
     assert distance(limit(algorithms.FedAvg("uniform"), clients), clients.optimum()) > 1e-3
 
 
-def test_fedavg_m_ends_where_fedavg_ends_with_beta_times_the_rate(clients):
-    """Its theorem lets eta or beta shrink with the horizon, and says nothing of a constant one."""
+def test_fedavg_m_has_the_limit_of_fedavg_with_beta_times_the_rate(clients):
+    """The theorem is about eta or beta that shrink with the horizon, not about constants."""
     m = limit(algorithms.FedAvgM(BETA), clients)
     assert distance(m, limit(algorithms.FedAvg("uniform"), clients, lr=BETA * LR, rounds=600)) < 1e-5
     assert distance(m, clients.optimum()) > 1e-4
 
 
-def test_fedavg_m_vr_ends_where_fedavg_ends_with_the_same_rate(clients):
-    """Not where FedAvg-M ends, nor at the optimum. At a fixed point g = 0, and on least squares a client then goes beta
-    times as far as FedAvg's would, whatever its matrix: the same mean is zero."""
+def test_fedavg_m_vr_has_the_limit_of_fedavg_with_the_same_rate(clients):
+    """The limit is neither FedAvg-M's nor the optimum. At a fixed point g = 0, and on least squares a client moves beta
+    times as far as FedAvg's client for any matrix: the same mean is zero."""
     vr = limit(algorithms.FedAvgMVR(BETA), clients)
     assert distance(vr, limit(algorithms.FedAvg("uniform"), clients)) < 1e-6
     for other in (clients.optimum(), limit(algorithms.FedAvgM(BETA), clients)):
@@ -76,8 +76,8 @@ def test_beta_1_is_the_plain_method(clients, momentum, plain):
     assert np.linalg.norm(servers[0].x) > 0.1
 
 
-def test_the_reparameterised_form_goes_the_same_way(clients):
-    """Eq. 31-33: g / beta, beta eta and beta gamma in the place of g, eta and gamma."""
+def test_the_reparameterised_form_has_the_same_models(clients):
+    """Eq. 31-33: g / beta, beta eta and beta gamma instead of g, eta and gamma."""
     for form in (algorithms.FedAvgM, algorithms.SCAFFOLDM):
         plain, other = (
             server_of(form(BETA), clients, LR, server_lr=LR * K),

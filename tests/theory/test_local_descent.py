@@ -11,7 +11,7 @@ from tests.theory.local_descent import E, N, Q, descend, diversity, hear, n
 from tests.theory.quadratics import Clients, run, server_of
 
 
-def test_lfgd_obeys_eq_20_where_the_clients_share_a_minimiser():
+def test_lfgd_obeys_eq_20_if_the_clients_share_a_minimiser():
     clients = Clients(N, n, seed=3, shared=True)
     L, mu = float(clients.a.max()), float(clients.a.mean(axis=0).min())
     rounds, bound = 400, 1.0
@@ -97,5 +97,5 @@ def test_lfsgds_error_over_the_draws(replacement):
     """
     drawn = np.array([1, 2, 4, 6])
     errors = np.array([stochastic_error(SHARED, K, 400, replacement) for K in drawn])
-    due = (1 + (drawn - 1) / N * replacement) / drawn
-    np.testing.assert_allclose(errors / errors[0], due, rtol=0.12)
+    expected = (1 + (drawn - 1) / N * replacement) / drawn
+    np.testing.assert_allclose(errors / errors[0], expected, rtol=0.12)

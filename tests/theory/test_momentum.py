@@ -1,4 +1,4 @@
-"""The choice of beta, rates and warm starts for the momentum methods: by hand, and by what it does with noise."""
+"""The choice of beta, rates and warm starts for the momentum methods: in numbers, and in runs with noise."""
 
 import math
 
@@ -15,20 +15,20 @@ from tests.theory.test_bounds import follow, gap
 GIVEN = dict(rounds=100, steps=5, clients=20, L=2.0, gap=8.0, noise=40.0, spread=9.0)
 
 
-def test_by_hand():
+def test_choices_in_numbers():
     # beta = sqrt(2 * 8 / 100 * 20 * 5) / 40; gamma = beta / 6 / 2; eta = .1 (beta S)^(-1/2) / (5 * 2)
-    due = MomentumRates(0.1, 0.1 / 12, 0.01 / math.sqrt(2), 0)
-    assert momentum_rates("FedAvgM", **GIVEN) == pytest.approx(due)
-    # the same of 5 clients with B = N K / (S R)
-    due = MomentumRates(0.05, 0.05 / 12, 0.01, 1)
-    assert momentum_rates("SCAFFOLDM", **GIVEN, cohort=5) == pytest.approx(due)
+    expected = MomentumRates(0.1, 0.1 / 12, 0.01 / math.sqrt(2), 0)
+    assert momentum_rates("FedAvgM", **GIVEN) == pytest.approx(expected)
+    # As above with 5 clients, and B = N K / (S R).
+    expected = MomentumRates(0.05, 0.05 / 12, 0.01, 1)
+    assert momentum_rates("SCAFFOLDM", **GIVEN, cohort=5) == pytest.approx(expected)
     # beta = (.16 / sqrt(100) / 16)^(2/3), gamma at most 1 / 24, eta as small as beta, B = K / (R beta^2)
-    due = MomentumRates(0.01, 1 / 48, 0.0001, 500)
-    assert momentum_rates("FedAvgMVR", **GIVEN) == pytest.approx(due)
+    expected = MomentumRates(0.01, 1 / 48, 0.0001, 500)
+    assert momentum_rates("FedAvgMVR", **GIVEN) == pytest.approx(expected)
     # beta = (.16 / sqrt(5) / 64)^(2/3), gamma = sqrt(5 beta) / 6 / 2, B = S K / (N R beta^2)
     beta = (0.16 / math.sqrt(5) / 64) ** (2 / 3)
-    due = MomentumRates(beta, math.sqrt(5 * beta) / 12, 0.01 * beta, 108)
-    assert momentum_rates("SCAFFOLDMVR", **GIVEN, cohort=5) == pytest.approx(due)
+    expected = MomentumRates(beta, math.sqrt(5 * beta) / 12, 0.01 * beta, 108)
+    assert momentum_rates("SCAFFOLDMVR", **GIVEN, cohort=5) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def test_by_hand():
     ],
     ids=str,
 )
-def test_local_steps_keep_below_the_least_of_their_limits(changes, limit):
-    """Without noise: below the gradient, the noise that there could be, and what grows away from x_0 or is there."""
+def test_local_steps_keep_below_their_smallest_limit(changes, limit):
+    """Without noise, the limits are the gradient, the possible noise, and the spread at x_0 and away from it."""
     given = {"method": "FedAvgM"} | GIVEN | {"noise": 0.0, "spread": 0.0} | changes
     assert momentum_rates(**given).lr == pytest.approx(0.1 * limit / (5 * 2))
 
 
 @pytest.mark.parametrize("method", ["SCAFFOLDM", "SCAFFOLDMVR"])
 @pytest.mark.parametrize("noise", [0.0, 1e-3, 40.0])
-def test_every_cohort_has_a_beta_that_the_method_takes(method, noise):
+def test_every_cohort_has_a_valid_beta(method, noise):
     betas = [momentum_rates(method, **GIVEN | {"noise": noise}, cohort=S).beta for S in range(1, 21)]
     assert betas == sorted(betas) or method == "SCAFFOLDMVR"
     assert all(named(method, beta=beta) for beta in betas)
@@ -63,18 +63,18 @@ def test_every_cohort_has_a_beta_that_the_method_takes(method, noise):
 
 @pytest.mark.parametrize("method", ["FedAvgM", "SCAFFOLDM", "FedAvgMVR", "SCAFFOLDMVR"])
 @pytest.mark.parametrize("noise", [0.0, 1e-3, 40.0])
-def test_a_start_is_warm_where_the_method_with_that_beta_takes_one(method, noise):
+def test_a_start_is_warm_if_the_method_takes_a_warm_start(method, noise):
     made = momentum_rates(method, **GIVEN | {"noise": noise})
     assert named(method, beta=made.beta).takes_warm_start == (made.minibatches > 0)
 
 
-def test_a_warm_start_is_as_exact_as_a_short_run_s_controls_are_to_be():
+def test_a_warm_start_of_a_short_run_has_more_minibatches():
     short = dict(rounds=1, cohort=5)  # N K / (S R) = 20
     assert momentum_rates("SCAFFOLDM", **GIVEN | short).minibatches == 20
     assert momentum_rates("SCAFFOLDM", **GIVEN | short | {"noise": 0.0}).minibatches == 1
 
 
-def test_without_noise_the_cohort_alone_bounds_beta():
+def test_without_noise_only_the_cohort_bounds_beta():
     exact = GIVEN | {"noise": 0.0}
     betas = {
         ("FedAvgM", 20): 1.0,
@@ -91,7 +91,7 @@ def test_without_noise_the_cohort_alone_bounds_beta():
         assert made.minibatches == method.startswith("SCAFFOLD")
 
 
-def test_longer_runs_have_less_momentum_and_clients_that_are_alike_may_go_further():
+def test_longer_runs_have_a_smaller_beta_and_similar_clients_a_larger_rate():
     for method in ("FedAvgM", "FedAvgMVR", "SCAFFOLDM", "SCAFFOLDMVR"):
         betas = [momentum_rates(method, **GIVEN | {"rounds": R}).beta for R in (10, 1_000, 100_000)]
         assert betas == sorted(betas, reverse=True)
@@ -108,16 +108,16 @@ ORDERS = {
         (left * sigma / (S * math.sqrt(K))) ** (2 / 3) + (1 + math.sqrt(N) / S) * left
     ),
 }
-"""Of the mean of |grad f|^2, by left = L gap / R; those of the SCAFFOLDs for S < N."""
+"""The order of the mean of |grad f|^2 by left = L gap / R; for the SCAFFOLDs with S < N."""
 
 
 class Problem:
-    """Clients, x_0, and a noise whose minibatches have Hessians of their own, so that gradients' differences have it.
+    """Clients, x_0, and minibatches with different Hessians, so that differences of gradients have noise.
 
     Args:
         heard: S.
-        added: the standard deviation of what a minibatch adds to each coordinate of a gradient.
-        part: its Hessian is 1 - part or 1 + part of the client's, by chance, coordinate by coordinate.
+        added: the standard deviation of a minibatch's addend to each coordinate of a gradient.
+        part: a minibatch's Hessian is 1 - part or 1 + part of the client's, at random for each coordinate.
     """
 
     def __init__(self, clients, x, *, heard, steps, added=0.0, part=0.0):
@@ -131,7 +131,7 @@ class Problem:
         return momentum_rates(method, **shape, L=self.L, gap=self.gap, noise=self.sigma, spread=self.spread)
 
     def over_the_order(self, method, R, made):
-        """The mean of |grad f|^2 over R rounds with that choice, over the order that the theorem says."""
+        """The mean of |grad f|^2 over R rounds with that choice, divided by the order of the theorem."""
         clients, rng = self.clients, np.random.default_rng(R)
         N, n = clients.N, clients.n
         algorithm, x = named(method, beta=made.beta), self.x.astype(np.float32)
@@ -151,10 +151,10 @@ class Problem:
 
 
 @pytest.mark.parametrize(("method", "heard"), [("FedAvgM", 8), ("SCAFFOLDM", 2), ("FedAvgMVR", 8), ("SCAFFOLDMVR", 2)])
-def test_the_mean_of_the_squared_gradient_falls_as_the_theorem_says(method, heard):
-    """Up to one constant for all R, with clients whose minimisers lie apart, some of them or all, and much noise.
+def test_the_mean_squared_gradient_has_the_order_of_the_theorem(method, heard):
+    """Up to one constant for all R, with different minimisers, some or all clients, and much noise.
 
-    FedAvg-M-VR falls behind with beta = 1, which is FedAvg and takes no warm start.
+    With beta = 1, FedAvg-M-VR is FedAvg without a warm start, and worse.
     """
     clients = Clients(8, 20, seed=2)
     clients.o = clients.o * 5
@@ -167,8 +167,8 @@ def test_the_mean_of_the_squared_gradient_falls_as_the_theorem_says(method, hear
 
 
 @pytest.mark.parametrize(("method", "N", "S"), [("FedAvgM", 2, 2), ("SCAFFOLDM", 16, 1), ("SCAFFOLDMVR", 16, 1)])
-def test_with_little_noise_gamma_is_as_large_as_the_order_asks_and_the_start_is_warm(method, N, S):
-    """A quarter of gamma is too slow where there is little noise, and without B the draws take x away from x*."""
+def test_with_little_noise_gamma_and_the_warm_start_are_needed(method, N, S):
+    """With little noise a quarter of gamma is too slow, and without B the draws take x away from x*."""
     clients, R = Clients(N, 4, seed=1), 400
     clients.o = clients.o * 50
     problem = Problem(clients, clients.optimum() + 1, heard=S, steps=2, added=0.5)
@@ -179,11 +179,11 @@ def test_with_little_noise_gamma_is_as_large_as_the_order_asks_and_the_start_is_
         assert problem.over_the_order(method, R, made._replace(minibatches=0)) > 9
 
 
-def test_fedavg_m_needs_the_beta_that_it_is_given():
+def test_fedavg_m_needs_its_beta():
     """With beta = 1, which is FedAvg, local steps keep a drift of the order eta K L times the spread.
 
-    Half of the coordinates have all of the gap, the other half all of the spread, which with much noise in a long run
-    is the worst that the choice of eta allows: its limit by the spread holds with beta, and does not with 1.
+    Half of the coordinates have all of the gap, the other half all of the spread. With much noise in a long run this is
+    the worst case for the choice of eta: its limit by the spread holds with beta, and not with 1.
     """
     clients, R = Clients(2, 4, seed=0), 1200
     clients.a = np.array([[2, 2, 2, 2], [2, 2, 0.2, 0.2]])
@@ -196,8 +196,8 @@ def test_fedavg_m_needs_the_beta_that_it_is_given():
     assert problem.over_the_order("FedAvgM", R, made._replace(beta=1.0)) > 1.3 * ratio
 
 
-def test_scaffold_m_vr_needs_the_beta_that_it_is_given():
-    """With beta = 1, which is SCAFFOLD, as warm at the start, what much noise leaves is not reduced in a long run."""
+def test_scaffold_m_vr_needs_its_beta():
+    """With beta = 1, which is SCAFFOLD, and the same warm start, a long run does not reduce much noise."""
     clients, R = Clients(2, 8, seed=1), 1000
     clients.o = clients.o * 3
     problem = Problem(clients, clients.optimum() + 1, heard=1, steps=1, added=11.0)
@@ -211,12 +211,12 @@ def test_scaffold_m_vr_needs_the_beta_that_it_is_given():
     ("wrong", "words"),
     [
         ({"method": "FedAvg"}, "FedAvgM"),
-        ({"cohort": 3}, "cohort: expected 20, .*: take SCAFFOLDM$"),
-        ({"method": "FedAvgMVR", "cohort": 3}, "take SCAFFOLDMVR$"),
-        ({"noise": 1e160}, "L: expected numbers whose rates a float holds"),
-        ({"method": "SCAFFOLDMVR", "gap": 1e-300, "noise": 1e40}, "a float holds"),
-        ({"L": 1e-200, "gap": 1e-200}, "a float holds"),
-        ({"spread": 1e300, "gap": 1e-300, "noise": 0.0}, "a float holds"),
+        ({"cohort": 3}, "cohort.*SCAFFOLDM$"),
+        ({"method": "FedAvgMVR", "cohort": 3}, "cohort.*SCAFFOLDMVR$"),
+        ({"noise": 1e160}, "L: "),
+        ({"method": "SCAFFOLDMVR", "gap": 1e-300, "noise": 1e40}, "L: "),
+        ({"L": 1e-200, "gap": 1e-200}, "L: "),
+        ({"spread": 1e300, "gap": 1e-300, "noise": 0.0}, "L: "),
         ({"rounds": 10**400}, "rounds"),
         ({"method": "SCAFFOLDM", "cohort": 21}, "cohort"),
         ({"rounds": 0}, "rounds"),
@@ -228,6 +228,6 @@ def test_scaffold_m_vr_needs_the_beta_that_it_is_given():
         ({"spread": math.inf}, "spread"),
     ],
 )
-def test_wrong_numbers_are_refused(wrong, words):
+def test_wrong_numbers_are_rejected(wrong, words):
     with pytest.raises(FedcoreError, match=words):
         momentum_rates(**{"method": "FedAvgM"} | GIVEN | wrong)

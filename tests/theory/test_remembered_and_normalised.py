@@ -1,4 +1,4 @@
-"""What FedVARP, FedStale, FedDyn, FedNova and FedExP promise, on least squares with full gradients."""
+"""FedVARP, FedStale, FedDyn, FedNova and FedExP on least squares with full gradients."""
 
 import numpy as np
 import pytest
@@ -12,11 +12,11 @@ CHANCES = np.linspace(0.2, 0.9, N).tolist()
 
 
 def dropouts(t):
-    """Client i is there with its chance, whatever was before; in some rounds nobody is."""
+    """Client i takes part with its probability, independently; some rounds have no clients."""
     return np.flatnonzero(np.random.default_rng(t).random(N) < CHANCES).tolist()
 
 
-def everybody(t):
+def all_clients(t):
     return range(N)
 
 
@@ -30,26 +30,26 @@ def clients():
 
 
 @pytest.mark.parametrize("algorithm", [algorithms.FedVARP(), algorithms.FedStale(1.0, chances=CHANCES)], ids=repr)
-def test_they_reach_the_optimum_under_uneven_dropouts(clients, algorithm):
+def test_fedvarp_and_fedstale_reach_the_optimum_under_uneven_dropouts(clients, algorithm):
     server = server_of(algorithm, clients, lr=0.1)
     run(server, clients, 400, cohort=dropouts, steps=one_step)
     assert distance(server.x, clients.optimum()) < 1e-6
 
 
-def test_fedstale_is_right_in_the_mean_where_fedavg_is_not(clients):
-    """With a constant rate and beta < 1 the model moves about the optimum, in the mean of which it stands."""
-    found = {}
+def test_fedstale_is_unbiased_and_fedavg_is_not(clients):
+    """With a constant rate and beta < 1 the model moves around the optimum; the mean of the models is the optimum."""
+    distances = {}
     for algorithm in (algorithms.FedStale(0.8, chances=CHANCES), algorithms.FedAvg("uniform")):
         server, mean, rounds = server_of(algorithm, clients, lr=0.02), np.zeros(n), 2000
         for t in range(rounds):
             run(server, clients, 1, cohort=lambda _, t=t: dropouts(t), steps=one_step)
             mean += server.x * (t >= rounds // 2) / (rounds // 2)
-        found[type(algorithm).__name__] = distance(mean, clients.optimum())
-    assert found["FedStale"] < 0.02
-    assert found["FedAvg"] > 0.05
+        distances[type(algorithm).__name__] = distance(mean, clients.optimum())
+    assert distances["FedStale"] < 0.02
+    assert distances["FedAvg"] > 0.05
 
 
-def test_with_a_minimiser_that_all_share_every_beta_reaches_it():
+def test_a_shared_minimiser_is_reached_with_any_beta():
     clients = Clients(N, n, seed=0, shared=True)
     server = server_of(algorithms.FedStale(0.5, chances=CHANCES), clients, lr=0.1)
     run(server, clients, 400, cohort=dropouts, steps=one_step)
@@ -65,11 +65,11 @@ def path(algorithm, clients, *, cohort, steps=lambda t, i: 3, rounds=30, **optio
 
 
 def same(one, other):
-    assert np.linalg.norm(one[-1]) > 0.1  # it went somewhere
+    assert np.linalg.norm(one[-1]) > 0.1  # The model has moved.
     return max(distance(x, y) for x, y in zip(one[1:], other[1:], strict=True)) < 2e-6
 
 
-def test_fedstales_two_ends(clients):
+def test_fedstale_is_between_fedavg_and_fedvarp(clients):
     sometimes = lambda t: dropouts(t) or [0]  # noqa: E731
     varp = path(algorithms.FedVARP(), clients, cohort=sometimes)
     assert same(path(algorithms.FedStale(1.0), clients, cohort=sometimes), varp)
@@ -78,7 +78,7 @@ def test_fedstales_two_ends(clients):
     assert same(path(algorithms.FedStale(0.0), clients, cohort=sometimes), fedavg)
 
 
-def test_feddyns_fixed_point_is_stationary_and_its_rows_are_the_gradients_there(clients):
+def test_feddyn_s_fixed_point_is_stationary_with_gradients_as_rows(clients):
     alpha = 0.5
     server = server_of(algorithms.FedDyn(alpha), clients, lr=0.1)
     run(server, clients, 600, cohort=lambda t: dropouts(t) or [0], steps=lambda t, i: 10)
@@ -89,21 +89,17 @@ def test_feddyns_fixed_point_is_stationary_and_its_rows_are_the_gradients_there(
 
 
 def test_fedacg_without_momentum_is_fedprox(clients):
-    fedprox = path(algorithms.FedProx(0.3, weights="uniform"), clients, cohort=everybody)
-    assert same(path(FedACG(lam=0.0, beta=0.3), clients, cohort=everybody), fedprox)
+    fedprox = path(algorithms.FedProx(0.3, weights="uniform"), clients, cohort=all_clients)
+    assert same(path(FedACG(lam=0.0, beta=0.3), clients, cohort=all_clients), fedprox)
 
 
-def test_fednova_with_equal_steps_is_fedavg_of_the_same_examples(clients):
+def test_fednova_with_equal_steps_is_fedavg(clients):
     def of(algorithm, steps):
         server, xs = server_of(algorithm, clients, lr=0.05), []
         for t in range(20):
             broadcast = server.broadcast(dropouts(t) or [0])
-            server.round(
-                [
-                    Update(i, clients.work(broadcast, i, steps(i))[0], steps=steps(i), examples=3 + i)
-                    for i in broadcast.ids
-                ]
-            )
+            ys = {i: clients.work(broadcast, i, steps(i))[0] for i in broadcast.ids}
+            server.round([Update(i, y, steps=steps(i), examples=3 + i) for i, y in ys.items()])
             xs.append(server.x)
         return np.array(xs)
 
@@ -111,23 +107,23 @@ def test_fednova_with_equal_steps_is_fedavg_of_the_same_examples(clients):
     assert not same(of(algorithms.FedNova(), lambda i: 1 + i), of(algorithms.FedAvg(), lambda i: 1 + i))
 
 
-def test_fednova_does_not_prefer_those_who_do_more_steps(clients):
-    """FedAvg of uneven steps ends at the minimiser of another objective, weighed by the steps."""
+def test_fednova_does_not_prefer_clients_with_more_steps(clients):
+    """FedAvg with uneven steps has the limit of an objective that is weighted by the steps."""
     ends = {}
     for algorithm in (algorithms.FedNova(), algorithms.FedAvg()):
         server = server_of(algorithm, clients, lr=0.001)
-        run(server, clients, 750, cohort=everybody, steps=lambda t, i: 1 + 2 * i)
+        run(server, clients, 750, cohort=all_clients, steps=lambda t, i: 1 + 2 * i)
         ends[type(algorithm).__name__] = distance(server.x, clients.optimum())
     assert ends["FedNova"] < 0.1 * ends["FedAvg"]
 
 
-def test_fedexp_steps_as_fedavg_where_clients_agree_and_further_where_they_do_not(clients):
+def test_fedexp_equals_fedavg_for_equal_clients_and_steps_further_otherwise(clients):
     agreeing = Clients(N, n, seed=0, shared=True)
     agreeing.a[:] = 1
     fedexp, fedavg = (
-        path(method, agreeing, cohort=everybody) for method in (algorithms.FedExP(), algorithms.FedAvg("uniform"))
+        path(method, agreeing, cohort=all_clients) for method in (algorithms.FedExP(), algorithms.FedAvg("uniform"))
     )
     assert same(fedexp, fedavg)
     server = server_of(algorithms.FedExP(), clients, lr=0.05)
-    report = run(server, clients, 30, cohort=everybody, steps=one_step)
+    report = run(server, clients, 30, cohort=all_clients, steps=one_step)
     assert report.gamma > 1.5

@@ -5,7 +5,7 @@ inline int sharing(const ClientUpdate* sent, std::int64_t i, std::int64_t k, int
     return together;
 }
 
-// k clients of one base, or of none, tile by tile of a run: what is in `from`, null for zeros, and theirs. `squares`
+// Adds k clients, of one base or none, to `from` (null for zeros), tile by tile of a run. `squares`
 // are those of the block that the run starts in; `stride` lies between blocks'.
 template <class Sum, bool kBase>
 void accumulate_rows(const ClientUpdate* sent, int k, std::int64_t begin, std::int64_t end, const Sum* from, Sum* out,
@@ -98,7 +98,7 @@ void step_tile(const Step& step, const Sum* sum, const float* momentum, const fl
 }
 
 // The step of a method that keeps one, elementwise: elements [first, first + count).
-// (Not inlined, so that its scratch is not on the stack of those who do without.)
+// (Not inlined, so that other callers' stacks do not hold its scratch.)
 template <class Sum>
 __attribute__((noinline)) void step_chunk(const Step& s, const StepInputs<Sum>& in, const StepOutputs& out,
                                           std::int64_t first, std::int64_t count) {

@@ -31,7 +31,7 @@ inline void write(std::int64_t* at, Words words) {
     __builtin_memcpy(at, &words, sizeof words);
 }
 
-constexpr std::int64_t kMostTerms = 2048;  // from which on words are settled: half of what they hold
+constexpr std::int64_t kMostTerms = 2048;  // terms after which words are normalised: half of their capacity
 
 // How words are left: as they are, or settled, which the last pass over them does for all terms.
 struct Leaving {
@@ -132,7 +132,7 @@ inline ExactPlace before_last(ExactPlace place) {
     return place;
 }
 
-// What `seen_of` sees, term by term, of one or more elements in float64.
+// The terms of `seen_of` for one or more elements in float64.
 template <Form kForm, class Number, class Sum>
 inline void add_seen_of(const SumForm& adds, Number stored, Number r, Number h, Number q, Sum& sum) {
     add_rounded(adds.row * stored, sum);
@@ -159,7 +159,7 @@ inline void add_rounded(double t, Element& sum) {
     add_rounded<kAdds>(t, sum.high, sum.low);
 }
 
-// fold_piece into an exact sum: for the rest as there.
+// fold_piece into an exact sum; otherwise the same.
 template <int kRows, Form kForm, Given kGiven, bool kOld, bool kAnchor, bool kKeep, bool kShort = false>
 void fold_piece(const Streams* rows, const Forms* forms, std::int64_t count, ExactPlace place, float (*lanes)[kLanes]) {
     constexpr bool kBase = kGiven == Given::model, kReplaces = kForm == Form::replaces, kNorms = kGiven != Given::row;
@@ -239,7 +239,7 @@ void fold_rows(const Streams* rows, const Forms* forms, std::int64_t count, Exac
     piece(rows, forms, count, place, lanes);
 }
 
-// What the sum sees of a chunk whose row is stored.
+// The sum's term for a chunk whose row is stored.
 template <Form kForm>
 void add_seen(const SumForm& adds, double weight, const float* stored, const float* r, const float* h, const float* q,
               std::int64_t count, ExactPlace place) {
@@ -251,7 +251,7 @@ void add_seen(const SumForm& adds, double weight, const float* stored, const flo
     }
 }
 
-// Whether the weighted elements of a row that was made are such as an exact sum takes.
+// Whether an exact sum can take the weighted elements of a new row.
 inline bool is_held(const float* values, std::int64_t count, const SumForm& adds, double weight) {
     const double of_row = __builtin_fabs(adds.row), of_r = __builtin_fabs(adds.r);
     const double most = of_row > of_r ? of_row : of_r;  // which it is next time
@@ -322,7 +322,7 @@ struct ExactPass {
     }
 };
 
-// k clients of one base, or of none, tile by tile of a run: what is in `from`, and theirs.
+// Adds k clients, of one base or none, to `from`, tile by tile of a run.
 template <bool kBase, bool kShort, bool kScales>
 void accumulate_rows(const ClientUpdate* sent, int k, std::int64_t begin, std::int64_t end, ConstExactSum from,
                      ExactSum out, const Leaving& leaving, double* squares, std::int64_t stride, bool past_caches) {

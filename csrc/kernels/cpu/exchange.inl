@@ -1,11 +1,11 @@
-// What stands for a row or an anchor that there is not, where a loop of its own would not be worth it.
+// Replaces a missing row or anchor where a separate loop would not pay.
 constexpr float kZeros[kTile] = {};
 
 bool is_finite_tile(const float* values, std::int64_t count) {
     return largest_magnitude(values, count) < (255u << 23);
 }
 
-// Whether the elements of a row that was made are such as the sum takes.
+// Whether the sum can take the elements of a new row.
 inline bool is_taken(const double*, const float* values, std::int64_t count, const SumForm&, double) {
     return is_finite_tile(values, count);
 }
@@ -37,7 +37,7 @@ inline double* before_last(double* out) {
     return out;
 }
 
-// What the sum sees is row' as the row stores it, rounded to float32: so it follows the rows exactly.
+// The sum uses row' as stored, rounded to float32, so it follows the rows exactly.
 template <int kRows, class At>
 void exchange_floats(Streams* rows, const Forms& forms, std::int64_t count, At sum, float (*lanes)[kLanes]) {
     const Form form = form_of(forms);
@@ -59,8 +59,8 @@ void exchange_floats(Streams* rows, const Forms& forms, std::int64_t count, At s
     }
 }
 
-// What becomes of a row's chunk that was just made: it is summed, and, where it lies in a stage, stored past the
-// caches. Meanwhile the client's next chunk is fetched, or the memory would have nothing to read.
+// Handles a new chunk of a row: computes its checksum and, if it is in a stage, stores it past the caches. Meanwhile it
+// fetches the client's next chunk, because memory would otherwise be idle.
 void pass_on(const float* made, std::int64_t count, float* row, BlockSum* sum, const Chunk& next) {
     const auto fetch = [&](std::int64_t at) {
         __builtin_prefetch(next.y.at + at / 4 * next.y.size);
@@ -136,7 +136,7 @@ void exchange_floats(const ClientUpdate* sent, const RowExchange* row_exchanges,
     }
 }
 
-// What the sum sees of a chunk whose row is stored.
+// The sum's term for a chunk whose row is stored.
 template <Form kForm>
 void add_seen(const SumForm& adds, double weight, const float* stored, const float* r, const float* h, const float* q,
               std::int64_t count, double* __restrict sum) {
@@ -179,7 +179,7 @@ void exchange_chunk(const Passing& row, const Forms& forms, std::int64_t first, 
         fold_piece<1, Form::replaces, Given::row, true, true, false>(&at, nullptr, count, sum, nullptr);
 }
 
-// |h|^2 of a tile by its lanes, or infinity where what is stored is not finite.
+// |h|^2 of a tile by its lanes, or infinity if a stored number is not finite.
 template <class At>
 double squares_of_tile(At out, const ClientUpdate& sent, const Row& stored, const Forms& forms, std::int64_t tile,
                        std::int64_t count, float* lanes) {
@@ -240,7 +240,7 @@ void exchange_codes(const ClientUpdate* sent, const RowExchange* row_exchanges, 
     }
 }
 
-// Whether the `count` clients from i on can pass together: they start from one base, and have alike what they have.
+// Whether the `count` clients from i on can share a pass: they have the same base and the same kinds of arrays.
 inline bool exchange_alike(const ClientUpdate* sent, const RowExchange* rows, const Forms& forms, std::int64_t i,
                            std::int64_t k, int count) {
     if (i + count > k) return false;

@@ -1,12 +1,12 @@
 // The exchange of a chunk through a codec in registers, for the level whose instructions narrow and widen whole
-// vectors: what the stages of cpu/exchange.inl do one after another, with the same operations and so the same bits.
-// For what is usual alone: rows that are replaced, old and new row in one codec, whole blocks of a scale. kRows clients
+// vectors. It does the work of the stages of cpu/exchange.inl with the same operations, and so the same bits. It
+// handles only the usual case: replaced rows, old and new row in the same codec, whole blocks of a scale. kRows clients
 // of one base pass together, as in fold_piece.
 
 // Clients whose rows are exchanged in one pass, if they have the same arrays; and float32 rows at most.
 constexpr int kExchanges = 2, kMostExchanges = 4;
 
-// What a chunk reads and writes for a client.
+// The arrays of a client's chunk.
 struct Passing {
     Streams at;
     Row old_row, new_row;

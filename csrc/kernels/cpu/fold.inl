@@ -119,7 +119,7 @@ void gradients(const float* y, const float* base, float scale, std::int64_t coun
         gradient_piece<Given::difference>(y, base, scale, count, h, lanes);
 }
 
-// |h|^2 of a tile of what a client sent, in float64, because its float32 sum is not sound.
+// |h|^2 of a tile of a client's update, in float64, because its float32 sum is inaccurate.
 double squares_exactly(const ClientUpdate& sent, std::int64_t tile, std::int64_t count, double in_float32) {
     if (in_float32 == 0 && sent.base != nullptr && sent.dtype == Dtype::float32 &&
         __builtin_memcmp(static_cast<const float*>(sent.y) + tile, sent.base + tile, count * sizeof(float)) == 0)
@@ -136,7 +136,7 @@ double squares_exactly(const ClientUpdate& sent, std::int64_t tile, std::int64_t
     return sum_of_lanes(lanes);
 }
 
-// kRows clients who share a base or have none.
+// kRows clients with the same base, or with none.
 template <int kRows, Form kForm, bool kOld, bool kAnchor, bool kKeep, class Sum>
 void fold_rows(const Streams* rows, const Forms* forms, std::int64_t count, Sum* sum, float (*lanes)[kLanes]) {
     if (rows[0].base != nullptr)
@@ -145,7 +145,7 @@ void fold_rows(const Streams* rows, const Forms* forms, std::int64_t count, Sum*
         fold_piece<kRows, kForm, Given::difference, kOld, kAnchor, kKeep>(rows, forms, count, sum, lanes);
 }
 
-// The run of `out`, with what is in `acc`.
+// Copies `acc` to the run of `out`.
 template <class Sum>
 void begin_run(const Sum* acc, Sum* out, std::int64_t begin, std::int64_t end) {
     if (acc != out)

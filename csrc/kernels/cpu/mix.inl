@@ -33,7 +33,7 @@ __attribute__((noinline)) void combine(const float* const* columns, const float*
 }
 
 using Combine = void (*)(const float* const*, const float*, std::int64_t, const float*, float*, float*);
-constexpr int kTogether = 4;  // columns of a pass: more are no faster, for what they wait for is the slots in L2
+constexpr int kTogether = 4;  // columns of a pass; more are not faster, because the slots in L2 limit the speed
 
 // By the number of columns.
 template <bool kAdd>
@@ -48,7 +48,7 @@ constexpr Combine kKeep[kTogether + 1][kTogether] = {
     {combine<3, false, 0>, combine<3, false, 1>, combine<3, false, 2>},
     {combine<4, false, 0>, combine<4, false, 1>, combine<4, false, 2>, combine<4, false, 3>}};
 
-// Which of a row's few entries is the row's own model, if just one is; else, or if there are more entries, -1.
+// The index of the row's own model among its few entries, if exactly one is; -1 otherwise, or with more entries.
 inline std::int64_t own_entry(const Mixing& matrix, std::int64_t row) {
     const std::int64_t first = matrix.starts[row], count = matrix.starts[row + 1] - first;
     if (count > kTogether) return -1;

@@ -38,7 +38,7 @@ inline void each(Round round, const std::uint32_t* words, std::int64_t count, co
     }
 }
 
-// As an integer, in whose order the magnitudes of numbers are, infinity is above them, and every NaN above that.
+// As an integer that sorts by magnitude, with infinity above all numbers, and every NaN above infinity.
 inline std::uint32_t largest_magnitude(const float* x, std::int64_t count) {
     std::int32_t largest = 0;
     for (std::int64_t i = 0; i < count; ++i) {
@@ -61,7 +61,7 @@ void to_half_group(const float* __restrict x, Round round, const std::uint32_t* 
     }
 }
 
-// With kBack the encoders also write what the codes stand for.
+// With kBack the encoders also write the decoded values.
 template <class Half, bool kBack, class Round>
 void to_half(const float* x, Round round, std::int64_t first, std::int64_t count, std::uint16_t* codes, float* back) {
     alignas(64) std::uint32_t words[kGroup / 2];
@@ -85,7 +85,7 @@ void from_half(const std::uint16_t* __restrict codes, std::int64_t count, float*
 template <bool kBack, class Round>
 inline void to_int8_block(const float* __restrict x, Round round, const std::uint32_t* words, float scale,
                           float inverse, std::int64_t count, std::int8_t* __restrict codes, float* __restrict back) {
-    alignas(64) std::int32_t wide[kCodeBlock];  // narrowed in a loop of its own, which the compiler does better
+    alignas(64) std::int32_t wide[kCodeBlock];  // narrowed in a separate loop, which the compiler vectorises better
     if (inverse == 0)
         for (std::int64_t i = 0; i < count; ++i) wide[i] = 0;
     else
@@ -157,7 +157,7 @@ void from_int8(const std::int8_t* __restrict codes, const float* __restrict scal
     }
 }
 
-// What the codes of elements [first, first + count) of a row stand for, at `out`.
+// Decodes elements [first, first + count) of a row into `out`.
 void decode(const void* codes, const float* scales, Codec codec, std::int64_t first, std::int64_t count, float* out) {
     if (codec == Codec::bf16)
         from_half<Bf16>(static_cast<const std::uint16_t*>(codes) + first, count, out);

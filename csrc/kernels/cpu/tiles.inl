@@ -1,11 +1,11 @@
-// Tile stages: what lies in another format becomes float32 in scratch of a tile's length, so that the folds have one
-// loop, whatever the dtypes and codecs.
+// Tile stages: other formats are converted to float32 in scratch of a tile's length, so that the folds need one loop
+// for all dtypes and codecs.
 
 void from_float64(const double* __restrict values, std::int64_t count, float* __restrict out) {
     for (std::int64_t j = 0; j < count; ++j) out[j] = static_cast<float>(values[j]);
 }
 
-// Elements [tile, tile + count) of what a client sent: where they lie, or converted into `scratch`.
+// Elements [tile, tile + count) of a client's update: in place, or converted into `scratch`.
 const float* sent_tile(const ClientUpdate& sent, std::int64_t tile, std::int64_t count, float* scratch) {
     switch (sent.dtype) {
         case Dtype::float32:
@@ -42,7 +42,7 @@ inline Upcoming upcoming(const ClientUpdate& sent, std::int64_t first) {
     return {static_cast<const char*>(sent.y) + first * size, size};
 }
 
-// What a chunk reads of its client's own.
+// A client's arrays that a chunk reads.
 struct Chunk {
     Upcoming y, row;
 };

@@ -1,9 +1,9 @@
-// Weighted sums of rows of any dtype, and of what clients sent. Rows are converted as they are read, up to eight in a
+// Weighted sums of rows of any dtype, and of clients' updates. Rows are converted as they are read, up to eight in a
 // pass over a tile of the sum; each element's additions stay in the order of the rows.
 
 constexpr std::int64_t kNear = 256;  // bytes to prefetch ahead of each row; 2 KiB ahead is slower than not at all
 
-// What h is formed in: float32, or float64 where rows and sum are.
+// The precision of h: float32, or float64 if rows and sum are.
 template <class Row, class Sum>
 struct Arithmetic {
     using Value = float;

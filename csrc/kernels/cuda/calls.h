@@ -1,5 +1,5 @@
-// What the host hands to the kernels: plain structs, laid out alike by nvcc and by every host compiler. What a call
-// says of the arithmetic is said in the structs of the CPU's headers; arrays of them are tables in the device's memory.
+// The kernels' arguments: plain structs with the same layout in nvcc and all host compilers. The arithmetic is
+// described by the structs of the CPU's headers; arrays of them are tables in the device's memory.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,20 @@
 namespace fedcore::cuda {
 
 // The CPU's partition, which fixes every sum of squares: 16 lanes over a tile, the tiles of a piece in order, the
-// pieces in order. A piece is the CPU's block; a block of threads here is one tile.
+// pieces in order. A piece is the CPU's block; a block of threads handles one tile.
 constexpr int kLanes = 16;
 constexpr int kTile = 2048;
 constexpr int kPieceTiles = 8;
 constexpr int kPiece = kTile * kPieceTiles;
 
 constexpr int kThreads = 256;            // of a block
-constexpr int kEach = kTile / kThreads;  // elements of a thread: four, and the four 32 elements behind them
+constexpr int kEach = kTile / kThreads;  // elements of a thread: four, and the four that are 32 elements later
 constexpr int kTogether = 4;             // rows whose squares are summed at once
 constexpr int kStaged = 64;              // rows whose descriptions lie in shared memory at once
 
 // `vector` in all that follows: whether every array starts at a multiple of 16 bytes.
 
-// Tensors that lie apart are numbered in whole pieces: first_piece[s] is the first of tensor s among all pieces, and
+// Separate tensors are numbered in whole pieces: first_piece[s] is the first of tensor s among all pieces, and
 // first_piece[count] their number.
 struct Segments {
     const std::int32_t* first_piece;

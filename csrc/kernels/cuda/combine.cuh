@@ -1,4 +1,4 @@
-// Linear combinations of a few vectors, and how long they are: what combine.h says, in float64.
+// Linear combinations of a few vectors, and their norms, as in combine.h, in float64.
 #pragma once
 
 #include "kernels/cuda/norms.cuh"

@@ -4,7 +4,7 @@
 namespace fedcore::cuda {
 namespace {
 
-// Clients first .. last - 1 of every tensor, who start from one base and, if rows are exchanged, end in one codec.
+// Clients first .. last - 1 of every tensor, with the same base and, if rows are exchanged, the same codec.
 struct Group {
     std::int64_t first, last;
 };
@@ -61,7 +61,7 @@ void fold_group(Queue& queue, const Fold<Sum>* folds, const std::int64_t* n, std
             plain = plain && fold.sent[i].dtype == Dtype::float32;
             aligned = aligned && are_aligned({fold.sent[i].y, fold.sent[i].base});
         }
-        const Sum* const acc = group.first == 0 ? fold.acc : fold.out;  // what the groups before have left there
+        const Sum* const acc = group.first == 0 ? fold.acc : fold.out;  // the earlier groups' result
         tensors.host[s] = {{acc, fold.out, copied(queue, fold.sent + group.first, k)}, n[s], aligned};
     }
     const FoldCall<Sum> call{tensors.device,  rows != nullptr ? copied(queue, rows + group.first, k) : nullptr,

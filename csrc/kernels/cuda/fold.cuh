@@ -1,5 +1,5 @@
-// Folding what clients sent into a sum, and exchanging their rows on the way: what aggregate.h and exchange.h say, with
-// the order of additions that they promise. Each sum stays in its thread's registers while the clients pass.
+// Folds clients' updates into a sum, and exchanges their rows: the operations of aggregate.h and exchange.h, with the
+// same order of additions. Each sum stays in its thread's registers during the loop over clients.
 #pragma once
 
 #include "kernels/cuda/codes.cuh"
@@ -7,8 +7,8 @@
 
 namespace fedcore::cuda {
 
-// What a block has at hand of a client. It is no RowExchange, whose checksums a device does not make: shared memory
-// takes nothing that has a constructor.
+// A client's arrays in shared memory. Not a RowExchange, because shared memory cannot hold types with a constructor,
+// and a device makes no checksums.
 struct Client {
     ClientUpdate sent;
     Row old_row, new_row;
@@ -23,7 +23,7 @@ struct FoldMemory {
     unsigned bad;                   // a bit for each of the rows at hand: what is stored is not finite
 };
 
-// What a client sent, as float32. Where not every y is float32, a load waits for its conversion.
+// A client's update as float32. If not every y is float32, a load waits for its conversion.
 template <bool kPlain, bool kVector>
 __device__ Raw<float> load_sent(const ClientUpdate& sent, std::int64_t begin, int count) {
     if (kPlain || sent.dtype == Dtype::float32)
@@ -81,7 +81,7 @@ __device__ void fold_tile(const FoldCall<Sum>& call, const Where& at, int some, 
     const std::int64_t tiles = static_cast<std::int64_t>(gridDim.x);
     Raw<Sum> sum = segment.fold.acc != nullptr ? Raw<Sum>::template load<kVector>(segment.fold.acc + at.begin, count)
                                                : Raw<Sum>::zero();
-    // A launch has one base: the host cuts a cohort where the base changes, as late replies alone make it.
+    // A launch has one base: the host splits a cohort where the base changes, which only late replies cause.
     const Raw<float> x = load_base<kVector>(call.k > 0 ? segment.fold.sent[0].base : nullptr, at.begin, count);
     if (kRows) {
 #pragma unroll

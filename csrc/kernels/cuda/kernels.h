@@ -1,6 +1,6 @@
-// The kernels' families on a device, each with the bits of its twin in kernels/*.h wherever the result is finite, and
-// not finite where that is not. Arrays lie on the device; structs, lists of pointers, weights and coefficients on the
-// host, and are read before a call returns. What has norms waits for them, all else is left to the queue.
+// The kernels on a device, each with the bits of the function in kernels/*.h if the result is finite, and not finite if
+// that is not. Arrays are on the device. Structs, lists of pointers, weights and coefficients are on the host, and are
+// read before a call returns. Calls with norms wait for them; all others are only queued.
 //
 // Callers have checked every pointer, length and overlap; tensors have less than 2^28 pieces together.
 #pragma once

@@ -1,4 +1,4 @@
-// What launches have in common: tables, partitions, and the sums of squares.
+// Shared by all launches: tables, partitions, and sums of squares.
 #pragma once
 
 #include <initializer_list>
@@ -68,7 +68,7 @@ inline double* squares_for(Queue& queue, std::int64_t rows, std::int64_t parts) 
     return static_cast<double*>(queue.scratch(static_cast<std::size_t>(rows * parts) * sizeof(double)));
 }
 
-// partials[piece, i] = what the parts of row i in that piece add up to, in the order in which the device adds them.
+// partials[piece, i] = the sum of row i's parts in that piece, in the device's order.
 inline void read_partials(Queue& queue, const double* squares, std::int64_t rows, std::int64_t pieces, int parts,
                           double* partials) {
     std::vector<double> read(rows * pieces * parts);
@@ -78,7 +78,7 @@ inline void read_partials(Queue& queue, const double* squares, std::int64_t rows
             add_partials(read.data() + (row * pieces + piece) * parts, parts, 1, partials + piece * rows + row);
 }
 
-// sums[i] = what the parts of row i add up to, `parts` to a piece; partials: float64[pieces, rows] or null.
+// sums[i] = the sum of row i's parts, `parts` a piece; partials: float64[pieces, rows] or null.
 inline void read_totals(Queue& queue, const double* squares, std::int64_t rows, std::int64_t pieces, int parts,
                         double* partials, double* sums) {
     if (rows == 0) return;

@@ -1,5 +1,5 @@
-// Every model becomes a weighted sum of all models, in place: what mix.h says. A block has its elements of all models
-// in shared memory before it writes any, so that each model is read once and written once, whatever the matrix.
+// Replaces every model by a weighted sum of all models, in place, as in mix.h. A block loads its elements of all models
+// into shared memory before it writes any, so that each model is read and written once, for any matrix.
 #pragma once
 
 #include "kernels/cuda/calls.h"

@@ -1,4 +1,4 @@
-// Codes of whole vectors, and back: what quantise.h says. A block is a tile.
+// Encodes and decodes whole vectors, as in quantise.h. A block is a tile.
 #pragma once
 
 #include "kernels/cuda/codes.cuh"

@@ -1,4 +1,4 @@
-// The scalars that the CPU's loops are made of too, and what they need of CUDA.
+// The scalars that the CPU's loops also use, and their CUDA helpers.
 // Compiled with -fmad=false -ftz=false -prec-div=true -prec-sqrt=true, so that each operation rounds as the CPU's does.
 #pragma once
 
@@ -27,13 +27,13 @@ __device__ inline double infinity() {
     return static_cast<double>(float_of(0x7f800000u));
 }
 
-// As an integer, in whose order magnitudes are: infinity is above all numbers, and every NaN above that.
+// As an integer that sorts by magnitude, with infinity above all numbers, and every NaN above infinity.
 __device__ inline std::uint32_t magnitude_of(float value) {
     return bits_of(value) & 0x7fffffffu;
 }
 constexpr std::uint32_t kInfinite = 0x7f800000u;
 
-// What 16 bits stand for. A GPU has an instruction for float16, which differs from F16::value in NaN alone.
+// The value of a 16-bit code. A GPU has an instruction for float16, which differs from F16::value only for NaN.
 template <class Half>
 __device__ inline float value_of(std::uint32_t code) {
     return Half::value(code);

@@ -6,7 +6,7 @@
 
 namespace fedcore::cuda {
 
-// What aggregate.h says of v, T' and x', in float64.
+// v, T' and x' as in aggregate.h, in float64.
 template <class Sum, bool kVector>
 __device__ void server_step_tile(const StepCall<Sum>& call, std::int64_t begin, int count, Values& values) {
     const Linear of_v = call.step.v, of_total = call.step.total;
@@ -59,7 +59,7 @@ __device__ void server_step(const StepCall<Sum>& call, Values& values) {
         server_step_tile<Sum, false>(call, begin, count, values);
 }
 
-// What optimizer.h says of m', s' and x', in float32.
+// m', s' and x' as in optimizer.h, in float32.
 template <Second kSecond, bool kVector>
 __device__ void optimizer_tile(const OptimizerCall& call, std::int64_t begin, int count, Values& values) {
     const auto v = Raw<float>::load<kVector>(call.in.v + begin, count);
@@ -95,7 +95,7 @@ __device__ void optimizer_step(const OptimizerCall& call, Values& values) {
         optimizer_tile<kSecond, false>(call, begin, count, values);
 }
 
-// What direction.h says of y, in float32.
+// y as in direction.h, in float32.
 template <bool kVector>
 __device__ void direction_tile(const DirectionCall& call, std::int64_t begin, int count) {
     const LocalStep& step = call.step;

@@ -1,4 +1,4 @@
-// How a block of threads goes through a tile: which elements are whose, how they are loaded and stored.
+// A block's threads and a tile: each thread's elements, and their loads and stores.
 #pragma once
 
 #include "kernels/cuda/scalars.cuh"
@@ -41,7 +41,7 @@ __device__ inline int extent(std::int64_t n, std::int64_t begin) {
     return rest < 0 ? 0 : rest < kTile ? static_cast<int>(rest) : kTile;
 }
 
-// ---- A thread's eight elements of a row, as they lie in memory: nothing here waits for what was loaded ----
+// ---- A thread's eight elements of a row in memory format: this code does not wait for loads ----
 
 struct Code16 {
     std::uint16_t bits;

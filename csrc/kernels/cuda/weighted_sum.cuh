@@ -10,7 +10,7 @@ namespace fedcore::cuda {
 template <class Element, bool kVector>
 constexpr int kAtOnce = !kVector || sizeof(Element) == 8 ? 2 : kTogether;
 
-// What rows of a dtype are in memory, and the number of element e.
+// A row's type in memory, and the value of element e.
 template <Dtype kDtype>
 struct RowOf;
 template <>
@@ -38,7 +38,7 @@ struct RowOf<Dtype::bfloat16> {
     static __device__ float number(Code16 element) { return value_of<Bf16>(element.bits); }
 };
 
-// What h is formed in: float32, or float64 where rows and sum are.
+// The precision of h: float32, or float64 if rows and sum are.
 template <class Number, class Sum>
 struct Arithmetic {
     using Value = float;
@@ -48,7 +48,7 @@ struct Arithmetic<double, double> {
     using Value = double;
 };
 
-// A block's memory. Only kernels.cu says __shared__: what a template declares so, the emulation cannot find.
+// A block's memory. Only kernels.cu uses __shared__, because the emulation cannot find it in templates.
 template <class Sum, bool kNorms>
 struct SumsMemory {
     const void* row[kStaged];

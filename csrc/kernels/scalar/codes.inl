@@ -1,9 +1,8 @@
-// What a number is rounded to in fewer bits, and what random numbers it is rounded by: one number at a time.
-// Included by the CPU's levels and by CUDA's kernels, each in its own namespace; FEDCORE_SCALAR is what each wants in
-// front of a function.
+// Rounding of a number to fewer bits, and the random bits of the rounding. Included by the CPU's levels and by CUDA's
+// kernels, each in its own namespace; FEDCORE_SCALAR is the prefix of a function in each.
 //
-// All of it is integer arithmetic and selections without branches, which the compiler turns into vectors on every
-// level: the conversions of newer processors would have to be matched bit by bit on the older ones.
+// The code uses integer arithmetic and selections without branches, which the compiler vectorises on every level. The
+// conversion instructions of newer processors would have to be reproduced bit by bit on older ones.
 
 FEDCORE_SCALAR std::uint32_t bits_of(float value) {
     std::uint32_t bits;
@@ -80,7 +79,7 @@ FEDCORE_SCALAR std::uint32_t whole(Dither, std::uint32_t bits, float t) {
     return (static_cast<std::uint32_t>(static_cast<std::int32_t>(t * 0x1p20f)) + (bits >> 12)) >> 20;
 }
 
-// The codecs of 16 bits: a code, and what it stands for. kAny: x may be above kUsual.
+// The 16-bit codecs: a number's code, and a code's value. kAny: x may be above kUsual.
 struct Bf16 {
     static constexpr std::uint32_t kUsual = 0x7f800000u;  // as a magnitude: an infinity has no fraction to be rounded
 
@@ -130,8 +129,8 @@ FEDCORE_SCALAR std::int32_t code_of(Dither, std::uint32_t bits, float x, float i
     return (static_cast<std::int32_t>(x * (inverse * 0x1p24f)) + static_cast<std::int32_t>(bits >> 8)) >> 24;
 }
 
-// The scale of a block by its largest magnitude, and what its elements are multiplied with; 0 where all codes are.
-// Without branches: what a maximum is cannot be foreseen.
+// The scale of a block by its largest magnitude, and the factor of its elements; 0 if all codes are 0. Without
+// branches, because maxima are unpredictable.
 FEDCORE_SCALAR void scale_of(std::uint32_t largest_bits, float* scale, float* inverse) {
     // 127 times it is finite; the next float32 above it, which is FLT_MAX / 127 rounded, would overflow
     constexpr float kMost = 0x1.020406p+121f;

@@ -3,9 +3,9 @@
 //
 // A number is rounded to a multiple of 2^-10 by adding 1.5 * 2^42, which has no place for a finer fraction: the sum's
 // low bits are then the integer, whatever its sign, and its high ones a constant, which is taken off later, once for
-// all terms. What that rounding left is rounded to a multiple of 2^-60 in the same way: both magic numbers less the
-// first sum is a multiple of 2^-10 that a float64 holds, and t added to it is what was left and the second magic
-// number, rounded once. So no level needs a fused operation, and one is allowed where t is a product that is exact.
+// all terms. The rest is rounded to a multiple of 2^-60 in the same way: both magic numbers minus the first sum is a
+// multiple of 2^-10 that a float64 holds, and adding t gives the rest plus the second magic number, rounded once. So no
+// level needs a fused operation, and one is allowed if t is an exact product.
 
 constexpr double kHighMagic = 0x1.8p42, kLowMagic = 0x1.8p-8, kBothMagic = kHighMagic + kLowMagic;
 constexpr std::uint64_t kHighBias = 0x4298000000000000u, kLowBias = 0x3f78000000000000u;  // their bits

@@ -1,11 +1,11 @@
-// What an update says of a client's mean gradient, what its row becomes, and what the sum sees of that: of one element,
-// or of a vector of them. Included by the CPU's levels and by CUDA's kernels, as codes.inl is.
+// A client's mean gradient from its update, its new row, and the sum's term, for one element or a vector of elements.
+// Included by the CPU's levels and by CUDA's kernels, as codes.inl is.
 
-// What the tile of a client is: a model, a difference, or already the row that is to be seen by the sum.
+// The kind of a client's tile: a model, a difference, or the finished row for the sum.
 enum class Given { model, difference, row };
 
-// How much of `Forms` a loop can do: rows that are replaced by h, what they change by being summed; any row', and sums
-// that see it and r; or everything.
+// The forms that a loop supports: rows replaced by h with their changes summed; any row' with sums over row' and r; or
+// all forms.
 enum class Form { replaces, changes, general };
 
 // row' of one or more elements.
@@ -17,7 +17,7 @@ FEDCORE_SCALAR Number row_of(const RowForm& row, Number h, Number r, Number q) {
     return made;
 }
 
-// What the sum sees of elements, in its precision.
+// The sum's term for elements, in its precision.
 template <Form kForm, class Number>
 FEDCORE_SCALAR Number seen_of(const SumForm& adds, Number stored, Number r, Number h, Number q) {
     Number change = adds.row * stored + adds.r * r;
@@ -26,7 +26,7 @@ FEDCORE_SCALAR Number seen_of(const SumForm& adds, Number stored, Number r, Numb
     return change;
 }
 
-// h of what a client sent.
+// h of a client's update.
 template <Given kGiven, class Number>
 FEDCORE_SCALAR Number gradient(Number base, Number y, float scale) {
     return kGiven == Given::model ? (base - y) * scale : kGiven == Given::difference ? -y * scale : y;

@@ -1,7 +1,7 @@
 // A server optimiser's step of one element, or of a vector of them. Included by the CPU's levels and by CUDA's kernels,
 // as codes.inl is; square_roots is theirs.
 
-// What one element reads, and what it becomes.
+// The inputs of one element, and its results.
 template <class Number>
 struct Moments {
     Number m, s, x;

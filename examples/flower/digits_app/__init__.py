@@ -1,1 +1,1 @@
-"""The digits over Flower, by fedcore's MimiC: what ``flwr run`` starts."""
+"""A Flower app that trains on the digits with fedcore's MimiC; start it with ``flwr run``."""

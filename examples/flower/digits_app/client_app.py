@@ -19,7 +19,7 @@ def train(message, context):
     for batch in batches:
         optimizer.zero_grad()
         cross_entropy(module(inputs[batch]), labels[batch]).backward()
-        task.correct(module)  # SCAFFOLD's offset, FedProx's proximal term, ...: whatever the server's method asks for
+        task.correct(module)  # adds the method's terms, such as SCAFFOLD's offset or FedProx's proximal term
         optimizer.step()
     return task.reply(module, steps=len(batches), examples=len(labels))
 

@@ -1,4 +1,4 @@
-"""A net for the digits, and each node's part of them: what the two apps of this folder take from outside."""
+"""The model and the data of the apps in this folder."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ def make_module():
 
 
 def load_data(node_config):
-    """The digits of a node: mostly of one class."""
+    """Return the digits of a node, mostly of one class."""
     number, nodes = node_config["partition-id"], node_config.get("num-partitions", 10)
     digits = load("digits")
     part = np.array_split(np.argsort(digits.train_y, kind="stable"), nodes)[number]

@@ -10,10 +10,10 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     config = context.run_config
-    strategy = MimiC(  # was: flwr.serverapp.strategy.FedAvg(min_available_nodes=config["nodes"])
+    strategy = MimiC(  # instead of flwr.serverapp.strategy.FedAvg(min_available_nodes=config["nodes"])
         lr=config["lr"], storage=config["state"], min_available_nodes=config["nodes"]
     )
     result = strategy.start(grid, ArrayRecord(make_module().state_dict()), num_rounds=config["rounds"])
-    for report in strategy.reports[-1:]:  # none where an earlier run has done all rounds
-        print("heard", sorted(report.accepted), "refused", report.rejected)
+    for report in strategy.reports[-1:]:  # empty if an earlier run has finished all rounds
+        print("accepted", sorted(report.accepted), "rejected", report.rejected)
         print("on the nodes", result.evaluate_metrics_clientapp[config["rounds"]])

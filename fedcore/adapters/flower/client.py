@@ -1,4 +1,4 @@
-"""The client's side of every method: what a ClientApp was sent, and what it sends back."""
+"""The client side of every method: the task that a ClientApp receives, and its reply."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,62 +10,51 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedcore.adapters.flower.records import CONTROL, EXAMPLES, METHOD, Wire, read_vector, write_vector
-from fedcore.arguments import due_whole, is_whole
 from fedcore.arrays import F32
 from fedcore.errors import ArrayError, RangeError
 from fedcore.model import Layout
-from fedcore.server.instructions import Instructions
+from fedcore.server.broadcast import Instructions
 from fedcore.simulation.local_rules import name_of
+from fedcore.validation import describe_integers, is_integer
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task(Instructions):
-    """A round's work for one client: instructions, and the message that it came in.
-
-    Attributes:
-        message: what came.
-    """
+    """One client's instructions for a round, and the server's message that contains them."""
 
     message: Message
     _arrays: str
 
     @classmethod
     def of(cls, message: Message, *, arrays: str = "arrays") -> "Task":
-        """The task in a message of one of fedcore's strategies.
-
-        Args:
-            arrays: the strategy's ``arrayrecord_key``.
+        """Return the task in a message of a fedcore strategy; ``arrays`` is the strategy's ``arrayrecord_key``.
 
         Raises:
-            ArrayError: the message is of another strategy, or has no ``x_prev`` where ``b`` asks for it.
-            ConfigError: a field of the order is missing or unknown, as between two versions of fedcore.
+            ArrayError: the message is not from a fedcore strategy, or lacks the ``x_prev`` that ``b`` needs.
+            ConfigError: an instruction is missing or unknown; client and server must run the same version of fedcore.
         """
         content = message.content
         if METHOD not in content.config_records or arrays not in content.array_records:
-            due = f"expected the records {METHOD!r} and {arrays!r} of a fedcore strategy that was told lr="
-            raise ArrayError(f"message: {due}, got {[*content]}")
-        beside = [name for name in content if name.startswith(f"{METHOD}.")]
-        vectors = {
-            name.removeprefix(f"{METHOD}."): read_vector(name, content.array_records[name])
-            if name in content.array_records
-            else None
-            for name in beside
-        }
+            needed = f"{METHOD!r} and {arrays!r}; use a fedcore strategy with lr="
+            raise ArrayError(f"message: has the records {[*content]}, but needs {needed}")
+        beside = {name.removeprefix(f"{METHOD}."): name for name in content if name.startswith(f"{METHOD}.")}
+        records = content.array_records
+        vectors = {key: read_vector(name, records[name]) if name in records else None for key, name in beside.items()}
         return cls.read(content.config_records[METHOD], vectors, message=message, _arrays=arrays)
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The model as it came."""
+        """The model in the message."""
         return self.message.content.array_records[self._arrays]
 
     @cached_property
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
-        """The model by name: float32, and integers as they are. Read-only."""
+        """The model's tensors by name, read-only: floats as float32, integers unchanged."""
         return Wire.of(self.arrays).read(self.arrays)
 
     @cached_property
     def layout(self) -> Layout:
-        """The places of the tensors in ``x``, ``offset`` and ``x_prev``."""
+        """The positions of the tensors in ``x``, ``offset`` and ``x_prev``."""
         return Layout.of(self.tensors)
 
     @cached_property
@@ -74,26 +63,21 @@ class Task(Instructions):
         return self.layout.flatten(self.tensors)
 
     def correct(self, module: Any, previous: Any = None, own: F32 | None = None) -> None:
-        """Turn the gradients of a torch module into the method's direction, between ``backward`` and a plain SGD step.
+        """Replace the gradients of a torch module by the method's direction.
 
-        grad <- a grad + b previous.grad + offset + mu (y - x). A step of ``torch.optim.SGD(..., lr=task.lr)`` without
-        momentum and weight decay is then the method's.
+        grad <- a grad + b previous.grad + offset + mu (y - x). Call it between ``backward`` and a step of
+        ``torch.optim.SGD(..., lr=task.lr)`` without momentum and weight decay.
 
         Args:
-            module: whose parameters are named as the model's arrays; a parameter without a gradient has one of zero.
-            previous: where ``b`` is not 0, a module at ``x_prev`` with its gradients of the same minibatch.
-            own: where ``keeps_row``, float32[n_parameters]: what the client's own row adds to the offset,
-                -c_i for SCAFFOLD; zeros for MimiC, whose rows come in after the steps.
-
-        Raises:
-            ArrayError: ``previous`` or ``own`` is missing.
+            module: a module whose parameters have the names of the model's arrays. A missing gradient counts as zero.
+            previous: if ``b`` is not 0, a module at ``x_prev`` with its gradients of the same minibatch.
+            own: if ``keeps_row``, the part of the offset from the client's own row, float32[n_parameters]: -c_i for
+                SCAFFOLD, zeros for MimiC, whose rows are added after the steps.
         """
         if self.b and previous is None:
-            raise ArrayError(f"previous: expected a module at x_prev, since b is {self.b}, got None")
+            raise ArrayError(f"previous=None: must be a module at x_prev, since b is {self.b}")
         if self.keeps_row and own is None:
-            raise ArrayError(
-                "own: expected what the client's row adds to the offset, since the client keeps it, got None"
-            )
+            raise ArrayError("own=None: must be the part of the offset from the client's own row")
         olds = dict(previous.named_parameters()) if self.b else {}
         pieces = {piece.name: piece for piece in self.layout.slices}
         for name, parameter in module.named_parameters():
@@ -118,34 +102,28 @@ class Task(Instructions):
         control: F32 | None = None,
         lr: float | None = None,
     ) -> Message:
-        """Make the message that goes back to the server.
+        """Return the reply to the server.
 
         Args:
-            y: the model after the steps: a module, a ``state_dict`` or a mapping of arrays by the names that came; a
-                list of arrays in their order; or a vector like ``x``.
-            steps: K, how many steps were really done.
-            examples: how many examples the client has.
-            metrics: further numbers, of which the server takes the mean.
-            control: float32[n_parameters], where ``second`` asks for it.
-            lr: the rate of the steps, if it was another than ``lr``.
+            y: the model after the steps: a module; a ``state_dict`` or mapping with the names in the message; a list of
+                arrays in the message's order; or a vector like ``x``.
+            steps: K, the number of local steps.
+            examples: the client's number of examples.
+            metrics: further numbers, which the server averages.
+            control: the second vector, float32[n_parameters], if ``second`` is set.
+            lr: the rate of the steps. Default: the rate that the server sent.
 
         Raises:
-            ArrayError, DtypeError, ShapeError: ``y`` is no such model.
-            RangeError: ``steps`` is more than the local rule allows, or none.
+            ArrayError, DtypeError, ShapeError, RangeError: ``y`` does not fit the model, or ``steps`` the local rule.
         """
         most = self.local_rule.most_steps
-        if most is not None and not is_whole(steps, 1, most):
-            due = f"{due_whole(1, most)}, since the local rule is {name_of(self.local_rule)!r}"
-            raise RangeError(f"steps: expected {due}, got {steps!r}")
-        wire = Wire.of(self.arrays)
-        done: dict[str, Any] = {"steps": steps, **({} if lr is None else {"lr": lr})}
-        content = RecordDict(
-            {
-                self._arrays: wire.write(self._named(y)),
-                "metrics": MetricRecord({**(metrics or {}), EXAMPLES: examples}),
-                METHOD: ConfigRecord(done),
-            }
-        )
+        if most is not None and not is_integer(steps, 1, most):
+            rule = name_of(self.local_rule)
+            raise RangeError(f"steps={steps!r}: must be {describe_integers(1, most)}, since the local rule is {rule!r}")
+        model = Wire.of(self.arrays).write(self._named(y))
+        numbers = MetricRecord({**(metrics or {}), EXAMPLES: examples})
+        done = ConfigRecord({"steps": steps} if lr is None else {"steps": steps, "lr": lr})
+        content = RecordDict({self._arrays: model, "metrics": numbers, METHOD: done})
         if control is not None:
             content[CONTROL] = write_vector(np.ascontiguousarray(control, np.float32))
         return Message(content, reply_to=self.message)
@@ -161,12 +139,12 @@ class Task(Instructions):
 
 
 def examples_reply(message: Message, examples: int) -> Message:
-    """The answer to a strategy's query for the number of examples; see ``FlexibleFedAvg``."""
+    """Return the reply to a strategy's query for the number of examples; see ``FlexibleFedAvg``."""
     return Message(RecordDict({"metrics": MetricRecord({EXAMPLES: examples})}), reply_to=message)
 
 
 def _as_numpy(leaf: Any) -> npt.NDArray[Any]:
-    """An array, or a torch tensor on any device; bfloat16 as float32."""
+    """Return a tensor on any device as a NumPy array, with bfloat16 as float32."""
     if not hasattr(leaf, "detach"):
         return np.asarray(leaf)
     leaf = leaf.detach().cpu()

@@ -1,178 +1,143 @@
-"""A Grid that returns replies one by one, so that a server can fold each in and drop it; and the pending requests."""
+"""A Grid that yields replies one by one, so that the server keeps few of them in memory; and pending requests."""
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from contextlib import suppress
+from typing import Any, NamedTuple
 
-from flwr.app import Error, Message, Metadata, RecordDict
+from flwr.app import Error, Message, Metadata
 from flwr.app.message import make_message
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
-from fedcore.arguments import bounded, reason_of
 from fedcore.errors import ArrayError
 from fedcore.profiling import span, timed
-
-Request = TypeVar("Request")
+from fedcore.validation import rejection_reason, shorten
 
 UNREADABLE = -1
-"""The code of the error that stands for a reply which Flower could not make a message of."""
+"""The code of the error that replaces a reply that Flower could not read."""
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, DecodeError)
-"""What Flower raises over the bytes of a reply; a connection that fails raises something else."""
+"""The errors that Flower raises for malformed bytes; a failed connection raises other errors."""
+
+
+def _forwarded(name: str) -> Any:
+    """Return a method that calls the method ``name`` of the wrapped Grid."""
+    return lambda self, *args, **options: getattr(self._grid, name)(*args, **options)
 
 
 class StreamingGrid(Grid):
-    """Another Grid, whose ``send_and_receive`` sends each message as it is made and yields replies as they come.
+    """A wrapper of a Grid whose ``send_and_receive`` sends messages one by one and yields replies as they arrive.
 
-    Flower's own grids hold all messages of a round, and then all replies, at once. Here one of each is alive at a time,
-    except those that the caller keeps. A reply that Flower cannot read, or that answers another message than the one in
-    question, comes as an error of its node's.
+    Flower's own grids hold all messages of a round in memory, and later all replies. This grid holds one message and at
+    most ``at_once`` replies. A reply that Flower cannot read, or that answers the wrong message, becomes an error of
+    its node.
 
     Args:
-        grid: the Grid that does the work.
-        poll: seconds between two looks for replies.
-        at_once: how many messages' replies to ask for in one call, and so to hold at once.
+        grid: the wrapped Grid.
+        poll: the seconds between two checks for replies.
+        at_once: the number of messages whose replies are pulled in one call.
     """
+
+    push_messages, pull_messages = _forwarded("push_messages"), _forwarded("pull_messages")
+    get_node_ids, create_message = _forwarded("get_node_ids"), _forwarded("create_message")
+    set_run, run = _forwarded("set_run"), property(lambda self: self._grid.run)
 
     def __init__(self, grid: Grid, *, poll: float = 0.1, at_once: int = 1) -> None:
         self._grid, self._poll, self._at_once = grid, poll, at_once
         self._late: dict[str, None] = {}
 
-    def await_also(self, message_ids: Iterable[str]) -> None:
-        """Let the next ``send_and_receive`` yield what replies to these earlier messages have come meanwhile.
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
 
-        It waits for them only if it has no messages of its own.
+    def await_also(self, message_ids: Iterable[str]) -> None:
+        """Let the next ``send_and_receive`` also yield arrived replies to these earlier messages.
+
+        It waits for these replies only if it sends no messages itself.
         """
         self._late = dict.fromkeys(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Send all messages, and return an iterator over the replies that come before the timeout."""
-        # In the order of sending, so that replies which are there at the same time are summed in that order.
+        """Send all messages, and return an iterator over the replies that arrive before the timeout."""
+        # A dictionary keeps the order of sending, so that replies that arrive together are summed in that order.
         with span("encode"):
             own = {number: None for message in messages for number in self._grid.push_messages([message]) if number}
         late, self._late = self._late, {}
-        return timed("wait", self._replies(own, late, None if timeout is None else time.monotonic() + timeout))
+        return timed("wait", self._replies(own, late, float("inf") if timeout is None else time.monotonic() + timeout))
 
-    def _replies(self, own: dict[str, None], late: dict[str, None], end: float | None) -> Iterator[Message]:
+    def _replies(self, own: dict[str, None], late: dict[str, None], end: float) -> Iterator[Message]:
         wait_for_late = not own
         while own or late:
-            waiting, came = [*own, *late], False
+            waiting, arrived = [*own, *late], False
             for start in range(0, len(waiting), self._at_once):
                 pulled = self._pull(waiting[start : start + self._at_once])
                 while pulled:
-                    came = True
+                    arrived = True
                     own.pop(pulled[0].metadata.reply_to_message_id, None)
                     late.pop(pulled[0].metadata.reply_to_message_id, None)
                     yield pulled.pop(0)
-            if not own and not wait_for_late:
+            left = end - time.monotonic()
+            if left <= 0 or not (own or wait_for_late):
                 return
-            left = float("inf") if end is None else end - time.monotonic()
-            if left <= 0:
-                return
-            if not came:
+            if not arrived:
                 time.sleep(min(self._poll, left))
 
     def _pull(self, numbers: list[str]) -> list[Message]:
-        """The replies to some messages that are there, those that cannot be read as errors."""
+        """Return the arrived replies to some messages, with an error in place of each unreadable reply."""
         try:
             pulled = list(self._grid.pull_messages(numbers))
             fitting = [reply for reply in pulled if reply.metadata.reply_to_message_id in numbers]
             if pulled and not fitting:
-                raise ArrayError("reply: expected one to the message that was sent, got one that names another")
+                raise ArrayError("reply: answers a different message than the requested one")
         except MALFORMED as error:
-            if len(numbers) == 1:
-                return [_error_of(numbers[0], error)]
-            return [reply for number in numbers for reply in self._pull([number])]
+            if len(numbers) > 1:
+                return [reply for number in numbers for reply in self._pull([number])]
+            metadata = Metadata(0, "", 0, 0, numbers[0], "", created_at=time.time(), ttl=0, message_type="system")
+            return [make_message(metadata, error=Error(UNREADABLE, rejection_reason(error)))]
         return fitting
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Do as the other Grid does."""
-        return self._grid.push_messages(messages)
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Do as the other Grid does."""
-        return self._grid.pull_messages(message_ids)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Do as the other Grid does."""
-        return self._grid.get_node_ids()
-
-    def set_run(self, run: Any) -> None:
-        """Do as the other Grid does."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """Return the other Grid's."""
-        return self._grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Do as the other Grid does."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._grid, name)
+# Requests and failures.
 
 
-def _error_of(number: str, error: Exception) -> Message:
-    """The error that stands for the reply to a message."""
-    metadata = Metadata(
-        run_id=0,
-        message_id="",
-        src_node_id=0,
-        dst_node_id=0,
-        reply_to_message_id=number,
-        group_id="",
-        created_at=time.time(),
-        ttl=0,
-        message_type="system",
-    )
-    return make_message(metadata, error=Error(UNREADABLE, reason_of(error)))
+class Request(NamedTuple):
+    """A sent message: its metadata, node and round, and how often the node was drawn.
 
+    The metadata has no id until a grid sends the message.
+    """
 
-# The requests that were sent, and the nodes that failed.
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A message that was made for a node: its metadata (a grid fills the id in), the round's number, and the draws."""
-
-    metadata: Any
+    metadata: Metadata
     node: int
-    round: int
-    count: int
-
-    @property
-    def message_id(self) -> str:
-        """The id that a reply refers to. An error may come from another than the node, so this tells replies apart."""
-        return str(self.metadata.message_id)
+    round: int = 0
+    draws: int = 1
 
 
 class Failure(NamedTuple):
-    """A node that answered with an error: Flower's code and reason."""
+    """A node that replied with an error, and Flower's code and reason."""
 
     node: int
     code: int
     reason: str
 
 
-def request_of(asked: dict[str, Request], reply: Message) -> Request | None:
-    """Take out what a reply answers, by the id of the message and not by what the reply says of its sender."""
-    try:
-        return asked.pop(reply.metadata.reply_to_message_id, None)
-    except Exception:  # something that is no id
-        return None
+def by_id(requests: Iterable[Request]) -> dict[str, Request]:
+    """Return the requests by message id. Replies refer to it; the sender of an error need not be the node."""
+    return {str(request.metadata.message_id): request for request in requests}
 
 
-def failure_of(node: int, reply: Message) -> Failure | None:
-    """Read the error that a node answered with; None where it answered with content."""
-    try:
-        if not reply.has_error():
-            return None
-        return Failure(node, reply.error.code, bounded(str(reply.error.reason or "")))
-    except Exception as error:
-        return Failure(node, UNREADABLE, reason_of(error))
+def answers(
+    replies: Iterable[Message], pending: dict[str, Request]
+) -> Iterator[tuple[Request | None, Message, Failure | None]]:
+    """Yield each reply with its request (None for a stray reply) and failure; remove the request from ``pending``."""
+    for reply in replies:
+        request, failure = None, None
+        with suppress(Exception):  # the id may be malformed
+            request = pending.pop(reply.metadata.reply_to_message_id, None)
+        if request is not None:
+            try:
+                if reply.has_error():
+                    failure = Failure(request.node, reply.error.code, shorten(str(reply.error.reason or "")))
+            except Exception as error:
+                failure = Failure(request.node, UNREADABLE, rejection_reason(error))
+        yield request, reply, failure
+        del reply  # free it before the next reply arrives

@@ -1,4 +1,4 @@
-"""Flower's records: models as named arrays, each the bytes of a `.npy` file, and the instructions to clients."""
+"""Flower's records of models, whose arrays are the bytes of `.npy` files, and of the instructions to clients."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,53 +18,49 @@ from fedcore.server import Broadcast
 STYPE = "numpy.ndarray"
 BFLOAT16 = "bfloat16"
 NARROW = (BFLOAT16, "float16")
-"""Dtypes that do not hold every float32, so that what a client starts from is not what the server has."""
+"""Dtypes that round float32 numbers, so that clients start from a rounded model."""
 
 EXAMPLES = "num-examples"
 """The metric that holds a client's number of examples."""
 
 CONTROL = "fedcore.control"
-"""The record of a client's second vector, in its only array."""
+"""The name of the record whose only array is a client's second vector."""
 
 
 @dataclass(frozen=True)
 class Wire:
-    """The form in which a model travels: its tensors' names in the order of the first record, and the dtype of each."""
+    """The names and dtypes of a model's tensors in messages, in the order of the first record."""
 
     dtypes: Mapping[str, str]
     _known: dict[str, tuple[bytes, tuple[int, ...]]] = field(default_factory=dict, compare=False, repr=False)
-    """Of float32 tensors in C order, a head that was read, and the shape."""
+    """The last header and the shape of each float32 tensor in C order."""
 
     @classmethod
     def of(cls, record: ArrayRecord) -> "Wire":
-        """The wire format of a record that the server's user gave."""
+        """Return the names and dtypes of a record."""
         return cls({name: array.dtype for name, array in record.items()})
 
     @property
     def is_narrow(self) -> bool:
-        """Tell whether some tensor is rounded on its way."""
+        """Whether messages round at least one tensor."""
         return any(dtype in NARROW for dtype in self.dtypes.values())
 
     def read(self, record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
-        """A record's tensors: float32, and integers as they are; float32 tensors are views of the record's bytes.
-
-        Raises:
-            ArrayError, DtypeError, ShapeError: the record is no model of these names, or its bytes are no arrays.
-        """
+        """Return a record's tensors: floats as float32, integers unchanged. float32 tensors are views of the record."""
         if record.keys() != self.dtypes.keys():
             missing = [name for name in self.dtypes if name not in record]
-            extra = [name for name in record if name not in self.dtypes]
-            unexpected = [name[:40] for name in extra[:3]]
-            due = "arrays: expected the tensors of the first record"
-            raise ArrayError(f"{due}; missing {missing[:3]}, unexpected {unexpected}")
-        arrays = dict(record.items())  # Flower's own look-up costs a call of Python
+            extra = [name[:40] for name in record if name not in self.dtypes]
+            raise ArrayError(
+                f"arrays: the tensors differ from the model's: {missing[:3]} missing, {extra[:3]} unexpected"
+            )
+        arrays = dict(record.items())  # Flower's own look-up is a call of a Python function
         known = self._read_known(arrays)
-        if len(known) == len(self.dtypes):  # nearly always
+        if len(known) == len(self.dtypes):  # the usual case
             return known
         return {name: known[name] if name in known else self._read_array(name, arrays[name]) for name in self.dtypes}
 
     def _read_known(self, arrays: Mapping[str, Array]) -> dict[str, npt.NDArray[Any]]:
-        """The tensors whose heads were read before, if all of those are as then: the replies of a round are alike."""
+        """Return the tensors with known headers, or {} if a header differs. Replies of a round usually share them."""
         known = [arrays[name] for name in self._known]
         heads, shapes = [head for head, _ in self._known.values()], [shape for _, shape in self._known.values()]
         usual = all(array.dtype == "float32" and array.stype == STYPE for array in known)
@@ -74,16 +70,16 @@ class Wire:
         return {} if views is None else dict(zip(self._known, views, strict=True))
 
     def _read_array(self, name: str, array: Array) -> npt.NDArray[Any]:
-        """``read_array``, which remembers the head."""
+        """Return the numbers of an array, and store its header for ``_read_known``."""
         values, data = read_array(name, array), array.data
         if array.dtype == "float32" and values.size and values.flags.c_contiguous and type(data) is bytes:
             self._known[name] = data[: len(data) - values.nbytes], values.shape
         return values
 
     def write(self, tensors: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
-        """The record of a model in float32 and integers; floats are rounded to the wire's dtypes, ties to even.
+        """Return the record of a model of float32 and integer tensors; floats are rounded to the wire's dtypes.
 
-        Cost: reads and writes the model once.
+        Ties are rounded to even. Cost: reads and writes the model once.
         """
         sent = {name: _on_the_wire(tensors[name], dtype) for name, dtype in self.dtypes.items()}
         heads = [npy.head(sent[name], bfloat16=dtype == BFLOAT16) for name, dtype in self.dtypes.items()]
@@ -94,7 +90,7 @@ class Wire:
         return record
 
     def lost(self, tensors: Mapping[str, F32], layout: Layout) -> dict[str, F32]:
-        """The loss of a model on its way, float32: x - (x as sent), by name, for the tensors of narrow dtypes."""
+        """Return the rounding error x - (x as sent), float32, of each tensor of a narrow dtype, by name."""
         narrow = [name for name in layout.names if self.dtypes[name] in NARROW]
         return {
             name: tensors[name] - read_array(name, write_array(tensors[name], self.dtypes[name])) for name in narrow
@@ -102,39 +98,35 @@ class Wire:
 
 
 def read_array(name: str, array: Array) -> npt.NDArray[Any]:
-    """An array's numbers: float32 as a view of its bytes, other floats converted to float32, integers as they are.
-
-    Raises:
-        ArrayError, DtypeError, ShapeError: its bytes are no such array, or something else than its fields say.
-    """
+    """Return an array's numbers: float32 as a view of its bytes, other floats as float32, integers unchanged."""
     if array.stype != STYPE:
-        raise DtypeError(f"{name}: expected the serialisation {STYPE!r}, got {array.stype[:40]!r}")
+        raise DtypeError(f"{name}: stype must be {STYPE!r}, got {array.stype[:40]!r}")
     try:
         values = npy.read(array.data, bfloat16=array.dtype == BFLOAT16)
     except (ArrayError, DtypeError, ShapeError) as error:
         raise type(error)(f"{name}: {error}") from None
     if tuple(array.shape) != values.shape:
-        raise ShapeError(f"{name}: expected shape {values.shape}, as its bytes say, got {tuple(array.shape)[:33]}")
-    if array.dtype == "float32" and values.dtype == np.float32:  # nearly all
+        raise ShapeError(f"{name}: the record says shape {tuple(array.shape)[:33]}, the .npy header {values.shape}")
+    if array.dtype == "float32" and values.dtype == np.float32:  # the usual case
         return values
     if array.dtype != BFLOAT16 and array.dtype != values.dtype.name:
-        raise DtypeError(f"{name}: expected {values.dtype}, as its bytes say, got {array.dtype[:40]!r}")
+        raise DtypeError(f"{name}: the record says dtype {array.dtype[:40]!r}, the .npy header {values.dtype}")
     if array.dtype == BFLOAT16:
         if values.dtype != np.uint16:
-            raise DtypeError(f"{name}: expected bfloat16, got bytes of {values.dtype}")
+            raise DtypeError(f"{name}: the record says dtype {BFLOAT16!r}, the .npy header {values.dtype}")
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return npy.as_float32(values)  # an infinity that this makes is refused by the round
+    return npy.as_float32(values)  # an overflow becomes an infinity, which the round rejects
 
 
 def write_array(values: npt.NDArray[Any], dtype: str | None = None) -> Array:
-    """The array of some numbers, in their own dtype or, if they are float32, in another float dtype."""
+    """Return the numbers as an array in their own dtype, or float32 numbers in the given float dtype."""
     dtype = values.dtype.name if dtype is None else dtype
     data = npy.write(_on_the_wire(values, dtype), bfloat16=dtype == BFLOAT16)
     return Array(dtype, tuple(values.shape), STYPE, data)
 
 
 def _on_the_wire(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
-    """The numbers in the wire's dtype, bfloat16 as uint16: themselves or a copy."""
+    """Return the numbers in the dtype of the message, with bfloat16 as uint16; may return ``values`` itself."""
     if dtype == BFLOAT16:
         flat = np.ascontiguousarray(values, np.float32).reshape(-1)
         return quantise(flat, "bf16").codes.reshape(values.shape) if flat.size else np.empty(values.shape, np.uint16)
@@ -143,36 +135,34 @@ def _on_the_wire(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
 
 
 def read_vector(name: str, record: ArrayRecord) -> npt.NDArray[Any]:
-    """The one array of a record, aligned.
-
-    Raises:
-        ArrayError, DtypeError, ShapeError: there is another number of arrays, or its bytes are no array.
-    """
+    """Return the only array of a record, aligned."""
     if len(record) != 1:
-        raise ArrayError(f"{name}: expected one array, got {len(record)}")
+        raise ArrayError(f"{name}: the record has {len(record)} arrays; it must have exactly one")
     vector = read_array(name, next(iter(record.values())))
     return vector if vector.flags.aligned else vector.copy()
 
 
 def write_vector(vector: F32) -> ArrayRecord:
-    """A record of one array."""
+    """Return a record with the vector as its only array."""
     record = ArrayRecord()
     record["0"] = write_array(vector)
     return record
 
 
-# The content of the messages to a round's clients.
+# The contents of the messages to a round's clients.
 
 
 METHOD = "fedcore"
-"""The record of a method's ``Instructions.numbers``, and the beginning of the names of its vectors; a reply's
-record of this name says what the client did."""
+"""The name of the record of ``Instructions.numbers``, and the prefix of the records of its vectors.
+
+In a reply: the name of the record of the client's steps and rate.
+"""
 
 
 def model_alone(
     sent: Broadcast, model: ArrayRecord, config: ConfigRecord, arrays_key: str, config_key: str
 ) -> Iterator[tuple[int, RecordDict]]:
-    """Each client with what Flower's own FedAvg would send it: for clients of plain steps at a rate of their own."""
+    """Yield each client with the message content of Flower's FedAvg, for clients that choose their own rates."""
     for client in sent.ids:
         yield int(client), RecordDict({arrays_key: model, config_key: config})
 
@@ -180,17 +170,17 @@ def model_alone(
 def instructions(
     sent: Broadcast, model: ArrayRecord, config: ConfigRecord, arrays_key: str, config_key: str
 ) -> Iterator[tuple[int, RecordDict]]:
-    """Each client with the content of its message; made one by one, so that one offset is alive at a time.
+    """Yield each client with the content of its message.
 
-    The model and what is the same for all are shared between the contents.
+    Contents share the model and the vectors that are equal for all clients. Only one client's own vectors are in memory
+    at a time.
     """
     config["lr"] = sent.lr
     shared: dict[str, tuple[Any, ArrayRecord]] = {}
     for client in sent.ids:
-        assignment = sent.of(client)
-        order = ConfigRecord(assignment.numbers())
-        content = RecordDict({arrays_key: model, config_key: config, METHOD: order})
-        for name, vector in assignment.vectors().items():
+        work = sent.of(client)
+        content = RecordDict({arrays_key: model, config_key: config, METHOD: ConfigRecord(work.numbers())})
+        for name, vector in work.vectors().items():
             if name not in shared or vector is not shared[name][0]:
                 shared[name] = vector, write_vector(np.asarray(vector))
             content[f"{METHOD}.{name}"] = shared[name][1]

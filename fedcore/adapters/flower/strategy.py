@@ -1,4 +1,4 @@
-"""Flower strategies over a fedcore server: what every method shares, and a class for each method."""
+"""Flower strategies that run a fedcore server: a shared base class, and one class per method."""
 
 import time
 from collections import Counter
@@ -7,7 +7,6 @@ from functools import partial
 from inspect import signature
 from logging import ERROR, INFO, WARNING
 from os import PathLike
-from pathlib import Path
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -17,16 +16,8 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 
 from fedcore import algorithms
-from fedcore.adapters.flower.grid import UNREADABLE, Asked, Failure, StreamingGrid, failure_of, request_of
-from fedcore.adapters.flower.metrics import (
-    Collected,
-    Rejected,
-    Sizes,
-    ask_sizes,
-    mean_of,
-    only_record,
-    records_of,
-)
+from fedcore.adapters.flower.grid import UNREADABLE, Failure, Request, StreamingGrid, answers, by_id
+from fedcore.adapters.flower.metrics import Collected, Rejected, Sizes, ask_sizes, mean_of, only_record, records_of
 from fedcore.adapters.flower.records import CONTROL, METHOD, Wire, instructions, model_alone, read_vector
 from fedcore.adapters.session import (
     add_reply,
@@ -40,14 +31,13 @@ from fedcore.adapters.session import (
     require_own_model,
     require_rate_of_rounds,
     require_steps,
+    server_options,
     silence,
     steps_of,
 )
 from fedcore.algorithms import Algorithm, optimizers
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
-from fedcore.arguments import absolute, integral
-from fedcore.arrays import F32
 from fedcore.errors import ArrayError, RangeError, RoundError, UnknownNameError
 from fedcore.options import Callback, Compute, Limits, Storage
 from fedcore.profiling import span
@@ -55,48 +45,64 @@ from fedcore.rules import Chain
 from fedcore.sampling import without_replacement
 from fedcore.server import Report, Server, Update
 from fedcore.server.server import Aggregation
+from fedcore.validation import absolute, as_integer
+
+__all__ = [
+    "MBSTORM", "MIFA", "SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM",
+    "FedAvgMVR", "FedDyn", "FedExP", "FedNova", "FedProx", "FedStale", "FedVARP", "FedYogi", "FlexibleFedAvg",
+    "LocalDescent", "MimiC", "ServerStrategy",
+]  # fmt: skip
 
 UNKNOWN = 1.0
-"""The rate of a server that is told none: the norms of its reports are then lengths of models, for each step."""
+"""The server's ``lr`` if the strategy has none. Reported norms are then |x - y| per local step."""
 
 
 class ServerStrategy(FlowerFedAvg):
-    """Flower's FedAvg, but that the model, the method and its state are a ``fedcore.Server``'s.
+    """Flower's FedAvg, except that a ``fedcore.Server`` holds the model, the method and its state.
 
-    Nodes are the server's clients, by their ids, from their first reply to a training message that counts; one that is
-    connected and never answers is none, and nobody waits for it. A node that does not answer, or fails, or sends
-    nonsense did not take part in the round. Sampling, evaluation, metrics and logs are Flower's.
+    A node becomes a client of the server, under its node id, with its first accepted training reply. Methods such as
+    MIFA therefore do not wait for nodes that never reply. A node that fails, times out or sends an invalid reply does
+    not take part in the round. Flower does the sampling, evaluation, metrics and logs.
 
     Args:
-        lr, server_lr, optimizer, aggregation, limits, compute, callbacks: as for ``fedcore.Server``. The rate goes to
-            the clients as "lr" of their configuration. Where a method averages the models of plain local steps it may
-            be left out: messages are then those of Flower's FedAvg, to ClientApps of any rate.
-        steps: K of replies that do not report it, of ClientApps that do not use fedcore: a number, or the metric that
-            holds it. For methods of plain local steps, with ``lr`` the rate at which the ClientApps take them. A number
-            is also the ``max_steps`` of a new server whose ``limits`` have no other.
-        storage: as for ``fedcore.Server``; ``start`` goes on with the server that the folder has already.
-        resume: a folder of ``Server.save``, which ``start`` goes on from.
-        client_sizes: n_k by node id, or a function of it; None asks the nodes by a query where the method needs it.
-        max_staleness: with more than 0, a node that misses a round's timeout is not asked again until it replies, and
-            its reply counts up to so many rounds later, measured against the x that it started from.
-        seed: of the draw of a round's nodes.
-        poll: seconds between two looks for replies.
-        options: those of the method (``fedcore.algorithms``), and those of Flower's FedAvg (``fraction_train``,
-            ``min_available_nodes``, ``evaluate_metrics_aggr_fn``, ...). Functions for metrics see the replies'
-            records of metrics alone: the rest of a reply is gone by then.
+        lr, server_lr, optimizer, aggregation, limits, compute, callbacks: as for ``fedcore.Server``. Clients get the
+            rate as "lr" in their configuration. ``lr`` is optional if the method averages models after plain local
+            steps and ``server_lr`` is not set. Without ``lr``, clients get the messages of Flower's FedAvg and choose
+            their own rates.
+        steps: K, the number of local steps, for replies of ClientApps that do not use fedcore: a number, or the name of
+            the metric that holds it. Only methods of plain local steps accept it, and ``lr`` must be the ClientApps'
+            rate. If the strategy creates the server, a number is also its ``max_steps``, unless ``limits`` set one.
+        storage: as for ``fedcore.Server``. If the folder already holds a server, ``start`` resumes it.
+        resume: a folder written by ``Server.save``, which ``start`` resumes.
+        client_sizes: n_k by node id, or a function of the node id. Default: the strategy queries the nodes if the
+            method needs the sizes.
+        max_staleness: the maximum number of rounds by which a reply may be late. If it is above 0, a node that misses
+            the timeout gets no new task until it replies or its reply would be too late. The server measures a late
+            update against the model from which the node started.
+        seed: the seed for drawing the nodes of a round.
+        poll: the seconds between two checks for replies.
+        options: options of the method (``fedcore.algorithms``) and of Flower's FedAvg (``fraction_train``,
+            ``min_available_nodes``, ``evaluate_metrics_aggr_fn``, ...). Functions for metrics get only the metric
+            records, since the server does not keep the rest of a reply.
 
     Attributes:
         reports: the ``Report`` of each round since ``start``.
-        failures: of the last round, the nodes that answered with an error.
-        left_out: of the last evaluation, (node, reason) of the replies that are not part of the means.
+        failures: the nodes that answered with an error in the last round.
+        left_out: (node, reason) for each reply excluded from the means of the last evaluation.
 
     Raises:
-        UnknownNameError: there is no such option.
-        RangeError: ``lr`` is missing, or differs between the steps of a round; or ``steps`` is given where clients must
-            do more than plain steps.
+        UnknownNameError: an option is unknown.
+        RangeError: ``lr`` is missing or differs between the steps of a round, or ``steps`` is set for a method whose
+            clients do more than plain steps.
     """
 
     method: ClassVar[type[Algorithm]]
+
+    def __init_subclass__(cls, method: type[Algorithm] | None = None, **options: Any) -> None:
+        """Set the method of a subclass."""
+        super().__init_subclass__(**options)
+        if method is not None:
+            cls.method = method
 
     def __init__(
         self,
@@ -118,9 +124,8 @@ class ServerStrategy(FlowerFedAvg):
         **options: Any,
     ) -> None:
         of_method = {name: options.pop(name) for name in signature(self.method).parameters if name in options}
+        known = [name for kind in (FlowerFedAvg, ServerStrategy, self.method) for name in signature(kind).parameters]
         if unknown := [name for name in options if name not in signature(FlowerFedAvg).parameters]:
-            known = [*signature(ServerStrategy).parameters, *signature(self.method).parameters]
-            known += signature(FlowerFedAvg).parameters
             raise UnknownNameError.of(f"option of {type(self).__name__}", unknown[0], known)
         super().__init__(**options)
         self.algorithm = method = self.method(**of_method)
@@ -128,29 +133,23 @@ class ServerStrategy(FlowerFedAvg):
         require_steps(steps, method)
         averages = method.averages and server_lr is None and not beyond_plain_steps(method)
         if lr is None and not averages:
-            raise RangeError(f"lr=None: {type(self).__name__} needs the rate of the clients' steps")
+            raise RangeError(f"lr=None: {type(self).__name__} needs the clients' learning rate; set lr=")
         self.reports: list[Report] = []
         self.failures: list[Failure] = []
         self.left_out: Rejected = []
-        self._lr, self._storage = lr, Storage.of(storage)
-        self._options: dict[str, Any] = {
-            "server_lr": server_lr,
-            "optimizer": optimizer,
-            "aggregation": aggregation,
-            "limits": limits,
-            "compute": compute,
-            "max_staleness": max_staleness,
-            "callbacks": callbacks,
-            "steps": steps,
-            "own_rates": lr is None,
-        }
-        self._ratio = Chain.of(aggregation).examples_ratio
+        self._lr, self._steps = lr, steps
+        self._options = server_options(
+            dict(server_lr=server_lr, optimizer=optimizer, aggregation=aggregation, limits=limits, storage=storage)
+            | dict(compute=compute, max_staleness=max_staleness, callbacks=callbacks, steps=steps, own_rates=lr is None)
+        )
+        self._storage: Storage = self._options["storage"]
+        self._ratio = Chain.of(self._options["aggregation"]).examples_ratio
         self._resume = None if resume is None else absolute(resume)
         self._client_sizes, self._max_staleness = client_sizes, max_staleness
-        self._seed, self._poll, self._steps = seed, poll, steps
+        self._seed, self._poll = seed, poll
         self._server: Server | None = None
-        self._asked: list[Asked] = []
-        self._evaluating: list[Asked] = []
+        self._asked: list[Request] = []
+        self._evaluating: list[Request] = []
         self._sizes: dict[int, int] = {}
         self._lost: dict[int, Mapping[str, Any]] = {}
         self._written: tuple[int, ArrayRecord] | None = None
@@ -158,21 +157,16 @@ class ServerStrategy(FlowerFedAvg):
 
     @property
     def server(self) -> Server:
-        """The server.
-
-        Raises:
-            RoundError: no round was configured yet.
-        """
+        """The server; raises ``RoundError`` before the first round."""
         if self._server is None:
-            raise RoundError("server: there is none before the strategy's first round")
+            raise RoundError("server: created in the strategy's first round; call start first")
         return self._server
 
     def summary(self) -> None:
-        """Log what the strategy does."""
-        options = {name: getattr(self.algorithm, name) for name in signature(self.method).parameters}
-        said = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        lr, place = "of the clients' own" if self._lr is None else self._lr, self._storage.path or "in memory"
-        log(INFO, "\t├──> fedcore: %s(%s), lr %s, storage %s", self.method.__name__, said, lr, place)
+        """Log the method, its options, the rate and the storage."""
+        options = ", ".join(f"{name}={getattr(self.algorithm, name)!r}" for name in signature(self.method).parameters)
+        lr, place = "chosen by the clients" if self._lr is None else self._lr, self._storage.path or "in memory"
+        log(INFO, "\t├──> fedcore: %s(%s), lr %s, storage %s", self.method.__name__, options, lr, place)
         super().summary()
 
     def start(
@@ -186,19 +180,19 @@ class ServerStrategy(FlowerFedAvg):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
         **more: Any,
     ) -> Result:
-        """Run rounds up to ``num_rounds``, those before a resumed server was stopped counted in.
+        """Run until the server has finished ``num_rounds`` rounds, including those before a resume.
 
-        The arguments are those of Flower's strategies, those of later versions too (``more``). ``timeout`` is a round's
-        deadline. The keys of the result are the rounds' own numbers, also after a resumption.
+        The arguments are those of Flower's strategies; ``timeout`` is in seconds per round. The keys of the result are
+        the server's round numbers, even after a resume.
 
         Raises:
-            CheckpointError: there is a server to go on with, of another model or method.
+            CheckpointError: the saved server has a different model or method.
         """
         self._wire = Wire.of(initial_arrays)
-        self._go_on(initial_arrays)
+        self._load(initial_arrays)
         first = self._first = self._server.round_number if self._server else 0
         if first:
-            log(INFO, "Going on after round %d", first)
+            log(INFO, "Resuming after round %d", first)
         evaluate = None if evaluate_fn is None else lambda round, arrays: evaluate_fn(round + first, arrays)
         streaming = grid if isinstance(grid, StreamingGrid) else StreamingGrid(grid, poll=self._poll)
         arrays = self._write_model() if self._server else initial_arrays
@@ -212,14 +206,14 @@ class ServerStrategy(FlowerFedAvg):
         return result
 
     def choose(self, round: int, nodes: Sequence[int], k: int) -> Iterable[int]:
-        """The nodes of a round: k of those that are connected, drawn by (seed, round). Override it at will.
+        """Return ``k`` nodes, drawn at random; seed and round determine the draw. A subclass may override this.
 
-        A node that comes twice was drawn twice (sampling with replacement), and counts twice.
+        A subclass may list a node twice (sampling with replacement); its update then counts twice.
 
         Args:
-            round: the server's number of the round, from 0.
-            nodes: connected, of known size where the method weighs by it, and not at work for an earlier round;
-                ascending.
+            round: the server's round number, from 0.
+            nodes: the connected nodes without a pending task, ascending. If the method weights by size, only nodes
+                with a known size.
         """
         if not nodes:
             return []
@@ -229,22 +223,23 @@ class ServerStrategy(FlowerFedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of the round, of the server's model, which ``arrays`` is from the second round on.
+        """Return the messages of the round, with the server's model.
 
         Raises:
-            ArrayError: it is another model, as a wrapper makes one that adds noise to the aggregated model.
+            ArrayError: ``arrays`` is not the model that the last round returned, for example because a wrapper added
+                noise to it.
         """
         if self.fraction_train == 0.0:
             return []
         if self._written is not None and arrays is not self._written[1]:
             require_own_model(self._written[1].to_numpy_ndarrays(), arrays.to_numpy_ndarrays())
-        nodes = self._there(arrays, grid)
+        nodes = self._connected(arrays, grid)
         k = max(int(len(nodes) * self.fraction_train), self.min_train_nodes)
-        busy = {asked.node for asked in self._asked}
-        chosen = Counter(self.choose(self.server.round_number, [node for node in nodes if node not in busy], k))
+        free = sorted({*nodes} - {request.node for request in self._asked})
+        chosen = Counter(self.choose(self.server.round_number, free, k))
         log(INFO, "configure_train: Sampled %s nodes (out of %s)", len(chosen), len(nodes))
         if isinstance(grid, StreamingGrid):
-            grid.await_also(asked.message_id for asked in self._asked)
+            grid.await_also(by_id(self._asked))
         config["server-round"] = self.server.round_number + 1
         messages = self._messages(chosen, config)
         return messages if isinstance(grid, StreamingGrid) else list(messages)
@@ -257,117 +252,108 @@ class ServerStrategy(FlowerFedAvg):
                 self.server.tensors(library="numpy", copy=False, sent=True), self.server.layout
             )
         keys = self.arrayrecord_key, self.configrecord_key
-        orders = instructions if self._lr is not None else model_alone
-        for node, content in orders(sent, model, config, *keys):
+        contents = instructions if self._lr is not None else model_alone
+        for node, content in contents(sent, model, config, *keys):
             message = Message(content, node, "train")
-            self._asked.append(Asked(message.metadata, node, sent.round, chosen[node]))
+            self._asked.append(Request(message.metadata, node, sent.round, chosen[node]))
             yield message
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold the replies in as they come, and take the server's step.
+        """Add the replies to the round as they arrive, and take the server step.
 
         Raises:
-            DivergedError: the model would become infinite or NaN; the server stays as it was.
+            DivergedError: the model would become infinite or NaN; the round is rolled back.
         """
-        if self.fraction_train == 0.0:  # no node was asked, and there may be no server
+        if self.fraction_train == 0.0:  # no messages were sent, and the server may not exist
             return None, None
-        asked = {one.message_id: one for one in self._asked}
-        collected = Collected()
+        pending, collected = by_id(self._asked), Collected()
         self.failures = []
-        sizes = self._sizes if self._is_sized else None
-        new = newcomers(self.server, (one.node for one in self._asked), sizes)
+        new = newcomers(self.server, (one.node for one in self._asked), self._sizes if self._is_sized else None)
         with self.server.open_round(newcomers=new) as round:
-            for reply in replies:
-                who = request_of(asked, reply)
-                if who is None:
-                    log(WARNING, "aggregate_train: a reply to no message that is waited for, left out")
-                elif failure := failure_of(who.node, reply):
+            for request, reply, failure in answers(replies, pending):
+                if request is None:
+                    log(WARNING, "aggregate_train: ignored a reply whose message is not pending")
+                elif failure:
                     self.failures.append(failure)
                     if failure.code == UNREADABLE:
-                        round.reject(who.node, failure.reason)
+                        round.reject(request.node, failure.reason)
                 else:
-                    add_reply(round, who.node, partial(self._read, who, reply))
-                    collected.add(who.node, reply)
+                    add_reply(round, request.node, partial(self._read, request, reply))
+                    collected.add(request.node, reply)
                 del reply
         assert round.report is not None
-        return self._after(round.report, asked.values(), collected)
+        return self._after(round.report, [*pending.values()], collected)
 
-    def _read(self, asked: Asked, reply: Message) -> Update:
-        """The update in a reply; what it reports is checked by the round."""
+    def _read(self, request: Request, reply: Message) -> Update:
         content, weight = reply.content, self.weighted_by_key
-        controls = records_of(content, ArrayRecord)
-        models = [record for name, record in controls.items() if name != CONTROL]
+        vectors = records_of(content, ArrayRecord)
+        models = [record for name, record in vectors.items() if name != CONTROL]
         if len(models) != 1:
-            raise ArrayError(f"arrays: expected one record of the model, got {len(models)}")
+            raise ArrayError(f"arrays: the reply has {len(models)} model records; it must have exactly one")
         metrics = only_record(content)
-        if weight not in metrics:  # where Flower's own strategy stops
-            raise ArrayError(f"metrics: expected {weight!r}, the reply's weight, got none: see weighted_by_key")
+        if weight not in metrics:  # as in Flower's own strategy
+            raise ArrayError(f"metrics: {weight!r} is missing; add the reply's weight, or change weighted_by_key")
         done: Mapping[str, Any] = records_of(content, ConfigRecord).get(METHOD, {})
         model = self._wire.read(models[0])
-        for name, residue in self._lost.get(asked.round, {}).items():  # so that x - y is what the client did
-            model[name] = _moved(model[name], residue)
+        for name, error in self._lost.get(request.round, {}).items():  # so that x - y is the client's exact step
+            if model[name].shape == error.shape:  # otherwise the round rejects the reply
+                model[name] = model[name] + error
         return Update(
-            asked.node,
+            request.node,
             model,
             steps=steps_of(done.get("steps"), metrics, self._steps, self.server),
-            examples=integral(metrics.get(weight)),
+            examples=as_integer(metrics.get(weight)),
             lr=done.get("lr"),
-            control=read_vector(CONTROL, controls[CONTROL]) if CONTROL in controls else None,
-            count=asked.count,
-            round=asked.round,
-            keep=True,  # of the message, or made here
+            control=read_vector(CONTROL, vectors[CONTROL]) if CONTROL in vectors else None,
+            count=request.draws,
+            round=request.round,
+            keep=True,  # nothing else writes to the memory of the message
         )
 
     def _after(
-        self, report: Report, pending: Iterable[Asked], collected: Collected
+        self, report: Report, pending: list[Request], collected: Collected
     ) -> tuple[ArrayRecord, MetricRecord | None]:
-        """Keep what a finished round leaves, log it, and make Flower's answer."""
+        """Keep the requests that may still get late replies, log the round, and return Flower's result."""
         self.reports.append(report)
         first = report.round - self._max_staleness
-        pending = list(pending)
-        self._asked = [asked for asked in pending if asked.round > first]
+        self._asked = [request for request in pending if request.round > first]
         self._lost = {round: lost for round, lost in self._lost.items() if round > first}
         log(INFO, "aggregate_train: Received %s results and %s failures", len(report.accepted), len(self.failures))
-        if silent := [asked.node for asked in pending if asked.round == report.round]:
+        if silent := [request.node for request in pending if request.round == report.round]:
             log(INFO, "\t> %s", silence(silent))
         if line := rejection_line(report):
             log(WARNING if report.accepted else ERROR, "\t> %s", line)
         _log_failures(self.failures)
-        metrics, odd = collected.usual(
-            self.weighted_by_key, "aggregate_train", self._ratio, [int(node) for node in report.accepted]
-        )
+        accepted = [int(node) for node in report.accepted]
+        metrics, odd = collected.usual(self.weighted_by_key, "aggregate_train", self._ratio, accepted)
         if odd:
-            log(WARNING, "\t> Of the metrics alone: %s", rejections(odd, len(metrics)))
+            log(WARNING, "\t> Metrics: %s", rejections(odd, len(metrics)))
         mean = mean_of(lambda some: self.train_metrics_aggr_fn(some, self.weighted_by_key), metrics)
         return self._write_model(), mean
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flower's, with the round's own number also after a resumption."""
+        """Return Flower's messages, with the server's round number even after a resume."""
         messages = list(super().configure_evaluate(server_round + self._first, arrays, config, grid))
-        number = server_round + self._first - 1
-        self._evaluating = [Asked(one.metadata, one.metadata.dst_node_id, number, 1) for one in messages]
+        self._evaluating = [Request(message.metadata, message.metadata.dst_node_id) for message in messages]
         return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The means of what the nodes say of the model; a reply that cannot be believed is left out by name.
+        """Return the means of the reported metrics, and list rejected replies in ``left_out``.
 
-        With the rule ``CapExamples`` a claim of examples weighs up to its ratio times the median of the claims.
+        With the rule ``CapExamples``, a reported number of examples is capped at ``ratio`` times the median.
         """
-        asked = {one.message_id: one.node for one in self._evaluating}
-        collected = Collected()
-        failures: list[Failure] = []
-        for reply in replies:
-            node = request_of(asked, reply)
-            if node is None:
-                log(WARNING, "aggregate_evaluate: a reply to no message that is waited for, left out")
-            elif failure := failure_of(node, reply):
+        collected, failures = Collected(), []
+        for request, reply, failure in answers(replies, by_id(self._evaluating)):
+            if request is None:
+                log(WARNING, "aggregate_evaluate: ignored a reply whose message is not pending")
+            elif failure:
                 failures.append(failure)
             else:
-                collected.add(node, reply)
+                collected.add(request.node, reply)
         metrics, self.left_out = collected.usual(self.weighted_by_key, "aggregate_evaluate", self._ratio)
         log(INFO, "aggregate_evaluate: Received %s results and %s failures", len(collected), len(failures))
         _log_failures(failures)
@@ -376,10 +362,10 @@ class ServerStrategy(FlowerFedAvg):
         return mean_of(lambda some: self.evaluate_metrics_aggr_fn(some, self.weighted_by_key), metrics)
 
     def _write_model(self) -> ArrayRecord:
-        """The server's model as a record, made once a round."""
+        """Return the server's model as a record; write it once per round."""
         number = self.server.round_number
         if self._written is None or self._written[0] != number:
-            self._written = None  # before there are two
+            self._written = None  # frees the old record before the new one is written
             with span("encode"):
                 self._written = number, self._wire.write(self.server.tensors(library="numpy", copy=False, sent=True))
         return self._written[1]
@@ -388,15 +374,15 @@ class ServerStrategy(FlowerFedAvg):
     def _is_sized(self) -> bool:
         return self.algorithm.needs_shares or self._client_sizes is not None
 
-    def _there(self, arrays: ArrayRecord, grid: Grid) -> list[int]:
-        """Wait for enough nodes, make the server if there is none, and return the nodes that can be asked."""
+    def _connected(self, arrays: ArrayRecord, grid: Grid) -> list[int]:
+        """Wait for enough nodes, create a missing server, and return the nodes that can take part."""
         enough = max(self.min_available_nodes, self.min_train_nodes)
         while len(nodes := sorted(grid.get_node_ids())) < enough:
             log(INFO, "Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), enough)
             time.sleep(1)
         if self._server is None:
             self._wire = Wire.of(arrays)
-            options = {"lr": UNKNOWN if self._lr is None else self._lr, "storage": self._storage, **self._options}
+            options = {"lr": UNKNOWN if self._lr is None else self._lr, **self._options}
             self._server = open_server(self._wire.read(arrays), self.algorithm, [], **options)
         if not self._is_sized:
             return nodes
@@ -407,21 +393,15 @@ class ServerStrategy(FlowerFedAvg):
         if new:
             self._sizes |= ask_sizes(grid, new, self._client_sizes, self.configrecord_key, self._ratio, others)
         if not self._sizes and not len(known):
-            raise RangeError("client_sizes: no node answered the query for its number of examples; give client_sizes=")
+            raise RangeError("client_sizes: no node reported its number of examples; pass client_sizes")
         return [node for node in nodes if node in known or node in self._sizes]
 
-    def _go_on(self, initial: ArrayRecord) -> None:
-        """Load the server of an earlier run, if there is one."""
-        folder = self._resume or (Path(self._storage.path or "") if is_begun(self._storage) else None)
+    def _load(self, initial: ArrayRecord) -> None:
+        folder = self._resume or (self._storage.path if is_begun(self._storage) else None)
         if folder is not None and self._server is None:
-            storage = self._storage if self._resume is None else None
-            how = {"lr": self._lr, "storage": storage, "any_form": True, **self._options}
+            how = {"lr": self._lr, "any_form": True, **self._options}
+            how["storage"] = self._storage if self._resume is None else None
             self._server = load_server(folder, self._wire.read(initial), self.algorithm, **how)
-
-
-def _moved(y: Any, residue: F32) -> Any:
-    """y + residue; y as it is where the shapes differ, for which the round will reject it."""
-    return y + residue if y.shape == residue.shape else y
 
 
 def _log_failures(failures: Iterable[Failure]) -> None:
@@ -429,141 +409,105 @@ def _log_failures(failures: Iterable[Failure]) -> None:
         log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
 
 
-# A strategy for each of ``fedcore.algorithms``; their arguments are in ``ServerStrategy``.
+# One strategy per method of ``fedcore.algorithms``; ``ServerStrategy`` documents the arguments.
 
 
-class FedAvg(ServerStrategy):
+class FedAvg(ServerStrategy, method=algorithms.FedAvg):
     """``fedcore.algorithms.FedAvg`` in Flower."""
-
-    method = algorithms.FedAvg
 
 
 class FedAdagrad(FedAvg):
-    """Flower's FedAdagrad, with its arguments and numbers: FedAvg with ``fedcore.algorithms.optimizers.Adagrad``."""
+    """FedAvg with ``fedcore.algorithms.optimizers.Adagrad``: the arguments and results of Flower's FedAdagrad."""
 
     def __init__(self, *, eta: float = 0.1, tau: float = 1e-3, **options: Any) -> None:
-        super().__init__(optimizer=optimizers.Adagrad(eta=eta, tau=tau, s0=0.0), **_flowers_own(options))
+        options.pop("eta_l", None)  # the clients' rate, which Flower accepts and never uses
+        super().__init__(optimizer=optimizers.Adagrad(eta=eta, tau=tau, s0=0.0), **options)
 
 
 class FedAdam(FedAvg):
-    """Flower's FedAdam, with its arguments and its numbers: FedAvg with ``fedcore.algorithms.optimizers.Adam``.
+    """FedAvg with ``fedcore.algorithms.optimizers.Adam``: the arguments and results of Flower's FedAdam.
 
-    Flower corrects the start with the exponent of the round after.
+    As in Flower, the bias correction of the first round uses the exponent 2.
     """
 
     def __init__(
         self, *, eta: float = 0.1, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3, **options: Any
     ) -> None:
         adam = optimizers.Adam(eta=eta, beta1=beta_1, beta2=beta_2, tau=tau, s0=0.0, corrected_from=2)
-        super().__init__(optimizer=adam, **_flowers_own(options))
+        options.pop("eta_l", None)
+        super().__init__(optimizer=adam, **options)
 
 
 class FedYogi(FedAvg):
-    """Flower's FedYogi, with its arguments and its numbers: FedAvg with ``fedcore.algorithms.optimizers.Yogi``."""
+    """FedAvg with ``fedcore.algorithms.optimizers.Yogi``: the arguments and results of Flower's FedYogi."""
 
     def __init__(
         self, *, eta: float = 0.01, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3, **options: Any
     ) -> None:
         yogi = optimizers.Yogi(eta=eta, beta1=beta_1, beta2=beta_2, tau=tau, s0=0.0)
-        super().__init__(optimizer=yogi, **_flowers_own(options))
+        options.pop("eta_l", None)
+        super().__init__(optimizer=yogi, **options)
 
 
-def _flowers_own(options: dict[str, Any]) -> dict[str, Any]:
-    """Options without ``eta_l``, the clients' rate, which Flower takes and never uses."""
-    return {name: value for name, value in options.items() if name != "eta_l"}
-
-
-class FedProx(ServerStrategy):
+class FedProx(ServerStrategy, method=algorithms.FedProx):
     """``fedcore.algorithms.FedProx`` in Flower."""
 
-    method = algorithms.FedProx
 
-
-class SCAFFOLD(ServerStrategy):
+class SCAFFOLD(ServerStrategy, method=algorithms.SCAFFOLD):
     """``fedcore.algorithms.SCAFFOLD`` in Flower."""
 
-    method = algorithms.SCAFFOLD
 
-
-class MIFA(ServerStrategy):
+class MIFA(ServerStrategy, method=algorithms.MIFA):
     """``fedcore.algorithms.MIFA`` in Flower."""
 
-    method = algorithms.MIFA
 
-
-class MimiC(ServerStrategy):
+class MimiC(ServerStrategy, method=algorithms.MimiC):
     """``fedcore.algorithms.MimiC`` in Flower."""
 
-    method = algorithms.MimiC
+
+class FlexibleFedAvg(ServerStrategy, method=algorithms.FlexibleFedAvg):
+    """``fedcore.algorithms.FlexibleFedAvg`` in Flower. Nodes report their numbers of examples on a query."""
 
 
-class FlexibleFedAvg(ServerStrategy):
-    """``fedcore.algorithms.FlexibleFedAvg`` in Flower; nodes say their numbers of examples when they are queried."""
-
-    method = algorithms.FlexibleFedAvg
+class FedAvgM(ServerStrategy, method=algorithms.FedAvgM):
+    """``fedcore.algorithms.FedAvgM`` in Flower: momentum in the local steps, unlike Flower's FedAvgM."""
 
 
-class FedAvgM(ServerStrategy):
-    """``fedcore.algorithms.FedAvgM`` in Flower: momentum in the local steps, which Flower's FedAvgM is not."""
-
-    method = algorithms.FedAvgM
-
-
-class SCAFFOLDM(ServerStrategy):
+class SCAFFOLDM(ServerStrategy, method=algorithms.SCAFFOLDM):
     """``fedcore.algorithms.SCAFFOLDM`` in Flower."""
 
-    method = algorithms.SCAFFOLDM
 
-
-class MBSTORM(ServerStrategy):
+class MBSTORM(ServerStrategy, method=algorithms.MBSTORM):
     """``fedcore.algorithms.MBSTORM`` in Flower."""
 
-    method = algorithms.MBSTORM
 
-
-class FedAvgMVR(ServerStrategy):
+class FedAvgMVR(ServerStrategy, method=algorithms.FedAvgMVR):
     """``fedcore.algorithms.FedAvgMVR`` in Flower."""
 
-    method = algorithms.FedAvgMVR
 
-
-class SCAFFOLDMVR(ServerStrategy):
+class SCAFFOLDMVR(ServerStrategy, method=algorithms.SCAFFOLDMVR):
     """``fedcore.algorithms.SCAFFOLDMVR`` in Flower."""
 
-    method = algorithms.SCAFFOLDMVR
 
-
-class LocalDescent(ServerStrategy):
+class LocalDescent(ServerStrategy, method=algorithms.LocalDescent):
     """``fedcore.algorithms.LocalDescent`` in Flower."""
 
-    method = algorithms.LocalDescent
 
-
-class FedVARP(ServerStrategy):
+class FedVARP(ServerStrategy, method=algorithms.FedVARP):
     """``fedcore.algorithms.FedVARP`` in Flower."""
 
-    method = algorithms.FedVARP
 
-
-class FedStale(ServerStrategy):
+class FedStale(ServerStrategy, method=algorithms.FedStale):
     """``fedcore.algorithms.FedStale`` in Flower."""
 
-    method = algorithms.FedStale
 
-
-class FedDyn(ServerStrategy):
+class FedDyn(ServerStrategy, method=algorithms.FedDyn):
     """``fedcore.algorithms.FedDyn`` in Flower."""
 
-    method = algorithms.FedDyn
 
-
-class FedNova(ServerStrategy):
+class FedNova(ServerStrategy, method=algorithms.FedNova):
     """``fedcore.algorithms.FedNova`` in Flower."""
 
-    method = algorithms.FedNova
 
-
-class FedExP(ServerStrategy):
+class FedExP(ServerStrategy, method=algorithms.FedExP):
     """``fedcore.algorithms.FedExP`` in Flower."""
-
-    method = algorithms.FedExP

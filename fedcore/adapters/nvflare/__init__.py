@@ -1,6 +1,6 @@
-"""fedcore in NVFlare: ``Aggregator`` for its own workflows, ``Controller`` for every method.
+"""fedcore in NVFlare: ``Aggregator`` for NVFlare's workflows, and ``Controller`` for every method.
 
-A client's script uses ``Trainer``, or ``order`` and ``reply`` around a loop of its own.
+A client's script uses ``Trainer``, or ``order`` and ``reply`` around a custom training loop.
 """
 
 from fedcore.adapters.nvflare.client import Order, Trainer, order, reply

@@ -1,1 +1,1 @@
-"""The local work of many clients at once, as batched products."""
+"""Training of many clients at once by batched products."""

@@ -1,4 +1,4 @@
-"""The local work of many clients at once, and the choice between batched and sequential training."""
+"""SGD steps of many clients at once, and the choice between batched and sequential training."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,28 +13,28 @@ from torch import Tensor, nn
 
 from fedcore.arrays import F32
 from fedcore.errors import RangeError, ShapeError
-from fedcore.server.instructions import Instructions as Assignment
+from fedcore.server.broadcast import Instructions
 from fedcore.simulation.batching.convolutions import ConvNet
-from fedcore.simulation.batching.layers import Block, Functional, Gradients, Net, Perceptron
+from fedcore.simulation.batching.layers import Block, Functional, Net, Perceptron
 from fedcore.simulation.local_rules import Table
-from fedcore.simulation.sgd import Descent, FlatModel, LocalOptions, Work, mean_rate, rate, rate_of, sgd
+from fedcore.simulation.sgd import Descent, FlatModel, LocalOptions, Work, mean_rate, rate_of, sgd
 from fedcore.simulation.torch_device import CPU, moved, on_host, repeatable, synchronize
 
 MOST_PARAMETERS = 1_000_000
-"""Larger networks are trained one by one. The time of perceptrons one by one over their time together, on one thread,
-for 1 / 8 / 32 clients (bench/rounds/bench_together.py): 610 parameters 1.8 / 27 / 10-45, 4,810 1.4-8 / 5-20 / 12-14,
+"""The clients of larger networks are trained one by one. Speedup of batched training for perceptrons, on one thread,
+with 1 / 8 / 32 clients (bench/rounds/bench_together.py): 610 parameters 1.8 / 27 / 10-45, 4,810 1.4-8 / 5-20 / 12-14,
 50,890 1.1 / 2.3 / 2.1, 159,010 1.1 / 1.4 / 1.5, 199,210 1.1 / 1.7 / 1.5, 656,810 1.1 / 1.3 / 1.1. For convolutional
-networks ``fastest`` measures it; EMNIST's, of 1,690,046, takes the same time either way."""
+networks, ``fastest`` measures it; EMNIST's network of 1,690,046 parameters has speedup 1."""
 CLIENTS = 64
-"""The most clients in one call."""
+"""The maximum number of clients in one call."""
 INDICES = 1 << 22
-"""The most examples in the steps of one call; each takes 24 bytes."""
+"""The maximum number of examples in all steps of one call; each needs 24 bytes."""
 
 
 def in_groups(
     net: Net, clients: Iterable[tuple[int, Table]], most: int = CLIENTS, device: torch.device = CPU
 ) -> Iterator[list[tuple[int, Table]]]:
-    """Yield groups of clients and their tables, in their order: from one to ``most`` clients for one call."""
+    """Yield groups of one to ``most`` clients with their tables, in the given order. Each group fits into one call."""
     group: list[tuple[int, Table]] = []
     visited = 0
     for client, table in clients:
@@ -50,54 +50,47 @@ def in_groups(
 
 
 @torch.no_grad()
-@np.errstate(over="ignore", invalid="ignore")  # as in sgd
+@np.errstate(over="ignore", invalid="ignore")  # as in ``sgd``
 def batched_sgd(
     net: Net,
     models: F32,
     inputs: Tensor,
     labels: Tensor,
     tables: Sequence[Table],
-    assignments: Sequence[Assignment],
+    instructions: Sequence[Instructions],
     *,
     x: F32 | None = None,
     options: LocalOptions | None = None,
 ) -> list[Work]:
-    """Do the work of ``sgd`` for S clients at once, except for rounding: one step for each row of a client's table.
+    """Do the work of ``sgd`` for S clients at once, up to rounding: one step for each row of a client's table.
 
-    The clients are ordered by their number of steps, so that those with steps left are always the first.
+    Internally, clients are sorted by descending number of steps, so that clients with remaining steps come first.
 
     Args:
-        net: the layers of all their models.
         models: float32[S, n] in host memory, x_t in every row, and afterwards the clients' y.
-        inputs: float32[m, ...], on the device of the steps; read-only.
-        labels: int64[m], likewise.
-        tables: the minibatches of each client as indices into the two; all of one width.
-        assignments: the instructions to each client: the same, except for the offset.
+        inputs, labels: float32[m, ...] and int64[m] on the device of the steps, read-only.
+        tables: the minibatches of each client as indices of examples; all tables have the same width.
+        instructions: the instructions to each client, which may differ only in the offset.
         x: float32[n], x_t; needed if ``mu`` is not 0.
-        options: as for ``sgd``.
 
     Returns:
         Each client's work, in the order of the tables.
 
-    Raises:
-        ShapeError: there are not as many tables as models, or they have several widths.
-
-    Determinism: a client's result does not depend on the others, as far as torch's batched products do not: on one
-        thread of the CPU, and with tables of at least two columns, it has the same bits in any group. On a GPU the
-        products of its library may depend on the number of clients.
-    Cost: 8 n bytes a client, 4 n more for each of offsets, second, momentum and mu, 8 n more for b; and 12 bytes for
-        each example of each step. All of it is copied to a GPU once; the call waits at the end.
+    Determinism: a client's result does not depend on the others, if torch's batched products do not. On one CPU thread,
+        and with tables of at least two columns, it has the same bits in any group. On a GPU, the library's products may
+        depend on the number of clients.
+    Cost: 8 n bytes per client, 4 n more for each of offsets, second, momentum and mu, 8 n more for b; and 12 bytes for
+        each example of each step. All data is copied to a GPU once; the call waits at the end.
     """
-    if len(tables) != len(models) or len({table.indices.shape[1] for table in tables}) > 1:
-        widths = [table.indices.shape[1] for table in tables]
-        raise ShapeError(f"tables: expected {len(models)} of one width, got widths {widths}")
+    widths = [table.indices.shape[1] for table in tables]
+    if len(tables) != len(models) or len(set(widths)) > 1:
+        raise ShapeError(f"tables: must be {len(models)} tables of the same width, got widths {widths}")
     options = options or LocalOptions()
     examples = inputs.reshape(len(inputs), -1), labels.unsqueeze(1)
     order = sorted(range(len(tables)), key=lambda i: -len(tables[i].sizes))
-    tables = [tables[i] for i in order]
     device = inputs.device
     ys, fixed = torch.from_numpy(models[order]).to(device), {}
-    shared, offsets = assignments[0], [assignments[i].offset for i in order]
+    shared, offsets = instructions[0], [instructions[i].offset for i in order]
     if any(offset is not None for offset in offsets):
         none = np.zeros(net.n, np.float32)
         rows = np.stack([none if offset is None else offset for offset in offsets])
@@ -106,34 +99,34 @@ def batched_sgd(
         fixed["x"] = moved(x, device).expand(ys.shape)
     if shared.b and shared.x_prev is not None:
         fixed["x_prev"] = moved(shared.x_prev, device).expand(ys.shape)
-    carried, lr = {"control": torch.zeros_like(ys)} if shared.second else {}, rate(shared)
-    if options.momentum:
-        carried["velocity"] = torch.zeros_like(ys)
+    kept = {"control": shared.second, "velocity": options.momentum}
+    carried = {name: torch.zeros_like(ys) for name, is_needed in kept.items() if is_needed}
+    steps = [len(tables[i].sizes) for i in order]
     done = 0
-    for m, last in _phases([len(table.sizes) for table in tables]):
-        minibatches = _Minibatches(examples, tables[:m], done, last)
-        rates = [rate_of(lr, step) for step in range(done, last)]
+    for m, last in _phases(steps):
+        minibatches = _Minibatches(examples, [tables[i] for i in order[:m]], done, last)
+        rates = [rate_of(shared, step) for step in range(done, last)]
         _phase(net, ys[:m], minibatches, rates, fixed, carried, (shared.a, shared.b, shared.mu), options)
         done = last
     models[order] = on_host(ys)
     controls = on_host(carried["control"]) if shared.second else None
-    works: list[Work] = [Work(0, rate_of(lr, 0), None)] * len(tables)
-    for row, (i, table) in enumerate(zip(order, tables, strict=True)):
+    works = {}
+    for row, (i, count) in enumerate(zip(order, steps, strict=True)):
         control: F32 | None = None if controls is None else controls[row]
         if control is not None:
-            control /= np.float32(max(1, len(table.sizes)))
-        works[i] = Work(len(table.sizes), mean_rate(lr, len(table.sizes)), control)
-    return works
+            control /= np.float32(max(1, count))
+        works[i] = Work(count, mean_rate(shared, count), control)
+    return [works[i] for i in range(len(tables))]
 
 
 def _phases(steps: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(m, k): the first m clients take the steps up to step k; ``steps`` descend."""
+    """Yield (m, k): the first m clients do the steps up to step k. ``steps`` is descending."""
     for last, group in groupby(reversed(range(len(steps))), key=steps.__getitem__):
         yield next(group) + 1, last
 
 
 class _Minibatches:
-    """The examples of m clients from one step to another."""
+    """The examples of m clients from step ``first`` to step ``last``."""
 
     def __init__(self, examples: tuple[Tensor, Tensor], tables: Sequence[Table], first: int, last: int) -> None:
         self._inputs, self._labels = examples
@@ -146,11 +139,11 @@ class _Minibatches:
 
     @property
     def width(self) -> int:
-        """The examples of each client in a step."""
+        """The number of examples of each client in a step."""
         return self._indices.shape[2]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Inputs float32[m, b, features], labels int64[m, b, 1] and weights float32[m, b, 1] of each step."""
+        """Yield inputs float32[m, b, features], labels int64[m, b, 1] and weights float32[m, b, 1] of each step."""
         _, m, b = self._indices.shape
         for indices, weights in zip(self._indices.flatten(1), self._weights, strict=True):
             inputs = self._inputs.index_select(0, indices).view(m, b, -1)
@@ -167,36 +160,37 @@ def _phase(
     numbers: tuple[float, float, float],
     options: LocalOptions,
 ) -> None:
-    """Take steps of all m clients: ``ys`` and the first m rows of ``carried`` are changed."""
+    """Do the steps of m clients; ``ys`` and the first m rows of ``carried`` are changed in place."""
     m, device = len(ys), ys.device
     y, grad = Block(net, m, device).fill(ys), Block(net, m, device)
-    grad_prev = Block(net, m, device) if "x_prev" in fixed else None
-    of = {name: Block(net, m, device).fill(rows[:m]) for name, rows in (fixed | carried).items()}
+    blocks = {name: Block(net, m, device).fill(rows[:m]) for name, rows in (fixed | carried).items()}
+    x_prev = blocks.pop("x_prev", None)
+    grad_prev = None if x_prev is None else Block(net, m, device)
     a, b, mu = numbers
     descent = Descent(
         y.flat,
         grad.flat,
-        (a, b if grad_prev is not None else 0.0, mu),
+        (a, 0.0 if grad_prev is None else b, mu),
         options,
         grad_prev=None if grad_prev is None else grad_prev.flat,
-        **{name: block.flat for name, block in of.items() if name != "x_prev"},
+        **{name: block.flat for name, block in blocks.items()},
     )
-    gradients: Gradients = net.gradients(m, minibatches.width, device)
+    gradients = net.gradients(m, minibatches.width, device)
     for minibatch, lr in zip(minibatches, rates, strict=True):
         gradients(y, *minibatch, grad)
         _clip(grad, options)
-        if grad_prev is not None:
-            gradients(of["x_prev"], *minibatch, grad_prev)
+        if x_prev is not None and grad_prev is not None:
+            gradients(x_prev, *minibatch, grad_prev)
             _clip(grad_prev, options)
-            grad_prev.flat.add_(of["x_prev"].flat, alpha=options.weight_decay)
+            grad_prev.flat.add_(x_prev.flat, alpha=options.weight_decay)
         descent.step(lr)
     y.empty_into(ys)
     for name, rows in carried.items():
-        of[name].empty_into(rows[:m])
+        blocks[name].empty_into(rows[:m])
 
 
 def _clip(grad: Block, options: LocalOptions) -> None:
-    """Shorten each client's gradient to ``options.clip``."""
+    """Scale each client's gradient down to norm ``options.clip``, if its norm is larger."""
     if options.clip is not None:
         lengths = torch.stack([part.square().sum(1) for part in grad.parts]).sum(0).sqrt()
         shorter = (options.clip / lengths.clamp(min=1e-30)).clamp(max=1.0).unsqueeze(1)
@@ -205,40 +199,34 @@ def _clip(grad: Block, options: LocalOptions) -> None:
 
 
 Way = bool | Literal["vmap"]
-"""The way in which clients are trained: False for one by one, True together by the network's hand-written products,
-"vmap" together by torch's batching of functions."""
+"""How clients are trained: False for one by one, True for hand-written batched products, "vmap" for torch's vmap."""
 
 TURNS = 7
-"""The times that each way is timed; the least counts, because other work on the machine disturbs it least."""
+"""The number of measurements of each way. The minimum is used, since other work on the machine affects it least."""
 STEPS = 4
-"""Local steps in a turn."""
+"""Local steps in a measurement."""
 COHORT = 16
-"""The most clients in a turn, by default."""
+"""The default maximum number of clients in a measurement."""
 
 
 def net_of(module: nn.Module, shape: tuple[int, ...], way: Way = True, device: torch.device = CPU) -> Net | None:
-    """Return the network of a module whose clients can be trained together, or None: they are trained one by one.
+    """Return the network of a module whose clients can be trained together, or None to train them one by one.
 
-    Args:
-        module: of float32 tensors, on the CPU or the device.
-        shape: an example's.
-        way: False gives None. True gives the products of a perceptron or a convolutional network, on the CPU of at
-            most ``MOST_PARAMETERS`` parameters; and on a GPU ``Functional`` for others.
-        device: the device of the training.
-
-    Raises:
-        RangeError: the way is unknown, or "vmap" and torch cannot batch the model.
+    The parameters of ``module`` are float32, ``shape`` is that of an example. ``way=False`` returns None. ``way=True``
+    returns the hand-written products of a perceptron or convolutional network: on the CPU with at most
+    ``MOST_PARAMETERS`` parameters, on a GPU of any size. For other models on a GPU it returns a ``Functional``, as
+    "vmap" always does. If torch cannot batch the model, "vmap" raises a RangeError.
     """
     if way not in (True, False, "vmap"):
-        raise RangeError(f"together: expected True, False or 'vmap', got {way!r}")
+        raise RangeError(f"together={way!r}: must be True, False or 'vmap'")
     if way is False:
         return None
     if way == "vmap":
         batched = Functional.of(module, shape, device)
         if batched is None:
             raise RangeError(
-                "together: expected a model without buffers, dropout and hooks, whose scores of an example do not "
-                "depend on the others, for 'vmap', got another one: train it one by one"
+                "together='vmap': the model must have no buffers, dropout or hooks, and its scores of an example must "
+                "not depend on other examples; train it one by one"
             )
         return batched
     net = Perceptron.of(module, shape) or ConvNet.of(module, shape)
@@ -248,33 +236,24 @@ def net_of(module: nn.Module, shape: tuple[int, ...], way: Way = True, device: t
 
 
 def can_be_measured(module: nn.Module, shape: tuple[int, ...], device: torch.device = CPU) -> bool:
-    """Whether ``fastest`` needs to measure: not one by one, and not for perceptrons, which always gain together.
+    """Whether ``fastest`` needs to measure: the model can be batched, and is not a perceptron (which always gains).
 
-    The gain of convolutions depends on the machine and on torch's libraries. The arguments are those of ``net_of``.
+    The gain for convolutions depends on the machine and on torch's libraries.
     """
     net = net_of(module, shape, device=device)
     return net is not None and not isinstance(net, Perceptron)
 
 
 def fastest(module: nn.Module, shape: tuple[int, ...], *, batch: int, device: torch.device = CPU) -> Way:
-    """Measure the fastest way to train clients: one by one, by products, and on a GPU also by "vmap".
+    """Measure the fastest way to train clients: one by one, by hand-written products, and on a GPU also by "vmap".
 
-    Args:
-        module: of float32 tensors, on the CPU; not changed.
-        shape: an example's.
-        batch: the size of a minibatch.
-        device: the device of the training.
-
-    Raises:
-        RangeError: the model cannot be trained together.
-
-    Determinism: none. Keep the answer, because the ways differ in rounding.
-    Cost: a hundred local steps of one client for each way, on as many threads as torch has.
+    Determinism: the result may differ between calls. Store it, because the ways differ in rounding.
+    Cost: a hundred local steps of one client for each way, on torch's current number of threads.
     """
-    took = seconds_of_ways(module, shape, batch=batch, device=device)
-    if len(took) == 1:
-        raise RangeError("module: expected a network of net_of, got one whose clients are trained one by one")
-    return min(took, key=took.__getitem__)
+    seconds = seconds_of_ways(module, shape, batch=batch, device=device)
+    if len(seconds) == 1:
+        raise RangeError("module: its clients can only be trained one by one; see net_of")
+    return min(seconds, key=seconds.__getitem__)
 
 
 def seconds_of_ways(
@@ -286,48 +265,45 @@ def seconds_of_ways(
     vmap: bool | None = None,
     cohort: int = COHORT,
 ) -> dict[Way, float]:
-    """Return the seconds of a client's step in each possible way; the other arguments are those of ``fastest``.
+    """Return the seconds per local step of one client for each possible way.
 
-    Args:
-        vmap: whether "vmap" is one of the ways. Default: only on a GPU.
-        cohort: the most clients in a call.
+    ``vmap`` is whether to measure "vmap" (default: only on a GPU), ``cohort`` the maximum number of clients in a call.
     """
     nets: dict[Way, Net] = {}
     if (own := net_of(module, shape, device=device)) is not None and not isinstance(own, Functional):
         nets[True] = own
-    batched = Functional.of(module, shape, device) if (device.type != "cpu" if vmap is None else vmap) else None
-    if batched is not None:
-        nets["vmap"] = batched
+    if device.type != "cpu" if vmap is None else vmap:
+        batched = Functional.of(module, shape, device)
+        nets |= {} if batched is None else {"vmap": batched}
     model = FlatModel(copy.deepcopy(module), device)
-    random = np.random.default_rng(0)
-    inputs = torch.from_numpy(random.random((batch, *shape), np.float32)).to(device)
+    inputs = torch.from_numpy(np.random.default_rng(0).random((batch, *shape), np.float32)).to(device)
     labels = torch.zeros(batch, dtype=torch.int64, device=device)
     table = Table(np.tile(np.arange(batch), (STEPS, 1)), np.full(STEPS, batch))
-    assignment = Assignment(round=0, lr=1e-6)
+    instructions = Instructions(round=0, lr=1e-6)
     x = model.flat.cpu().numpy().copy()
 
-    def one_by_one() -> None:
-        sgd(model, inputs, labels, table.indices, assignment)
-
     def together(net: Net, ys: F32) -> None:
-        batched_sgd(net, ys, inputs, labels, [table] * len(ys), [assignment] * len(ys))
+        batched_sgd(net, ys, inputs, labels, [table] * len(ys), [instructions] * len(ys))
 
-    ways: dict[Way, tuple[Callable[[], None], int]] = {False: (one_by_one, 1)}
+    ways: dict[Way, tuple[Callable[[], object], int]] = {
+        False: (partial(sgd, model, inputs, labels, table.indices, instructions), 1)
+    }
     for way, net in nets.items():
         clients = min(cohort, net.most_clients(batch, device))
         ways[way] = partial(together, net, np.tile(x, (clients, 1))), clients
-    took: dict[Way, float] = dict.fromkeys(ways, float("inf"))
+    best: dict[Way, float] = {}
     for turn in range(TURNS + 1):
         for way, (work, clients) in ways.items():
             seconds = _seconds(work, device) / (clients * STEPS)
-            took[way] = min(took[way], seconds) if turn else float("inf")  # the first turn warms up
-    return took
+            if turn:  # the first measurement is a warm-up
+                best[way] = min(best.get(way, seconds), seconds)
+    return best
 
 
-def _seconds(work: Callable[[], None], device: torch.device) -> float:
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
     synchronize(device)
-    begun = perf_counter()
+    began = perf_counter()
     with repeatable(device):
         work()
     synchronize(device)
-    return perf_counter() - begun
+    return perf_counter() - began

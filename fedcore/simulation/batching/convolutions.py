@@ -1,8 +1,8 @@
 """Convolutional networks of many clients at once: each layer is a batched product with a matrix of columns.
 
-Between layers there is float32[m, rows, columns] of m models. The rows of an image are its pixels in all channels,
-those of a layer are its units, and a column is an example. A layer is Z = W P + b: for a fully connected layer P is its
-input, for a convolution the windows of its input, in a column for each position and example.
+The activations of m models are float32[m, rows, columns], with a column for each example. The rows of an image are its
+pixels in all channels; the rows of a layer are its units. A layer is Z = W P + b. For a fully connected layer, P is the
+layer's input. For a convolution, P holds the windows of the input, with a column for each position and example.
 """
 
 import math
@@ -31,25 +31,26 @@ from fedcore.simulation.local_rules import Indices
 from fedcore.simulation.nets import MaxPool2
 from fedcore.simulation.torch_device import CPU
 
-Pair = tuple[int, int]
+Pair = tuple[int, ...]
+"""Two numbers, one for each axis of an image."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of an image: a matrix product with them is a convolution, together with the max pooling after it.
+    """Windows of an image, with which a matrix product is a convolution and the max pooling after it.
 
-    All outputs that are pooled into one depend on one window: with kernels of 5 x 5 and pooling of 2 x 2, that window
-    is 6 x 6, and the kernel has 4 places in it. Convolution and pooling are the largest of the products with the kernel
-    in each of its places; each pixel has 36/4 copies instead of 25. Without pooling the kernel has one place, and the
-    window is as large as the kernel.
+    All outputs that are pooled into one number depend on one window. For example, with kernels of 5 x 5 and pooling of
+    2 x 2, the window is 6 x 6, and has 4 places for the kernel. The pooled output is the largest product of the window
+    with the kernel in one of its places. Each pixel has 36/4 copies instead of 25. Without pooling, the kernel has one
+    place, and the window is as large as the kernel.
 
     Attributes:
-        table: int64[taps, positions]; the pixels of the window for each position of the result, as indices into the
-            image float32[channels, height, width]; ``pixels``, one past the end, is the padding's zero.
-        places: int64[q, weights]; the place in the window of each weight of one output's kernel, for each of the q
-            places of the kernel in the order of the pooling: among equal products the first counts.
-        pixels: of the image, in all channels.
-        height, width: those of the result.
+        table: int64[taps, positions], the pixels of the window for each position of the result, as indices into the
+            image float32[channels, height, width]. The index ``pixels``, one past the end, stands for the zero padding.
+        places: int64[q, weights], the place in the window of each weight of one output's kernel. The q rows are the
+            places of the kernel in the order of the pooling. Among equal products, pooling selects the first.
+        pixels: the number of pixels of the image in all channels.
+        height, width: the size of the result.
     """
 
     table: Indices
@@ -70,13 +71,7 @@ class Windows:
         pool: Pair = (1, 1),
         pool_stride: Pair = (1, 1),
     ) -> "Windows | None":
-        """Return the windows of a convolution and max pooling without padding after it, or None if the result is empty.
-
-        Args:
-            image: channels, height and width.
-            kernel, stride, padding, dilation: those of ``torch.nn.Conv2d``.
-            pool, pool_stride: kernel and stride of ``torch.nn.MaxPool2d``.
-        """
+        """Return the windows of a convolution and a max pooling without padding; None if the result is empty."""
         channels, *sizes = image
         pixels = math.prod(image)
         (y_places, ys), (x_places, xs) = (
@@ -111,8 +106,10 @@ class Windows:
 def _axis(
     size: int, kernel: int, stride: int, padding: int, dilation: int, pool: int, pool_stride: int
 ) -> tuple[Indices, Indices]:
-    """Along one axis, the place in the window of each tap of the kernel, int64[pool, kernel], and the pixels of each
-    window, int64[window, positions], with -1 for the padding."""
+    """Return the places of the kernel's taps in the window and the pixels of each window, for one axis.
+
+    The places are int64[pool, kernel]; the pixels are int64[window, positions], with -1 for the padding.
+    """
     offsets = np.add.outer(stride * np.arange(pool), dilation * np.arange(kernel))
     reach, places = np.unique(offsets, return_inverse=True)
     outputs = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
@@ -122,58 +119,54 @@ def _axis(
 
 
 _where_positive = torch.ops.aten.threshold_backward
-"""(d, z, 0) is d where z > 0 and 0 elsewhere."""
+"""(d, z, 0) returns d where z > 0 and 0 elsewhere."""
 
 
 @dataclass(frozen=True, eq=False)
 class Convolution(Linear):
-    """A convolution and the max pooling after it; its ``inputs`` are the taps of a kernel in all channels.
-
-    Attributes:
-        windows: of its input images.
-    """
+    """A convolution of ``windows`` of its input, and the max pooling after it. ``inputs`` counts a kernel's taps."""
 
     windows: Windows
 
     @property
     def rows(self) -> int:
-        """The rows of its output."""
+        """The number of rows of the output."""
         return self.outputs * self.windows.height * self.windows.width
 
     @cached_property
     def kernels(self) -> tuple[Tensor, Tensor]:
-        """For the kernels of all outputs in each of their q places, as the rows float32[q outputs, taps] of a matrix:
-        the weight of each element, with one past the end for zero, and the q elements of each weight."""
+        """Indices for the matrix float32[q outputs, taps] of all kernels in each of their q places.
+
+        The first tensor has the weight of each element, or one past the end for zero; the second has the q elements of
+        each weight.
+        """
         taps, (q, count) = len(self.windows.table), self.windows.places.shape
         places = torch.from_numpy(self.windows.places)[:, None].expand(-1, self.outputs, -1)
         spread = torch.full((q, self.outputs, taps), self.outputs * count)
         spread.scatter_(2, places, torch.arange(self.outputs * count).view(1, self.outputs, count).expand(q, -1, -1))
-        went = torch.arange(q * self.outputs).view(q, -1, 1) * taps + places
-        return spread.view(-1), went.view(-1)
+        gathered = torch.arange(q * self.outputs).view(q, -1, 1) * taps + places
+        return spread.view(-1), gathered.view(-1)
 
 
 class Columns:
     """The gradients of m models on minibatches of b examples, with their scratch memory.
 
-    Args:
-        net: its layers are ``Convolution`` and ``Linear``; the image float32[channels, height, width] is flat.
-        m, b: models, and examples in a minibatch.
-        device: the device of all of them.
+    The layers of ``net`` are ``Convolution`` and ``Linear``; the image float32[channels, height, width] is flat.
 
-    Determinism: a model's gradient depends only on its own rows and on b, as far as torch's batched products do.
-    Cost: two batched products a layer and one more for all but the first; for a convolution a copy of its windows and
-        the sum of their gradients.
+    Determinism: a model's gradient depends only on its own rows and on b, if torch's batched products do.
+    Cost: two batched products a layer, and one more for all but the first; for a convolution also a copy of its windows
+        and the sum of their gradients.
     """
 
     def __init__(self, net: Net, m: int, b: int, device: torch.device = CPU) -> None:
         self._m, self._b = m, b
         rows = [layer.windows.pixels if isinstance(layer, Convolution) else layer.inputs for layer in net.layers]
         rows.append(net.layers[-1].rows if isinstance(net.layers[-1], Convolution) else net.layers[-1].outputs)
-        # One row more, of zeros, for a convolution's padding.
-        self._reached = [torch.zeros(m * k + 1, b, device=device) for k in rows]
+        # The last row is zero, for a convolution's padding.
+        self._activations = [torch.zeros(m * k + 1, b, device=device) for k in rows]
         self._layers: list[_Convolved | _Connected] = []
         for layer, (before, after) in zip(net.layers, pairwise(range(len(rows))), strict=True):
-            x, y = self._reached[before], self._reached[after][:-1].view(m, layer.outputs, -1)
+            x, y = self._activations[before], self._activations[after][:-1].view(m, layer.outputs, -1)
             if isinstance(layer, Convolution):
                 self._layers.append(_Convolved(layer, x, y))
             else:
@@ -182,11 +175,11 @@ class Columns:
     def gradients(self, models: Block, inputs: Tensor, labels: Tensor, weights: Tensor, out: Block) -> None:
         """Compute the gradients; see ``layers.Gradients``."""
         m, b = self._m, self._b
-        self._reached[0][:-1].view(m, -1, b).copy_(inputs.transpose(1, 2))
+        self._activations[0][:-1].view(m, -1, b).copy_(inputs.transpose(1, 2))
         parameters = list(zip(self._layers, models.weights, models.biases, out.weights, out.biases, strict=True))
         for layer, weight, bias, _, _ in parameters:
             layer.forward(weight, bias)
-        d = torch.softmax(self._reached[-1][:-1].view(m, -1, b), 1)
+        d = torch.softmax(self._activations[-1][:-1].view(m, -1, b), 1)
         labels = labels.transpose(1, 2)
         d.scatter_add_(1, labels, d.new_full((1, 1, 1), -1.0).expand_as(labels))
         d *= weights.transpose(1, 2)
@@ -225,8 +218,10 @@ class _Connected:
 
 
 class _Convolved:
-    """A convolution with its pooling: reads images x float32[m rows + 1, b], a row for each pixel and a last row of
-    zeros, and writes y float32[m, outputs, positions b]."""
+    """A convolution with its pooling: reads x float32[m rows + 1, b], writes y float32[m, outputs, positions b].
+
+    x has a row for each pixel of each image, and a last row of zeros.
+    """
 
     def __init__(self, layer: Convolution, x: Tensor, y: Tensor) -> None:
         windows, (m, outputs, _), b, device = layer.windows, y.shape, x.shape[1], x.device
@@ -244,7 +239,7 @@ class _Convolved:
         self._d = torch.empty_like(self._z) if q > 1 else self._z
         self._rise = torch.empty(q - 1, *y.shape, device=device)
         self._kernels = torch.zeros(m, outputs * count + 1, device=device)
-        self._spread, self._went = (indices.to(device) for indices in layer.kernels)
+        self._spread, self._gathered = (indices.to(device) for indices in layer.kernels)
         self._spread_kernels = torch.empty(m, q * outputs, taps, device=device)
         self._spread_gradients = torch.empty(m, q * outputs, taps, device=device)
 
@@ -273,14 +268,14 @@ class _Convolved:
             _where_positive.grad_input(d, self._y, 0, grad_input=d)
         if bias_gradient is not None:
             torch.sum(d, 2, out=bias_gradient)
-        for k in reversed(range(1, q)):  # to the first place of the largest
+        for k in reversed(range(1, q)):  # The gradient belongs to the first place with the largest product.
             _where_positive.grad_input(d, self._rise[k - 1], 0, grad_input=self._d[:, k])
             d -= self._d[:, k]
         self._d[:, 0].copy_(d)
         d = self._d.view(m, -1, self._d.shape[3])
         torch.bmm(d, self._windows.transpose(1, 2), out=self._spread_gradients)
-        went = self._spread_gradients.view(m, -1).index_select(1, self._went)
-        torch.sum(went.view(m, q, -1), 1, out=weight_gradient.view(m, -1))
+        gathered = self._spread_gradients.view(m, -1).index_select(1, self._gathered)
+        torch.sum(gathered.view(m, q, -1), 1, out=weight_gradient.view(m, -1))
 
     def below(self, weight: Tensor) -> Tensor:
         m, b = len(self._y), self._x.shape[1]
@@ -289,30 +284,27 @@ class _Convolved:
 
 
 PIECE = 64
-"""The most examples in one pass: more gain nothing, and copies of their windows take many times their own memory."""
+"""The maximum number of examples in one pass. More are not faster, and copies of windows need several times the memory
+of the images."""
 CLIENTS = 8
-"""The most clients in one call: enough to make the overhead of torch's calls small, and more gain nothing. With 1, 2,
-4, 8, 16 in a call, a client's step of LeNet takes 1.6, 1.0, .9, 1.0, 1.1 ms, and with two such calls at once, in two
-threads, 1.5, .9, .6, .6, .6; that of the CIFAR network 3.3, 2.8, 2.4, 2.6, 2.3 and 2.7, 1.9, 1.5, 1.2, 1.2."""
+"""The maximum number of clients in one call: enough to hide the overhead of torch's calls; more are not faster. With 1,
+2, 4, 8, 16 clients in a call, a client's step of LeNet takes 1.6, 1.0, .9, 1.0, 1.1 ms. With two concurrent calls, in
+two threads, it takes 1.5, .9, .6, .6, .6 ms. CIFAR network: 3.3, 2.8, 2.4, 2.6, 2.3 and 2.7, 1.9, 1.5, 1.2, 1.2."""
 BYTES = 16 << 20
-"""The most memory of the models, gradients and scratch of one call. 16 examples of minibatches of 64 take LeNet 1.1,
-1.2, 1.2, 1.3 ms with 1, 2, 4, 8 clients in a call, of 6 MiB each."""
+"""The maximum memory, in bytes, of the models, gradients and scratch of one call. For LeNet with minibatches of 64, a
+client needs 6 MiB. 16 of its examples take 1.1, 1.2, 1.2, 1.3 ms with 1, 2, 4, 8 clients in a call."""
 
 
 class ConvNet(Layered):
-    """A convolutional network, trained by hand-written batched products: ``Convolution`` layers, then ``Linear``."""
+    """A convolutional network, trained by hand-written products: ``Convolution`` layers, then ``Linear`` layers."""
 
     @classmethod
     def of(cls, module: nn.Module, shape: tuple[int, ...]) -> "ConvNet | None":
-        """Return the convolutional network of a module, or None if it is another network.
+        """Return the convolutional network of a module, or None if it is a different network.
 
-        It is an ``nn.Sequential`` of ``Conv2d``, each with or without ``ReLU`` and ``MaxPool2d`` after it, then
-        ``Flatten``, and then ``Linear`` layers with or without ``ReLU``: no groups, no padding but zeros around the
-        convolved image, no dropout, no normalisation, no shared or frozen weights, no hooks.
-
-        Args:
-            module: of float32 tensors.
-            shape: an example's.
+        It is an ``nn.Sequential`` of ``Conv2d``, each optionally followed by ``ReLU`` and ``MaxPool2d``, then
+        ``Flatten``, then ``Linear`` layers, each with or without ``ReLU``. It has no groups, dropout, normalisation,
+        shared or frozen weights, or hooks; convolutions may have zero padding, poolings none.
         """
         children = plain_sequence(module)
         if not children or len(shape) != 3:
@@ -326,11 +318,14 @@ class ConvNet(Layered):
             layers.append(layer)
             image = (layer.outputs, layer.windows.height, layer.windows.width)
         behind = linear_layers(children[1:], image[0] * image[1] * image[2], starts(module))
-        return net if layers and behind and (net := cls([*layers, *behind])).is_whole(module) else None
+        return net if layers and behind and (net := cls([*layers, *behind])).covers(module) else None
 
     def most_clients(self, b: int, device: torch.device = CPU) -> int:
-        """The most clients for one call, whose minibatches have b examples: ``CLIENTS``, or as many as fit into
-        ``BYTES``; on a GPU as many as fit into ``DEVICE_BYTES``."""
+        """Return the maximum number of clients of one call, for minibatches of b examples.
+
+        On the CPU this is ``CLIENTS``, or fewer if only these fit into ``BYTES``; on a GPU, the number that fits into
+        ``DEVICE_BYTES``.
+        """
         numbers = 2 * self.n
         for layer in self.layers:
             if isinstance(layer, Convolution):
@@ -362,7 +357,7 @@ class ConvNet(Layered):
 def _convolution(
     children: list[tuple[str, nn.Module]], image: tuple[int, int, int], starts: dict[str, int]
 ) -> Convolution | None:
-    """Take the first modules away and return their convolution, or None if they are of another kind."""
+    """Remove the first modules and return their convolution, or None if they are not a supported convolution."""
     name, module = children.pop(0)
     if type(module) is not nn.Conv2d or f"{name}.weight" not in starts or module.in_channels != image[0]:
         return None
@@ -370,7 +365,7 @@ def _convolution(
         return None
     relu, pool = False, None
     while children and type(child := children[0][1]) in (nn.ReLU, nn.MaxPool2d, MaxPool2):
-        if isinstance(child, nn.MaxPool2d):  # before or after ReLU, the largest number is the same
+        if isinstance(child, nn.MaxPool2d):  # pooling before ReLU gives the same result as after it
             if pool is not None or not _pools_plainly(child):
                 return None
             pool = child
@@ -378,10 +373,10 @@ def _convolution(
         children.pop(0)
     windows = Windows.of(
         image,
-        _pair(module.kernel_size),
-        stride=_pair(module.stride),
-        padding=_pair(module.padding),
-        dilation=_pair(module.dilation),
+        module.kernel_size,
+        stride=module.stride,
+        padding=module.padding,
+        dilation=module.dilation,
         pool=(1, 1) if pool is None else _pair(pool.kernel_size),
         pool_stride=(1, 1) if pool is None else _pair(pool.stride),
     )
@@ -393,11 +388,11 @@ def _convolution(
 
 
 def _pools_plainly(pool: nn.MaxPool2d) -> bool:
-    """Whether a pooling has windows of pixels only, all of them whole, and returns only the largest."""
+    """Whether a pooling has only complete windows, without padding, and returns only the largest value."""
     plain = _pair(pool.padding) == (0, 0) and _pair(pool.dilation) == (1, 1)
     return plain and not pool.ceil_mode and not pool.return_indices
 
 
 def _pair(numbers: int | tuple[int, ...]) -> Pair:
-    """The two numbers of an image's axes."""
+    """Return the numbers for the two axes of an image."""
     return (numbers, numbers) if isinstance(numbers, int) else (numbers[0], numbers[1])

@@ -1,4 +1,4 @@
-"""Data sets by name, and their partitions among clients."""
+"""Data sets and their partitions among clients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.errors import RangeError
-from fedcore.registries import Registry
 from fedcore.simulation.data import synthetic
 from fedcore.simulation.data.arrays import Dataset, from_arrays, from_hf, from_torch, holdings
 from fedcore.simulation.data.datasets import PUBLISHED, find_files, load_cifar10, load_digits, load_idx
@@ -22,6 +21,7 @@ from fedcore.simulation.data.partitions import (
     one_label,
     shards,
 )
+from fedcore.validation import Registry
 
 __all__ = [
     "REGISTRY",
@@ -47,15 +47,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Source:
-    """A data set that can be loaded by name.
+    """A data set in ``REGISTRY``.
 
     Attributes:
-        load: loads it; its parameters are the data set's options.
+        load: the function that loads it; its parameters are the data set's options.
         about: one line for listings.
-        shape: of one example.
-        classes: the number of classes.
-        generated: whether ``load`` generates it with ``clients`` and ``seed``, and gives its clients.
-        find: finds or downloads its files, without reading them. Default: it has no files.
+        shape, classes: the shape of one example, and the number of classes.
+        generated: whether ``load`` generates the data from ``clients`` and ``seed``, and assigns it to clients.
+        find: the function that finds or downloads the files, without reading them. Default: the data set has no files.
     """
 
     load: Callable[..., Dataset]
@@ -88,26 +87,19 @@ _ROWS: dict[str, Source] = {
 REGISTRY: Registry[Source] = Registry(
     "data",
     _ROWS,
-    due="a fedcore.simulation.data.Source",
+    expected="a fedcore.simulation.data.Source",
     fits=lambda row: isinstance(row, Source),
     group="fedcore.data",
 )
-"""The data sets by name."""
+"""The data sets, keyed by name."""
 FILLED_IN = ("clients", "seed")
-"""Parameters that are not options of a data set: ``load`` gives them to generated ones."""
+"""The parameters of a generated data set that ``load`` sets and that are not options."""
 
 
 def find(name: str) -> list[Path]:
-    """Return the paths of a data set's files, downloaded first if needed; empty for one without files.
+    """Return the paths of a data set's files, without reading them; missing files are downloaded.
 
-    The files are not read: ``load`` does that.
-
-    Args:
-        name: a key of ``REGISTRY``, an entry point's, or ``module:Name`` of your own ``Source``.
-
-    Raises:
-        UnknownNameError: there is no such data set.
-        MissingDataError, MissingDependencyError: a file, or the package that downloads it, is missing.
+    For the argument and the errors see ``load``.
 
     >>> find("synthetic")
     []
@@ -117,17 +109,16 @@ def find(name: str) -> list[Path]:
 
 
 def load(name: str, *, clients: int | None = None, seed: int | None = None, **options: Any) -> Dataset:
-    """Load the data set of that name.
+    """Load a data set.
 
     Args:
-        name: a key of ``REGISTRY``, an entry point's, or ``module:Name`` of your own ``Source``.
+        name: a key of ``REGISTRY``, the name of an entry point, or ``module:Name`` of a custom ``Source``.
         clients, seed: for generated data sets; the others ignore them.
         options: the data set's own arguments.
 
     Raises:
-        UnknownNameError: there is no such data set.
-        RangeError: an option is outside its range, or ``clients`` or ``seed`` is missing.
-        MissingDataError, MissingDependencyError: a file, or a package that it needs, is missing.
+        UnknownNameError, RangeError: the data set does not exist, or an argument is missing or out of range.
+        MissingDataError, MissingDependencyError: a file or a package is missing.
 
     >>> load("synthetic", clients=3, seed=0, alpha=1.0, beta=1.0, largest=100).train_x.shape
     (237, 60)
@@ -135,9 +126,9 @@ def load(name: str, *, clients: int | None = None, seed: int | None = None, **op
     source = REGISTRY.find(name)
     if source.generated:
         if clients is None or seed is None:
-            raise RangeError(f"clients, seed: expected both, since {name!r} is generated, got {clients} and {seed}")
+            raise RangeError(f"clients={clients}, seed={seed}: {name!r} is generated and needs both")
         options |= {"clients": clients, "seed": seed}
     loaded = source.load(**options)
     if not isinstance(loaded, Dataset):
-        raise RangeError(f"data: expected a fedcore.simulation.data.Dataset from {name!r}, got {loaded!r:.200}")
+        raise RangeError(f"data: {name!r} must return a fedcore.simulation.data.Dataset, got {loaded!r:.200}")
     return loaded

@@ -1,14 +1,14 @@
-"""A labelled data set in memory, and data sets from arrays, from torch and from Hugging Face."""
+"""Labelled data sets in memory, from arrays, torch and Hugging Face."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError, UnknownNameError
-from fedcore.representation import Represented
+from fedcore.validation import Represented
 
 Inputs = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -20,17 +20,15 @@ class Dataset(Represented):
     """Training and test examples with their labels.
 
     Attributes:
-        name: its name in ``load``.
-        train_x: float32[m, ...], pixels in [0, 1] as [m, channels, height, width].
+        name: the name in messages, and in ``load``.
+        train_x: float32[m, ...]; images are [m, channels, height, width], with pixels in [0, 1].
         train_y: int64[m], in 0 .. classes-1.
-        test_x: float32[m', ...], of the same example shape.
+        test_x: float32[m', ...], with the same example shape.
         test_y: int64[m'].
         classes: the number of classes.
-        parts: the training examples of each client, int64[m_i] each, if the data has clients. None is held twice.
-        test_parts: likewise, the test examples of each client.
-
-    Raises:
-        DtypeError, ShapeError, RangeError: an array is not as above.
+        parts: the training examples of each client, int64[m_i] each, without duplicates; None if the data set has no
+            clients.
+        test_parts: the test examples of each client, likewise.
     """
 
     name: str
@@ -69,19 +67,13 @@ def _check_parts(name: str, parts: tuple[Indices, ...], examples: int) -> None:
     if every.size and not 0 <= every.min() <= every.max() < examples:
         raise RangeError(f"{name}: expected 0 .. {examples - 1}, got {every.min()} .. {every.max()}")
     if len(np.unique(every)) < len(every):
-        raise RangeError(f"{name}: expected each example once at most, got one twice")
+        raise RangeError(f"{name}: an example belongs to two clients")
 
 
 def holdings(labels: npt.NDArray[np.integer[Any]], parts: Sequence[Indices], classes: int) -> npt.NDArray[np.int64]:
-    """Count each client's examples of each class.
+    """Count each client's examples of each of C classes: int64[N, C].
 
-    Args:
-        labels: int[m], in 0 .. classes-1, read-only.
-        parts: N arrays of indices into ``labels``.
-        classes: C.
-
-    Returns:
-        int64[N, C].
+    ``labels`` is int[m], in 0 .. C-1; ``parts`` has N arrays of indices into it.
 
     >>> holdings(np.array([0, 1, 1]), [np.array([0, 1]), np.array([2])], 2).tolist()
     [[1, 1], [0, 1]]
@@ -100,24 +92,19 @@ def from_arrays(
     clients: Any = None,
     name: str = "arrays",
 ) -> Dataset:
-    """Make a data set of arrays in memory.
+    """Create a data set from arrays in memory.
 
-    Nothing is scaled: divide bytes of pixels first.
+    The inputs are not scaled; divide uint8 pixels by 255 first.
 
     Args:
-        train_x, test_x: floating[m, ...]: NumPy arrays, CPU tensors or other array-likes. Converted to float32;
-            float32 arrays are not copied.
-        train_y, test_y: int[m], likewise; converted to int64.
-        classes: their number. Default: the highest label plus one.
+        train_x, test_x: floating[m, ...]: NumPy arrays, CPU tensors or other array-likes. They are converted to
+            float32; float32 arrays are not copied.
+        train_y, test_y: int[m], likewise; they are converted to int64.
+        classes: the number of classes. Default: the highest label plus one.
         parts: the indices of each client's training examples, for the partition "natural".
-        clients: int[m] or str[m], the client of each training example, in the place of ``parts``. The clients are
-            numbered in ascending order.
+        clients: int[m] or str[m], the client of each training example, instead of ``parts``. The clients are numbered
+            in ascending order.
         name: the name in messages.
-
-    Raises:
-        DtypeError: inputs are not floating, or labels are not integers.
-        RangeError: an input is not finite in float32, or a label is not below ``classes``.
-        ArrayError, ShapeError: an argument is not an array of a fitting shape, or parts and clients are both given.
 
     >>> x, y = np.random.default_rng(0).random((6, 3)), np.array([0, 1, 2, 0, 1, 2])
     >>> from_arrays(x[:4], y[:4], x[4:], y[4:]).classes
@@ -126,7 +113,7 @@ def from_arrays(
     (array([1]), array([0, 2]), array([3]))
     """
     if parts is not None and clients is not None:
-        raise ArrayError("clients: expected either parts or clients, got both: leave one out")
+        raise ArrayError("clients: cannot be combined with parts; leave one out")
     inputs = _inputs("train_x", train_x), _inputs("test_x", test_x)
     labels = _labels("train_y", train_y), _labels("test_y", test_y)
     if classes is None:
@@ -137,34 +124,12 @@ def from_arrays(
     return Dataset(name, inputs[0], labels[0], inputs[1], labels[1], classes, parts=held)
 
 
-class MapStyle(Protocol):
-    """The interface of a torch data set: a length, and ``dataset[i]``, a pair of an input and a label."""
+def from_torch(train: Any, test: Any, *, classes: int | None = None, name: str = "torch") -> Dataset:
+    """Create a data set from two map-style data sets of torch, which are read into memory once.
 
-    def __len__(self) -> int:
-        """The number of examples."""
-        ...
-
-    def __getitem__(self, index: int, /) -> tuple[Any, Any]:
-        """One example and its label."""
-        ...
-
-
-def from_torch(train: MapStyle, test: MapStyle, *, classes: int | None = None, name: str = "torch") -> Dataset:
-    """Read two of torch's map-style data sets into memory once.
-
-    torch itself is not needed: any object with a length and pairs ``(input, label)`` works.
-
-    Args:
-        train, test: inputs are floating arrays of one shape (torchvision's ``ToTensor`` makes such arrays), labels are
-            whole numbers.
-        classes, name: as in ``from_arrays``.
-
-    Raises:
-        ArrayError: an entry is not a pair, or a data set is empty.
-        ShapeError: the inputs differ in shape.
-        DtypeError, RangeError: as in ``from_arrays``.
-
-    Determinism: random transforms are drawn once, here, from the data sets' own generators.
+    Any object with a length and pairs ``(input, label)`` works, even without torch. Inputs are floating arrays of one
+    shape (torchvision's ``ToTensor`` makes such arrays); labels are integers. Random transforms are drawn once, from
+    the data sets' own generators. ``classes`` and ``name`` are those of ``from_arrays``.
 
     >>> from_torch([([0.0, 1.0], 1)], [([1.0, 0.0], 0)]).train_x
     array([[0., 1.]], dtype=float32)
@@ -184,24 +149,18 @@ def from_hf(
     classes: int | None = None,
     name: str = "hf",
 ) -> Dataset:
-    """Read two splits of a Hugging Face data set into memory once.
+    """Create a data set from two splits of a Hugging Face data set, which are read into memory once.
 
-    Images (columns of the feature ``datasets.Image``, and other uint8[H, W] or [H, W, C]) become float32[C, H, W] in
-    [0, 1], the layout of torch's networks. Nothing else is scaled.
+    Images become float32[C, H, W] in [0, 1], the layout of torch's networks. These are columns of the feature
+    ``datasets.Image``, and other uint8[H, W] or [H, W, C]. Other inputs are not scaled.
 
     Args:
-        train, test: ``datasets.Dataset``; read a streamed one first.
-        input, label: the names of their columns. Inputs have one shape; labels are integers or ``ClassLabel``.
-        client: the column of ``train`` with the client of each example, for the partition "natural". Clients are its
-            values, in ascending order.
-        classes: their number. Default: that of ``ClassLabel``, or else the highest label plus one.
+        train, test: ``datasets.Dataset``; load a streamed one first.
+        input, label: the names of the columns. Inputs have one shape; labels are integers or ``ClassLabel``.
+        client: the column of ``train`` with the client of each example, for the partition "natural". The clients are
+            numbered in ascending order.
+        classes: the number of classes. Default: that of ``ClassLabel``, or else the highest label plus one.
         name: the name in messages.
-
-    Raises:
-        UnknownNameError: there is no such column.
-        ArrayError: a split is not a ``datasets.Dataset``.
-        ShapeError: inputs differ in shape.
-        DtypeError, RangeError: as in ``from_arrays``.
 
     Example:
 
@@ -219,18 +178,18 @@ def from_hf(
 def _array(name: str, value: Any) -> npt.NDArray[Any]:
     try:
         return np.asarray(value.detach() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError, RuntimeError) as error:  # torch's, for a tensor on a device or in bfloat16
-        raise ArrayError(f"{name}: expected an array in CPU memory: {error}") from None
+    except (TypeError, ValueError, RuntimeError) as error:  # For example, a tensor on a GPU or in bfloat16.
+        raise ArrayError(f"{name}: must be an array in CPU memory: {error}") from None
 
 
 def _inputs(name: str, value: Any) -> Inputs:
     array = _array(name, value)
     if not np.issubdtype(array.dtype, np.floating):
-        raise DtypeError(f"{name}: expected floating[m, ...] (scale integers first), got {array.dtype}")
+        raise DtypeError(f"{name}: must be floating[m, ...], got {array.dtype}; scale integers first")
     with np.errstate(over="ignore"):
         inputs = np.ascontiguousarray(array, dtype=np.float32)
     if not np.isfinite(inputs).all():
-        raise RangeError(f"{name}: expected finite numbers in float32's range, got others")
+        raise RangeError(f"{name}: must be finite in float32")
     return inputs
 
 
@@ -242,44 +201,44 @@ def _labels(name: str, value: Any) -> Labels:
 
 
 def _parts_of(clients: Any, examples: int) -> list[Indices]:
-    """The indices of each client's examples, the clients in ascending order."""
+    """Return the indices of each client's examples, with clients in ascending order."""
     array = _array("clients", clients)
     if array.shape != (examples,):
-        raise ShapeError(f"clients: expected one for each of {examples} training examples, got shape {array.shape}")
+        raise ShapeError(
+            f"clients: must have shape [{examples}], one client per training example, got shape {list(array.shape)}"
+        )
     if not (array.dtype.kind in "iuU" or all(isinstance(client, str) for client in array)):
         odd = next((client for client in array.tolist() if not isinstance(client, str)), None)
-        raise DtypeError(f"clients: expected integers or strings, got {odd!r}")
+        raise DtypeError(f"clients: must be integers or strings, got {odd!r}")
     _, numbers, sizes = np.unique(array, return_inverse=True, return_counts=True)
     return np.split(np.argsort(numbers, kind="stable").astype(np.int64), np.cumsum(sizes)[:-1])
 
 
-def _stack(name: str, examples: MapStyle) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    inputs, labels = [], []
-    for index, (x, y) in enumerate(_pairs(name, examples)):
-        inputs.append(_array(f"{name}[{index}]", x))
-        labels.append(_array(f"{name}[{index}]", y))
-        if inputs[-1].shape != inputs[0].shape:
-            raise ShapeError(f"{name}[{index}]: expected an input of {inputs[0].shape}, got {inputs[-1].shape}")
-        if labels[-1].size != 1:
-            raise ShapeError(f"{name}[{index}]: expected one label, got {labels[-1].shape}")
-    if not inputs:
-        raise ArrayError(f"{name}: expected at least one example, got none")
-    return np.stack(inputs), np.concatenate([label.reshape(1) for label in labels])
-
-
-def _pairs(name: str, examples: MapStyle) -> Iterator[tuple[Any, Any]]:
+def _stack(name: str, examples: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    inputs: list[npt.NDArray[Any]] = []
+    labels: list[npt.NDArray[Any]] = []
     for index in range(len(examples)):
-        example = examples[index]
+        example, place = examples[index], f"{name}[{index}]"
         if not isinstance(example, tuple | list) or len(example) != 2:
-            raise ArrayError(f"{name}[{index}]: expected a pair of an input and a label, got {type(example).__name__}")
-        yield example[0], example[1]
+            raise ArrayError(f"{place}: must be a pair of an input and a label, got {type(example).__name__}")
+        x, y = (_array(place, value) for value in example)
+        if inputs and x.shape != inputs[0].shape:
+            raise ShapeError(f"{place}: expected an input of {inputs[0].shape}, got {x.shape}")
+        if y.size != 1:
+            raise ShapeError(f"{place}: expected one label, got {y.shape}")
+        inputs.append(x)
+        labels.append(y.reshape(1))
+    if not inputs:
+        raise ArrayError(f"{name}: must not be empty")
+    return np.stack(inputs), np.concatenate(labels)
 
 
 def _column(split: str, data: Any, column: str) -> npt.NDArray[Any]:
-    """A column of a Hugging Face data set."""
+    """Return a column of a Hugging Face data set."""
     if not hasattr(data, "with_format") or not hasattr(data, "__len__"):
         raise ArrayError(
-            f"{split}: expected a datasets.Dataset, got {type(data).__name__}: choose a split, load a streamed one"
+            f"{split}: must be a datasets.Dataset, got {type(data).__name__}; select a split, and load a streamed data "
+            "set into memory"
         )
     if column not in data.column_names:
         raise UnknownNameError.of(f"column of {split}", column, data.column_names)
@@ -295,7 +254,7 @@ def _column(split: str, data: Any, column: str) -> npt.NDArray[Any]:
 
 
 def _images(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Images in torch's layout, scaled to [0, 1]; other values unchanged."""
+    """Return images in torch's layout, scaled to [0, 1]; return other values unchanged."""
     if values.dtype != np.uint8 or values.ndim not in (3, 4):
         return values
     channels_last = values[..., None] if values.ndim == 3 else values

@@ -1,4 +1,4 @@
-"""The published data sets: a table of files and digests, two readers (IDX, CIFAR-10), and downloads."""
+"""Published data sets: their files and digests, readers for IDX and CIFAR-10, and downloads."""
 
 import gzip
 import hashlib
@@ -17,19 +17,19 @@ from tempfile import NamedTemporaryFile
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arguments import absolute
 from fedcore.errors import MissingDataError, MissingDependencyError
-from fedcore.randomness import generator
+from fedcore.runtime import generator
 from fedcore.simulation.data.arrays import Dataset, Inputs, Labels
+from fedcore.validation import absolute
 
 LIMIT = 1 << 30
-"""The most bytes in an IDX file: EMNIST's largest has 547 MB. A small gzip file cannot fill the memory."""
+"""The maximum number of bytes in an IDX file (EMNIST's largest has 547 MB), so that no gzip file can fill memory."""
 CIFAR_RECORDS = 10_000
 """Records in each of CIFAR-10's files."""
 CIFAR_BYTES = 1 + 3 * 32 * 32
 CIFAR_MEAN = (0.49139968, 0.48215841, 0.44653091)
 CIFAR_DEVIATION = (0.24703223, 0.24348513, 0.26158784)
-"""Of the training pixels / 255, for each colour."""
+"""Mean and standard deviation of the training pixels / 255, for each colour."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,14 @@ class Published:
     """The files of a published data set.
 
     Attributes:
-        folder: its folder in ``$FEDCORE_DATA_DIR``, and in pooch's cache.
-        address: of the publisher's folder, which ends in a slash, or of the archive.
-        about: one line for listings.
-        files: paths in the folder or the archive; of IDX the training images and labels, then those of the test.
-        digests: the SHA-256 of each IDX file's decompressed content, because two mirrors may compress it differently.
-            Of CIFAR-10, see ``load_cifar10``. Empty: the publisher gives none.
-        md5: of the archive, as its publisher gives it; pooch verifies it.
-        classes: the number of classes.
-        shape: of one example.
+        folder: the folder in ``$FEDCORE_DATA_DIR``, and in pooch's cache.
+        address: the URL of the publisher's folder, which ends in a slash, or of the archive.
+        files: paths in the folder or the archive. For IDX: the images and labels for training, then those of the test.
+        digests: the SHA-256 of each IDX file's decompressed content, since mirrors may compress it differently. For
+            CIFAR-10, see ``load_cifar10``. Empty if the publisher gives none.
+        md5: the archive's MD5 from its publisher; pooch verifies it.
         first: the lowest label in the files.
-        transposed: whether the files hold the images transposed.
+        transposed: whether the files hold transposed images.
     """
 
     folder: str
@@ -117,17 +114,14 @@ PUBLISHED = {
         for split, classes in {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10}.items()
     },
 }
-"""The data sets with files. EMNIST ``byclass`` is 0-9, A-Z, a-z; ``bymerge`` and ``balanced`` unite the cases of 15
-letters."""
+"""The data sets with files. EMNIST ``byclass`` has 0-9, A-Z, a-z; ``bymerge`` and ``balanced`` merge the upper and
+lower case of 15 letters."""
 
 
 def load_digits() -> Dataset:
-    """Load scikit-learn's digits: pixels / 16 as float32[m, 1, 8, 8], 10 classes, 1,437 for training, 360 for the test.
+    """Load scikit-learn's digits: pixels / 16 as float32[m, 1, 8, 8], 1,437 training and 360 test examples, 10 classes.
 
-    Raises:
-        MissingDependencyError: scikit-learn is not installed.
-
-    Determinism: the split is one fixed permutation, the same in every run.
+    The split is a fixed permutation, the same in every run.
 
     Reference: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998 (its test part).
     """
@@ -135,7 +129,7 @@ def load_digits() -> Dataset:
         scikit_learn = distribution("scikit-learn")
     except PackageNotFoundError as error:
         raise MissingDependencyError.of("digits", "scikit-learn", extra="sim") from error
-    # From its file: importing scikit-learn takes two seconds in each process.
+    # Read the file directly, since importing scikit-learn takes two seconds in each process.
     table = np.loadtxt(str(scikit_learn.locate_file("sklearn/datasets/data/digits.csv.gz")), delimiter=",")
     x = (table[:, :64] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
     y = table[:, 64].astype(np.int64)
@@ -146,17 +140,14 @@ def load_digits() -> Dataset:
 def load_idx(name: str) -> Dataset:
     """Load MNIST, Fashion-MNIST or a split of EMNIST: pixels / 255 as float32[m, 1, 28, 28].
 
-    The images are upright, and the labels count from 0 (``emnist-letters`` has 1 .. 26 in its files).
-
-    Args:
-        name: a key of ``PUBLISHED``.
+    The images are upright, and the labels count from 0 (the files of ``emnist-letters`` have 1 .. 26).
 
     Raises:
-        MissingDataError: a file is missing, cannot be downloaded, or its content is not the published one.
-        MissingDependencyError: pooch, which downloads, is not installed.
+        MissingDataError: a file is missing, cannot be downloaded, or differs from the published one.
+        MissingDependencyError: pooch, which downloads files, is not installed.
 
     Cost: 4 bytes a pixel: 220 MB of memory for MNIST, 2.6 GB for EMNIST's ``byclass`` and ``bymerge``, and a quarter
-        more while it loads.
+        more during loading.
 
     Reference: Y. LeCun, C. Cortes, C. Burges, "The MNIST database", 1998; H. Xiao, K. Rasul, R. Vollgraf,
     "Fashion-MNIST", arXiv 1708.07747, 2017; G. Cohen, S. Afshar, J. Tapson, A. van Schaik, "EMNIST: Extending MNIST to
@@ -173,100 +164,86 @@ def _read_labelled(published: Published, paths: Sequence[Path], digests: Sequenc
     images, labels = paths
     pixels = read_idx(images, ndim=3, sha256=digests[0])
     if pixels.shape[1:] != (28, 28) or not len(pixels):
-        raise _corrupt(images, "expected images of 28 x 28", f"{list(pixels.shape)}")
+        raise _corrupt(images, "images of 28 x 28", f"{list(pixels.shape)}")
     raw = read_idx(labels, ndim=1, sha256=digests[1])
     if len(raw) != len(pixels):
-        raise _corrupt(labels, f"expected {len(pixels)} labels, one for each image", f"{len(raw)}")
+        raise _corrupt(labels, f"{len(pixels)} labels, one for each image", f"{len(raw)}")
     first, last = published.first, published.first + published.classes - 1
     if not first <= raw.min() <= raw.max() <= last:
-        raise _corrupt(labels, f"expected labels {first} .. {last}", f"{raw.min()} .. {raw.max()}")
+        raise _corrupt(labels, f"labels {first} .. {last}", f"{raw.min()} .. {raw.max()}")
     upright = pixels.transpose(0, 2, 1) if published.transposed else pixels
-    # order="C": NumPy would otherwise keep the transposed memory, and gather every minibatch column-wise.
+    # Without order="C", NumPy keeps the transposed memory layout, in which gathering minibatches is slow.
     x = np.divide(upright[:, None], np.float32(255), dtype=np.float32, order="C")
     return x, raw.astype(np.int64) - first
 
 
 def read_idx(path: Path, *, ndim: int, sha256: str | None = None) -> npt.NDArray[np.uint8]:
-    """Read a gzip'd IDX file of unsigned bytes.
+    """Read a gzip'd IDX file of unsigned bytes: uint8[d_1, ..., d_ndim], read-only.
 
-    It is 00 00, the type (08: unsigned bytes), the number of dimensions, each dimension as a big-endian uint32, and
-    then as many bytes as the dimensions say. Nothing past these bytes is decompressed.
-
-    Args:
-        path: the file.
-        ndim: the number of dimensions that it must have.
-        sha256: of the decompressed content. Default: not verified.
-
-    Returns:
-        uint8[d_1, ..., d_ndim], read-only.
-
-    Raises:
-        MissingDataError: the file is missing or malformed, or its content is another.
+    The format is 00 00, the type (08: unsigned bytes), the number of dimensions, each dimension as a big-endian uint32,
+    and then the content. Nothing after the content is decompressed. ``sha256`` is the digest of the decompressed
+    content; by default it is not verified. A MissingDataError reports a missing, malformed or different file.
     """
+    length = 4 + 4 * ndim
     try:
         with gzip.open(path) as file:
-            return _read_idx(path, file, ndim, sha256)
+            header = file.read(length)
+            if header[:3] != b"\0\0\x08" or len(header) < 4:
+                raise _corrupt(path, "an IDX file of unsigned bytes (00 00 08)", header[:4].hex(" ") or "nothing")
+            if header[3] != ndim:
+                raise _corrupt(path, f"{ndim} dimensions", f"{header[3]}")
+            if len(header) < length:
+                raise _corrupt(path, f"a header of {length} bytes", f"{len(header)}")
+            shape = np.frombuffer(header, ">u4")[1:].tolist()
+            size = math.prod(shape)
+            if size > LIMIT:
+                raise _corrupt(path, f"at most {LIMIT} bytes of content", f"a header of {shape}")
+            content = file.read(size)
+            extra = file.read(1)  # Reading to the end makes gzip compare its checksum.
     except (OSError, EOFError, zlib.error) as error:
-        raise MissingDataError(f"{path}: expected a readable gzip file, got {error}") from error
-
-
-def _read_idx(path: Path, file: gzip.GzipFile, ndim: int, sha256: str | None) -> npt.NDArray[np.uint8]:
-    length = 4 + 4 * ndim
-    header = file.read(length)
-    if len(header) < 4 or header[:3] != b"\0\0\x08":
-        raise _corrupt(path, "expected an IDX file of unsigned bytes (00 00 08)", header[:4].hex(" ") or "nothing")
-    if header[3] != ndim:
-        raise _corrupt(path, f"expected {ndim} dimensions", f"{header[3]}")
-    if len(header) < length:
-        raise _corrupt(path, f"expected a header of {length} bytes", f"{len(header)}")
-    shape = [int.from_bytes(header[at : at + 4], "big") for at in range(4, length, 4)]
-    due = math.prod(shape)
-    if due > LIMIT:
-        raise _corrupt(path, f"expected at most {LIMIT} bytes of content", f"a header of {shape}")
-    content = file.read(due)
-    extra = file.read(1)  # at the end gzip compares its checksum
-    if len(content) < due or extra:
-        raise _corrupt(path, f"expected {due} bytes for {shape}", "more" if extra else f"{len(content)}")
+        raise MissingDataError(f"{path}: not a readable gzip file: {error}") from error
+    if len(content) < size or extra:
+        raise _corrupt(path, f"{size} bytes for {shape}", "more bytes" if extra else f"{len(content)}")
     if sha256 is not None:
         digest = hashlib.sha256(header)
         digest.update(content)
         if digest.hexdigest() != sha256:
-            raise _corrupt(path, f"expected content with SHA-256 {sha256}", digest.hexdigest())
+            raise _corrupt(path, f"content with SHA-256 {sha256}", digest.hexdigest())
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def load_cifar10(standardise: bool = False) -> Dataset:
-    """Load CIFAR-10: pixels / 255 as float32[m, 3, 32, 32], 50,000 and 10,000 examples, 10 classes.
+    """Load CIFAR-10: pixels / 255 as float32[m, 3, 32, 32], 50,000 training and 10,000 test examples, 10 classes.
 
-    A record of its files is one byte of label and 3,072 of pixels: 32 rows of 32, first red, then green, then blue.
-    Mirrors deal the records to the files in different orders. So the digests are of the records' ascending SHA-256
-    digests, of all training files together and of the test file.
+    A record of its files has one label byte and 3,072 pixel bytes: 32 rows of 32, first red, then green, then blue.
+    Mirrors store the records in different orders. So a digest is computed over the records' SHA-256 digests in
+    ascending order: one digest for all training files together, one for the test file.
 
     Args:
-        standardise: subtract the training pixels' mean and divide by their standard deviation, colour by colour.
+        standardise: whether to subtract the mean of the training pixels and divide by their standard deviation, for
+            each colour.
 
     Raises:
-        MissingDataError: a file is missing, cannot be downloaded, or its records are not the published ones.
-        MissingDependencyError: pooch, which downloads, is not installed.
+        MissingDataError, MissingDependencyError: as for ``load_idx``.
 
     Determinism: the examples are in the order of their SHA-256 digests, so a partition does not depend on the mirror.
-    Cost: 740 MB of memory, and 370 MB more while it loads.
+    Cost: 740 MB of memory, and 370 MB more during loading.
 
     Reference: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
     """
     paths, (train, test) = find_files("cifar-10"), PUBLISHED["cifar-10"].digests
-    train_x, train_y = _read_records(paths[:-1], train, standardise)
-    test_x, test_y = _read_records(paths[-1:], test, standardise)
+    train_x, train_y = _load_results(paths[:-1], train, standardise)
+    test_x, test_y = _load_results(paths[-1:], test, standardise)
     return Dataset("cifar-10", train_x, train_y, test_x, test_y, classes=10)
 
 
-def _read_records(paths: Sequence[Path], due: str, standardise: bool) -> tuple[Inputs, Labels]:
+def _load_results(paths: Sequence[Path], sha256: str, standardise: bool) -> tuple[Inputs, Labels]:
     records = np.concatenate([_read_cifar(path) for path in paths])
     digests = [hashlib.sha256(record).digest() for record in records]
     order = sorted(range(len(records)), key=digests.__getitem__)
-    came = hashlib.sha256(b"".join(digests[index] for index in order)).hexdigest()
-    if came != due:
-        raise _corrupt(", ".join(map(str, paths)), f"expected records with SHA-256 {due}", came)
+    digest = hashlib.sha256(b"".join(digests[index] for index in order)).hexdigest()
+    if digest != sha256:
+        raise _corrupt(", ".join(map(str, paths)), f"records with SHA-256 {sha256}", digest)
     records = records[order]
     x = np.divide(records[:, 1:].reshape(-1, 3, 32, 32), np.float32(255), dtype=np.float32)
     if standardise:
@@ -276,47 +253,42 @@ def _read_records(paths: Sequence[Path], due: str, standardise: bool) -> tuple[I
 
 
 def _read_cifar(path: Path) -> npt.NDArray[np.uint8]:
-    """The records of one file, uint8[10000, 3073]."""
-    due = CIFAR_RECORDS * CIFAR_BYTES
+    """Return the records of one file, uint8[10000, 3073]."""
+    size = CIFAR_RECORDS * CIFAR_BYTES
     with path.open("rb") as file:
-        content = file.read(due + 1)
-    if len(content) != due:
-        raise _corrupt(path, f"expected {due} bytes", f"{len(content)}" if len(content) < due else "more")
+        content = file.read(size + 1)
+    if len(content) != size:
+        raise _corrupt(path, f"{size} bytes", f"{len(content)}" if len(content) < size else "more bytes")
     records = np.frombuffer(content, np.uint8).reshape(CIFAR_RECORDS, CIFAR_BYTES)
     if (highest := records[:, 0].max()) > 9:
-        raise _corrupt(path, "expected labels 0 .. 9", f"{highest}")
+        raise _corrupt(path, "labels 0 .. 9", f"{highest}")
     return records
 
 
-def _corrupt(path: Path | str, due: str, came: str) -> MissingDataError:
-    return MissingDataError(f"{path}: {due}, got {came}; delete the file and get it again")
+def _corrupt(path: Path | str, expected: str, found: str) -> MissingDataError:
+    return MissingDataError(f"{path}: expected {expected}, got {found}; delete the file and download it again")
 
 
 def find_files(name: str) -> list[Path]:
-    """Return the paths of a data set's files; download them once, into pooch's cache, if ``FEDCORE_DATA_DIR`` is unset.
+    """Return the paths of a data set's files; for the errors see ``load_idx``.
 
-    If it is set, the files must be in its folder ``Published.folder``, and nothing is downloaded.
-
-    Args:
-        name: a key of ``PUBLISHED``.
-
-    Raises:
-        MissingDataError: a file is missing or cannot be downloaded, or the archive is not the published one.
-        MissingDependencyError: pooch, which downloads, is not installed.
+    If ``FEDCORE_DATA_DIR`` is set, the files must be in its subfolder ``Published.folder``. Otherwise they are
+    downloaded once, into pooch's cache.
     """
     published = PUBLISHED[name]
     directory = os.environ.get("FEDCORE_DATA_DIR")
     if not directory:
         return _download(published)
-    place = absolute(directory) / published.folder
-    paths = [place / file for file in published.files]
-    if missing := [file for file, path in zip(published.files, paths, strict=True) if not path.is_file()]:
-        how = "put the files there, from" if published.md5 is None else "unpack there"
-        raise MissingDataError(
-            f"{published.folder}: expected {', '.join(missing)} in {place}; {how} {published.address}, "
-            "or unset FEDCORE_DATA_DIR to have it downloaded"
+    folder = absolute(directory) / published.folder
+    if missing := [file for file in published.files if not (folder / file).is_file()]:
+        how = (
+            f"download them from {published.address}" if published.md5 is None else f"unpack {published.address} there"
         )
-    return paths
+        raise MissingDataError(
+            f"{published.folder}: expected {', '.join(missing)} in {folder}; {how}, "
+            "or unset FEDCORE_DATA_DIR to download the files automatically"
+        )
+    return [folder / file for file in published.files]
 
 
 def _download(published: Published) -> list[Path]:
@@ -324,8 +296,8 @@ def _download(published: Published) -> list[Path]:
     try:
         import pooch
     except ImportError as error:
-        needed = "pooch to download it"
-        raise MissingDependencyError.of(name, needed, extra="sim", instead="set FEDCORE_DATA_DIR") from error
+        how = "set FEDCORE_DATA_DIR"
+        raise MissingDependencyError.of(name, "pooch for downloads", extra="sim", instead=how) from error
     folder = pooch.os_cache("fedcore") / name
     try:
         if published.md5 is None:
@@ -333,7 +305,7 @@ def _download(published: Published) -> list[Path]:
             return [Path(cache.fetch(file)) for file in files]
         archive = pooch.retrieve(address, f"md5:{published.md5}", address.rpartition("/")[2], folder)
         return _unpack(Path(archive), files)
-    except (OSError, ValueError) as error:  # requests' errors are OSErrors; a wrong hash is a ValueError
+    except (OSError, ValueError) as error:  # requests raises OSErrors, a wrong hash a ValueError.
         raise MissingDataError(
             f"{name}: {', '.join(files)} could not be downloaded from {address} ({error}); "
             f"put the files into a directory {name!r} and set FEDCORE_DATA_DIR to its parent"
@@ -341,7 +313,7 @@ def _download(published: Published) -> list[Path]:
 
 
 def _unpack(archive: Path, files: Sequence[str]) -> list[Path]:
-    """The files of an archive; those that are missing beside it are unpacked."""
+    """Return the paths of an archive's files; missing ones are unpacked into the archive's folder."""
     paths = [archive.parent / file for file in files]
     for file, path in zip(files, paths, strict=True):
         if path.is_file():
@@ -354,5 +326,5 @@ def _unpack(archive: Path, files: Sequence[str]) -> list[Path]:
             else:
                 with tarfile.open(archive) as untarred, untarred.extractfile(file) as packed:  # type: ignore[union-attr]
                     shutil.copyfileobj(packed, fresh)
-        os.replace(fresh.name, path)  # atomic: another process may read it
+        os.replace(fresh.name, path)  # Atomic, since other processes may read the file.
     return paths

@@ -1,13 +1,13 @@
-"""Partitions: the examples of each client, and laws of the clients' sizes.
+"""Partitions of examples among clients, and laws of the clients' sizes.
 
-A partition by labels is a function of (labels, clients, *, seed) and of its own options:
+A partition by labels is a function of (labels, clients, *, seed) and of further options:
 
-- labels: int[m], at least one, read-only.
+- labels: int[m], at least one, read-only. Other arrays raise a DtypeError or ShapeError.
 - clients: N, at least 1.
 - seed: the run's seed. The partition depends only on the arguments.
 
-It returns N ascending int64 arrays of indices into ``labels``; no example is in two. It raises RangeError if a number
-is out of range or the examples are too few, and DtypeError or ShapeError if ``labels`` is not int[m].
+It returns N ascending int64 arrays of indices into ``labels``, which do not overlap. It raises a RangeError if a number
+is out of range or the examples do not suffice.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,24 +16,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arguments import real, whole
 from fedcore.errors import DtypeError, MissingDependencyError, RangeError, ShapeError
-from fedcore.randomness import generator
-from fedcore.registries import Registry
+from fedcore.runtime import generator
 from fedcore.simulation.data.arrays import Dataset, Indices
+from fedcore.validation import Registry, check_integer, check_number
 
 Labels = npt.NDArray[np.integer[Any]]
 Sizes = npt.NDArray[np.int64]
 
 UNCAPPED = 2**53 - 1
-"""A cap above every size that fits into memory."""
+"""A cap above all sizes that fit into memory."""
 
 
 def pareto(clients: int, *, seed: int, smallest: int, largest: int, index: float = 0.5) -> Sizes:
-    """Draw sizes by a Pareto law of type I, P(size > s) = (smallest / s)^index, rounded down and capped.
+    """Draw sizes from a Pareto law of type I, P(size > s) = (smallest / s)^index, rounded down and capped: int64[N].
 
-    With an index up to 1 the law has no mean, so the cap is part of the setting: a larger size becomes the cap. With
-    index .5 that happens to the share (smallest / largest)^.5 of the clients.
+    With an index up to 1 the law has no mean, so results depend on the cap. With index .5, the cap applies to the share
+    (smallest / largest)^.5 of the clients. A client's size does not depend on the clients after it.
 
     Args:
         clients: N.
@@ -42,21 +41,13 @@ def pareto(clients: int, *, seed: int, smallest: int, largest: int, index: float
         largest: the cap. If it equals ``smallest``, all clients have the same size.
         index: the law's exponent.
 
-    Returns:
-        int64[N].
-
-    Raises:
-        RangeError: a number is outside its range.
-
-    Determinism: only the arguments; a client's size does not depend on the clients after it.
-
     >>> pareto(6, seed=0, smallest=10, largest=500).tolist()
     [10, 500, 16, 500, 12, 22]
     """
     _check_sizes(clients, smallest, largest)
-    real("index", index, "(0, inf)")
+    check_number("index", index, "(0, inf)")
     uniform = generator(seed, "data: pareto sizes").random(clients)
-    with np.errstate(over="ignore"):  # an infinite size is above the cap like any other
+    with np.errstate(over="ignore"):  # An infinite size is above the cap.
         sizes = np.minimum(smallest * (1 - uniform) ** (-1 / index), largest)
     return sizes.astype(np.int64)
 
@@ -64,18 +55,14 @@ def pareto(clients: int, *, seed: int, smallest: int, largest: int, index: float
 def lognormal(
     clients: int, *, seed: int, smallest: int, largest: int, mean: float = 4.0, deviation: float = 2.0
 ) -> Sizes:
-    """Draw sizes by a lognormal law: smallest + exp(N(mean, deviation^2)), rounded down and capped.
+    """Draw sizes from a lognormal law: smallest + exp(N(mean, deviation^2)), rounded down and capped.
 
-    With the default numbers and smallest = 50 these are the sizes of SYNTHETIC in its authors' public code, except
-    the cap, which that code does not have. The other arguments, the result and the errors are those of ``pareto``.
-
-    Args:
-        smallest: the addend.
-        mean, deviation: of the logarithm.
+    With the default numbers and smallest = 50, these are the sizes of SYNTHETIC in its authors' public code, which has
+    no cap. The other arguments, the result and the errors are those of ``pareto``.
     """
     _check_sizes(clients, smallest, largest)
-    real("mean", mean, "(-inf, inf)")
-    real("deviation", deviation, "[0, inf)")
+    check_number("mean", mean, "(-inf, inf)")
+    check_number("deviation", deviation, "[0, inf)")
     normal = generator(seed, "data: lognormal sizes").normal(mean, deviation, clients)
     with np.errstate(over="ignore"):
         sizes: npt.NDArray[np.float64] = np.minimum(smallest + np.exp(normal), largest)
@@ -87,45 +74,37 @@ LAWS: dict[str, Callable[..., Sizes]] = {"pareto": pareto, "lognormal": lognorma
 
 def _check_sizes(clients: int, smallest: int, largest: int) -> None:
     for name, value, least in (("clients", clients, 1), ("smallest", smallest, 1), ("largest", largest, smallest)):
-        whole(name, value, least, UNCAPPED)
+        check_integer(name, value, least, UNCAPPED)
 
 
 def _checked(labels: Labels, clients: int) -> Labels:
-    """``labels`` as an array; raise if it is not int[m] with m >= 1, or ``clients`` is below 1."""
-    whole("clients", clients, 1)
+    """Return ``labels`` as an array int[m]; reject wrong labels and ``clients`` below 1."""
+    check_integer("clients", clients, 1)
     labels = np.asarray(labels)
     if not np.issubdtype(labels.dtype, np.integer):
         raise DtypeError(f"labels: expected int[m], got {labels.dtype}")
     if labels.ndim != 1:
         raise ShapeError(f"labels: expected int[m], got shape {labels.shape}")
     if not len(labels):
-        raise RangeError("labels: expected at least one example, got none")
+        raise RangeError("labels: must not be empty")
     return labels
 
 
 def _by_class(labels: Labels, random: np.random.Generator) -> dict[int, Indices]:
-    """Each class, in ascending order, and the indices of its examples in random order."""
+    """Return the indices of each class's examples in random order, with classes in ascending order."""
     return {int(label): random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)}
 
 
 def take(pool: Indices, sizes: Iterable[int], among: str = "") -> list[Indices]:
-    """Cut ascending parts of these sizes from the beginning of a pool.
-
-    Raises:
-        RangeError: the pool is smaller than their sum.
-    """
+    """Cut parts of these sizes from the beginning of a pool; each part is sorted."""
     ends = np.cumsum(list(sizes))
     if len(ends) and ends[-1] > len(pool):
-        raise RangeError(f"labels: expected {ends[-1]} examples{among}, got {len(pool)}: give fewer or smaller parts")
+        raise RangeError(f"labels: expected {ends[-1]} examples{among}, got {len(pool)}; use fewer or smaller parts")
     return [np.sort(part) for part in np.split(pool, ends)[:-1]]
 
 
 def take_evenly(pool: Indices, parts: int, among: str = "") -> list[Indices]:
-    """Cut a pool into ascending parts whose sizes differ by at most one.
-
-    Raises:
-        RangeError: it has fewer examples than parts.
-    """
+    """Cut a pool into sorted parts whose sizes differ by at most one."""
     if len(pool) < parts:
         raise RangeError(f"labels: expected at least {parts} examples{among}, got {len(pool)}")
     return take(pool, [(len(pool) + parts - 1 - part) // parts for part in range(parts)])
@@ -134,14 +113,13 @@ def take_evenly(pool: Indices, parts: int, among: str = "") -> list[Indices]:
 def dirichlet(labels: Labels, clients: int, alpha: float, *, seed: int, least: int = 1) -> list[Indices]:
     """Split each class among the clients in proportions p ~ Dirichlet(alpha, ..., alpha).
 
-    A small alpha gives each class to few clients. A client with fewer than ``least`` examples then gets the missing
-    ones, one by one and at random, from the client with the most at that moment. (Public codes redraw all proportions
-    until all clients have enough, which changes the law, and for small alpha need not end.) Every example is in a part.
+    A small alpha gives each class to few clients. A client with fewer than ``least`` examples then receives the missing
+    ones at random, each from the client that has most examples at that moment. (Public codes redraw all proportions
+    until all clients have enough. That changes the law, and may not end for small alpha.) All examples are used.
 
     Args:
-        labels, clients, seed: see the module.
-        alpha: the concentration, > 0; as it grows, clients become alike.
-        least: the least examples of a client; with 0 a client may have none.
+        alpha: the concentration, > 0; with a larger alpha, clients are more alike.
+        least: the minimum number of examples of a client; with 0, a client may have none.
 
     Reference: Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution", 2019; the proportions by
     class as in Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", 2019.
@@ -150,11 +128,13 @@ def dirichlet(labels: Labels, clients: int, alpha: float, *, seed: int, least: i
     >>> [np.bincount(labels[part]).tolist() for part in dirichlet(labels, 3, 0.5, seed=0)]
     [[6], [1, 47], [43, 3]]
     """
-    whole("least", least, 0)
-    real("alpha", alpha, "(0, inf)")
+    check_integer("least", least, 0)
+    check_number("alpha", alpha, "(0, inf)")
     labels = _checked(labels, clients)
     if len(labels) < clients * least:
-        raise RangeError(f"labels: expected at least {clients * least} examples, {least} a client, got {len(labels)}")
+        raise RangeError(
+            f"labels: expected at least {clients * least} examples ({least} per client), got {len(labels)}"
+        )
     random = generator(seed, "data: dirichlet")
     hands: list[list[int]] = [[] for _ in range(clients)]
     for pool in _by_class(labels, random).values():
@@ -170,31 +150,20 @@ def dirichlet(labels: Labels, clients: int, alpha: float, *, seed: int, least: i
 
 
 def from_flower(partitioner: Any, labels: Labels) -> list[Indices]:
-    """Return the partition of these labels by a partitioner of ``flwr_datasets``.
+    """Return the partition of ``labels``, int[m], by a partitioner of ``flwr_datasets``.
 
-    Args:
-        partitioner: a new one without a data set; if it takes a column (``partition_by``), that is "label".
-        labels: int[m], read-only.
-
-    Returns:
-        An ascending int64 array of indices into ``labels`` for each of its partitions.
-
-    Raises:
-        MissingDependencyError: flwr-datasets is not installed.
-        RangeError: the partitioner has a data set already.
-        DtypeError, ShapeError: ``labels`` is not int[m].
-
-    Determinism: the partitioner's; partitioners that draw have their own seed.
+    The partitioner must be new, without a data set. If it has ``partition_by``, this is "label". A random partitioner
+    has its own seed. The result has an ascending int64 array of indices into ``labels`` for each partition.
 
     Reference: https://flower.ai/docs/datasets
     """
     try:
         from datasets import Dataset
     except ImportError as error:
-        raise MissingDependencyError("from_flower: need Flower Datasets; pip install flwr-datasets") from error
+        raise MissingDependencyError("from_flower: needs Flower Datasets; pip install flwr-datasets") from error
     labels = _checked(labels, 1)
     if partitioner.is_dataset_assigned():
-        raise RangeError("partitioner: expected a new one without a data set, got one with a data set")
+        raise RangeError("partitioner: has a data set; create a new one without a data set")
     partitioner.dataset = Dataset.from_dict({"label": labels, "index": np.arange(len(labels))})
     return [
         np.sort(np.array(partitioner.load_partition(part)["index"], np.int64))
@@ -203,29 +172,25 @@ def from_flower(partitioner: Any, labels: Labels) -> list[Indices]:
 
 
 def iid(labels: Labels, clients: int, *, seed: int) -> list[Indices]:
-    """Deal all examples at random, equally many to each client, or one more.
-
-    Args:
-        labels, clients, seed: see the module.
+    """Distribute all examples at random; the clients' sizes differ by at most one.
 
     >>> [len(part) for part in iid(np.zeros(7, int), 3, seed=0)]
     [3, 2, 2]
     """
     order = generator(seed, "data: iid").permutation(len(_checked(labels, clients)))
-    return take_evenly(order, clients, ", one a client")
+    return take_evenly(order, clients, ", one per client")
 
 
 def iid_pareto(
     labels: Labels, clients: int, *, seed: int, smallest: int = 20, largest: int | None = None, index: float = 0.5
 ) -> list[Indices]:
-    """Deal examples at random in sizes by a capped Pareto law; the rest is left out.
+    """Distribute examples at random, in sizes from a capped Pareto law; the remaining examples are left out.
 
-    The sizes are those of ``one_label`` for the same seed and numbers, for the IID rows of the same tables.
+    With the same seed, law and cap, the sizes are those of ``one_label``, whose tables in the paper have IID rows too.
 
     Args:
-        labels, clients, seed: see the module.
-        smallest, largest, index: the law, its cap and its exponent, see ``pareto``. Default cap: m // N, which always
-            suffices.
+        smallest, largest, index: scale, cap and exponent of the law, see ``pareto``. Default cap: m // N, for which the
+            examples always suffice.
 
     >>> [len(part) for part in iid_pareto(np.zeros(90, int), 4, seed=0, smallest=5)]
     [5, 22, 8, 22]
@@ -237,7 +202,7 @@ def iid_pareto(
 
 
 def _capped(sizes: Sizes, smallest: int, cap: int) -> Sizes:
-    """Sizes below the largest cap for which the examples suffice."""
+    """Return the sizes with the default cap applied; reject a cap below ``smallest``."""
     if cap < smallest:
         raise RangeError(f"labels: expected at least {smallest} examples for each client, got {cap}")
     return np.minimum(sizes, cap)
@@ -246,16 +211,16 @@ def _capped(sizes: Sizes, smallest: int, cap: int) -> Sizes:
 def label_k(
     labels: Labels, clients: int, classes_per_client: int, *, seed: int, most_per_class: int | None = None
 ) -> list[Indices]:
-    """Give client i the class i mod C and k - 1 others at random; a class is split evenly among its clients.
+    """Give client i the class i mod C and k - 1 random other classes; each class is split evenly among its clients.
 
-    Classes are not equally popular, so clients differ in size; ``shards`` with distinct classes has equal popularity
-    instead. With fewer clients than classes a class may have no client: its examples are left out.
+    C is the number of classes. Classes have different numbers of clients, so clients differ in size. In ``shards`` with
+    distinct classes, all classes have equally many. With fewer clients than classes, a class may have no client; its
+    examples are left out.
 
     Args:
-        labels, clients, seed: see the module. C is the number of classes.
         classes_per_client: k.
-        most_per_class: the most examples of one class that a client keeps; the rest is left out. Default: no limit. The
-            MimiC paper's public code keeps 2000 / k.
+        most_per_class: the maximum number of examples of one class that a client keeps; the others are left out.
+            Default: no limit. The MimiC paper's public code keeps 2000 / k.
 
     Reference: Li, Diao, Chen, He, "Federated Learning on Non-IID Data Silos: An Experimental Study", 2022 ("#C = k").
     The public code of Sun, Mao, Zhang, "MimiC", 2023, is based on theirs.
@@ -263,15 +228,15 @@ def label_k(
     >>> [part.tolist() for part in label_k(np.array([0, 0, 1, 1]), 2, 2, seed=0)]
     [[1, 3], [0, 2]]
     """
-    whole("classes_per_client", classes_per_client, 1)
+    check_integer("classes_per_client", classes_per_client, 1)
     if most_per_class is not None:
-        whole("most_per_class", most_per_class, 1)
+        check_integer("most_per_class", most_per_class, 1)
     labels = _checked(labels, clients)
     random = generator(seed, "data: label k")
     pools = _by_class(labels, random)
     C = len(pools)
     if classes_per_client > C:
-        raise RangeError(f"labels: expected at least {classes_per_client} classes, one client's, got {C}")
+        raise RangeError(f"classes_per_client={classes_per_client}: must be at most {C}, the number of classes")
     holders: list[list[int]] = [[] for _ in range(C)]
     for client in range(clients):
         others = random.permutation(C - 1)[: classes_per_client - 1]
@@ -287,25 +252,17 @@ def label_k(
 
 
 def natural(dataset: Dataset, clients: int) -> list[Indices]:
-    """Return the partition in the data set.
+    """Return the partition that the data set defines: N int64 arrays of indices into the training examples.
 
-    Args:
-        dataset: one with ``parts``, such as SYNTHETIC, or one that was made with ``clients``.
-        clients: N, the number of these parts.
-
-    Returns:
-        N int64 arrays of indices into the training examples.
-
-    Raises:
-        RangeError: the data set has no parts, or another number of them.
+    ``dataset.parts`` exists in SYNTHETIC, and in a data set from ``from_arrays(..., clients=...)``.
     """
     if dataset.parts is None:
         raise RangeError(
-            f"partition: expected a data set with a client for each example, got {dataset.name!r} without: make it by "
-            "data.from_arrays(..., clients=...), or take another partition"
+            f"partition: {dataset.name!r} has no clients; create it with data.from_arrays(..., clients=...), or choose "
+            "a different partition"
         )
     if len(dataset.parts) != clients:
-        raise RangeError(f"clients: expected the {len(dataset.parts)} of {dataset.name!r}, got {clients}")
+        raise RangeError(f"clients={clients}: {dataset.name!r} has {len(dataset.parts)} clients")
     return list(dataset.parts)
 
 
@@ -319,16 +276,16 @@ def one_label(
     index: float = 0.5,
     balanced: bool = False,
 ) -> list[Indices]:
-    """Give each client examples of one class, drawn uniformly, in sizes by a capped Pareto law.
+    """Give each client examples of one class, drawn uniformly, in sizes from a capped Pareto law.
 
-    The other examples are left out, and so are classes that no client drew.
+    The remaining examples, and classes that no client drew, are left out.
 
     Args:
-        labels, clients, seed: see the module. C is the number of classes.
-        smallest, largest, index: the law, its cap and its exponent, see ``pareto``. The paper gives no cap and no
-            smallest size. Default cap: the most examples that every class can give to each of its clients: on MNIST
-            with 100 clients 542. ``largest = smallest`` gives all clients the same size.
-        balanced: whether client i's class is i mod C instead of drawn, so that all classes have as many clients.
+        smallest, largest, index: scale, cap and exponent of the law, see ``pareto``. The paper gives no cap and no
+            smallest size. Default cap: the largest for which every class has enough examples for its clients (542 on
+            MNIST with 100 clients). ``largest = smallest`` gives all clients the same size.
+        balanced: whether client i has the class i mod C instead of a drawn one, for C classes. Then classes have
+            equally many clients.
 
     Reference: Ruan et al., "Towards Flexible Device Participation in Federated Learning", 2021, Sec. 5.
 
@@ -345,40 +302,40 @@ def one_label(
     sizes = _capped(sizes, smallest, cap) if largest is None else sizes
     parts: dict[int, Indices] = {}
     for label, pool in pools.items():
-        parts |= zip(
-            held_by[label], take(pool, sizes[held_by[label]], f" of class {label} for its clients"), strict=True
-        )
+        own = take(pool, sizes[held_by[label]], f" of class {label} for its clients")
+        parts |= zip(held_by[label], own, strict=True)
     return [parts[client] for client in range(clients)]
 
 
 def shards(
     labels: Labels, clients: int, shards_per_client: int, *, seed: int, distinct_classes: bool = False
 ) -> list[Indices]:
-    """Deal one-class shards to the clients at random, the same number to each.
+    """Distribute shards of one class each among the clients at random, the same number to each client.
 
-    The clients * shards_per_client shards are spread over the classes as evenly as their number allows; the largest
-    classes get one more. Shards of one class differ in size by one example at most. Every example is in a part.
+    The clients * shards_per_client shards are spread evenly over the classes; if that is not possible, the largest
+    classes get one more. Shards of one class differ in size by at most one example. All examples are used.
 
     Args:
-        labels, clients, seed: see the module.
         shards_per_client: 2 in the papers.
-        distinct_classes: whether a client's shards are all of different classes. The deal is then repaired by swaps, so
-            it is not uniform among the deals with this property.
+        distinct_classes: whether all shards of a client have different classes. Swaps then repair a random
+            distribution, so the result is not uniform among the distributions with this property.
 
-    Reference: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
-    2017; with shards of exactly one class as in Sun, Mao, Zhang, "MimiC", 2023.
+    Reference: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017; with
+    shards of exactly one class as in Sun, Mao, Zhang, "MimiC", 2023.
 
     >>> [part.tolist() for part in shards(np.array([0, 0, 1, 1]), 2, 2, seed=0, distinct_classes=True)]
     [[1, 2], [0, 3]]
     """
-    whole("shards_per_client", shards_per_client, 1)
+    check_integer("shards_per_client", shards_per_client, 1)
     labels = _checked(labels, clients)
     classes, sizes = np.unique(labels, return_counts=True)
     total = clients * shards_per_client
     if len(classes) > total:
         raise RangeError(f"labels: expected 1 .. {total} classes for {total} one-class shards, got {len(classes)}")
     if distinct_classes and shards_per_client > len(classes):
-        raise RangeError(f"shards_per_client: expected at most the {len(classes)} classes, got {shards_per_client}")
+        raise RangeError(
+            f"shards_per_client={shards_per_client}: must be at most {len(classes)}, the number of classes"
+        )
     counts = np.full(len(classes), total // len(classes))
     counts[np.argsort(-sizes, kind="stable")[: total % len(classes)]] += 1
     random = generator(seed, "data: shards")
@@ -394,12 +351,11 @@ def shards(
 
 
 def _repair(hands: list[list[int]]) -> None:
-    """Swap shards, in place, until no hand has two of one class.
+    """Swap shards, in place, until no hand has two shards of one class.
 
-    Each swap lowers the number of surplus shards, so the loop ends. A partner without the class exists, because no
-    class has more shards than there are hands, and this hand has two. The partner gives a class that this hand lacks.
-    If it has none, all its classes are among the others of this hand, which are fewer than its shards; so it has one of
-    them twice, and gives that.
+    Each swap reduces the number of surplus shards, so the loop ends. This hand has two shards of a class, and no class
+    has more shards than there are hands, so some partner lacks the class. The partner gives a class that this hand
+    lacks. If it has none, it has fewer classes than shards, so it gives a class that it has twice.
     """
     clients = len(hands)
     for giver, hand in enumerate(hands):
@@ -407,11 +363,8 @@ def _repair(hands: list[list[int]]) -> None:
             surplus = next(label for label in hand if hand.count(label) > 1)
             turn = (hands[(giver + step) % clients] for step in range(1, clients))
             partner = next(other for other in turn if surplus not in other)
-            taken = next(
-                (label for label in partner if label not in hand),
-                next((label for label in partner if partner.count(label) > 1), None),
-            )
-            assert taken is not None
+            lacking = [label for label in partner if label not in hand]
+            taken = (lacking or [label for label in partner if partner.count(label) > 1])[0]
             hand[hand.index(surplus)], partner[partner.index(taken)] = taken, surplus
 
 
@@ -426,31 +379,20 @@ REGISTRY: Registry[Callable[..., list[Indices]]] = Registry(
         "iid-pareto": iid_pareto,
         "natural": natural,
     },
-    due="a function of (labels, clients, *, seed)",
+    expected="a function of (labels, clients, *, seed)",
     fits=callable,
     group="fedcore.partitions",
 )
-"""The partitions by name."""
+"""The partitions, keyed by name."""
 FILLED_IN = ("labels", "dataset", "clients", "seed")
-"""Parameters that are not options of a partition: ``divide`` gives them."""
+"""The parameters of a partition that ``divide`` sets and that are not options."""
 
 
 def divide(dataset: Dataset, name: str, clients: int, *, seed: int, **options: Any) -> list[Indices]:
-    """Deal a data set's training examples by the partition of that name.
+    """Partition a data set's training examples among N clients: N int64 arrays of their indices.
 
-    Args:
-        dataset: the data set; a partition uses its ``train_y``, or ``parts``.
-        name: a key of ``REGISTRY``, an entry point's, or ``module:Name`` of your own.
-        clients: N.
-        seed: the run's seed.
-        options: the partition's arguments.
-
-    Returns:
-        N int64 arrays of indices into the training examples.
-
-    Raises:
-        UnknownNameError: there is no such partition.
-        RangeError: an argument is outside its range, or does not fit the data set.
+    ``name`` is a key of ``REGISTRY``, the name of an entry point, or ``module:Name`` of a custom partition. A partition
+    uses the data set's ``train_y``, or its ``parts``. ``options`` are the partition's arguments.
     """
     deal = REGISTRY.find(name)
     if name == "natural":

@@ -1,4 +1,4 @@
-"""SYNTHETIC(alpha, beta): generated data with one law for each client, and its IID variant."""
+"""SYNTHETIC(alpha, beta): generated data with a separate law for each client, and its IID variant."""
 
 import math
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arguments import real
 from fedcore.errors import UnknownNameError
-from fedcore.randomness import generator
+from fedcore.runtime import generator
 from fedcore.simulation.data.arrays import Dataset
 from fedcore.simulation.data.partitions import LAWS
+from fedcore.validation import check_number
 
 FEATURES = 60
 CLASSES = 10
@@ -30,35 +30,29 @@ def load(
     largest: int = 2000,
     test_share: float = 0.1,
 ) -> Dataset:
-    """SYNTHETIC(alpha, beta): client k has x ~ N(v_k, diag(j^-1.2)), labelled argmax(softmax(W_k x + b_k)).
+    """Generate SYNTHETIC(alpha, beta): client k has x ~ N(v_k, diag(j^-1.2)), labelled argmax(softmax(W_k x + b_k)).
 
-    B_k ~ N(0, beta^2), and every entry of v_k ~ N(B_k, 1): beta is the difference of the clients' features.
-    u_k ~ N(0, alpha^2), and every entry of W_k and b_k ~ N(u_k, 1): alpha is meant as the difference of their models.
-    But u_k adds the same to the scores of all classes, which changes neither softmax nor argmax: the data is the same
-    for every alpha. (0, 0) is far from IID, because each client has its own W_k, b_k and v_k; ``load_iid`` is IID.
+    B_k ~ N(0, beta^2), and every entry of v_k ~ N(B_k, 1): beta controls how much the clients' features differ.
+    u_k ~ N(0, alpha^2), and every entry of W_k and b_k ~ N(u_k, 1): alpha is meant to control how much their models
+    differ. But u_k adds the same number to the scores of all classes, which changes neither softmax nor argmax: the
+    data is the same for all alpha. (0, 0) is far from IID, because each client has its own W_k, b_k and v_k;
+    ``load_iid`` is IID.
+
+    The result is float32[m, 60] with 10 classes; ``parts`` and ``test_parts`` have the examples of each client.
 
     Args:
         alpha, beta: standard deviations, as in the authors' public code; their paper does not specify it.
-        clients: N.
-        seed: the run's seed.
         sizes: the law of the clients' sizes, see ``fedcore.simulation.data.partitions``.
-        smallest, largest: its scale and its cap; if they are equal, all clients have that size.
+        smallest, largest: the law's scale and cap; if they are equal, all clients have this size.
         test_share: a client's examples in the common test set, as a share of its training examples, rounded up.
 
-    Returns:
-        float32[m, 60] with 10 classes; ``parts`` and ``test_parts`` have the examples of each client.
-
-    Raises:
-        RangeError: a number is outside its range.
-        UnknownNameError: there is no such law.
-
-    Determinism: only the arguments (labels: as far as float64 matrix products agree). A client's data does not depend
-    on the other clients, and its first examples do not depend on its size.
+    Determinism: the result depends only on the arguments (the labels, up to rounding in float64 matrix products). A
+    client's data does not depend on the other clients, and its first examples do not depend on its size.
 
     Reference: T. Li et al., "Federated Optimization in Heterogeneous Networks", 2018, Sec. 5.1.
     """
     for name, value in (("alpha", alpha), ("beta", beta)):
-        real(name, value, "[0, inf)")
+        check_number(name, value, "[0, inf)")
     counts = _counts(clients, seed, sizes, smallest, largest, test_share)
     pieces = []
     for client, (train, test) in enumerate(counts):
@@ -79,9 +73,9 @@ def load_iid(
     largest: int = 2000,
     test_share: float = 0.1,
 ) -> Dataset:
-    """SYNTHETIC with one law for all clients: W and b ~ N(0, 1) are shared, and v_k = 0.
+    """Generate SYNTHETIC with one law for all clients: W and b ~ N(0, 1) are shared, and v_k = 0.
 
-    The arguments, the result and the errors are those of ``load``; W and b depend only on the seed.
+    Arguments, result and errors are those of ``load``; W and b depend only on the seed.
     """
     counts = _counts(clients, seed, sizes, smallest, largest, test_share)
     shared = generator(seed, "data: synthetic, shared")
@@ -99,8 +93,8 @@ Examples = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 def _counts(
     clients: int, seed: int, sizes: Law, smallest: int, largest: int, test_share: float
 ) -> list[tuple[int, int]]:
-    """Each client's numbers of training and test examples."""
-    real("test_share", test_share, "(0, 1]")
+    """Return the numbers of training and test examples of each client."""
+    check_number("test_share", test_share, "(0, 1]")
     if sizes not in LAWS:
         raise UnknownNameError.of("sizes", sizes, LAWS)
     drawn: list[int] = LAWS[sizes](clients, seed=seed, smallest=smallest, largest=largest).tolist()
@@ -123,14 +117,7 @@ def _gather(name: str, pieces: Sequence[Examples], train: Sequence[int]) -> Data
     def parts(counts: Sequence[int]) -> tuple[npt.NDArray[np.int64], ...]:
         return tuple(np.arange(end - count, end) for end, count in zip(np.cumsum(counts), counts, strict=True))
 
-    pairs = list(zip(pieces, train, strict=True))
-    return Dataset(
-        name,
-        np.concatenate([x[:count] for (x, _), count in pairs]),
-        np.concatenate([y[:count] for (_, y), count in pairs]),
-        np.concatenate([x[count:] for (x, _), count in pairs]),
-        np.concatenate([y[count:] for (_, y), count in pairs]),
-        CLASSES,
-        parts=parts(train),
-        test_parts=parts([len(x) - count for (x, _), count in pairs]),
-    )
+    cut = [(x[:m], y[:m], x[m:], y[m:]) for (x, y), m in zip(pieces, train, strict=True)]
+    test = [len(test_y) for _, _, _, test_y in cut]
+    train_x, train_y, test_x, test_y = map(np.concatenate, zip(*cut, strict=True))
+    return Dataset(name, train_x, train_y, test_x, test_y, CLASSES, parts(train), parts(test))

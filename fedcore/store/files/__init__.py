@@ -1,1 +1,1 @@
-"""The files of a store's folder, and what they ask of the operating system."""
+"""The files of a store, and their system calls."""

@@ -1,6 +1,6 @@
-"""The system calls of a store, which can fail or be lost with the power, and the file system below it.
+"""System calls of a store that can fail or lose data, and the supported file systems.
 
-All of it goes through here, so that tests can record it, stop it half-way or let it fail.
+All such calls go through this module, so that tests can record, interrupt or fail them.
 """
 
 import ctypes
@@ -14,13 +14,17 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from fedcore.errors import StoreError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 _SYNC_FILE_RANGE_WRITE = 2
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of its fallocate
-_AT_ONCE = 1 << 20  # bytes
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of Linux's fallocate
+_MOST_BYTES = 1 << 20  # the maximum size of one read or write
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""Flags to open a file that another user may have made: links are not followed, and a pipe does not block."""
 
 
 @contextmanager
@@ -32,78 +36,72 @@ def explained(doing: str, path: Path) -> Iterator[None]:
         raise StoreError(f"{path}: {doing} failed: {error.strerror or error}") from error
 
 
+@contextmanager
+def opened(path: str | Path, flags: int, folder: int | None = None) -> Iterator[int]:
+    """Yield a file descriptor of a path, which may be relative to an open folder."""
+    fd = os.open(path, flags, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def require_folder(folder: Path) -> None:
-    """Raise a StoreError if the folder of an open store is not where it was opened."""
+    """Raise a StoreError if the folder of an open store was moved or deleted."""
     if not os.path.isdir(folder):
         raise StoreError(
-            f"{folder}: expected the folder of an open store, got none there: it was moved or deleted; move it back, "
-            "or close the store and open the folder where it is now"
+            f"{folder}: the folder of an open store was moved or deleted; move it back, or close the store and open "
+            "the folder where it is now"
         )
 
 
 def is_writable(folder: Path) -> bool:
-    """Return whether this process may make files in a folder."""
+    """Whether this process may create files in a folder."""
     return os.access(folder, os.W_OK, effective_ids=True)
 
 
 def write(fd: int, content: bytes, start: int = 0) -> None:
-    """Write to a file. What it has mapped there sees it too: both are the system's one cache of the file."""
+    """Write to a file. Mappings of the file see the change, since both use the system's page cache."""
     if os.pwrite(fd, content, start) != len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def resize(fd: int, size: int) -> None:
-    """Set a file's size; what is added takes no disk yet."""
+    """Set the size of a file. Added bytes use no disk space yet."""
     os.ftruncate(fd, size)
 
 
 def free(fd: int, start: int, size: int) -> bool:
-    """Give a range of a file back to the disk; the file stays as long. False where the system cannot."""
-    try:
-        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-    except AttributeError:
+    """Free the disk space of a range without changing the file's size. Return False if the system cannot."""
+    return _call("fallocate", fd, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(size))
+
+
+def _call(name: str, *arguments: Any) -> bool:
+    """Call a function of the C library; return False if the system does not support it."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
+    if function is None:
         return False
-    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    if fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, start, size) == 0:
+    if function(*arguments) == 0:
         return True
     code = ctypes.get_errno()
-    if code in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+    if code in _UNSUPPORTED:
         return False
     raise OSError(code, os.strerror(code))
 
 
-def data_end(fd: int, start: int) -> int:
-    """The end of a file's last data behind a place, or the place; what was given its place alone is no data.
+def data_spans(fd: int, start: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each range of data in a file. Holes and reserved space are not data.
 
-    Systems and file systems without such a call take all of the file for data.
+    If the system cannot find holes, the whole file is data.
     """
-    if not hasattr(os, "SEEK_DATA"):
-        return max(start, os.fstat(fd).st_size)
-    end = start
-    while True:
-        try:
-            end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but a hole, or the file's end
-                return end
-            if error.errno == errno.EINVAL:
-                return max(start, os.fstat(fd).st_size)
-            raise
-
-
-def data_spans(fd: int) -> Iterator[tuple[int, int]]:
-    """The beginning and end of each range of a file's data; holes, and what was given its place alone, are no data.
-
-    Systems and file systems without such a call take all of the file for data.
-    """
-    end, size = 0, os.fstat(fd).st_size
+    end, size = start, os.fstat(fd).st_size
     while end < size:
         start = end
         if hasattr(os, "SEEK_DATA"):
             try:
                 start = os.lseek(fd, end, os.SEEK_DATA)
             except OSError as error:
-                if error.errno == errno.ENXIO:  # nothing but a hole
+                if error.errno == errno.ENXIO:  # only a hole follows
                     return
                 if error.errno != errno.EINVAL:
                     raise
@@ -113,31 +111,43 @@ def data_spans(fd: int) -> Iterator[tuple[int, int]]:
         yield start, end
 
 
+def data_end(fd: int, start: int) -> int:
+    """Return the end of a file's last data after ``start``, or ``start`` if no data follow."""
+    return max((end for _, end in data_spans(fd, start)), default=start)
+
+
 def reserve(fd: int, start: int, size: int) -> None:
-    """Give a range its place on the disk: writing to a mapped hole of a full disk would kill the process."""
+    """Reserve disk space for a range. Without it, a write to a mapped hole on a full disk would kill the process."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, start, size)
         return
     if os.fstat(fd).st_size < start + size:  # macOS
         resize(fd, start + size)
-    _write_again(fd, start, start + size)
+    _rewrite(fd, start, start + size)
 
 
 def write_back(mapped: Iterable[mmap.mmap]) -> None:
-    """Have a sync find what was written through mappings of the file: macOS needs a flush of each."""
+    """Flush mappings before a sync. Only macOS needs this."""
     if not hasattr(os, "fdatasync"):
         for mapping in mapped:
             mapping.flush()
 
 
 def sync(fd: int) -> None:
-    """Make a file's content durable, what was written through a mapping too: see ``write_back``."""
-    if not _sync_of_macos(fd):
+    """Make the content of a file durable; call ``write_back`` before it for mappings."""
+    if not _sync_on_macos(fd):
         os.fdatasync(fd)
 
 
-def _sync_of_macos(fd: int) -> bool:
-    """Make a file durable on macOS, whose fsync leaves it in the disk's own cache; False elsewhere."""
+def sync_path(path: Path) -> None:
+    """Make the content of a closed file, or the list of names in a folder, durable."""
+    with opened(path, os.O_RDONLY) as fd:
+        if not _sync_on_macos(fd):
+            os.fsync(fd)
+
+
+def _sync_on_macos(fd: int) -> bool:
+    """Sync on macOS, whose fsync leaves data in the disk's cache. Return False on other systems."""
     full = getattr(fcntl, "F_FULLFSYNC", None)
     if full is None:
         return False
@@ -146,78 +156,57 @@ def _sync_of_macos(fd: int) -> bool:
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY):
             raise
-        os.fsync(fd)  # a file system that has nothing better
+        os.fsync(fd)  # the file system supports nothing stronger
     return True
 
 
 def start_reading(fd: int, start: int, size: int) -> None:
-    """Begin to read a range of a file from the disk: at most as much as its read-ahead is read."""
+    """Start to read a range from disk. One call reads at most the device's read-ahead."""
     if hasattr(os, "posix_fadvise"):  # not on macOS
         os.posix_fadvise(fd, start, size, os.POSIX_FADV_WILLNEED)
 
 
 def start_writing(fd: int) -> None:
-    """Begin to write a file's changes to the disk: the next sync has less to do."""
-    with suppress(AttributeError):  # only Linux has it
-        begin = ctypes.CDLL(None).sync_file_range
-        begin.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-        begin(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
-
-
-def sync_path(path: Path) -> None:
-    """Make a closed file's content durable, or a folder's list of names."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        if not _sync_of_macos(fd):
-            os.fsync(fd)
-    finally:
-        os.close(fd)
+    """Start to write a file's changes to disk, so that the next sync is faster. Only Linux supports this."""
+    with suppress(OSError):
+        _call("sync_file_range", fd, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
 
 
 def commit(connection: sqlite3.Connection) -> None:
-    """End a transaction of the index: from here on it counts."""
+    """Commit a transaction of the index."""
     connection.execute("COMMIT")
 
 
 def renew(fd: int) -> None:
-    """Write a file's content over itself, and make it durable.
+    """Write the content of a file again and make it durable.
 
-    A sync that failed leaves pages that the system takes for written, and that no later sync would write.
+    After a failed sync, the system treats the file's pages as written, and no later sync would write them.
     """
-    _write_again(fd, 0, os.fstat(fd).st_size)
+    _rewrite(fd, 0, os.fstat(fd).st_size)
     sync(fd)
 
 
-def _write_again(fd: int, start: int, end: int) -> None:
-    """Write a range of a file over itself."""
-    while start < end and (content := os.pread(fd, min(_AT_ONCE, end - start), start)):
+def _rewrite(fd: int, start: int, end: int) -> None:
+    while start < end and (content := os.pread(fd, min(_MOST_BYTES, end - start), start)):
         write(fd, content, start)
         start += len(content)
 
 
 def work_in(connection: sqlite3.Connection) -> bool:
-    """Write the index's log into its file, and empty the log; False where another process reads it."""
+    """Move the index's log into its file. Return False if another process reads the log."""
     busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not busy
 
 
 def rename(old: Path, new: Path) -> None:
-    """Give a folder another name."""
+    """Rename a folder."""
     os.rename(old, new)
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two folders change names at one moment; False where the system cannot."""
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
-        return False
-    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL):
-        return False
-    raise OSError(code, os.strerror(code))
+    """Exchange the names of two folders in one step. Return False if the system cannot."""
+    names = os.fsencode(one), os.fsencode(other)
+    return _call("renameat2", _AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE)
 
 
 _BTRFS = 0x9123683E
@@ -234,47 +223,40 @@ _GET_FLAGS, _SET_FLAGS, _NO_COPY = 0x80086601, 0x40086602, 0x00800000  # Linux's
 
 
 def kind(path: Path) -> int:
-    """The number that Linux's statfs(2) has for the file system of a path, or of the nearest folder above that exists;
-    0 where it is unknown."""
-    if sys.platform != "linux":  # macOS's has another struct, whose first word is a size
+    """Return Linux's number of the file system of a path, or of its nearest existing parent; 0 if unknown."""
+    if sys.platform != "linux":  # the struct of macOS begins with a different field
         return 0
-    try:
-        statfs = ctypes.CDLL(None, use_errno=True).statfs
-    except AttributeError:
-        return 0
-    there = path.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    status = (ctypes.c_long * 64)()  # more than the struct, whose first word it is
-    return status[0] & 0xFFFFFFFF if statfs(os.fsencode(there), status) == 0 else 0
+    existing = path.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    status = (ctypes.c_long * 64)()  # longer than the struct, whose first word is the number
+    with suppress(OSError):
+        _call("statfs", os.fsencode(existing), status)
+    return status[0] & 0xFFFFFFFF
 
 
 def is_network(path: Path) -> bool:
-    """Return whether other machines may have the file open, whose locks and mapped pages are not this one's."""
+    """Whether other machines may open the file: locks and mapped pages are then unreliable."""
     return kind(path) in _NETWORK
 
 
 def require_local(path: Path) -> None:
-    """Refuse a place where a store cannot be written to commit by commit."""
+    """Raise a StoreError if the path is on a network file system, where a store cannot commit."""
     name = _NETWORK.get(kind(path))
     if name is not None:
         raise StoreError(
-            f"{path}: expected a local file system, got {name}, on which locks and mapped files of two machines do not "
-            'agree: put the store on a local disk; copies by save() may lie there, and be opened with medium="ram"'
+            f"{path}: stores are not supported on {name}, where locks and mapped files are unreliable; use a local "
+            'disk, and save() copies here to open with medium="ram"'
         )
 
 
 def write_in_place(folder: Path) -> None:
-    """Let files that are made in a new folder be overwritten where they lie, on btrfs, which else copies.
+    """Let btrfs overwrite the files of a new folder in place.
 
-    A copy needs room anew each time, and on a full disk a write to a mapped page would then end the process.
+    Copy-on-write needs new space for each write; on a full disk, a write to a mapped page would kill the process.
     """
-    if kind(folder) != _BTRFS:
-        return
-    with suppress(OSError):  # a mount that does not let it: then it copies, as the documents say
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+    if kind(folder) == _BTRFS:
+        # Some mounts do not allow it; docs/state.md describes the consequence.
+        with suppress(OSError), opened(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) as fd:
             (flags,) = struct.unpack("l", fcntl.ioctl(fd, _GET_FLAGS, struct.pack("l", 0)))
             fcntl.ioctl(fd, _SET_FLAGS, struct.pack("l", flags | _NO_COPY))
-        finally:
-            os.close(fd)

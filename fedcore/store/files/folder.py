@@ -1,8 +1,8 @@
-"""A store's folder: its files opened and written to as one; made, replaced and deleted as a whole."""
+"""The folder of a store: its files are opened and written together, and replaced or deleted as a whole."""
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from glob import escape
@@ -13,57 +13,35 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.atomic_file import followed
 from fedcore.errors import CorruptionError, LockedError, StoreError
-from fedcore.store.files import disk
-from fedcore.store.files.entries import Entries, Head, Listed, Previous, StoredId, all_stored
+from fedcore.runtime import resolve_own_links
+from fedcore.store.files import disk, inventory
+from fedcore.store.files.entries import Entries, Head, Listed, Previous, Transaction, stored
 from fedcore.store.files.index import KEEPS_PREVIOUS, Index
-from fedcore.store.files.inventory import (
-    INDEX,
-    LOCK,
-    READERS,
-    ROWS,
-    VECTORS,
-    delete,
-    draft_of,
-    drafts_of,
-    is_data,
-    is_disposable,
-    is_own_folder,
-    require_own,
-    require_same,
-    strangers,
-    vector_files,
-)
-from fedcore.store.files.locks import ReaderPin, WriterLock, oldest_pin, readers
+from fedcore.store.files.inventory import INDEX, LOCK, READERS, ROWS, VECTORS
+from fedcore.store.files.locks import ReaderPin, WriterLock, oldest_pin, pins
 from fedcore.store.files.slot_file import Header, SlotFile, is_made_by, version_of
 from fedcore.store.registry import Registry
 from fedcore.store.slots import RowFormat
 
 T = TypeVar("T")
 TRIES = 20
-"""How often a folder is read whose place others take meanwhile."""
+"""Attempts to read a folder that other processes replace meanwhile."""
 
 
 class Folder:
-    """An open store's files.
+    """The files of an open store.
 
     Args:
-        path: the folder of a store.
-        readonly: open it beside a writer.
-        durable: whether what is published survives a loss of power.
-        lock: the right to write, if it is held already; it stays the caller's.
-        lossy: open it also where commits were lost, at the last that is there.
-        undoable: keep what each transaction replaces until the next; an index of an older format is raised to this one.
+        durable: whether published commits survive a loss of power.
+        lock: the right to write, if the caller already has it; the caller keeps it.
+        lossy: whether to open the store even if commits were lost, at the last commit that is left.
+        keep_previous: whether to keep the data that each transaction replaces until the next one. True upgrades an
+            older index.
 
     Attributes:
         head: the head that was read or published last.
-        seen: the commit that the rows had seen at least when it was opened; commits were lost if the index has fewer.
-
-    Raises:
-        StoreError: there is no store, or a newer one, or one with links in place of files.
-        LockedError: another process writes to it.
-        CorruptionError: one of its files is damaged.
+        seen: the last commit that the row file had recorded on opening. If the index has fewer, commits were lost.
     """
 
     def __init__(
@@ -74,9 +52,9 @@ class Folder:
         durable: bool,
         lock: WriterLock | None = None,
         lossy: bool = False,
-        undoable: bool = False,
+        keep_previous: bool = False,
     ) -> None:
-        self.path, self.undoable = path, undoable
+        self.path, self.keep_previous = path, keep_previous
         self.readonly, self._durable = readonly, durable
         self._sync_failed = False
         self._pin: ReaderPin | None = None
@@ -96,178 +74,159 @@ class Folder:
             self.index.renew()
         self.head = self.index.head()
         self.format = RowFormat(self.head.codec, self.head.n)
-        # An index that was raised to a format that keeps what is replaced stays beside files of slots of an older one.
+        # An upgraded index that keeps the previous commit may be next to slot files of an older format.
         self._slots_version = self.index.version if self.index.version < KEEPS_PREVIOUS else version_of(path / ROWS)
         header = Header.of_rows(self.head.store, self.format, self._slots_version)
         self.rows = SlotFile(path / ROWS, header, writable=not self.readonly)
         self.seen = self.rows.sequence
-        self.head = self.index.head()  # again: a writer may have gone on since
-        self.rows.looked_at = self._is_looked_at()
+        self.head = self.index.head()  # read again, since a writer may have committed meanwhile
+        self.rows.is_read = self._is_read()
         if self.seen > self.head.sequence and not lossy:
             raise CorruptionError(
-                f"{path}: {INDEX} is at commit {self.head.sequence}, but {ROWS} has seen {self.seen}: commits were "
-                f"lost; use a copy of the store, or see what `fedcore store recover {path}` can go back to"
+                f"{path}: commits were lost: {INDEX} ends at commit {self.head.sequence}, but {ROWS} at {self.seen}; "
+                f"use a copy of the store, or see what `fedcore store recover {path}` can restore"
             )
-        if self.undoable:
+        if self.keep_previous:
             self.index.raise_format()
         if not self.readonly and self.unpinned() == self.head.sequence:
             self._sweep()
 
     def _claim(self, lock: WriterLock | None) -> Literal["rw", "ro", "immutable"]:
-        """Take the right to write, or note a reader, or hold writers off; how the index is opened then."""
+        """Take the right to write, register a reader, or exclude writers. Return the access mode of the index."""
         path = self.path
-        if not (path / INDEX).exists() or not (path / ROWS).exists():
-            raise StoreError(f"{path}: expected the folder of a store, with {INDEX} and {ROWS} in it{_hint(path)}")
-        require_own(path, writable=not self.readonly)
+        if not _is_store(path):
+            raise StoreError(f"{path}: not a store: {INDEX} or {ROWS} is missing{_hint(path)}")
+        inventory.require_own(path, writable=not self.readonly)
         if not self.readonly:
             if lock is None:
                 disk.require_local(path)
                 self._lock = WriterLock(path)
-            (path / READERS).mkdir(exist_ok=True)  # a copy by a tool that leaves out empty folders lacks it
+            (path / READERS).mkdir(exist_ok=True)  # missing after a copy with a tool that skips empty folders
             return "rw"
         if disk.is_writable(path) and disk.is_writable(path / READERS) and not disk.is_network(path):
             self._pin = ReaderPin(path)
             return "ro"
-        # Nothing can be noted here, so no writer may come.
+        # A reader cannot be registered, so writers must be excluded.
         self._lock = WriterLock(path, shared=True)
-        _require_closed(path)
+        log = path / f"{INDEX}-wal"
+        if log.exists() and log.stat().st_size > 0:
+            raise StoreError(
+                f"{path}: the store was not closed, so its last commits are in {log.name}, and the folder is "
+                "read-only; copy the folder, or open the store once with write access"
+            )
         return "immutable"
 
     def vectors(self, payload: int) -> SlotFile:
-        """The slots for vectors of so many bytes; a writer makes the file when it is first asked for."""
+        """Return the slots for vectors of this size. A writer creates their file on first use."""
         if payload not in self._files:
             path = self.path / VECTORS.format(payload)
             header = Header.of_vectors(self.head.store, payload, self._slots_version)
             if self.readonly or payload in self._payloads():
-                looked_at = self._is_looked_at()
-                self._files[payload] = SlotFile(path, header, writable=not self.readonly, looked_at=looked_at)
+                self._files[payload] = SlotFile(path, header, writable=not self.readonly, is_read=self._is_read())
             else:
-                with disk.explained("making a file of vectors", path):
+                with disk.explained("creating a file of vectors", path):
                     self._files[payload] = self._new_file(path, header)
         return self._files[payload]
 
     def _new_file(self, path: Path, header: Header) -> SlotFile:
-        """A file that no commit knows yet; one that an error or an older commit has left is as good, if not empty."""
-        if path.exists() and path.stat().st_size == 0:  # of a process that was killed while it made it
+        """Return a file that no commit names yet. An error or an older commit may have left one."""
+        if path.exists() and path.stat().st_size == 0:  # a process was killed while it created the file
             path.unlink()
         if path.exists():
-            file = SlotFile(path, header, writable=True, looked_at=self._is_looked_at())
+            file = SlotFile(path, header, writable=True, is_read=self._is_read())
         else:
             file = SlotFile.create(path, header)
         try:
             file.occupy(np.zeros(0, np.int64), self.head.sequence)
-            disk.sync_path(self.path)  # before a commit knows it, its name has to be durable
+            disk.sync_path(self.path)  # its name must be durable before a commit uses it
         except BaseException:
             file.close()
             raise
         return file
 
-    def publish(
-        self,
-        head: Head,
-        rows: Entries,
-        clients: Sequence[tuple[int, StoredId]],
-        gone: Sequence[int],
-        replaced: Entries | None = None,
-        documents: Sequence[tuple[int, str]] = (),
-    ) -> None:
-        """Make the slots durable, and then the index, in one transaction, name them.
-
-        Args:
-            head, rows, clients, gone, documents: as for ``Index.write``.
-            replaced: the rows' entries as they were, which are kept with the present head; None to keep nothing of it.
-
-        Raises:
-            StoreError: it could not be done.
-            LockedError: another process has committed, and nothing of this one's may count any more.
-        """
+    def publish(self, transaction: Transaction) -> None:
+        """Make the slots durable, and then write the index in one transaction that names them."""
         if self._durable:
             try:
                 for file in self._slot_files():
                     file.sync()
-            except StoreError:  # after which the system may take for written what is not
+            except StoreError:  # after this the system may treat lost pages as written
                 self._sync_failed = True
                 raise
-        kept = None if replaced is None else (self.head, replaced)
-        self.head = self.index.write(
-            replace(head, sequence=self.head.sequence + 1), rows, clients, gone, kept, documents
-        )
-        if self._durable:  # else the power could take the index, and leave the mark
+        head = replace(transaction.head, sequence=self.head.sequence + 1)
+        self.head = self.index.write(transaction._replace(head=head), self.head)
+        if self._durable:  # otherwise a loss of power could keep this mark and lose the index
             self.rows.mark(self.head.sequence)
 
     @property
     def previous(self) -> Previous | None:
-        """The commit before ``head``, where it is kept."""
+        """The commit before ``head``, if it is kept."""
         return self.index.previous
 
     @property
     def in_doubt(self) -> bool:
-        """Return whether something failed after which only opening the folder again shows what is durable."""
+        """Whether a failure left open what is durable; only opening the folder again shows it."""
         return self._sync_failed or self.index.in_doubt
 
     def require_lock(self) -> None:
-        """Raise a LockedError if another process may have the right to write that this one was given."""
+        """Raise a LockedError if another process may have taken the right to write."""
         if self._lock is not None:
             self._lock.require()
 
     def has(self, sequence: int) -> bool:
-        """Return whether the files hold this commit, after an error left ``publish``; then ``head`` is its head."""
+        """Whether the files have this commit after ``publish`` failed. If so, set ``head``."""
         if not self.index.has(sequence):
             return False
         self.head, _, _ = self.index.load()
         return True
 
     def load(self) -> tuple[Entries, Listed]:
-        """The rows and the listed clients as they were published last; sets ``head``.
-
-        A reader then looks at this commit, until it loads again.
-        """
+        """Return the rows and listed clients of the last commit, and set ``head``. A reader then uses this commit."""
         self.head, rows, clients = self.index.load()
         if self._pin is not None:
             self._pin.set(self.head.sequence)
             for file in self._slot_files():
                 file.look_again()
             for payload in self._payloads():
-                self.vectors(payload)  # open, lest the file be deleted later
+                self.vectors(payload)  # open it now, since the file may be deleted later
         return rows, clients
 
     def unpinned(self) -> int:
-        """The commit up to which what was retired is needed by no reader."""
+        """Return the last commit whose retired slots no reader needs."""
         return min(oldest_pin(self.path), self.head.sequence)
 
-    def _is_looked_at(self) -> bool:
-        """Return whether a reader of a writer's store looks at an older commit."""
+    def _is_read(self) -> bool:
+        """Whether a reader of this writer's store uses an older commit."""
         return not self.readonly and self.unpinned() < self.head.sequence
 
     @property
     def readers(self) -> list[tuple[int, int]]:
-        """Other processes that read the folder, and how many commits each is behind."""
-        mine = os.getpid()
+        """The other processes that read the folder, and the number of commits that each is behind."""
         last = self.head.sequence
-        return [(process, last - commit) for process, commit in readers(self.path) if process != mine]
+        return [(process, last - commit) for process, commit in pins(self.path) if process not in (0, os.getpid())]
 
     @property
     def bytes(self) -> int:
-        """The bytes that the files take of the disk."""
+        """The disk space of the files, in bytes."""
         disk.require_folder(self.path)
-        with disk.explained("looking at", self.path):
+        with disk.explained("reading", self.path):
             return sum(512 * entry.stat().st_blocks for entry in self.path.iterdir() if entry.is_file())
 
     def pin_again(self) -> None:
-        """Note this process, which was forked from a reader, as a reader of its own."""
+        """Register this process, a fork of a reader, as a reader."""
         if self._pin is not None:
             disk.require_folder(self.path)
             inherited, self._pin = self._pin, ReaderPin(self.path)
             inherited.close()
 
     def trim(self) -> None:
-        """Let the files end behind their last slot, unless a reader may still look at what is behind it."""
+        """Shorten the files to their last slot, unless a reader may still use slots after it."""
         if self.unpinned() == self.head.sequence:
             for file in self._slot_files():
                 file.trim()
 
     def close(self) -> None:
-        """Close every file, whatever comes of the others."""
+        """Close every file, even if closing one of them fails."""
         with disk.explained("closing", self.path), ExitStack() as ends:
             for part in (self._lock, self._pin, getattr(self, "index", None), *self._slot_files()):
                 if part is not None:
@@ -275,15 +234,14 @@ class Folder:
             self._files.clear()
 
     def _sweep(self) -> None:
-        """Delete this store's files of vectors that no commit names: a loss of power may leave one."""
+        """Delete this store's files of vectors that no commit names. A loss of power may leave one."""
         named = {VECTORS.format(payload) for payload in self._payloads()}
         with disk.explained("deleting a file of vectors", self.path):
-            for file in vector_files(self.path):
+            for file in inventory.vector_files(self.path):
                 if file.name not in named and is_made_by(file, self.head.store):
                     file.unlink()
 
     def _payloads(self) -> set[int]:
-        """The payloads of the vectors that the index names."""
         heads = [self.head] if self.previous is None else [self.head, self.previous.head]
         return {vector.payload for head in heads for vector in head.vectors.values()}
 
@@ -293,37 +251,31 @@ class Folder:
         yield from self._files.values()
 
 
-def _require_closed(path: Path) -> None:
-    log = path / f"{INDEX}-wal"
-    if log.exists() and log.stat().st_size > 0:
-        raise StoreError(
-            f"{path}: expected a folder that can be written to, since the store was not closed and its last commits "
-            f"are in {log.name}; copy it, or open it once with the right to write"
-        )
-
-
 def _hint(path: Path) -> str:
-    """The end of an error's text: what else could have been meant."""
+    """Return the end of an error text: a hint about the content of the path."""
     if not path.exists():
         previous = sorted(path.parent.glob(f"{escape(path.name)}.previous-*"))
-        return f"; a copy that was being replaced is in {previous[-1]}" if previous else ", got nothing there"
-    return f", got {sorted(entry.name for entry in path.iterdir())[:8]}" if path.is_dir() else ", got a file"
+        return (
+            f"; {previous[-1]} is an older copy from an interrupted save" if previous else "; the folder does not exist"
+        )
+    return (
+        f"; the folder has {sorted(entry.name for entry in path.iterdir())[:8]}"
+        if path.is_dir()
+        else "; the path is a file"
+    )
 
 
 def undisturbed(path: Path, read: Callable[[], T]) -> T:
-    """Read a folder, once more where another folder has come to its place meanwhile; returns what ``read`` does.
+    """Return ``read()``; call it again if a different folder has replaced the one at ``path`` meanwhile.
 
-    A store that is made, or a copy that is saved, takes its place in one step. A process that opens files by their
-    names meanwhile finds some of the one and some of the other, and would report damage where there is none.
-
-    Raises:
-        StoreError: what ``read`` raised of a folder that stayed, or of ever other ones.
+    A new or saved store replaces a folder in one step. A process that opens its files meanwhile gets some of each store
+    and would report false damage.
     """
     for _ in range(TRIES - 1):
         with ExitStack() as opened:
             before = None
-            with suppress(OSError):  # open, so that no other folder has its number
-                before = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # of a pipe, too, at once
+            with suppress(OSError):  # kept open, so that no other folder gets its inode number
+                before = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe does not block
                 opened.callback(os.close, before)
             try:
                 return read()
@@ -334,45 +286,40 @@ def undisturbed(path: Path, read: Callable[[], T]) -> T:
 
 
 def _is_at(fd: int | None, path: Path) -> bool:
-    """Return whether a path has the folder that is open, or has none where none is."""
+    """Whether the path leads to the open folder, or to nothing if no folder is open."""
     try:
-        there = os.stat(path)
+        present = os.stat(path)
     except OSError:
         return fd is None
-    return fd is not None and os.path.samestat(os.fstat(fd), there)
+    return fd is not None and os.path.samestat(os.fstat(fd), present)
 
 
 class CarriedFile(NamedTuple):
-    """A file as bytes: its size, and what it holds from where on; the rest are zeros."""
+    """The content of a file: its size, and (start, data) of each part that is not zero."""
 
     size: int
     spans: list[tuple[int, npt.NDArray[np.uint8]]]
 
 
 Carried = dict[str, CarriedFile]
-"""A store's files by their names."""
+"""The files of a store by name."""
 CHUNK = 1 << 26
-"""Bytes that are read and written at once: Linux takes no more than 2 GiB."""
+"""Bytes of one read or write. Linux allows at most 2 GiB."""
 
 
 @contextmanager
 def replacing(path: Path, form: RowFormat, registry: Registry, *, existing: bool) -> Iterator[Folder]:
-    """A new store in a folder beside ``path``, open for writing; it takes its place when the block is done.
+    """Yield a new store in a draft folder, open for writing. At the end of the block it replaces ``path``.
 
-    A crash, or an error, leaves what was at ``path``. A link is followed, and stays.
-
-    Args:
-        path: where it will be.
-        form: of the rows.
-        registry: the clients.
-        existing: whether ``path`` may be a store already; no process can open it for writing meanwhile.
-
-    Raises:
-        StoreError: ``path`` is taken by something else, or cannot be written to, or not commit by commit.
-        LockedError: the store there is open for writing.
+    A crash or an error leaves the old content of ``path``. If ``path`` is a link, its target is replaced. With
+    ``existing``, ``path`` may be a store; no process can open it for writing during the block.
     """
-    with disk.explained("making a store", path), _draft(path, existing) as (place, lock):
-        _make_files(place, form, registry)
+    with disk.explained("creating a store", path), _draft(path, existing) as (place, lock):
+        (place / READERS).mkdir()
+        count, numbers, ids = registry.columns()
+        head = Head(uuid4().hex, form.codec, form.n, count)
+        SlotFile.create(place / ROWS, Header.of_rows(head.store, form)).close()
+        Index.create(place / INDEX, head, Listed(numbers, stored(ids)))
         folder = Folder(place, readonly=False, durable=True, lock=lock)
         try:
             yield folder
@@ -381,22 +328,17 @@ def replacing(path: Path, form: RowFormat, registry: Registry, *, existing: bool
 
 
 def carried(path: Path) -> Carried:
-    """The files of the store at ``path``, which has no writer, by their names: for another machine."""
+    """Return the files of the store at ``path``, to send them to another machine. The store must have no writer."""
     with disk.explained("reading a store", path):
-        require_own(path)
-        return {name: _read_file(path / name) for name in sorted(os.listdir(path)) if is_data(name)}
+        inventory.require_own(path)
+        return {name: _read_file(path / name) for name in sorted(os.listdir(path)) if inventory.is_data(name)}
 
 
 def put(path: Path, files: Carried) -> None:
-    """Make a store at ``path`` of what was carried here; a store that is there stays until this one is whole.
-
-    Raises:
-        StoreError: a file has a name that no file of a store has; or what ``replacing`` raises it for.
-        LockedError: the store there is open for writing.
-    """
-    if strange := [name for name in files if not is_data(name)]:
-        raise StoreError(f"{path}: expected the files of a store, got {strange[0]!r} among them")
-    with disk.explained("making a store", path), _draft(path, existing=True) as (place, _):
+    """Create a store at ``path`` from files of ``carried``. An existing store stays until the new one is complete."""
+    if strange := [name for name in files if not inventory.is_data(name)]:
+        raise StoreError(f"{path}: {strange[0]!r} is not a file of a store")
+    with disk.explained("creating a store", path), _draft(path, existing=True) as (place, _):
         (place / READERS).mkdir()
         for name, (size, spans) in files.items():
             with (place / name).open("xb", buffering=0) as file:
@@ -417,106 +359,91 @@ def _read_file(path: Path) -> CarriedFile:
 
 @contextmanager
 def _draft(path: Path, existing: bool) -> Iterator[tuple[Path, WriterLock]]:
-    """An empty folder beside ``path``, locked, which takes its place when the block is done, or goes with an error."""
+    """Yield an empty locked folder that replaces ``path`` at the end of the block; an error deletes it."""
     with ExitStack() as locks:
-        path = followed(path)
-        if not existing:  # it will be written to in its place, and is no copy
+        path = resolve_own_links(path)
+        if not existing:  # the store will be committed to
             disk.require_local(path)
         old = _old(path, existing)
         if old is not None:
             locks.callback(old.close)
         sweep(path)
         _make_folders(path.parent)
-        place, lock = _claimed(path)
-        locks.callback(lock.close)  # last of all: until the new store is in its place it must not look left over
+        place, lock = _new_draft(path)
+        locks.callback(lock.close)  # released at the end: no sweep may delete the draft before it is in its place
         try:
-            disk.sync_path(place / LOCK)  # before the rest: without its mark no sweep deletes a draft
+            disk.sync_path(place / LOCK)  # synced first: a sweep deletes a draft only if its lock file is marked
             yield place, lock
             disk.sync_path(place)
             _put_in_place(place, lock, path, old)
             disk.sync_path(path.parent)
         except BaseException:
             with suppress(OSError):
-                delete(place)
+                inventory.delete(place)
             raise
 
 
 def remove(path: Path, found: os.stat_result | None = None) -> None:
-    """Delete the store at ``path``, with what drafts of it were left, and nothing that is not its own.
+    """Delete the store at ``path`` and leftovers of its drafts, and nothing else.
 
-    A folder without a store stays, unless its lock file marks it as the rest of one. So does a link, and a folder
-    of another user.
-
-    Args:
-        found: the folder that was looked at; another one in its place stays.
-
-    Raises:
-        StoreError: it cannot be deleted, or another folder is in its place.
-        LockedError: it is open for writing.
+    A folder without a store stays, unless its lock file marks it as the rest of one. So do links, folders of other
+    users, and any folder other than ``found``, if given.
     """
     with disk.explained("deleting a store", path):
         sweep(path)
-        if os.path.lexists(path) and is_own_folder(path):
+        if os.path.lexists(path) and inventory.is_own_folder(path):
             _delete_unlocked(path, found or os.lstat(path))
 
 
 def _delete_unlocked(path: Path, found: os.stat_result) -> None:
-    """Delete a store's own entries, unless a process writes to it or it is no store."""
-    if not (_is_store(path) or (path.is_dir() and is_disposable(path))):
+    """Delete a store's own entries, unless a process writes to the store or the folder is not a store."""
+    if not (_is_store(path) or (path.is_dir() and inventory.is_disposable(path))):
         return
-    require_same(path, found, os.lstat(path))
+    inventory.require_same(path, found, os.lstat(path))
     lock = WriterLock(path, disposable=True)
     try:
-        delete(path, found)
+        inventory.delete(path, found)
     finally:
         lock.close()
 
 
-def _claimed(path: Path) -> tuple[Path, WriterLock]:
-    """A new folder beside ``path``, locked."""
+def _new_draft(path: Path) -> tuple[Path, WriterLock]:
     while True:
-        place = draft_of(path)
+        place = inventory.draft_of(path)
         place.mkdir()
         disk.write_in_place(place)
         try:
             return place, WriterLock(place, disposable=True)
         except StoreError as error:
-            # Another process may have swept it away meanwhile, as left over.
+            # Another process may have deleted the folder meanwhile as a leftover.
             if not isinstance(error, LockedError) and place.exists():
                 with suppress(OSError):
-                    delete(place)
+                    inventory.delete(place)
                 raise
 
 
 def _make_folders(folder: Path) -> None:
-    """Make a folder and those above it, durably."""
     missing = [above for above in (folder, *folder.parents) if not above.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        disk.sync_path(made.parent)
-
-
-def _make_files(place: Path, form: RowFormat, registry: Registry) -> None:
-    (place / READERS).mkdir()
-    count, numbers, ids = registry.columns()
-    head = Head(uuid4().hex, form.codec, form.n, count)
-    SlotFile.create(place / ROWS, Header.of_rows(head.store, form)).close()
-    Index.create(place / INDEX, head, Listed(numbers, all_stored(ids)))
+    for created in missing:
+        disk.sync_path(created.parent)
 
 
 def _old(path: Path, existing: bool) -> WriterLock | None:
-    """The lock of the store that is there and may be replaced; None if nothing is there."""
+    """Return the lock of an existing store that may be replaced; None if the path is free."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return None
     if not existing:
-        raise StoreError(f"{path}: expected a new or empty folder, got one in use; ClientStore.open opens a store")
+        raise StoreError(
+            f"{path}: is a file, or not empty; give a new or empty folder, or open a store with ClientStore.open"
+        )
     if not _is_store(path):
-        raise StoreError(f"{path}: expected a copy, an empty folder or nothing, got something else: it stays")
-    others = strangers(path)
+        raise StoreError(f"{path}: neither an older copy nor an empty folder; save to a different folder")
+    others = inventory.strangers(path)
     if others:
         raise StoreError(
-            f"{path}: expected a store and nothing else, got {', '.join(others[:8])} in it: move it elsewhere, since "
-            "what is there is deleted once the new store is"
+            f"{path}: contains files that are not the store's: {', '.join(others[:8])}; move them elsewhere, since the "
+            "old store will be deleted"
         )
     lock = WriterLock(path)
     try:
@@ -528,15 +455,8 @@ def _old(path: Path, existing: bool) -> WriterLock | None:
 
 
 def require_copy(path: Path, *, of_shard: bool = False) -> None:
-    """Reject a store that a save may not replace: one that is no copy, or to which something was committed since.
-
-    Args:
-        of_shard: whether it is due to be a shard's of a cluster.
-
-    Raises:
-        StoreError: it is one, or cannot be read.
-    """
-    require_own(path, writable=True)
+    """Reject a store, or a shard's store, that a save may not replace since it is not a copy or was committed to."""
+    inventory.require_own(path, writable=True)
     try:
         index = Index(path / INDEX, durable=False, access="ro")
         try:
@@ -544,16 +464,13 @@ def require_copy(path: Path, *, of_shard: bool = False) -> None:
         finally:
             index.close()
     except CorruptionError as error:
-        raise StoreError(
-            f"{path}: expected a copy that can be read, got {error}: delete it, then save again"
-        ) from error
+        raise StoreError(f"{path}: the copy cannot be read: {error}; delete it, then save again") from error
     state = json.loads(head.state or "null")
     is_shard = isinstance(state, dict) and "place" in state
-    # Older versions have not marked their copies, which have one commit.
+    # Older versions of fedcore did not mark their copies, which have one commit.
     if is_shard != of_shard or (not head.copy and head.sequence > 1):
         raise StoreError(
-            f"{path}: expected a new or empty folder, or an older copy, got a store that went on: save to another "
-            "folder, or delete that one if it is no longer needed"
+            f"{path}: not an older copy but a store with commits; save to a different folder, or delete this one"
         )
 
 
@@ -562,9 +479,9 @@ def _is_store(path: Path) -> bool:
 
 
 def sweep(path: Path) -> None:
-    """Delete the drafts of processes that have died over them."""
-    for left in drafts_of(path):
-        with suppress(StoreError, OSError):  # its process lives, or it is not this user's to delete
+    """Delete the drafts that dead processes have left."""
+    for left in inventory.drafts_of(path):
+        with suppress(StoreError, OSError):  # its process is running, or this user may not delete it
             found = os.lstat(left)
             if os.listdir(left):
                 _delete_unlocked(left, found)
@@ -573,17 +490,17 @@ def sweep(path: Path) -> None:
 
 
 def _put_in_place(place: Path, lock: WriterLock, path: Path, old: WriterLock | None) -> None:
-    """Rename ``place`` to ``path``; the old store is deleted when the new one is there."""
+    """Rename ``place`` to ``path``, and delete the old store."""
     if old is None:
         disk.rename(place, path)
         lock.mark(disposable=False)
         return
-    old.mark(disposable=True)  # a process that is killed behind the exchange leaves it under the draft's name
+    old.mark(disposable=True)  # a process that is killed after the exchange leaves the old store under the draft's name
     try:
-        going = place
+        replaced = place
         if not disk.exchange(place, path):
-            going = path.with_name(f"{path.name}.previous-{uuid4().hex[:12]}")
-            disk.rename(path, going)
+            replaced = path.with_name(f"{path.name}.previous-{uuid4().hex[:12]}")
+            disk.rename(path, replaced)
             disk.rename(place, path)
     except BaseException:
         with suppress(OSError):
@@ -591,4 +508,4 @@ def _put_in_place(place: Path, lock: WriterLock, path: Path, old: WriterLock | N
         raise
     lock.mark(disposable=False)
     disk.sync_path(path.parent)
-    delete(going)
+    inventory.delete(replaced)

@@ -1,16 +1,16 @@
-"""The inventory of a store's folder: which entries are the store's own, and how just these are deleted."""
+"""The entries of a store's folder: which of them belong to the store, and their deletion."""
 
 import os
 import re
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from uuid import uuid4
 
-from fedcore.atomic_file import is_own
 from fedcore.errors import StoreError
+from fedcore.runtime import is_own
+from fedcore.store.files import disk
 
 LOCK = "lock"
 READERS = "readers"
@@ -20,8 +20,8 @@ INDEX = "index.sqlite"
 JOURNAL = f"{INDEX}-journal"
 SHARED = f"{INDEX}-shm"
 DISPOSABLE = b"to be deleted\n"
-"""The end of a lock file whose folder may be deleted: a draft's, or that of a store that another has replaced."""
-SEVERAL_LINKS = "one with several hard links, all of which would change: put a copy in its place"
+"""The end of a lock file whose folder may be deleted: a draft, or a replaced store."""
+HARD_LINKS = "the file has several hard links, and a write would change all of them; replace it with a copy"
 
 _VECTORS = re.compile(r"vectors-[1-9][0-9]*\.slots")
 _FILES = re.compile(r"lock|rows\.slots|vectors-[1-9][0-9]*\.slots|index\.sqlite(-wal|-shm)?")
@@ -30,13 +30,11 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def require_own(folder: Path, *, writable: bool = False) -> None:
-    """Reject a folder with a rollback journal, or in which a link, a pipe or a device has the name of a store's entry.
+    """Reject a folder with a rollback journal, or with a link, pipe or device under the name of a store's file.
 
-    A folder may come from a stranger: every file that is opened in it must lie in it. ``WriterLock`` checks the lock.
-
-    Args:
-        writable: reject also a file with a second hard link: to write to it changes a file elsewhere. SQLite writes
-            to the index's shared memory even where it reads.
+    A folder may come from another user, so every opened file must be inside it. ``WriterLock`` checks the lock file.
+    With ``writable``, files with several hard links are rejected too, since a write would change a file elsewhere. This
+    always applies to the index's shared memory, which SQLite writes even when it reads.
     """
     require_no_journal(folder / INDEX)
     with os.scandir(folder) as entries:
@@ -44,35 +42,34 @@ def require_own(folder: Path, *, writable: bool = False) -> None:
             name = entry.name.casefold()  # some file systems find index.sqlite under INDEX.SQLITE
             if name != READERS and not _FILES.fullmatch(name):
                 continue
-            due = "folder" if name == READERS else "file"
             may_change = name == SHARED or (writable and name not in (LOCK, READERS))
             if entry.is_symlink():
-                got = "a symbolic link: it is not followed"
-            elif not _is(entry, due):
-                got = "no regular file" if due == "file" else "none"
+                problem = "is a symbolic link, which a store does not follow"
+            elif not _is(entry, "folder" if name == READERS else "file"):
+                problem = f"is not a {'folder' if name == READERS else 'regular file'}"
             elif may_change and entry.stat().st_nlink > 1:
-                got = SEVERAL_LINKS
+                problem = HARD_LINKS
             else:
                 continue
-            raise StoreError(f"{folder / entry.name}: expected a {due} of the store's own, got {got}")
+            raise StoreError(f"{folder / entry.name}: {problem}")
 
 
 def require_no_journal(index: Path) -> None:
-    """Reject an index beside which anything has the name of a rollback journal, before SQLite looks at it.
+    """Reject an index with a rollback journal, before SQLite opens the index.
 
-    SQLite plays such a journal back when it first reads the file, and then deletes the file that the journal names as
-    its super-journal: any file of this user. The path is looked up as SQLite looks it up.
+    SQLite rolls such a journal back at the first read. It then deletes the super-journal that the journal names, which
+    may be any file of this user. The journal's path is derived in the same way as in SQLite.
     """
     journal = index.with_name(JOURNAL)
     if os.path.lexists(journal):
         raise StoreError(
-            f"{journal}: expected no rollback journal, got one: fedcore never leaves one in a store, and SQLite would "
-            "delete the file that it names, anywhere; do not use this folder unless you know who put the journal there"
+            f"{journal}: fedcore never leaves a rollback journal. With this one, SQLite could delete any file that the "
+            "journal names; do not use this folder unless you know the origin of the journal"
         )
 
 
 def strangers(folder: Path) -> list[str]:
-    """The entries of a folder that no store has put there, those of its ``readers`` included; links always are."""
+    """Return the entries of a folder and its ``readers`` that no store creates. Links always count."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -85,75 +82,71 @@ def strangers(folder: Path) -> list[str]:
 
 
 def is_note(name: str) -> bool:
-    """Return whether a reader's note of a store may be called so."""
+    """Whether a reader's file may have this name."""
     return _NOTES.fullmatch(name) is not None
 
 
 def is_data(name: str) -> bool:
-    """Return whether a store's file with content, not one of its locks, may have this name."""
+    """Whether a data file of a store may have this name; locks are not data."""
     return name != LOCK and not name.endswith("-shm") and _FILES.fullmatch(name) is not None
 
 
 def vector_files(folder: Path) -> list[Path]:
-    """The files of vectors in a store's folder."""
+    """Return the files of vectors in a store's folder."""
     with os.scandir(folder) as entries:
         return [folder / e.name for e in entries if _VECTORS.fullmatch(e.name) and _is(e, "file")]
 
 
-def draft_of(path: Path) -> Path:
-    """A new name for a draft beside ``path``; its end marks it as one."""
-    return _draft_named(path, uuid4().hex[:6])
-
-
-def _draft_named(path: Path, token: str) -> Path:
-    name = f"{path.name}.draft-{token}"
+def draft_of(path: Path, token: str | None = None) -> Path:
+    """Return the path of a draft next to ``path``. Default: a new name. The last six digits mark it as a draft."""
+    name = f"{path.name}.draft-{token or uuid4().hex[:6]}"
     return path.with_name(name + blake2b(os.fsencode(name), digest_size=3).hexdigest())
 
 
 def drafts_of(path: Path) -> list[Path]:
-    """The folders beside ``path`` that drafts of a store there have left: by name, owner, entries and lock file.
+    """Return the folders next to ``path`` that drafts of a store have left, by name, owner, entries and lock file.
 
-    An empty one, of a process that was killed in between, is known by its name's end alone.
+    A process that is killed early leaves an empty folder, which only its name identifies.
     """
     name = re.compile(re.escape(path.name) + r"\.draft-([0-9a-f]{6})[0-9a-f]{6}")
     if not path.parent.is_dir():
         return []
-    found = []
     with os.scandir(path.parent) as entries:
-        for entry in entries:
-            if (known := name.fullmatch(entry.name)) and _is(entry, "folder"):
-                folder = path.parent / entry.name
-                if _is_left(folder, by_name=folder == _draft_named(path, known[1])):
-                    found.append(folder)
-    return found
+        named = [(path.parent / e.name, match[1]) for e in entries if (match := name.fullmatch(e.name))]
+    return [folder for folder, token in named if _is_left(folder, is_named=folder == draft_of(path, token))]
+
+
+def _is_left(folder: Path, *, is_named: bool) -> bool:
+    """Whether a folder is a leftover draft. The folder may vanish meanwhile, or belong to another user."""
+    with suppress(OSError):
+        if is_own_folder(folder) and not strangers(folder):
+            return is_disposable(folder) or (is_named and not os.listdir(folder))
+    return False
 
 
 def delete(folder: Path, found: os.stat_result | None = None) -> None:
-    """Delete a store's own entries, its index first and its lock last, and then the folder if nothing else is in it.
+    """Delete a store's own entries, its index first and its lock last, then the folder if it is empty.
 
-    Of a part that is left, the missing index shows that it is no store any more, and the lock that no process is
-    at it. Links are not followed. Nothing is done where there is no folder.
-
-    Args:
-        found: the folder that was looked at; another one in its place stays.
+    After a partial deletion the folder has no index, so it is not a store, and still a lock, so no process uses it.
+    Links are not followed. A missing folder, or one other than ``found``, is ignored.
     """
-    with suppress(FileNotFoundError), _opened(folder) as fd:
+    with suppress(FileNotFoundError), disk.opened(folder, _FOLDER) as fd:
         require_same(folder, found, os.fstat(fd))
         with suppress(FileNotFoundError):
-            with _opened(READERS, fd) as readers:
+            with disk.opened(READERS, _FOLDER, fd) as readers:
                 _unlink(readers, [name for name in os.listdir(readers) if is_note(name)])
-            with suppress(OSError):  # something else is in it
+            with suppress(OSError):  # it is not empty
                 os.rmdir(READERS, dir_fd=fd)
         names = [name for name in os.listdir(fd) if _FILES.fullmatch(name) and name not in (INDEX, LOCK)]
         _unlink(fd, [INDEX, *names, LOCK])
-    with suppress(OSError):  # something else is in it
+    with suppress(OSError):  # it is not empty
         folder.rmdir()
 
 
 def require_same(folder: Path, found: os.stat_result | None, opened: os.stat_result) -> None:
-    """Raise a StoreError if another folder has taken the place of the one that was checked."""
+    """Raise a StoreError if a different folder has replaced the one that was checked."""
     if found is not None and not os.path.samestat(found, opened):
-        raise StoreError(f"{folder}: expected the folder that was there, got another in its place: it stays")
+        raise StoreError(f"{folder}: replaced by a different folder, which was not changed")
 
 
 def _unlink(folder: int, names: list[str]) -> None:
@@ -162,46 +155,22 @@ def _unlink(folder: int, names: list[str]) -> None:
             os.unlink(name, dir_fd=folder)
 
 
-def _is_left(folder: Path, *, by_name: bool) -> bool:
-    try:
-        if not is_own_folder(folder) or strangers(folder):
-            return False
-        return is_disposable(folder) or (by_name and not os.listdir(folder))
-    except OSError:  # gone meanwhile, or not ours to look at
-        return False
-
-
 def is_own_folder(folder: Path) -> bool:
-    """Return whether a path is a folder itself, no link to one, and this user's."""
+    """Whether a path is a folder of this user, and not a link to one."""
     found = os.lstat(folder)
     return stat.S_ISDIR(found.st_mode) and is_own(folder, found)
 
 
 def is_disposable(folder: Path) -> bool:
-    """Return whether a lock file marks the folder as one that may be deleted. Another may be a user's."""
-    with _opened(folder) as fd:
-        try:
-            lock = os.open(LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=fd)
-        except FileNotFoundError:
-            return False
-        try:
-            content = os.pread(lock, 200, 0)
-        finally:
-            os.close(lock)
-    return content.startswith(b"process ") and content.endswith(DISPOSABLE)
+    """Whether the lock file marks the folder as one that may be deleted."""
+    flags = os.O_RDONLY | disk.SAFE
+    with suppress(FileNotFoundError), disk.opened(folder, _FOLDER) as fd, disk.opened(LOCK, flags, fd) as lock:
+        content = os.pread(lock, 200, 0)
+        return content.startswith(b"process ") and content.endswith(DISPOSABLE)
+    return False
 
 
 def _is(entry: "os.DirEntry[str]", kind: str) -> bool:
-    """Return whether an entry is itself a regular file, or a folder."""
     if kind == "folder":
         return entry.is_dir(follow_symlinks=False)
     return stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode)
-
-
-@contextmanager
-def _opened(name: str | Path, parent: int | None = None) -> Iterator[int]:
-    fd = os.open(name, _FOLDER, dir_fd=parent)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

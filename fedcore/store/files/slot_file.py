@@ -1,4 +1,4 @@
-"""Slots in a file that is mapped into memory, which of them stay there, and the thread that reads ahead."""
+"""Slots in a file that is mapped into memory, their eviction, and a background thread for disk access."""
 
 import errno
 import hashlib
@@ -28,19 +28,17 @@ _FORMAT = struct.Struct("<8sII16s8sQQQQ")
 _DIGEST = 8
 _SIZE = 4096
 SEQUENCE_AT = 512
-_SEQUENCE = struct.Struct("<Q8s")
 
 
 @dataclass(frozen=True)
 class Header:
-    """The header in which a file of slots describes itself.
+    """The header of a file of slots.
 
     Attributes:
-        store: 16 random bytes that the files of one store share.
+        store: 16 random bytes that all files of one store share.
         kind: "rows" or "vectors".
-        codec, n: of the rows; "" and 0 for vectors.
-        payload, stride: bytes of a slot that are used, and from one slot to the next.
-        version: of the format, which decides where the first slot lies.
+        codec, n: the format of rows; "" and 0 for vectors.
+        version: the format version, which determines the place of the first slot.
     """
 
     store: bytes
@@ -53,17 +51,17 @@ class Header:
 
     @classmethod
     def of_rows(cls, store: str, form: RowFormat, version: int = VERSION) -> "Header":
-        """The header of the file of rows."""
+        """Return the header of the file of rows."""
         stride = Geometry.of(form.payload, version).stride
         return cls(bytes.fromhex(store), "rows", form.codec, form.n, form.payload, stride, version)
 
     @classmethod
     def of_vectors(cls, store: str, payload: int, version: int) -> "Header":
-        """The header of the file of vectors of so many bytes."""
+        """Return the header of the file of vectors of this size."""
         return cls(bytes.fromhex(store), "vectors", "", 0, payload, Geometry.of(payload, version).stride, version)
 
     def packed(self) -> bytes:
-        """The header, with a digest of itself."""
+        """Return the header as bytes, with a digest of itself."""
         kind, codec = KINDS.index(self.kind), self.codec.encode()
         numbers = self.n, self.payload, self.stride, BLOCK
         fields = _FORMAT.pack(MAGIC, self.version, kind, self.store, codec, *numbers)
@@ -71,99 +69,72 @@ class Header:
 
     @classmethod
     def read(cls, fd: int, path: Path) -> "Header":
-        """The header of an open file."""
+        """Return the header of an open file."""
         page = os.pread(fd, _SIZE, 0)
         fields = page[: _FORMAT.size]
         if len(page) < _SIZE or not fields.startswith(MAGIC):
-            size = os.fstat(fd).st_size
-            raise StoreError(
-                f"{path}: expected a file of a fedcore store, got {size} bytes that do not begin like one; if it was "
-                "one, it is damaged: use a copy of the store"
-            )
+            raise StoreError(f"{path}: not a file of a fedcore store, or damaged; use a copy of the store")
         version = struct.unpack_from("<I", fields, len(MAGIC))[0]
         if page[_FORMAT.size : _FORMAT.size + _DIGEST] != digest(fields):
-            raise CorruptionError(f"{path}: its header was changed (format {version}); use a copy of the store")
+            raise CorruptionError(f"{path}: the header has changed (format {version}); use a copy of the store")
         if version not in GRAINS:
-            raise StoreError(
-                f"{path}: expected a format up to {VERSION}, got {version}: open it with the version of fedcore that "
-                "wrote it, or a newer one"
-            )
+            raise StoreError(f"{path}: {unknown_format(version)}")
         _, _, kind, store, codec, n, payload, stride, _ = _FORMAT.unpack(fields)
         if kind >= len(KINDS):
-            raise CorruptionError(
-                f"{path}: expected a file of rows or vectors, got kind {kind}; use a copy of the store"
-            )
+            raise CorruptionError(f"{path}: kind {kind} is neither rows nor vectors; use a copy of the store")
         return cls(store, KINDS[kind], codec.rstrip(b"\0").decode(errors="replace"), n, payload, stride, version)
 
 
+def unknown_format(version: int) -> str:
+    """Return the error text for a format that this version of fedcore cannot read."""
+    return f"format {version} is unknown (this fedcore reads 1 to {VERSION}); use the fedcore that wrote the store"
+
+
 def version_of(path: Path) -> int:
-    """The version of a file's format, by its header. Errors are those of ``Header.read``."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    """Return the format version in a file's header. Errors: see ``Header.read``."""
+    with disk.opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as fd:
         return Header.read(fd, path).version
-    finally:
-        os.close(fd)
 
 
 def is_made_by(path: Path, store: str) -> bool:
-    """Return whether a file is of that store; a loss of power may leave a header of zeros, or half of one."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    """Whether a file belongs to this store. After a loss of power the header may be all or partly zeros."""
+    with disk.opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as fd:
         page = os.pread(fd, _SIZE, 0)
-    finally:
-        os.close(fd)
     if not any(page):
         return True
     return len(page) >= _FORMAT.size and page.startswith(MAGIC) and _FORMAT.unpack_from(page)[3].hex() == store
 
 
-def packed_sequence(sequence: int) -> bytes:
-    """A sequence number as it stands in the header, at ``SEQUENCE_AT``."""
-    number = struct.pack("<Q", sequence)
-    return number + digest(number)
-
-
-def read_sequence(fd: int) -> int:
-    """The number that the index had reached at least; 0 where it is unknown."""
-    number, check = _SEQUENCE.unpack(os.pread(fd, _SEQUENCE.size, SEQUENCE_AT))
-    return int(number) if check == digest(struct.pack("<Q", number)) else 0
-
-
 def digest(content: bytes) -> bytes:
-    """64 bits that change when the content does."""
+    """Return a 64-bit digest."""
     return hashlib.blake2b(content, digest_size=_DIGEST).digest()
 
 
-_PAGE = mmap.ALLOCATIONGRANULARITY  # bytes: what the system maps from and advises, 4 to 64 KiB
+_PAGE = mmap.ALLOCATIONGRANULARITY  # bytes: the unit of mappings and madvise, 4 to 64 KiB
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # MADV_POPULATE_* of Linux 5.14
-_AHEAD = 128 << 10  # bytes; the smallest read-ahead that is usual
-_RESERVE = 4 << 20  # bytes that a large file reserves ahead as it grows
-RESIDENT_BYTES = 1 << 30  # of rows that stay in memory by default
+_AHEAD = 128 << 10  # bytes: the smallest common read-ahead
+_RESERVE = 4 << 20  # bytes that a large file reserves in advance as it grows
+RESIDENT_BYTES = 1 << 30  # default for the rows that stay in memory
 
 
 class SlotFile(Slots):
-    """Slots behind the header of a file, which grows as they are taken.
+    """Slots in a file, after its header. The file grows as slots are taken.
 
-    A slot gets its place on the disk when it is first taken, and its pages are made writable in one call: a full
-    disk is an error there, not a signal in the middle of a write, and it is quicker than a fault for each page.
-    Checksums and the mark are written by calls, not through the mapping: by then the system may have written the page
-    back, and a file system that copies on writing needs new room for it.
+    When a slot is first taken, its disk space is reserved and its pages are made writable. A full disk then raises an
+    error at once, instead of a signal during a write. Checksums and the sequence number are written by system calls,
+    not through the mapping. The system may have written a page back already, and a copy-on-write file system then needs
+    new space for it.
 
-    Slots that were used last stay in this process's memory, about ``resident`` of them. Others stay in the page cache
-    as long as it has room, so that coming back is cheap then.
+    About ``resident`` recently used slots stay in this process's memory. Others stay in the page cache while it has
+    room.
 
-    Args:
-        path: an existing file.
-        header: the header that it must have.
-        writable: whether slots may be taken and written.
-        looked_at: whether readers may look at slots that the index names no more: any slot that was ever written then,
-            also one behind all that are in use.
+    ``is_read`` means that readers may use slots that the index no longer names, even slots after the last one in use.
     """
 
-    def __init__(self, path: Path, header: Header, *, writable: bool, looked_at: bool = False) -> None:
+    def __init__(self, path: Path, header: Header, *, writable: bool, is_read: bool = False) -> None:
         super().__init__(header.payload, header.version)
         self.path, self.where = path, str(path)
-        self._writable, self.looked_at = writable, looked_at
+        self._writable, self.is_read = writable, is_read
         with disk.explained("opening", path):
             self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -171,19 +142,21 @@ class SlotFile(Slots):
                 found = Header.read(self._fd, path)
                 self._size = os.fstat(self._fd).st_size
             if found != header:
-                raise CorruptionError(f"{path}: expected the header {header}, got {found}: files of two stores?")
+                raise CorruptionError(
+                    f"{path}: the header is {found}, not {header}; the file may be of a different store"
+                )
         except BaseException:
             os.close(self._fd)
             raise
         self._maps: dict[int, mmap.mmap] = {}
-        self._reserved = bytearray()  # which slots have their place on the disk for sure
+        self._reserved = bytearray()  # marks the slots whose disk space is certainly reserved
         self.resident = max(1, RESIDENT_BYTES // self.stride)
-        self._used: dict[int, None] = {}  # in the order of their last use
-        self._turn = threading.RLock()  # a handler of a signal may read rows in the midst of it
+        self._used: dict[int, None] = {}  # slots in the order of their last use
+        self._turn = threading.RLock()  # reentrant: a signal handler may read rows while this thread holds it
 
     @classmethod
     def create(cls, path: Path, header: Header) -> "SlotFile":
-        """A new file without slots; it must not exist."""
+        """Create a file without slots; it must not exist."""
         with disk.explained("creating", path):
             fd = -1
             try:
@@ -191,7 +164,7 @@ class SlotFile(Slots):
                 disk.write(fd, header.packed())
                 disk.sync(fd)
             except BaseException as error:
-                # From outside, one may come when the file is there, and its number not yet.
+                # An interrupt may occur when the file exists and fd is not set yet.
                 if fd >= 0 or not isinstance(error, OSError):
                     path.unlink(missing_ok=True)
                 raise
@@ -204,7 +177,8 @@ class SlotFile(Slots):
     def sequence(self) -> int:
         """The number that ``mark`` wrote last; 0 if it is unknown."""
         with disk.explained("reading", self.path):
-            return read_sequence(self._fd)
+            content = os.pread(self._fd, 8 + _DIGEST, SEQUENCE_AT)
+        return int.from_bytes(content[:8], "little") if content[8:] == digest(content[:8]) else 0
 
     @property
     def bytes(self) -> int:
@@ -212,85 +186,86 @@ class SlotFile(Slots):
         return self._size
 
     def mark(self, sequence: int) -> None:
-        """Note in the header that the index has durably reached this number.
+        """Record in the header that the index has durably reached this transaction number.
 
-        The index counts already: that the disk is full, or fails, is no error here: another mark will follow.
+        A full or failing disk is ignored, since the transaction is already durable and a later mark will follow.
         """
+        number = sequence.to_bytes(8, "little")
         with suppress(OSError):
-            disk.write(self._fd, packed_sequence(sequence), SEQUENCE_AT)
+            disk.write(self._fd, number + digest(number), SEQUENCE_AT)
 
     def sync(self) -> None:
-        """Make durable what the slots hold."""
+        """Make the content of the slots durable."""
         with disk.explained("syncing", self.path):
             disk.write_back(self._maps.values())
             disk.sync(self._fd)
 
     def require_whole(self) -> None:
-        """Raise a CorruptionError if the writer's file was cut short: reading what is mapped there ends the process."""
+        """Raise a CorruptionError if the writer's file was truncated. Reading its mapping would kill the process."""
         if self._writable:
             self._require(self._size)
 
     def memory(self, slot: int) -> Memory:
-        """See ``Slots``; for a reader, ``require_whole`` of this slot."""
+        """Return the payload; see ``Slots``. For a reader, check first that the file contains the slot."""
         if not self._writable:
             self._require(self._end(slot))
         return super().memory(slot)
 
     def payloads(self, slots: Iterable[int], dtype: np.dtype[Any], *, writable: bool) -> list[npt.NDArray[Any]]:
-        """See ``Slots``; for a reader, ``require_whole`` of these slots."""
+        """Return views of the payloads; see ``Slots``. For a reader, check first that the file contains the slots."""
         slots = list(slots)
         if not self._writable and slots:
             self._require(self._end(max(slots)))
         return super().payloads(slots, dtype, writable=writable)
 
     def damage(self, slot: int, seal: int) -> str | None:
-        """The damage of a slot that was sealed so, or None."""
+        """See ``Slots``."""
         try:
             self._require(min(self._size, self._end(slot)))
         except CorruptionError:
-            return "it lies past the end of the file, which was cut short"
+            return "it is past the end of the file, which was truncated"
         if self._end(slot) > self._size and (not self._writable or self._end(slot - 1) >= self._size):
-            return "it lies past the end of the file"
+            return "it is past the end of the file"
         try:
-            self._advise([slot], _POPULATE_READ)  # a bad sector is an error here, and a signal where a checksum is made
+            self._advise([slot], _POPULATE_READ)  # reports a bad sector as an error; reading it would raise a signal
         except OSError as error:
-            if error.errno != errno.EINVAL:  # an older kernel
+            if error.errno != errno.EINVAL:  # EINVAL: the kernel is too old for it
                 return "it cannot be read from the disk"
         return super().damage(slot, seal)
 
     def occupy(self, slots: npt.NDArray[np.int64], retired: int | None = None, high: int = 0) -> None:
-        """See ``Slots``. Behind the end of the file nothing is free, whatever the index names there."""
+        """Mark slots as taken; see ``Slots``. Slots after the end of the file are never free."""
         end = max(0, self._size - self.geometry.begin) // self.stride
         present = slots[slots <= end]
-        if self.looked_at and retired is not None:
+        if self.is_read and retired is not None:
             with disk.explained("reading", self.path):
-                behind = disk.data_end(self._fd, self._end(int(present.max(initial=0))))
-            high = max(high, -(-(behind - self.geometry.begin) // self.stride))
+                data_end = disk.data_end(self._fd, self._end(int(present.max(initial=0))))
+            high = max(high, -(-(data_end - self.geometry.begin) // self.stride))
         super().occupy(present, retired, high)
         self.high = max(self.high, int(slots.max(initial=0)))
 
     def will_need(self, slot: int) -> None:
-        """Start reading a slot from the disk."""
-        # Not madvise, which keeps Python's lock. In steps, since no request reads more than the device's read-ahead.
+        """Start to read a slot from disk."""
+        # Without madvise, which holds the GIL. In steps, since one request reads at most the device's read-ahead.
         for start in range(self._end(slot - 1), self._end(slot), _AHEAD):
             disk.start_reading(self._fd, start, min(_AHEAD, self._end(slot) - start))
 
     def start_writing(self) -> None:
-        """Start writing what was changed to the disk, without waiting for it."""
+        """Start to write changes to disk, without waiting."""
         disk.start_writing(self._fd)
 
     def use(self, slots: Iterable[int]) -> None:
-        """Note that slots are used; twice as many as should stay are the most that ever do between two trims."""
+        """Record that slots are used. At most twice ``resident`` slots stay between two evictions."""
         for slot in slots:
             with self._turn:
                 self._used.pop(slot, None)
                 self._used[slot] = None
-                many = len(self._used) > 2 * self.resident
-            if many:
+                is_full = len(self._used) > 2 * self.resident
+            if is_full:
                 self.evict()
 
     def evict(self) -> None:
-        """Let go of the slots that were not used for longest, if more than ``resident`` are in memory."""
+        """Evict the least recently used slots if more than ``resident`` are in memory."""
         with self._turn:
             surplus = max(0, len(self._used) - self.resident)
             oldest = [slot for slot, _ in zip(self._used, range(surplus), strict=False)]
@@ -299,11 +274,11 @@ class SlotFile(Slots):
         self.let_go(oldest)
 
     def let_go(self, slots: Iterable[int]) -> None:
-        """Take slots out of this process's memory; they stay in the page cache as long as there is room."""
+        """Evict slots from this process's memory. They stay in the page cache while it has room."""
         self._advise(slots, mmap.MADV_DONTNEED)
 
     def look_again(self) -> None:
-        """See how far the file has grown; a reader's views stay valid."""
+        """Read the new size of the file. A reader's views stay valid."""
         with disk.explained("reading", self.path):
             self._size = os.fstat(self._fd).st_size
         size = self._per_chunk * self.stride
@@ -312,7 +287,7 @@ class SlotFile(Slots):
             del self._maps[number]
 
     def trim(self) -> None:
-        """Let the file end behind its last slot, before it is closed, unless a view of it is held."""
+        """Shorten the file to its last slot before it is closed, unless a view of the file exists."""
         self.shrink()
         held = [number for number in list(self._maps) if not self._unmap(number)]
         if not held and self._end(self.high) < self._size:
@@ -323,43 +298,43 @@ class SlotFile(Slots):
         """Close the file; views stay valid."""
         super().close()
         self._maps.clear()
-        fd, self._fd = self._fd, -1  # whose number another file may have next: nothing may be written to it by mistake
+        fd, self._fd = self._fd, -1  # another file may get the number next, and must not be written to
         if fd >= 0:
             os.close(fd)
 
     def _require(self, size: int) -> None:
-        if self._fd < 0:  # of a closed one views stay valid, and nothing is known
+        if self._fd < 0:  # the file is closed, but views stay valid
             return
-        try:  # not by ``explained``, which takes longer than the call
-            there = os.fstat(self._fd).st_size
+        try:  # without ``explained``, which takes longer than the call
+            actual = os.fstat(self._fd).st_size
         except OSError as error:
             raise StoreError(f"{self.path}: reading failed: {error.strerror or error}") from error
-        if there < size:
+        if actual < size:
             raise CorruptionError(
-                f"{self.path}: expected at least {size:,} bytes, got {there:,}: the file was cut short while it was "
-                "open: close the store, and use a copy of it"
+                f"{self.path}: truncated to {actual:,} bytes while it was open (at least {size:,} are needed); close "
+                "the store and use a copy of it"
             )
 
     def _cut(self, chunks: int) -> None:
-        if self._end(self.high) >= self._size:  # past it where the file was cut, or the index forged
+        if self._end(self.high) >= self._size:  # the file was truncated, or the index is forged
             return
         for number in sorted((number for number in self._maps if number >= chunks), reverse=True):
             if not self._unmap(number):
-                chunks = number + 1  # a view is held: the file must not end before it
+                chunks = number + 1  # a view exists: the file must not end before it
                 break
-        del self._reserved[self.high + 1 :]  # first, so that what loses its place on the disk has it again when taken
+        del self._reserved[self.high + 1 :]  # done first, so that slots without disk space reserve it when taken
         with disk.explained("shrinking", self.path):
             end, size = self._end(self.high), self._end(chunks * self._per_chunk)
-            # The file must not be shorter than what is mapped, not even for a moment: another thread may read there.
+            # The file must never be shorter than its mappings: another thread may read there at any moment.
             if self._size > end and not disk.free(self._fd, end, self._size - end):
-                self._size = end  # before it is: a file that is longer than that grows as a shorter one does
+                self._size = end  # set before the resize: after an interrupt, a longer file still grows as usual
                 disk.resize(self._fd, end)
             self._size = min(self._size, size)
-            disk.resize(self._fd, size)  # what is added again takes no disk
+            disk.resize(self._fd, size)  # added bytes take no disk space
             self._size = size
 
     def _unmap(self, number: int) -> bool:
-        """Give a chunk's addresses back, unless a view of it is held."""
+        """Unmap a chunk. Return False if a view of it exists."""
         self._forget_chunk(number)
         try:
             self._maps[number].close()
@@ -382,7 +357,7 @@ class SlotFile(Slots):
             else:
                 size = self._size - start
         access = mmap.ACCESS_WRITE if self._writable else mmap.ACCESS_READ
-        before = start % _PAGE  # of version 1 alone, on pages larger than it knew
+        before = start % _PAGE  # nonzero only for version 1 on pages larger than 4 KiB
         with disk.explained("mapping", self.path):
             self._maps[number] = mmap.mmap(self._fd, before + size, offset=start - before, access=access)
         return np.frombuffer(self._maps[number], np.uint8, offset=before)
@@ -395,20 +370,20 @@ class SlotFile(Slots):
         if slot >= len(self._reserved):
             self._reserved.extend(bytes(max(_RESERVE // self.stride + 2, slot + 1)))
         if not self._reserved[slot]:
-            self._whole(slot)  # the chunk is mapped, and the file as long as it
+            self._whole(slot)  # maps the chunk, and extends the file to its end
             ahead = min(self._end(slot) // 8, _RESERVE) // self.stride
             last = slot if slot <= self.high else slot + ahead
-            with disk.explained("reserving room on the disk", self.path):
+            with disk.explained("reserving disk space", self.path):
                 disk.reserve(self._fd, self._end(slot - 1), (last - slot + 1) * self.stride)
             self._reserved[slot : last + 1] = b"\1" * (last - slot + 1)
         with disk.explained("reserving memory", self.path):
             try:
                 self._advise([slot], _POPULATE_WRITE)
             except OSError as error:
-                if error.errno == errno.EFAULT:  # it would have been a signal, and "Bad address" helps nobody
-                    reasons = f"{os.strerror(errno.ENOSPC)}, or the disk fails, or the file was cut short"
+                if error.errno == errno.EFAULT:  # a write would raise a signal, and "Bad address" does not help
+                    reasons = f"{os.strerror(errno.ENOSPC)}, or the disk failed, or the file was truncated"
                     raise OSError(errno.ENOSPC, reasons) from error
-                if error.errno != errno.EINVAL:  # an older kernel, on which each page is its own fault
+                if error.errno != errno.EINVAL:  # EINVAL: the kernel is too old; each page will fault separately
                     raise
 
     def _advise(self, slots: Iterable[int], advice: int) -> None:
@@ -423,15 +398,15 @@ class SlotFile(Slots):
 
 
 IDLE_SECONDS = 0.05
-"""How long after a commit nothing else must have been committed before its writing begins."""
+"""Seconds without another commit before a commit is written back."""
 
 
 class DiskThread:
-    """One thread for a file of slots, which is started when it is first needed.
+    """A background thread for a file of slots, started on first use.
 
-    Reading ahead is what makes a cold cohort quick: the disk gets many requests at a time, where reading row by row
-    gives it one. Writing back while nothing is committed leaves little to do for the next sync; beside rounds that
-    follow each other at once it would only hold them up (by five times, on one disk).
+    Reading ahead gives the disk many requests at once instead of one row after another. Writing back while nothing is
+    committed leaves less for the next sync. During a series of rounds, writing back would only delay the rounds (by a
+    factor of five on one disk).
     """
 
     def __init__(self, slots: SlotFile) -> None:
@@ -443,17 +418,17 @@ class DiskThread:
         self._commits = 0
 
     def read_ahead(self, slots: list[int]) -> None:
-        """Start reading slots from the disk, in their order there."""
+        """Start to read slots from disk, in the order of the file."""
         self._do(lambda: self._read(sorted(slots)))
 
     def write_back(self) -> None:
-        """Start writing what was changed to the disk, unless more is committed soon."""
+        """Start to write changes to disk, unless another commit follows soon."""
         self._commits += 1
         commits = self._commits
         self._do(lambda: self._write(commits))
 
     def close(self) -> None:
-        """Stop, and wait until the thread has; it may be this very one, where a dropped store is collected."""
+        """Stop the thread and wait for it. If the thread itself collects a dropped store, do not wait."""
         if self._thread is not None and self._process == os.getpid():
             self._stopping = True
             self._tasks.put(None)
@@ -462,7 +437,7 @@ class DiskThread:
         self._thread = None
 
     def _do(self, task: Callable[[], None]) -> None:
-        if self._thread is None or self._process != os.getpid():  # a fork has no threads of its parent
+        if self._thread is None or self._process != os.getpid():  # a fork does not inherit threads
             self._process, self._tasks, self._stopping = os.getpid(), SimpleQueue(), False
             self._thread = threading.Thread(target=self._run, args=(self._tasks,), name="fedcore-store", daemon=True)
             self._thread.start()
@@ -470,9 +445,9 @@ class DiskThread:
 
     def _run(self, tasks: "SimpleQueue[Callable[[], None] | None]") -> None:
         while (task := tasks.get()) is not None:
-            try:  # noqa: SIM105  # suppress() needs memory itself
+            try:  # noqa: SIM105  # suppress() itself needs memory
                 task()
-            except (OSError, MemoryError):  # a system that cannot do this does without
+            except (OSError, MemoryError):  # the tasks only make other calls faster
                 pass
 
     def _write(self, commits: int) -> None:

@@ -1,6 +1,6 @@
 """A process of FedLab's own network on loopback.
 
-Rank 0 is the server, and writes what it heard; rank 1 has two clients and lies, rank 2 has three that do not.
+Rank 0 is the server, and writes its reports. Rank 1 has two clients and lies; rank 2 has three honest ones.
 """
 
 import json
@@ -23,7 +23,7 @@ def net():
 
 
 class Data:
-    """Each client's own labels of a linear problem, in one minibatch; clients are told by what FedLab calls them."""
+    """Each client's own labels of a linear problem, in one minibatch, by FedLab's number of the client."""
 
     def __init__(self, first):
         self.first = first
@@ -41,7 +41,7 @@ def trainer_of(first, number, kind=SGDSerialClientTrainer):
 
 
 class Liar(SGDSerialClientTrainer):
-    """Sends first what claims to be of clients that it has not, and then the truth."""
+    """Sends uploads that claim other processes' clients, and then its own."""
 
     @property
     def uplink_package(self):
@@ -60,5 +60,5 @@ def main(rank, port, folder):
     ServerManager(network, handler).run()
     accepted = [sorted(map(int, report.accepted)) for report in handler.reports]
     rejected = [[reason for _, reason in report.rejected] for report in handler.reports]
-    (folder / "reports.json").write_text(json.dumps({"heard": accepted, "refused": rejected}))
+    (folder / "reports.json").write_text(json.dumps({"accepted": accepted, "rejected": rejected}))
     np.save(folder / "x.npy", handler.server.x)

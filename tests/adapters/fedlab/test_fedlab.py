@@ -15,11 +15,9 @@ from fedlab.core.communicator import Package
 from fedlab.core.standalone import StandalonePipeline
 from fedlab.utils import MessageCode
 
-from fedcore import Server, errors
+from fedcore import errors
 from fedcore.adapters.fedlab import ServerHandler, ServerManager
-from fedcore.rules import RejectLong
-from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
-from tests.refusals import refused_arguments
+from tests.adapters.malformed import OBJECTS, PLAIN
 
 CLIENTS, LR = 4, 0.1
 
@@ -68,67 +66,8 @@ def test_evaluate_is_the_callers_function_of_the_newest_model():
     assert handler.evaluate().tolist() == [2, 2, 2]
 
 
-@pytest.mark.parametrize("name", ["MIFA", "MimiC"])
-def test_methods_that_fedlab_has_not_equal_the_server_by_itself(name):
-    handler = simulate(ServerHandler(net(), 5, 0.5, name, lr=LR, steps=2))
-    trainer = SGDSerialClientTrainer(net(), CLIENTS)
-    trainer.setup_dataset(Data())
-    trainer.setup_optim(epochs=2, batch_size=12, lr=LR)
-    server = Server(trainer.model_parameters.numpy(), name, CLIENTS, lr=LR)
-    for report in handler.reports:
-        trainer.local_process([torch.from_numpy(server.x.copy())], report.accepted)
-        with server.open_round() as opened:
-            for client, [y] in zip(report.accepted, trainer.uplink_package, strict=True):
-                opened.add(client, y.numpy(), steps=2)
-    np.testing.assert_array_equal(handler.server.x, server.x)
-    np.testing.assert_array_equal(handler.model_parameters.numpy(), server.x)
-
-
-def test_a_run_goes_on_where_an_earlier_one_stopped(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    straight = simulate(ServerHandler(net(), 4, 1.0, "MIFA", lr=LR, steps=2))
-    handler = ServerHandler(net(), 2, 1.0, "MIFA", lr=LR, steps=2, storage="rows")
-    monkeypatch.chdir("/")
-    first = simulate(handler)
-    first.server.close()
-    second = simulate(ServerHandler(net(), 4, 1.0, "MIFA", lr=LR, steps=2, storage="~/rows"))
-    assert len(second.reports) == 2
-    np.testing.assert_array_equal(second.server.x, straight.server.x)
-    second.server.close()
-
-
-def test_lying_clients_are_refused_by_name_and_the_round_goes_on():
-    handler = ServerHandler(net(), 1, 1.0, "MIFA", lr=LR)
-    handler.num_clients = 8
-    x = handler.model_parameters
-    y = x - 0.1
-
-    def claims(*numbers):
-        return torch.tensor(numbers)
-
-    handler.sample_clients()
-    uploads = [
-        [y, claims(0, 3, 10)],
-        [y, claims(1, -5, 10)],
-        [y, claims(2, 3, 10**18)],
-        [torch.full_like(y, float("nan")), claims(3, 3, 10)],
-        [y[:-1], claims(4, 3, 10)],
-        [y.double().int(), claims(5, 3, 10)],
-        [y, claims(99, 3, 10)],  # nobody
-        [y, claims(0, 3, 10)],  # again
-        [y, claims(6, 3, 10)],
-        [y, claims(7, 3, 10)],
-    ]
-    assert [handler.load(upload) for upload in uploads] == [False] * 9 + [True]
-    [report] = handler.reports
-    assert report.accepted == (0, 6, 7)
-    assert {client for client, _ in report.rejected} == {0, 1, 2, 3, 4, 5}
-    assert handler.if_stop
-
-
 def a_third_of_ten(name="MIFA"):
-    """A handler that has sampled three of ten, whom it has sampled, and its model."""
+    """A handler that has sampled three clients of ten, these clients, and the model."""
     random.seed(0)
     handler = ServerHandler(net(), 5, 0.3, name, lr=LR)
     handler.num_clients = 10
@@ -139,7 +78,7 @@ def claim(client, steps=1, examples=1):
     return torch.tensor([client, steps, examples])
 
 
-def test_an_upload_counts_for_a_sampled_client_once_and_for_nobody_else(caplog):
+def test_an_upload_counts_once_and_only_for_a_sampled_client(caplog):
     handler, sampled, x = a_third_of_ten()
     victim = next(client for client in range(10) if client not in sampled)
     for _ in range(3):
@@ -152,14 +91,14 @@ def test_an_upload_counts_for_a_sampled_client_once_and_for_nobody_else(caplog):
     [report] = handler.reports
     assert report.accepted == tuple(sampled)
     assert [client for client, _ in report.rejected] == [victim, sampled[0]]
-    assert "one that was sampled" in report.rejected[0][1]
-    assert "one that has not answered" in report.rejected[1][1]
-    assert f"claims to be {victim}'s" in caplog.text
+    assert "was not sampled" in report.rejected[0][1]
+    assert "answered" in report.rejected[1][1]
+    assert f"client: {victim} was not sampled" in caplog.text
     assert handler.server.store.row(victim) is None
     np.testing.assert_allclose(handler.server.store.read(sampled[0]), 1, rtol=1e-5)
 
 
-def test_a_refused_upload_has_answered_for_its_client_all_the_same():
+def test_a_rejected_upload_also_counts_as_its_client_s_answer():
     handler, sampled, x = a_third_of_ten()
     assert not handler.load([x * float("nan"), claim(sampled[0])])
     assert not handler.load([x - 0.1, claim(sampled[0])])
@@ -168,14 +107,14 @@ def test_a_refused_upload_has_answered_for_its_client_all_the_same():
     assert handler.reports[0].accepted == tuple(sampled[1:])
 
 
-def test_an_upload_that_nobody_waits_for_opens_no_round(caplog):
+def test_an_unexpected_upload_opens_no_round(caplog):
     handler, sampled, x = a_third_of_ten()
     for client in sampled:
         handler.load([x - 0.1, claim(client)])
     before = handler.server.x.copy()
     for upload in ([x + 5, claim(sampled[0])], [x + 5]):
         assert not handler.load(upload)
-        assert "no upload is waited for" in caplog.text
+        assert "unexpected upload" in caplog.text
     fresh = handler.sample_clients()
     x = handler.downlink_package[0]
     np.testing.assert_array_equal(x.numpy(), before)
@@ -184,34 +123,10 @@ def test_an_upload_that_nobody_waits_for_opens_no_round(caplog):
     assert [report.accepted for report in handler.reports] == [tuple(sampled), tuple(fresh)]
 
 
-NO_CLAIMS = [
-    "abc",
-    None,
-    object(),
-    [None],
-    torch.tensor(float("nan")),
-    torch.tensor([0.5, 1.0, 1.0]),
-    torch.tensor([0.0, float("inf"), 1.0]),
-    torch.tensor([0, 1]),
-    torch.tensor([0, 1, 1]).to_sparse(),
-    torch.tensor([True, True, True]),
-]
-
-
-@pytest.mark.parametrize("claims", NO_CLAIMS, ids=lambda claims: str(claims).split(" at ")[0].replace("\n", ""))
-def test_claims_that_are_no_claims_are_refused_and_answer_for_nobody(claims, caplog):
-    handler, sampled, x = a_third_of_ten()
-    assert not handler.load([x + 5, claims])
-    assert "claims: expected three numbers" in caplog.text
-    for client in sampled:
-        handler.load([x - 0.1, claim(client)])
-    assert handler.reports[0].accepted == tuple(sampled)
-
-
 @pytest.mark.parametrize(
     "upload", [None, [], (), object(), [torch.zeros(18).to_sparse()]], ids=["None", "[]", "()", "object", "sparse"]
 )
-def test_an_upload_that_is_no_model_is_refused_as_the_next_client_s(upload):
+def test_an_upload_without_a_model_is_rejected_as_the_next_client_s(upload):
     handler, sampled, x = a_third_of_ten()
     handler.load(upload)
     for _ in sampled[1:]:
@@ -220,55 +135,17 @@ def test_an_upload_that_is_no_model_is_refused_as_the_next_client_s(upload):
     assert handler.reports[0].rejected[0][0] == sampled[0]
 
 
-def test_sampling_ends_a_round_that_somebody_did_not_answer(caplog):
+def test_sampling_ends_a_round_with_silent_clients(caplog):
     caplog.set_level("INFO")
     handler, sampled, x = a_third_of_ten()
     handler.load([x - 0.1, claim(sampled[1])])
     handler.sample_clients()
     assert handler.reports[0].accepted == (sampled[1],)
-    assert f"no answer from 2 that were asked ({sampled[0]}, {sampled[2]})" in caplog.text
-
-
-def test_methods_whose_steps_need_more_are_refused():
-    with pytest.raises(errors.RangeError, match=r"^algorithm\b"):
-        ServerHandler(net(), 1, 1.0, "SCAFFOLD", lr=LR)
-
-
-@pytest.mark.parametrize("name", ORDERS)
-def test_a_method_has_plain_steps_or_is_refused_by_name(name):
-    if name in PLAIN:
-        ServerHandler(net(), 1, 1.0, ORDERS[name], lr=LR)
-    else:
-        with pytest.raises(errors.RangeError, match=r"^algorithm\b"):
-            ServerHandler(net(), 1, 1.0, ORDERS[name], lr=LR)
-
-
-def test_a_rate_of_each_step_is_refused_by_name():
-    with pytest.raises(errors.RangeError, match=r"^lr\b"):
-        ServerHandler(net(), 1, 1.0, "FedAvg", lr=OF_STEPS)
-
-
-@pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC"])
-def test_a_client_that_scales_its_upload_is_refused_by_name_and_the_others_result_stands(name, caplog):
-    handler = ServerHandler(net(), 3, 1.0, name, lr=LR, steps=2, aggregation=[RejectLong(30)])
-    handler.num_clients = 4
-    server = Server(handler.model_parameters.numpy(), name, 4, lr=LR)
-    for _ in range(3):
-        clients = handler.sample_clients()
-        with server.open_round() as opened:
-            for client in clients:
-                y = handler.model_parameters - 0.1 * (client + 1) * (1000 if client == 0 else 1)
-                if client != 0:
-                    opened.add(client, y.numpy(), steps=2)
-                handler.load([y])
-    assert [[client for client, _ in report.rejected] for report in handler.reports] == [[0]] * 3
-    lines = [record.message for record in caplog.records if "refused 1 (0) and heard 3: 1 x update:" in record.message]
-    assert len(lines) == 3
-    np.testing.assert_array_equal(handler.server.x, server.x)
+    assert f"2 clients did not reply ({sampled[0]}, {sampled[2]})" in caplog.text
 
 
 def as_it_travels(*content):
-    """What FedLab's network hands over of an upload: tensors of one dtype, the first one's."""
+    """An upload after FedLab's network: all tensors have the dtype of the first one."""
     package = Package(MessageCode.ParameterUpdate, [tensor.float() for tensor in content])
     return Package.parse_content(package.slices, package.content)
 
@@ -281,7 +158,7 @@ def test_claims_travel_as_floats():
 
 
 class LocalNetwork:
-    """FedLab's network replaced by calls: ``uploads`` maps a rank to a function from what it is sent to its uploads."""
+    """FedLab's network replaced by calls: ``uploads`` maps a rank to a function from a message to its uploads."""
 
     def __init__(self, numbers, uploads):
         self.world_size, self.numbers, self.uploads = len(numbers) + 1, numbers, uploads
@@ -340,7 +217,7 @@ def test_uploads_without_claims_answer_for_the_clients_of_their_process_in_order
         np.testing.assert_allclose(handler.server.store.read(client), shift / LR, rtol=1e-4)
 
 
-def test_a_process_answers_for_its_own_clients_alone(caplog):
+def test_a_process_answers_only_for_its_own_clients(caplog):
     def liar(ids, x):
         for_others = [upload(x + 7, claim(victim)) for victim in range(6, 10)]
         of_nothing = [(MessageCode.Exit, None), (MessageCode.ParameterUpdate, None)]
@@ -352,20 +229,49 @@ def test_a_process_answers_for_its_own_clients_alone(caplog):
         assert report.rejected == ()
     for client in range(6, 10):
         np.testing.assert_allclose(handler.server.store.read(client), 0.1 * (client + 1) / LR, rtol=1e-4)
-    assert "an upload of round 0 from process 1: client: expected one of its own, got" in caplog.text
+    assert "an upload of round 0 from process 1: client: " in caplog.text
 
 
 @pytest.mark.parametrize("number", [0, -3, 10**7])
-def test_a_process_that_says_it_has_ever_so_many_clients_is_refused_by_its_rank(number):
+def test_a_process_with_a_wrong_number_of_clients_is_refused_by_its_rank(number):
     with pytest.raises(errors.RangeError, match=r"process 2.*max_clients"):
         managed([honest(0.1), honest(0.1)], numbers=(4, number))
 
 
-def test_a_trainer_claims_no_more_steps_than_it_was_asked_for():
-    handler = ServerHandler(net(), 1, 1.0, "MIFA", lr=LR, steps=2)
-    handler.num_clients = 3
-    handler.sample_clients()
-    x = handler.downlink_package[0]
-    for client in range(3):
-        handler.load([x - 0.1, claim(client, 2 + (client == 1))])
-    assert refused_arguments(handler.reports[0]) == [(1, "steps")]
+TENSORS = [
+    lambda: torch.zeros(18, dtype=torch.complex64),
+    lambda: torch.zeros(18).to_sparse(),
+    lambda: torch.zeros(18, device="meta"),
+    lambda: torch.tensor(float("nan")),
+    lambda: torch.tensor([0.5, 1.0, 1.0]),
+    lambda: torch.tensor([0.0, float("inf"), 1.0]),
+    lambda: torch.tensor([0, 1]),
+    lambda: torch.tensor([0, 1, 1]).to_sparse(),
+    lambda: torch.tensor([True, True, True]),
+]
+ODD = [*PLAIN, *OBJECTS, *TENSORS]
+
+
+def test_wrong_claims_count_for_no_client(caplog):
+    handler, sampled, x = a_third_of_ten()
+    for odd in [*ODD, *(lambda made=made: [made()] for made in ODD)]:
+        assert handler.load([x + 7, odd()]) is False
+        assert "claims: " in caplog.messages[-1]
+    for client in sampled:
+        assert handler.load([x - 0.1, claim(client)]) is (client == sampled[-1])
+    assert handler.reports[0].accepted == tuple(sampled)
+    assert handler.reports[0].rejected == ()
+
+
+def test_a_manager_continues_after_messages_that_are_no_uploads():
+    def liar(ids, x):
+        for made in ODD:
+            yield MessageCode.ParameterUpdate, [x + 7, made()]
+            yield made(), None
+        yield MessageCode.ParameterUpdate, [object()]
+        yield from [upload(x - 0.1) for _ in ids[1:]]
+
+    handler = managed([liar, lambda ids, x: [upload(x - 0.1) for _ in ids]])
+    for report in handler.reports:
+        assert set(report.accepted) == set(range(1, 10))
+        assert [client for client, _ in report.rejected] == [0]

@@ -1,4 +1,4 @@
-"""FedLab's real network: three processes on loopback, one of which claims to be the others."""
+"""FedLab's real network: three processes on loopback, one of which claims the others' clients."""
 
 import json
 import subprocess
@@ -45,10 +45,10 @@ def test_the_model_is_that_of_the_clients_own_uploads(tmp_path):
             log.close()
     assert codes == [0] * PROCESSES, (tmp_path / "log0").read_text()[-3000:]
     number = sum(CLIENTS.values())
-    found = json.loads((tmp_path / "reports.json").read_text())
-    assert found == {"heard": [list(range(number))] * ROUNDS, "refused": [[]] * ROUNDS}
+    reports = json.loads((tmp_path / "reports.json").read_text())
+    assert reports == {"accepted": [list(range(number))] * ROUNDS, "rejected": [[]] * ROUNDS}
     log = (tmp_path / "log0").read_text()
-    assert log.count("from process 1: client: expected one of its own, got an upload that claims") == 4 * ROUNDS
+    assert log.count("from process 1: client: process 1 does not have") == 4 * ROUNDS
 
     trainer = trainer_of(0, number)
     server = Server(trainer.model_parameters.numpy(), "MIFA", number, lr=LR)

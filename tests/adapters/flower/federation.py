@@ -74,21 +74,20 @@ def initial_arrays():
 
 
 def make_strategy(method, **options):
-    """One that asks whoever is there, and evaluates nowhere."""
+    """A strategy that asks all connected nodes, and does not evaluate."""
     how = {"lr": 0.1, "fraction_evaluate": 0.0, "min_available_nodes": 1, "min_train_nodes": 1, "poll": 0.001}
     return getattr(flower, method)(**{**how, **METHODS[method], **options})
 
 
 def run(method, grid, rounds, *, before_round=lambda t: None, timeout=5, **options):
-    """The strategy and its result; ``before_round`` is told how many rounds are over."""
+    """The strategy and its result; ``before_round`` gets the number of finished rounds."""
     strategy = make_strategy(method, **options)
     seen = lambda t, arrays: before_round(t)  # noqa: E731  before the first round and after each
     return strategy, strategy.start(grid, initial_arrays(), rounds, timeout=timeout, evaluate_fn=seen)
 
 
 def simulate(method, options, participation, *, lr=0.1, steps=STEPS, **settings):
-    """fedcore alone: ``participation`` lists the clients heard in each round, who come with the first that hears
-    them."""
+    """fedcore's own run; ``participation`` lists the clients of each round, which are registered with their first."""
     from fedcore.algorithms import named
 
     dataset, parts = make_data()
@@ -97,9 +96,9 @@ def simulate(method, options, participation, *, lr=0.1, steps=STEPS, **settings)
     sizes = {i: len(part) for i, part in enumerate(parts)}
     needs = algorithm.needs_shares
     server = Server(make_module(), algorithm, [], lr=lr, **settings)
-    for heard in participation:
-        new = [client for client in heard if client not in server.clients]
-        updates = engine.updates(server.broadcast(heard, newcomers=new))
+    for cohort in participation:
+        new = [client for client in cohort if client not in server.clients]
+        updates = engine.updates(server.broadcast(cohort, newcomers=new))
         with server.open_round(newcomers={client: sizes[client] for client in new} if needs else new) as round:
             for update in updates:
                 round.add_batch([copy.copy(update)])

@@ -1,4 +1,4 @@
-"""Models keep their dtypes on the way; what a narrow one loses is no gradient of the client's."""
+"""Models keep their dtypes in messages; the rounding of a narrow dtype is no part of the client's gradient."""
 
 import ml_dtypes
 import numpy as np
@@ -60,7 +60,7 @@ def test_a_model_in_another_float_dtype(dtype):
 
 
 def test_clients_that_do_nothing_leave_a_bfloat16_model_where_it_is():
-    """Measured against the unrounded x, the rounding itself would be taken for their steps."""
+    """Measured against the unrounded x, the rounding itself would count as steps."""
 
     def app_of(step):
         app = ClientApp()

@@ -19,7 +19,7 @@ OTHERS = [node for node in NODES if node != BAD]
 
 
 def make_grid(kind, spoil):
-    """Five nodes whose accuracies are 0.1 to 0.5; ``spoil`` changes what one of them answers to messages of a kind."""
+    """Five nodes with accuracies 0.1 to 0.5; ``spoil`` changes the answers of one of them to messages of a kind."""
 
     def app_of(i):
         app = make_app(i, *make_data())
@@ -38,7 +38,7 @@ def make_grid(kind, spoil):
     return LocalGrid({NODES[i]: (app_of(i), {}) for i in range(5)}, change)
 
 
-def say(**numbers):
+def reporting(**numbers):
     named = {name.replace("_", "-"): number for name, number in numbers.items()}
     return lambda content: content["metrics"].update(named)
 
@@ -51,42 +51,70 @@ def mean(nodes):
 WRONG = {
     "two records": (
         lambda content: content.update({"again": MetricRecord({"num-examples": 1})}),
-        "expected one record",
+        "2 metric records",
     ),
-    "none": (lambda content: [content.pop(name) for name in [*content]], "expected one record, got 0"),
-    "a record of another name": (lambda content: content.update(m=content.pop("metrics")), "other names or lengths"),
-    "a metric too many": (say(loss=1), "other names or lengths"),
-    "a metric too few": (lambda content: content["metrics"].pop("accuracy"), "other names or lengths"),
-    "a list for a number": (say(accuracy=[0.5]), "other names or lengths"),
-    "no examples": (lambda content: content["metrics"].pop("num-examples"), "num-examples: expected a number"),
-    "examples in a list": (say(num_examples=[1]), "num-examples: expected a number"),
-    "zero examples": (say(num_examples=0), "num-examples: expected a number"),
-    "examples below zero": (say(num_examples=-sum(SIZES.values()) + SIZES[BAD]), "num-examples: expected a number"),
-    "too many examples": (say(num_examples=2**62), "num-examples: expected a number"),
-    "NaN examples": (say(num_examples=float("nan")), "num-examples: expected a number"),
-    "a NaN": (say(accuracy=float("nan")), "metric 'accuracy': expected finite numbers, got nan"),
-    "an infinity": (say(accuracy=float("inf")), "metric 'accuracy': expected finite numbers, got inf"),
-    "a number past float32's range": (say(accuracy=1e300), "metric 'accuracy': expected finite numbers, got 1e+300"),
-    "10^5 numbers": (say(accuracy=[0.5] * 10**5), "metrics: expected at most 65536 bytes, got 800"),
-    "10^5 metrics": (
-        lambda content: content["metrics"].update({f"m{i}": i for i in range(10**5)}),
-        "metrics: expected at most 65536 bytes",
+    "none": (lambda content: [content.pop(name) for name in [*content]], "0 metric records"),
+    "a record of another name": (lambda content: content.update(m=content.pop("metrics")), "names or lengths"),
+    "a metric too many": (reporting(loss=1), "names or lengths"),
+    "a metric too few": (lambda content: content["metrics"].pop("accuracy"), "names or lengths"),
+    "a list for a number": (reporting(accuracy=[0.5]), "names or lengths"),
+    "no examples": (lambda content: content["metrics"].pop("num-examples"), "num-examples="),
+    "examples in a list": (reporting(num_examples=[1]), "num-examples="),
+    "zero examples": (reporting(num_examples=0), "num-examples="),
+    "examples below zero": (
+        reporting(num_examples=-sum(SIZES.values()) + SIZES[BAD]),
+        "num-examples=",
+    ),
+    "too many examples": (reporting(num_examples=2**62), "num-examples="),
+    "NaN examples": (reporting(num_examples=float("nan")), "num-examples="),
+    "a NaN": (reporting(accuracy=float("nan")), "metric 'accuracy'"),
+    "an infinity": (reporting(accuracy=float("inf")), "metric 'accuracy'"),
+    "a number past float32's range": (
+        reporting(accuracy=1e300),
+        "metric 'accuracy'",
+    ),
+    "10^5 numbers": (reporting(accuracy=[0.5] * 10**5), "metrics: 800"),
+    "10^4 metrics": (
+        lambda content: content["metrics"].update({f"m{i}": i for i in range(10**4)}),
+        "bytes",
     ),
 }
 
 
+def replies(changes=None):
+    """The replies of five nodes, by node, of which some are changed."""
+    contents = {}
+    for i, node in enumerate(NODES):
+        metrics = MetricRecord({"num-examples": len(PARTS[i]), "accuracy": (i + 1) / 10})
+        contents[node] = RecordDict({"metrics": metrics})
+        (changes or {}).get(node, lambda content: None)(contents[node])
+    return {node: SimpleNamespace(content=content) for node, content in contents.items()}
+
+
+def collected(replies):
+    metrics = Collected()
+    for node, reply in replies.items():
+        metrics.add(node, reply)
+    return metrics.usual("num-examples", "test")
+
+
 @pytest.mark.parametrize("why", WRONG)
-def test_a_wrong_reply_to_evaluate_is_left_out_by_name_and_the_run_goes_on(why, caplog):
+def test_a_reply_with_wrong_metrics_is_rejected_by_its_node(why):
     spoil, reason = WRONG[why]
+    contents, [(node, text)] = collected(replies({BAD: spoil}))
+    assert node == BAD
+    assert reason in text
+    assert contents == [reply.content for node, reply in replies().items() if node != BAD]
+
+
+def test_an_evaluation_continues_without_a_rejected_reply(caplog):
+    spoil, _ = WRONG["a NaN"]
     strategy, result = run("MIFA", make_grid("evaluate", spoil), 2, fraction_evaluate=1.0)
     assert [len(report.accepted) for report in strategy.reports] == [5, 5]
-    [(node, said)] = strategy.left_out
-    assert node == BAD
-    assert reason in said
+    assert [node for node, _ in strategy.left_out] == [BAD]
     for number in (1, 2):
         assert dict(result.evaluate_metrics_clientapp[number]) == {"accuracy": pytest.approx(mean(OTHERS))}
-    lines = [record.message for record in caplog.records if f"refused 1 ({BAD}) and heard 4: 1 x" in record.message]
-    assert len(lines) == 2
+    assert sum(f"rejected 1 ({BAD}), accepted 4: 1 x" in record.message for record in caplog.records) == 2
 
 
 def claimed_mean(claim):
@@ -98,7 +126,7 @@ def claimed_mean(claim):
 
 @pytest.mark.parametrize("kind", ["evaluate", "train"])
 def test_a_claim_of_examples_weighs_up_to_10_medians_in_a_mean_too(kind, caplog):
-    grid = make_grid(kind, say(num_examples=10**9))
+    grid = make_grid(kind, reporting(num_examples=10**9))
     if kind == "train":
         number = lambda node: {"accuracy": (NODES.index(node) + 1) / 10}  # noqa: E731
         spoil, grid.spoil = grid.spoil, None
@@ -114,47 +142,50 @@ def test_a_claim_of_examples_weighs_up_to_10_medians_in_a_mean_too(kind, caplog)
     assert found[1]["accuracy"] == pytest.approx(claimed_mean(10**9))
     assert strategy.left_out == []
     [line] = [record.message for record in caplog.records if "CapExamples(10)" in record.message]
-    assert f"node {BAD} counts with " in line
+    assert f"node {BAD}: examples capped" in line
 
 
 def test_honest_replies_all_count_and_whole_floats_too():
-    strategy, result = run("MIFA", make_grid("evaluate", say(num_examples=float(SIZES[BAD]))), 1, fraction_evaluate=1.0)
+    strategy, result = run(
+        "MIFA", make_grid("evaluate", reporting(num_examples=float(SIZES[BAD]))), 1, fraction_evaluate=1.0
+    )
     assert strategy.left_out == []
     assert dict(result.evaluate_metrics_clientapp[1]) == {"accuracy": pytest.approx(mean(NODES))}
 
 
-def test_an_evaluation_that_believes_nobody_is_none_and_shouts(caplog):
+def test_an_evaluation_without_an_accepted_reply_is_none_and_an_error(caplog):
     grid = make_grid("evaluate", lambda content: None)
-    grid.spoil = lambda node, reply: say(num_examples=0)(reply.content) if "accuracy" in str(reply.content) else None
+    grid.spoil = lambda node, reply: (
+        reporting(num_examples=0)(reply.content) if "accuracy" in str(reply.content) else None
+    )
     strategy, result = run("MIFA", grid, 1, fraction_evaluate=1.0)
     assert result.evaluate_metrics_clientapp == {}
     assert sorted(node for node, _ in strategy.left_out) == sorted(NODES)
-    [line] = [record for record in caplog.records if "refused" in record.message]
-    assert (line.levelname, "HEARD NOBODY: 5 x num-examples" in line.message) == ("ERROR", True)
+    [line] = [record for record in caplog.records if "rejected" in record.message]
+    assert (line.levelname, "accepted 0: 5 x num-examples" in line.message) == ("ERROR", True)
 
 
-def test_a_nan_among_the_metrics_of_training_is_left_out_of_the_means_and_not_of_the_model(caplog):
-    strategy, result = run("FedAvg", make_grid("train", say(loss=float("nan"))), 1)
+def test_a_nan_among_the_metrics_of_training_is_left_out_of_the_means_but_the_update_counts(caplog):
+    strategy, result = run("FedAvg", make_grid("train", reporting(loss=float("nan"))), 1)
     assert len(strategy.reports[0].accepted) == 5
     weights = np.array([SIZES[node] for node in OTHERS])
     due = weights @ [NODES.index(node) for node in OTHERS] / weights.sum()
     assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(due)
-    assert any(f"Of the metrics alone: refused 1 ({BAD})" in record.message for record in caplog.records)
+    assert any(f"> Metrics: rejected 1 ({BAD})" in record.message for record in caplog.records)
 
 
-def test_the_log_says_how_many_replies_lack_which_metric(caplog):
+def test_the_log_counts_the_reasons_of_wrong_metrics(caplog):
     odd = {NODES[0]: {"loss": float("nan")}, NODES[1]: {"loss": float("-inf")}, NODES[2]: {"error": float("nan")}}
     grid = make_grid("train", lambda content: None)
     change = lambda node, reply: reply.content["metrics"].update({"error": 1.0} | odd.get(node, {}))  # noqa: E731
     grid.spoil = lambda node, reply: change(node, reply) if reply.metadata.message_type == "train" else None
     run("FedAvg", grid, 1)
-    [line] = [record.message for record in caplog.records if "Of the metrics alone" in record.message]
-    assert "refused 3" in line
-    assert "2 x metric 'loss': expected finite numbers" in line
-    assert "1 x metric 'error': expected finite numbers" in line
+    [line] = [record.message for record in caplog.records if "> Metrics:" in record.message]
+    for part in ("rejected 3", "2 x metric 'loss': ", "1 x metric 'error': "):
+        assert part in line
 
 
-def test_nothing_is_kept_of_a_reply_but_its_metrics():
+def test_functions_of_metrics_get_only_the_metrics():
     seen = []
 
     def look(replies, weight):
@@ -172,14 +203,14 @@ def test_nothing_is_kept_of_a_reply_but_its_metrics():
     assert {name for content in seen for name in content} == {"metrics"}
 
 
-def test_a_node_answers_the_query_for_itself_alone():
-    def in_another_s_name(node, reply):
+def test_a_node_answers_the_query_only_for_itself():
+    def as_another_node(node, reply):
         if node == BAD and reply.metadata.message_type == "query":
             reply.content["metrics"]["num-examples"] = 1
             reply.metadata.__dict__["_src_node_id"] = NODES[0]
 
     grid = make_grid("query", lambda content: None)
-    grid.spoil = in_another_s_name
+    grid.spoil = as_another_node
     strategy, _ = run("FlexibleFedAvg", grid, 1)
     total = sum(SIZES.values()) - SIZES[BAD] + 1
     shares = dict(
@@ -193,42 +224,42 @@ def test_a_node_answers_the_query_for_itself_alone():
 
 
 def test_a_wrong_answer_to_the_query_is_named(caplog):
-    strategy, _ = run("FlexibleFedAvg", make_grid("query", say(num_examples=-3)), 1)
+    strategy, _ = run("FlexibleFedAvg", make_grid("query", reporting(num_examples=-3)), 1)
     assert set(strategy.reports[0].accepted) == set(OTHERS)
-    [line] = [record.message for record in caplog.records if record.message.startswith("query: refused 1")]
-    assert f"({BAD}) and heard 4: 1 x num-examples: expected an integer" in line
+    [line] = [record.message for record in caplog.records if record.message.startswith("query: rejected 1")]
+    assert f"({BAD}), accepted 4: 1 x num-examples=" in line
 
 
-def test_a_node_that_fails_at_the_query_is_left_out_and_not_said_to_be_wrong(caplog):
+def test_a_node_that_fails_at_the_query_is_left_out_without_a_warning(caplog):
     grid = make_grid("query", lambda content: None)
     grid.dead = {BAD}
     strategy, _ = run("FlexibleFedAvg", grid, 1)
     assert set(strategy.reports[0].accepted) == set(OTHERS)
-    assert "query: refused" not in caplog.text
+    assert "query: rejected" not in caplog.text
 
 
 def test_an_answer_to_the_query_counts_up_to_10_times_the_median(caplog):
-    strategy, _ = run("FlexibleFedAvg", make_grid("query", say(num_examples=10**9)), 1, aggregation=[CapExamples(10)])
+    strategy, _ = run(
+        "FlexibleFedAvg", make_grid("query", reporting(num_examples=10**9)), 1, aggregation=[CapExamples(10)]
+    )
     honest, _ = run("FlexibleFedAvg", make_grid("query", lambda content: None), 1)
     others = sorted(honest.server.client_sizes)
     assert max(strategy.server.client_sizes) <= 10 * others[-1]
     [line] = [record.message for record in caplog.records if "CapExamples(10)" in record.message]
-    assert line.startswith(f"query: node {BAD} counts with ")
+    assert line.startswith(f"query: node {BAD}: examples capped")
 
 
 @pytest.mark.parametrize("liar_first", [False, True])
-def test_where_as_many_have_other_metrics_none_count(liar_first):
-    collected, order = Collected(), [NODES[0], NODES[1]]
-    for node in order[:: -1 if liar_first else 1]:
-        record = MetricRecord({"num-examples": 5, "accuracy" if node == NODES[0] else "lie": 0.5})
-        collected.add(node, SimpleNamespace(content=RecordDict({"metrics": record})))
-    metrics, refused = collected.usual("num-examples", "here")
+def test_without_a_most_frequent_form_all_metrics_are_rejected(liar_first):
+    two = replies({NODES[1]: lambda content: content["metrics"].update(lie=0.5)})
+    order = [NODES[1], NODES[0]] if liar_first else [NODES[0], NODES[1]]
+    metrics, rejected = collected({node: two[node] for node in order})
     assert metrics == []
-    assert {node for node, _ in refused} == {*order}
+    assert {node for node, _ in rejected} == {*order}
 
 
-def test_a_function_that_one_node_s_metrics_make_raise_ends_no_run(caplog):
-    """If several agree on their metrics it is the function's fault."""
+def test_a_function_that_fails_for_one_node_s_metrics_does_not_end_the_run(caplog):
+    """If it fails for several nodes with the same metrics, it is at fault."""
 
     def mean(contents, weight):
         return MetricRecord({"accuracy": np.mean([content["metrics"]["accuracy"] for content in contents])})
@@ -239,7 +270,7 @@ def test_a_function_that_one_node_s_metrics_make_raise_ends_no_run(caplog):
     strategy, result = run("FedAvg", grid, 2, train_metrics_aggr_fn=mean)
     assert [len(report.accepted) for report in strategy.reports] == [1, 1]
     assert not result.train_metrics_clientapp
-    assert sum("for which the function of metrics failed" in record.message for record in caplog.records) == 2
+    assert sum("metrics: the aggregation failed for 1 " in record.message for record in caplog.records) == 2
 
 
 def test_a_function_of_metrics_that_fails_for_every_node_raises():
@@ -250,7 +281,7 @@ def test_a_function_of_metrics_that_fails_for_every_node_raises():
 
 @pytest.mark.parametrize("value", [-5.0, 1e38])
 def test_a_value_for_which_a_function_raises_is_left_out(value, caplog):
-    """A perplexity, say: the logarithm of a number below zero, the power of a large one."""
+    """Such as a perplexity: the logarithm of a negative number, the power of a large one."""
 
     def mean(contents, weight):
         losses = [math.exp(math.log(content["metrics"]["loss"])) for content in contents]

@@ -1,4 +1,4 @@
-"""The app in examples/flower is one for ``flwr run``; its apps run, learn, and are what docs/flower.md shows."""
+"""``flwr run`` accepts the app in examples/flower; its apps run and learn, and docs/flower.md shows them."""
 
 import sys
 import zipfile
@@ -31,9 +31,9 @@ def app(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     config, warnings = load_and_validate(EXAMPLE / "pyproject.toml")
     assert warnings == []
-    said = config["tool"]["flwr"]["app"]
-    apps = [load_app(said["components"][name], ValueError, EXAMPLE) for name in ("serverapp", "clientapp")]
-    return said["config"], *apps
+    app = config["tool"]["flwr"]["app"]
+    apps = [load_app(app["components"][name], ValueError, EXAMPLE) for name in ("serverapp", "clientapp")]
+    return app["config"], *apps
 
 
 def test_the_page_shows_the_example():
@@ -61,7 +61,7 @@ def test_the_example_learns_and_a_second_run_finds_it_done(app, tmp_path, monkey
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=fuse_dicts(config, {}))
     server_app(grid=grid, context=context)
     printed = capsys.readouterr().out
-    assert f"heard {sorted(grid.nodes)} refused ()" in printed
+    assert f"accepted {sorted(grid.nodes)} rejected ()" in printed
     assert "on the nodes {'accuracy': 0." in printed
 
     module = model.make_module()
@@ -73,4 +73,4 @@ def test_the_example_learns_and_a_second_run_finds_it_done(app, tmp_path, monkey
 
     server_app(grid=grid, context=context)
     assert Server.load("state", storage=Storage(medium="ram")).round_number == config["rounds"]
-    assert "heard" not in capsys.readouterr().out
+    assert "accepted" not in capsys.readouterr().out

@@ -27,8 +27,8 @@ def test_with_failing_nodes_and_one_that_joins(method):
     dataset, parts = make_data()
     apps = [(make_app(i, dataset, parts), {}) for i in range(5)]
     grid = LocalGrid(dict(zip(NODES[:4], apps[:4], strict=True)))
-    order = sorted(range(4), key=lambda i: NODES[i])
-    everybody = sorted(range(5), key=lambda i: NODES[i])
+    four = sorted(range(4), key=lambda i: NODES[i])
+    five = sorted(range(5), key=lambda i: NODES[i])
     dead = {0: [0], 1: [2, 3], 2: [], 3: [1], 4: [0, 1, 2, 3, 4], 5: [3]}
 
     def before_round(t):
@@ -38,8 +38,8 @@ def test_with_failing_nodes_and_one_that_joins(method):
 
     sizes = {node: len(part) for node, part in zip(NODES, parts, strict=True)} if "Flexible" in method else None
     strategy, result = run(method, grid, ROUNDS, before_round=before_round, client_sizes=sizes)
-    there = [order, order, everybody, everybody, everybody, everybody]
-    participation = [[i for i in who if i not in dead[t]] for t, who in enumerate(there)]
+    connected = [four, four, five, five, five, five]
+    participation = [[i for i in nodes if i not in dead[t]] for t, nodes in enumerate(connected)]
     expected = simulate(method, METHODS[method], participation)
     # Shares of an objective that failing nodes were to come into, and did not yet: the others' rounding differs.
     tolerance = 1e-6 if method == "FlexibleFedAvg" else 0
@@ -51,7 +51,7 @@ def test_with_failing_nodes_and_one_that_joins(method):
     np.testing.assert_allclose(tensors["0.weight"], expected.tensors()["0.weight"], rtol=tolerance, atol=tolerance)
     assert tensors["1.num_batches_tracked"].dtype == np.int64
     steps = 1 if method == "MBSTORM" else 4
-    assert tensors["1.num_batches_tracked"] == steps * 5  # in the five rounds that heard anybody
+    assert tensors["1.num_batches_tracked"] == steps * 5  # in the five rounds with an accepted reply
 
 
 def test_messages_share_what_is_the_same_for_all():
@@ -62,7 +62,7 @@ def test_messages_share_what_is_the_same_for_all():
     assert one["fedcore.offset"] is other["fedcore.offset"]
 
 
-def test_messages_are_made_one_by_one_for_a_grid_that_sends_them_so():
+def test_a_streaming_grid_gets_messages_one_by_one():
     grid = LocalGrid({node: (make_app(i, *make_data()), {}) for i, node in enumerate(NODES)})
     for each in (StreamingGrid(grid), grid):
         made = make_strategy("FedAvg").configure_train(1, initial_arrays(), ConfigRecord(), each)
@@ -70,7 +70,7 @@ def test_messages_are_made_one_by_one_for_a_grid_that_sends_them_so():
         assert len([*made]) == len(NODES)
 
 
-def test_without_training_rounds_evaluate_alone_as_in_flower():
+def test_without_training_rounds_only_evaluate_as_in_flower():
     seen = []
     strategy = make_strategy("MIFA", fraction_train=0.0)
 
@@ -92,15 +92,15 @@ def test_the_draw_of_a_round_s_nodes_stays_as_it_is():
     ]
 
 
-def test_an_option_that_nobody_knows_is_answered_with_flower_s_own_names_too():
+def test_the_error_of_an_unknown_option_also_lists_flower_s():
     with pytest.raises(errors.UnknownNameError, match="fraction_train'"):
         make_strategy("FedAvg", fraction_trian=1.0)
 
 
-def test_the_summary_says_the_rate(caplog):
+def test_the_summary_has_the_rate(caplog):
     caplog.set_level("INFO")
     make_strategy("FedAvg", lr=0.25).summary()
     make_strategy("FedAvg", lr=None).summary()
     first, second = (record.getMessage() for record in caplog.records if "fedcore: FedAvg" in record.getMessage())
     assert "lr 0.25" in first
-    assert "lr of the clients' own" in second
+    assert "lr chosen by the clients" in second

@@ -1,4 +1,4 @@
-"""A wire reads replies alike whether it knows their heads or not."""
+"""A wire reads replies in the same way whether it knows their headers or not."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def same(read, record):
         assert not tensor.size or not tensor.flags.writeable
 
 
-def test_replies_are_read_alike_the_first_and_the_next():
+def test_the_first_and_the_next_replies_are_read_in_the_same_way():
     first = record_of(model())
     wire = Wire.of(first)
     for _ in range(3):
@@ -58,32 +58,32 @@ SPOILT = {
     "objects": spoilt(lambda data: data.replace(b"'<f4'", b"'|O8'")),
     "nothing": spoilt(lambda data: b""),
     "another shape in the bytes": spoilt(lambda data: data.replace(b"(300, 1000)", b"(1000, 300)")),
-    "another shape said": other(shape=(1000, 300)),
-    "a flat shape said": other(shape=(300_000,)),
-    "another dtype said": other(dtype="float64"),
+    "another shape in the fields": other(shape=(1000, 300)),
+    "a flat shape in the fields": other(shape=(300_000,)),
+    "another dtype in the fields": other(dtype="float64"),
     "another serialisation": other(stype="pickle"),
 }
 
 
 @pytest.mark.parametrize("name", SPOILT)
-def test_a_reply_is_refused_for_the_same_reason_by_a_wire_that_knows_the_heads(name):
+def test_a_wire_that_knows_the_headers_raises_the_same_error(name):
     record = record_of(model())
     wire = Wire.of(record)
     wire.read(record)
     bad = record_of(model())
     bad["wide"] = SPOILT[name](bad["wide"])
-    said = []
+    errors = []
     for reader in (wire, Wire.of(record)):
         with pytest.raises(FedcoreError, match=r"^wide\b") as rejected:
             reader.read(bad)
-        said.append((type(rejected.value), str(rejected.value)))
-    assert said[0] == said[1]
+        errors.append((type(rejected.value), str(rejected.value)))
+    assert errors[0] == errors[1]
     good = record_of(model())
     same(wire.read(good), good)
 
 
-def test_a_head_of_another_form_is_read_and_then_known():
-    """With more spaces, as another version of NumPy may write it."""
+def test_a_header_of_another_form_is_read_and_stored():
+    """With more spaces, as from another version of NumPy."""
     record, odd = record_of(model()), record_of(model())
     wire = Wire.of(record)
     data = odd["wide"].data

@@ -1,4 +1,4 @@
-"""Nodes that connect and never answer: no clients, waited for by nobody, and named in the log."""
+"""Nodes that connect and never answer: they are not registered, no round waits for them, and the log names them."""
 
 import time
 
@@ -7,14 +7,14 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from fedcore.adapters.flower import StreamingGrid
-from tests.adapters.flower.federation import METHODS, NODES, make_app, make_data, run
+from tests.adapters.flower.federation import NODES, make_app, make_data, run
 from tests.adapters.flower.local_grid import LocalGrid
 
 PHANTOMS = [7 * 2**32 + i for i in range(90)]
 
 
 def grid_of(phantoms):
-    """Five nodes that answer, and as many more as there are phantoms, who say their size and no more."""
+    """Five nodes that answer, and the phantoms, which only report their sizes."""
     dataset, parts = make_data()
     grid = LocalGrid({node: (make_app(i, dataset, parts), {}) for i, node in enumerate(NODES)})
     train = make_app(0, dataset, parts)
@@ -34,12 +34,12 @@ def grid_of(phantoms):
     return grid
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "FlexibleFedAvg"] + ["MIFA, waiting"])
+@pytest.mark.parametrize("method", ["SCAFFOLD", "MimiC", "MIFA, waiting"])
 def test_phantoms_change_nothing(method):
     how = {"wait": True} if "," in method else {}
     xs = []
     for phantoms in ([], PHANTOMS):
-        strategy, _ = run(method.split(",")[0], grid_of(phantoms), 3, timeout=0.3, **how)
+        strategy, _ = run(method.split(",")[0], grid_of(phantoms), 3, timeout=0.2, **how)
         assert set(strategy.server.clients) == set(NODES)
         assert [len(report.accepted) for report in strategy.reports] == [5, 5, 5]
         xs.append(strategy.server.x)
@@ -48,25 +48,25 @@ def test_phantoms_change_nothing(method):
 
 
 @pytest.mark.parametrize("scheme", "ABC")
-def test_a_size_alone_makes_no_member(scheme):
+def test_a_size_does_not_register_a_node(scheme):
     xs = []
     for phantoms in ([], PHANTOMS):
-        strategy, _ = run("FlexibleFedAvg", grid_of(phantoms), 3, timeout=0.3, scheme=scheme)
+        strategy, _ = run("FlexibleFedAvg", grid_of(phantoms), 3, timeout=0.2, scheme=scheme)
         assert set(strategy.server.clients) == set(NODES)
         xs.append(strategy.server.x)
     np.testing.assert_allclose(*xs, rtol=1e-5, atol=1e-6)
 
 
-def test_who_did_not_answer_is_logged(caplog):
+def test_the_log_names_silent_nodes(caplog):
     caplog.set_level("INFO")
     strategy, _ = run("MIFA", grid_of(PHANTOMS[:2]), 2, timeout=0.3, wait=True)
-    lines = [record.message for record in caplog.records if "no answer from" in record.message]
+    lines = [record.message for record in caplog.records if "did not reply" in record.message]
     assert len(lines) == 2
-    assert f"no answer from 2 that were asked ({PHANTOMS[0]}, {PHANTOMS[1]})" in lines[0]
+    assert f"2 clients did not reply ({PHANTOMS[0]}, {PHANTOMS[1]})" in lines[0]
     assert strategy.server.x.any()
 
 
-def test_a_silent_node_that_answers_at_last_comes_then():
+def test_a_silent_node_is_registered_with_its_first_answer():
     grid = grid_of([])
     grid.slow = {NODES[2]}
 
@@ -84,7 +84,7 @@ def echoing():
     return LocalGrid({node: (lambda message, context: Message(RecordDict(), reply_to=message), {}) for node in NODES})
 
 
-def test_a_call_that_waits_for_earlier_messages_alone_ends_with_the_last_of_them():
+def test_a_call_without_messages_waits_for_the_late_replies():
     grid = echoing()
     numbers = grid.push_messages([Message(RecordDict(), node, "train") for node in NODES])
     streaming, start = StreamingGrid(grid), time.monotonic()
@@ -94,7 +94,7 @@ def test_a_call_that_waits_for_earlier_messages_alone_ends_with_the_last_of_them
     assert time.monotonic() - start < 10
 
 
-def test_a_reply_that_cannot_be_read_spoils_none_of_those_that_were_asked_for_with_it():
+def test_an_unreadable_reply_does_not_affect_those_of_the_same_pull():
     grid = echoing()
     pull = grid.pull_messages
 

@@ -14,11 +14,7 @@ NAMES, ROUNDS = ["site-1", "site-2", "site-3"], 4
 
 
 RNG = np.random.default_rng(0)
-
-
 X, Y = RNG.normal(size=(60, 4)).astype(np.float32), RNG.integers(0, 3, 60)
-
-
 PARTS = [np.arange(0, 10), np.arange(10, 35), np.arange(35, 60)]
 
 
@@ -54,7 +50,7 @@ def engine():
 
 
 def straight(algorithm, rounds, cohorts):
-    """fedcore's own simulation of the same participation, of clients that come with the first round that hears them."""
+    """fedcore's own simulation of the same participation, of clients that are registered with their first reply."""
     simulated = engine()
     server = Server(net(), algorithm, [], lr=0.1)
     for round in range(rounds):
@@ -70,7 +66,7 @@ WITHOUT_SIZES = [name for name in REGISTRY if not named(name).needs_shares]
 
 
 def lie(**change):
-    """A client that changes what an honest one would send."""
+    """A client that changes an honest reply."""
 
     def answer(received):
         honest = {

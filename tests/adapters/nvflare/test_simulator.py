@@ -1,4 +1,4 @@
-"""The example under NVFlare's real simulator: its server killed in the middle, and a second job that goes on.
+"""The example under NVFlare's real simulator: its server killed in the middle, and a second job that resumes.
 
 About two minutes a method: NVFlare starts a process for each of four sites, twice.
 """
@@ -49,8 +49,8 @@ def kill(process):
     process.wait()
 
 
-def killed_and_gone_on(method, folder, *accumulate):
-    """A job that is killed after two rounds, and its successor, which goes to the end."""
+def killed_and_resumed(method, folder, *accumulate):
+    """Kill a job after two rounds, and run its successor to the end."""
     job = start(method, folder, *accumulate)
     try:
         while finished_rounds(folder / "rows") < 2:
@@ -67,9 +67,9 @@ def killed_and_gone_on(method, folder, *accumulate):
 
 @pytest.mark.deployment
 @pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD"])
-def test_exact_sums_have_the_bits_of_any_other_run(tmp_path, method):
-    """Sites answer in whatever order the machine lets them; one of the runs is killed and goes on."""
-    killed_and_gone_on(method, tmp_path / "killed", "exact")
+def test_exact_sums_have_the_bits_of_an_unbroken_run(tmp_path, method):
+    """Sites answer in any order; one of the runs is killed and resumed."""
+    killed_and_resumed(method, tmp_path / "killed", "exact")
     assert start(method, tmp_path / "unbroken", "exact").wait(timeout=500) == 0
     one, other = (
         Server.load(tmp_path / name / "rows", storage=Storage(medium="ram")) for name in ("killed", "unbroken")
@@ -83,7 +83,7 @@ def test_exact_sums_have_the_bits_of_any_other_run(tmp_path, method):
 @pytest.mark.deployment
 @pytest.mark.parametrize("method", ["MimiC", "SCAFFOLD"])
 def test_a_killed_job_s_successor_ends_where_an_unbroken_run_does(tmp_path, method):
-    killed_and_gone_on(method, tmp_path)
+    killed_and_resumed(method, tmp_path)
     digits = load("digits")
     parts = divide(digits, "label-k", SITES, seed=0, classes_per_client=4)
     simulated = InProcess(build("mlp", seed=0), digits, parts, batch=32, epochs=1, seed=0)

@@ -1,4 +1,4 @@
-"""Two users with quadratic losses, whom averaging alone does not bring to the optimum, and pfl's real backend."""
+"""Two users with quadratic losses, for which FedAvg misses the optimum, and pfl's real backend."""
 
 import numpy as np
 import pytest
@@ -73,15 +73,15 @@ def averaging():
 
 @pytest.fixture
 def scaffold(monkeypatch):
-    """pfl's SCAFFOLD, with the sign of its local step put right: as it is it adds server_c - local_c."""
-    as_it_is = step_module._control_variate_train_step
+    """pfl's SCAFFOLD with the sign of its local step corrected: pfl adds server_c - local_c."""
+    original = step_module._control_variate_train_step
 
     def exchanged(*args, **kwargs):
         kwargs["server_c"], kwargs["local_c"] = kwargs["local_c"], kwargs["server_c"]
-        return as_it_is(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    def go(iterations, storage, *, gradients, put_right=True, cohort=2):
-        monkeypatch.setattr(step_module, "_control_variate_train_step", exchanged if put_right else as_it_is)
+    def go(iterations, storage, *, gradients, corrected=True, cohort=2):
+        monkeypatch.setattr(step_module, "_control_variate_train_step", exchanged if corrected else original)
         params = SCAFFOLDParams(
             **base(iterations, cohort),
             population=2,

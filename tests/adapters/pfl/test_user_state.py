@@ -38,12 +38,12 @@ def storage(request, tmp_path):
     made.close()
 
 
-def test_it_keeps_what_pfl_s_own_storages_keep(storage, tmp_path):
+def test_states_are_those_of_pfl_s_own_storages(storage, tmp_path):
     others = [InMemoryUserStateStorage(), DiskUserStateStorage(str(tmp_path / "theirs"))]
     for seed, (user, key) in enumerate([("0", None), ("1", None), ("0", "c"), ("1", "a/b"), ("0", None)]):
         for each in (storage, *others):
             each.save_state(state(seed, weight=seed + 1.0), user, key)
-    # Since torch 2.6 pfl's storage on disk cannot read back what it wrote, unless torch is told that it may.
+    # Since torch 2.6 pfl's storage on disk cannot read back what it wrote, unless torch allows the class.
     with torch.serialization.safe_globals([MappedVectorStatistics]):
         for user, key in [("0", None), ("1", None), ("0", "c"), ("1", "a/b")]:
             for other in others:
@@ -58,7 +58,7 @@ def test_it_copies_both_ways(storage):
     require_same(storage.load_state("0"), state(0))
 
 
-def test_who_was_never_saved_is_not_found(storage):
+def test_a_user_without_a_saved_state_is_not_found(storage):
     for key in (None, "c"):
         with pytest.raises(UserNotFoundError):
             storage.load_state("0", key)
@@ -78,7 +78,7 @@ def test_codecs(codec, error):
     storage.save_state(state(0), "0")
     found = storage.load_state("0")
     require_same(found, state(0), rtol=error, atol=error)
-    assert not torch.equal(found["w"], state(0)["w"])  # it is kept in the codec, in memory too
+    assert not torch.equal(found["w"], state(0)["w"])  # the codec applies in memory too
 
 
 def test_states_outlive_the_process(tmp_path, monkeypatch):
@@ -103,7 +103,7 @@ def test_states_outlive_the_process(tmp_path, monkeypatch):
         ({"w": torch.zeros(5, 70), "b": torch.zeros(3, dtype=torch.float64)}, errors.DtypeError),
     ],
 )
-def test_a_state_unlike_the_first_is_refused_and_changes_nothing(storage, bad, error):
+def test_a_state_of_other_tensors_is_an_error_and_changes_nothing(storage, bad, error):
     storage.save_state(state(0), "0")
     with pytest.raises(error):
         storage.save_state(MappedVectorStatistics(bad), "0")
@@ -115,7 +115,7 @@ def test_states_of_other_kinds_are_refused(storage):
         storage.save_state({"n": np.array([1])}, "0")
 
 
-def test_another_store_s_folder_is_refused_and_lets_the_others_be(tmp_path):
+def test_another_store_s_folder_is_an_error_and_closes_the_others(tmp_path):
     storage = ClientStoreUserState(tmp_path)
     storage.save_state(state(1), "u", "c")
     storage.save_state(state(1), "u", "e")
@@ -131,7 +131,7 @@ def test_states_of_another_codec_are_refused_and_stay(tmp_path):
     storage = ClientStoreUserState(tmp_path)
     storage.save_state(state(1), "u")
     storage.close()
-    with pytest.raises(errors.CheckpointError, match="codec") as rejected:  # kept, with all that its frames hold
+    with pytest.raises(errors.CheckpointError, match="codec") as rejected:  # its frames keep the stores alive
         ClientStoreUserState(tmp_path, codec="int8")
     assert "codec" in str(rejected.value)
     again = ClientStoreUserState(tmp_path)
@@ -139,7 +139,7 @@ def test_states_of_another_codec_are_refused_and_stay(tmp_path):
     again.close()
 
 
-def test_what_only_looks_like_states_stays_when_they_are_cleared(tmp_path):
+def test_clearing_keeps_other_files(tmp_path):
     for name in ("keys", "keyboard/layouts", "key-a.draft-2024", "key-a/notes", "key-b.draft-0123456789ab"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "thesis.tex").write_text("years of work")
@@ -157,7 +157,7 @@ def test_what_only_looks_like_states_stays_when_they_are_cleared(tmp_path):
 
 
 @pytest.mark.parametrize("layout", [None, 7, [], {}, {"n": 1}, {"pieces": 3}])
-def test_states_of_a_forged_layout_are_refused_and_let_go(tmp_path, layout):
+def test_states_of_a_forged_layout_are_an_error_and_closed(tmp_path, layout):
     storage = ClientStoreUserState(tmp_path)
     storage.save_state(state(1), "u")
     storage.close()

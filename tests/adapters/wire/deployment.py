@@ -1,4 +1,4 @@
-"""A SuperLink and SuperNodes as processes of their own on loopback, with TLS and registered SuperNode keys."""
+"""A SuperLink and SuperNodes as processes on loopback, with TLS and registered SuperNode keys."""
 
 import json
 import os
@@ -8,10 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from shutil import which
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 BIN = Path(sys.executable).parent
+LOOPBACK = ["unshare", "-n", "bash", "-c", 'ip link set lo up; exec "$@"', "_"]
+if os.geteuid() or not which("unshare") or not which("ip"):
+    LOOPBACK = []
+"""The start of a command that runs in a network namespace with only loopback, which root can make."""
 
 
 def free_port():
@@ -20,11 +25,11 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def wait_for(condition, seconds, what):
+def wait_for(condition, seconds, name):
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
-            raise TimeoutError(f"{what}: waited {seconds} s")
+            raise TimeoutError(f"{name}: waited {seconds} s")
         time.sleep(0.05)
 
 
@@ -75,21 +80,15 @@ class Deployment:
         key = self.home / f"node{number}"
         self._run("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", key)
         self._run("flwr", "supernode", "register", f"{key}.pub")
-        how = [
-            "--superlink",
-            f"127.0.0.1:{self.port}",
-            "--port",
-            free_port(),
-            "--root-certificates",
-            self.home / "ca.crt",
-        ]
+        how = ["--superlink", f"127.0.0.1:{self.port}", "--port", free_port()]
+        how += ["--root-certificates", self.home / "ca.crt"]
         how += ["--auth-supernode-private-key", key, "--node-config", f"partition-id={number}"]
         return self.start(f"node{number}", [sys.executable, "-m", "tests.adapters.wire.fastnode", *how])
 
     def start_run(self, name, app, **config):
-        """``flwr run``, which goes on by itself once it is submitted."""
-        said = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        return self.start(name, [BIN / "flwr", "run", app, "--run-config", said, "--stream"])
+        """Start ``flwr run``, whose run continues by itself after its submission."""
+        options = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        return self.start(name, [BIN / "flwr", "run", app, "--run-config", options, "--stream"])
 
     def kill(self, process):
         """kill -9 of a process and its children."""

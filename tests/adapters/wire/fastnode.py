@@ -1,5 +1,7 @@
-"""flower-supernode, but that it looks for work every 0.3 s instead of 3 s, and its heart beats every 10 s instead of
-30 s, which is the least that a SuperLink takes."""
+"""flower-supernode that polls for work every 0.3 s instead of 3 s, with a heartbeat every 10 s instead of 30 s.
+
+A SuperLink accepts no shorter interval.
+"""
 
 import time
 from types import SimpleNamespace

@@ -1,6 +1,6 @@
 """Four SuperNodes train; one is killed in round 1, one joins after round 2; the ServerApp is killed in round 4.
 
-``python -m tests.adapters.wire.scenario METHOD ACCUMULATE FOLDER``. What happened is in FOLDER/out: rounds.jsonl,
+``python -m tests.adapters.wire.scenario METHOD ACCUMULATE FOLDER``. The results are in FOLDER/out: rounds.jsonl,
 node-ID files with the clients' numbers, and the server's store.
 """
 
@@ -24,28 +24,28 @@ def play(method, accumulate, home):
         (out / held).touch()
     began = time.monotonic()
 
-    def say(what):
-        print(f"{time.monotonic() - began:6.1f} s  {what}", flush=True)
+    def log(event):
+        print(f"{time.monotonic() - began:6.1f} s  {event}", flush=True)
 
     config = {"method": method, "accumulate": accumulate, "rounds": ROUNDS, "out": str(out)}
     with Deployment(home) as deployment:
-        say("SuperLink is up")
+        log("SuperLink is up")
         nodes = [deployment.start_node(number) for number in range(4)]
         deployment.start_run("run1", HERE / "app", **config)
         wait_for((out / "at-work-1-1").exists, 300, "client 1 at work in round 1")
         deployment.kill(nodes[1])
-        say("SuperNode 1 was killed at work in round 1")
+        log("SuperNode 1 was killed at work in round 1")
         wait_for((out / "finished-3").exists, 300, "three rounds")
         deployment.start_node(4)
-        say("SuperNode 4 joins")
+        log("SuperNode 4 joins")
         wait_for((out / "at-work-0-4").exists, 300, "client 0 at work in round 4")
         os.kill(int((out / "pid").read_text()), signal.SIGKILL)
-        say("the ServerApp was killed in round 4")
+        log("the ServerApp was killed in round 4")
         (out / "hold-0-4").unlink()
         deployment.start_run("run2", HERE / "app", **config)
         wait_for((out / "end").exists, 300, "the end")
-        say("the ServerApp that went on is done")
-    say("everything is down")
+        log("the resumed ServerApp has finished")
+    log("everything is down")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,13 @@
-"""The app in examples/flower under a real SuperLink and SuperNodes, started by ``flwr run``; a second run goes on."""
+"""The app in examples/flower under a real SuperLink and SuperNodes, started by ``flwr run``; a second run resumes."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
-from shutil import which
 
 import pytest
 
 from fedcore import Server, Storage
-from tests.adapters.wire.deployment import Deployment, wait_for
-from tests.adapters.wire.test_wire import LOOPBACK_ALONE
+from tests.adapters.wire.deployment import LOOPBACK, Deployment, wait_for
 
 pytestmark = pytest.mark.deployment
 ROOT = Path(__file__).parents[3]
@@ -30,15 +27,14 @@ def play(home):
 
 
 def test_flwr_run(tmp_path):
-    alone = LOOPBACK_ALONE if os.geteuid() == 0 and which("unshare") and which("ip") else []
-    command = [*alone, sys.executable, "-m", "tests.adapters.wire.test_example", str(tmp_path)]
+    command = [*LOOPBACK, sys.executable, "-m", "tests.adapters.wire.test_example", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=900)
     logs = [(tmp_path / f"run{rounds}.log").read_text() for rounds in (1, 2)]
     for log in logs:
         assert f"Received {NODES} results and 0 failures" in log
         assert "refused ()" in log
         assert "'accuracy': 0." in log
-    assert "Going on after round 1" in logs[1]
+    assert "Resuming after round 1" in logs[1]
     server = Server.load(tmp_path / "state", storage=Storage(medium="ram"))
     assert server.round_number == 2
     assert len(server.clients) == NODES

@@ -1,43 +1,40 @@
-"""The real thing: a SuperLink and SuperNodes with TLS and keys, killed and resumed, against fedcore's own simulation.
+"""A real SuperLink and SuperNodes with TLS and keys, killed and resumed, against fedcore's own simulation.
 
 It takes minutes and is left out unless asked for: ``pytest -m deployment tests/adapters/wire``. As root it runs in a
-network namespace that has loopback alone.
+network namespace that has only loopback.
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
-from shutil import which
 
 import numpy as np
 import pytest
 
 from fedcore import Compute, Server, Storage
 from tests.adapters.wire.app.fedapp.task import CLIENTS, LR, STEPS, initial_model, load_part, train_locally
+from tests.adapters.wire.deployment import LOOPBACK
 
 pytestmark = pytest.mark.deployment
 ROOT = Path(__file__).parents[3]
-LOOPBACK_ALONE = ["unshare", "-n", "bash", "-c", 'ip link set lo up; exec "$@"', "_"]
 
 
 @pytest.mark.parametrize(
     ("method", "accumulate"),
     [("MimiC", "float32"), ("SCAFFOLD", "float32"), ("FedAvg", "exact"), ("MIFA", "exact"), ("SCAFFOLD", "exact")],
 )
-def test_nodes_and_server_are_killed_and_the_model_is_that_of_the_same_participation(method, accumulate, tmp_path):
+def test_with_killed_nodes_and_server_the_model_is_that_of_the_same_participation(method, accumulate, tmp_path):
     """With exact sums, to the last bit: replies come in any order, the simulation's in that of the nodes' ids."""
-    alone = LOOPBACK_ALONE if os.geteuid() == 0 and which("unshare") and which("ip") else []
-    command = [*alone, sys.executable, "-m", "tests.adapters.wire.scenario", method, accumulate, str(tmp_path)]
+    command = [*LOOPBACK, sys.executable, "-m", "tests.adapters.wire.scenario", method, accumulate, str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=1200)
     out = tmp_path / "out"
     number = {int(file.name.removeprefix("node-")): int(file.read_text()) for file in out.glob("node-*")}
     rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
 
     assert sorted(number.values()) == list(range(CLIENTS))
-    assert [line["round"] for line in rounds] == list(range(6))  # the one that was interrupted happened once
-    accepted = [sorted(number[node] for node in line["heard"]) for line in rounds]
+    assert [line["round"] for line in rounds] == list(range(6))  # the interrupted one was committed once
+    accepted = [sorted(number[node] for node in line["accepted"]) for line in rounds]
     assert accepted[:3] == [[0, 1, 2, 3], [0, 2, 3], [0, 2, 3]]
     assert all({0, 2, 3} <= set(clients) <= {0, 2, 3, 4} for clients in accepted[3:])
     assert accepted[-1] == [0, 2, 3, 4]
@@ -46,8 +43,8 @@ def test_nodes_and_server_are_killed_and_the_model_is_that_of_the_same_participa
 
     server = Server(initial_model(), method, [], lr=LR, compute=Compute(accumulator=accumulate))
     for line in rounds:
-        new = [node for node in line["heard"] if node not in server.clients]
-        sent = server.broadcast(line["heard"], newcomers=new)
+        new = [node for node in line["accepted"] if node not in server.clients]
+        sent = server.broadcast(line["accepted"], newcomers=new)
         how = {"round": sent.round, "lr": sent.lr, "a": sent.a}
         with server.open_round(newcomers=new) as opened:
             for node in sent.ids:

@@ -1,4 +1,4 @@
-"""A ServerApp of Flower's or fedcore's strategy, and a ClientApp that knows nothing of fedcore."""
+"""A ServerApp of Flower's or fedcore's strategy, and a ClientApp without fedcore."""
 
 from importlib import import_module
 
@@ -31,7 +31,7 @@ def main(grid, context):
     from tests.conformance.processes import keep
 
     config, k = context.run_config, len(SIZES)
-    strategy = getattr(import_module(config["whose"]), config["strategy"])
+    strategy = getattr(import_module(config["module"]), config["strategy"])
     strategy = strategy(fraction_evaluate=0.0, min_train_nodes=k, min_available_nodes=k)
     result = strategy.start(grid, record(first_model()), ROUNDS)
     # FedAdam of Flower makes float64 of float32.

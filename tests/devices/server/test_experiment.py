@@ -34,7 +34,7 @@ def test_20_rounds_have_the_same_bits_in_every_record(cuda_device, tmp_path):
 
 
 @pytest.mark.parametrize("first", ["cpu", "cuda"])
-def test_a_trial_that_was_stopped_goes_on_on_another_device(cuda_device, tmp_path, first):
+def test_a_stopped_trial_resumes_on_another_device(cuda_device, tmp_path, first):
     def stop(line):
         if line.round == 3:
             raise KeyboardInterrupt
@@ -57,7 +57,7 @@ def test_a_device_is_no_other_experiment():
         quickstart("gpu")
 
 
-def test_the_command_line_says_where_servers_are(cuda_device, tmp_path):
+def test_the_server_device_of_the_command_line(cuda_device, tmp_path):
     options = ["--rounds", 1, "--seeds", 1, "--workers", 0, "--server-device", "cuda:1"]
     assert invoke("run", "quickstart", *options, "--out", tmp_path / "run").status == 0
     assert json.loads((tmp_path / "run" / "config.json").read_text())["server_device"] == "cuda:1"

@@ -1,4 +1,4 @@
-"""Servers on a device have the CPU's bits: every method, codec and medium, whatever form replies come in."""
+"""Servers on a device have the CPU's bits, for every method, codec, medium and form of updates."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,18 @@ from fedcore.arrays import empty
 from fedcore.rules import RejectLong
 from fedcore.store import device_store as pinning
 from tests.devices.memory import Stream
-from tests.devices.server.twins import Tensor, apart, everything, go_on, host, on_device, replies, server, told
+from tests.devices.server.kit import (
+    Tensor,
+    by_name,
+    everything,
+    fields_of,
+    host,
+    on_device,
+    replies,
+    run_rounds,
+    same_round,
+    server,
+)
 from tests.devices.tensors import TorchTensor
 from tests.server.rounds import METHODS
 
@@ -21,18 +32,22 @@ def keeps_rows(method):
     return named(arguments.pop("name", method), **arguments).keeps_rows
 
 
+def pair(**options):
+    """A server of FedAvg on the CPU, and one on the device."""
+    return [server("FedAvg", "ram", "f32", device, **options) for device in ("cpu", "cuda")]
+
+
 CASES = [(method, codec) for method in METHODS for codec in MEDIA if codec == "f32" or keeps_rows(method)]
 
 
 @pytest.mark.parametrize(("method", "codec"), CASES)
 def test_every_method_has_the_bits_of_the_cpu(cuda_device, tmp_path, method, codec):
-    here = server(method, "ram", codec, "cpu")
-    with server(method, MEDIA[codec], codec, "cuda", tmp_path / "rows", cached_rows=None) as there:
+    cpu = server(method, "ram", codec, "cpu")
+    with server(method, MEDIA[codec], codec, "cuda", tmp_path / "rows", cached_rows=None) as gpu:
         for _ in range(4):
-            updates = replies(here)
-            there.broadcast([update.client for update in updates])
-            assert told(there.round(updates)) == told(here.round(updates))
-            assert everything(there) == everything(here)
+            updates = replies(cpu)
+            gpu.broadcast([update.client for update in updates])
+            same_round(cpu, gpu, updates)
 
 
 @pytest.mark.parametrize("medium", ["ram", "pinned", "mmap", "cuda"])
@@ -41,11 +56,11 @@ def test_every_medium_and_codec(cuda_device, tmp_path, monkeypatch, medium, code
     if medium == "pinned":
         monkeypatch.setattr(pinning, "LEAST", 1)
         medium = "ram"
-    here = server("MimiC, short history", "ram", codec, "cpu")
+    cpu = server("MimiC, short history", "ram", codec, "cpu")
     bounded = {} if medium == "cuda" else {"cached_rows": 2}
-    with server("MimiC, short history", medium, codec, "cuda", tmp_path / "rows", batch_size=2, **bounded) as there:
-        assert go_on(there, 5) == go_on(here, 5)
-        assert everything(there) == everything(here)
+    with server("MimiC, short history", medium, codec, "cuda", tmp_path / "rows", batch_size=2, **bounded) as gpu:
+        assert run_rounds(gpu, 5) == run_rounds(cpu, 5)
+        assert everything(gpu) == everything(cpu)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -53,31 +68,29 @@ def test_every_medium_and_codec(cuda_device, tmp_path, monkeypatch, medium, code
     ("method", "codec"), [("FedAvg", "f32"), ("SCAFFOLD", "bf16"), ("SCAFFOLD, two vectors", "f32")]
 )
 def test_replies_that_lie_on_the_device_go_in_as_they_are(cuda_driver, method, codec, whole):
-    here, there = server(method, "ram", codec, "cpu"), server(method, "cuda", codec, "cuda")
+    cpu, gpu = server(method, "ram", codec, "cpu"), server(method, "cuda", codec, "cuda")
     for _ in range(3):
-        updates = replies(here)
-        there.broadcast([update.client for update in updates])
+        updates = replies(cpu)
+        gpu.broadcast([update.client for update in updates])
         theirs = [on_device(update, whole) for update in updates]
-        updates = updates if whole else [apart(update) for update in updates]
+        updates = updates if whole else [by_name(update) for update in updates]
         cuda_driver.calls()
-        report = told(there.round(theirs))
+        report = fields_of(gpu.round(theirs))
         names = [call.name for call in cuda_driver.calls()]
-        assert report == told(here.round(updates))
-        # The float buffers alone go through the host: twice a round, to be clipped, and once a reply, to be looked at.
+        assert report == fields_of(cpu.round(updates))
+        # Only float buffers go through the host: twice a round for clipping, and once an update for the check.
         assert names.count("cuMemcpyHtoDAsync") <= 30
-        assert everything(there) == everything(here)
+        assert everything(gpu) == everything(cpu)
 
 
 def test_replies_that_are_kept_were_taken_in_under_several_streams(cuda_device, monkeypatch):
-    """What a library does under each stream is there when the fold comes, which is under another one."""
-    there = Server(
-        np.zeros(3000, np.float32), "FedAvg", clients=4, lr=0.1, compute=Compute(device="cuda", batch_size=4)
-    )
-    here = Server(np.zeros(3000, np.float32), "FedAvg", clients=4, lr=0.1, compute=Compute(batch_size=4))
+    """A fold on another stream sees the work that a library queued on each stream."""
+    gpu = Server(np.zeros(3000, np.float32), "FedAvg", clients=4, lr=0.1, compute=Compute(device="cuda", batch_size=4))
+    cpu = Server(np.zeros(3000, np.float32), "FedAvg", clients=4, lr=0.1, compute=Compute(batch_size=4))
     ys = np.random.default_rng(0).normal(size=(4, 3000)).astype(np.float32)
-    there.x.to_host()  # nothing is queued that everybody would wait for
+    gpu.x.to_host()  # no work is queued that all streams would wait for
     streams = [Stream() for _ in ys]
-    with there.open_round() as round:
+    with gpu.open_round() as round:
         tensors = []
         for y, stream in zip(ys, streams, strict=True):
             monkeypatch.setattr(TorchTensor, "current", stream.number)
@@ -85,43 +98,40 @@ def test_replies_that_are_kept_were_taken_in_under_several_streams(cuda_device, 
         for i, stream in enumerate(streams):
             monkeypatch.setattr(TorchTensor, "current", stream.number)
             round.add(i, tensors[i], steps=2, keep=True)
-    here.round([Update(i, y, steps=2) for i, y in enumerate(ys)])
-    np.testing.assert_array_equal(host(there.x), here.x)
+    cpu.round([Update(i, y, steps=2) for i, y in enumerate(ys)])
+    np.testing.assert_array_equal(host(gpu.x), cpu.x)
 
 
 def test_replies_by_name_in_host_memory(cuda_device):
-    here, there = server("FedAvg", "ram", "f32", "cpu"), server("FedAvg", "ram", "f32", "cuda")
-    updates = [apart(update) for update in replies(here)]
-    assert told(there.round(updates)) == told(here.round(updates))
-    assert everything(there) == everything(here)
+    cpu, gpu = pair()
+    updates = [by_name(update) for update in replies(cpu)]
+    same_round(cpu, gpu, updates)
 
 
 def test_replies_that_lie_partly_on_the_device(cuda_device):
-    here, there = server("FedAvg", "ram", "f32", "cpu"), server("FedAvg", "ram", "f32", "cuda")
-    updates = replies(here)
+    cpu, gpu = pair()
+    updates = replies(cpu)
     mixed = []
     for update in updates:
         tensors = on_device(update, whole=False).value
-        tensors["bias"] = apart(update).value["bias"]
+        tensors["bias"] = by_name(update).value["bias"]
         mixed.append(update._replace(value=tensors))
-    assert told(there.round(mixed)) == told(here.round([apart(update) for update in updates]))
-    assert everything(there) == everything(here)
+    same_round(cpu, gpu, [by_name(update) for update in updates], mixed)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
 def test_replies_of_other_dtypes(cuda_device, dtype):
     torch = pytest.importorskip("torch")
-    here, there = server("FedAvg", "ram", "f32", "cpu"), server("FedAvg", "ram", "f32", "cuda")
-    updates = [u._replace(value=torch.from_numpy(u.value).to(getattr(torch, dtype))) for u in replies(here)]
-    assert told(there.round(updates)) == told(here.round(updates))
-    assert everything(there) == everything(here)
+    cpu, gpu = pair()
+    updates = [u._replace(value=torch.from_numpy(u.value).to(getattr(torch, dtype))) for u in replies(cpu)]
+    same_round(cpu, gpu, updates)
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adagrad", "Adam", "Yogi"])
 def test_every_optimizer(cuda_device, kind):
-    made = [server("FedAvg", "ram", "f32", device, optimizer=optimizers.named(kind)) for device in ("cpu", "cuda")]
-    assert go_on(made[0], 3) == go_on(made[1], 3)
-    assert everything(made[0]) == everything(made[1])
+    cpu, gpu = pair(optimizer=optimizers.named(kind))
+    assert run_rounds(cpu, 3) == run_rounds(gpu, 3)
+    assert everything(cpu) == everything(gpu)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -133,17 +143,16 @@ def test_models_of_16_bits(cuda_device, dtype):
         sent = [s.broadcast([0, 1]).on_host().x for s in made]
         np.testing.assert_array_equal(*sent)
         updates = [Update(i, sent[0] * np.float32(0.9 - i / 10), steps=2) for i in range(6)]
-        assert told(made[0].round(updates)) == told(made[1].round(updates))
+        assert fields_of(made[0].round(updates)) == fields_of(made[1].round(updates))
         assert everything(made[0]) == everything(made[1])
     for name, tensor in made[0].tensors().items():
         assert torch.equal(tensor, made[1].tensors()[name])
 
 
 def test_late_replies_and_limits(cuda_device):
-    options = dict(max_staleness=2, reject_long=3)
-    made = [server("FedAvg", "ram", "f32", device, **options) for device in ("cpu", "cuda")]
+    made = pair(max_staleness=2, reject_long=3)
     for s in made:
-        go_on(s, 2)
+        run_rounds(s, 2)
         updates = replies(s, seed=5)
         late = [update._replace(round=s.round_number - 1) for update in updates]
         long = late[0]._replace(value=late[0].value * np.float32(1e4))
@@ -151,8 +160,8 @@ def test_late_replies_and_limits(cuda_device):
     assert everything(made[0]) == everything(made[1])
 
 
-def test_replies_there_that_wait_for_each_other_count_as_they_came(cuda_device):
-    """Lengths are judged by the median of all: until then the memory of each is the caller's again."""
+def test_buffered_updates_on_the_device_are_copied(cuda_device):
+    """Lengths are compared with the median of all updates; until then the caller may reuse the memory of each."""
     x0 = np.zeros(2100, np.float32)
     made = [
         Server(x0, "FedAvg", 4, lr=0.1, aggregation=[RejectLong(9)], compute=Compute(device=device))
@@ -175,7 +184,7 @@ def test_arrivals_departures_and_a_warm_start(cuda_device):
         s = server("SCAFFOLD", "ram", "f32", device)
         rng = np.random.default_rng(0)
         s.warm_start({i: rng.normal(size=2077).astype(np.float32) for i in range(4)})
-        go_on(s, 2)
+        run_rounds(s, 2)
         s.remove_client(2)
         s.add_clients({"late": 3})
         updates = [update for update in replies(s, seed=9) if update.client in s.clients]
@@ -187,7 +196,7 @@ def test_arrivals_departures_and_a_warm_start(cuda_device):
 def test_corrections_and_the_last_direction(cuda_device):
     made = [server("MimiC", "ram", "int8", device) for device in ("cpu", "cuda")]
     for s in made:
-        go_on(s, 3)
+        run_rounds(s, 3)
     for client in range(6):
         np.testing.assert_array_equal(*[host(s.correction(client)) for s in made])
     np.testing.assert_array_equal(*[host(s.v) for s in made])

@@ -1,4 +1,4 @@
-"""A server on a device: what comes out of it, what it refuses, and what a round that fails leaves behind."""
+"""A server on a device: its vectors, its errors, and its state after a failed round."""
 
 import os
 import subprocess
@@ -9,10 +9,9 @@ import pytest
 
 from fedcore import ClientStore, Compute, Server, Storage, Update
 from fedcore.algorithms import optimizers
-from fedcore.arrays import to_host
+from fedcore.arrays import core, to_host
 from fedcore.errors import DeviceError, DeviceMemoryError, DivergedError, RangeError, RoundError, UnknownNameError
-from fedcore.native import core
-from tests.devices.server.twins import Tensor, everything, go_on, host, model, replies, server, told
+from tests.devices.server.kit import Tensor, everything, fields_of, host, model, replies, run_rounds, server
 
 ILLEGAL_ADDRESS = 700
 OUT_OF_MEMORY = 2
@@ -32,27 +31,27 @@ def test_two_clients_by_hand(cuda_device):
         np.testing.assert_array_equal(host(s.x), [0, 2])
 
 
-def test_vectors_come_out_where_they_lie(cuda_device):
+def test_vectors_are_returned_on_the_device(cuda_device):
     s = server("SCAFFOLD", "cuda", "f32", "cuda")
-    go_on(s, 2)
+    run_rounds(s, 2)
     broadcast = s.broadcast([0, 1])
     for vector in (s.x, s.v, broadcast.x, broadcast.offset(0), s.store.row(1), s.store.read(1), s.correction(0)):
         assert isinstance(vector, core.DeviceArray)
         assert vector.__dlpack_device__() == (2, 0)
     assert not s.x.writeable
     assert s.x.address == s._backend.snapshot.x.address
-    here = broadcast.on_host()
-    np.testing.assert_array_equal(here.x, to_host(broadcast.x))
-    np.testing.assert_array_equal(here.offset(0), to_host(broadcast.offset(0)))
-    np.testing.assert_array_equal(here.offset(0, out=np.empty(2077, np.float32)), here.of(0).offset)
-    assert here.on_host() is here
-    assert not here.x.flags.writeable
-    np.testing.assert_array_equal(s.tensors()["w"].reshape(-1), here.x[:2000])
+    cpu = broadcast.on_host()
+    np.testing.assert_array_equal(cpu.x, to_host(broadcast.x))
+    np.testing.assert_array_equal(cpu.offset(0), to_host(broadcast.offset(0)))
+    np.testing.assert_array_equal(cpu.offset(0, out=np.empty(2077, np.float32)), cpu.of(0).offset)
+    assert cpu.on_host() is cpu
+    assert not cpu.x.flags.writeable
+    np.testing.assert_array_equal(s.tensors()["w"].reshape(-1), cpu.x[:2000])
 
 
 def test_x_is_copied_into_a_model_wherever_it_lies(cuda_device):
     s = server("FedAvg", "ram", "f32", "cuda")
-    go_on(s, 1)
+    run_rounds(s, 1)
     due = s.tensors()
     for empty in (np.zeros_like, lambda tensor: Tensor(np.zeros_like(tensor))):
         model = {name: empty(tensor) for name, tensor in due.items()}
@@ -68,28 +67,28 @@ def test_a_model_on_the_device_is_a_first_one(cuda_device):
         np.testing.assert_array_equal(made.tensors(library="numpy")[name], tensor)
 
 
-def test_a_buffer_of_the_server_is_written_there(cuda_device):
-    here, there = server("FedAvg", "ram", "f32", "cpu"), server("FedAvg", "ram", "f32", "cuda")
-    updates = replies(here)
-    with there.open_round() as round:
+def test_updates_in_server_buffers(cuda_device):
+    cpu, gpu = server("FedAvg", "ram", "f32", "cpu"), server("FedAvg", "ram", "f32", "cuda")
+    updates = replies(cpu)
+    with gpu.open_round() as round:
         for update in updates:
             y = round.buffer()
             y.copy_from(update.value)
             round.add(update.client, y, steps=update.steps, examples=update.examples)
-    assert told(round.report) == told(here.round(updates))
-    assert everything(there) == everything(here)
+    assert fields_of(round.report) == fields_of(cpu.round(updates))
+    assert everything(gpu) == everything(cpu)
 
 
-def test_what_is_no_update_is_refused_alike(cuda_device):
+def test_invalid_updates_are_rejected_alike(cuda_device):
     made = [server("MIFA", "ram", "bf16", device) for device in ("cpu", "cuda")]
     reports = []
     for s in made:
-        go_on(s, 1)
+        run_rounds(s, 1)
         updates = replies(s)
         nan, negative = updates[0].value.copy(), updates[1].value.copy()
         nan[70], negative[-1] = np.nan, -1
         bad = [updates[0]._replace(value=nan), updates[1]._replace(value=negative), *updates[2:]]
-        reports.append(told(s.round(bad)))
+        reports.append(fields_of(s.round(bad)))
     assert len(reports[0]["rejected"]) == 2
     assert reports[0] == reports[1]
     assert everything(made[0]) == everything(made[1])
@@ -106,20 +105,20 @@ def test_a_tensor_of_another_device_is_refused_by_name(cuda_device):
 @pytest.mark.parametrize("medium", ["ram", "mmap", "cuda"])
 def test_a_round_that_is_given_up_leaves_nothing(cuda_device, tmp_path, medium):
     with server("MimiC", medium, "int8", "cuda", tmp_path / "rows") as s:
-        go_on(s, 2)
+        run_rounds(s, 2)
         before = everything(s)
         with s.open_round() as round:
             for update in replies(s):
                 round.add_batch([update])
             round.abort()
         assert everything(s) == before
-        twin = server("MimiC", "ram", "int8", "cpu")
-        assert go_on(twin, 4)[2:] == go_on(s, 2)
-        assert everything(s) == everything(twin)
+        reference = server("MimiC", "ram", "int8", "cpu")
+        assert run_rounds(reference, 4)[2:] == run_rounds(s, 2)
+        assert everything(s) == everything(reference)
 
 
 class Runaway(optimizers.SGD):
-    """An optimiser whose steps are too long if it is told so."""
+    """An optimizer whose steps diverge if ``runs`` is set."""
 
     runs = False
 
@@ -129,23 +128,23 @@ class Runaway(optimizers.SGD):
 
 
 @pytest.mark.parametrize("medium", ["ram", "mmap", "cuda"])
-def test_a_step_that_is_too_long_leaves_the_server_as_it_was(cuda_device, tmp_path, monkeypatch, medium):
+def test_a_diverging_step_leaves_the_server_unchanged(cuda_device, tmp_path, monkeypatch, medium):
     with server("MIFA, at once", medium, "f32", "cuda", tmp_path / "rows", optimizer=Runaway()) as s:
-        go_on(s, 2)
+        run_rounds(s, 2)
         before, updates = everything(s), replies(s)
         monkeypatch.setattr(Runaway, "runs", True)
-        with pytest.raises(DivergedError, match="x stays"):
+        with pytest.raises(DivergedError, match="infinite"):
             s.round(updates)
         assert everything(s) == before
         monkeypatch.setattr(Runaway, "runs", False)
-        go_on(s, 1)
-        twin = server("MIFA, at once", "ram", "f32", "cpu", optimizer=Runaway())
-        go_on(twin, 3)
-        assert everything(s) == everything(twin)
+        run_rounds(s, 1)
+        reference = server("MIFA, at once", "ram", "f32", "cpu", optimizer=Runaway())
+        run_rounds(reference, 3)
+        assert everything(s) == everything(reference)
 
 
 @pytest.mark.parametrize("medium", ["ram", "mmap", "cuda"])
-def test_a_device_out_of_memory_leaves_the_server_as_it_was(cuda_driver, tmp_path, medium):
+def test_a_device_out_of_memory_leaves_the_server_unchanged(cuda_driver, tmp_path, medium):
     with server("MIFA, at once", medium, "f32", "cuda", tmp_path / "rows") as s:
         before, updates = everything(s), replies(s)
         cuda_driver.set_limit(cuda_driver.live_bytes(0))
@@ -153,16 +152,16 @@ def test_a_device_out_of_memory_leaves_the_server_as_it_was(cuda_driver, tmp_pat
             s.round(updates)
         cuda_driver.set_limit()
         assert everything(s) == before
-        twin = server("MIFA, at once", "ram", "f32", "cpu")
-        assert go_on(s, 2) == go_on(twin, 2)
-        assert everything(s) == everything(twin)
+        reference = server("MIFA, at once", "ram", "f32", "cpu")
+        assert run_rounds(s, 2) == run_rounds(reference, 2)
+        assert everything(s) == everything(reference)
 
 
 @pytest.mark.parametrize("call", ["cuMemcpyDtoHAsync", "cuLaunchKernel", "cuStreamSynchronize", "cuMemcpyHtoDAsync"])
 @pytest.mark.parametrize("after", [0, 2, 5])
-def test_a_call_that_fails_leaves_the_server_as_it_was(cuda_driver, tmp_path, call, after):
+def test_a_failed_call_leaves_the_server_unchanged(cuda_driver, tmp_path, call, after):
     with server("MIFA, at once", "mmap", "f32", "cuda", tmp_path / "rows") as s:
-        go_on(s, 1)
+        run_rounds(s, 1)
         before, updates = everything(s), replies(s)
         cuda_driver.fail(call, OUT_OF_MEMORY, after=after)
         try:
@@ -172,33 +171,31 @@ def test_a_call_that_fails_leaves_the_server_as_it_was(cuda_driver, tmp_path, ca
             assert everything(s) == before
             s.round(updates)
         cuda_driver.mend()
-        twin = server("MIFA, at once", "ram", "f32", "cpu")
-        go_on(twin, 2)
-        assert everything(s) == everything(twin)
+        reference = server("MIFA, at once", "ram", "f32", "cpu")
+        run_rounds(reference, 2)
+        assert everything(s) == everything(reference)
 
 
-def test_devices_and_stores_that_do_not_go_together(cuda_device, tmp_path):
-    x0 = np.zeros(5, np.float32)
+def test_invalid_combinations_of_devices_and_stores(cuda_device, tmp_path):
+    x0, on_cpu, on_gpu = np.zeros(5, np.float32), Compute(device="cpu"), Compute(device="cuda")
     with pytest.raises(UnknownNameError, match=r"^device\b.*'gpu'"):
-        Server(x0, "FedAvg", clients=2, lr=0.1, compute=Compute(device="gpu"))
+        Compute(device="gpu")
+    with pytest.raises(RangeError, match=r"^cached_rows\b"):
+        Storage(cached_rows=-1)
     with pytest.raises(DeviceError, match=r"^device\b"):
-        Server(x0, "FedAvg", clients=2, lr=0.1, storage=f"{tmp_path}/new", compute=Compute(device="cuda:7"))
+        Server(x0, "MIFA", 2, lr=0.1, storage=f"{tmp_path}/new", compute=Compute(device="cuda:7"))
+    for storage, compute, error, match in (
+        (Storage(medium="cuda"), on_cpu, RangeError, r"^medium\b"),
+        (ClientStore(2, 5, medium="cuda:0"), on_cpu, RangeError, r"^storage\b.*cuda:0"),
+        (ClientStore(2, 5, medium="cuda:1"), on_cpu, RangeError, r"^storage\b.*cuda:1"),
+        (ClientStore(2, 5, medium="cuda:1"), on_gpu, RangeError, r"^storage\b"),
+        (Storage(cached_rows=3), None, RangeError, r"^cached_rows\b"),
+        (Storage(medium="cuda", cached_rows=3), on_gpu, RangeError, r"^cached_rows\b"),
+    ):
+        options = {"storage": storage, "compute": compute, "clients": None if isinstance(storage, ClientStore) else 2}
+        with pytest.raises(error, match=match):
+            Server(x0, "MIFA", lr=0.1, **{name: value for name, value in options.items() if value is not None})
     assert not (tmp_path / "new").exists()
-    with pytest.raises(RangeError, match=r"^medium\b"):
-        Server(x0, "MIFA", clients=2, lr=0.1, storage=Storage(medium="cuda"), compute=Compute(device="cpu"))
-    for of in ("cuda:0", "cuda:1"):
-        with pytest.raises(RangeError, match=rf"^storage\b.*{of}"):
-            Server(x0, "MIFA", lr=0.1, storage=ClientStore(2, 5, medium=of), compute=Compute(device="cpu"))
-    with pytest.raises(RangeError, match=r"^storage\b"):
-        Server(x0, "MIFA", lr=0.1, storage=ClientStore(2, 5, medium="cuda:1"), compute=Compute(device="cuda"))
-    with pytest.raises(RangeError, match=r"^cached_rows\b"):
-        Server(x0, "MIFA", clients=2, lr=0.1, storage=Storage(cached_rows=3))
-    with pytest.raises(RangeError, match=r"^cached_rows\b"):
-        Server(x0, "MIFA", clients=2, lr=0.1, storage=Storage(cached_rows=-1), compute=Compute(device="cuda"))
-    with pytest.raises(RangeError, match=r"^cached_rows\b"):
-        Server(
-            x0, "MIFA", clients=2, lr=0.1, storage=Storage(medium="cuda", cached_rows=3), compute=Compute(device="cuda")
-        )
     with pytest.raises(UnknownNameError, match=r"^medium\b.*'ram:1'"):
         ClientStore(2, 5, medium="ram:1")
     s = Server(x0, "MIFA", clients=2, lr=0.1, storage=Storage(medium="cuda"), compute=Compute(device="cuda:1"))
@@ -207,7 +204,7 @@ def test_devices_and_stores_that_do_not_go_together(cuda_device, tmp_path):
 
 def test_a_round_too_early_for_a_warm_start(cuda_device):
     s = server("SCAFFOLD", "ram", "f32", "cuda")
-    go_on(s, 1)
+    run_rounds(s, 1)
     with pytest.raises(RoundError, match="warm_start"):
         s.warm_start({0: np.ones(2077, np.float32)})
 
@@ -231,7 +228,7 @@ server = Server(np.zeros(2, np.float32), "MIFA", 2, lr=0.1)
 """
 
 
-def test_without_a_driver_the_error_says_so_and_nothing_is_made(tmp_path):
+def test_without_a_driver_nothing_is_created(tmp_path):
     environment = os.environ | {"FEDCORE_CUDA_DRIVER": "nowhere.so"}
     done = subprocess.run(
         [sys.executable, "-c", NO_DRIVER], cwd=tmp_path, env=environment, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""What stops a server on a device, at whatever line, has no place of a row on it given to two."""
+"""Interrupts at any line of a server on a device never give one slot to two rows."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""The host's waits for the device in a round: two, and none of them by a vector; and no allocation."""
+"""The host's waits for the device in a round: two, none of them for a vector; and no allocation."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from fedcore import Compute, Server, Storage, Update
 from fedcore.algorithms import Claims
 from fedcore.server.aggregation import UpdateBatch
 from fedcore.server.state import Upload
-from tests.devices.server.twins import Tensor
+from tests.devices.server.kit import Tensor
 from tests.kit import place
 
 WAITS = {"cuStreamSynchronize", "cuCtxSynchronize", "cuMemAlloc", "cuMemFree", "cuMemHostAlloc"}
@@ -27,7 +27,7 @@ def round_of(cuda_driver, s, rounds=4):
     return cuda_driver.calls()
 
 
-# The fold's norms decide which replies count, and so what the step's weights are; |x'|^2 decides whether the step does.
+# The norms of the fold determine the accepted updates, and so the weights; |x'|^2 shows whether the step diverged.
 @pytest.mark.parametrize(("method", "kernels"), [("FedAvg", 2), ("MIFA", 2), ("MimiC", 2), ("SCAFFOLD", 3)])
 def test_a_round_waits_for_the_norms_of_the_fold_and_of_the_step(cuda_driver, method, kernels):
     s = Server(
@@ -43,17 +43,17 @@ def test_a_round_waits_for_the_norms_of_the_fold_and_of_the_step(cuda_driver, me
     launched = [call.kernel for call in calls if call.kernel is not None]
     assert launched.count("add_squares") == 2
     assert len(launched) == kernels + 2
-    read = [call.said("bytes") for call in calls if call.name == "cuMemcpyDtoHAsync"]
-    assert max(read) <= 8 * 4  # squares alone come to the host
+    read = [call.argument("bytes") for call in calls if call.name == "cuMemcpyDtoHAsync"]
+    assert max(read) <= 8 * 4  # only squares come to the host
 
 
-def test_a_method_that_says_the_length_of_its_step_waits_for_it(cuda_driver):
+def test_a_method_that_needs_the_length_of_its_step_waits_for_it(cuda_driver):
     s = Server(np.zeros(n, np.float32), "FedExP", clients=4, lr=0.1, compute=Compute(device="cuda"))
     calls = round_of(cuda_driver, s)
     assert Counter(call.name for call in calls if call.name in WAITS) == {"cuStreamSynchronize": 3}
 
 
-def test_buffers_that_may_not_become_negative_are_looked_at_in_one_wait_a_reply(cuda_driver):
+def test_nonnegative_buffers_are_checked_in_one_wait_per_update(cuda_driver):
     x0 = {"w": np.zeros(n, np.float32)} | {f"{i}.running_var": np.ones(8, np.float32) for i in range(5)}
     s = Server(x0, "FedAvg", clients=4, lr=0.1, compute=Compute(device="cuda"))
     for number in range(4):
@@ -62,7 +62,7 @@ def test_buffers_that_may_not_become_negative_are_looked_at_in_one_wait_a_reply(
         cuda_driver.calls()
         s.round([Update(i, y, steps=2) for i, y in enumerate(sent)])
     counted = Counter(call.name for call in cuda_driver.calls() if call.name in WAITS)
-    # One for each reply; the fold's norms and the step's, of parameters and of buffers; what may have become negative.
+    # One for each update; the norms of fold and step, of parameters and of buffers; the check for negative buffers.
     assert counted == {"cuStreamSynchronize": 4 + 2 + 2 + 1}
 
 
@@ -70,13 +70,13 @@ def test_rows_in_host_memory_go_back_behind_no_more_waits_of_the_kernels(cuda_dr
     s = Server(np.zeros(n, np.float32), "MIFA", clients=4, lr=0.1, compute=Compute(device="cuda"))
     calls = round_of(cuda_driver, s)
     assert Counter(call.name for call in calls if call.name in WAITS) == {"cuStreamSynchronize": 2}
-    rows = [call for call in calls if call.name == "cuMemcpyDtoHAsync" and call.said("bytes") == 4 * n]
+    rows = [call for call in calls if call.name == "cuMemcpyDtoHAsync" and call.argument("bytes") == 4 * n]
     assert len(rows) == 4
-    uploads = [call for call in calls if call.name == "cuMemcpyHtoDAsync" and call.said("bytes") >= 4 * n]
+    uploads = [call for call in calls if call.name == "cuMemcpyHtoDAsync" and call.argument("bytes") >= 4 * n]
     assert uploads == []  # they are hot
 
 
-def test_vectors_go_and_come_in_one_piece_through_pinned_memory_of_their_own_size(cuda_driver, tmp_path):
+def test_vectors_are_copied_whole_through_pinned_memory(cuda_driver, tmp_path):
     before = cuda_driver.pinned_bytes()
     x0, store = np.zeros(n, np.float32), f"mmap:{tmp_path / 's'}"
     with Server(x0, "FedAvg", clients=4, lr=0.1, storage=place(store), compute=Compute(device="cuda")) as s:
@@ -84,14 +84,14 @@ def test_vectors_go_and_come_in_one_piece_through_pinned_memory_of_their_own_siz
         s.round([Update(i, np.full(n, i, np.float32), steps=2) for i in range(4)])
         calls = cuda_driver.calls()
         for way, due in (("cuMemcpyHtoDAsync", 4), ("cuMemcpyDtoHAsync", 1)):  # the replies; x into the folder
-            assert [call.said("bytes") for call in calls if call.name == way].count(4 * n) == due
+            assert [call.argument("bytes") for call in calls if call.name == way].count(4 * n) == due
         assert cuda_driver.pinned_bytes() - before < 1 << 20
 
 
 @pytest.mark.parametrize(
     ("there", "due"), [([], [2, 2, 1]), ([0], [2, 2, 1]), ([4], [2, 2, 1]), ([0, 1, 2, 3, 4], [5])]
 )
-def test_replies_are_brought_as_many_at_a_time_as_may_be_unless_all_are_there(cuda_device, there, due):
+def test_updates_are_uploaded_in_portions(cuda_device, there, due):
     ys = [Tensor(np.full(n, i, np.float32)) if i in there else np.full(n, i, np.float32) for i in range(5)]
     ones = np.ones(5)
     replies = UpdateBatch(

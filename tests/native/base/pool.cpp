@@ -165,7 +165,7 @@ TEST(the_thread_count_changes_while_others_run) {
     changer.join();
 }
 
-// All workers sit in one call whose pieces do not end; another caller must get its work done alone, time after time.
+// All workers are in one call whose pieces do not end; another caller must finish its work without them, repeatedly.
 TEST(workers_that_never_come_are_not_waited_for) {
     set_threads(3);
     std::mutex mutex;

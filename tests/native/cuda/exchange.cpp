@@ -11,7 +11,7 @@ namespace {
 constexpr Codec kCodecs[] = {Codec::f32, Codec::bf16, Codec::f16, Codec::int8};
 constexpr Dtype kDtypes[] = {Dtype::float32, Dtype::float64, Dtype::float16, Dtype::bfloat16};
 
-// What MimiC's rows and sums are, SCAFFOLD's, FedStale's, and whatever a table may say.
+// The forms of MimiC, SCAFFOLD and FedStale, and one with every coefficient.
 constexpr Forms kForms[] = {{{1, 0, 0}, {1, -1, 0, 1}},
                             {{1, 1, 1}, {1, -1, 0, 0}, true},
                             {{1, 0, 0}, {1, -0.3, 0, 0}},

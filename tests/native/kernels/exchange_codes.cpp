@@ -24,7 +24,7 @@ void copy(const void* from, std::int64_t bytes, void* to) {
     if (bytes != 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));  // an empty vector has no address
 }
 
-// A row in a codec, in memory that nobody may read beside it.
+// A row in a codec, next to unreadable memory.
 struct Coded {
     Codec codec;
     Array<std::uint8_t> codes;
@@ -52,7 +52,7 @@ struct Coded {
     }
 };
 
-// y in another dtype, and in y what is left of it.
+// Converts y to another dtype, and leaves the rounded numbers in y.
 Array<std::uint8_t> sent_as(Arrays& make, Dtype dtype, std::vector<float>& y) {
     const auto n = static_cast<std::int64_t>(y.size());
     if (dtype == Dtype::float64) {
@@ -68,7 +68,7 @@ Array<std::uint8_t> sent_as(Arrays& make, Dtype dtype, std::vector<float>& y) {
     return std::move(coded.codes);
 }
 
-// What MimiC's rows and sums are, SCAFFOLD's, FedStale's, and whatever a table may say.
+// The forms of MimiC, SCAFFOLD and FedStale, and one with every coefficient.
 constexpr Forms kForms[] = {{{1, 0, 0}, {1, -1, 0, 1}},
                             {{1, 1, 1}, {1, -1, 0, 0}},
                             {{1, 0, 0}, {1, -0.3, 0, 0}},
@@ -83,7 +83,7 @@ struct Case {
     std::size_t first;  // place and seed of the arrays, and which clients have a base, a row and an anchor
 };
 
-// `bad`: numbers that are none, for every client's y; what its row then holds is worthless, but the same everywhere.
+// `bad`: NaN or infinities for every client's y; the row is then invalid, but the same everywhere.
 void try_codes(const Case& c, const std::vector<std::pair<std::int64_t, float>>& bad = {}) {
     const std::int64_t k = c.k, n = c.n;
     Arrays make(c.first);

@@ -1,4 +1,4 @@
-// The sizes, places and numbers that every family is tried on.
+// The sizes, places and numbers for the tests of every family.
 #pragma once
 
 #include <cstdint>
@@ -15,21 +15,20 @@
 
 namespace fedcore::test {
 
-// A search for races takes its time, and so does another processor's emulation.
+// A search for races is slow, and so is the emulation of another processor.
 #if defined(__SANITIZE_THREAD__) || defined(FEDCORE_EMULATED)
 inline const std::vector<std::int64_t> kSizes{0, 1, 17, 2063};
 inline const std::vector<int> kThreadCounts{3};
 #else
-// Around nothing, every level's vector, 16 lanes, a stretch between two prefetches, a tile, and a block.
+// Around zero, every level's vector, 16 lanes, the distance of two prefetches, a tile, and a block.
 inline const std::vector<std::int64_t> kSizes{0,   1,    2,    3,    4,    5,    7,     8,     9,     15,   16,  17,
                                               31,  32,   33,   47,   63,   64,   65,    79,    127,   128,  129, 511,
                                               513, 2047, 2048, 2049, 2063, 4097, 16383, 16384, 16385, 32785};
 inline const std::vector<int> kThreadCounts{1, 2, 7};
 #endif
-inline constexpr std::int64_t kShared =
-    kSerialBytes / 8 + 1;  // elements of which two rows are work for several threads
+inline constexpr std::int64_t kShared = kSerialBytes / 8 + 1;  // two rows of this length are shared by several threads
 
-// Arrays of one call, each in the next place and with numbers of its own.
+// Arrays of one call, each in the next place and with different numbers.
 class Arrays {
   public:
     explicit Arrays(std::size_t first) : next_(first), engine_(static_cast<std::uint32_t>(first)) {}
@@ -96,18 +95,26 @@ void at_edges(const Body& body) {
     set_threads(before);
 }
 
-// The same, of kernels that walk through their rows, and store their results, in other ways where these are large: each
-// size is taken for a small call, and for a large one in several ways.
+// The same for kernels whose large calls walk through the rows and store results in other ways. Every size up to a tile
+// is tried as a small call and as a large call in three ways. Larger sizes alternate between two halves of these four.
 template <class Body>
 void at_edges_and_past_caches(const Body& body) {
     const std::int64_t before = cached_bytes();
     at_edges([&](std::int64_t n, std::size_t first) {
-        set_cached_bytes(std::numeric_limits<std::int64_t>::max());
-        body(n, first);
-        set_cached_bytes(0);
-        for (const Tiling& tiling : {Tiling{8, kBlock, true}, Tiling{3, 4 * kBlock, true}, Tiling{2, kBlock, false}}) {
+        const bool small = n < 5000, even = first % 2 == 0;
+        const auto try_large = [&](const Tiling& tiling) {
+            set_cached_bytes(0);
             force_tiling(tiling);
             body(n, first);
+        };
+        if (small || even) {
+            set_cached_bytes(std::numeric_limits<std::int64_t>::max());
+            body(n, first);
+            try_large({3, 4 * kBlock, true});
+        }
+        if (small || !even) {
+            try_large({8, kBlock, true});
+            try_large({2, kBlock, false});
         }
     });
     force_tiling({0, 0, false});

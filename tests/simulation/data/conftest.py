@@ -1,5 +1,6 @@
+"""A simulated publisher of data sets."""
+
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -10,24 +11,24 @@ import pytest
 
 @dataclass
 class Publisher:
-    """A loopback server in a publisher's place."""
+    """A server on the loopback interface."""
 
     folder: Path
     address: str
-    asked: list[str]
+    requests: list[str]
     cache: Path
 
 
 @pytest.fixture
-def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Publisher]:
-    """Serves a folder, notes the paths that are asked for, and gives downloads an empty cache."""
-    asked: list[str] = []
+def publisher(tmp_path, monkeypatch):
+    """Serve a folder, record the requested paths, and use an empty cache for downloads."""
+    requests: list[str] = []
 
     class Handler(SimpleHTTPRequestHandler):
-        def log_request(self, *_: object) -> None:
-            asked.append(self.path)
+        def log_request(self, *_):
+            requests.append(self.path)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             pass
 
     folder = tmp_path / "published"
@@ -38,7 +39,7 @@ def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Publi
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache" / project)
     monkeypatch.delenv("FEDCORE_DATA_DIR", raising=False)
-    yield Publisher(folder, f"http://127.0.0.1:{httpd.server_port}/", asked, tmp_path / "cache" / "fedcore")
+    yield Publisher(folder, f"http://127.0.0.1:{httpd.server_port}/", requests, tmp_path / "cache" / "fedcore")
     httpd.shutdown()
     httpd.server_close()
     thread.join()

@@ -1,4 +1,4 @@
-"""The data sets by name: files in a directory or at a publisher's, their readers, and hostile content."""
+"""Published data sets: files in a directory or from a publisher, their readers, and malformed content."""
 
 import gzip
 import hashlib
@@ -49,8 +49,8 @@ def idx(array):
 # The registry
 
 
-def test_an_unknown_name():
-    with pytest.raises(UnknownNameError, match="data: 'minst' is unknown; did you mean 'mnist'"):
+def test_an_unknown_name_gets_a_suggestion():
+    with pytest.raises(UnknownNameError, match=r"^data: .* did you mean 'mnist'"):
         load("minst")
 
 
@@ -78,13 +78,13 @@ def test_digits():
     assert (np.bincount(digits.test_y, minlength=10) > 20).all()
     x = np.concatenate([digits.train_x, digits.test_x]).reshape(1797, 64)
     rows = np.column_stack([x * 16, np.concatenate([digits.train_y, digits.test_y])])
-    due = np.column_stack([raw.data, raw.target])
-    np.testing.assert_array_equal(rows[np.lexsort(rows.T)], due[np.lexsort(due.T)])
+    expected = np.column_stack([raw.data, raw.target])
+    np.testing.assert_array_equal(rows[np.lexsort(rows.T)], expected[np.lexsort(expected.T)])
     np.testing.assert_array_equal(digits.test_x, again.test_x)
     assert digits.test_y[:12].tolist() == [1, 8, 2, 6, 2, 0, 0, 1, 1, 2, 9, 4]
 
 
-# Files and downloads
+# Files and downloads.
 
 CONTENT = {"in/a.bin": b"first", "in/b.bin": b"second"}
 
@@ -105,11 +105,11 @@ def test_files_in_a_directory_are_found_and_nothing_is_downloaded(find, tmp_path
     (tmp_path / "set" / "in").mkdir(parents=True)
     for name in CONTENT:
         (tmp_path / "set" / name).touch()
-    due = [tmp_path / "set" / "in" / "b.bin", tmp_path / "set" / "in" / "a.bin"]
-    assert find(["in/b.bin", "in/a.bin"], "http://nowhere.invalid/") == due
+    expected = [tmp_path / "set" / "in" / "b.bin", tmp_path / "set" / "in" / "a.bin"]
+    assert find(["in/b.bin", "in/a.bin"], "http://nowhere.invalid/") == expected
 
 
-@pytest.mark.parametrize(("md5", "how"), [(None, "put the files there, from"), ("0" * 32, "unpack there")])
+@pytest.mark.parametrize(("md5", "how"), [(None, "download them from {}"), ("0" * 32, "unpack {} there")])
 def test_every_missing_file_is_named_with_its_address(find, tmp_path, monkeypatch, md5, how):
     monkeypatch.setenv("FEDCORE_DATA_DIR", str(tmp_path))
     (tmp_path / "set").mkdir()
@@ -117,8 +117,8 @@ def test_every_missing_file_is_named_with_its_address(find, tmp_path, monkeypatc
     with pytest.raises(MissingDataError) as caught:
         find(["a", "b", "c"], "http://nowhere.invalid/x.zip", md5)
     assert str(caught.value) == (
-        f"set: expected a, c in {tmp_path / 'set'}; {how} http://nowhere.invalid/x.zip, "
-        "or unset FEDCORE_DATA_DIR to have it downloaded"
+        f"set: expected a, c in {tmp_path / 'set'}; {how.format('http://nowhere.invalid/x.zip')}, "
+        "or unset FEDCORE_DATA_DIR to download the files automatically"
     )
 
 
@@ -128,7 +128,7 @@ def test_single_files_are_downloaded_once(find, publisher):
         (path,) = find(["a"], publisher.address)
         assert path.read_bytes() == b"a"
         assert path.parent == publisher.cache / "set"
-    assert publisher.asked == ["/a"]
+    assert publisher.requests == ["/a"]
 
 
 @pytest.mark.parametrize("name", ["all.zip", "all.tar.gz"])
@@ -136,14 +136,14 @@ def test_an_archive_is_downloaded_once_and_only_the_files_of_the_table_are_unpac
     md5 = write_archive(publisher.folder / name, CONTENT)
     (first,) = find(["in/a.bin"], publisher.address + name, md5)
     assert first.read_bytes() == b"first"
-    assert [path.name for path in first.parent.iterdir()] == ["a.bin"]  # no torn or temporary file
+    assert [path.name for path in first.parent.iterdir()] == ["a.bin"]  # No temporary file is left.
     first.write_bytes(b"unpacked already")
     both = find(["in/b.bin", "in/a.bin"], publisher.address + name, md5)
     assert [path.read_bytes() for path in both] == [b"second", b"unpacked already"]
-    assert publisher.asked == [f"/{name}"]
+    assert publisher.requests == [f"/{name}"]
 
 
-def test_another_archive_than_the_published_one_is_refused(find, publisher):
+def test_an_archive_with_another_hash_is_rejected(find, publisher):
     write_archive(publisher.folder / "all.zip", CONTENT)
     with pytest.raises(MissingDataError, match=r"in/a\.bin could not be downloaded.*hash.*FEDCORE_DATA_DIR"):
         find(["in/a.bin"], publisher.address + "all.zip", "0" * 32)
@@ -156,10 +156,10 @@ def test_a_failed_download_names_the_files_and_the_address(find, publisher, md5)
         find(["a"], publisher.address + ("all.zip" if md5 else ""), md5)
 
 
-def test_without_pooch_it_says_what_to_install(find, monkeypatch):
+def test_without_pooch_the_error_has_the_command_to_install_it(find, monkeypatch):
     monkeypatch.delenv("FEDCORE_DATA_DIR", raising=False)
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(MissingDependencyError, match=r"need pooch.*fedcore-fl\[sim\].*FEDCORE_DATA_DIR"):
+    with pytest.raises(MissingDependencyError, match=r"needs pooch.*fedcore-fl\[sim\].*FEDCORE_DATA_DIR"):
         find(["a"], "http://nowhere.invalid/")
 
 
@@ -167,7 +167,7 @@ def test_without_pooch_it_says_what_to_install(find, monkeypatch):
 
 IMAGES = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 PLAIN = idx(IMAGES)
-PACKED = gzip.compress(PLAIN, mtime=0)  # cases without the time in them have the same names in every process
+PACKED = gzip.compress(PLAIN, mtime=0)  # Without the time, test ids are the same in every process.
 
 
 def packed(path, content, **how):
@@ -188,13 +188,13 @@ def test_the_digest_is_of_the_decompressed_content(tmp_path, how):
 
 
 @pytest.mark.parametrize(
-    ("content", "due"),
+    ("content", "expected"),
     [
         (b"", "unsigned bytes"),
         (b"\0\0", "unsigned bytes"),
         (b"\0\0\x0d\x03" + PLAIN[4:], "unsigned bytes"),  # 0d: floats
         (b"\1\0\x08\x03" + PLAIN[4:], "unsigned bytes"),
-        (b"\0\0\x08\x01" + PLAIN[4:], "expected 3 dimensions, got 1"),
+        (b"\0\0\x08\x01" + PLAIN[4:], "3 dimensions, got 1"),
         (PLAIN[:15], "expected a header of 16 bytes, got 15"),
         (PLAIN[:-1], r"expected 24 bytes for \[2, 3, 4\], got 23"),
         (PLAIN + b"\0", r"expected 24 bytes for \[2, 3, 4\], got more"),
@@ -202,9 +202,9 @@ def test_the_digest_is_of_the_decompressed_content(tmp_path, how):
         (PLAIN[:4] + b"\xff" * 12 + PLAIN[16:], r"at most 1073741824 bytes .*\[4294967295, 4294967295"),
     ],
 )
-def test_hostile_idx_content_is_refused(tmp_path, content, due):
+def test_malformed_idx_content_is_rejected(tmp_path, content, expected):
     path = packed(tmp_path / "images.gz", content)
-    with pytest.raises(MissingDataError, match=due) as caught:
+    with pytest.raises(MissingDataError, match=expected) as caught:
         read(path, content)
     assert str(path) in str(caught.value)
 
@@ -223,7 +223,7 @@ def test_hostile_idx_content_is_refused(tmp_path, content, due):
         None,
     ],
 )
-def test_hostile_gzip_files_are_refused(tmp_path, file):
+def test_malformed_gzip_files_are_rejected(tmp_path, file):
     path = tmp_path / "images.gz"
     if file is not None:
         path.write_bytes(file)
@@ -232,25 +232,25 @@ def test_hostile_gzip_files_are_refused(tmp_path, file):
     assert str(path) in str(caught.value)
 
 
-def test_a_header_that_promises_too_much_is_refused_before_anything_is_unpacked(tmp_path, monkeypatch):
+def test_too_large_a_header_is_rejected_before_decompression(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "LIMIT", 23)
     with pytest.raises(MissingDataError, match=r"at most 23 bytes of content, got a header of \[2, 3, 4\]"):
         read(packed(tmp_path / "images.gz", PLAIN))
 
 
-def test_nothing_past_the_promised_bytes_is_unpacked(tmp_path, monkeypatch):
-    """A bomb: 20 kB of gzip that would unpack to 20 MB."""
-    asked, unpack = [], gzip.GzipFile.read
+def test_nothing_after_the_content_is_decompressed(tmp_path, monkeypatch):
+    """A gzip bomb: 20 kB that would unpack to 20 MB."""
+    requests, unpack = [], gzip.GzipFile.read
 
     def spy(file, size=-1):
-        asked.append(size)
+        requests.append(size)
         return unpack(file, size)
 
     monkeypatch.setattr(gzip.GzipFile, "read", spy)
     with pytest.raises(MissingDataError, match=r"expected 24 bytes .* got more"):
         read(packed(tmp_path / "images.gz", PLAIN + bytes(20_000_000)))
-    assert min(asked) > 0
-    assert sum(asked) == 16 + 24 + 1
+    assert min(requests) > 0
+    assert sum(requests) == 16 + 24 + 1
 
 
 # MNIST and its relatives
@@ -265,7 +265,7 @@ def images(part):
 
 
 def labels(name, part):
-    """The lowest and the highest label, and some between."""
+    """The lowest and the highest label, and some between them."""
     first = PUBLISHED[name].first
     return [first, first + PUBLISHED[name].classes - 1, *range(first + 1, first + 5)][: SIZES[part]]
 
@@ -277,7 +277,7 @@ def idx_files(name):
 
 
 def publish_idx(monkeypatch, name, **changes):
-    """Put the digests of the made-up files in the place of the published ones."""
+    """Replace the published digests by those of the generated files."""
     if PUBLISHED[name].digests:
         changes["digests"] = tuple(hashlib.sha256(content).hexdigest() for content in idx_files(name).values())
     return publish(monkeypatch, name, **changes)
@@ -285,7 +285,7 @@ def publish_idx(monkeypatch, name, **changes):
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
-    """The made-up files of all data sets in FEDCORE_DATA_DIR."""
+    """Generated files of all data sets in FEDCORE_DATA_DIR."""
     monkeypatch.setenv("FEDCORE_DATA_DIR", str(tmp_path))
     for name in WITH_IDX:
         publish_idx(monkeypatch, name)
@@ -297,30 +297,18 @@ def directory(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", WITH_IDX)
-def test_images_stand_upright_and_labels_count_from_0(directory, name):
+def test_images_are_upright_and_labels_count_from_0(directory, name):
     dataset = load(name)
     assert (dataset.name, dataset.classes) == (name, WITH_IDX[name].classes)
-    due = images("train") / np.float32(255)
-    np.testing.assert_array_equal(dataset.train_x[:, 0], due.transpose(0, 2, 1) if name in SPLITS else due)
+    expected = images("train") / np.float32(255)
+    np.testing.assert_array_equal(dataset.train_x[:, 0], expected.transpose(0, 2, 1) if name in SPLITS else expected)
     assert dataset.train_x.flags.c_contiguous
     assert dataset.test_x.shape == (3, 1, 28, 28)
     assert (dataset.test_y.min(), dataset.test_y.max()) == (0, dataset.classes - 1)
 
 
-@pytest.mark.parametrize("name", WITH_IDX)
-def test_all_missing_files_are_named(directory, name):
-    row = PUBLISHED[name]
-    for file in row.files[2:]:
-        (directory / row.folder / file).unlink()
-    with pytest.raises(MissingDataError) as caught:
-        load(name)
-    for part in (*row.files[2:], row.address, str(directory / row.folder), "FEDCORE_DATA_DIR"):
-        assert part in str(caught.value)
-    assert "train" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
-    ("split", "file", "content", "due"),
+    ("split", "file", "content", "expected"),
     [
         ("digits", 0, idx(images("train")[:, :27]), r"images of 28 x 28, got \[6, 27, 28\]"),
         ("digits", 0, idx(images("train")[:0]), r"images of 28 x 28, got \[0, 28, 28\]"),
@@ -333,14 +321,14 @@ def test_all_missing_files_are_named(directory, name):
         ("bymerge", 1, idx(np.array([0, 2, 3, 4, 5, 47])), "expected labels 0 .. 46, got 0 .. 47"),
     ],
 )
-def test_hostile_files_of_emnist_are_refused(directory, split, file, content, due):
+def test_malformed_files_of_emnist_are_rejected(directory, split, file, content, expected):
     path = packed(directory / "emnist" / PUBLISHED[f"emnist-{split}"].files[file], content)
-    with pytest.raises(MissingDataError, match=due) as caught:
+    with pytest.raises(MissingDataError, match=expected) as caught:
         load(f"emnist-{split}")
     assert str(path) in str(caught.value)
 
 
-def test_other_content_than_the_published_one_is_refused(directory):
+def test_content_with_another_digest_is_rejected(directory):
     path = directory / "mnist" / PUBLISHED["mnist"].files[3]
     packed(path, idx(np.array([0, 9, 2])))
     with pytest.raises(MissingDataError, match="SHA-256") as caught:
@@ -354,7 +342,7 @@ def test_mnist_is_downloaded_once_and_verified(publisher, monkeypatch):
         packed(publisher.folder / file, content)
     for _ in range(2):
         assert load("mnist").train_y.tolist() == [0, 9, 1, 2, 3, 4]
-    assert sorted(publisher.asked) == sorted(f"/{file}" for file in row.files)
+    assert sorted(publisher.requests) == sorted(f"/{file}" for file in row.files)
     assert len(list((publisher.cache / "mnist").iterdir())) == 4
     packed(publisher.cache / "mnist" / row.files[1], idx(np.array([0, 9, 1, 2, 3, 5])))
     with pytest.raises(MissingDataError, match="SHA-256"):
@@ -373,10 +361,10 @@ def test_emnist_is_downloaded(publisher, monkeypatch):
         publish(monkeypatch, name, address=publisher.address + archive.name, md5=md5)
     assert load("emnist-letters").train_y.tolist() == [0, 25, 1, 2, 3, 4]
     assert load("emnist-digits").train_y.tolist() == [0, 9, 1, 2, 3, 4]
-    assert publisher.asked == ["/gzip.zip"]
+    assert publisher.requests == ["/gzip.zip"]
 
 
-@pytest.mark.skipif("FEDCORE_DATA_DIR" not in os.environ, reason="FEDCORE_DATA_DIR does not say where the data is")
+@pytest.mark.skipif("FEDCORE_DATA_DIR" not in os.environ, reason="FEDCORE_DATA_DIR is not set")
 @pytest.mark.parametrize(("name", "mean", "std"), [("mnist", 0.13066, 0.30811), ("fashion-mnist", 0.28604, 0.35302)])
 def test_the_real_mnist(name, mean, std):
     dataset = load(name)
@@ -394,13 +382,13 @@ FOLDER = "cifar-10-batches-bin"
 
 def records(seed, count):
     """Records of CIFAR-10's form."""
-    made = np.random.default_rng(seed).integers(0, 256, (count, 3073), np.uint8)
-    made[:, 0] %= 10
-    return made
+    records = np.random.default_rng(seed).integers(0, 256, (count, 3073), np.uint8)
+    records[:, 0] %= 10
+    return records
 
 
-def digest(made):
-    return hashlib.sha256(b"".join(sorted(hashlib.sha256(one.tobytes()).digest() for one in made))).hexdigest()
+def digest(records):
+    return hashlib.sha256(b"".join(sorted(hashlib.sha256(one.tobytes()).digest() for one in records))).hexdigest()
 
 
 TRAIN, TEST = records(0, 20), records(1, 4)
@@ -408,7 +396,7 @@ TRAIN, TEST = records(0, 20), records(1, 4)
 
 @pytest.fixture
 def small(monkeypatch):
-    """CIFAR-10 with four records a file in the place of the published one."""
+    """CIFAR-10 with four records in each file."""
     monkeypatch.setattr(datasets, "CIFAR_RECORDS", 4)
     publish(monkeypatch, "cifar-10", digests=(digest(TRAIN), digest(TEST)))
 
@@ -437,10 +425,10 @@ def test_pixels_are_planar_and_labels_lead(cifar):
     assert dataset.test_x.shape == (4, 3, 32, 32)
     order = sorted(range(20), key=lambda at: hashlib.sha256(TRAIN[at].tobytes()).digest())
     np.testing.assert_array_equal(dataset.train_y, TRAIN[order, 0])
-    due = TRAIN[order[3]]
-    assert dataset.train_x[3, 0, 0, 1] == np.float32(due[1 + 1]) / np.float32(255)
-    assert dataset.train_x[3, 0, 1, 0] == np.float32(due[1 + 32]) / np.float32(255)
-    assert dataset.train_x[3, 2, 0, 0] == np.float32(due[1 + 2048]) / np.float32(255)
+    expected = TRAIN[order[3]]
+    assert dataset.train_x[3, 0, 0, 1] == np.float32(expected[1 + 1]) / np.float32(255)
+    assert dataset.train_x[3, 0, 1, 0] == np.float32(expected[1 + 32]) / np.float32(255)
+    assert dataset.train_x[3, 2, 0, 0] == np.float32(expected[1 + 2048]) / np.float32(255)
 
 
 def test_the_order_of_the_records_in_the_files_does_not_matter(small, tmp_path, monkeypatch):
@@ -457,13 +445,13 @@ def test_standardised_colours(cifar):
     plain, standard = load("cifar-10"), load("cifar-10", standardise=True)
     for colour in range(3):
         centred = plain.train_x[:, colour].astype(np.float64) - datasets.CIFAR_MEAN[colour]
-        due = centred / datasets.CIFAR_DEVIATION[colour]
-        np.testing.assert_allclose(standard.train_x[:, colour], due, atol=1e-6)
+        expected = centred / datasets.CIFAR_DEVIATION[colour]
+        np.testing.assert_allclose(standard.train_x[:, colour], expected, atol=1e-6)
     assert standard.test_x.min() < 0
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "due"),
+    ("file", "change", "expected"),
     [
         ("data_batch_3.bin", lambda old: old[:-1], "expected 12292 bytes, got 12291"),
         ("data_batch_3.bin", lambda old: b"", "expected 12292 bytes, got 0"),
@@ -473,19 +461,12 @@ def test_standardised_colours(cifar):
         ("data_batch_5.bin", lambda old: 4 * old[:3073], "expected records with SHA-256"),
     ],
 )
-def test_hostile_files_of_cifar_are_refused(cifar, file, change, due):
+def test_malformed_files_of_cifar_are_rejected(cifar, file, change, expected):
     path = cifar / file
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(MissingDataError, match=due) as caught:
+    with pytest.raises(MissingDataError, match=expected) as caught:
         load("cifar-10")
     assert str(path) in str(caught.value)
-
-
-def test_a_missing_file_of_cifar_is_named(cifar):
-    (cifar / "data_batch_2.bin").unlink()
-    due = rf"expected {FOLDER}/data_batch_2\.bin in .*; unpack there {PUBLISHED['cifar-10'].address}"
-    with pytest.raises(MissingDataError, match=due):
-        load("cifar-10")
 
 
 def test_cifar_is_downloaded(small, publisher, monkeypatch):
@@ -497,7 +478,7 @@ def test_cifar_is_downloaded(small, publisher, monkeypatch):
 
 @pytest.mark.skipif(
     not Path(os.environ.get("FEDCORE_DATA_DIR", ""), "cifar-10", FOLDER).is_dir(),
-    reason="FEDCORE_DATA_DIR does not say where CIFAR-10 in its binary layout is",
+    reason="FEDCORE_DATA_DIR has no CIFAR-10 in its binary layout",
 )
 def test_the_real_cifar():
     dataset = load("cifar-10")

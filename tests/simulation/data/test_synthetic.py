@@ -1,4 +1,4 @@
-""""""
+"""SYNTHETIC and its IID variant."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def client(dataset, index):
     return dataset.train_x[dataset.parts[index]], dataset.train_y[dataset.parts[index]]
 
 
-def test_form():
+def test_shapes_and_sizes():
     dataset = synthetic()
     assert dataset.train_x.shape[1:] == (60,)
     assert dataset.classes == 10
@@ -26,14 +26,14 @@ def test_form():
     assert len(dataset.test_y) == sum(-(-size // 10) for size in sizes)
 
 
-def test_everything_comes_from_the_seed():
+def test_the_data_depends_on_the_seed():
     first, again, other = synthetic(), synthetic(), synthetic(seed=4)
     np.testing.assert_array_equal(first.train_x, again.train_x)
     np.testing.assert_array_equal(first.test_y, again.test_y)
     assert not np.array_equal(client(first, 0)[0][:50], client(other, 0)[0][:50])
 
 
-def test_a_client_depends_on_no_other_and_its_first_examples_not_on_its_size():
+def test_a_client_does_not_depend_on_other_clients_or_its_size():
     few, many = synthetic(), synthetic(clients=8)
     for index in range(5):
         np.testing.assert_array_equal(client(few, index)[0], client(many, index)[0])
@@ -42,7 +42,7 @@ def test_a_client_depends_on_no_other_and_its_first_examples_not_on_its_size():
     np.testing.assert_array_equal(client(small, 2)[1], client(large, 2)[1][:20])
 
 
-def test_features_have_the_papers_law():
+def test_features_have_the_law_of_the_paper():
     """x ~ N(v_k, diag(j^-1.2)) and v_k ~ N(B_k, 1), B_k ~ N(0, beta^2)."""
     dataset = load("synthetic", alpha=0.0, beta=3.0, clients=400, seed=0, smallest=60, largest=60)
     x = dataset.train_x.reshape(400, 60, 60).astype(np.float64)
@@ -55,7 +55,7 @@ def test_features_have_the_papers_law():
 
 
 def test_labels_are_linear_in_each_client():
-    """A softmax regression of the client's own fits them."""
+    """A softmax regression on the client's examples fits them."""
     dataset = load("synthetic", alpha=1.0, beta=1.0, clients=1, seed=1, smallest=600, largest=600)
     x, y = client(dataset, 0)
     features, W = np.column_stack([x - x.mean(axis=0), np.ones(600)]), np.zeros((61, 10))
@@ -67,13 +67,13 @@ def test_labels_are_linear_in_each_client():
     assert ((features @ W).argmax(axis=1) == y).mean() > 0.99
 
 
-def test_alpha_moves_all_scores_alike_and_so_no_label():
+def test_alpha_changes_no_label():
     one, other = (synthetic(alpha=alpha) for alpha in (0.0, 2.0))
     np.testing.assert_array_equal(one.train_x, other.train_x)
     np.testing.assert_array_equal(one.train_y, other.train_y)
 
 
-def test_two_clients_label_the_same_input_differently_but_not_in_the_iid_variant():
+def test_clients_have_different_models_except_in_the_iid_variant():
     apart = load("synthetic", alpha=0.0, beta=0.0, clients=20, seed=0, smallest=200, largest=200)
     alike = load("synthetic-iid", clients=20, seed=0, smallest=200, largest=200)
     held = [(holdings(data.train_y, data.parts, 10) > 0).sum(axis=1).mean() for data in (apart, alike)]
@@ -88,7 +88,7 @@ def test_the_iid_variant_shares_one_law():
     np.testing.assert_array_equal(again.train_y, dataset.train_y[:120])
 
 
-def test_an_unknown_law():
+def test_an_unknown_law_gets_a_suggestion():
     with pytest.raises(UnknownNameError, match="sizes: 'parto' is unknown; did you mean 'pareto'"):
         synthetic(sizes="parto")
 
@@ -100,17 +100,17 @@ def test_lognormal_sizes():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"alpha": -1.0}, "alpha: expected a finite number >= 0, got -1.0"),
-        ({"beta": float("inf")}, "beta: expected a finite number >= 0, got inf"),
-        ({"test_share": 0.0}, r"test_share: expected a number in \(0, 1\], got 0.0"),
-        ({"smallest": 0}, "smallest: expected an integer in 1.."),
-        ({"smallest": 500}, "largest: expected an integer in 500.*got 400"),
-        ({"clients": 0}, "clients: expected an integer in 1.."),
-        ({"clients": None}, "clients, seed: expected both, .* got None and 3"),
+        {"alpha": -1.0},
+        {"beta": float("inf")},
+        {"test_share": 0.0},
+        {"smallest": 0},
+        {"largest": 40},
+        {"clients": 0},
+        {"clients": None},
     ],
 )
-def test_numbers_out_of_range(options, message):
-    with pytest.raises(RangeError, match=message):
+def test_numbers_out_of_range_are_rejected(options):
+    with pytest.raises(RangeError, match=rf"^{next(iter(options))}"):
         synthetic(**options)

@@ -1,4 +1,4 @@
-"""The engine on a GPU that is pretended: real arithmetic in host memory, which fails where a GPU would."""
+"""The engine on a simulated GPU: real arithmetic in host memory, which fails like a GPU."""
 
 from functools import partial
 
@@ -17,13 +17,13 @@ from fedcore.simulation.nets import build
 from fedcore.simulation.participation import Active
 from fedcore.simulation.sgd import LocalOptions
 from fedcore.simulation.torch_device import seeded
-from tests.simulation.pretended import GPU, MixedDevicesError, Pretended
+from tests.simulation.simulated_gpu import GPU, MixedDevicesError, SimulatedGpu
 
 CLIENTS = 3
 PARTS = [np.arange(0, 30), np.arange(30, 41), np.arange(41, 60)]
 OPTIONS = LocalOptions(weight_decay=0.01, clip=0.5)
 NEAR = {"rtol": 1e-3, "atol": 2e-6}
-"""What a trained model's parameters may differ by, of one way of training and another."""
+"""The tolerance between ways of training."""
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +31,16 @@ def dataset():
     random = np.random.default_rng(0)
     y = np.arange(90) % 3
     x = (random.random((3, 1, 8, 8))[y] + random.normal(size=(90, 1, 8, 8)) / 4).astype(np.float32)
-    return Dataset("made up", x[:60], y[:60], x[60:], y[60:], classes=3)
+    return Dataset("patterns", x[:60], y[:60], x[60:], y[60:], classes=3)
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A GPU that torch is pretended to have."""
+    """A simulated GPU of torch."""
     monkeypatch.setattr(torch_device, "_missing", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with Pretended() as pretended:
-        yield pretended
+    with SimulatedGpu() as simulated:
+        yield simulated
 
 
 def convolution():
@@ -49,7 +49,7 @@ def convolution():
 
 
 class Nested(nn.Module):
-    """A network that has no products of its own."""
+    """A network without hand-written products."""
 
     def __init__(self):
         super().__init__()
@@ -78,7 +78,7 @@ def engine(dataset, module, **options):
 
 
 def trained(work, algorithm="FedAvg", rounds=2):
-    """The server's model after some rounds, of parts of the work too, and how that is judged."""
+    """The server's model after some rounds with shares of the steps, and its evaluation."""
     sizes = dict(enumerate(map(len, PARTS)))
     server = Server(work.initial, algorithm, clients=sizes, lr=0.1)
     for cohort in ([0, 1, 2], [2, 0], [1])[:rounds]:
@@ -97,34 +97,34 @@ def trained(work, algorithm="FedAvg", rounds=2):
         ("convolution", True),
         ("convolution", "vmap"),
         ("nested", False),
-        ("nested", True),  # by vmap: a GPU's clients are trained together wherever they can be
+        ("nested", True),  # By vmap.
         ("normed", False),
     ],
 )
-def test_rounds_on_a_gpu_are_those_on_the_cpu_but_for_rounding(dataset, gpu, module, together):
-    """Client by client on the CPU is the measure of every way on a GPU."""
+def test_rounds_on_a_gpu_equal_those_on_the_cpu_except_for_rounding(dataset, gpu, module, together):
+    """All ways on a GPU are compared with one by one on the CPU."""
     there = engine(dataset, module, together=together, device="cuda", options=OPTIONS)
     here = engine(dataset, module, together=False, options=OPTIONS)
     assert there.together == bool(together)
     np.testing.assert_array_equal(there.initial, here.initial)
     for rounds in (1, 2):
-        (x, judged), (due, due_judged) = trained(there, rounds=rounds), trained(here, rounds=rounds)
-        np.testing.assert_allclose(x, due, **NEAR)
-        assert np.abs(due - here.initial).max() > 1e-2
-        assert judged.loss == pytest.approx(due_judged.loss, rel=1e-4)
-        assert judged.accuracy == due_judged.accuracy
-    assert gpu.made > 10
+        (x, result), (expected, expected_result) = trained(there, rounds=rounds), trained(here, rounds=rounds)
+        np.testing.assert_allclose(x, expected, **NEAR)
+        assert np.abs(expected - here.initial).max() > 1e-2
+        assert result.loss == pytest.approx(expected_result.loss, rel=1e-4)
+        assert result.accuracy == expected_result.accuracy
+    assert gpu.created > 10
 
 
 @pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("name", sorted({*algorithms.REGISTRY} - {"LocalDescent"}))  # of nodes without a server
+@pytest.mark.parametrize("name", sorted({*algorithms.REGISTRY} - {"LocalDescent"}))  # It has no server.
 def test_every_method_on_a_gpu(dataset, gpu, name, together):
     algorithm = algorithms.named(name, **({"local_steps": 8} if name == "FlexibleFedAvg" else {}))
     options = LocalOptions(weight_decay=0.01, momentum=0.0 if algorithm.needs_plain_steps else 0.5)
     there = engine(dataset, "convolution", together=together, device="cuda:0", options=options)
     here = engine(dataset, "convolution", together=False, options=options)
-    (x, _), (due, _) = (trained(work, algorithm, rounds=3) for work in (there, here))
-    np.testing.assert_allclose(x, due, rtol=2e-3, atol=1e-5)
+    (x, _), (expected, _) = (trained(work, algorithm, rounds=3) for work in (there, here))
+    np.testing.assert_allclose(x, expected, rtol=2e-3, atol=1e-5)
 
 
 def test_first_gradients_on_a_gpu(dataset, gpu):
@@ -132,12 +132,12 @@ def test_first_gradients_on_a_gpu(dataset, gpu):
         engine(dataset, "convolution", together=way, **on) for way, on in ((True, {"device": "cuda"}), (False, {}))
     )
     server = Server(here.initial, "MIFA", clients=CLIENTS, lr=0.1)
-    found, due = (work.gradients(server.broadcast([0, 2]), 3) for work in (there, here))
+    on_gpu, on_cpu = (work.gradients(server.broadcast([0, 2]), 3) for work in (there, here))
     for client in (0, 2):
-        np.testing.assert_allclose(found[client], due[client], **NEAR)
+        np.testing.assert_allclose(on_gpu[client], on_cpu[client], **NEAR)
 
 
-def test_updates_from_a_gpu_have_memory_of_their_own(dataset, gpu):
+def test_updates_from_a_gpu_have_their_own_memory(dataset, gpu):
     work = engine(dataset, "normed", device="cuda", together=False)
     server = Server(work.initial, "FedAvg", clients=CLIENTS, lr=0.1)
     updates = list(work.updates(server.broadcast([0, 1])))
@@ -145,12 +145,12 @@ def test_updates_from_a_gpu_have_memory_of_their_own(dataset, gpu):
     assert np.abs(updates[0].value - updates[1].value).max() > 1e-3
 
 
-def test_threads_are_the_cpus_alone(dataset, gpu):
+def test_a_gpu_uses_one_thread(dataset, gpu):
     assert engine(dataset, "convolution", device="cuda", threads=4)._threads == 1
     assert engine(dataset, "convolution", threads=4)._threads == 4
 
 
-def test_what_is_set_for_a_gpu_is_set_back(gpu):
+def test_repeatable_restores_torch_s_settings(gpu):
     cudnn = torch.backends.cudnn
     before = cudnn.allow_tf32, cudnn.deterministic, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -164,7 +164,7 @@ def test_what_is_set_for_a_gpu_is_set_back(gpu):
     assert (cudnn.allow_tf32, cudnn.deterministic) == before[:2]
 
 
-def test_without_a_gpu_the_error_says_what_is_missing(dataset, monkeypatch):
+def test_a_missing_gpu_is_an_error(dataset, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match=r"^device\b"):
         engine(dataset, "convolution", device="cuda")
@@ -172,12 +172,12 @@ def test_without_a_gpu_the_error_says_what_is_missing(dataset, monkeypatch):
         engine(dataset, "convolution", device="gpu")
 
 
-def test_a_gpu_that_is_not_there(dataset, gpu):
+def test_a_gpu_number_out_of_range_is_an_error(dataset, gpu):
     with pytest.raises(DeviceError, match=r"^device\b.*'cuda:3'"):
         engine(dataset, "convolution", device="cuda:3")
 
 
-def test_what_torch_cannot_batch_is_refused_by_name(dataset):
+def test_a_model_that_torch_cannot_batch_is_rejected(dataset):
     with pytest.raises(RangeError, match=r"^together\b"):
         engine(dataset, "normed", together="vmap")
     with pytest.raises(RangeError, match=r"^together\b"):
@@ -185,19 +185,19 @@ def test_what_torch_cannot_batch_is_refused_by_name(dataset):
 
 
 FAULTS = {
-    "on the CPU": lambda there: torch.zeros(3, device=GPU) + torch.ones(3),
-    "indices": lambda there: there.index_select(0, torch.tensor([0])),
-    "in place": lambda there: torch.ones(3).add_(there),
-    "a buffer": lambda there: torch.bmm(there.view(1, 1, 3), there.view(1, 3, 1), out=torch.empty(1, 1, 1)),
-    "read": lambda there: there.numpy(),
-    "a view": lambda there: there[1:].numpy(),
+    "on the CPU": lambda tensor: torch.zeros(3, device=GPU) + torch.ones(3),
+    "indices": lambda tensor: tensor.index_select(0, torch.tensor([0])),
+    "in place": lambda tensor: torch.ones(3).add_(tensor),
+    "a buffer": lambda tensor: torch.bmm(tensor.view(1, 1, 3), tensor.view(1, 3, 1), out=torch.empty(1, 1, 1)),
+    "read": lambda tensor: tensor.numpy(),
+    "a view": lambda tensor: tensor[1:].numpy(),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_the_pretence_finds_what_a_gpu_would(gpu, fault):
-    there = torch.ones(3).to(GPU)
-    assert there.device == there[1:].device == GPU
+def test_the_simulated_gpu_finds_mixed_devices(gpu, fault):
+    tensor = torch.ones(3).to(GPU)
+    assert tensor.device == tensor[1:].device == GPU
     with pytest.raises(MixedDevicesError):
-        fault(there)
-    np.testing.assert_array_equal(there.cpu().numpy(), np.ones(3))
+        fault(tensor)
+    np.testing.assert_array_equal(tensor.cpu().numpy(), np.ones(3))

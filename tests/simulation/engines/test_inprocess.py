@@ -1,7 +1,7 @@
+"""The engine in this process."""
+
 import threading
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from fedcore import algorithms
 from fedcore.algorithms.rates import InverseStep
 from fedcore.errors import RangeError, ShapeError, UnknownClientError
 from fedcore.model import Layout
-from fedcore.server import Broadcast, Server, Update
+from fedcore.server import Server, Update
 from fedcore.simulation import in_process as inprocess
 from fedcore.simulation.batching import batched_sgd as together_module
 from fedcore.simulation.batching.batched_sgd import MOST_PARAMETERS
@@ -24,98 +24,93 @@ from fedcore.simulation.nets import build
 from fedcore.simulation.participation import Active
 from fedcore.simulation.sgd import FlatModel, LocalOptions, sgd
 from fedcore.simulation.torch_device import seeded
-from tests.simulation.asked import asked
+from tests.simulation.kit import instructions_of
 
 CLIENTS = 4
 
 
-def wide() -> nn.Module:
-    """A perceptron of more parameters than are trained together."""
+def wide():
+    """A perceptron that is too large to be trained together."""
     return build("mlp", seed=0, hidden=[MOST_PARAMETERS // 64])
 
 
 @pytest.fixture(scope="module")
-def dataset() -> Dataset:
-    """Three classes of 8x8 images, each a noisy pattern of its own."""
+def dataset():
+    """Three classes of 8x8 images, each a noisy pattern."""
     random = np.random.default_rng(0)
     y = np.arange(150) % 3
     x = (random.random((3, 1, 8, 8))[y] + random.normal(size=(150, 1, 8, 8)) / 4).astype(np.float32)
-    return Dataset("made up", x[:120], y[:120], x[120:], y[120:], classes=3)
+    return Dataset("patterns", x[:120], y[:120], x[120:], y[120:], classes=3)
 
 
 @pytest.fixture(scope="module")
-def parts(dataset: Dataset) -> list[np.ndarray]:
+def parts(dataset):
     return [*shards(dataset.train_y, CLIENTS, 3, seed=0)[:3], np.arange(7)]
 
 
-def convolution() -> nn.Module:
+def convolution():
     with seeded(1, "tests"):
         return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 10))
 
 
-def engine(
-    dataset: Dataset, parts: list[np.ndarray], *, module: Callable[[], nn.Module] | None = None, **options: Any
-) -> InProcess:
+def engine(dataset, parts, *, module=None, **options):
     options = {"batch": 8, "epochs": 2, "seed": 5} | options
     return InProcess(module() if module else build("mlp", seed=1), dataset, parts, **options)
 
 
-def sent(engine: InProcess, *ids: int, round: int = 0, lr: float = 0.1) -> Broadcast:
+def sent(engine, *ids, round=0, lr=0.1):
     server = Server(engine.initial, algorithms.named("FedAvg"), clients=CLIENTS, lr=lr)
     return replace(server.broadcast(ids), round=round)
 
 
-def models(engine: InProcess, broadcast: Broadcast) -> dict[Any, np.ndarray]:
+def models(engine, broadcast):
     return {update.client: np.array(update.value) for update in engine.updates(broadcast)}
 
 
-def test_initial_is_a_copy_of_the_modules_values(dataset: Dataset, parts: list[np.ndarray]) -> None:
+def test_initial_is_a_copy_of_the_module_s_values(dataset, parts):
     work = engine(dataset, parts)
-    due = Layout.of(build("mlp", seed=1)).flatten(build("mlp", seed=1))
+    expected = Layout.of(build("mlp", seed=1)).flatten(build("mlp", seed=1))
     models(work, sent(work, 0, 1))
-    np.testing.assert_array_equal(work.initial, due)
+    np.testing.assert_array_equal(work.initial, expected)
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_an_update_is_the_rules_result_on_the_clients_part(
-    dataset: Dataset, parts: list[np.ndarray], together: bool
-) -> None:
+def test_an_update_is_sgd_on_the_client_s_part(dataset, parts, together):
     work = engine(dataset, parts, together=together)
     assert work.together == together
     broadcast = sent(work, 2, round=3)
-    (update,) = ((update, np.array(update.value)) for update in work.updates(broadcast))
+    (update,) = work.updates(broadcast)
 
     model = FlatModel(build("mlp", seed=1))
     batches = minibatches(len(parts[2]), 8, epochs=2, seed=5, round=3, client=2)
     own_x, own_y = torch.from_numpy(dataset.train_x[parts[2]]), torch.from_numpy(dataset.train_y[parts[2]])
-    steps = sgd(model, own_x, own_y, batches, asked()).steps
+    steps = sgd(model, own_x, own_y, batches, instructions_of()).steps
 
-    if together:
-        np.testing.assert_allclose(update[1], model.flat.numpy(), rtol=1e-4, atol=1e-6)
-    else:
-        np.testing.assert_array_equal(update[1], model.flat.numpy())
-    assert (update[0].client, update[0].steps, update[0].examples) == (2, steps, len(parts[2]))
-    assert update[0].lr == broadcast.lr
-    assert np.abs(update[1] - work.initial).max() > 1e-3
+    rtol, atol = (1e-4, 1e-6) if together else (0, 0)
+    np.testing.assert_allclose(update.value, model.flat.numpy(), rtol=rtol, atol=atol)
+    assert (update.client, update.steps, update.examples, update.lr) == (2, steps, len(parts[2]), broadcast.lr)
+    assert np.abs(update.value - work.initial).max() > 1e-3
 
 
-def test_an_update_depends_on_nobody_elses(dataset: Dataset, parts: list[np.ndarray]) -> None:
+def test_an_update_does_not_depend_on_other_clients_or_groups(dataset, parts, monkeypatch):
     work = engine(dataset, parts)
     together = models(work, sent(work, 0, 1, 3))
-    other_order = models(work, sent(work, 3, 0))
-    np.testing.assert_array_equal(together[3], other_order[3])
-    np.testing.assert_array_equal(together[0], other_order[0])
+    for client, y in models(work, sent(work, 3, 0)).items():
+        np.testing.assert_array_equal(y, together[client])
     assert not np.array_equal(together[0], models(work, sent(work, 0, round=1))[0])
+    monkeypatch.setattr(together_module, "CLIENTS", 2)
+    for client, y in models(work, sent(work, 3, 1, 0)).items():
+        np.testing.assert_array_equal(y, together[client])
 
 
-def test_steps_done_are_reported(dataset: Dataset, parts: list[np.ndarray]) -> None:
+def test_updates_have_their_number_of_steps(dataset, parts):
     by_epochs = engine(dataset, parts)
     assert [update.steps for update in by_epochs.updates(sent(by_epochs, 0, 3))] == [2 * -(-len(parts[0]) // 8), 2]
     by_steps = engine(dataset, parts, epochs=None, steps=9)
     assert [update.steps for update in by_steps.updates(sent(by_steps, 0, 3))] == [9, 9]
 
 
-def test_a_share_of_the_steps_is_where_all_steps_come_by(dataset: Dataset, parts: list[np.ndarray]) -> None:
+def test_a_share_of_the_steps_is_a_prefix_of_all_steps(dataset, parts):
     work = engine(dataset, parts)
     active = Active(np.array([0, 3]), shares=np.array([0.5, 0.01]), counts=np.array([3, 1]))
     got = [(u.client, u.steps, u.count, np.array(u.value)) for u in work.updates(sent(work, 0, 3), active)]
@@ -125,7 +120,7 @@ def test_a_share_of_the_steps_is_where_all_steps_come_by(dataset: Dataset, parts
     np.testing.assert_array_equal(got[0][3], models(by_steps, sent(by_steps, 0))[0])
 
 
-def test_active_clients_are_those_of_the_broadcast(dataset: Dataset, parts: list[np.ndarray]) -> None:
+def test_active_must_have_the_clients_of_the_broadcast(dataset, parts):
     work = engine(dataset, parts)
     everything = [(u.client, u.steps, u.count) for u in work.updates(sent(work, 0, 3), Active(np.array([0, 3])))]
     assert everything == [(u.client, u.steps, u.count) for u in work.updates(sent(work, 0, 3))]
@@ -134,7 +129,7 @@ def test_active_clients_are_those_of_the_broadcast(dataset: Dataset, parts: list
             next(work.updates(sent(work, 0, 3), Active(np.array(other, np.int64))))
 
 
-def test_one_by_one_updates_share_one_writable_buffer(dataset: Dataset, parts: list[np.ndarray]) -> None:
+def test_one_by_one_updates_share_one_writable_buffer(dataset, parts):
     work = engine(dataset, parts, together=False)
     first, second = work.updates(sent(work, 0, 1))
     assert np.shares_memory(first.value, second.value)
@@ -142,7 +137,7 @@ def test_one_by_one_updates_share_one_writable_buffer(dataset: Dataset, parts: l
     assert not first.keep
 
 
-def test_together_an_update_has_memory_of_its_own(dataset: Dataset, parts: list[np.ndarray]) -> None:
+def test_together_each_update_has_its_own_memory(dataset, parts):
     work = engine(dataset, parts)
     updates = list(work.updates(sent(work, 0, 1)))
     assert not np.shares_memory(updates[0].value, updates[1].value)
@@ -153,7 +148,7 @@ def test_together_an_update_has_memory_of_its_own(dataset: Dataset, parts: list[
         np.testing.assert_array_equal(update.value, y)
 
 
-def test_a_round_on_the_server_is_the_mean_of_the_models(dataset: Dataset, parts: list[np.ndarray]) -> None:
+def test_a_round_on_the_server_is_the_mean_of_the_models(dataset, parts):
     work = engine(dataset, parts)
     server = Server(work.initial, algorithms.named("FedAvg"), clients=CLIENTS, lr=0.1)
     each = models(work, server.broadcast([0, 1, 3]))
@@ -163,7 +158,7 @@ def test_a_round_on_the_server_is_the_mean_of_the_models(dataset: Dataset, parts
     np.testing.assert_allclose(server.x, np.average(list(each.values()), axis=0, weights=weights), atol=1e-6)
 
 
-def test_rounds_learn(dataset: Dataset, parts: list[np.ndarray]) -> None:
+def test_rounds_learn(dataset, parts):
     work = engine(dataset, parts)
     server = Server(work.initial, algorithms.named("FedAvg"), clients=CLIENTS, lr=0.05)
     before = work.evaluate(server.x)
@@ -174,31 +169,15 @@ def test_rounds_learn(dataset: Dataset, parts: list[np.ndarray]) -> None:
     assert after.loss < before.loss / 2
 
 
-METHODS = [
-    "FedAvg",
-    "MBSTORM",
-    "FedProx",
-    "FedAvgM",
-    "FedAvgMVR",
-    "SCAFFOLD",
-    "SCAFFOLDM",
-    "SCAFFOLDMVR",
-    "MIFA",
-    "MimiC",
-]
+METHODS = ["MBSTORM", "FedProx", "FedAvgM", "FedAvgMVR", "SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "MIFA", "MimiC"]
 
 
 @pytest.mark.parametrize("module", [None, convolution])
 @pytest.mark.parametrize("algorithm", [*map(algorithms.named, METHODS), algorithms.LocalDescent(full_gradient=True)])
-def test_together_goes_the_way_of_one_by_one(
-    dataset: Dataset,
-    parts: list[np.ndarray],
-    algorithm: algorithms.Algorithm,
-    module: Callable[[], nn.Module] | None,
-) -> None:
-    """Every method, with options, shares of the work and clients of different sizes, over some rounds."""
+def test_together_equals_one_by_one_except_for_rounding(dataset, parts, algorithm, module):
+    """With options, shares of the steps and clients of different sizes, over some rounds."""
     options = LocalOptions(weight_decay=0.01, clip=None if algorithm.needs_plain_steps else 0.5)
-    cohorts = [np.array(cohort) for cohort in ([0, 1, 2, 3], [1, 3], [0, 2, 3], [3])]
+    cohorts = [np.array(cohort) for cohort in ([0, 1, 2, 3], [0, 2, 3], [3])]
     ends = []
     for together in (False, True):
         work = engine(dataset, parts, module=module, together=together, options=options)
@@ -210,15 +189,13 @@ def test_together_goes_the_way_of_one_by_one(
             assert report.accepted == tuple(cohort)
         ends.append(server.x)
     np.testing.assert_allclose(ends[1], ends[0], rtol=1e-3, atol=1e-5)
-    assert np.abs(ends[0] - work.initial).max() > 1e-2
+    assert np.abs(ends[0] - work.initial).max() > 5e-3
 
 
 @pytest.mark.parametrize("module", [None, convolution])
-@pytest.mark.parametrize("threads", [2, 3, 9])
-def test_threads_are_no_matter_of_the_result(
-    dataset: Dataset, parts: list[np.ndarray], threads: int, module: Callable[[], nn.Module] | None
-) -> None:
-    """In a call or in several at once, and in the order of the broadcast; a method whose clients read the server's."""
+@pytest.mark.parametrize("threads", [2, 9])
+def test_the_bits_do_not_depend_on_threads(dataset, parts, threads, module):
+    """With one call or several at once, in the order of the broadcast, and with offsets."""
     ends = []
     for work in (engine(dataset, parts, module=module, threads=count) for count in (1, threads)):
         server = Server(work.initial, "SCAFFOLD", clients=CLIENTS, lr=0.2)
@@ -231,9 +208,7 @@ def test_threads_are_no_matter_of_the_result(
 
 
 @pytest.mark.parametrize("module", [None, convolution])
-def test_clients_of_single_examples_have_their_bits_whoever_is_beside_them(
-    dataset: Dataset, parts: list[np.ndarray], module: Callable[[], nn.Module] | None
-) -> None:
+def test_bits_with_minibatches_of_one_example_do_not_depend_on_other_clients(dataset, parts, module):
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -248,18 +223,18 @@ def test_clients_of_single_examples_have_their_bits_whoever_is_beside_them(
     np.testing.assert_array_equal(ends[2], ends[0])
 
 
-def test_threads_end_when_nobody_asks_for_more(dataset: Dataset, parts: list[np.ndarray]) -> None:
+def test_threads_end_when_the_iterator_is_closed(dataset, parts):
     work, before = engine(dataset, parts, threads=2), set(threading.enumerate())
     updates = work.updates(sent(work, 0, 1, 2, 3))
     assert next(updates).client == 0
     own = {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("fedcore clients")}
-    assert own  # one or two: a quick one takes the next client before another is begun
+    assert own  # A fast thread may take the next client before a second thread starts.
     updates.close()
     assert not own & set(threading.enumerate())
 
 
-def test_what_fails_in_a_thread_is_raised(dataset: Dataset, parts: list[np.ndarray], monkeypatch: Any) -> None:
-    def fails(*_: Any, **__: Any) -> None:
+def test_an_error_in_a_thread_is_raised(dataset, parts, monkeypatch):
+    def fails(*_, **__):
         raise MemoryError("made up")
 
     work = engine(dataset, parts, threads=2)
@@ -269,21 +244,19 @@ def test_what_fails_in_a_thread_is_raised(dataset: Dataset, parts: list[np.ndarr
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_gradients_are_those_at_x_whatever_the_offset(
-    dataset: Dataset, parts: list[np.ndarray], together: bool
-) -> None:
+def test_gradients_at_x_do_not_depend_on_the_offset(dataset, parts, together):
     work = engine(dataset, parts, together=together)
     server = Server(work.initial, "SCAFFOLD", clients=CLIENTS, lr=0.1)
     server.round(work.updates(server.broadcast([0, 1])))
     plain = Server(server.x, "FedAvg", clients=CLIENTS, lr=0.1)
-    came, due = work.gradients(server.broadcast([0, 2])), work.gradients(plain.broadcast([0, 2]))
+    with_offset, without = work.gradients(server.broadcast([0, 2])), work.gradients(plain.broadcast([0, 2]))
     assert np.abs(server.broadcast([0]).offset(0)).max() > 0
     for client in (0, 2):
-        np.testing.assert_array_equal(came[client], due[client])
+        np.testing.assert_array_equal(with_offset[client], without[client])
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_rates_that_change_within_a_round(dataset: Dataset, parts: list[np.ndarray], together: bool) -> None:
+def test_rates_that_change_within_a_round(dataset, parts, together):
     """h_i = (x - y_i) / (the sum of the rates of its K_i steps), which becomes MIFA's row."""
     rate = InverseStep(mu=2.0, alpha=3.0, E=5)
     work = engine(dataset, parts, together=together)
@@ -293,47 +266,33 @@ def test_rates_that_change_within_a_round(dataset: Dataset, parts: list[np.ndarr
         ys = models(work, broadcast)
         report = server.round(work.updates(broadcast))
         for client, K in zip((0, 1, 3), (8, 8, 2), strict=True):
-            due = (x.astype(np.float64) - ys[client]) / sum(rate.of_step(t, k) for k in range(K))
-            np.testing.assert_allclose(server.store.read(client), due, rtol=1e-5, atol=1e-7)
+            expected = (x.astype(np.float64) - ys[client]) / sum(rate.of_step(t, k) for k in range(K))
+            np.testing.assert_allclose(server.store.read(client), expected, rtol=1e-5, atol=1e-7)
         assert report.gamma == pytest.approx(np.mean([sum(rate.of_step(t, k) for k in range(K)) for K in (8, 8, 2)]))
 
 
-def test_a_group_of_clients_is_no_matter_of_the_result(
-    dataset: Dataset, parts: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work = engine(dataset, parts)
-    together = models(work, sent(work, 0, 1, 2, 3))
-    monkeypatch.setattr(together_module, "CLIENTS", 2)
-    for client, y in models(work, sent(work, 3, 2, 0, 1)).items():
-        np.testing.assert_array_equal(y, together[client])
-
-
 @pytest.mark.parametrize("together", [False, True])
-def test_one_minibatch_is_all_that_the_steps_would_see(
-    dataset: Dataset, parts: list[np.ndarray], together: bool
-) -> None:
+def test_one_minibatch_has_the_examples_of_all_steps(dataset, parts, together):
     work = engine(dataset, parts, together=together)
     (update,) = work.updates(replace(sent(work, 2, round=3), local_rule=OneMinibatch()))
     model = FlatModel(build("mlp", seed=1))
     seen = np.concatenate(list(minibatches(len(parts[2]), 8, epochs=2, seed=5, round=3, client=2)))
     assert len(seen) == 2 * len(parts[2])
-    sgd(model, *work._train, [parts[2][seen]], asked())
+    sgd(model, *work._train, [parts[2][seen]], instructions_of())
     np.testing.assert_allclose(update.value, model.flat.numpy(), rtol=1e-4, atol=1e-7)
     assert update.steps == 1
 
 
 @pytest.mark.parametrize(("module", "together"), [(lambda: build("mlp", seed=0), True), (wide, False)])
-def test_what_is_trained_together_is_a_matter_of_the_model(
-    dataset: Dataset, parts: list[np.ndarray], module: Callable[[], nn.Module], together: bool
-) -> None:
+def test_what_is_trained_together_is_a_matter_of_the_model(dataset, parts, module, together):
     assert InProcess(module(), dataset, parts, batch=8, steps=1, seed=0).together == together
 
 
 @pytest.mark.parametrize("batch", [7, 1000])
-def test_evaluation(dataset: Dataset, parts: list[np.ndarray], batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation(dataset, parts, batch, monkeypatch):
     monkeypatch.setattr(inprocess, "EVALUATION_BATCH", batch)
     work = engine(dataset, parts)
-    models(work, sent(work, 0))  # the model now holds something else
+    models(work, sent(work, 0))  # This changes the model.
     got = work.evaluate(work.initial)
     with torch.no_grad():
         scores = build("mlp", seed=1)(torch.from_numpy(dataset.test_x))
@@ -342,11 +301,11 @@ def test_evaluation(dataset: Dataset, parts: list[np.ndarray], batch: int, monke
     assert got.accuracy == (scores.argmax(1) == labels).sum() / 30
 
 
-def test_norms_learn_in_training_and_are_used_in_evaluation(dataset: Dataset, parts: list[np.ndarray]) -> None:
+def test_evaluation_uses_trained_batchnorm_statistics(dataset, parts):
     module = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3))
     work = InProcess(module, dataset, parts, batch=8, steps=2, seed=0)
     y = models(work, sent(work, 0))[0]
-    assert np.abs(y[-64:] - work.initial[-64:]).min() > 0  # the running variance
+    assert np.abs(y[-64:] - work.initial[-64:]).min() > 0  # The running variance.
     got = work.evaluate(y)
     module.eval()
     with torch.no_grad():
@@ -355,7 +314,7 @@ def test_norms_learn_in_training_and_are_used_in_evaluation(dataset: Dataset, pa
     assert work.evaluate(y) == got
 
 
-def test_dropout_depends_on_the_round_and_the_client_alone(dataset: Dataset) -> None:
+def test_dropout_depends_only_on_the_round_and_the_client(dataset):
     module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))
     work = InProcess(module, dataset, [np.array([7])] * 3, batch=1, steps=1, seed=0)
     torch.manual_seed(1)
@@ -364,7 +323,7 @@ def test_dropout_depends_on_the_round_and_the_client_alone(dataset: Dataset) -> 
     state = torch.get_rng_state()
     np.testing.assert_array_equal(models(work, sent(work, 1))[1], together[1])
     assert torch.equal(torch.get_rng_state(), state)
-    assert not np.array_equal(together[0], together[1])  # one step on one example: only the masks differ
+    assert not np.array_equal(together[0], together[1])  # Only the masks differ.
     assert not np.array_equal(models(work, sent(work, 0, round=1))[0], together[0])
 
 
@@ -376,16 +335,16 @@ def test_dropout_depends_on_the_round_and_the_client_alone(dataset: Dataset) -> 
         ({"parts": [np.array([120])]}, r"^parts\b"),
         ({"parts": [np.array([-1])]}, r"^parts\b"),
         ({"batch": 0}, r"^batch\b"),
-        ({"steps": 3}, r"^epochs, steps\b"),
+        ({"steps": 3}, r"^epochs\b"),
     ],
 )
-def test_wrong_arguments_are_refused_at_once(dataset: Dataset, wrong: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_rejected_at_once(dataset, wrong, message):
     options = {"parts": [np.arange(3)], "batch": 8, "epochs": 1, "seed": 0} | wrong
     with pytest.raises(RangeError, match=message):
         InProcess(build("mlp", seed=0), dataset, **options)
 
 
-def test_what_cannot_be_trained_is_refused(dataset: Dataset, parts: list[np.ndarray]) -> None:
+def test_unknown_clients_and_wrong_vectors_are_rejected(dataset, parts):
     work = engine(dataset, parts)
     broadcast = sent(work, 0)
     for client in (4, -1, "0"):
@@ -395,9 +354,8 @@ def test_what_cannot_be_trained_is_refused(dataset: Dataset, parts: list[np.ndar
         work.evaluate(work.initial[:-1])
 
 
-def test_updates_are_made_when_asked_for(dataset: Dataset, parts: list[np.ndarray]) -> None:
+def test_updates_are_computed_lazily(dataset, parts):
     work = engine(dataset, parts)
-    updates = work.updates(sent(work, 1, 0))
-    first = next(updates)
+    first = next(work.updates(sent(work, 1, 0)))
     assert isinstance(first, Update)
     assert first.client == 1

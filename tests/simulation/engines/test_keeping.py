@@ -1,4 +1,4 @@
-"""Clients that keep their own rows in an experiment: the way of the server's rows, and nothing lost by a stop."""
+"""Clients that keep rows in an experiment: the same models as with rows at the server, also after a resume."""
 
 import json
 from itertools import pairwise
@@ -36,16 +36,16 @@ def trial_of(method, *changes, **more):
     return Trial(load_preset("quickstart", [f"algorithms=[{written(method, **more)}]", *changes]), 0, 0)
 
 
-def course(trial):
+def run(trial):
     parts = build(trial)
     lines = list(rounds(parts, count=12, evaluate_every=12))
     return np.array(parts.server.x), lines, parts
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rows_at_the_clients_go_the_same_way(method):
-    at_server, theirs, _ = course(trial_of(method))
-    at_clients, ours, parts = course(trial_of(method, placement="client"))
+def test_rows_at_the_clients_give_the_same_model(method):
+    at_server, theirs, _ = run(trial_of(method))
+    at_clients, ours, parts = run(trial_of(method, placement="client"))
     assert isinstance(parts.engine, KeepingClients)
     assert not parts.server.algorithm.keeps_rows
     start = parts.engine._engine.initial
@@ -55,7 +55,7 @@ def test_rows_at_the_clients_go_the_same_way(method):
         assert parts.engine.rows.keys() == {client for line in ours for client in line.active}
 
 
-def test_a_client_that_was_refused_keeps_its_row():
+def test_a_rejected_client_keeps_its_row():
     parts = build(trial_of("MimiC", placement="client"))
     list(rounds(parts, count=1, evaluate_every=12))
     engine, server = parts.engine, parts.server
@@ -74,7 +74,7 @@ def test_a_client_that_was_refused_keeps_its_row():
 
 
 @pytest.mark.parametrize("method", ["MimiC", "SCAFFOLD", "FedAvgM"])
-def test_a_stopped_trial_has_its_clients_rows_again(tmp_path, method):
+def test_a_resumed_trial_has_its_clients_rows(tmp_path, method):
     trial = trial_of(method, placement="client")
     run_trial(trial, tmp_path / "straight")
 
@@ -92,7 +92,7 @@ def test_a_stopped_trial_has_its_clients_rows_again(tmp_path, method):
     assert not list((tmp_path / "stopped" / "checkpoints").glob("*"))
 
 
-def test_a_warm_start_gives_the_clients_their_rows_too():
+def test_a_warm_start_sets_the_clients_rows():
     method = "SCAFFOLDMVR"
     start = build(trial_of(method, "algorithms=[{name='SCAFFOLDMVR', placement='client', warm_start=true}]"))
     kept = build(trial_of(method, "algorithms=[{name='SCAFFOLDMVR', warm_start=true}]"))
@@ -101,15 +101,15 @@ def test_a_warm_start_gives_the_clients_their_rows_too():
         assert (start.engine.rows[client] == kept.server.store.read(client)).all()
 
 
-def test_a_warm_start_is_over_b_minibatches():
-    """B times a client's own batches: over all of its examples once it is an epoch, the full gradient."""
+def test_a_warm_start_takes_b_minibatches():
+    """B minibatches of a client; with an epoch of minibatches it is the full gradient."""
     rows = {}
     for B in ("true", "1", "40"):
         trial = trial_of("SCAFFOLD", f"algorithms=[{{name='SCAFFOLD', warm_start={B}}}]", "local.batch=1000")
         rows[B] = build(trial).server.store.read(3)
         label = trial.method.label
         assert label == ("SCAFFOLD (warm start)" if B == "true" else f"SCAFFOLD (warm start, B={B})")
-    np.testing.assert_allclose(rows["40"], rows["1"], atol=1e-6)  # a minibatch of 1,000 is all that it has
+    np.testing.assert_allclose(rows["40"], rows["1"], atol=1e-6)  # A minibatch of 1,000 has all its examples.
     small = [build(trial_of("SCAFFOLD", f"algorithms=[{{name='SCAFFOLD', warm_start={B}}}]")) for B in (1, 200)]
     one, many = (np.linalg.norm(parts.server.store.read(3) - rows["40"]) for parts in small)
     assert many < 0.3 * one
@@ -118,11 +118,11 @@ def test_a_warm_start_is_over_b_minibatches():
 
 
 @pytest.mark.parametrize(("pattern", "part"), [("{name='Always'}", 0.5), ("{name='Uniform', k=3}", None)])
-def test_who_was_there_before_is_sent_the_model_alone(pattern, part):
-    """Sec. 3.1 of Cheng et al.: g follows from two models. A newcomer to the round is sent both, as much as g."""
+def test_clients_of_the_last_round_are_sent_only_the_model(pattern, part):
+    """Sec. 3.1 of Cheng et al.: g follows from two models. Other clients are sent both, as many bytes as g."""
     change = f"participation={pattern}"
-    _, theirs, _ = course(trial_of("FedAvgM", change))
-    _, ours, parts = course(trial_of("FedAvgM", change, placement="client"))
+    _, theirs, _ = run(trial_of("FedAvgM", change))
+    _, ours, parts = run(trial_of("FedAvgM", change, placement="client"))
     one = 4 * parts.server.layout.n_parameters
     active = [set(line.active) for line in ours]
     late = [0, *(len(now - before) for before, now in pairwise(active))]

@@ -1,4 +1,4 @@
-"""The engine on a true GPU, where there is one: what ``make gpu-check`` looks at, and what can be drawn there alone."""
+"""The engine on a real GPU: the checks of ``make gpu-check``, and random numbers of GPUs."""
 
 import numpy as np
 import pytest
@@ -17,13 +17,13 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("what", "together"), [(what, together) for what, (_, _, _, ways) in MODELS.items() for together in ways]
+    ("model", "together"), [(model, together) for model, (_, _, _, ways) in MODELS.items() for together in ways]
 )
-def test_clients_are_the_cpus_but_for_rounding_and_twice_the_same(what, together):
-    check(what, together, "cuda")
+def test_clients_equal_those_on_the_cpu_except_for_rounding_and_repeat(model, together):
+    check(model, together, "cuda")
 
 
-def test_dropout_depends_on_the_round_and_the_client_alone():
+def test_dropout_depends_only_on_the_round_and_the_client():
     work = InProcess(
         build("vgg11", seed=0), dataset((3, 32, 32)), [np.array([7])] * 3, batch=1, steps=1, seed=0, device="cuda"
     )
@@ -38,10 +38,10 @@ def test_dropout_depends_on_the_round_and_the_client_alone():
     state = torch.cuda.get_rng_state()
     np.testing.assert_array_equal(sent(1)[1], both[1])
     assert torch.equal(torch.cuda.get_rng_state(), state)
-    assert not np.array_equal(both[0], both[1])  # one step on one example: only the masks differ
+    assert not np.array_equal(both[0], both[1])  # Only the masks differ.
 
 
-def test_torchs_numbers_on_a_gpu_are_drawn_from_the_seed():
+def test_random_numbers_on_a_gpu_depend_on_the_seed():
     device = torch.device("cuda", 0)
     drawn = []
     for before in (1, 2):

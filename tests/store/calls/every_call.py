@@ -18,7 +18,7 @@ import numpy as np
 from fedcore import ClientStore, Server, Storage, Update, algorithms, errors
 from tests.kit import place, with_history
 from tests.server.invariant import contradictions
-from tests.server.stopping import lasting
+from tests.server.stopping import immutable_copy
 from tests.store.calls.failing import Calls
 
 METHODS = {"MIFA": algorithms.MIFA(wait=False), "MimiC": "MimiC", "SCAFFOLD": "SCAFFOLD"}
@@ -50,7 +50,7 @@ CHANGES = [a_round, an_arrival, a_departure, a_compaction]
 
 
 class Trial:
-    """A server, and a twin in memory of which no call fails: what the server should be."""
+    """A server, and a reference in memory of which no call fails."""
 
     def __init__(self, folder, method, medium, error):
         self.folder, self.method, self.error = folder, method, error
@@ -75,7 +75,7 @@ class Trial:
             sys.stderr.flush()
 
     def attempt(self, act):
-        """Whether it was done. What fails says so as fedcore does."""
+        """Whether it was done. Errors are those of fedcore."""
         try:
             act()
         except errors.FedcoreError as error:
@@ -110,30 +110,35 @@ class Trial:
             at, tried = at + stride, tried + 1
 
     def reopen(self):
-        """As after an error that says so."""
+        """Open the server again, as some errors demand."""
         with suppress(errors.FedcoreError):
             self.server.close()
         self.server = Server.load(self.path)
 
     def check_server(self, done, operation=None):
         """Memory and folder are both as before an operation, or both as after it; and the server goes on."""
-        if self.server._backend.store._session.commits.broken is not None:
-            self.expect(not done, f"expected an error, since {self.server._backend.store._session.commits.broken}")
+        if self.server._backend.store._session.broken is not None:
+            self.expect(not done, f"expected an error, since {self.server._backend.store._session.broken}")
             self.reopen()
-        if operation is not None and (done or lasting(self.server) != lasting(self.twin)):
+        if operation is not None and (done or immutable_copy(self.server) != immutable_copy(self.twin)):
             operation(self.twin, self.number)
-        self.expect(lasting(self.server) == lasting(self.twin), "expected all as before or all as after, got neither")
+        self.expect(
+            immutable_copy(self.server) == immutable_copy(self.twin),
+            "expected all as before or all as after, got neither",
+        )
         found = contradictions(self.server) + self.server.store.verify()
         self.expect(not found, str(found))
         if self.server.store.medium == "mmap":
             left = Server.load(self.path, storage=Storage(medium="ram"))
-            self.expect(lasting(left) == lasting(self.twin), "expected the folder as memory is")
+            self.expect(immutable_copy(left) == immutable_copy(self.twin), "expected the folder as memory is")
         self.change(a_round)
         while len(self.twin.clients) > CLIENTS + 1:
             self.change(a_departure)
         while len(self.twin.clients) < CLIENTS:
             self.change(an_arrival)
-        self.expect(lasting(self.server) == lasting(self.twin), "expected it to go on as if nothing had happened")
+        self.expect(
+            immutable_copy(self.server) == immutable_copy(self.twin), "expected it to go on as if nothing had happened"
+        )
 
     def each_change(self, operation, stride):
         return self.each(
@@ -144,18 +149,20 @@ class Trial:
         )
 
     def each_save(self, stride):
-        """Over an older copy: it is there, or the new one is."""
+        """Save over an older copy: one of the two exists afterwards."""
         self.server.save(self.copy)
-        kept = lasting(self.twin)
+        kept = immutable_copy(self.twin)
 
         def check(done):
             nonlocal kept
-            now = lasting(Server.load(self.copy, storage=Storage(medium="ram")))
-            self.expect(now == lasting(self.twin) or (not done and now == kept), "expected the older copy or the new")
+            now = immutable_copy(Server.load(self.copy, storage=Storage(medium="ram")))
+            self.expect(
+                now == immutable_copy(self.twin) or (not done and now == kept), "expected the older copy or the new"
+            )
             self.expect(not done or os.listdir(self.folder).count("copy") == 1, "expected a copy")
             self.check_server(done)
             self.server.save(self.copy)
-            kept = lasting(self.twin)
+            kept = immutable_copy(self.twin)
             left = sorted(entry for entry in os.listdir(self.folder) if entry.startswith("copy"))
             self.expect(left == ["copy"], f"expected no drafts after the next save, got {left}")
             self.change(a_round)
@@ -163,7 +170,7 @@ class Trial:
         return self.each("a save", lambda: self.server.save(self.copy), check, stride)
 
     def each_making(self, stride):
-        """A folder for a new server: it is there, or another can be made at its place."""
+        """Make a folder for a new server: it exists, or can be made again."""
         path = self.folder / "new"
 
         def make():
@@ -179,7 +186,7 @@ class Trial:
         return self.each("making", make, check, stride)
 
     def each_opening(self, stride):
-        """Of what a server left that died: it can be opened again, and is as it was."""
+        """Open the folder of a dead server: it has its content."""
         path = self.folder / "left"
 
         def put():
@@ -189,7 +196,7 @@ class Trial:
 
         def check(done):
             with Server.load(path) as server:
-                self.expect(lasting(server) == lasting(self.twin), "expected the acknowledged round")
+                self.expect(immutable_copy(server) == immutable_copy(self.twin), "expected the acknowledged round")
                 self.expect(server.store.verify() == [], "expected a whole store")
                 a_round(server, self.number)
                 self.expect(contradictions(server) == [], str(contradictions(server)))

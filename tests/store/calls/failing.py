@@ -39,7 +39,7 @@ class Calls:
 
     @contextmanager
     def failing(self, number, error) -> Iterator[list[str]]:
-        """Let the number-th call on anything in the folder fail; then the list has its name, if there were so many."""
+        """Let the call with this number on the folder fail; the list then has its name, if there were so many calls."""
         failed: list[str] = []
         self._library.fail_call(number, ERRORS[error], self._folder)
         try:

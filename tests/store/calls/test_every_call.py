@@ -32,13 +32,13 @@ def test_every_call_fails_once(tmp_path, method, medium, error, stride):
 
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("stride", [19, pytest.param(1, marks=LONG)])
-def test_every_call_of_what_can_be_undone_fails_once(tmp_path, error, stride):
+def test_every_call_of_an_undo_history_fails_once(tmp_path, error, stride):
     tried = run("undo_calls", tmp_path, error, str(stride))
     assert min(tried.values()) * stride > 10
 
 
 def run(program, tmp_path, *arguments):
-    """What a program says, in a process of its own, before whose libc the library stands."""
+    """The output of a program in its own process, with the library preloaded."""
     library = built(tmp_path)
     (tmp_path / "folder").mkdir()
     ended = subprocess.run(

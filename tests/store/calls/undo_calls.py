@@ -1,4 +1,4 @@
-"""Lets each call into the system that an undoable store makes fail in turn, and looks at memory and folder after each.
+"""Lets each system call of a store with keep_previous fail in turn, and checks memory and folder after each.
 
 Run it as ``python -m tests.store.calls.undo_calls FOLDER ERROR STRIDE`` with the library of ``failing_calls.c``
 preloaded; it prints, as JSON, how many calls of each operation failed.
@@ -16,7 +16,7 @@ from tests.store.kit import assert_is_at, died, made, play
 from tests.store.test_format import FORMATS, values
 
 CLIENTS = [0, 1, 2, "a"]
-# Rows by the rounds that wrote them, clients, and what an undo goes back to, by the round.
+# Rows by the rounds that wrote them, clients, and the previous round, by the round.
 STATES = {
     0: ({0: 0, "a": 0}, CLIENTS, None),
     1: ({0: 0, 1: 1, "new": 1}, [0, 1, 2, "new"], 0),
@@ -59,7 +59,7 @@ def require(store, possible):
 
 
 def attempt(act, folder):
-    """Whether it was done. What fails says where."""
+    """Whether it was done. An error names the place."""
     try:
         act()
     except errors.StoreError as error:
@@ -76,13 +76,13 @@ def each(calls, folder, name, error, stride):
     begin(start)
     for at in range(1, 10_000, stride):
         shutil.copytree(start, path)
-        store = ClientStore.open(path, undoable=True)
+        store = ClientStore.open(path, keep_previous=True)
         with calls.failing(at, error) as failed:
             done = attempt(lambda: act(store), folder)  # noqa: B023  # it is called at once
         assert failed or done
-        if store._session.commits.broken is not None:
+        if store._session.broken is not None:
             died(store)
-            store = ClientStore.open(path, undoable=True)
+            store = ClientStore.open(path, keep_previous=True)
         store.rollback()
         require(store, {end} if done else {1, end})
         if store.round == 1:
@@ -105,7 +105,7 @@ def each_of_raising(calls, folder, error, stride):
     for tried, at in enumerate(range(1, 10_000, stride)):
         shutil.unpack_archive(FORMATS / "2.zip", folder)
         with calls.failing(at, error) as failed:
-            attempt(lambda: ClientStore.open(folder / "f32", undoable=True).close(), folder)
+            attempt(lambda: ClientStore.open(folder / "f32", keep_previous=True).close(), folder)
         with ClientStore.open(folder / "f32") as store:
             assert store.info().format in ((2, 3) if failed else (3,))
             assert (store.round, store.verify()) == (2, [])

@@ -1,11 +1,11 @@
-"""The disks that a loss of power leaves of a recorded one: of what was not flushed, anything."""
+"""The disks that a loss of power can leave of a recorded one: any part of the writes since the last flush."""
 
 import random
 import struct
 import subprocess
 
 STYLES = ["dropped", "kept", "torn", "any", "reversed"]
-"""What becomes of the writes since the last flush: none, all, some of their sectors, some of them, the later half."""
+"""Kept writes since the last flush: none, all, some of their sectors, some of them, the later half."""
 SECTOR = 512
 
 
@@ -18,7 +18,7 @@ def entries(log):
 
 
 def left(pending, style, chance):
-    """What reaches the disk of the writes since the last flush: (place, content) of each."""
+    """The writes since the last flush that reach the disk: (place, content) of each."""
     match style:
         case "dropped":
             return []
@@ -65,7 +65,7 @@ def cuts(log, base, image, stride, seed):
             writes += 1
             if writes % stride == seed % stride:
                 style = STYLES[writes // stride % len(STYLES)]
-                image.unlink(missing_ok=True)  # whoever has the last one mounted still writes to another file
+                image.unlink(missing_ok=True)  # a mount of the last one still uses the deleted file
                 subprocess.run(["cp", "--sparse=always", base, image], check=True)
                 write(image, left(pending, style, chance))
                 yield mark, f"after write {writes}, of which the unflushed were {style}"

@@ -1,4 +1,4 @@
-"""A real file system on a disk that refuses writes when it is told to, and of which a loss of power leaves a copy."""
+"""A real file system on a disk that fails on request, and that can be copied as after a loss of power."""
 
 import os
 import shutil
@@ -55,24 +55,24 @@ class Disk:
             os.close(fd)
 
     def dump(self, path):
-        """What a loss of power leaves now."""
+        """The image that a loss of power leaves now."""
         self.tell(f"dump {path}")
         return path
 
     def record(self, log, base):
-        """Record from now on what is written and flushed, and what the disk holds now."""
+        """Record the present content of the disk, and all writes and flushes from now on."""
         run("sync", "--file-system", self.folder)
         self.tell(f"record {log} {base}")
 
     def writes(self, path):
-        """How many writes there were."""
+        """The number of writes."""
         self.tell(f"count {path}")
         return int(path.read_text())
 
 
 @contextmanager
 def failing_disk(program, kind, place, image=None):
-    """A disk with a file system of this kind, new or of an image; all of it is gone again, whatever happens."""
+    """A disk with a file system of this kind, new or from an image; it is removed afterwards."""
     make = shutil.which(f"mkfs.{kind}")
     if make is None:
         pytest.skip(f"mkfs.{kind} is not installed")

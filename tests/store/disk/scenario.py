@@ -1,4 +1,4 @@
-"""What a server does on a disk that fails: rounds, arrivals, departures, compactions, copies and a restart."""
+"""The steps of a server on a failing disk: rounds, added and removed clients, compactions, copies and a restart."""
 
 import hashlib
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from fedcore import Server, Update, algorithms
 from tests.kit import with_history
-from tests.server.stopping import lasting
+from tests.server.stopping import immutable_copy
 
 METHODS = {"MIFA": algorithms.MIFA(wait=False), "MimiC": "MimiC"}
 N, CLIENTS = 2000, 5
@@ -15,7 +15,7 @@ STEPS = "rrdrcarsrCrrdSrcr"  # see ``step``
 
 def digest(server):
     """Of all that lasts."""
-    number, x, total, rows, shares = lasting(server)
+    number, x, total, rows, shares = immutable_copy(server)
     ordered = sorted(rows.items(), key=lambda row: str(row[0]))
     return hashlib.blake2b(repr((number, x, total, ordered, shares)).encode(), digest_size=8).hexdigest()
 
@@ -46,7 +46,7 @@ def step(server, letter, folder):
 
 
 def play(folder, method, acknowledge):
-    """All steps; after each, ``acknowledge`` is told what the server and the copy are by now."""
+    """All steps; after each, ``acknowledge`` gets the digests of the server and the copy."""
     method = with_history(METHODS[method], 3)
     server = Server(np.zeros(N, np.float32), method, CLIENTS, lr=0.1, storage=folder / "run")
     a_round(server)

@@ -21,7 +21,7 @@ EVERY = [pytest.param(kind, method, 1, marks=LONG) for kind in SIZES for method 
 
 
 class Acknowledged:
-    """What a server and its copy were after each step."""
+    """A server and its copy after each step."""
 
     def __init__(self, say):
         self.states, self._say = [], say
@@ -49,7 +49,7 @@ class Acknowledged:
 
 
 @pytest.mark.parametrize(("kind", "method", "stride"), [*FEW, *EVERY])
-def test_the_power_goes_after_any_write(tmp_path, kind, method, stride):
+def test_the_power_fails_after_any_write(tmp_path, kind, method, stride):
     program = built(tmp_path)
     log, base, image = tmp_path / "log", tmp_path / f"base.{kind}", tmp_path / f"left.{kind}"
     with failing_disk(program, kind, tmp_path / "whole") as disk:
@@ -92,7 +92,7 @@ def test_the_disk_refuses_any_one_write(tmp_path, kind, method, stride):
 
 
 def plays(folder, method, said):
-    """0 if it came to the end, 1 if there was an error of fedcore's."""
+    """0 if it finished, 1 after an error of fedcore."""
     with open(said, "wb", buffering=0) as file:
         try:
             scenario.play(folder, method, lambda *_: file.write(b"."))
@@ -109,8 +109,8 @@ EVERY_UNDO = [pytest.param(kind, 1, marks=LONG) for kind in SIZES]
 
 
 def check(place, states, why):
-    """The folder is as after one of these steps, goes back to what was before it, and goes on."""
-    with ClientStore.open(place / "run", undoable=True) as store:
+    """The folder is as after one of these steps, can undo it, and continues."""
+    with ClientStore.open(place / "run", keep_previous=True) as store:
         found = undo_scenario.digest(store)
         assert store.verify() == [], why
         possible = {previous for now, previous in states if now == found}
@@ -126,7 +126,7 @@ def check(place, states, why):
 
 
 @pytest.mark.parametrize(("kind", "stride"), [*FEW_UNDO, *EVERY_UNDO])
-def test_the_power_goes_after_any_write_of_what_can_be_undone(tmp_path, kind, stride):
+def test_the_power_fails_after_any_write_of_an_undo_history(tmp_path, kind, stride):
     program = built(tmp_path)
     log, base, image = tmp_path / "log", tmp_path / f"base.{kind}", tmp_path / f"left.{kind}"
     states = []
@@ -151,7 +151,7 @@ N = 2000
 
 
 def died(work):
-    """Work in a process that never closes anything; what it returns is its exit status."""
+    """Work in a process that closes nothing; the result is its exit status."""
     child = os.fork()
     if child == 0:
         status = 99
@@ -183,7 +183,7 @@ def test_rounds_after_a_failed_sync_survive_a_loss_of_power(tmp_path, kind):
             server, commit = Server.load(folder), calls.commit
 
             def failing(connection):
-                disk.tell("fail 1")  # the slots are durable by now: the log alone is refused
+                disk.tell("fail 1")  # the slots are durable: only the log fails
                 commit(connection)
 
             calls.commit = failing
@@ -197,7 +197,7 @@ def test_rounds_after_a_failed_sync_survive_a_loss_of_power(tmp_path, kind):
         assert died(fails) == 5
         disk.tell("fail 0")
         last = died(lambda: play_rounds(Server.load(folder), 3))
-        assert last in (8, 9)  # the round that failed may count, as it was said
+        assert last in (8, 9)  # the failed round may count, as its error says
         left = disk.dump(tmp_path / "left")
     with (
         failing_disk(program, kind, tmp_path / "second", image=left) as disk,

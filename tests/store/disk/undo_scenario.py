@@ -1,4 +1,4 @@
-"""What an undoable store does on a disk that the power leaves: rounds, undos, arrivals, departures and compactions."""
+"""The steps of a store with keep_previous on a failing disk: rounds, undos, clients and compactions."""
 
 import hashlib
 
@@ -41,15 +41,15 @@ def step(store, letter, key, folder):
             store.compact()
         case "C":
             store.close()
-            return ClientStore.open(folder / "run", undoable=True)
+            return ClientStore.open(folder / "run", keep_previous=True)
     return store
 
 
 def play(folder, acknowledge):
-    """All steps; after each, ``acknowledge`` is told what the store is, and what it can go back to or None."""
-    store = ClientStore(5, N, medium="mmap", path=folder / "run", undoable=True)
+    """All steps; after each, ``acknowledge`` gets the digests of the store and of its previous commit, or None."""
+    store = ClientStore(5, N, medium="mmap", path=folder / "run", keep_previous=True)
     a_round(store, 0)
-    now, previous = digest(store), None  # what is before the first round is not looked at
+    now, previous = digest(store), None  # the state before the first round is not compared
     acknowledge(now, previous)
     for key, letter in enumerate(STEPS, 1):
         before = now

@@ -1,1 +1,1 @@
-"""Somebody's own package, which knows fedcore's public names alone; the tests put its folder on the path."""
+"""A user's package, which imports only public names of fedcore; the tests put its folder on the path."""

@@ -1,4 +1,4 @@
-"""A data set of one's own: two clouds of points."""
+"""A user's data set: two clouds of points."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""FedACG, as somebody outside writes it: Kim, Kim, Han, "Communication-Efficient Federated Learning with Accelerated
+"""FedACG, a user's method: Kim, Kim, Han, "Communication-Efficient Federated Learning with Accelerated
 Client Gradient", CVPR 2024, arXiv 2201.03172.
 """
 

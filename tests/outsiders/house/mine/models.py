@@ -1,4 +1,4 @@
-"""A model of one's own."""
+"""A user's model."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""A participation pattern of one's own."""
+"""A user's participation pattern."""
 
 from fedcore.simulation.participation import Active, Participation
 

@@ -1,4 +1,4 @@
-"""Names for all of these, as an import adds them."""
+"""Adds the names of this package when it is imported."""
 
 from fedcore import algorithms
 from fedcore.simulation import data, nets, participation

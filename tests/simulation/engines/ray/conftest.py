@@ -1,4 +1,4 @@
-"""Problems that clients solve on Ray and in this process."""
+"""Problems that are trained on Ray and in this process."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.simulation.engines.ray.problems import Problem
 
 @pytest.fixture(scope="session")
 def together(ray_session):
-    """A perceptron, whose clients are trained together, on two workers and in this process."""
+    """A perceptron, whose clients are trained together."""
     with Problem("mlp", clients=12, examples=20) as problem:
         yield problem
 

@@ -4,9 +4,9 @@ import os
 
 
 def light():
-    """A class of workers whose tasks are a number, which they return, or what happens to them.
+    """Return a class of workers whose tasks are a number, which they return, or a word.
 
-    A function's own, so that it is pickled with its code.
+    The class is local to this function, so that it is pickled with its code.
     """
 
     class Light:
@@ -15,20 +15,19 @@ def light():
                 os._exit(3)
             return os.getpid()
 
-        def train(self, what):
-            if what == "end":
+        def train(self, word):
+            if word == "end":
                 os._exit(3)
-            if what == "refuse":
+            if word == "refuse":
                 raise KeyError("made up")
-            if what == "stop":
-                os.read(os.pipe()[0], 1)  # for ever
-            if isinstance(what, str):  # a file that says so
-                open(what, "x").close()
-                os.read(os.pipe()[0], 1)
-            return what
+            if isinstance(word, str):  # "stop", or the path of a file that shows that the task has started.
+                if word != "stop":
+                    open(word, "x").close()
+                os.read(os.pipe()[0], 1)  # It never returns.
+            return word
 
     return Light
 
 
 class Light(light()):
-    """The same for processes of this machine, which import it."""
+    """The same class, importable by processes of this machine."""

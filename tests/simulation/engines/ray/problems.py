@@ -1,4 +1,4 @@
-"""A model, its clients' examples, and runs of a server over an engine, told by one hash."""
+"""Models, clients' examples, and runs of a server over an engine as one hash."""
 
 import hashlib
 import os
@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from torch import nn
 
 from fedcore import Compute, Server
+from fedcore.errors import RangeError
 from fedcore.simulation.data import Dataset
 from fedcore.simulation.in_process import InProcess
 from fedcore.simulation.nets import build
@@ -18,10 +20,21 @@ from fedcore.simulation.participation import Active
 from fedcore.simulation.ray_engine import Ray
 
 SHAPES = {"mlp": (64,), "lenet": (1, 28, 28)}
+MARK = 7.0
+"""The first input of the marked client."""
+
+
+class Odd(nn.Linear):
+    """A linear model that rejects the marked client."""
+
+    def forward(self, inputs):
+        if self.training and (inputs[:, 0] == MARK).any():
+            raise RangeError("made up: a marked client")
+        return super().forward(inputs)
 
 
 def noise(model, clients, examples):
-    """A data set without sense, and its parts: client i holds i examples more than the first."""
+    """A random data set, and its parts: client i holds i examples more than the first client."""
     random = np.random.default_rng(0)
     sizes = examples + np.arange(clients)
     x = random.random((sizes.sum(), *SHAPES[model]), dtype=np.float32)
@@ -30,20 +43,20 @@ def noise(model, clients, examples):
 
 
 class Problem:
-    """One problem and two engines for it."""
+    """A model and data, with an engine in this process (``here``) and one on Ray (``there``)."""
 
     def __init__(self, model, clients, examples, *, module=None, together=None, **ray):
         self.clients = clients
         together = model == "mlp" if together is None else together
-        given = {"batch": 8, "epochs": 2, "seed": 3, "together": together}
+        options = {"batch": 8, "epochs": 2, "seed": 3, "together": together}
         data, parts = noise(model, clients, examples)
         self.module = (lambda: build(model, seed=0)) if module is None else module
-        self.data, self.parts, self.given = data, parts, given
-        self.here = InProcess(self.module(), data, parts, **given)
+        self.data, self.parts, self.options = data, parts, options
+        self.here = InProcess(self.module(), data, parts, **options)
         self.there = self.ray(**ray)
 
     def ray(self, **options):
-        return Ray(self.module(), self.data, self.parts, **{**self.given, "workers": 2, **options})
+        return Ray(self.module(), self.data, self.parts, **{**self.options, "workers": 2, **options})
 
     def __enter__(self):
         return self
@@ -52,41 +65,38 @@ class Problem:
         self.there.close()
 
     def run(self, engine, method, rounds=4, seen=lambda t, update: None, *, compute=None, x0=None, **options):
-        """A server's model and reports after some rounds of half the clients, as a hash; ``seen`` sees each update."""
+        """A hash of a server's models and reports over some rounds of half the clients; ``seen`` gets each update."""
         sizes = dict(enumerate(map(len, self.parts)))
         options = {"lr": 0.05, "compute": replace(compute or Compute(), diagnostics=True)} | options
         with Server(engine.initial if x0 is None else x0, method, sizes, **options) as server:
-            return self._told(server, engine, rounds, seen)
+            return self._hash(server, engine, rounds, seen)
 
-    def _told(self, server, engine, rounds, seen):
-        told = hashlib.sha256()
+    def _hash(self, server, engine, rounds, seen):
+        digest = hashlib.sha256()
         for t in range(rounds):
             ids = np.sort(np.random.default_rng([t, 1]).choice(self.clients, self.clients // 2, replace=False))
-            counts = None if server.algorithm.hears_once else 1 + np.arange(len(ids)) % 2
+            counts = None if server.algorithm.updates_once else 1 + np.arange(len(ids)) % 2
             active = Active(ids, np.linspace(0.3, 1, len(ids)), counts)
             with server.open_round() as round:
                 for update in engine.updates(server.broadcast(ids), active):
                     round.add_batch([update])
                     seen(t, update)
             report = round.report
-            told.update(server.x.tobytes() + np.asarray(report.norms).tobytes())
-            told.update(
-                repr(
-                    (report.accepted, report.rejected, report.diversity, report.correction_norm, report.steps)
-                ).encode()
-            )
-        return told.hexdigest()
+            digest.update(server.x.tobytes() + np.asarray(report.norms).tobytes())
+            facts = report.accepted, report.rejected, report.diversity, report.correction_norm, report.steps
+            digest.update(repr(facts).encode())
+        return digest.hexdigest()
 
 
 def program(name, *words):
-    """A program with a Ray of its own."""
-    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parents[3])}
+    """Start a program that starts its own Ray."""
+    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parents[4])}
     command = [sys.executable, str(Path(__file__).parent / "programs" / name), *words]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def listening():
-    """The addresses on which this process and those that it has begun listen."""
+    """The addresses on which this process and its children listen."""
     found = set()
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         try:
@@ -97,6 +107,6 @@ def listening():
     return found
 
 
-def results(told):
-    """The lines that ``machines.py`` has printed, and not Ray."""
-    return [line for line in told.splitlines() if " bits, " in line]
+def results(output):
+    """The lines that ``machines.py`` printed, without those of Ray."""
+    return [line for line in output.splitlines() if " bits, " in line]

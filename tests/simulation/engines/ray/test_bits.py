@@ -1,4 +1,4 @@
-"""The engine on Ray gives the bits of the one in this process."""
+"""The engine on Ray has the bits of the engine in this process."""
 
 from dataclasses import replace
 
@@ -15,102 +15,97 @@ from fedcore.simulation.ray_engine import Ray
 from tests.simulation.engines.ray.problems import noise
 
 METHODS = sorted(algorithms.REGISTRY.own)
+MANY_VECTORS = ["FedAvg", "FedAvgMVR", "MBSTORM", "MimiC", "SCAFFOLD"]
+"""Methods that send each kind of vector: offsets for all or for each client, x_prev, and second vectors."""
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("problem", ["together", "one_by_one"])
-def test_every_method(problem, method, request):
+def make_server(problem, method="FedAvg", **options):
+    return Server(problem.here.initial, method, clients=problem.clients, **{"lr": 0.1} | options)
+
+
+@pytest.fixture
+def unordered(together, monkeypatch):
+    monkeypatch.setattr(together.there, "ordered", False)
+    return together.there
+
+
+@pytest.mark.parametrize(
+    ("problem", "method"),
+    [*(("together", method) for method in METHODS), *(("one_by_one", method) for method in MANY_VECTORS)],
+)
+def test_every_method_has_the_same_bits(problem, method, request):
     problem = request.getfixturevalue(problem)
-    assert problem.there.together == (problem.here.together) == (problem.clients == 12)
+    assert problem.there.together == problem.here.together == (problem.clients == 12)
     np.testing.assert_array_equal(problem.there.initial, problem.here.initial)
-    assert problem.run(problem.there, method) == problem.run(problem.here, method)
+    assert problem.run(problem.there, method, 3) == problem.run(problem.here, method, 3)
 
 
 @pytest.mark.parametrize(("workers", "options"), [(1, {"group": 1, "ahead": 1}), (5, {"group": 2})])
-def test_any_number_of_workers_and_any_division(together, workers, options):
+def test_the_bits_do_not_depend_on_workers_and_groups(together, workers, options):
     with together.ray(workers=workers, **options) as engine:
-        for method in ("FedAvg", "SCAFFOLD"):
-            assert together.run(engine, method) == together.run(together.here, method)
+        assert together.run(engine, "SCAFFOLD", 2) == together.run(together.here, "SCAFFOLD", 2)
 
 
-def test_a_warm_start_and_rates_that_change_within_a_round(together):
+def test_warm_starts_and_rates_that_change_within_a_round_have_the_same_bits(together):
     ends = []
     for engine in (together.here, together.there):
-        rate = InverseStep(mu=2.0, alpha=3.0, E=5)
-        server = Server(engine.initial, "MIFA", clients=together.clients, lr=rate)
+        server = make_server(together, "MIFA", lr=InverseStep(mu=2.0, alpha=3.0, E=5))
         server.warm_start(engine.gradients(server.broadcast(range(together.clients))))
         server.round(engine.updates(server.broadcast([1, 4, 5])))
         ends.append((server.x.tobytes(), engine.evaluate(server.x), engine.most_steps(server.algorithm.local_rule)))
     assert ends[0] == ends[1]
 
 
-def test_buffers_and_dropout(ray_session):
+def test_buffers_and_dropout_have_the_same_bits(ray_session):
     data, parts = noise("mlp", 4, 12)
-    made = [
+    modules = [
         nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 10))
         for _ in range(2)
     ]
-    made[1].load_state_dict(made[0].state_dict())
-    given = {"batch": 4, "steps": 3, "seed": 1}
-    here = InProcess(made[0], data, parts, **given)
-    server = Server(here.initial, "MimiC", clients=4, lr=0.1)
-    broadcast = server.broadcast([0, 2, 3])
-    due = {update.client: np.array(update.value) for update in here.updates(broadcast)}
-    with Ray(made[1], data, parts, workers=1, **given) as there:
+    modules[1].load_state_dict(modules[0].state_dict())
+    options = {"batch": 4, "steps": 3, "seed": 1}
+    here = InProcess(modules[0], data, parts, **options)
+    broadcast = Server(here.initial, "MimiC", clients=4, lr=0.1).broadcast([0, 2, 3])
+    values = {update.client: np.array(update.value) for update in here.updates(broadcast)}
+    with Ray(modules[1], data, parts, workers=1, **options) as there:
         for update in there.updates(broadcast):
-            np.testing.assert_array_equal(update.value, due[update.client])
+            np.testing.assert_array_equal(update.value, values[update.client])
 
 
-def test_as_they_come_each_comes_once(together):
-    server = Server(together.here.initial, "FedAvg", clients=together.clients, lr=0.1)
-    broadcast = server.broadcast(range(together.clients))
-    due = {update.client: np.array(update.value) for update in together.here.updates(broadcast)}
-    together.there.ordered = False
-    try:
-        came = list(together.there.updates(broadcast))
-    finally:
-        together.there.ordered = True
-    assert sorted(update.client for update in came) == list(broadcast.ids)
-    for update in came:
-        np.testing.assert_array_equal(update.value, due[update.client])
+def test_in_completion_order_each_update_comes_once(together, unordered):
+    broadcast = make_server(together).broadcast(range(together.clients))
+    values = {update.client: np.array(update.value) for update in together.here.updates(broadcast)}
+    updates = list(unordered.updates(broadcast))
+    assert sorted(update.client for update in updates) == list(broadcast.ids)
+    for update in updates:
+        np.testing.assert_array_equal(update.value, values[update.client])
 
 
-def test_as_they_come_exact_sums_have_the_same_bits(together):
-    """Round after round, through MIFA's rows and their total, whoever was first."""
+def test_in_completion_order_exact_sums_have_the_same_bits(together, unordered):
+    """MIFA's rows and their total, over some rounds."""
     ends = []
-    for engine, ordered in ((together.here, True), (together.there, False)):
-        server = Server(engine.initial, "MIFA", clients=together.clients, lr=0.1, compute=Compute(accumulator="exact"))
-        together.there.ordered = ordered
-        try:
-            for round in range(3):
-                server.round(engine.updates(server.broadcast(range(round, together.clients))))
-        finally:
-            together.there.ordered = True
+    for engine in (together.here, unordered):
+        server = make_server(together, "MIFA", compute=Compute(accumulator="exact"))
+        for round in range(3):
+            server.round(engine.updates(server.broadcast(range(round, together.clients))))
         ends.append(np.array(server.x))
     np.testing.assert_array_equal(*ends)
 
 
 def test_an_update_is_read_only_and_kept(together):
-    server = Server(together.here.initial, "FedAvg", clients=together.clients, lr=0.1)
+    server = make_server(together)
     first, *_ = together.there.updates(server.broadcast([0, 1]))
     assert first.keep
     assert not first.value.flags.writeable
     assert list(together.there.updates(server.broadcast([]))) == []
 
 
-def test_what_one_process_refuses(together):
-    server = Server(together.here.initial, "FedAvg", clients=together.clients, lr=0.1)
+def test_wrong_arguments_are_rejected(together):
+    server = make_server(together)
     with pytest.raises(UnknownClientError, match=r"^ids\b"):
         next(together.there.updates(replace(server.broadcast([0]), ids=(12,))))
     with pytest.raises(RangeError, match=r"^active\b"):
         next(together.there.updates(server.broadcast([0, 1]), Active(np.array([0, 2]))))
-    for wrong, message in (
-        ({"workers": 0}, r"^workers\b"),
-        ({"gpus": -1}, r"^gpus\b"),
-        ({"cpus": float("nan")}, r"^cpus\b"),
-        ({"ahead": 0}, r"^ahead\b"),
-        ({"group": 0}, r"^group\b"),
-        ({"batch": 0}, r"^batch\b"),
-    ):
-        with pytest.raises(RangeError, match=message):
-            together.ray(**wrong)
+    for name, value in {"workers": 0, "gpus": -1, "cpus": float("nan"), "ahead": 0, "group": 0, "batch": 0}.items():
+        with pytest.raises(RangeError, match=rf"^{name}\b"):
+            together.ray(**{name: value})

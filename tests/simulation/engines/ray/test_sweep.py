@@ -1,4 +1,4 @@
-"""Sweeps whose trials run in workers on Ray: the folder is the one that processes of this machine make."""
+"""Sweeps with trials in workers on Ray write the same folders as processes of this machine."""
 
 import json
 import signal
@@ -16,44 +16,44 @@ from fedcore.experiment.results import read, read_folder
 from fedcore.simulation.nets import REGISTRY
 
 ROUNDS = 24
-"""More than a worker does between two messages, so that some are to come when the run is stopped."""
-# The second one's clients keep rows of their own, which a copy has too.
+"""More rounds than a worker reports in one message, so that some are missing when the run stops."""
+# The clients of the second method keep rows, which a copy must contain.
 METHODS = 'algorithms=["MimiC", {name="SCAFFOLD", placement="client", label="SCAFFOLD"}]'
 SMALL = [f"rounds={ROUNDS}", "evaluate.keep=8", "seeds=[0]", METHODS, "together=true", "local.epochs=1"]
 
 
 def contents(folder):
-    """All files by their places, with the seconds taken out, and who did it."""
-    found = {}
+    """The contents of all files, without the seconds and the engine."""
+    files = {}
     for path in sorted(path for path in folder.rglob("*") if not path.is_dir()):
         if path.suffix == ".jsonl":
             lines = [json.loads(line) for line in path.read_text().splitlines()]
-            found[path.name] = [line | {"seconds": None} for line in lines]
+            files[path.name] = [line | {"seconds": None} for line in lines]
         elif path.name == "build.json":
-            found[path.name] = json.loads(path.read_text()) | {"engine": None}
-        elif path.suffix == ".pt":  # in its bytes is the name that it was written under
+            files[path.name] = json.loads(path.read_text()) | {"engine": None}
+        elif path.suffix == ".pt":  # Its bytes contain its first name.
             tensors = torch.load(path, weights_only=True)
-            found[path.parent.name, path.name] = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+            files[path.parent.name, path.name] = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
         else:
-            found[path.name] = path.read_bytes()
-    return found
+            files[path.name] = path.read_bytes()
+    return files
 
 
 def workers():
     """The processes of this Ray's trials."""
-    found = []
+    processes = []
     for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            found += [child] if "".join(child.cmdline()[:1]).startswith("ray::TrialWorker") else []
-    return found
+        with suppress(psutil.NoSuchProcess):
+            processes += [child] if "".join(child.cmdline()[:1]).startswith("ray::TrialWorker") else []
+    return processes
 
 
 def rounds_of(events):
     return [(event.trial.order, event.round.round) for event in events if event.round is not None]
 
 
-def test_what_is_killed_and_stopped_on_ray_and_in_process_ends_as_if_it_had_not_been(ray_session, tmp_path, capsys):
-    """A worker is lost; then Ctrl-C, on Ray and in this process, which goes on; and the command goes on with that."""
+def test_an_interrupted_sweep_can_be_resumed_by_another_engine(ray_session, tmp_path, capsys):
+    """A worker is lost, then Ctrl-C stops the sweep on Ray and later in this process; the command resumes both."""
     chosen = Sweep([load_preset("quickstart", SMALL)], folder := tmp_path / "run")
     on_ray = RayTrials(workers=1, checkpoint_seconds=0)
     straight = tmp_path / "straight"
@@ -70,8 +70,8 @@ def test_what_is_killed_and_stopped_on_ray_and_in_process_ends_as_if_it_had_not_
 
     with pytest.raises(KeyboardInterrupt):
         run_sweep(chosen, runner=on_ray, on_event=seen)
-    config = (folder / "quickstart" / "config.json").read_bytes()  # before there is anything to go on with
-    assert rounds_of(events) == [*((0, round) for round in range(ROUNDS)), (1, 0), (1, 1), (1, 2)]  # each was told once
+    config = (folder / "quickstart" / "config.json").read_bytes()  # Before a resume changes it.
+    assert rounds_of(events) == [*((0, round) for round in range(ROUNDS)), (1, 0), (1, 1), (1, 2)]
     second = folder / "quickstart" / "records" / "1-scaffold-seed0.jsonl"
     assert len(read(second).rounds) >= 3
     copied = (folder / "quickstart" / "checkpoints" / second.stem / "rows.slots").stat().st_mtime_ns
@@ -87,8 +87,8 @@ def test_what_is_killed_and_stopped_on_ray_and_in_process_ends_as_if_it_had_not_
     main(["run", "quickstart", "--sweep", *words, "--backend", "ray", "--workers", "1", "--out", str(folder)])
     assert "SCAFFOLD" in capsys.readouterr().out
     assert not (folder / "quickstart" / "checkpoints").exists()
-    due, got = contents(straight / "quickstart"), contents(folder / "quickstart") | {"config.json": config}
-    assert {name: got[name] for name in due} == due
+    expected, resumed = contents(straight / "quickstart"), contents(folder / "quickstart") | {"config.json": config}
+    assert {name: resumed[name] for name in expected} == expected
     built = json.loads((folder / "quickstart" / "build.json").read_text())["engine"]
     assert built == {"name": "RayTrials", "workers": 1, "gpus": 0.0, "checkpoint_seconds": 0}
 
@@ -121,12 +121,12 @@ nets.REGISTRY["net that fails"] = net
 '''
 
 
-def test_trials_that_fail_and_that_end_their_workers_stop_no_others(ray_session, tmp_path, monkeypatch):
+def test_failed_trials_and_lost_workers_do_not_stop_other_trials(ray_session, tmp_path, monkeypatch):
     monkeypatch.setattr(executor, "MOST_TRIES", 2)
-    monkeypatch.setitem(REGISTRY, "net that fails", None)  # the file sets it; the test's end removes it
+    monkeypatch.setitem(REGISTRY, "net that fails", REGISTRY["mlp"])  # So that the test's end removes it.
     own = tmp_path / "own_net_that_fails.py"
     own.write_text(FAILING)
-    main(["list", "--import", str(own)])  # imports it here too
+    main(["list", "--import", str(own)])  # This process imports it too.
     experiments = []
     for how in ("raise", "end", "well"):
         preset = tmp_path / f"{how}.toml"
@@ -140,11 +140,11 @@ def test_trials_that_fail_and_that_end_their_workers_stop_no_others(ray_session,
     (log,) = (tmp_path / "run").rglob("*.traceback.txt")
     assert raised.error == f"KeyError: 'made up' (see {log})"
     assert "in forward" in log.read_text()
-    assert ended.error.startswith("2 workers ended while they ran it: The actor")
+    assert ended.error.startswith("gave up after 2 lost workers: The actor")
     assert len(read_folder(tmp_path / "run" / "well")[0].rounds) == 2
 
 
-def test_numbers_out_of_range():
+def test_numbers_out_of_range_are_rejected():
     for wrong in ({"workers": 0}, {"gpus": -1.0}, {"checkpoint_seconds": float("nan")}):
         with pytest.raises(RangeError, match=rf"^{next(iter(wrong))}\b"):
             RayTrials(**wrong)

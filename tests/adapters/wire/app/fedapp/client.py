@@ -1,4 +1,4 @@
-"""Trains on the node's digits; waits while a file says so, so that the test can kill somebody in the middle."""
+"""Trains on the node's digits; waits while a file exists, so that the test can kill a process in a round."""
 
 import time
 from pathlib import Path

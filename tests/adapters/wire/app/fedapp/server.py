@@ -1,4 +1,4 @@
-"""Runs the method that the run's configuration names, and writes down who took part."""
+"""Runs the method of the run's configuration, and writes each round's clients to a file."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def main(grid, context):
         strategy.min_available_nodes = 3  # four at the start; then one may die
         if strategy.reports:
             report = strategy.reports[-1]
-            line = {"round": report.round, "heard": report.accepted, "known": [*strategy.server.clients]}
+            line = {"round": report.round, "accepted": report.accepted, "known": [*strategy.server.clients]}
             line |= {
                 "failed": [(failure.node, failure.code) for failure in strategy.failures],
                 "grid": type(grid).__name__,

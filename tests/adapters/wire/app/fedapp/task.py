@@ -1,6 +1,6 @@
-"""What server, clients and the simulation have in common: softmax regression on the digits, in NumPy alone.
+"""The part that server, clients and the simulation share: softmax regression on the digits, in NumPy.
 
-Each message starts a process, and one that imports torch takes seconds to do so.
+Each message starts a process, in which importing torch would take seconds.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ CLIENTS, BATCH, STEPS, SEED, LR = 5, 16, 6, 7, 0.5
 
 
 def save_data(out):
-    """The digits, and who holds which: two classes each."""
+    """Write the digits, sorted by class: each client has two classes."""
     from fedcore.simulation.data import load
 
     digits = load("digits")

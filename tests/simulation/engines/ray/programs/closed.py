@@ -1,4 +1,4 @@
-"""Sessions, a pool and a server in shards that are used when their Ray is gone: what they say, and who listens then."""
+"""Use sessions, a pool and a server in shards after their Ray has ended; print their errors and open ports."""
 
 import warnings
 
@@ -14,13 +14,12 @@ from tests.simulation.engines.ray.problems import listening
 X0 = np.zeros(40_000, np.float32)
 
 
-def refused(when, uses):
-    """Print what each use says."""
+def print_errors(when, uses):
     for name, use in uses.items():
         try:
             print(f"{when}: {name}: it returned {use()}")
         except FedcoreError as error:
-            how = str(error).removeprefix("connection to Ray: ").partition(":")[0]
+            how = str(error).removeprefix("connection to Ray: ").partition(";")[0]
             print(f"{when}: {name}: {type(error).__name__}, {how}")
     print("listening:", sorted(listening()), flush=True)
 
@@ -38,18 +37,18 @@ def methods(session, reference):
 
 
 def main():
-    """End a Ray as somebody else does, and then one by its sessions."""
+    """End a Ray by ``ray.shutdown()``, and then another by its sessions."""
     import ray
 
-    session, there = Session(cpus=2, object_store_memory=100 << 20), OnRay(cpus=0)
+    session, placement = Session(cpus=2, object_store_memory=100 << 20), OnRay(cpus=0)
     reference, pool = session.put(1), Pool(session, light(), 1, cpus=0, gpus=0, arguments=())
     pool.close()
     actor = session.start(light(), cpus=0)
-    server = Server(X0, "FedAvg", 2, lr=0.1, compute=Compute(executor=there))
+    server = Server(X0, "FedAvg", 2, lr=0.1, compute=Compute(executor=placement))
     before = server.broadcast([0])
     ray.shutdown()
-    refused(
-        "ended by somebody",
+    print_errors(
+        "shut down",
         methods(session, reference)
         | {
             "fill": pool.fill,
@@ -58,19 +57,19 @@ def main():
             "x": lambda: server.x,
             "broadcast.x": lambda: before.x,
             "open_round": server.open_round,
-            "make": lambda: Server(X0, "FedAvg", 2, lr=0.1, compute=Compute(executor=there)),
+            "make": lambda: Server(X0, "FedAvg", 2, lr=0.1, compute=Compute(executor=placement)),
         },
     )
     newer = Session(cpus=1, object_store_memory=100 << 20)
     server.close()
-    there.close()
+    placement.close()
     session.close()
     reference = newer.put(7)
-    print("the newer session's Ray is there:", newer.result(reference))
+    print("the newer session works:", newer.result(reference))
     newer.close()
     newer.close()
     newer.kill(actor)
-    refused("closed", methods(newer, reference))
+    print_errors("closed", methods(newer, reference))
 
 
 if __name__ == "__main__":

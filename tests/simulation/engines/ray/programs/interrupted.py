@@ -1,4 +1,4 @@
-"""Tasks of which one takes for ever, until somebody interrupts it, on a Ray of this program's own."""
+"""A task that never returns, on a Ray of this program, until a signal interrupts it."""
 
 import signal
 import tempfile
@@ -12,7 +12,6 @@ from tests.simulation.engines.ray.light import light
 
 
 def main(folder):
-    """Say that the task is begun, and wait for it."""
     begun = Path(folder, "begun")
     with Session(cpus=1) as session, closing(Pool(session, light(), 1, cpus=1, gpus=0, arguments=())) as pool:
         tasks = Tasks(pool, 1, lambda _: (str(begun),), lambda _: "the task")

@@ -1,6 +1,6 @@
-"""Workers and shards on two Ray nodes of this machine; a worker's node is gone while its slices wait to be folded in.
+"""Workers and shards on two Ray nodes of this machine; a worker's node is lost while its slices are not folded yet.
 
-It prints what the server says of that round, and whether the same rounds, begun again, have the bits of one process.
+It prints the server's error, and whether the repeated rounds have the bits of one process.
 """
 
 import tempfile
@@ -17,7 +17,7 @@ from tests.simulation.engines.ray.problems import Problem
 
 
 def wide():
-    """A model whose slices are too long to travel within Ray's messages."""
+    """A model whose slices are too long for Ray's messages."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 1200), nn.ReLU(), nn.Linear(1200, 10))
 
@@ -37,7 +37,7 @@ def run(problem, shards, lose):
     def losing(updates):
         for update in updates:
             if update.client == 5:
-                lose()  # the slices of those before wait
+                lose()  # The slices of earlier clients are not folded yet.
             yield update
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,372 @@
+"""The contract of every adapter, over the drivers in ``drivers/``: one set of cases for all frameworks."""
+
+import hashlib
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from fedcore import Limits, Server, Storage, Update, errors
+from fedcore.adapters.session import beyond_plain_steps
+from fedcore.algorithms import MIFA, SCAFFOLD, FedAvg
+from fedcore.rules import CapSteps, RejectLong
+from tests.adapters import corrections
+from tests.adapters.drivers import LR, MODEL, PLACES, Raw
+from tests.adapters.liars import ROUNDS, answer, assert_bounded, cases, options
+from tests.adapters.malformed import assert_only_the_valid_count, malformed
+from tests.adapters.orders import OF_STEPS, ORDERS
+from tests.rejections import rejected_arguments
+from tests.server import liars
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+RICH = [name for name, place in PLACES.items() if not place.is_plain]
+"""Frameworks that carry instructions to clients."""
+
+
+def made(name):
+    pytest.importorskip(PLACES[name].package)
+    return PLACES[name].driver()
+
+
+@pytest.fixture(params=PLACES)
+def place(request):
+    return made(request.param)
+
+
+@pytest.fixture(params=RICH)
+def rich(request):
+    return made(request.param)
+
+
+def honest(t, i, sent, task=None):
+    """Client i's update of parameters, a function of the round."""
+    rng = np.random.default_rng([t, i])
+    y = {name: sent[name] + rng.normal(size=x.shape).astype(np.float32) for name, x in MODEL.items()}
+    control = np.full(10, 0.5 + i, np.float32) if task is not None and task.second else None
+    return Update(i, y, steps=5, examples=1, control=control)
+
+
+def due_server(place, algorithm, reports, work=honest, n=3, **how):
+    """fedcore's own server, to which the accepted clients of these reports send the same updates."""
+    ids = place.ids(n)
+    server = Server(MODEL, algorithm, ids if place.registers_all else [], lr=LR, **how)
+    for report in reports:
+        sent = server.layout.unflatten(server.x.copy())
+        new = [client for client in ids if client not in server.clients]
+        task = server.broadcast(ids, newcomers=new).of(ids[0])
+        with server.open_round(newcomers=new) as opened:
+            for client in report.accepted:
+                update = work(report.round, ids.index(client), sent, task)
+                value = update.value
+                if place.kind == "delta":
+                    value = {name: y - sent[name] for name, y in value.items()}
+                opened.add_batch([update._replace(client=client, value=value, kind=place.kind)])
+    return server
+
+
+def assert_same(server, due, ids):
+    assert server.x.tobytes() == due.x.tobytes()
+    assert [*server.clients] == [*due.clients]
+    for client in server.clients:
+        assert server.store.read(client).tobytes() == due.store.read(client).tobytes()
+
+
+@pytest.mark.parametrize("algorithm", ["FedAvg", "MIFA", "MimiC"])
+def test_rounds_have_the_bits_of_the_server_alone(place, algorithm):
+    """One client misses a round, and joins the federation with its first answer."""
+    server, reports, model = place.run(
+        algorithm, lambda t, i, *sent: None if (t, i) in ((0, 2), (2, 0)) else honest(t, i, *sent), rounds=4
+    )
+    ids = place.ids(3)
+    assert [set(report.accepted) for report in reports] == [{*ids[:2]}, {*ids}, {*ids[1:]}, {*ids}]
+    assert_same(server, due_server(place, algorithm, reports), ids)
+    np.testing.assert_array_equal(np.concatenate([np.ravel(model[name]) for name in MODEL]), server.x)
+
+
+LIES = {
+    "steps below 0": (lambda update: update._replace(steps=-3), "steps", "steps"),
+    "no step": (lambda update: update._replace(steps=0), "steps", "steps"),
+    "too many steps": (lambda update: update._replace(steps=10**15), "steps", "steps"),
+    "examples below 0": (lambda update: update._replace(examples=-1), "examples", "examples"),
+    "no example": (lambda update: update._replace(examples=0), "examples", None),
+    "too many examples": (lambda update: update._replace(examples=10**18), "examples", "examples"),
+    "a rate of NaN": (lambda update: update._replace(lr=float("nan")), "rate", "lr"),
+    "NaN": (lambda update: changed(update, lambda y: y * np.float32("nan")), None, "update"),
+    "infinity": (lambda update: changed(update, lambda y: np.full_like(y, np.inf)), None, "update"),
+    "shape": (lambda update: changed(update, lambda y: y[:, :-1]), None, None),
+    "dtype": (lambda update: changed(update, lambda y: y.astype(np.complex64)), None, None),
+    "integers": (lambda update: changed(update, lambda y: y.astype(np.int32)), "names", None),
+    "a tensor is missing": (lambda update: update._replace(value={"w": update.value["w"]}), None, None),
+    "other names": (lambda update: update._replace(value={f"x{k}": v for k, v in update.value.items()}), "names", None),
+}
+"""By name: the change of an honest update, the claim that the framework must carry, the argument in the reason."""
+
+
+def changed(update, change):
+    return update._replace(value={**update.value, "w": change(update.value["w"])})
+
+
+@pytest.mark.parametrize("algorithm", ["MIFA", "MimiC"])
+def test_an_invalid_reply_is_rejected_by_its_client_and_the_result_is_that_of_the_others(place, algorithm, caplog):
+    lies = [lie for lie in LIES.values() if lie[1] is None or lie[1] in place.carries]
+    n = len(lies) + 2
+
+    def work(t, i, sent, task):
+        update = honest(t, i, sent, task)
+        return lies[i - 1][0](update) if 1 <= i <= len(lies) else update
+
+    server, reports, _ = place.run(algorithm, work, n=n, rounds=2, x0=MODEL)
+    ids = place.ids(n)
+    due = due_server(place, algorithm, reports, n=n)
+    for report in reports:
+        assert set(report.accepted) == {ids[0], ids[-1]}
+        reasons = dict(rejected_arguments(report))
+        assert len(reasons) == len(lies)
+        for client, (_, _, argument) in zip(ids[1:], lies, strict=False):
+            assert argument in (None, reasons[client])
+        start = f"round {report.round}: rejected {n - 2} ("
+        assert any(start in line and ", accepted 2: " in line for line in caplog.messages)
+    assert_same(server, due, ids)
+
+
+def test_a_scaled_update_is_rejected_by_its_client_and_the_result_is_that_of_the_others(place, caplog):
+    def work(t, i, sent, task):
+        update = honest(t, i, sent, task)
+        if i:
+            return update
+        return update._replace(value={k: sent[k] + np.float32(1000) * (y - sent[k]) for k, y in update.value.items()})
+
+    server, reports, _ = place.run("MIFA", work, aggregation=[RejectLong(30)])
+    [first, *others] = place.ids(3)
+    for report in reports:
+        [(client, reason)] = report.rejected
+        assert (client, report.accepted) == (first, tuple(others))
+        assert "RejectLong" in reason
+    assert_same(server, due_server(place, "MIFA", reports), others)
+    line = f"round 2: rejected 1 ({first!r}), accepted 2: 1 x update"
+    assert any(line in message for message in caplog.messages)
+
+
+def test_a_client_cannot_report_more_steps_than_it_was_asked_for(place):
+    how = {"limits": Limits(max_steps=4)} if place.kind == "delta" else {"steps": 4}
+    work = lambda t, i, *sent: honest(t, i, *sent)._replace(steps=4 + (i == 1))  # noqa: E731
+    _, [report], _ = place.run("MIFA", work, rounds=1, **how)
+    assert rejected_arguments(report) == [(place.ids(3)[1], "steps")]
+
+
+def test_a_client_without_an_accepted_reply_is_not_registered(place):
+    def work(t, i, sent, task):
+        update = honest(t, i, sent, task)
+        return [update, changed(update, lambda y: y * np.float32("nan")), None][i]
+
+    server, reports, _ = place.run("MimiC", work, rounds=2)
+    assert [*server.clients] == (place.ids(3) if place.registers_all else place.ids(1))
+    assert [report.accepted for report in reports] == [tuple(place.ids(1))] * 2
+    assert np.abs(server.x).max() > 0
+
+
+def test_a_later_run_resumes_after_the_last_finished_round(place, tmp_path, monkeypatch):
+    """The folder is relative and then below "~"; rules that the later run does not give stay as saved."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    whole, reports, model = place.run("MimiC", honest, rounds=4, aggregation=[CapSteps(10)])
+    seen = []
+    for until, how in ((2, {"storage": "rows", "aggregation": [CapSteps(10)]}), (4, {"storage": {"path": "~/rows"}})):
+        part, reports, end = place.run("MimiC", honest, rounds=until, callbacks=[seen.append], **how)
+        part.close()
+        monkeypatch.chdir("/")
+    monkeypatch.chdir(tmp_path)
+    assert [report.round for report in seen] == [0, 1, 2, 3]
+    assert [report.round for report in reports] == [2, 3]
+    assert reports[0].changed is None
+    for name in model:
+        np.testing.assert_array_equal(np.asarray(end[name]), np.asarray(model[name]))
+    found = Server.load("rows", storage=Storage(medium="ram"))
+    assert_same(found, whole, place.ids(3))
+    with pytest.raises(errors.CheckpointError, match="algorithm"):
+        place.run("MIFA", honest, rounds=5, storage="rows")
+    with pytest.raises(errors.CheckpointError, match="model"):
+        place.run("MimiC", lambda t, i, sent, task: Update(i, {"w": sent["w"]}, 1, 1), rounds=5, storage="rows",
+                  x0={"w": np.zeros(5, np.float32)})  # fmt: skip
+
+
+def test_options_of_a_configuration_reach_the_server(place, tmp_path):
+    how = {
+        "storage": {"path": str(tmp_path / "my.rows"), "codec": "bf16", "config_type": "dict"},
+        "limits": {"max_norm": 40.0, "max_examples": 7},
+        "compute": {"accumulator": "exact", "batch_size": 2},
+        "aggregation": {"name": "RejectLong", "ratio": 30},
+        "server_lr": 0.5,
+    }
+    server, _, _ = place.run("FedAvg", honest, rounds=1, **how)
+    settings = server._settings
+    assert (settings.limits.max_norm, settings.limits.max_examples) == (40.0, 7)
+    assert (settings.accumulator, settings.batch_size) == ("exact", 2)
+    assert [type(rule) for rule in settings.rules][:-1] == [RejectLong]
+    assert settings.rules.find(RejectLong).ratio == 30
+    assert (server.store.codec, str(server.store.path)) == ("bf16", str(tmp_path / "my.rows"))
+    server.close()
+    wrong = {
+        "limits": {"max_nrom": 3},
+        "storage": {"folder": "rows"},
+        "compute": {"acumulator": "exact"},
+        "aggregation": [{"name": "RejectLong", "ration": 30}],
+    }
+    for name, value in wrong.items():
+        with pytest.raises(errors.UnknownNameError, match=next(iter(value)) if name != "aggregation" else "ration"):
+            place.run("FedAvg", honest, rounds=1, **{name: value})
+
+
+def test_late_replies_are_refused_where_the_framework_has_none(place):
+    if place.has_late_replies:
+        assert place.run("FedAvg", honest, rounds=1, max_staleness=2)[0]._settings.max_staleness == 2
+    else:
+        with pytest.raises((errors.RangeError, TypeError), match="max_staleness"):
+            place.run("FedAvg", honest, rounds=1, max_staleness=2)
+
+
+def test_a_method_of_other_than_plain_steps_and_a_rate_of_each_step_are_refused(place):
+    if place.is_plain:
+        for algorithm in ("SCAFFOLD", "FedAvgM", "FedProx"):
+            with pytest.raises(errors.RangeError, match=r"^algorithm\b"):
+                place.run(algorithm, honest)
+    with pytest.raises(errors.RangeError, match=r"^lr\b"):
+        place.run("FedAvg", honest, lr=OF_STEPS)
+
+
+@pytest.mark.parametrize("algorithm", ["FedAvg", "MimiC", "SCAFFOLD"])
+def test_with_exact_sums_the_order_of_answers_changes_no_bit(place, algorithm):
+    if place.is_plain and algorithm == "SCAFFOLD":
+        return  # which needs instructions
+
+    def bits(accumulator, runs):
+        found = set()
+        for seed in range(runs):
+            how = {"compute": {"accumulator": accumulator}, "order": np.random.default_rng(seed)}
+            server, reports, _ = place.run(algorithm, honest, n=5, rounds=2, **how)
+            rows = [server.store.read(i).tobytes() for i in place.ids(5) if server.algorithm.keeps_rows]
+            by_id = [np.argsort([str(client) for client in report.accepted]) for report in reports]
+            norms = [report.norms[order].tobytes() for report, order in zip(reports, by_id, strict=True)]
+            found.add(hashlib.sha256(b"".join([server.x.tobytes(), *rows, *norms])).digest())
+        return len(found)
+
+    assert bits("exact", 4) == 1
+    if algorithm == "FedAvg":
+        assert bits("float32", 8) > 1
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_field_of_the_instructions_reaches_the_client(rich, name):
+    seen = []
+    ids = rich.ids(2)
+
+    def work(t, i, sent, task):
+        server = rich.strategy.server if hasattr(rich, "strategy") else rich.controller.server
+        assert task == server.broadcast([ids[i]], newcomers=[ids[i]]).of(ids[i])
+        seen.append(i)
+        return honest(t, i, sent)._replace(
+            steps=task.local_rule.most_steps or 2, control=np.full(10, i, np.float32) if task.second else None
+        )
+
+    sizes = [5, 7] if ORDERS[name].needs_shares else None
+    _, reports, _ = rich.run(ORDERS[name], work, n=2, client_sizes=sizes)
+    assert seen == [0, 1] * 3
+    assert [len(report.accepted) for report in reports] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("algorithm", corrections.METHODS)
+def test_corrections_that_the_clients_keep_give_the_same_trajectory(rich, algorithm):
+    def trajectory(algorithm, placement):
+        workers = [corrections.Client(type(algorithm), placement, target) for target in corrections.TARGETS]
+        xs = []
+
+        def work(t, i, sent, task):
+            if i in corrections.AWAY.get(t, []):
+                return None
+            y, control = workers[i].work(sent["w"], task.offset)
+            return Update(i, {"w": y}, corrections.STEPS, 1, control=control if task.second else None)
+
+        def after(report):
+            server = rich.strategy.server if hasattr(rich, "strategy") else rich.controller.server
+            xs.append(server.x.copy())
+            for client in report.accepted:
+                workers[rich.ids(3).index(client)].accepted(server.v)
+
+        how = {"x0": {"w": np.zeros(3, np.float32)}, "rounds": corrections.ROUNDS, "callbacks": [after]}
+        _, reports, _ = rich.run(algorithm, work, lr=corrections.LR, **how)
+        assert all(not report.rejected for report in reports)
+        assert {len(report.accepted) for report in reports} == {1, 2, 3}
+        return xs
+
+    at_server, at_clients = (trajectory(algorithm(placement=place), place) for place in ("server", "client"))
+    corrections.assert_same_trajectory(at_server, at_clients, trajectory(FedAvg(), "server"))
+
+
+CARRIED = {"rate": "rate", "tiny rate": "rate", "variance": "buffers", "counter": "buffers"}
+
+
+def lies():
+    """Each framework with each method and lie that it carries."""
+    for name, place in PLACES.items():
+        for case in cases():
+            algorithm, kind = case.values
+            method, sizes = liars.made(algorithm)
+            carried = all(claim in place.carries for word, claim in CARRIED.items() if word in kind)
+            if name == "pfl" or not carried or (place.is_plain and beyond_plain_steps(method)):
+                continue
+            if sizes is None or name != "nvflare, aggregator":  # NVFlare's own workflow has no sizes
+                yield pytest.param(name, algorithm, kind, marks=case.marks)
+
+
+@pytest.mark.parametrize(("name", "algorithm", "kind"), [*lies()])
+def test_one_liar_of_ten_clients_moves_the_result_by_at_most_its_bound(name, algorithm, kind):
+    place, (method, sizes) = made(name), liars.made(algorithm)
+
+    def work(t, i, sent, task):
+        update = answer(algorithm, kind, task, {**liars.MODEL, **sent}, task.offset, i)
+        return update if name != "fedlab" else update._replace(value={"w": update.value["w"]})
+
+    how = options(kind)
+    if how and name != "flower":  # as a configuration holds them
+        how = {"aggregation": [{"name": type(rule).__name__, **asdict(rule)} for rule in how["aggregation"]]}
+    how |= {"client_sizes": sizes} if sizes else {}
+    how |= {"n": liars.N, "rounds": ROUNDS, "x0": liars.MODEL, "lr": liars.LR}
+    _, reports, model = place.run(method, work, **how)
+    x = {key: np.asarray(value) for key, value in model.items()}
+    assert_bounded(algorithm, kind, x, reports, place.ids(liars.N))
+
+
+def test_malformed_messages_are_rejected_by_client_and_the_result_is_that_of_the_others(place):
+    """Each changed at a random level; SCAFFOLD's have a second vector."""
+    algorithm = MIFA() if place.is_plain else SCAFFOLD(control="sent")
+    n, rounds = 303, 4
+    trusted = [0, 150, n - 1]
+    forms = {}
+
+    def update_of(t, i, sent, task):
+        """Untrusted clients' valid messages are all alike: the changes of one message."""
+        return honest(0, i if i in trusted else 1, sent, task)
+
+    def work(t, i, sent, task):
+        if i in trusted:
+            return update_of(t, i, sent, task)
+        if t not in forms:
+            valid = place.form(update_of(t, 1, sent, task)._replace(client=None), sent)
+            forms[t] = malformed(valid, n, t, place.odd)
+        return Raw(next(forms[t]))
+
+    how = {"steps": 5} if place.is_plain and place.kind == "model" else {}  # of messages that lost their own
+    server, reports, _ = place.run(algorithm, work, n=n, rounds=rounds, **how)
+    ids = place.ids(n)
+    for report in reports:
+        assert_only_the_valid_count(
+            report, [ids[i] for i in trusted], [i for k, i in enumerate(ids) if k not in trusted]
+        )
+    due = due_server(place, algorithm, reports, update_of, n)
+    np.testing.assert_array_equal(server.x, due.x)
+    for i in trusted:
+        np.testing.assert_array_equal(server.store.read(ids[i]), due.store.read(ids[i]))

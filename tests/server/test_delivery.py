@@ -1,0 +1,92 @@
+"""Every way of delivery has the bits of a list, whatever the batch size, also with rejections and caps."""
+
+import numpy as np
+import pytest
+
+from fedcore import Compute, Server, Update
+from fedcore.rules import CapExamples, ClipToMedian, Mean, RejectLong
+from tests.server.deliveries import DELIVERIES, as_list, outcome
+from tests.server.rounds import METHODS, everything, made, n, steps_of
+from tests.server.test_examples import replies, server_of
+from tests.server.test_norm_limits import N, honest, lying
+from tests.server.test_norm_limits import server_of as limited
+from tests.server.test_rules import RejectFew
+
+
+def plain(method):
+    def updates(server, t):
+        rng = np.random.default_rng(t)
+        cohort = rng.permutation(9)[: rng.integers(1, 10)].tolist()
+        sent = []
+        for i in cohort:
+            y, work = (server.x + rng.normal(size=4099)).astype(np.float32), rng.integers(1, 50, size=2).tolist()
+            sent.append(Update(i, y, steps_of(server, work[0]), work[1]))
+        return sent
+
+    return lambda **o: made(method, np.zeros(4099, np.float32), clients=9, **o), updates
+
+
+def with_lies(method):
+    def updates(server, t):
+        rng = np.random.default_rng([t, 1])
+        sent = honest(server, rng.permutation(N)[: rng.integers(1, N + 1)].tolist(), np.random.default_rng(t))
+        for i, lie in enumerate(rng.random(len(sent))):
+            if lie < 0.2:
+                sent[i] = lying(server, sent[i])
+            elif lie < 0.3:
+                sent[i] = sent[i]._replace(value=np.full(n, np.nan, np.float32))
+        return sent
+
+    return lambda **o: limited(method, **o), updates
+
+
+def with_claims(method, **options):
+    def updates(server, t):
+        rng = np.random.default_rng([t, 2])
+        claims = [10**9 if lie < 0.2 else int(rng.integers(1, 300)) for lie in rng.random(rng.integers(1, N + 1))]
+        sent = replies(server, claims, t)
+        if t % 3 == 1:
+            sent[0] = sent[0]._replace(value=np.full(n, np.nan, np.float32))
+        return sent
+
+    return lambda **o: server_of(method, **options, **o), updates
+
+
+def with_rules():
+    def updates(server, t):
+        rng = np.random.default_rng([t, 3])
+        ys = [(rng.normal(size=4) * 10.0 ** rng.integers(-1, 2)).astype(np.float32) for _ in range(30)]
+        return [Update(k, y, 5, examples=int(rng.integers(1, 50))) for k, y in enumerate(ys)]
+
+    chain = [RejectFew(least=2), CapExamples(2), RejectLong(3), ClipToMedian(), Mean()]
+
+    def make(batch_size=None):
+        compute = Compute(batch_size=batch_size)
+        return Server(np.zeros(4, np.float32), "FedAvg", 30, lr=0.1, aggregation=chain, compute=compute)
+
+    return make, updates
+
+
+SCENARIOS = {
+    "a chain of rules": with_rules(),
+    **{method: plain(method) for method in ("FedAvg", "MIFA", "MimiC")},
+    **{f"{method}, lies": with_lies(method) for method in METHODS},
+    **{f"{method}, claims": with_claims(method) for method in ("FedAvg", "FedProx", "one's own")},
+    "FedAvg, claims and lengths": with_claims("FedAvg", reject_long=10.0),
+}
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_delivery_has_the_bits_of_a_list(scenario, batch_size):
+    make, updates = SCENARIOS[scenario]
+
+    def run(deliver, **options):
+        server = make(**options)
+        reports = [outcome(deliver(server, updates(server, t))) for t in range(6)]
+        return everything(server, list(server.clients)), reports
+
+    expected = run(as_list)
+    assert ("lies" not in scenario) or sum(len(rejected) for _, rejected, *_ in expected[1]) > 3
+    for name, deliver in DELIVERIES.items():
+        assert run(deliver, batch_size=batch_size) == expected, name
