@@ -244,7 +244,7 @@ def test_exception_closes_spans():
                 round.add(0, server.x, steps=1)
                 raise ZeroDivisionError
         with suppress(Exception):
-            server.round([Update("nobody", server.x, steps=1)])
+            server.round([Update("unknown", server.x, steps=1)])
         with suppress(ZeroDivisionError), span("save"), span("publish"):
             raise ZeroDivisionError
         with suppress(ZeroDivisionError):

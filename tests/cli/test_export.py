@@ -142,7 +142,7 @@ def test_remove_client(folder, id, client):
         assert client not in server.clients
         assert not contradictions(server)
     assert invoke("store", "verify", folder).status == 0
-    assert invoke("store", "remove-client", folder, "nobody").status == 2
+    assert invoke("store", "remove-client", folder, "unknown").status == 2
 
 
 def test_undo_of_a_removal(folder):

@@ -1,4 +1,4 @@
-"""Records: what is written is read; damage is reported."""
+"""Records: reading returns the written values, and damage is reported."""
 
 import json
 from dataclasses import asdict

@@ -200,7 +200,7 @@ def test_an_edge_sends_only_for_its_own_clients():
         round.add_batch([update(server.x, 9, 3)])
         round.add_partial_sum(lying_edge(server, [0, 1]), "edge", clients=[0, 1])
         with pytest.raises(errors.UnknownClientError):
-            round.add_partial_sum(lying_edge(server, [2]), "edge", clients=["nobody"])
+            round.add_partial_sum(lying_edge(server, [2]), "edge", clients=["unknown"])
         report = round.finish()
     assert set(report.accepted) == set(due.accepted)
     assert server.x.tobytes() == straight.x.tobytes()

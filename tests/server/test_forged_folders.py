@@ -95,9 +95,9 @@ IMPLAUSIBLE = {
     "gamma infinite": (lambda now: {"gamma": np.inf}, r"\bgamma\b"),
     "gamma NaN": (lambda now: {"gamma": np.nan}, r"\bgamma\b"),
     "a round before the rows'": (lambda now: {"round_number": 1}, r"\bround=1: "),
-    "a round past what is counted": (lambda now: {"round_number": 2**53 + 1}, r"\bround=9007199254740993: "),
+    "a round past the largest count": (lambda now: {"round_number": 2**53 + 1}, r"\bround=9007199254740993: "),
     "transactions fewer than rounds": (lambda now: {"transactions": 2}, r"\btransactions=2: "),
-    "transactions past what is counted": (
+    "transactions past the largest count": (
         lambda now: {"transactions": 2**54 + 1},
         r"\btransactions=18014398509481985: ",
     ),

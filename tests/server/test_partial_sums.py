@@ -161,7 +161,7 @@ BAD = {
     "a norm of zero": (spoilt(squares=with_entry(0, slice(None))), "high"),
     "one unit everywhere": (spoilt(high=lambda high: high + 1, squares=tiny), "high"),
     "all elements as long as all": (spoilt(high=as_long_as_nearly_all), "high"),
-    "buffers that nobody sent": (spoilt(has_buffers=np.zeros_like), "high of buffers"),
+    "buffers without a sender": (spoilt(has_buffers=np.zeros_like), "high of buffers"),
     "buffers past what sums take": (
         spoilt(high=with_entry(2**10 * 3002 * 2**39 // 1000, -1)),
         "high of buffers",
@@ -204,21 +204,21 @@ def test_an_invalid_sum_is_rejected_and_the_round_continues(what):
 
 def test_a_sum_without_updates_is_zero_and_lists_rejections():
     server, straight, sent = server_of(), server_of(), updates(server_of(), 0)
-    nobody, noise = summed(server_of(), [sent[5]]), np.random.default_rng(0)
-    assert nobody.clients == ()
-    assert not nobody.high.any()
+    empty, noise = summed(server_of(), [sent[5]]), np.random.default_rng(0)
+    assert empty.clients == ()
+    assert not empty.high.any()
     with straight.open_round() as round:
         round.add_batch([sent[0], sent[5]])
         due = finish(straight, round)
     with server.open_round() as round:
         round.add_batch([sent[0]])
-        round.add_partial_sum(nobody.to_bytes(), "edge")
-        round.add_partial_sum(nobody, "edge")
+        round.add_partial_sum(empty.to_bytes(), "edge")
+        round.add_partial_sum(empty, "edge")
         for at in (0, N - 1):  # of the parameters, and of the buffers
             for words in ("high", "low"):
-                round.add_partial_sum(spoilt(**{words: with_entry(1, at)})(nobody), f"{words} {at}")
+                round.add_partial_sum(spoilt(**{words: with_entry(1, at)})(empty), f"{words} {at}")
         for _ in range(100):
-            round.add_partial_sum(replace(nobody, high=noise.integers(-1, 1, N)), "noise")
+            round.add_partial_sum(replace(empty, high=noise.integers(-1, 1, N)), "noise")
         assert finish(server, round) == due
     assert [client for client, _ in server.last.rejected[:2]] == [5, 5]
     assert len(server.last.rejected) == 106

@@ -212,7 +212,7 @@ def test_a_late_update_counts_once(method, tmp_path):
         assert report.accepted == ()
         assert "0" in report.rejected[0][1]
         assert server.round_number == number + 1
-    assert played(server, (0, -ONE, {"round": 2})).accepted == (0,)  # the client started anew
+    assert played(server, (0, -ONE, {"round": 2})).accepted == (0,)  # the client started again
     assert played(server, (0, -ONE, {"round": 1})).accepted == ()  # an older update after a newer one
     assert played(server, (1, -ONE, {"round": 3})).accepted == (1,)
     server.close()

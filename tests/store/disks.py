@@ -44,7 +44,7 @@ def image(kind, folder):
 
 
 def cut(source, target):
-    """The image that a loss of power leaves now: only what has reached the disk."""
+    """The image that a loss of power leaves now: only the data that reached the disk."""
     subprocess.run(["cp", "--sparse=always", source, target], check=True)
     return target
 

@@ -222,7 +222,7 @@ def test_rows_may_be_of_another_round_than_the_commit(make):
     for client in "abc":
         write(store, client, content(131, client))
     store.commit(3)
-    write(store, "a", content(131, "anew"))
+    write(store, "a", content(131, "again"))
     store.stage("a", round=3)
     store.stage("b", round=3)
     write(store, "b", content(131, "again"))  # staged without a round: it has the commit's

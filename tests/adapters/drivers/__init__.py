@@ -5,6 +5,7 @@
 framework's own messages.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
@@ -59,7 +60,7 @@ class Raw:
     form: Any
 
 
-class Driver:
+class Driver(ABC):
     """A framework."""
 
     kind = "model"  # the kind of a client's value
@@ -69,6 +70,7 @@ class Driver:
     def ids(self, n):
         return [f"client-{i}" for i in range(n)]
 
+    @abstractmethod
     def run(self, algorithm, work, *, n=3, rounds=3, x0=MODEL, order=None, lr=LR, **options):
         """Run rounds up to ``rounds`` of the whole run; return the server, the reports, and the framework's model.
 
@@ -76,11 +78,10 @@ class Driver:
             order: a random generator of the order in which answers arrive. Default: that of the clients.
             options: as in a configuration; ``client_sizes`` by index.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def form(self, update, sent):
         """The message of an update as dictionaries and lists, of which ``malformed`` can change parts."""
-        raise NotImplementedError
 
     def message(self, answer, sent):
         """The framework's message of an answer."""

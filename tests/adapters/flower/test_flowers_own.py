@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg
 
-from fedcore import Server
+from fedcore import Compute, Server
 from fedcore.adapters import flower
 from fedcore.adapters.flower import Task
 from fedcore.algorithms.optimizers import SGD
@@ -55,6 +55,16 @@ def run(strategy, nodes, seen=None):
     first = ArrayRecord({name: Array(x) for name, x in MODEL.items()})
     results.append(strategy.start(grid, first, ROUNDS, evaluate_fn=keep))
     return np.array(models)
+
+
+@pytest.mark.parametrize(("nodes", "batch_size"), [(1, None), (4, None), (5, None), (5, 2)])
+def test_fedavg_is_flower_s_own(nodes, batch_size):
+    how = dict(fraction_evaluate=0.0, min_available_nodes=nodes, min_train_nodes=nodes)
+    theirs = run(FedAvg(**how), nodes)
+    ours = run(flower.FedAvg(lr=0.1, compute=Compute(batch_size=batch_size), poll=0.001, **how), nodes)
+    assert len(theirs) == 1 + ROUNDS
+    assert np.abs(np.diff(theirs, axis=0)).max(axis=0).min() > 1e-3  # each element changed
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

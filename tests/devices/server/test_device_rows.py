@@ -246,7 +246,7 @@ def test_an_undo_of_cached_staged_and_in_flight_rows(cuda_device, tmp_path):
             rows.stage_all([client])[0].copy_from(np.full(n, 9, np.float32))
         rows.prefetch([0, 1, 2])
         assert rows.undo()
-        assert rows.cached == 1, "what was taken back takes no memory of the device"
+        assert rows.cached == 1, "a rolled back row uses no memory of the device"
         assert in_store(rows) == held(rows) == [1, 2, 0, 0, 0, 0, 0, 0]
         assert_every_slot_is_known(rows)
         assert not rows.undo()
