@@ -29,6 +29,21 @@ settings.register_profile("explore", settings.get_profile("repeatable"), derando
 settings.load_profile("repeatable")
 
 
+def encodable(value):
+    """Escape the lone surrogates in the strings of a JSON value."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {encodable(key): encodable(item) for key, item in value.items()}
+    return type(value)(map(encodable, value)) if isinstance(value, (list, tuple)) else value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable():
+    """Make each report one that pytest-xdist can send, whatever malformed text a test logs or shows."""
+    return encodable((yield))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def freeze_existing_objects():
     """Exclude the objects that exist before a module's tests from garbage collection, which many tests call.
