@@ -248,4 +248,10 @@ def _counted(label: str, kind: str, paper: int, counts: Sequence[int | None]) ->
 @cache
 def _papers() -> dict[str, dict[str, Any]]:
     file = resources.files("fedcore.reports") / "papers.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+    tables = tomllib.loads(file.read_text(encoding="utf-8"))
+
+    def resolved(table: dict[str, Any]) -> dict[str, Any]:
+        own = {key: value for key, value in table.items() if key != "like"}
+        return {**resolved(tables[table["like"]]), **own} if "like" in table else own
+
+    return {name: resolved(table) for name, table in tables.items()}

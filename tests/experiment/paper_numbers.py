@@ -17,22 +17,23 @@ class Number(NamedTuple):
 MIMIC_CIFAR = "mimic/figure5 mimic/figure8 mimic/no-dropout-cifar mimic/table4-cifar-* mimic/table5-*"
 MIMIC_FMNIST = (
     "mimic/table3-* mimic/table4-fmnist-* mimic/figure4 mimic/figure6-* mimic/figure7 mimic/fmnist-tau50 "
-    "mimic/no-dropout-fmnist mimic/readings-*"
+    "mimic/no-dropout-fmnist mimic/readings-* mimic/random-shards-*"
 )
 NOT_THE_PAPERS = "!mimic/readings-batch64 !mimic/readings-literal !mimic/readings-constant"
 MIMIC = [
     Number("mimic/*", "partition.name", "shards", "Sec. 7, shards of one class"),
     Number("mimic/*", "partition.clients", 30, "Sec. 7"),
     Number("mimic/* !mimic/table5-*", "partition.shards_per_client", 2, "Sec. 7, 60 shards and two a client"),
+    Number("mimic/* !mimic/random-shards-*", "partition.distinct_classes", True, "Table 2, two classes a client"),
     *(Number(f"mimic/table5-c{k}", "partition.shards_per_client", k, "Table 5") for k in (2, 5, 8, 10)),
     Number("mimic/*", "local.epochs", 5, "Table 2"),
     Number("mimic/*", "seeds", 3, "Sec. 7, three trials"),
     Number("mimic/*", "pictures.over", "uploadings", "Figures 4, 5, 7, 8"),
     Number(MIMIC_FMNIST, "data.name", "fashion-mnist", "Sec. 7"),
     Number(MIMIC_FMNIST, "model.name", "lenet", "Sec. 7, the convolutions"),
-    Number(f"{MIMIC_FMNIST} !mimic/table3-scaffold-*", "rounds", 200, "Sec. 7, 200 uploadings"),
-    Number("mimic/table3-scaffold-*", "rounds", 100, "Sec. 7, 200 uploadings of two vectors"),
-    Number("mimic/table3-scaffold-*", "algorithms.SCAFFOLD.control", "sent", "Table 1"),
+    Number(f"{MIMIC_FMNIST} !mimic/*scaffold-*", "rounds", 200, "Sec. 7, 200 uploadings"),
+    Number("mimic/*scaffold-*", "rounds", 100, "Sec. 7, 200 uploadings of two vectors"),
+    Number("mimic/*scaffold-*", "algorithms.SCAFFOLD.control", "sent", "Table 1"),
     Number(f"{MIMIC_FMNIST} !mimic/readings-batch64", "local.batch", 16, "Table 2"),
     Number(f"{MIMIC_FMNIST} {NOT_THE_PAPERS} mimic/readings-batch64", "rate.lr.decay", 0.95, "Table 2"),
     Number("mimic/readings-literal mimic/readings-constant", "rate.server_lr.decay", 0.95, "Table 2"),
@@ -51,8 +52,8 @@ MIMIC = [
     Number("mimic/figure4 mimic/figure5", "participation.tau_max", 20, "Figures 4 and 5"),
     Number("mimic/readings-code-tau", "participation.among.tau_max", 50, "Table 3"),
     Number("mimic/readings-code-static", "participation.among.p", 0.1, "Figures 6, 7"),
-    Number("mimic/* !mimic/no-dropout-*", "participation.first_round", "all", "Sec. 5"),
-    Number("mimic/no-dropout-*", "participation.name", "Always", "Sec. 7"),
+    Number("mimic/* !mimic/*no-dropout*", "participation.first_round", "all", "Sec. 5"),
+    Number("mimic/*no-dropout*", "participation.name", "Always", "Sec. 7"),
     Number("mimic/figure6-* mimic/figure7 mimic/figure8 mimic/table5-*", "participation.name", "Bernoulli", "Sec. 7"),
     *(Number(f"mimic/figure6-p{k}", "participation.p", k / 100, "Figure 6") for k in (10, 30, 50, 70, 90)),
     Number("mimic/figure7 mimic/table5-*", "participation.p", 0.1, "Figure 7, Table 5"),
@@ -95,9 +96,10 @@ FLEXIBLE = [
     Number("flexible/*-mnist*", "model.name", "mlp-mnist", "Sec. 5, 784-200-200-10"),
     Number("flexible/*-mnist* flexible/*-emnist*", "local.batch", 10, "Sec. 5"),
     Number("flexible/*-mnist*", "rate.lr.initial", 2e-3, "Sec. 5"),
-    Number("flexible/*-emnist*", "data.name", "emnist-bymerge", "Sec. 5"),
+    Number("flexible/table3-emnist*", "data.name", "emnist-bymerge", "Sec. 5.2"),
+    Number("flexible/table4-emnist* flexible/figure4*-emnist", "data.name", "emnist-balanced", "Sec. 5.3"),
     Number("flexible/*-emnist*", "model.name", "cnn-emnist", "Sec. 5, conv 32, conv 64, FC 512"),
-    Number("flexible/*-emnist*", "model.classes", 47, "Sec. 5, EMNIST by merge"),
+    Number("flexible/*-emnist*", "model.classes", 47, "Sec. 5, by merge and balanced"),
     Number("flexible/*-emnist*", "rate.lr.initial", 5e-4, "Sec. 5"),
     Number("flexible/table3-mnist-*", "partition.clients", 100, "Sec. 5"),
     Number("flexible/table3-emnist-*", "partition.clients", 62, "Sec. 5"),

@@ -30,6 +30,11 @@ SAME = {  # presets of one column, or of some rows of it
     "readings-random-phase": "table3-tau50",
     **{f"table3-scaffold-tau{tau}": f"table3-tau{tau}" for tau in (20, 50, 100)},
     **{f"readings-{one}": "table4-fmnist-p10" for one in ("default", "literal", "constant", "batch64")},
+    **{f"random-shards-table3-tau{tau}": f"table3-tau{tau}" for tau in (20, 50)},
+    **{f"random-shards-scaffold-tau{tau}": f"table3-tau{tau}" for tau in (20, 50)},
+    "random-shards-table4-p10": "table4-fmnist-p10",
+    "random-shards-code-tau": "table3-tau50",
+    "random-shards-no-dropout": "no-dropout-fmnist",
 }
 GAINS = {  # Ruan et al., Table 3: B over A, C over B, by |T|
     "mnist-iid": {1: (-0.6, 0.3), 2: (1.9, 0.1), 3: (5.6, 0.1), 4: (8.3, 0.7), 7: (5.8, 1.9), 8: (11.8, 2.4)},
