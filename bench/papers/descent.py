@@ -51,9 +51,7 @@ def different_minimisers(rounds=400):
     error, met = [], []
     for _ in range(rounds):
         broadcast = server.broadcast(range(N))
-        with server.open_round() as round:
-            for i in broadcast.ids:
-                round.add(i, clients.work(broadcast, i, E)[0], steps=E)
+        server.round(clients.updates(broadcast, E))
         error.append(clients.value(server.x) - best)
         met.append(diversity(clients, server.x))
     drawn = np.mean([descend(clients, 0.05, rounds, seed)[0][1:] - best for seed in range(SEEDS)], axis=0)
@@ -69,7 +67,7 @@ def stochastic_error(clients, drawn, steps, seed, *, replacement=True):
             draws = fedcore.sampling.with_replacement([1.0] * clients.N, drawn, seed=seed, round=t)
         else:
             draws = fedcore.sampling.without_replacement(clients.N, drawn, seed=seed, round=t)
-        hear(server, clients, draws, noise=lambda: (1, rng.normal(size=clients.n)))
+        hear(server, clients, draws, noise=lambda shape: (1, rng.normal(size=shape)))
     return clients.value(server.x)
 
 

@@ -79,8 +79,8 @@ class Horizon:
         K: the number of clients drawn in each round; in a network, all p nodes (Theorem 3.4).
         T: the number of local steps in the whole run.
 
-    For long runs this rate is below ``bench.papers.theory.local_sgd.largest_rate``, up to which the paper derives a
-    bound.
+    For long runs this rate is below ``bench.papers.theory.local_sgd.largest_rate``, up to which a bound holds, and
+    below the paper's largest rate (eq. 25, ``paper_rate`` there).
 
     Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019,
     Theorem 3.3 (local SGD, general nonconvex objectives).
@@ -132,8 +132,8 @@ class InverseRound(_Restarting):
         E: the local steps of a complete round.
         work: w = E[sum_k p_t^k s_t^k], the expected sum of coefficients times steps. With scheme C, w = E if every
             client does some work. With scheme B, w = sum_k p^k E[s^k].
-        gamma: > 0, the constant of the bound (M D + V) / (t E + gamma), which grows with E L / (mu w). With a larger
-            gamma the rate decays later. The theorem's value is not available to us.
+        gamma: > 0, the constant of the bound (M_t D + V) / (t E + gamma). With a larger gamma the first rate is smaller
+            and decays later. ``of_theorem`` returns the rate with the theorem's gamma.
         restarts: the rounds in which the rate restarts (Corollary 3.2.1), as for ``Staircase``.
 
     Reference: Ruan et al., "Towards Flexible Device Participation in Federated Learning", AISTATS 2021, Theorem 3.1.
@@ -155,6 +155,32 @@ class InverseRound(_Restarting):
         check_integer("E", self.E, 1)
         self._check_restarts()
 
+    @classmethod
+    @ieee
+    def of_theorem(
+        cls, *, mu: float, L: float, E: int, work: float, theta: float, restarts: Sequence[int] = ()
+    ) -> "InverseRound":
+        """Return the rate with gamma = max(32 E (1 + theta) L / (mu w), 4 E^2 theta / w).
+
+        The first rate is then at most 1 / (2 (1 + theta) L), which the proof needs.
+
+        Args:
+            mu, E, work, restarts: as for the class.
+            L: the smoothness of the clients' objectives.
+            theta: > 0, a bound of p_t^k / p^k (Assumption 3.5): N for scheme A, 1 for scheme B, E for scheme C.
+
+        Raises:
+            RangeError: a number is outside its range, or gamma is not a finite float > 0.
+
+        >>> InverseRound.of_theorem(mu=0.5, L=2.0, E=5, work=5.0, theta=5.0)
+        InverseRound(mu=0.5, E=5, work=5.0, gamma=768.0, restarts=())
+        """
+        for name, value in {"mu": mu, "L": L, "work": work, "theta": theta}.items():
+            check_number(name, value, POSITIVE)
+        check_integer("E", E, 1, 2**53)
+        gamma = max(32 * E / (mu * work) * (1 + theta) * L, 4 * E * E / work * theta)
+        return cls(mu, E, work, gamma, restarts)
+
     def __call__(self, round: int) -> float:
         """Return the rate of a round."""
         return 16 * self.E / (self.mu * self.work) / (self._rounds(round) * self.E + self.gamma)
@@ -169,8 +195,11 @@ class InverseStep:
 
     Args:
         mu: the Polyak-Lojasiewicz constant.
-        alpha: a number > 0; the theorem requires alpha < ``largest_alpha``.
-        E: the local steps of a round. The theorem's minimum of E (eq. 21) is not available to us.
+        alpha: a number > 0.
+        E: the local steps of a round.
+
+    The theorem has conditions on alpha and E: ``largest_alpha``, ``least_steps`` and ``meets_theorem_4_2`` in
+    ``bench.papers.theory.local_sgd``.
 
     Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019,
     Theorem 3.2 (local SGD under the Polyak-Lojasiewicz condition).
@@ -207,7 +236,7 @@ class PerCohort:
     rates must be positive.
 
     Args:
-        c: the rate for each client. The maximum in the analysis (its eq. 54) is not available to us.
+        c: the rate for each client; ``largest`` returns the rate with the largest c of the analysis.
         beta: > 0. With a larger beta the rate decays later.
 
     Reference: Sun, Mao, Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central Updates",
@@ -223,6 +252,45 @@ class PerCohort:
     def __post_init__(self) -> None:
         check_number("c", self.c, POSITIVE)
         check_number("beta", self.beta, POSITIVE)
+
+    @classmethod
+    @ieee
+    def largest(cls, *, beta: float, N: int, tau_max: int, K: int, lr: float, L: float, nu: float) -> "PerCohort":
+        """Return the rate with the largest c of Lemma 6 (eq. 54): c = (sqrt(B^2 + 4 A C) - B) / (2 A) at t = 0.
+
+        A = phi_K tau_max N^2 ((1 - nu) (t + beta) + 1), B = nu L N (t + beta)^2 and C = nu (t + beta)^3. The largest c
+        grows with t, so round 0 decides. phi_K = (((2 + 2 z)^K - 1) / (K (2 z + 1)) + 1) L^2 with z = (eta_L L)^2
+        (Lemma 4). Eq. 25 then holds for every cohort, with equality for a cohort of all N clients in round 0.
+
+        Args:
+            beta: as for the class.
+            N: the number of clients.
+            tau_max: the bound of the dropouts, in rounds.
+            K: the number of local steps.
+            lr: eta_L, the local rate.
+            L: the smoothness of the clients' objectives.
+            nu: a small number > 0. Lemma 6 needs nu < 1 / (t + beta) in every round t of the run. A smaller nu makes c
+                smaller, like sqrt(nu).
+
+        Raises:
+            RangeError: a number is outside its range, such as nu >= 1 / beta, or c is not a finite float > 0.
+
+        >>> round(PerCohort.largest(beta=40.0, N=30, tau_max=20, K=5, lr=0.01, L=2.0, nu=0.01).c, 5)
+        0.00549
+        """
+        for name, value in {"beta": beta, "lr": lr, "L": L}.items():
+            check_number(name, value, POSITIVE)
+        for name, number in {"N": N, "tau_max": tau_max, "K": K}.items():
+            check_integer(name, number, 1, 2**53)
+        check_number("nu", nu, f"(0, {1 / beta!r})")
+        growth = 2 + 2 * (lr * L) * (lr * L)
+        try:
+            phi = ((growth**K - 1) / (K * (growth - 1)) + 1) * L * L
+        except OverflowError:
+            phi = math.inf
+        # eq. 54 for c / beta, divided by beta^3 and with the root in the denominator, where nothing cancels
+        A, B = phi * tau_max * N * N * (1 - nu + 1 / beta), nu * L * N
+        return cls(beta * 2 * nu / (B + math.sqrt(B * B + 4 * A * nu)), beta)
 
     def __call__(self, round: int, S: int) -> float:
         """Return the rate of a round with S clients."""

@@ -15,12 +15,12 @@ FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 11, 13
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 5_350,
+    "bench": 5_400,
     "csrc": 10_000,
-    "tests": 50_100,
+    "tests": 50_240,
     "fedcore": 2_900,
     "fedcore/adapters": 2_000,
-    "fedcore/algorithms": 950,
+    "fedcore/algorithms": 970,
     "fedcore/cli": 1_000,
     "fedcore/cluster": 1_800,
     "fedcore/experiment": 2_200,

@@ -196,8 +196,15 @@ OTHERS = {
         departure.should_exclude_by_rate(2, t0=1, gap=1e-310),
         departure.reboot_helps_within(shift=1e-310, share=0.5, gap=1, L=1, mu=1, W=1),
         departure.distance_by_gradient(1e-310, L=1, mu=1),
+        departure.error_bound(1, M=0, E=1, D=0, V=1e-310, g=1),
+        departure.optimum_shift(share=1, gap=1e-310, L=1, mu=1),
     ],
-    "rates": lambda: [rates.rate_at(rates.Exponential(1e-300, 0.1), 12), rates.as_rate(1e-310)(0)],
+    "rates": lambda: [
+        rates.rate_at(rates.Exponential(1e-300, 0.1), 12),
+        rates.as_rate(1e-310)(0),
+        rates.InverseRound.of_theorem(mu=1, L=1e-310, E=1, work=1, theta=1e-310).gamma,
+        rates.PerCohort.largest(beta=1, N=1, tau_max=1, K=1, lr=1, L=1, nu=1e-310).c,
+    ],
 }
 CASES = KERNELS | SAMPLING | OTHERS
 

@@ -12,17 +12,14 @@ Q = np.full(N, 1 / N)
 
 def diversity(clients, x):
     """Lambda(x, q) (eq. 7) at the gradients of all clients."""
-    gradients = np.array([clients.gradient(i, x) for i in range(N)])
+    gradients = clients.gradient(range(N), x)
     return float(np.sum(Q[:, None] * gradients**2) / np.sum((Q @ gradients) ** 2))
 
 
 def hear(server, clients, draws, steps=E, noise=None):
     """A round of the drawn clients; a client that is drawn twice works once."""
     ids, counts = np.unique(draws, return_counts=True)
-    broadcast = server.broadcast(ids)
-    with server.open_round() as round:
-        for i, count in zip(broadcast.ids, counts, strict=True):
-            round.add(i, clients.work(broadcast, i, steps, noise)[0], steps=steps, count=int(count))
+    server.round(clients.updates(server.broadcast(ids), steps, noise, counts))
 
 
 def descend(clients, lr, rounds, seed):

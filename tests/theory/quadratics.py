@@ -3,6 +3,7 @@
 import numpy as np
 
 import fedcore
+from fedcore import Update
 from tests.kit import flat
 
 
@@ -23,31 +24,55 @@ class Clients:
         p = np.full(self.N, 1 / self.N) if p is None else p
         return (p @ (self.a * self.o)) / (p @ self.a)
 
+    def largest_diversity(self):
+        """The largest gradient diversity at any x if the clients share a minimiser: that of the worst coordinate."""
+        return float((np.mean(self.a**2, axis=0) / np.mean(self.a, axis=0) ** 2).max())
+
     def value(self, x):
         """The mean of the f_i."""
         return float(np.mean(np.sum(self.a * (x - self.o) ** 2, axis=1)) / 2)
 
-    def work(self, broadcast, i, steps, noise=None):
-        """A client's local steps by its broadcast: y, and the mean raw gradient.
+    def mean_gradient(self, x):
+        return np.mean(self.a * (x - self.o), axis=0)
+
+    def train(self, broadcast, ids, steps, noise=None):
+        """The local steps of clients by their broadcast: float32[S, n], the models and the mean raw gradients.
 
         Args:
-            noise: returns a factor and an addend of each minibatch's gradient.
+            steps: one number of steps for all, or one for each client.
+            noise: returns a factor and an addend of each minibatch's gradient, for a shape [S, K, n].
         """
-        x, offset = broadcast.x.astype(np.float64), broadcast.offset(i)
-        y, raw = x, 0
-        for k in range(steps):
-            part, xi = (1, 0) if noise is None else noise()  # The same minibatch at both points.
-            gradient = part * self.gradient(i, y) + xi
-            direction = broadcast.a * gradient + broadcast.mu * (y - x)
+        steps, x = np.broadcast_to(steps, len(ids))[:, None], broadcast.x.astype(np.float64)
+        shape = len(ids), int(steps.max()), self.n
+        part, added = (np.broadcast_to(value, shape) for value in ((1, 0) if noise is None else noise(shape)))
+        offset = np.array([broadcast.offset(i) for i in ids]) if broadcast.has_offset else 0
+        before = self.gradient(ids, broadcast.x_prev.astype(np.float64)) if broadcast.b else 0
+        y, raw = np.tile(x, (len(ids), 1)), 0
+        for k in range(shape[1]):
+            gradient = part[:, k] * self.gradient(ids, y) + added[:, k]
+            direction = broadcast.a * gradient + broadcast.mu * (y - x) + offset
             if broadcast.b:
-                direction = direction + broadcast.b * (
-                    part * self.gradient(i, broadcast.x_prev.astype(np.float64)) + xi
-                )
-            if offset is not None:
-                direction = direction + offset
-            raw = raw + gradient / steps
-            y = y - (broadcast.lr_of_step(k) if broadcast.lr_of_step else broadcast.lr) * direction
-        return y.astype(np.float32), np.asarray(raw, np.float32) if broadcast.second else None
+                direction += broadcast.b * (part[:, k] * before + added[:, k])  # The same minibatch at both points.
+            works = k < steps
+            raw = raw + works * gradient / steps
+            y -= (broadcast.lr_of_step(k) if broadcast.lr_of_step else broadcast.lr) * works * direction
+        return y.astype(np.float32), raw.astype(np.float32)
+
+    def work(self, broadcast, i, steps):
+        """A client's model after its local steps."""
+        return self.train(broadcast, [i], steps)[0][0]
+
+    def updates(self, broadcast, steps, noise=None, counts=None):
+        """The updates of a broadcast's clients, with the second vector if the method needs it."""
+        ids = list(broadcast.ids)
+        if not ids:
+            return []
+        models, raw = self.train(broadcast, ids, steps, noise)
+        controls = raw if broadcast.second else [None] * len(ids)
+        steps = np.broadcast_to(steps, len(ids)).tolist()
+        counts = [1] * len(ids) if counts is None else counts.tolist()
+        sent = zip(ids, models, steps, controls, counts, strict=True)
+        return [Update(i, y, k, control=control, count=count) for i, y, k, control, count in sent]
 
 
 def run(server, clients, rounds, *, cohort, steps, noise=None):
@@ -55,12 +80,7 @@ def run(server, clients, rounds, *, cohort, steps, noise=None):
     report = None
     for t in range(rounds):
         broadcast = server.broadcast(cohort(t))
-        with server.open_round() as round:
-            for i in broadcast.ids:
-                k = steps(t, i)
-                y, control = clients.work(broadcast, i, k, noise)
-                round.add(i, y, steps=k, control=control)
-        report = round.report
+        report = server.round(clients.updates(broadcast, [steps(t, i) for i in broadcast.ids], noise))
     return report
 
 

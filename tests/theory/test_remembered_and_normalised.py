@@ -32,7 +32,7 @@ def clients():
 @pytest.mark.parametrize("algorithm", [algorithms.FedVARP(), algorithms.FedStale(1.0, chances=CHANCES)], ids=repr)
 def test_fedvarp_and_fedstale_reach_the_optimum_under_uneven_dropouts(clients, algorithm):
     server = server_of(algorithm, clients, lr=0.1)
-    run(server, clients, 400, cohort=dropouts, steps=one_step)
+    run(server, clients, 300, cohort=dropouts, steps=one_step)
     assert distance(server.x, clients.optimum()) < 1e-6
 
 
@@ -40,7 +40,7 @@ def test_fedstale_is_unbiased_and_fedavg_is_not(clients):
     """With a constant rate and beta < 1 the model moves around the optimum; the mean of the models is the optimum."""
     distances = {}
     for algorithm in (algorithms.FedStale(0.8, chances=CHANCES), algorithms.FedAvg("uniform")):
-        server, mean, rounds = server_of(algorithm, clients, lr=0.02), np.zeros(n), 2000
+        server, mean, rounds = server_of(algorithm, clients, lr=0.04), np.zeros(n), 800
         for t in range(rounds):
             run(server, clients, 1, cohort=lambda _, t=t: dropouts(t), steps=one_step)
             mean += server.x * (t >= rounds // 2) / (rounds // 2)
@@ -52,7 +52,7 @@ def test_fedstale_is_unbiased_and_fedavg_is_not(clients):
 def test_a_shared_minimiser_is_reached_with_any_beta():
     clients = Clients(N, n, seed=0, shared=True)
     server = server_of(algorithms.FedStale(0.5, chances=CHANCES), clients, lr=0.1)
-    run(server, clients, 400, cohort=dropouts, steps=one_step)
+    run(server, clients, 300, cohort=dropouts, steps=one_step)
     assert distance(server.x, clients.optimum()) < 1e-6
 
 
@@ -81,7 +81,7 @@ def test_fedstale_is_between_fedavg_and_fedvarp(clients):
 def test_feddyn_s_fixed_point_is_stationary_with_gradients_as_rows(clients):
     alpha = 0.5
     server = server_of(algorithms.FedDyn(alpha), clients, lr=0.1)
-    run(server, clients, 600, cohort=lambda t: dropouts(t) or [0], steps=lambda t, i: 10)
+    run(server, clients, 400, cohort=lambda t: dropouts(t) or [0], steps=lambda t, i: 10)
     optimum = clients.optimum()
     assert distance(server.x, optimum) < 1e-5
     for i in range(N):
@@ -98,7 +98,7 @@ def test_fednova_with_equal_steps_is_fedavg(clients):
         server, xs = server_of(algorithm, clients, lr=0.05), []
         for t in range(20):
             broadcast = server.broadcast(dropouts(t) or [0])
-            ys = {i: clients.work(broadcast, i, steps(i))[0] for i in broadcast.ids}
+            ys = {i: clients.work(broadcast, i, steps(i)) for i in broadcast.ids}
             server.round([Update(i, y, steps=steps(i), examples=3 + i) for i, y in ys.items()])
             xs.append(server.x)
         return np.array(xs)
@@ -111,8 +111,8 @@ def test_fednova_does_not_prefer_clients_with_more_steps(clients):
     """FedAvg with uneven steps has the limit of an objective that is weighted by the steps."""
     ends = {}
     for algorithm in (algorithms.FedNova(), algorithms.FedAvg()):
-        server = server_of(algorithm, clients, lr=0.001)
-        run(server, clients, 750, cohort=all_clients, steps=lambda t, i: 1 + 2 * i)
+        server = server_of(algorithm, clients, lr=0.002)
+        run(server, clients, 350, cohort=all_clients, steps=lambda t, i: 1 + 2 * i)
         ends[type(algorithm).__name__] = distance(server.x, clients.optimum())
     assert ends["FedNova"] < 0.1 * ends["FedAvg"]
 

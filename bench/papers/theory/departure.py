@@ -1,7 +1,8 @@
-"""When to exclude a departed device, and where boosting a new device helps: Ruan et al. 2021.
+"""The error bound, when to exclude a departed device, and where boosting a new device helps: Ruan et al. 2021.
 
-Source: "Towards Flexible Device Participation in Federated Learning", AISTATS 2021, Sec. 4.2 and 4.3, eq. 7 to 9.
-D, V, g, L, mu and W are unobservable constants of bounds; the caller estimates or chooses them.
+Source: "Towards Flexible Device Participation in Federated Learning", AISTATS 2021, Theorem 3.1, Sec. 4.2 and 4.3, eq.
+7 to 9. M, D, V, g, L, mu and W are unobservable constants of bounds; the caller estimates or chooses them. The paper's
+definitions of M, D and V are not available to us.
 """
 
 import math
@@ -11,8 +12,24 @@ from fedcore.validation import check_number
 
 
 @ieee
+def error_bound(t: float, *, M: float, E: int, D: float, V: float, g: float) -> float:
+    """Return (M D + V) / (t E + g), the bound of E |x_t - x*|^2 with ``InverseRound.of_theorem`` (Theorem 3.1).
+
+    Args:
+        t: the number of rounds.
+        M: M_t, which grows with the rounds for schemes A and B.
+        E: the local steps of a complete round.
+        D, V: the constants of the bound. By round 0, V is at least g |x_0 - x*|^2.
+        g: gamma of the rate.
+    """
+    return (M * D + V) / (t * E + g)
+
+
+@ieee
 def kept_bound(t: float, *, t0: float, E: int, D: float, V: float, g: float) -> float:
     """Return f_0(t) = ((t - t0) D + V) / (t E + g), the bound in round t if the device's data stay in the objective.
+
+    This is ``error_bound`` with M = t - t0.
 
     Args:
         t: a round, at least t0.
@@ -21,7 +38,7 @@ def kept_bound(t: float, *, t0: float, E: int, D: float, V: float, g: float) -> 
         D: the part of the bound that each round without the device's gradients adds.
         V, g: the constants of the bound V / (t E + g) before the departure.
     """
-    return ((t - t0) * D + V) / (t * E + g)
+    return error_bound(t, M=t - t0, E=E, D=D, V=V, g=g)
 
 
 @ieee
@@ -99,6 +116,30 @@ def should_exclude_by_rate(T: float, *, t0: float, gap: float, c: float = 1.0) -
 
 
 @ieee
+def optimum_shift(*, share: float, gap: float, L: float, mu: float) -> float:
+    """Return 2 sqrt(2 L) / mu share sqrt(gap), a bound of the distance between the optima before and after an arrival.
+
+    The bound has a factor of 2 to spare: mu |x* - x~*| <= share |grad F_l(x*)| <= share sqrt(2 L gap).
+
+    Args:
+        share, gap, L, mu: as for ``reboot_helps_within``.
+
+    Raises:
+        RangeError: a number is outside its range.
+
+    Reference: Ruan et al. 2021, a part of eq. 7.
+
+    >>> optimum_shift(share=0.25, gap=9.0, L=2.0, mu=0.5)
+    6.0
+    """
+    check_number("gap", gap, "[0, inf)")
+    check_number("share", share, "(0, 1]")
+    check_number("L", L, "(0, inf)")
+    check_number("mu", mu, "(0, inf)")
+    return 2 * math.sqrt(2 * L) / mu * share * math.sqrt(gap)
+
+
+@ieee
 def reboot_helps_within(*, shift: float, share: float, gap: float, L: float, mu: float, W: float) -> float:
     """Return the distance |x - x*| below which boosting a new device's share (the fast reboot) helps (eq. 7).
 
@@ -117,12 +158,8 @@ def reboot_helps_within(*, shift: float, share: float, gap: float, L: float, mu:
     Reference: Ruan et al. 2021, Sec. 4.2, eq. 7.
     """
     check_number("shift", shift, "[0, inf)")
-    check_number("gap", gap, "[0, inf)")
-    check_number("share", share, "(0, 1]")
-    check_number("L", L, "(0, inf)")
-    check_number("mu", mu, "(0, inf)")
     check_number("W", W, "(0, inf)")
-    return shift / ((2 * math.sqrt(2 * L) / mu * share * math.sqrt(gap) + 1) * share * W)
+    return shift / ((optimum_shift(share=share, gap=gap, L=L, mu=mu) + 1) * share * W)
 
 
 @ieee
