@@ -265,7 +265,16 @@ def as_array(name: str, leaf: Any) -> npt.NDArray[Any]:
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise ArrayError(f"{name}: expected an array in CPU memory: {error}") from None
     array: npt.NDArray[Any] = leaf
-    return array.astype(np.float32) if narrow else array
+    return array.astype(np.float32, copy=False) if narrow else array
+
+
+def as_narrow(leaf: Any) -> Any:
+    """Return a flat view of a tensor of 16-bit floats, if the kernels can read it where it lies, else None."""
+    if not is_own_class(leaf) or dtype_name(leaf) not in NARROW or device_of(leaf) != CPU:
+        return None
+    if isinstance(leaf, np.ndarray):
+        return leaf.reshape(-1) if leaf.flags.c_contiguous and leaf.flags.aligned else None
+    return leaf.reshape(-1) if leaf.is_contiguous() else None
 
 
 def as_tensor(array: npt.NDArray[Any], dtype: str, library: Library) -> Any:

@@ -24,6 +24,7 @@ from fedcore.arrays import (
     BufferPool,
     Library,
     as_array,
+    as_narrow,
     as_tensor,
     core,
     device_of,
@@ -262,7 +263,8 @@ class Layout(Represented):
             device: a device on which tensors may be, in addition to host memory.
 
         Returns:
-            Views of the model's memory. A tensor that is not float32, not contiguous or not aligned is copied.
+            Views of the model's memory. A tensor is copied as float32 if it has another dtype than float32 or 16-bit
+            floats, or is not contiguous or not aligned.
         """
         if isinstance(x, Mapping) and x.keys() == self._all.keys():
             plain = core.read_plain_tensors([x[piece.name] for piece in self.slices], self._shapes)
@@ -275,6 +277,9 @@ class Layout(Represented):
         for piece in self.slices:
             if device != CPU and device_of(named[piece.name]) == device:
                 pieces.append(flatten_on_device(piece.name, named[piece.name]))
+                continue
+            if (narrow := as_narrow(named[piece.name])) is not None:
+                pieces.append(narrow)
                 continue
             with np.errstate(over="ignore"):
                 tensor = np.asarray(_array(piece, named[piece.name]), np.float32).reshape(-1)

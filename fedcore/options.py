@@ -123,6 +123,8 @@ class Storage(Options):
             ``fedcore store undo PATH`` restores. Default: no. When loading: as saved.
         cached_rows: on a CUDA device, about how many rows of a store in host memory stay there between rounds. Default:
             as many as fit into 4 GiB.
+        journal: whether each accepted update of an open round is on disk when ``Round.add`` returns. After a crash, the
+            next round starts with them, with the same bits. Default: no. When loading: as the folder was used last.
         audit: whether each round stores a document with the digest and weight of each update, the rejections, the
             options, and the digests of x before and after; see ``Server.audit_log``.
         folders: the folder of each shard of a sharded server. Default: ``shard-0``, ``shard-1``, ... in ``path``.
@@ -134,6 +136,7 @@ class Storage(Options):
     durability: Durability | None = None
     keep_previous: bool | None = None
     cached_rows: int | None = None
+    journal: bool | None = None
     audit: bool = False
     folders: tuple[str, ...] | None = None
 
@@ -146,7 +149,7 @@ class Storage(Options):
 
     def require_folder(self) -> None:
         """Raise RangeError if an option is set that needs a folder."""
-        for name in ("keep_previous", "durability"):
+        for name in ("keep_previous", "durability", "journal"):
             if value := getattr(self, name):
                 raise RangeError(f"{name}={value!r}: needs a folder; pass Storage(path=...), or leave {name} out")
 

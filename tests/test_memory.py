@@ -143,3 +143,29 @@ def test_a_copied_pool_shares_no_memory():
     addresses = {vector.ctypes.data for vector in [*ours, *theirs]}
     assert len(addresses) == 8
     assert not copied.owns(ours[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_server_takes_twenty_bytes_a_parameter(dtype):
+    """x, x or the model as sent, the sum, its spare, and v, also after rounds with updates of the model's dtype."""
+    code = f"""
+import ml_dtypes, numpy as np
+import fedcore
+
+def highest():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
+
+def run(n):
+    model = {{str(i): np.ones((n // 4000, 100), "{dtype}") for i in range(40)}}
+    before = highest()
+    server = fedcore.Server(model, "FedAvg", clients=2, lr=0.1)
+    for _ in range(3):
+        with server.open_round() as round:
+            assert round.add(0, model, steps=1) and round.add(1, model, steps=1)
+    return (highest() - before) / n
+
+run(4000)  # loads all code
+print(run(8_000_000))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 15 < float(done.stdout) < 20.6

@@ -21,9 +21,11 @@ from fedcore.options import Storage
 from fedcore.server import Server
 from fedcore.server.folder import (
     folder_problems,
+    journal_problems,
     last_change,
     loading_hints,
     loading_problems,
+    open_updates,
     read_model,
     transactions,
 )
@@ -85,9 +87,11 @@ def info(options: Options) -> None:
         found, undo = opened.info(), _undo(opened)
         problems = loading_problems(opened, read=False)
         hints = [] if problems else loading_hints(opened)
+        waiting = open_updates(options.path, opened.state)
     if options.json:
         last = None if undo is None else {"what": undo.transaction, "before": undo.before}
-        terminal.print_json(asdict(found) | {"undo": last, "problems": problems, "to_load": hints})
+        facts = {"undo": last, "open_round": waiting, "problems": problems, "to_load": hints}
+        terminal.print_json(asdict(found) | facts)
         return
     rows = f"{found.rows:,} of {found.n:,} elements, {found.codec}, {terminal.bytes_text(found.row_bytes)} each"
     terminal.print_pairs(
@@ -99,6 +103,7 @@ def info(options: Options) -> None:
             ("rows", rows),
             ("free slots", f"{found.free:,}"),
             ("on disk", terminal.bytes_text(found.bytes)),
+            *([("open round", f"{len(waiting):,} updates in the journal")] if waiting else []),
             ("undo", "nothing to roll back" if undo is None else f"{undo.transaction}, back to {undo.before}"),
             *(("read by", f"process {process}, {behind:,} commits behind") for process, behind in found.readers),
             *(("cannot be loaded", problem) for problem in problems),
@@ -121,7 +126,7 @@ def verify(options: Options) -> None:
         _verify_cluster(*at, options)
         return
     with ClientStore.open(options.path, readonly=True) as opened:
-        problems = opened.verify() or folder_problems(opened)
+        problems = (opened.verify() or folder_problems(opened)) + journal_problems(options.path)
         rows, vectors = len(opened), len(opened.vector_names())
         hints = [] if problems else loading_hints(opened)
     facts = {"to_load": hints, "rows": rows, "vectors": vectors}
@@ -263,18 +268,21 @@ def reshard(options: Options) -> None:
 
 
 def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
-    layout, facts = manifest.layout, []
+    layout, facts, state = manifest.layout, [], None
     pairs = [("manifest", str(file)), ("parameters", f"{layout.n_parameters:,} of {layout.n:,} elements")]
     for shard, span in zip(manifest.shards(file.parent, options.folders), manifest.ranges, strict=True):
         with shard.open(readonly=True) as opened:
             found, last = opened.info(), transactions(opened)
+            state = opened.state
         facts.append(asdict(found) | {"transactions": last._asdict(), "range": span._asdict()})
         held = f"transaction {last.last}, {found.rows:,} rows, {terminal.bytes_text(found.bytes)} on disk"
         pairs.append((f"shard {shard.shard}", f"[{span.start:,}, {span.stop:,}), {held}, {shard.folder}"))
+    waiting = open_updates(file.parent, state)
+    if waiting:
+        pairs.append(("open round", f"{len(waiting):,} updates in the journal"))
     if options.json:
-        terminal.print_json(
-            {"manifest": file, "parameters": layout.n_parameters, "elements": layout.n, "shards": facts}
-        )
+        whole = {"manifest": file, "parameters": layout.n_parameters, "elements": layout.n, "open_round": waiting}
+        terminal.print_json(whole | {"shards": facts})
     else:
         terminal.print_pairs(pairs)
 
@@ -289,6 +297,7 @@ def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:
             held.append(transactions(opened))
             rows = max(rows, len(opened))
         problems += [f"shard {shard.shard}: {problem}" for problem in found]
+    problems += journal_problems(file.parent)
     try:
         to = common_transaction(held, shards)
     except CheckpointError as error:

@@ -56,9 +56,9 @@ class ShardedRound(Round):
         self._new: list[ClientId] = []
         self._held: list[tuple[UpdateHeader, list[list[Any]]]] = []
 
-    def begin(self, newcomers: NewClients) -> None:
+    def start(self, newcomers: NewClients) -> None:
         """Open the round in the shards."""
-        listed = dict(newcomers) if isinstance(newcomers, Mapping) else list(newcomers)
+        listed = self._newcomers = dict(newcomers) if isinstance(newcomers, Mapping) else list(newcomers)
         try:
             self._coordinator.call("begin_round", listed)
             self._opening = self._coordinator.openings
@@ -72,6 +72,10 @@ class ShardedRound(Round):
         if self._new:
             self._backend.learn_clients(self._new)
         self._registry = self._backend.registry
+
+    @property
+    def _clients(self) -> Registry:
+        return self._registry
 
     def _counts(self) -> dict[str, int]:
         return {**super()._counts(), "shards": len(self._ranges)}
@@ -108,6 +112,9 @@ class ShardedRound(Round):
         if header.error is None and self._settings.algorithm.second_vector is not None:
             header, is_control_fixed = self._take_control(header, update.control, slices)
             is_fixed = is_fixed and is_control_fixed
+        if header.error is None and (reason := self._write_to_journal(client, update)) is not None:
+            self._rejected.append((client, reason))
+            return False
         self._hold(header, slices, may_wait=self._may_hold or update.keep or is_fixed)
         self._seconds += time.perf_counter() - began
         return client in self._known
@@ -148,6 +155,7 @@ class ShardedRound(Round):
             self._abort()
             raise
         self.is_open = False
+        self._empty_journal()
         self._learn_clients()
         seconds = self._seconds + time.perf_counter() - began
         rejected = (*self._rejected, *finished.rejected)

@@ -346,7 +346,7 @@ class Shard:
             self._state.settings, self._state, reader=SliceReader, batch_size=1, may_hold=False, logger=logger
         )
         self._reported = 0
-        self._round.begin(newcomers)
+        self._round.start(newcomers)
 
     def add(self, headers: Sequence[UpdateHeader], *vectors: Any) -> tuple[list[tuple[ClientId, str]], int]:
         """Aggregate slices of updates; return the rejections since the last call, and the bytes of the slices."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import Claims
 from fedcore.algorithms.base import NOTHING, H
-from fedcore.arrays import F32, F64, Bools, Floats, copied, core, empty, set_to_zero, zeros
+from fedcore.arrays import F32, F64, Bools, BufferPool, Floats, copied, core, empty, set_to_zero, zeros
 from fedcore.kernels import ExactSum, Terms
 from fedcore.kernels.rows import CHANGE
 from fedcore.options import Settings
@@ -262,6 +262,8 @@ class Result(NamedTuple):
 
 SumVector: TypeAlias = npt.NDArray[Any] | ExactSum
 
+LARGE = 1 << 20
+"""The elements from which a server's vectors share memory between the fold and the step."""
 MOST_EXACT = 2.0**50
 """Bound of a round's sum of |w_i h_i| in an exact sum: a quarter of its range, since rows and anchors add to it."""
 LONGEST = 1e30
@@ -296,10 +298,13 @@ class Sum:
     update cannot change a sum. Sums are float64 if the method has rows or a total, which must equal the sum of the rows
     as stored. Exact sums also add weights exactly, so that the order of updates has no effect.
 
+    Args:
+        vectors: the buffers of the server's float32[n] vectors, which a large model's sum shares with the step.
+
     Cost: 8 n or 16 n bytes, 16 n more with second vectors, allocated once; 40 n and 40 n if sums are exact.
     """
 
-    def __init__(self, settings: Settings, store: ClientStore, reducer: Reducer) -> None:
+    def __init__(self, settings: Settings, store: ClientStore, reducer: Reducer, vectors: BufferPool) -> None:
         self._algorithm, self._layout, self._store, self._reducer = settings.algorithm, settings.layout, store, reducer
         algorithm, layout, device = settings.algorithm, settings.layout, settings.device
         self._exact, p = settings.is_exact, layout.n_parameters
@@ -307,6 +312,7 @@ class Sum:
         if algorithm.keeps_total or algorithm.keeps_rows or self._exact:
             dtype = np.float64
         self._value, self._spare = _two(layout.n, dtype, exact=self._exact, device=device)
+        self._pool = vectors if dtype == "float32" and layout.n >= LARGE else None  # has the spare between two rounds
         self._changes, self._spare_changes = None, None
         if algorithm.sums_changes:
             self._changes, self._spare_changes = _two(p, np.float64, exact=self._exact, device=device)
@@ -334,6 +340,8 @@ class Sum:
         self._round, self._direction_of, self._offset, self._longest = round, direction_of, offset, longest
         self._longest_term = longest_term if self._exact else LONGEST
         self._has_value = False
+        if self._spare is None and self._pool is not None:
+            self._spare = self._pool.get()
         if self._changes is not None:
             _clear(self._changes)
         self._weight = self._buffer_weight = 0.0
@@ -394,6 +402,8 @@ class Sum:
     def result(self) -> Result:
         """Return the sums over all accepted updates."""
         self._zero()
+        if self._pool is not None:
+            self._spare = None  # its memory is free for the step
         p = self._layout.n_parameters
         if not self._exact:
             return Result(self._value[:p], self._changes, self._value[p:], self._weight, self._buffer_weight)

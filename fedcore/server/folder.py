@@ -1,9 +1,11 @@
-"""The folder of a server: its validation, its transactions, and its model."""
+"""The folder of a server: its validation, its transactions, its model, and the journal of its open round."""
 
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -12,16 +14,19 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import REGISTRY
 from fedcore.algorithms.rates import rate_at
-from fedcore.arrays import CPU, F32, F64, NARROW, Library, copied, device_named, ieee
-from fedcore.errors import CheckpointError, DeviceError
+from fedcore.arrays import CPU, F32, F64, NARROW, Library, copied, device_named, ieee, to_host
+from fedcore.errors import CheckpointError, DeviceError, StoreError
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
 from fedcore.options import BY_MODULE, DESCRIBED, LARGEST, RATES, Settings, revive
 from fedcore.rules import WINDOW
+from fedcore.server.state import NewClients
 from fedcore.server.step import Snapshot, count_of
+from fedcore.server.update import Update, as_vector, in_float32, read_counters, read_vector
 from fedcore.store import ClientStore
 from fedcore.store.commits import Medium
 from fedcore.store.reader import CommittedRows
+from fedcore.store.registry import ClientId
 from fedcore.validation import describe_integers, is_integer, short_repr
 
 # Validation of a folder before a server is loaded from it.
@@ -474,3 +479,194 @@ def read_model(path: str | os.PathLike[str]) -> SavedModel:
                 )
             counters[piece.name] = copied(counter).reshape(piece.shape)
         return SavedModel(layout, copied(x), counters, int(state["numbers"]["round_number"]))
+
+
+# The journal of a round: accepted updates are durable before the client gets an answer, and survive a crash.
+
+
+JOURNAL = "round"
+"""The journal's folder in that of a server."""
+HEADER = 1024
+"""The bytes at the start of a row that hold the claims as JSON."""
+CLAIMS = ("steps", "examples", "lr", "count", "round", "kind", "weight")
+
+
+class Journal:
+    """The accepted updates of an open round, in a ``ClientStore`` with one row per client.
+
+    A row holds the claims, the vector as float32, the second vector, and the tensors that are not averaged. The order
+    of the updates is stored with the claims, so that a resumed round adds them in the same order. The journal of
+    another round than the open one is outdated: the server committed that round, and was killed before it emptied the
+    journal.
+
+    Args:
+        path: the folder of the journal; it is created if it does not exist.
+        settings: those of the server.
+
+    Raises:
+        CheckpointError: the journal belongs to a different model.
+
+    Cost: an update is written once and synced to disk, and read once for its checksum.
+    """
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        layout = settings.layout
+        self._layout = layout
+        self._controls = layout.n_parameters if settings.algorithm.second_vector is not None else 0
+        self._outside = {piece.name: (_dtype(piece.dtype), piece.shape) for piece in layout.outside}
+        sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in self._outside.values()]
+        n = HEADER // 4 + layout.n + self._controls + -(-sum(sizes) // 4)
+        self._store = ClientStore.open(path) if path.exists() else ClientStore([], n, medium="mmap", path=path)
+        self._count = 0
+        if self._store.n != n:
+            self._store.close()
+            raise CheckpointError(f"{path}: the journal belongs to a different model; delete this folder")
+
+    def newcomers(self, round: int, given: NewClients) -> NewClients:
+        """Return the newcomers of a round: those given, and those with which it was interrupted."""
+        before = self._state(round).get("newcomers", [])
+        if before and isinstance(before[0], list):
+            return {**(given if isinstance(given, Mapping) else {}), **dict(before)}
+        return list(dict.fromkeys([*before, *given])) if before else given
+
+    def updates(self, round: int) -> list[Update]:
+        """Return the updates of an interrupted round, in the order in which they were accepted.
+
+        Their vectors are views of the journal, valid until the next ``append`` of the same client.
+
+        Raises:
+            CorruptionError: an update is damaged.
+        """
+        if not self._state(round):
+            return []
+        found = sorted((self._read(client) for client in self._store.registry), key=lambda pair: pair[0])
+        self._count = found[-1][0] + 1 if found else 0
+        return [update for _, update in found]
+
+    def append(self, round: int, update: Update, newcomers: NewClients) -> None:
+        """Write a valid update durably.
+
+        Raises:
+            StoreError: the disk is full, for example; the journal is unchanged.
+        """
+        store = self._store
+        state = {"round": round, "newcomers": list(newcomers.items() if isinstance(newcomers, Mapping) else newcomers)}
+        try:
+            if not self._state(round):
+                for client in list(store.registry):
+                    store.forget(client)
+                self._count = 0
+            if update.client not in store.registry:
+                store.add(update.client)
+            self._write(update, store.stage(update.client))
+            store.commit(round, state=state)
+        except BaseException:
+            store.rollback()
+            raise
+        self._count += 1
+
+    def clear(self) -> None:
+        """Empty the journal durably, once its round was committed or aborted.
+
+        Raises:
+            StoreError: the disk is full, for example.
+        """
+        if not len(self._store.registry):
+            return
+        try:
+            for client in list(self._store.registry):
+                self._store.forget(client)
+            self._store.commit(self._store.round or 0, state={})
+        except BaseException:
+            self._store.rollback()
+            raise
+
+    def close(self) -> None:
+        """Close the journal; its updates stay in the folder."""
+        self._store.close()
+
+    def _state(self, round: int) -> dict[str, Any]:
+        """The state of the store, if it is that of this round; else an empty one."""
+        state = self._store.state
+        return state if state and state.get("round") == round else {}
+
+    def _write(self, update: Update, row: Any) -> None:
+        layout, rest = self._layout, row[HEADER // 4 :]
+        vector, _ = read_vector(update, layout, apart=True)
+        counters = read_counters(update, layout)
+        claims = {name: getattr(update, name) for name in CLAIMS}
+        about = {"order": self._count, "apart": isinstance(vector, list), "outside": list(counters), **claims}
+        header = np.frombuffer(json.dumps(about, default=_plain).encode().ljust(HEADER), np.uint8)
+        row[: HEADER // 4].view(np.uint8)[:] = header
+        n = layout.n_parameters if update.kind == "gradient" else layout.n
+        start = 0
+        for part in vector if isinstance(vector, list) else [vector]:
+            rest[start : start + part.size] = to_host(in_float32(part)).reshape(-1)
+            start += part.size
+        assert start == n
+        if self._controls:
+            rest[layout.n : layout.n + self._controls] = in_float32(
+                as_vector("control", update.control, self._controls)
+            )
+        after, start = rest[layout.n + self._controls :].view(np.uint8), 0
+        for name, (dtype, shape) in self._outside.items():
+            size = math.prod(shape) * dtype.itemsize
+            if name in counters:
+                after[start : start + size] = np.ascontiguousarray(counters[name], dtype).reshape(-1).view(np.uint8)
+            start += size
+
+    def _read(self, client: ClientId) -> tuple[int, Update]:
+        """Return the place of a client's update in the order, and the update."""
+        layout, row = self._layout, self._store.row(client)
+        assert isinstance(row, np.ndarray)
+        about = json.loads(bytes(row[: HEADER // 4].view(np.uint8)))
+        claims = {name: about[name] for name in CLAIMS}
+        rest: F32 = row[HEADER // 4 :]
+        value: Any = rest[: layout.n_parameters if claims["kind"] == "gradient" else layout.n]
+        if about["apart"] or about["outside"]:
+            value = layout.unflatten(value) | self._outside_of(rest, about["outside"])
+        control = rest[layout.n : layout.n + self._controls] if self._controls else None
+        return about["order"], Update(client, value, control=control, **claims)
+
+    def _outside_of(self, rest: F32, names: list[str]) -> dict[str, Any]:
+        """Return the tensors that are not averaged, as the client sent them."""
+        after, start, found = rest[self._layout.n + self._controls :].view(np.uint8), 0, {}
+        for name, (dtype, shape) in self._outside.items():
+            size = math.prod(shape) * dtype.itemsize
+            if name in names:
+                found[name] = after[start : start + size].copy().view(dtype).reshape(shape)
+            start += size
+        return found
+
+
+def open_updates(path: Path, state: Any) -> list[ClientId]:
+    """Return the clients with an update of the open round in the journal of a server's folder.
+
+    ``state`` is that of the server's store, or of one of its shards.
+    """
+    with suppress(LookupError, TypeError):  # a store without a server
+        round = state["numbers"]["round_number"]
+        if (path / JOURNAL).exists():
+            with ClientStore.open(path / JOURNAL, readonly=True) as store:
+                if store.state["round"] == round:
+                    return list(store.registry)
+    return []
+
+
+def journal_problems(path: Path) -> list[str]:
+    """Return a line for each damaged update in the journal of a server's folder."""
+    if not (path / JOURNAL).exists():
+        return []
+    with ClientStore.open(path / JOURNAL, readonly=True) as store:
+        return [f"open round: {problem}" for problem in store.verify()]
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype in which a tensor outside the vector is read."""
+    return np.dtype("float32" if name in NARROW else name)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "item"):
+        return value.item()
+    raise StoreError(f"{value!r}: cannot be written to a journal")

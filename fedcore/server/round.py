@@ -12,13 +12,24 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import ref
 
 import numpy as np
+import numpy.typing as npt
 
-from fedcore.arrays import F32, core, ieee
-from fedcore.errors import FedcoreError, RangeError, RoundError, StoreError, UnknownNameError
+from fedcore.arrays import F32, copy_into, core, ieee
+from fedcore.errors import (
+    FedcoreError,
+    RangeError,
+    RoundError,
+    ShapeError,
+    StoreError,
+    UnknownClientError,
+    UnknownNameError,
+)
+from fedcore.model import Layout
 from fedcore.options import Callback, Settings, require_weighing
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import NO_COUNT, Result, UpdateBatch, combined_square
+from fedcore.server.folder import Journal
 from fedcore.server.partial import PartialSum, PartialSums
 from fedcore.server.report import (
     Diagnosis,
@@ -34,8 +45,17 @@ from fedcore.server.report import (
 )
 from fedcore.server.state import NewClients, State
 from fedcore.server.step import PreparedStep, Snapshot
-from fedcore.server.update import KINDS, Kind, Update, bytes_of, first_not_finite, immutable_copy
-from fedcore.server.validation import NOT_FINITE, Decision, PlainColumns, UpdateReader, Validator, Weighing, usual
+from fedcore.server.update import KINDS, Kind, Update, as_vector, bytes_of, first_not_finite, immutable_copy, in_float32
+from fedcore.server.validation import (
+    NOT_FINITE,
+    Decision,
+    PlainColumns,
+    UpdateReader,
+    Validator,
+    Weighing,
+    check_claims,
+    usual,
+)
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import Represented, check_number, describe_integers, is_integer, rejection_reason
 
@@ -86,20 +106,28 @@ class OpenRound(Represented):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self.abort()
+            self.abort(keep=True)
         elif self.is_open:
             self.finish()
 
-    def abort(self) -> None:
+    def abort(self, *, keep: bool = False) -> None:
         """Close the round and leave the server as it was before ``open_round``. A closed round is unchanged.
 
         A signal handler may call it too. If it interrupts ``add``, the round is aborted when ``add`` returns.
+
+        Args:
+            keep: with ``Storage(journal=True)``, whether the next round starts with the updates of this one.
         """
         with self._turn:
             if self._inside.locked():
                 self._is_ending = True
-            else:
+            elif self.is_open:
                 self._abort()
+                if not keep:
+                    self._empty_journal()
+
+    def _empty_journal(self) -> None:
+        """Drop the updates that a later round would start with."""
 
     def _require_open(self) -> None:
         if not self.is_open:
@@ -123,8 +151,9 @@ def one_call(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, 
                 with self._inside:
                     return method(self, *args, **kwargs)
             finally:
-                if self._is_ending:
+                if self._is_ending and self.is_open:
                     self._abort()
+                    self._empty_journal()
 
     return called
 
@@ -135,6 +164,10 @@ class Round(OpenRound):
     An exception in the block, or ``abort()``, leaves the server as it was before ``open_round``. Otherwise the round is
     finished at the end of the block, if still open. Signals that arrive during the commit wait until its end. Several
     threads may add updates; each call waits for the one before it.
+
+    With ``Storage(journal=True)``, an accepted update is on disk when ``add`` returns. If the process is killed, an
+    exception leaves the block, or the step diverges, the next round of the server starts with these updates; only
+    ``abort()`` drops them.
 
     Attributes:
         report: the ``Report`` once the round is finished, else None.
@@ -154,6 +187,13 @@ class Round(OpenRound):
         super().__init__(number, callbacks, logger)
         self._settings, self._batch_size, self._may_hold = settings, batch_size, may_hold
         self._known: set[ClientId] = set()  # clients of held and folded updates
+        self._newcomers: NewClients = ()
+        self._journal: Journal | None = None
+
+    @property
+    def clients(self) -> tuple[ClientId, ...]:
+        """The clients whose updates are accepted so far; the updates of a resumed round are among them."""
+        return tuple(self._known)
 
     def add(
         self,
@@ -191,6 +231,36 @@ class Round(OpenRound):
         """
         sent = value, steps, examples, lr, control, count, round, kind, keep, weight
         return self.add_batch([Update(client, *sent)])[0]
+
+    def begin(
+        self, client: ClientId, *, steps: int, kind: Kind = "model", round: int | None = None, **claims: Any
+    ) -> "Incoming":
+        """Return an ``Incoming`` for an update that arrives in pieces; the arguments are those of ``add``.
+
+        Raises:
+            RoundError: the round is closed, or has an update of this client.
+            RangeError: a claim is out of range, so the update would be rejected.
+            UnknownClientError, UnknownNameError: as ``add``.
+
+        Cost: 4 n bytes until the update is done or abandoned.
+        """
+        self._require_open()
+        update = Update(client, None, steps, kind=kind, round=round, **claims)
+        client = self._check(update, self._clients)
+        if self._is_second(client):
+            raise RoundError(f"client {client!r}: {SECOND}")
+        oldest = max(0, self._number - self._settings.max_staleness)
+        check_claims(update, self._settings.asked, range(oldest, self._number + 1))
+        layout, algorithm = self._settings.layout, self._settings.algorithm
+        n = layout.n_parameters if kind == "gradient" else layout.n
+        controls = 0 if algorithm.second_vector is None else layout.n_parameters
+        claims |= {"client": client, "steps": steps, "kind": kind, "round": round}
+        return Incoming(self, claims, layout, n, controls)
+
+    @property
+    @abstractmethod
+    def _clients(self) -> Registry:
+        """The registered clients."""
 
     @abstractmethod
     def add_batch(self, updates: Sequence[Update]) -> list[bool]:
@@ -266,9 +336,34 @@ class Round(OpenRound):
         self._require_open()
         self._rejected.append((client, reason))
 
+    def resume(self, journal: Journal) -> None:
+        """Start with the updates of an interrupted round, and write those that follow to the journal."""
+        for update in journal.updates(self._number):
+            try:
+                self.add_batch([update])
+            except UnknownClientError as error:
+                self._rejected.append((update.client, str(error)))
+        self._journal = journal
+
+    def _write_to_journal(self, client: ClientId, update: Update) -> str | None:
+        """Write a valid update to the journal, if the round has one; return why it is rejected if this fails."""
+        if self._journal is not None:
+            try:
+                self._journal.append(self._number, update._replace(client=client), self._newcomers)
+            except StoreError as error:
+                return f"journal: {error}"
+        return None
+
+    def _empty_journal(self) -> None:
+        if self._journal is not None:
+            try:
+                self._journal.clear()
+            except StoreError as error:  # if the round is committed, its journal is outdated anyway
+                self._logger.warning("journal: %s", error)
+
     @abstractmethod
-    def begin(self, newcomers: NewClients) -> None:
-        """Begin the round, after the server has made it the open one."""
+    def start(self, newcomers: NewClients) -> None:
+        """Start the round, after the server has made it the open one."""
 
     @abstractmethod
     def _fold_held(self) -> None:
@@ -300,6 +395,100 @@ class Round(OpenRound):
         return client
 
 
+CONTROL = "control"
+
+
+class Incoming:
+    """One client's update that arrives in pieces, from ``Round.begin``. It counts as a whole or not at all.
+
+    >>> import numpy as np
+    >>> from fedcore import Server
+    >>> server = Server({"w": np.zeros(4, np.float32)}, "FedAvg", clients=2, lr=0.1)
+    >>> with server.open_round() as round:
+    ...     incoming = round.begin(0, steps=5, examples=30)
+    ...     incoming.write("w", np.float32([3, 4]), start=2)
+    ...     incoming.write("w", np.float32([1, 2]))
+    ...     incoming.done()
+    True
+    >>> server.x
+    array([1., 2., 3., 4.], dtype=float32)
+    """
+
+    def __init__(self, round: Round, claims: dict[str, Any], layout: Layout, n: int, controls: int) -> None:
+        self._round, self._claims, self._layout = round, claims, layout
+        self._places = {piece.name: slice(piece.start, piece.stop) for piece in layout.slices if piece.stop <= n}
+        self._vector: Any = round.buffer()[:n]
+        self._control = np.empty(controls, np.float32)
+        self._outside: dict[str, npt.NDArray[Any]] = {}
+        self._written: dict[str, list[tuple[int, int]]] = {}
+
+    def write(self, name: str, chunk: Any, start: int = 0) -> None:
+        """Copy a part of a tensor; parts may arrive in any order.
+
+        Args:
+            name: the tensor's name, or "control" for the second vector of methods that need one.
+            chunk: floats of NumPy, torch or DLPack, in C order; or a whole tensor that is not averaged.
+            start: the index of the chunk's first element in the flat tensor.
+
+        Raises:
+            RoundError: the update is done or abandoned.
+            UnknownNameError: the model has no such tensor.
+            RangeError, ShapeError, DtypeError: the chunk is no array of floats, lies outside the tensor, or overlaps a
+                part that was written before; nothing was written.
+        """
+        self._require_open()
+        if name in {piece.name for piece in self._layout.outside}:
+            self._outside[name] = chunk
+            return
+        if name in self._places:
+            vector = self._vector[self._places[name]]
+        elif name == CONTROL and len(self._control):
+            vector = self._control
+        else:
+            raise UnknownNameError.of("tensor", name, self._places)
+        size = int(np.prod(chunk.shape)) if hasattr(chunk, "shape") else len(memoryview(chunk).cast("B")) // 4
+        if start < 0 or start + size > len(vector):
+            raise ShapeError(f"{name}: elements {start} to {start + size} lie outside the tensor of {len(vector):,}")
+        spans = self._written.setdefault(name, [])
+        if any(start < end and begin < start + size for begin, end in spans):
+            raise RangeError(f"{name}: elements {start} to {start + size} were written before")
+        part = as_vector(name, chunk, size, tuple(getattr(chunk, "shape", (size,))))
+        copy_into(vector[start : start + size], in_float32(part))
+        spans.append((start, start + size))
+
+    def done(self) -> bool:
+        """Add the update to the round as ``Round.add`` does, or reject it if a part is missing.
+
+        Returns:
+            Whether the update is accepted so far.
+        """
+        self._require_open()
+        round, client = self._round, self._claims["client"]
+        missing = [name for name, place in self._places.items() if self._size(name) < place.stop - place.start]
+        if len(self._control) and self._size(CONTROL) < len(self._control):
+            missing.append(CONTROL)
+        vector, control = self._vector, self._control if len(self._control) else None
+        self.abandon()
+        if missing:
+            others = f" and {len(missing) - 3} others" if len(missing) > 3 else ""
+            round.reject(client, f"update: parts are missing of {', '.join(missing[:3])}{others}")
+            return False
+        value = self._layout.unflatten(vector) | self._outside if self._outside else vector
+        return round.add(value=value, control=control, keep=True, **self._claims)
+
+    def abandon(self) -> None:
+        """Drop the update, which leaves no trace."""
+        self._vector = None
+
+    def _size(self, name: str) -> int:
+        """The number of elements of a tensor that were written."""
+        return sum(end - begin for begin, end in self._written.get(name, ()))
+
+    def _require_open(self) -> None:
+        if self._vector is None:
+            raise RoundError("incoming: the update is done or abandoned; begin a new one")
+
+
 class LocalRound(Round):
     """A round of a server without shards, or of one shard."""
 
@@ -318,7 +507,7 @@ class LocalRound(Round):
         self._most_steps: int | None = None
 
     @ieee
-    def begin(self, newcomers: NewClients) -> None:
+    def start(self, newcomers: NewClients) -> None:
         """See ``Round``. A second call restarts the sums."""
         self._newcomers = newcomers if isinstance(newcomers, Mapping) else list(newcomers)
         try:
@@ -336,6 +525,10 @@ class LocalRound(Round):
         except BaseException:
             self._abort()
             raise
+
+    @property
+    def _clients(self) -> Registry:
+        return self._state.store.registry
 
     @property
     def received(self) -> int:
@@ -356,7 +549,7 @@ class LocalRound(Round):
     @ieee
     def add_batch(self, updates: Sequence[Update]) -> list[bool]:
         """See ``Round``."""
-        if len(updates) > 1 and self._add_plain(list(updates)):
+        if len(updates) > 1 and self._journal is None and self._add_plain(list(updates)):
             return [update.client in self._known for update in updates]
         return [self.add_group([update])[0] for update in updates]
 
@@ -373,7 +566,7 @@ class LocalRound(Round):
         taken = []
         for update, (client, batch, fixed, _), reason in zip(updates, read, reasons, strict=True):
             if batch is not None and reason is None:
-                reason = self._settle_examples(batch)
+                reason = self._write_to_journal(client, update) or self._settle_examples(batch)
             taken.append(batch is not None and reason is None)
             if batch is None or reason is not None:
                 self._rejected.append((client, str(reason)))
@@ -417,7 +610,7 @@ class LocalRound(Round):
             self._known.difference_update(dropped)
             self._summed.difference_update(dropped)
             self._held, self._folded, self._undecided = [], [], None
-            self.begin(self._newcomers)
+            self.start(self._newcomers)
         return None
 
     @one_call
@@ -450,6 +643,8 @@ class LocalRound(Round):
         """See ``Round``."""
         self._require_open()
         self._partials.require()
+        if self._journal is not None:
+            raise RangeError("add_partial_sum: the journal has no partial sums; leave Storage(journal=True) out")
         own = None if clients is None else {self._state.store.registry.check(client) for client in clients}
         self._fold_held()
         joined = self._partials.join(self._sum, partial, own, self._known | self._summed, self._settle_examples)
@@ -581,6 +776,7 @@ class LocalRound(Round):
                 self._abort()
             else:
                 self._release()
+        self._empty_journal()
         return self.report
 
     def _abort(self) -> None:
@@ -640,7 +836,7 @@ class WholeRound:
     def __init__(self) -> None:
         self.is_open = True
 
-    def abort(self) -> None:
+    def abort(self, *, keep: bool = False) -> None:
         """Abort the round unless it is committed."""
         self.is_open = False
 

@@ -38,7 +38,7 @@ from fedcore.rules import Chain, Rule
 from fedcore.runtime import Unpicklable, uninterrupted
 from fedcore.server.aggregation import Counters, Reducer
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
-from fedcore.server.folder import checkpoint_errors, require_plausible, server_state
+from fedcore.server.folder import JOURNAL, Journal, checkpoint_errors, require_plausible, server_state
 from fedcore.server.partial import PartialSum, require_partial_sums
 from fedcore.server.report import Report, tell
 from fedcore.server.round import LOGGER, LocalRound, Round, RoundLock, WholeRound, log_round, whole_round
@@ -144,6 +144,7 @@ class Server(Represented, Unpicklable):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         layout = Layout.of(model)
+        warn_if_frozen(model)
         given = storage if isinstance(storage, ClientStore) else None
         place = Storage() if isinstance(storage, ClientStore) else Storage.of(storage)
         ids, sizes = ids_of(clients) if isinstance(clients, Iterable) else (clients, None)
@@ -157,6 +158,7 @@ class Server(Represented, Unpicklable):
         settings = Settings.of(method, layout, aggregation=aggregation, **options)
         if compute.is_sharded:
             self._start(shards().new_backend(model, settings, ids, sizes, place, compute, given), callbacks)
+            self._keep_journal(place, place.path)
             return
         x = layout.flatten(model, empty(layout.n, device=settings.device))
         require_finite(x, layout)
@@ -166,11 +168,19 @@ class Server(Represented, Unpicklable):
         with new_rows(given, place, ids, layout.n_parameters, settings.device) as rows:
             require_clients(rows, ids)
             self._start(first_state(settings, x, layout.read_counters(model), sizes, rows), callbacks)
+        self._keep_journal(place, place.path)
 
     def _start(self, backend: Any, callbacks: Sequence[Callback]) -> None:
         self._backend: State = backend  # or a ShardedBackend, which has the same methods
         self.callbacks = tuple(callbacks)
         self._round_lock = RoundLock()
+        self._journal: Journal | None = None
+
+    def _keep_journal(self, storage: Storage, folder: str | os.PathLike[str] | None) -> None:
+        """Open the journal in the server's folder, if the options or an earlier use ask for it."""
+        path = None if folder is None else Path(folder) / JOURNAL
+        if path is not None and (storage.journal or (storage.journal is None and path.exists())):
+            self._journal = Journal(path, self._settings)
 
     @property
     def _settings(self) -> Settings:
@@ -247,6 +257,7 @@ class Server(Represented, Unpicklable):
             try:
                 change_on_loading(backend, manifest, saved, given, aggregation, limits)
                 shards().require_without_weights(backend.settings)
+                server._keep_journal(storage, manifest.parent)
             except BaseException:
                 server.close()
                 raise
@@ -260,6 +271,7 @@ class Server(Represented, Unpicklable):
                 state = resumed_state(rows, saved, given, replace(compute, device=device))
             server._start(state, callbacks)
             change_on_loading(state, rows.path, saved["settings"], given, aggregation, limits)
+            server._keep_journal(storage, rows.path if rows.medium == "mmap" else None)
         return server
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -293,12 +305,14 @@ class Server(Represented, Unpicklable):
         return self._backend.audit_log()
 
     def close(self) -> None:
-        """Abort an open round, and close the store or the shards.
+        """Abort an open round, and close the store or the shards. A journal keeps the updates of the round.
 
         Values in memory, such as ``x``, can still be read. A server with rows in memory has nothing to close.
         """
         if (opened := self._round_lock.opened) is not None:
-            opened.abort()
+            opened.abort(keep=True)
+        if self._journal is not None:
+            self._journal.close()
         self._backend.close()
 
     def checkpoint(self) -> None:
@@ -539,7 +553,12 @@ class Server(Represented, Unpicklable):
         """
         # A list keeps its arrays until this call returns, and other threads must not change them: one pass folds all.
         listed = list(updates) if isinstance(updates, list | tuple) else None
-        if listed and self._backend.may_be_whole() and (report := self._whole_round(listed)) is not None:
+        if (
+            listed
+            and self._journal is None
+            and self._backend.may_be_whole()
+            and (report := self._whole_round(listed)) is not None
+        ):
             return report
         batch_size = max(self._settings.batch_size, len(listed or ()))
         opening = partial(self._open, batch_size, may_hold=listed is not None)
@@ -578,7 +597,10 @@ class Server(Represented, Unpicklable):
         self._backend.require_open_store()
         make = partial(self._backend.new_round, kind, batch_size, may_hold=may_hold, callbacks=self.callbacks)
         opened: Round = self._round_lock.open(self.round_number, make)
-        opened.begin(newcomers)
+        journal = self._journal
+        opened.start(newcomers if journal is None else journal.newcomers(self.round_number, newcomers))
+        if journal is not None:
+            opened.resume(journal)
         return opened
 
 
@@ -730,6 +752,18 @@ def require_clients(rows: ClientStore, clients: object) -> None:
     """Raise RangeError if the number of clients is 0."""
     if len(rows.registry) == 0 and isinstance(clients, int):
         raise RangeError("clients=0: must be at least 1; to add clients later, pass clients=[]")
+
+
+def warn_if_frozen(model: Any) -> None:
+    """Log a warning if a module has frozen parameters, which the server would average like the others."""
+    parameters = dict(model.named_parameters()) if hasattr(model, "named_parameters") else {}
+    frozen = [name for name, parameter in parameters.items() if not getattr(parameter, "requires_grad", True)]
+    if frozen:
+        LOGGER.warning(
+            "model: %d of %d parameters are frozen (requires_grad=False), such as %s, and each client must send them "
+            "too; to leave them out, pass only the trained tensors, such as get_peft_model_state_dict(model)",
+            *(len(frozen), len(parameters), frozen[0]),
+        )
 
 
 def require_finite(x: F32, layout: Layout) -> None:

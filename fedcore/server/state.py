@@ -305,7 +305,8 @@ class State:
         n, p = layout.n, layout.n_parameters
         self.settings, self.snapshot, self.store = settings, snapshot, store
         self.reducer = Reducer(has_buffers=n > p) if reducer is None else reducer
-        self._sum = Sum(settings, store, self.reducer)
+        vectors = BufferPool(n, most=2, device=device)
+        self._sum = Sum(settings, store, self.reducer, vectors)
         self.checkpoint, self.compact, self.verify = store.checkpoint, store.compact, store.verify
         self.newcomers = Newcomers(store, weighs_shares=algorithm.needs_shares)
         self.forget_newcomers = self.newcomers.forget
@@ -319,7 +320,8 @@ class State:
         self.waiting = AwaitedClients()
         self.claimed = ClaimWindows()
         self.buffers = Buffers(layout, settings.nonnegative, device)
-        self._model = ModelStep(settings, self.buffers, self.reducer)
+        self._model = ModelStep(settings, self.buffers, self.reducer, vectors)
+        self._sent: tuple[F32, F32] | None = None
 
     # ``Server`` calls these methods; ``fedcore.cluster.backend`` has them for shards.
 
@@ -404,7 +406,14 @@ class State:
             return self.offset(client, out, is_new=client in new and client not in registry)
 
         x_prev = view_of(as_sent(layout, now.x_prev)) if algorithm.direction.b else None
-        return WholeVectors(view_of(as_sent(layout, now.sent)), x_prev, offset)
+        return WholeVectors(view_of(self.as_sent(now.sent)), x_prev, offset)
+
+    def as_sent(self, x: F32) -> F32:
+        """Return ``as_sent`` of a model, which is kept until the step or the next model."""
+        if self._sent is None or self._sent[0] is not x:
+            layout = self.settings.layout
+            self._sent = x, as_sent(layout, x, self._model.vectors.get() if layout.narrow else None)
+        return self._sent[1]
 
     def new_round(self, kind: Any, batch_size: int, *, may_hold: bool, callbacks: Sequence[Callback]) -> Any:
         """Return a round that has not begun."""
@@ -547,7 +556,8 @@ class State:
             gamma = changes["gamma"] if moves else 0.0
             model, momentum = self._model, now.momentum if step.v.g or step.T.g else None
             read = (result.A, result.B, now.total, now.x, now.moments, momentum)
-            with span("step", self, (*read, model.spare_v, model.spare_total, now.x, now.moments)):  # and outputs
+            self._sent = None  # x' may take its memory
+            with span("step", self, (*read, model.v(), model.spare_total, now.x, now.moments)):  # and outputs
                 vectors, v_square = model.take(now, result, step, gamma, batch)
             changes |= vectors
             if moves:
@@ -622,15 +632,15 @@ class State:
         stepping = folding and begin("step")
         x, v_of = model.vectors.get(), Linear(1 / W)
         v_square, x_square = kernels.server_step(
-            A, None, now.x, v_of=v_of, gamma=gamma, v=model.spare_v, total_out=None, x_out=x
+            A, None, now.x, v_of=v_of, gamma=gamma, v=model.v(), total_out=None, x_out=x
         )
         if stepping:
-            stepping.end((A, now.x, model.spare_v, x))
+            stepping.end((A, now.x, model.v(), x))
         if not math.isfinite(x_square):
             return None
         freeze(x)
         after = now._replace(
-            x=x, x_prev=x, momentum=model.spare_v, round_number=now.round_number + 1, gamma=gamma, changed={}
+            x=x, x_prev=x, momentum=model.v(), round_number=now.round_number + 1, gamma=gamma, changed={}
         )
         return after, squares, v_square / (1 / W * W) ** 2
 
@@ -650,7 +660,8 @@ class State:
         spare_v = model.spare_v
         if after.momentum is not before.momentum:
             # Rows may refer to the old v, so it is not reused. Allocated here: after the commit, nothing may fail.
-            spare_v = model.directions.get() if self.settings.algorithm.keeps_history else before.momentum
+            used = None if model.is_large else before.momentum
+            spare_v = model.directions.get() if self.settings.algorithm.keeps_history else used
         spare_total = model.spare_total if after.total is before.total else before.total
         spare_exact = model.spare_exact if after.exact_total is before.exact_total else before.exact_total
         spares = spare_v, spare_total, spare_exact

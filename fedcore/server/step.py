@@ -16,11 +16,11 @@ from fedcore.algorithms.base import is_whole_sum
 from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import CPU, F32, F64, BufferPool, copied, device_of, empty, freeze, zeros
 from fedcore.errors import AlgorithmError, DivergedError, RangeError, UnknownClientError
-from fedcore.kernels import ExactSum
+from fedcore.kernels import ExactSum, dequantise, quantise
 from fedcore.options import Settings
 from fedcore.rules import FEW, ClaimWindow
-from fedcore.server.aggregation import Counters, Reducer, Result, Squares, UpdateBatch
-from fedcore.server.update import as_sent, first_not_finite
+from fedcore.server.aggregation import LARGE, Counters, Reducer, Result, Squares, UpdateBatch
+from fedcore.server.update import as_sent, first_not_finite, narrow_parts
 from fedcore.server.validation import Buffers
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId, Registry
@@ -619,24 +619,31 @@ class ModelStep:
     It uses no clients and no rows, so that a shard can run it on slices.
 
     Attributes:
-        vectors: the buffers for x.
+        vectors: the buffers for x, and for v of a large model.
         directions: the buffers for v, if rows refer to it later.
         spare_v, spare_total, spare_exact: the outputs of the next step: float32[n_parameters], float64[n_parameters],
             and an exact sum; None if the method does not keep it. A commit replaces them by the previous snapshot's
-            vectors.
+            vectors. For a large model, spare_v is None until the step.
 
     Cost: 4 n to 16 n bytes, allocated once.
     """
 
-    def __init__(self, settings: Settings, buffers: Buffers, reducer: Reducer) -> None:
+    def __init__(self, settings: Settings, buffers: Buffers, reducer: Reducer, vectors: BufferPool) -> None:
         n, p, device = settings.layout.n, settings.layout.n_parameters, settings.device
         self._settings, self._buffers, self._reducer = settings, buffers, reducer
-        self.vectors, self._moments = BufferPool(n, device=device), BufferPool(p, most=2, device=device)
+        self.vectors, self._moments = vectors, BufferPool(p, most=2, device=device)
         self.directions = BufferPool(p, device=device)
-        self.spare_v: F32 = empty(p, device=device)
+        self.is_large = n >= LARGE and not settings.algorithm.keeps_history
+        self.spare_v: F32 | None = None if self.is_large else empty(p, device=device)
         self.spare_total: F64 | None = empty(p, np.float64, device=device) if settings.algorithm.keeps_total else None
         self.spare_exact = ExactSum.empty(p) if settings.is_exact and settings.algorithm.keeps_total else None
         self._buffer_v: F32 = empty(n - p, device=device)
+
+    def v(self) -> F32:
+        """Return the vector for v of the next step, float32[n_parameters]."""
+        if self.spare_v is None:
+            self.spare_v = self.vectors.get()[: self._settings.layout.n_parameters]
+        return self.spare_v
 
     def take(
         self, now: Snapshot, result: Result, step: Step, gamma: float, batch: UpdateBatch
@@ -658,7 +665,7 @@ class ModelStep:
             gamma=gamma,
             momentum=now.momentum if step.v.g or step.T.g else None,
             control=result.B,
-            v=self.spare_v,
+            v=self.v(),
             total_out=self.spare_total,
             x_out=x[:p],
             partials=room,
@@ -669,9 +676,7 @@ class ModelStep:
         moments = now.moments
         if optimizer is not None and gamma:
             moments = tuple(self._moments.get() for _ in now.moments)
-            x_square = optimizer.turn(
-                self.spare_v, now.moments, now.x[:p], gamma=gamma, moments_out=moments, x_out=x[:p]
-            )
+            x_square = optimizer.turn(self.v(), now.moments, now.x[:p], gamma=gamma, moments_out=moments, x_out=x[:p])
         if p < len(x):
             x_square += self._average_buffers(now, x, result)
             self._buffers.clip(x)
@@ -694,8 +699,10 @@ class ModelStep:
 
     def _past_dtype(self, x: F32) -> str | None:
         """Return the name of a tensor with a number beyond the range of its dtype, or None."""
-        sent = as_sent(self._settings.layout, x)
-        return None if sent is x or kernels.all_finite([sent])[0] else first_not_finite(sent, self._settings.layout)
+        rounded = (dequantise(quantise(part, codec)) for codec, part in narrow_parts(self._settings.layout, x))
+        if all(kernels.all_finite([part])[0] for part in rounded):
+            return None
+        return first_not_finite(as_sent(self._settings.layout, x), self._settings.layout)
 
     def _follow(self, now: Snapshot, result: Result, form: Linear, to: ExactSum) -> None:
         """Write T' as an exact sum, and its float64 value."""
@@ -706,7 +713,7 @@ class ModelStep:
             )
         assert result.exact is not None
         A, B = result.exact
-        given = [(now.exact_total, form.T), (A, form.A), (B, form.B), (self.spare_v, form.v)]
+        given = [(now.exact_total, form.T), (A, form.A), (B, form.B), (self.v(), form.v)]
         terms = [(term, int(c)) for term, c in given if term is not None and c]
         if kernels.combine_exact([term for term, _ in terms], [c for _, c in terms], to) is None:
             raise DivergedError(

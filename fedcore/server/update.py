@@ -16,6 +16,7 @@ from fedcore.arrays import (
     F32,
     NARROW,
     copied,
+    copy_into,
     core,
     device_of,
     dtype_name,
@@ -28,7 +29,7 @@ from fedcore.arrays import (
     to_host,
 )
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, ShapeError
-from fedcore.kernels import Codes, dequantise, quantise
+from fedcore.kernels import dequantise, quantise
 from fedcore.model import Layout
 from fedcore.profiling import timed
 from fedcore.store.registry import ClientId
@@ -84,18 +85,30 @@ def digest_of(vector: Any) -> str:
     return blake2b(checksums(array).tobytes(), digest_size=16).hexdigest()
 
 
-def as_sent(layout: Layout, x: F32) -> F32:
-    """Return x, float32[n], as clients get it: rounded to the model's dtypes, ties to even; x itself in float32."""
+PART = 1 << 18
+"""The number of elements that are rounded at a time."""
+
+
+def as_sent(layout: Layout, x: F32, out: F32 | None = None) -> F32:
+    """Return x, float32[n], as clients get it: rounded to the model's dtypes, ties to even; x itself in float32.
+
+    The rounded model is a new vector, or ``out``.
+    """
     if not layout.narrow:
         return x
-    sent = copied(x)
-    codes = empty(max(piece.stop - piece.start for piece in layout.narrow), np.uint16, device=device_of(x))
-    for piece in layout.narrow:
-        part = sent[piece.start : piece.stop]
-        coded = Codes(NARROW[piece.dtype], codes[: len(part)])
-        dequantise(quantise(part, coded.codec, out=coded), out=part)
+    sent = empty(len(x), device=device_of(x)) if out is None else out
+    copy_into(sent, x)
+    for codec, part in narrow_parts(layout, sent):
+        dequantise(quantise(part, codec), out=part)
     freeze(sent)
     return sent
+
+
+def narrow_parts(layout: Layout, x: F32) -> Iterator[tuple[Any, F32]]:
+    """Yield the parts of x that clients get in 16 bits, at most ``PART`` elements at a time, each after its codec."""
+    for piece in layout.narrow:
+        for start in range(piece.start, piece.stop, PART):
+            yield NARROW[piece.dtype], x[start : min(start + PART, piece.stop)]
 
 
 # The update that a client sends, and its vectors as the kernels read them.

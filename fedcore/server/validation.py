@@ -621,10 +621,11 @@ class UpdateReader:
 
     def _start_of(self, round: int) -> Any:
         """Return the model of that round as it was sent."""
+        now = self._state.snapshot
+        if round == now.round_number:
+            return self._state.as_sent(now.sent)
         if round not in self._starts:
-            now = self._state.snapshot
-            start = now.sent if round == now.round_number else now.past[round]
-            self._starts[round] = as_sent(self._settings.layout, start)
+            self._starts[round] = as_sent(self._settings.layout, now.past[round])
         return self._starts[round]
 
     def _read_vector(self, update: Update) -> tuple[Any, bool]:

@@ -21,6 +21,7 @@ SERVER = [
     "frozen_values",
     "hand_computed",
     "history_length",
+    "journal",
     "known_checksums",
     "known_errors",
     "late_replies",

@@ -1,6 +1,7 @@
 """Servers of every method, and rounds that depend only on the server's state, for tests that stop and resume one.
 
-As a program, ``python -m tests.server.rounds FOLDER ROUNDS`` resumes the server of a folder, and prints each round.
+As a program, ``python -m tests.server.rounds FOLDER ROUNDS [journal]`` resumes the server of a folder, and prints each
+round, or each accepted update too.
 """
 
 import json
@@ -42,22 +43,24 @@ def steps_of(server, steps):
     return min(steps, server.algorithm.most_steps or steps)
 
 
+def updates_of(server):
+    """The updates of a server's next round, which depend only on its state and the round."""
+    rng = np.random.default_rng(server.round_number)
+    cohort = np.flatnonzero(rng.random(N) < 0.6).tolist()
+    broadcast = server.broadcast(cohort)
+    for i in cohort:
+        offset = broadcast.offset(i)
+        y = server.x * np.float32(0.9) + rng.normal(size=server.layout.n).astype(np.float32)
+        y -= 0 if offset is None else offset
+        y -= 0 if broadcast.x_prev is None else np.float32(0.1) * broadcast.x_prev
+        control = rng.normal(size=server.layout.n).astype(np.float32) if broadcast.second else None
+        yield Update(i, y, steps=steps_of(server, 1 + i % 3), examples=i + 1, control=control)
+
+
 def go_on(server, rounds):
-    """Run rounds whose updates depend only on the server's state and the round."""
+    """Run rounds with the updates of ``updates_of``."""
     for _ in range(rounds):
-        t = server.round_number
-        rng = np.random.default_rng(t)
-        cohort = np.flatnonzero(rng.random(N) < 0.6).tolist()
-        broadcast = server.broadcast(cohort)
-        updates = []
-        for i in cohort:
-            offset = broadcast.offset(i)
-            y = server.x * np.float32(0.9) + rng.normal(size=n).astype(np.float32)
-            y -= 0 if offset is None else offset
-            y -= 0 if broadcast.x_prev is None else np.float32(0.1) * broadcast.x_prev
-            control = rng.normal(size=n).astype(np.float32) if broadcast.second else None
-            updates.append(Update(i, y, steps=steps_of(server, 1 + i % 3), examples=i + 1, control=control))
-        server.round(updates)
+        server.round(list(updates_of(server)))
 
 
 def everything(server, clients=range(N)):
@@ -69,8 +72,24 @@ def everything(server, clients=range(N)):
     return vectors, rows, written, json.dumps(now.numbers())
 
 
+def go_on_acknowledging(server, rounds):
+    """Run rounds update by update, with those that a journal has; print each accepted update and finished round."""
+    while server.round_number < rounds:
+        updates = list(updates_of(server))
+        with server.open_round() as round:
+            before = set(round.clients)
+            for update in updates:
+                if update.client not in before and round.add(**update._asdict()):
+                    print(f"{server.round_number} {update.client}\n", end="", flush=True)  # one write
+        print(f"{server.round_number - 1} finished\n", end="", flush=True)
+
+
 if __name__ == "__main__":
     resumed = Server.load(sys.argv[1])
+    if len(sys.argv) > 3:
+        print("loaded", flush=True)
+        go_on_acknowledging(resumed, int(sys.argv[2]))
+        sys.exit()
     print("loaded", flush=True)
     while resumed.round_number < int(sys.argv[2]):
         go_on(resumed, 1)

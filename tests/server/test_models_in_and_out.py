@@ -160,3 +160,12 @@ except errors.MissingDependencyError as error:
     print("said")
 """
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "said\n"
+
+
+def test_frozen_parameters_of_a_module_are_a_warning(caplog):
+    module = torch.nn.Linear(2, 1)
+    Server(module, "FedAvg", clients=1, lr=0.1)
+    assert not caplog.records
+    module.bias.requires_grad_(False)
+    Server(module, "FedAvg", clients=1, lr=0.1)
+    assert "1 of 2 parameters" in caplog.text

@@ -1,0 +1,308 @@
+"""A round with a journal: no accepted update is lost, none counts twice, and the bits are those of a straight run."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Limits, Server, Storage, Update, errors
+from fedcore.cli import main
+from fedcore.errors import RangeError, RoundError
+from fedcore.server.folder import JOURNAL, open_updates
+from fedcore.store.inspect import state_of
+from tests.kills import count_calls, die_at
+from tests.server.rounds import METHODS, everything, go_on, go_on_acknowledging, made, updates_of
+from tests.store.kit import CALLS, broken, fail_at, full
+
+ROOT = Path(__file__).parents[2]
+KILLS = [6, pytest.param(300, marks=pytest.mark.endurance)]
+
+
+def interrupted(server, path, updates):
+    """Add some updates to a round, close the server in the middle of it, and return the loaded server."""
+    round = server.open_round()
+    assert [round.add(**update._asdict()) for update in updates] == [True] * len(updates)
+    server.close()
+    return Server.load(path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_interrupted_round_ends_as_a_straight_one(method, tmp_path):
+    straight, server = made(method), made(method, path=tmp_path / "s", journal=True)
+    for _ in range(4):
+        updates = list(updates_of(server))
+        assert open_updates(tmp_path / "s", state_of(tmp_path / "s")) == []
+        server = interrupted(server, tmp_path / "s", updates[:1])
+        server = interrupted(server, tmp_path / "s", updates[1:2])
+        with server.open_round() as round:
+            assert set(round.clients) == {update.client for update in updates[:2]}
+            if updates:
+                assert not round.add(**updates[0]._asdict())  # nobody counts twice
+            round.add_batch(updates[2:])
+        assert set(server.open_round().clients) == set()
+        server._between_rounds()
+        go_on(straight, 1)
+        assert everything(server) == everything(straight)
+
+
+def test_it_works_with_shards(tmp_path):
+    x0 = np.zeros(40_000, np.float32)
+    straight = made("MimiC", x0)
+    server = made("MimiC", x0, path=tmp_path / "s", journal=True, shards=2)
+    for _ in range(2):
+        updates = list(updates_of(straight))
+        server = interrupted(server, tmp_path / "s", updates[:2])
+        with server.open_round() as round:
+            round.add_batch(updates[2:])
+        go_on(straight, 1)
+        assert np.array_equal(server.x, straight.x)
+    server.close()
+
+
+def test_every_form_of_an_update_is_kept(tmp_path):
+    """Named tensors of several dtypes, counters, constants, differences, gradients, late updates and newcomers."""
+    x0 = {
+        "w": np.zeros((2, 3), np.float32),
+        "b": np.zeros(3, np.float16),
+        "count": np.array(7),
+        "mask": np.array([True, False]),
+        "running_var": np.ones(2, np.float32),
+    }
+    options = dict(lr=0.5, server_lr=1.0, limits=Limits(max_client_lr=1.0), max_staleness=1)
+
+    rng = np.random.default_rng(0)
+    model = {"w": rng.normal(size=(2, 3)).astype(np.float32), "b": np.float16([1, 2, 3]), "count": np.array(9)}
+    model |= {"mask": x0["mask"], "running_var": np.float32([2, 3])}
+    updates = [
+        Update("a", model, steps=np.int64(3), examples=np.float32(2.5), lr=0.25),
+        Update("b", {**model, "count": np.array(2), "mask": np.array([False, False])}, steps=1, kind="delta", round=0),
+        Update("c", rng.normal(size=9), steps=2, kind="gradient", examples=1, weight=2.0),
+        Update("new", rng.normal(size=11).astype(np.float32), steps=5, examples=2**40),
+    ]
+    updates[1] = updates[1]._replace(examples=4)
+    straight, kept = (
+        Server(x0, "FedAvg", ["a", "b", "c"], storage=storage, **options)
+        for storage in (None, Storage(tmp_path / "s", journal=True))
+    )
+    for one in (straight, kept):
+        one.round([])
+    with straight.open_round(newcomers=["new"]) as round:
+        assert round.add_batch(updates) == [True] * 4
+    kept.open_round(newcomers=["new"]).add_batch(updates)
+    kept.close()
+    kept = Server.load(tmp_path / "s")
+    with kept.open_round() as again:
+        pass
+    assert again.report.accepted == ("a", "b", "c", "new")
+    assert np.array_equal(again.report.norms, round.report.norms)
+    assert np.array_equal(kept.x, straight.x)
+    assert {n: t.tolist() for n, t in kept.tensors().items()} == {n: t.tolist() for n, t in straight.tensors().items()}
+    assert list(kept.clients) == ["a", "b", "c", "new"]
+    kept.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")
+@pytest.mark.parametrize("kills", KILLS)
+def test_no_accepted_update_is_lost_by_a_kill(kills, tmp_path):
+    straight, moments = made("MimiC"), random.Random(0)
+    made("MimiC", path=tmp_path / "s", journal=True).close()
+    accepted, finished, count = {}, set(), 0
+    rounds = 2 * kills
+    while True:
+        command = [sys.executable, "-m", "tests.server.rounds", str(tmp_path / "s"), str(rounds), "journal"]
+        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ)
+        assert child.stdout.readline() == "loaded\n"
+        lines = []
+        if count < kills:
+            lines = [child.stdout.readline() for _ in range(moments.randrange(9))]
+            time.sleep(moments.uniform(0, 0.004))
+            child.send_signal(signal.SIGKILL)
+        for line in [*lines, *child.stdout.read().splitlines()]:
+            round, what = line.split()
+            if what == "finished":
+                finished.add(int(round))
+            else:
+                assert what not in accepted.setdefault(int(round), []), "an update was taken twice"
+                accepted[int(round)].append(what)
+        child.stdout.close()
+        assert child.wait() in (0, -signal.SIGKILL)
+        count += 1
+        with Server.load(tmp_path / "s") as server:
+            now = server.round_number
+            assert max(finished, default=-1) < now
+            kept = {str(client) for client in open_updates(tmp_path / "s", state_of(tmp_path / "s"))}
+            assert kept >= set(accepted.get(now, []))
+            if now == rounds:
+                go_on(straight, rounds)
+                assert everything(server) == everything(straight)
+                break
+    assert count > kills // 2
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_at_any_system_call(after, tmp_path):
+    """Between two calls that change the disk: in an update, in the commit, and while the journal is emptied."""
+
+    def play(folder, call):
+        """Run two rounds in a child, which is killed at a system call; return the accepted updates and the calls."""
+        made("FedVARP", path=folder, journal=True).close()
+        read, write = os.pipe()
+        if not (child := os.fork()):
+            try:
+                os.dup2(write, 1)
+                sys.stdout = os.fdopen(1, "w", closefd=False)
+                calls = count_calls() if call is None else die_at(call, after=after)
+                with Server.load(folder) as server:
+                    go_on_acknowledging(server, 2)
+                print("calls", len(calls or ()), flush=True)
+            finally:
+                os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            lines = [line.split() for line in pipe]
+        os.waitpid(child, 0)
+        return lines
+
+    straight = made("FedVARP")
+    go_on(straight, 2)
+    (*_, (_, total)) = play(tmp_path / "whole", None)
+    assert int(total) > 20
+    for call in range(1, int(total), 9):
+        lines = play(folder := tmp_path / f"at-{call}", call)
+        with Server.load(folder) as server:
+            kept = {str(client) for client in open_updates(folder, state_of(folder))}
+            assert kept >= {what for round, what in lines if int(round) == server.round_number and what != "finished"}
+            go_on_acknowledging(server, 2)
+            assert everything(server) == everything(straight)
+
+
+@pytest.mark.parametrize("error", [full, broken])
+def test_a_full_disk_rejects_the_update_and_the_round_continues(error, tmp_path, monkeypatch):
+    straight, server = made("FedAvg"), made("FedAvg", path=tmp_path / "s", journal=True)
+    first, *others = updates_of(server)
+    for call in range(1, 40):
+        with server.open_round() as round, monkeypatch.context() as patch:
+            called = fail_at(patch, call, error, CALLS)
+            accepted = round.add(**first._asdict())
+            round.abort()
+        if len(called) < call:
+            break
+        if not accepted:
+            assert "journal" in dict(round.rejected)[first.client]
+            break
+    assert not accepted
+    with server.open_round() as round:
+        assert round.add_batch([first, *others]) == [True] * (1 + len(others))
+    go_on(straight, 1)
+    assert np.array_equal(server.x, straight.x)
+    server.close()
+
+
+def test_only_abort_drops_updates(tmp_path):
+    server = made("FedAvg", path=tmp_path / "s", journal=True)
+    (first, *_) = updates_of(server)
+    with pytest.raises(KeyboardInterrupt), server.open_round() as round:
+        round.add(**first._asdict())
+        raise KeyboardInterrupt
+    round = server.open_round()
+    assert round.clients == (first.client,)
+    round.abort()
+    assert server.open_round().clients == ()
+    server.close()
+    assert open_updates(tmp_path / "s", state_of(tmp_path / "s")) == []
+
+
+def test_removed_clients_and_undone_rounds_leave_nothing(tmp_path):
+    server = made("FedAvg", path=tmp_path / "s", journal=True, keep_previous=True)
+    first, second, *_ = updates_of(server)
+    round = server.open_round()
+    round.add_batch([first, second])
+    round.abort(keep=True)
+    server.remove_client(first.client)
+    with server.open_round() as round:
+        assert round.clients == (second.client,)
+        assert [client for client, _ in round.rejected] == [first.client]
+    server.close()
+    with ClientStore.open(tmp_path / "s", keep_previous=True) as store:
+        assert store.undo()
+    with Server.load(tmp_path / "s") as server:
+        assert (server.round_number, server.open_round().clients) == (0, ())
+
+
+def test_a_damaged_update_is_an_error(tmp_path, capsys):
+    server = made("FedAvg", path=tmp_path / "s", journal=True)
+    server.open_round().add_batch(list(updates_of(server)))
+    server.close()
+    main(["store", "info", str(tmp_path / "s")])
+    main(["store", "verify", str(tmp_path / "s")])
+    assert "updates in the journal" in capsys.readouterr().out
+    with ClientStore.open(tmp_path / "s" / JOURNAL, readonly=True) as store:
+        place = store.row(store.registry.id_of(0)).tobytes()
+    file = tmp_path / "s" / JOURNAL / "rows.slots"
+    content = file.read_bytes()
+    file.write_bytes(content.replace(place, place[:-4] + b"\1\2\3\4"))
+    with pytest.raises(SystemExit):
+        main(["store", "verify", str(tmp_path / "s")])
+    assert "open round: " in capsys.readouterr().out
+    with Server.load(tmp_path / "s") as server, pytest.raises(errors.CorruptionError):
+        server.open_round()
+
+
+def test_what_a_journal_does_not_support(tmp_path):
+    with pytest.raises(RangeError, match="journal"):
+        Storage(journal=True, medium="ram")
+    server = made("FedAvg", path=tmp_path / "s", journal=True, accumulator="exact")
+    with server.open_round() as round, pytest.raises(RangeError, match="journal"):
+        round.add_partial_sum(b"", "edge")
+    server.close()
+    made("FedAvg", np.zeros(9, np.float32), path=tmp_path / "t", journal=True).close()
+    server.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"journal": True}, {"shards": 2}])
+def test_an_update_in_pieces_counts_as_a_whole(options, tmp_path):
+    if "journal" in options:
+        options = options | {"path": tmp_path / "s"}
+    x0 = {"a": np.zeros((200, 200), np.float32), "b": np.zeros(5, np.float32), "n": np.array(3)}
+    whole, server = made("SCAFFOLD, two vectors", x0), made("SCAFFOLD, two vectors", x0, **options)
+    rng = np.random.default_rng(0)
+    model = {"a": rng.normal(size=(200, 200)).astype(np.float32), "b": rng.normal(size=5), "n": np.array(4)}
+    control = rng.normal(size=40_005).astype(np.float32)
+    with whole.open_round() as round:
+        round.add(
+            0, np.concatenate([model["a"].reshape(-1), np.float32(model["b"])]), steps=2, examples=3, control=control
+        )
+    with server.open_round() as round:
+        incoming = round.begin(0, steps=2, examples=3)
+        incoming.write("control", control[30_000:], start=30_000)
+        incoming.write("a", model["a"][100:], start=20_000)
+        incoming.write("b", model["b"])
+        incoming.write("a", model["a"][:100])
+        other = round.begin(1, steps=2, examples=3)
+        other.write("a", model["a"])
+        assert not other.done()
+        with pytest.raises(errors.RangeError):
+            incoming.write("a", model["a"][:1], start=399)
+        with pytest.raises(errors.ShapeError):
+            incoming.write("b", model["b"], start=1)
+        with pytest.raises(errors.UnknownNameError):
+            incoming.write("c", model["b"])
+        incoming.write("control", control[:30_000])
+        assert incoming.done()
+        with pytest.raises(RoundError):
+            incoming.write("b", model["b"])
+        round.begin(2, steps=2, examples=3).abandon()
+        with pytest.raises(RangeError):
+            round.begin(2, steps=0)
+        with pytest.raises(RoundError):
+            round.begin(0, steps=2)
+    assert round.report.accepted == (0,)
+    assert dict(round.report.rejected) == {1: "update: parts are missing of b, control"}
+    assert np.array_equal(server.x, whole.x)
+    server.close()
