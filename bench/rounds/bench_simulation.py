@@ -10,6 +10,7 @@ import fedcore
 from bench.alone import Work
 from bench.line import Line
 from bench.rivals.simulation import LR, pfl_rounds, problem, torch_loop
+from fedcore.experiment.schema import Evaluate
 from fedcore.experiment.trial import TrialParts, rounds
 from fedcore.simulation.data import Dataset
 from fedcore.simulation.in_process import InProcess
@@ -48,7 +49,7 @@ def simulated(work, threads=1):
 
     def run():
         until = server.round_number + count
-        return list(rounds(trial, count=until, evaluate_every=until))
+        return list(rounds(trial, count=until, evaluate=Evaluate(every=until)))
 
     return run
 

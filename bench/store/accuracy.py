@@ -22,7 +22,7 @@ from fedcore.experiment.trial import build, rounds
 CODECS = ("f32", "bf16", "int8")
 METHODS = ("MIFA", "MimiC", "SCAFFOLD")
 LAST = 5
-"""The number of last rounds whose mean is a trial's accuracy; single rounds vary by several points."""
+"""The number of last evaluations whose mean is a trial's accuracy; single rounds vary by several points."""
 
 
 def run(trial, codec):
@@ -30,8 +30,8 @@ def run(trial, codec):
     parts = build(trial)
     store = ClientStore(trial.experiment.partition.clients, parts.server.layout.n_parameters, codec=codec)
     server = Server(parts.server.tensors(), trial.method.make(), storage=store, lr=trial.experiment.rate.lr.make())
-    every = trial.experiment.evaluate.every
-    for line in rounds(replace(parts, server=server), count=trial.experiment.rounds, evaluate_every=every):
+    experiment = trial.experiment
+    for line in rounds(replace(parts, server=server), count=experiment.rounds, evaluate=experiment.evaluate):
         if line.accuracy is not None:
             yield line.round, line.accuracy, line.loss
 
@@ -46,7 +46,7 @@ def read(out):
 
 
 def table(found, seeds):
-    """Return the accuracy of the last rounds by method and codec, and the loss against f32, paired by seed."""
+    """Return the accuracy of the last evaluations by method and codec, and the loss against f32, paired by seed."""
     lines = ["| method | codec | accuracy, % | against f32 on the same seed, points |", "|---|---|---:|---:|"]
     for method, codec in product(METHODS, CODECS):
         if not all((method, one, seed) in found for one, seed in product((codec, "f32"), seeds)):
@@ -58,7 +58,7 @@ def table(found, seeds):
 
 
 def end(figures):
-    """Return the mean accuracy of the last rounds."""
+    """Return the mean accuracy of the last evaluations."""
     return float(np.mean([accuracy for _, accuracy, _ in figures[-LAST:]]))
 
 

@@ -23,7 +23,8 @@ def run(options: Options) -> None:
     """Regenerate tables, plots and the HTML report of a run or sweep.
 
     The report of a sweep shows each algorithm at its best complete point. This is the point
-    with the highest accuracy (mean over the last 10 evaluated rounds, then over seeds).
+    with the highest accuracy (mean over the last rounds, then over seeds). A trial's result
+    is the mean over its last 10 rounds (report.window), as far as they were evaluated.
 
     Examples:
       fedcore report runs/quickstart-20260101-120000

@@ -86,9 +86,10 @@ def text_of(changed: Iterable[Change]) -> str:
 
 
 def incomparable(changed: Iterable[Change]) -> Changes:
-    """Return the changes that make results incomparable: all but sizes, algorithms, grids and evaluations."""
+    """Return the changes that make results incomparable: all but sizes, algorithms, grids, evaluations and reports."""
     harmless = (*SIZES, "algorithms")
-    return tuple(one for one in changed if one.key not in harmless and not one.key.startswith((GRID, "evaluate.")))
+    tables = (GRID, "evaluate.", "report.")
+    return tuple(one for one in changed if one.key not in harmless and not one.key.startswith(tables))
 
 
 def differences(was: Tables, now: Tables, prefix: str = "") -> Iterator[Change]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from fedcore.errors import ConfigError, StoreError
 from fedcore.experiment.results import RECORDS, Header, RoundRecord, Writer, is_torn, read, started
-from fedcore.experiment.schema import Trial
+from fedcore.experiment.schema import Evaluate, Trial
 from fedcore.model import write_model
 from fedcore.runtime import __version__, inside, replacing, require_file
 from fedcore.server import Server
@@ -108,7 +108,7 @@ class FolderJournal(Journal):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._models = inside(folder, folder / MODELS / self._path.stem)
         self._checkpoint = inside(folder, folder / CHECKPOINTS / self._path.stem)
-        before = rounds_before(self._path, self._header, trial.experiment.evaluate.every)
+        before = rounds_before(self._path, self._header, trial.experiment.evaluate)
         super().__init__(before or [], None if before is None else self._checkpoint, seconds)
         self._writer: Writer | None = None
         if before is None:
@@ -220,14 +220,14 @@ def header_of(trial: Trial) -> Header:
 
 def lengthen(trial: Trial, folder: Path) -> None:
     """Rewrite the header of a trial's record if the trial was begun with fewer rounds."""
-    rounds_before(record_of(trial, folder), header_of(trial), trial.experiment.evaluate.every)
+    rounds_before(record_of(trial, folder), header_of(trial), trial.experiment.evaluate)
 
 
-def rounds_before(path: Path, header: Header, every: int) -> list[RoundRecord] | None:
+def rounds_before(path: Path, header: Header, evaluate: Evaluate) -> list[RoundRecord] | None:
     """Return the recorded rounds of a trial; None if it has no record. Reject the record of a different trial.
 
-    If the trial was begun with fewer rounds, rewrite its header. The last recorded round was then evaluated only
-    because it was the last; its evaluation is removed unless ``every`` includes it.
+    If the trial was begun with fewer rounds, rewrite its header, and remove the evaluations of rounds that were
+    evaluated only because they were among its last ones.
     """
     if not path.exists():
         return None
@@ -238,9 +238,8 @@ def rounds_before(path: Path, header: Header, every: int) -> list[RoundRecord] |
         return None
     record = read(path)
     if record.header.rounds < header.rounds and replace(record.header, rounds=header.rounds) == header:
-        last = record.header.rounds - 1
         lines = [
-            replace(line, accuracy=None, loss=None) if line.round == last and (last + 1) % every else line
+            line if evaluate.is_due(line.round, header.rounds) else replace(line, accuracy=None, loss=None)
             for line in record.rounds
         ]
         Writer(path, header, lines).close()

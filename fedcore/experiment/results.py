@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedcore.errors import MissingDataError, MissingDependencyError
 from fedcore.experiment.changes import NO_RESULT, SIZES, number_of
-from fedcore.experiment.schema import Line
+from fedcore.experiment.schema import WINDOW, Line
 from fedcore.runtime import draft_of, inside, require_file
 from fedcore.validation import absolute
 
@@ -118,11 +118,18 @@ def finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Record:
-    """The contents of a record: its header, its rounds, and whether its last line is incomplete (``torn``)."""
+    """The contents of a record.
+
+    Attributes:
+        header, rounds: the parsed lines.
+        torn: whether the last line is incomplete.
+        window: the number of rounds at the end that reports judge (``report.window`` of the configuration).
+    """
 
     header: Header
     rounds: list[RoundRecord]
     torn: bool
+    window: int = WINDOW
 
     @property
     def is_complete(self) -> bool:

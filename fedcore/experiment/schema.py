@@ -43,6 +43,8 @@ LARGEST_STEP = 100.0
 STEPS = f"(0, {LARGEST_STEP!r}]"
 LONGEST_NAME = 100
 """The maximum number of characters of a label in a file name; file systems allow 255 for the whole name."""
+WINDOW = 10
+"""The default of ``report.window``."""
 NO_LABELS = np.empty(0, np.int64)
 
 Line = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x09\x0b-\x1f\x7f-\x9f]*$")]
@@ -294,6 +296,17 @@ class Pictures(Section):
     varied: Varied | None = None
 
 
+class ReportSettings(Section):
+    """How reports judge a trial. Its rounds do not depend on it, so a resumed run may change it.
+
+    Attributes:
+        window: a trial's result is the mean over the evaluated rounds among this many rounds, up to the last evaluated
+            one.
+    """
+
+    window: Count = WINDOW
+
+
 class LearningRate(FromRegistry):
     """A learning rate: a number, or the name of one in ``fedcore.algorithms.rates`` with its options."""
 
@@ -493,13 +506,19 @@ class Evaluate(Section):
     """When the model is evaluated and stored.
 
     Attributes:
-        every: rounds between two evaluations on the test set. The last round is always evaluated.
+        every: rounds between two evaluations on the test set.
+        last: the number of rounds at the end of the run that are all evaluated. Default: the last round only.
         keep: rounds between two models in the run's folder ``models``, which also receives the last one. Default: no
             models are stored.
     """
 
     every: Count = 1
+    last: Count = 1
     keep: Count | None = None
+
+    def is_due(self, round: int, rounds: int) -> bool:
+        """Whether a run of ``rounds`` rounds evaluates the model of this round."""
+        return (round + 1) % self.every == 0 or round >= rounds - self.last
 
     def keeps(self, round: int, rounds: int) -> bool:
         """Whether a run of ``rounds`` rounds stores the model of this round."""
@@ -543,6 +562,7 @@ class Experiment(Section):
     network: NetworkOfNodes | None = None
     evaluate: Evaluate = Evaluate()
     pictures: Pictures = Pictures()
+    report: ReportSettings = ReportSettings()
     grid: Mapping[str, list[Any]] = Field(default_factory=dict)
     changes: tuple[Change, ...] = Field(default=(), strict=False)
 

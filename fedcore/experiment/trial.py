@@ -20,7 +20,7 @@ from fedcore.arrays import CPU, F32
 from fedcore.experiment.config import load_and_partition
 from fedcore.experiment.journal import SECONDS, Begun, FolderJournal, Journal, Kept, rows_file
 from fedcore.experiment.results import RoundRecord, finite
-from fedcore.experiment.schema import Experiment, Objective, Trial
+from fedcore.experiment.schema import Evaluate, Experiment, Objective, Trial
 from fedcore.network import Network
 from fedcore.options import Compute, Limits
 from fedcore.server import Report, Server, Update
@@ -268,8 +268,8 @@ def trial_rounds(
     with closing(parts.engine):
         journal.put(Begun(len(before)))
         yield from before
-        uploads, every = before[-1].uploads if before else parts.uploads, experiment.evaluate.every
-        for line in rounds(parts, count=experiment.rounds, evaluate_every=every, uploads=uploads):
+        uploads = before[-1].uploads if before else parts.uploads
+        for line in rounds(parts, count=experiment.rounds, evaluate=experiment.evaluate, uploads=uploads):
             if experiment.evaluate.keeps(line.round, experiment.rounds):
                 assert isinstance(server, Server), "each node of a network has its own model"
                 journal.put(Kept(line.round, server.tensors()))
@@ -279,10 +279,10 @@ def trial_rounds(
     journal.end()
 
 
-def rounds(parts: TrialParts, *, count: int, evaluate_every: int, uploads: int = 0) -> Iterator[RoundRecord]:
+def rounds(parts: TrialParts, *, count: int, evaluate: Evaluate, uploads: int = 0) -> Iterator[RoundRecord]:
     """Run the server's rounds up to ``count``; yield the record of each.
 
-    ``evaluate_every`` is the number of rounds between two evaluations, ``uploads`` that of vectors sent earlier.
+    ``evaluate`` selects the rounds that are evaluated; ``uploads`` is the number of vectors sent earlier.
     """
     server = parts.server
     for round in range(server.round_number, count):
@@ -295,8 +295,7 @@ def rounds(parts: TrialParts, *, count: int, evaluate_every: int, uploads: int =
         report = server.round(stream)
         parts.end(report)
         folded, waited = perf_counter(), waited + parts.engine.waited
-        evaluate = (round + 1) % evaluate_every == 0 or round + 1 == count
-        evaluation = parts.evaluate(round, server.x) if evaluate else None
+        evaluation = parts.evaluate(round, server.x) if evaluate.is_due(round, count) else None
         done = perf_counter()
         uploads += stream.count * server.algorithm.uploads
         yield RoundRecord(

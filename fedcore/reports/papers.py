@@ -64,6 +64,7 @@ class Line:
         kind: ``ACCURACY``, ``POINTS``, ``RECOVERY`` or ``CROSSING``.
         expected: the paper's figure; None for a claim that the difference is positive.
         ours: the mean over the recorded seeds, in the paper's unit; None if a seed has no value.
+        last_round: the same at the last evaluated round; None for a count of rounds.
         spread: the deviation, the interval or the seeds' values, as text.
         values: the value of each seed; None for a seed that never reaches the event.
     """
@@ -74,6 +75,7 @@ class Line:
     ours: float | None
     spread: str
     values: tuple[float | None, ...]
+    last_round: float | None = None
 
     @property
     def name(self) -> str:
@@ -117,11 +119,18 @@ class Comparison:
     def table(self) -> DataFrame:
         """Return a table with a row per figure."""
         rows = [
-            (line.name, line.paper, Statistic(line.ours).text(), line.spread, str(len(line.values)))
+            (
+                line.name,
+                line.paper,
+                Statistic(line.ours).text(),
+                line.spread,
+                Statistic(line.last_round).text(),
+                str(len(line.values)),
+            )
             for line in self.lines
         ]
         here = "here, CUT SHORT" if self.short else "here"
-        return stats.frame(("figure", "paper", here, "spread", "seeds"), rows)
+        return stats.frame(("figure", "paper", here, "spread", "last round", "seeds"), rows)
 
     def remark(self) -> str:
         """Return the text below the table, or instead of it."""
@@ -160,15 +169,16 @@ def compare(records: Sequence[Record], paper: Figures, expected: tuple[int, int]
 
     ``expected`` is the rounds and seeds of a full run; the verdict on a claim mentions a shorter run.
     """
-    groups, lines = stats.by_algorithm(records), []
+    groups, lines, ends = stats.by_algorithm(records), [], stats.at_the_end(records)
     for label, value in paper.accuracy.items():
         if label in groups:
             ours = Statistic.of(values := percents(groups[label]))
             spread = "" if ours.deviation is None else f"± {ours.deviation:.1f}"
-            lines.append(Line(label, ACCURACY, value, ours.mean, spread, values))
+            last = Statistic.of(percents(stats.by_algorithm(ends)[label])).mean
+            lines.append(Line(label, ACCURACY, value, ours.mean, spread, values, last))
     for pair, gain in paper.gain.items():
         found = difference(records, *pair.split(" - "))
-        lines.append(_gain(found, gain, found.interval_text()))
+        lines.append(_gain(found, difference(ends, *pair.split(" - ")), gain, found.interval_text()))
     for label, count in paper.recovery.items():
         own = [record for record in groups.get(label, ()) if paper.shift - 1 in stats.accuracies(record)]
         lines.append(_counted(label, RECOVERY, count, [recovery(record, paper.shift) for record in own]))
@@ -182,7 +192,8 @@ def compare(records: Sequence[Record], paper: Figures, expected: tuple[int, int]
             of, over = ([r for r in groups[label] if r.rounds] for label in claim.split(" - "))
             both = {r.header.seed for r in of} & {r.header.seed for r in over}
             short = lacking([r for r in (*of, *over) if r.header.seed in both], expected)
-            lines.append(_gain(found, None, f"{found.interval_text()}: {verdict(found, short)}"))
+            end = difference(ends, *claim.split(" - "))
+            lines.append(_gain(found, end, None, f"{found.interval_text()}: {verdict(found, short)}"))
     return lines
 
 
@@ -232,10 +243,10 @@ def lacking(records: Sequence[Record], expected: tuple[int, int]) -> str:
     return ", ".join(f"{count} of {full} {name}" for (name, count), full in pairs if count < full)
 
 
-def _gain(found: Difference, paper: float | None, spread: str) -> Line:
+def _gain(found: Difference, end: Difference, paper: float | None, spread: str) -> Line:
     values = tuple(100 * value for value in found.values)
-    mean = None if found.mean is None else 100 * found.mean
-    return Line(f"{found.of} - {found.over}", POINTS, paper, mean, spread, values)
+    means = [None if one.mean is None else 100 * one.mean for one in (found, end)]
+    return Line(f"{found.of} - {found.over}", POINTS, paper, means[0], spread, values, means[1])
 
 
 def _counted(label: str, kind: str, paper: int, counts: Sequence[int | None]) -> Line:

@@ -4,7 +4,7 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from fedcore.errors import MissingDataError
 from fedcore.experiment import config as presets
 from fedcore.experiment.changes import Changes, of_tables, text_of
 from fedcore.experiment.results import CONFIG, Record, read_folder
-from fedcore.experiment.schema import Pictures
+from fedcore.experiment.schema import Pictures, ReportSettings
 from fedcore.reports import statistics as stats
 from fedcore.reports.figures import draw_curves
 from fedcore.reports.papers import Comparison, comparison
@@ -116,13 +116,14 @@ class Config:
     """The parts of a run's ``config.json`` that the reports use.
 
     ``text`` is empty if the file is missing, and ``changes`` if an older version wrote it. ``shifts`` are the rounds in
-    which clients arrive or depart, ascending.
+    which clients arrive or depart, ascending. ``window`` is ``report.window``.
     """
 
     text: str
     pictures: Pictures
     changes: Changes
     shifts: tuple[int, ...]
+    window: int
 
     @classmethod
     def parse(cls, preset: str, text: str) -> "Config":
@@ -145,6 +146,7 @@ class Config:
                 Pictures.model_validate({} if pictures is None else pictures),
                 of_tables(tables),
                 tuple(sorted(shifts - {0})),
+                ReportSettings.model_validate(tables.get("report", {})).window,
             )
         except ValueError as error:
             raise MissingDataError(f"{preset}: its {CONFIG} is damaged: {error}") from None
@@ -183,15 +185,22 @@ def write_report(folder: Path) -> Report:
     Raises:
         MissingDataError: the folder has no records, or a record is damaged.
     """
+    records, config = read_run(folder)
+    return report_on(records, folder, config)
+
+
+def read_run(folder: Path) -> tuple[list[Record], Config]:
+    """Return the records of a run, with its window, and its configuration."""
     path = folder / CONFIG
     text = require_file(path).read_text(encoding="utf-8") if path.exists() else ""
     records = read_folder(folder)
-    return report_on(records, folder, Config.parse(records[0].header.preset, text))
+    config = Config.parse(records[0].header.preset, text)
+    return [replace(record, window=config.window) for record in records], config
 
 
 def report_on(records: Sequence[Record], folder: Path, config: Config, notes: Sequence[str] = ()) -> Report:
     """Write the report of one experiment's records into a folder; ``notes`` precede the notes on the records."""
-    paper, differences = comparison(records, config.changes), stats.differences_to_first(records)
+    paper = comparison(records, config.changes)
     summary = stats.summarise(records, text_of(config.changes), notes)
     markdown, table, curves, loss, html = (folder / name for name in FILES)
     write_text(table, stats.summary_csv(summary))
@@ -212,9 +221,9 @@ def report_on(records: Sequence[Record], folder: Path, config: Config, notes: Se
     if paper:
         document.heading("The paper")
         document.comparison(paper)
-    if differences:
+    if len(summary.rows) > 1:
         document.heading("Differences")
-        document.table(stats.difference_table(differences))
+        document.table(stats.difference_table(records))
     document.heading("Cost")
     document.table(stats.cost_table(records))
     document.paragraph(stats.COST_NOTE, "faint")

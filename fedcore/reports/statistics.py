@@ -1,7 +1,7 @@
 """Statistics of a run's records, per trial and over the seeds, and their tables."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean, median, stdev
 from typing import Any
@@ -10,9 +10,8 @@ from pandas import DataFrame
 from scipy.special import stdtrit
 
 from fedcore.experiment.results import Record, RoundRecord
+from fedcore.experiment.schema import WINDOW
 
-LAST = 10
-"""The number of evaluated rounds at the end of a trial whose mean is its result."""
 CONFIDENCE = 0.95
 NONE = "–"
 """The text of a cell without a value."""
@@ -60,12 +59,13 @@ class Row:
     Attributes:
         seeds: the seeds with at least one evaluated round.
         rounds: the rounds of the shortest of these trials.
-        final: the mean accuracy over the last 10 evaluated rounds.
+        final: the mean accuracy over the window (``report.window``): its evaluated rounds are the trial's result.
+        last_round: the accuracy of the last evaluated round.
         best: the highest accuracy of any round.
-        oscillation: the standard deviation of the accuracy over the last 10 evaluated rounds.
-        loss: the mean test loss (mean cross entropy) over the last 10 evaluated rounds that have a loss.
-        difference: the difference in accuracy to the first algorithm, paired by seed, over the last 10 common rounds;
-            None for the first algorithm.
+        oscillation: the standard deviation of the accuracy over the window.
+        loss: the mean test loss (mean cross entropy) over the window.
+        difference: the difference in accuracy to the first algorithm, paired by seed, over the window of their common
+            rounds; None for the first algorithm.
         seconds: the wall time of one trial.
     """
 
@@ -73,6 +73,7 @@ class Row:
     seeds: tuple[int, ...]
     rounds: int
     final: Statistic
+    last_round: Statistic
     best: Statistic
     oscillation: Statistic
     loss: Statistic
@@ -85,15 +86,15 @@ class Summary:
     """The statistics of a run's algorithms, in the order of the comparison.
 
     Attributes:
-        notes: notes on incomplete trials, and on models that waited for clients.
-        last: the minimum and maximum number of evaluated rounds in a trial's result.
+        notes: notes on incomplete trials, on windows with few evaluations, and on models that waited for clients.
+        window: ``report.window``.
         changed: the experiment's changes to its preset as text; may be empty.
     """
 
     title: str
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
-    last: tuple[int, int] = (LAST, LAST)
+    window: int = WINDOW
     changed: str = ""
 
 
@@ -103,7 +104,7 @@ class Difference:
 
     Attributes:
         of, over: the labels; the difference is ``of`` minus ``over``.
-        values: the difference of each seed as a fraction, over the last 10 rounds that both trials evaluated.
+        values: the difference of each seed as a fraction, over the window of the rounds that both trials evaluated.
         apart: the seeds that are excluded because the two trials had different active clients.
     """
 
@@ -170,17 +171,31 @@ def waiting(record: Record) -> set[int]:
     return {line.round for line in record.rounds if line.awaited}
 
 
+def judged(record: Record, *others: Record) -> list[int]:
+    """Return the rounds of a result: those that all these trials evaluated, among the last ``record.window``."""
+    shared = set(accuracies(record)).intersection(*map(accuracies, others))
+    return sorted(round for round in shared if round > max(shared) - record.window)
+
+
 def final(record: Record, curve: Callable[[Record], dict[int, float]] = accuracies) -> float | None:
-    """Return a trial's result: the mean accuracy or loss of the last 10 evaluated rounds, or None."""
-    last = list(curve(record).values())[-LAST:]
-    return fmean(last) if last else None
+    """Return a trial's result: the mean accuracy or loss over the window, or None."""
+    values = curve(record)
+    known = [values[round] for round in judged(record) if round in values]
+    return fmean(known) if known else None
+
+
+def at_the_end(records: Iterable[Record]) -> list[Record]:
+    """Return the records with a window of one round: the last evaluated one."""
+    return [replace(record, window=1) for record in records]
 
 
 def paired(record: Record, baseline: Record) -> float | None:
-    """Return the mean difference of two trials' accuracies over the last 10 rounds that both evaluated, or None."""
-    curve, other = accuracies(record), accuracies(baseline)
-    shared = [round for round in curve if round in other][-LAST:]
-    return fmean(curve[round] - other[round] for round in shared) if shared else None
+    """Return the mean difference of two trials' accuracies over the window of the rounds that both evaluated, or None.
+
+    ``record`` has the window.
+    """
+    curve, other, rounds = accuracies(record), accuracies(baseline), judged(record, baseline)
+    return fmean(curve[round] - other[round] for round in rounds) if rounds else None
 
 
 def difference(records: Iterable[Record], of: str, over: str) -> Difference:
@@ -205,7 +220,6 @@ def differences_to_first(records: Sequence[Record]) -> list[Difference]:
 
 def summarise(records: Sequence[Record], changed: str = "", notes: Iterable[str] = ()) -> Summary:
     """Return the statistics of one experiment's records, at least one; ``notes`` precede the notes on the records."""
-    lasts = [min(len(curve), LAST) for curve in map(accuracies, records) if curve]
     groups = by_algorithm(records)
     first = {record.header.seed: record for record in records if record.header.order == 0}
     return Summary(
@@ -214,26 +228,21 @@ def summarise(records: Sequence[Record], changed: str = "", notes: Iterable[str]
         notes=(
             *notes,
             *(note for record in records for note in _notes(record)),
+            *_window_notes(records),
             *(note for label, group in groups.items() for note in _waiting_notes(label, group)),
         ),
-        last=(min(lasts), max(lasts)) if lasts else (LAST, LAST),
+        window=records[0].window,
         changed=changed,
     )
 
 
 def legend(*summaries: Summary) -> str:
     """Return a text that explains the columns of these summaries."""
-    fewest, most = min(one.last[0] for one in summaries), max(one.last[1] for one in summaries)
-    if fewest == LAST:
-        over = f"the last {LAST} evaluated rounds"
-    elif fewest < most:
-        over = f"the last {LAST} evaluated rounds, or as many as there are (from {fewest} on)"
-    else:
-        over = "the one evaluated round there is" if fewest == 1 else f"the {fewest} evaluated rounds there are"
+    windows = " or ".join(map(str, sorted({one.window for one in summaries})))
     return (
-        f"Accuracy: mean over {over}; oscillation: its standard deviation over them; mean ± sample standard deviation "
-        "over seeds, in points; vs: paired by seed, same clients in each round; test loss: mean cross entropy, "
-        "over the same rounds."
+        "Accuracy, oscillation and test loss: mean, standard deviation and mean cross entropy over the evaluated "
+        f"rounds among a trial's last {windows}; last round: the last evaluated one; mean ± sample standard deviation "
+        "over seeds, in points; vs: paired by seed, same clients in each round."
     )
 
 
@@ -244,16 +253,17 @@ def frame(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> DataFrame:
 
 def summary_table(summary: Summary) -> DataFrame:
     """Return the summary as a table for readers, with rounded percentages."""
-    headings = ("algorithm", "accuracy %", f"vs {summary.rows[0].algorithm}", "best %", "oscillation")
+    headings = ("algorithm", "accuracy %", "last round %", f"vs {summary.rows[0].algorithm}", "oscillation")
     return frame(
-        (*headings, "test loss", "seeds", "rounds", "s / trial"),
+        (*headings, "best %", "test loss", "seeds", "rounds", "s / trial"),
         [
             (
                 row.algorithm,
                 row.final.text(100),
+                row.last_round.text(100),
                 "" if row.difference is None else row.difference.text(100, "+.1f"),
-                row.best.text(100),
                 row.oscillation.text(100),
+                row.best.text(100),
                 row.loss.text(1, ".3f" if (row.loss.mean or 0) < 1e4 else ".3g", ".3g"),
                 str(len(row.seeds)),
                 str(row.rounds),
@@ -266,7 +276,7 @@ def summary_table(summary: Summary) -> DataFrame:
 
 def summary_csv(summary: Summary) -> str:
     """Return the summary as CSV for programs: fractions in full precision, empty cells for missing values."""
-    names = ("final", "best", "oscillation", "loss", "difference", "seconds")
+    names = ("final", "last_round", "best", "oscillation", "loss", "difference", "seconds")
     rows = []
     for row in summary.rows:
         values = [getattr(row, name) or Statistic() for name in names]
@@ -284,14 +294,14 @@ def csv_text(table: DataFrame) -> str:
     return text
 
 
-def difference_table(differences: Iterable[Difference]) -> DataFrame:
-    """Return a table with a row per pair of algorithms."""
+def difference_table(records: Sequence[Record]) -> DataFrame:
+    """Return a table of the differences to the first algorithm, with a row per further algorithm."""
     rows = []
-    for one in differences:
-        apart = f"; not the same clients: seeds {list(one.apart)}" if one.apart else ""
-        points = NONE if one.mean is None else f"{100 * one.mean:+.1f}"
-        rows.append((f"{one.of} - {one.over}", points, one.interval_text() + apart, str(len(one.values))))
-    return frame(("paired by seed", "points", "interval", "seeds"), rows)
+    for pair in zip(differences_to_first(records), differences_to_first(at_the_end(records)), strict=True):
+        one, apart = pair[0], f"; not the same clients: seeds {list(pair[0].apart)}" if pair[0].apart else ""
+        cells = [NONE if each.mean is None else f"{100 * each.mean:+.1f} ({each.interval_text()})" for each in pair]
+        rows.append((f"{one.of} - {one.over}", *cells, f"{len(one.values)}{apart}"))
+    return frame(("paired by seed", "points", "last round", "seeds"), rows)
 
 
 def cost_table(records: Sequence[Record]) -> DataFrame:
@@ -321,15 +331,16 @@ def _mean_sum(group: Sequence[Record], of: Callable[[RoundRecord], float], unit:
 
 def _row(label: str, group: Sequence[Record], first: dict[int, Record]) -> Row:
     curves = {record.header.seed: curve for record in group if (curve := accuracies(record))}
-    lasts = [list(curve.values())[-LAST:] for curve in curves.values()]
+    windows = [[accuracies(record)[round] for round in judged(record)] for record in group]
     pairs = [paired(record, first[record.header.seed]) for record in group if record.header.seed in first]
     return Row(
         algorithm=label,
         seeds=tuple(curves),
         rounds=min((len(record.rounds) for record in group if record.header.seed in curves), default=0),
-        final=Statistic.of(map(fmean, lasts)),
+        final=Statistic.of(map(final, group)),
+        last_round=Statistic.of(map(final, at_the_end(group))),
         best=Statistic.of(max(curve.values()) for curve in curves.values()),
-        oscillation=Statistic.of(stdev(last) for last in lasts if len(last) > 1),
+        oscillation=Statistic.of(stdev(values) for values in windows if len(values) > 1),
         loss=Statistic.of(final(record, losses) for record in group),
         difference=None if group[0].header.order == 0 else Statistic.of(pairs),
         seconds=Statistic.of(sum(sum(line.seconds.values()) for line in record.rounds) for record in group),
@@ -344,6 +355,14 @@ def _notes(record: Record) -> list[str]:
     if record.torn:
         notes.append(f"{name}: the last line of its record was cut off and is left out")
     return notes
+
+
+def _window_notes(records: Sequence[Record]) -> list[str]:
+    """Return a note if a result is the mean of fewer rounds than its window has."""
+    counts = [(len(rounds), min(rounds[-1] + 1, record.window)) for record in records if (rounds := judged(record))]
+    few, full = min((pair for pair in counts if pair[0] < pair[1]), default=(0, 0))
+    advice = f"set evaluate.last={records[0].window}"
+    return [f"only {few} of the last {full} rounds were evaluated; {advice}"] if few else []
 
 
 def _waiting_notes(label: str, group: Sequence[Record]) -> list[str]:

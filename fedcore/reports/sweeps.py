@@ -1,10 +1,10 @@
 """The report of a sweep: a report per condition, plots of families of presets, an overview, and a table of all trials.
 
-A report shows each algorithm at its best point, the point with the highest accuracy (mean over the last 10 evaluated
-rounds, then over seeds). A point can be best only if all its trials are complete and it has every seed that a different
-point completed; an algorithm without such a point is omitted. The selection uses the test set, as in the papers, which
-slightly overestimates the best of many points. If a grid changes the problem, each problem is a condition with its own
-report.
+A report shows each algorithm at its best point, the point with the highest accuracy (mean over the last rounds, see
+``report.window``, then over seeds). A point can be best only if all its trials are complete and it has every seed that
+a different point completed; an algorithm without such a point is omitted. The selection uses the test set, as in the
+papers, which slightly overestimates the best of many points. If a grid changes the problem, each problem is a condition
+with its own report.
 """
 
 import re
@@ -19,14 +19,14 @@ from pandas import DataFrame, notna
 
 from fedcore.errors import MissingDataError
 from fedcore.experiment.changes import Change, Changes, incomparable, text_of
-from fedcore.experiment.results import CONFIG, Record, read_folder, runs_in
+from fedcore.experiment.results import CONFIG, Record, runs_in
 from fedcore.experiment.schema import Varied
 from fedcore.reports import papers
 from fedcore.reports import statistics as stats
 from fedcore.reports.figures import KINDS, draw_family
-from fedcore.reports.report import FILES, Bold, Config, Document, Report, report_on
+from fedcore.reports.report import FILES, Bold, Config, Document, Report, read_run, report_on
 from fedcore.reports.statistics import NONE, Statistic, by_algorithm, final
-from fedcore.runtime import inside, require_file, write_text
+from fedcore.runtime import inside, write_text
 
 MOST = 10
 """The maximum number of folders that a message lists."""
@@ -37,14 +37,15 @@ CONDITIONS_NOTE = (
     "several points, its best. Bold: better than the row's next, seed by seed, beyond the 95 % interval of their "
     "difference."
 )
-COLUMNS = ("preset", "figure", "paper", "here", "spread", "seeds", "rounds", "setting", "low", "high", "best")
+COLUMNS = [*("preset", "figure", "paper", "here", "spread", "last_round"), *("seeds", "rounds", "setting")]
+COLUMNS += ["low", "high", "best"]
 
 FIGURES = {"kind": str, "label": str, "order": int, "x": float, "mean": float, "text": str}
 FIGURES |= {"low": float, "high": float, "seeds": int, "paper": float}
 """The columns of ``Family.figures``."""
 
-Runs = dict[str, tuple[Path, list[Record]]]
-"""The folder and records of each point of a preset, by the point's name."""
+Runs = dict[str, tuple[Config, list[Record]]]
+"""The configuration and records of each point of a preset, by the point's name."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,7 @@ def write_overview(folder: Path) -> Overview:
             records, notes, points = best(group)
             if not records:
                 continue
-            texts = [require_file(group[point][0] / CONFIG).read_text(encoding="utf-8") for point in points]
-            configs = [Config.parse(preset, text) for text in texts]
+            configs = [group[point][0] for point in points]
             changed[preset] = _each_once(config.changes for config in configs)
             row = condition(preset, setting, records)
             conditions[row.name] = row
@@ -356,7 +356,7 @@ def _presets(folder: Path) -> tuple[dict[str, Runs], list[Path]]:
     for config in sorted(folder.rglob(CONFIG)):
         run = config.parent
         try:
-            records = read_folder(run)
+            records, own = read_run(run)
         except MissingDataError:
             if any((run / "records").glob("*.jsonl")):
                 raise
@@ -366,7 +366,7 @@ def _presets(folder: Path) -> tuple[dict[str, Runs], list[Path]]:
             others.append(run)
         elif run.is_relative_to(folder / preset):
             point = run.relative_to(folder / preset)
-            found.setdefault(preset, {})["" if point == Path() else str(point)] = run, records
+            found.setdefault(preset, {})["" if point == Path() else str(point)] = own, records
         else:
             sweeps = [above for above in run.parents if above != folder and run.is_relative_to(above / preset)]
             others.append(sweeps[0] if sweeps and sweeps[0].is_relative_to(folder) else run)
@@ -421,26 +421,30 @@ def _overview_csv(reports: Mapping[str, Report], conditions: Mapping[str, Condit
         preset, setting, rows = conditions[name].preset, conditions[name].setting, report.summary.rows
         if report.paper and report.paper.lines:
             for line in report.paper.lines:
-                ours = "" if line.ours is None else f"{line.ours:.2f}"
-                counts = (len(line.values), rows[0].rounds)
-                lines.append((preset, line.name, line.paper, ours, line.spread, *counts, setting))
+                numbers = (line.paper, _number(line.ours), line.spread, _number(line.last_round))
+                lines.append((preset, line.name, *numbers, len(line.values), rows[0].rounds, setting))
         elif name not in shown:
             for row in rows:
                 if row.final.mean is not None:
-                    lines.append((preset, *_accuracy(row.algorithm, row.final), len(row.seeds), row.rounds, setting))
+                    lines.append((preset, *_accuracy(row), len(row.seeds), row.rounds, setting))
     for name in shown:
-        one = conditions[name]
+        one, found = conditions[name], {row.algorithm: row for row in reports[name].summary.rows}
         for label, values in one.values.items():
             ends = [f"{100 * end:.2f}" for end in stats.interval_of(values) or ()] or ["", ""]
             counts = (len(values), one.rounds)
-            own = (*_accuracy(label, Statistic.of(values)), *counts, one.setting, *ends, int(label == one.best))
+            own = (*_accuracy(found[label]), *counts, one.setting, *ends, int(label == one.best))
             lines.append((one.preset, *own))
     return stats.csv_text(stats.frame(COLUMNS, [(*line, "", "", "")[: len(COLUMNS)] for line in lines]))
 
 
-def _accuracy(label: str, accuracy: Statistic) -> tuple[str, ...]:
-    spread = "" if accuracy.deviation is None else f"± {100 * accuracy.deviation:.2f}"
-    return f"{label}, accuracy %", "", f"{100 * (accuracy.mean or 0):.2f}", spread
+def _accuracy(row: stats.Row) -> tuple[str, ...]:
+    spread = "" if row.final.deviation is None else f"± {100 * row.final.deviation:.2f}"
+    here, last = (_number(100 * (one.mean or 0)) for one in (row.final, row.last_round))
+    return f"{row.algorithm}, accuracy %", "", here, spread, last
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _trials_csv(found: dict[str, Runs]) -> str:
@@ -451,10 +455,11 @@ def _trials_csv(found: dict[str, Runs]) -> str:
             for record in records:
                 uploads = record.rounds[-1].uploads if record.rounds else 0
                 seconds = round(sum(sum(line.seconds.values()) for line in record.rounds), 1)
-                results = (len(record.rounds), final(record), final(record, stats.losses), uploads, seconds)
+                (end,) = map(final, stats.at_the_end([record]))
+                results = (len(record.rounds), final(record), end, final(record, stats.losses), uploads, seconds)
                 rows.append((preset, point, record.header.algorithm, record.header.seed, *results))
-    headings = ("preset", "point", "algorithm", "seed", "rounds", "accuracy", "loss", "uploads", "seconds")
-    return stats.csv_text(stats.frame(headings, rows))
+    headings = ("preset", "point", "algorithm", "seed", "rounds", "accuracy", "last_round", "loss")
+    return stats.csv_text(stats.frame((*headings, "uploads", "seconds"), rows))
 
 
 def size(report: Report) -> str:

@@ -15,7 +15,7 @@ FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 11, 13
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 5_400,
+    "bench": 5_490,
     "csrc": 10_000,
     "tests": 50_500,
     "fedcore": 2_910,
@@ -26,7 +26,7 @@ BUDGET = {
     "fedcore/experiment": 2_200,
     "fedcore/kernels": 600,
     "fedcore/network": 600,
-    "fedcore/reports": 1_150,
+    "fedcore/reports": 1_180,
     "fedcore/server": 4_550,
     "fedcore/simulation": 3_750,
     "fedcore/store": 3_850,

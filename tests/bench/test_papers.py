@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,17 @@ def test_a_committed_row_is_reproduced(tmp_path):
     assert final(record) == due(row["accuracy"])
     assert len(record.rounds) == int(row["rounds"])
     assert record.rounds[-1].uploads == int(row["uploads"])
+
+
+def test_pairs_of_methods_over_any_rounds(tmp_path):
+    """A has .5 and .7 in rounds 1 and 2; B, judged by round 0, has .4 and .5: the differences are .1 and .2."""
+    curves = "round,A seed 0,B seed 0,A seed 1,B seed 1\n0,.9,.4,.9,.5\n1,.4,.9,.6,.9\n2,.6,.9,.8,.9\n"
+    (tmp_path / "rounds.csv").write_text(curves)
+    command = [sys.executable, "-m", "bench.papers.pairs", tmp_path / "rounds.csv", "1-2", "B=0-0"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    cells = [line[6:].split(")")[0].strip() for line in lines[1:]]
+    # t(0.975, 1) = 12.7062 times the deviation over the root of 2: 14.1421 / 1.4142 = 10 and 7.0711 / 1.4142 = 5
+    assert cells == ["60.00 (-67.06 .. 187.06", "45.00 (-18.53 .. 108.53", "+15.00 (-48.53 .. +78.53"]
 
 
 def test_a_row_of_the_quickstart_is_reproduced(tmp_path):

@@ -15,25 +15,43 @@ from fedcore.experiment.schema import Trial
 from fedcore.experiment.trial import run_trial
 from tests.experiment.kit import interrupt, quick, records_in, rounds_of, sweep, write_times
 
+EVALUATE = "evaluate={every=5, last=3}"
+
 
 def experiment(*changes):
     return quick("seeds=[0]", "algorithms=['MimiC']", *changes)
 
 
-@pytest.mark.parametrize("every", [1, 2], ids=["every round evaluated", "last round evaluated as the last"])
-def test_complete_run_is_extended_on_the_command_line(tmp_path, every):
-    run_experiment(experiment("rounds=3", f"evaluate.every={every}"), tmp_path / "run", jobs=0)
+@pytest.mark.parametrize(
+    ("every", "last", "evaluated"),
+    [(1, 1, [0, 1, 2, 3, 4, 5]), (2, 1, [1, 3, 5]), (4, 2, [3, 4, 5]), (4, 5, [1, 2, 3, 4, 5])],
+)
+def test_complete_run_is_extended_on_the_command_line(tmp_path, every, last, evaluated):
+    """Rounds 1 and 2 of the short run were evaluated as its last ones; the long run evaluates others."""
+    evaluate = f"evaluate={{every={every}, last={last}}}"
+    run_experiment(experiment("rounds=3", evaluate), tmp_path / "run", jobs=0)
     main(["run", str(tmp_path / "run"), "--resume", "--rounds", "6", "--workers", "0"])
-    run_experiment(experiment("rounds=6", f"evaluate.every={every}"), tmp_path / "straight", jobs=0)
+    run_experiment(experiment("rounds=6", evaluate), tmp_path / "straight", jobs=0)
     assert records_in(tmp_path / "run") == records_in(tmp_path / "straight")
+    (trial,) = (tmp_path / "run" / "records").iterdir()
+    assert [line.round for line in read(trial).rounds if line.accuracy is not None] == evaluated
     config = load_preset(tmp_path / "run" / "config.json")
     assert config.rounds == 6
     assert text_of(config.changes).startswith("rounds 100 -> 6")
 
 
+def test_window_of_the_report_may_change(tmp_path):
+    run_experiment(experiment("rounds=2"), tmp_path / "run", jobs=0)
+    before = records_in(tmp_path)
+    for window in (50, 1):
+        main(["run", str(tmp_path / "run"), "--resume", "--set", f"report.window={window}", "--workers", "0"])
+        assert f"among a trial's last {window};" in (tmp_path / "run" / "table.md").read_text()
+    assert records_in(tmp_path) == before
+
+
 @pytest.mark.parametrize(("method", "seconds"), [("FedAvg", 0), ("FedAvg", 1e9), ("SCAFFOLDMVR", 0)])
 def test_interrupted_trial_is_extended(tmp_path, method, seconds):
-    short, long = (Trial(experiment(f"rounds={n}", f"algorithms=['{method}']"), 0, 0) for n in (5, 7))
+    short, long = (Trial(experiment(f"rounds={n}", f"algorithms=['{method}']", EVALUATE), 0, 0) for n in (5, 7))
     interrupt(short, tmp_path / "interrupted", 2, seconds)
     for folder in ("interrupted", "straight"):
         run_trial(long, tmp_path / folder)

@@ -147,6 +147,7 @@ def test_file_on_a_preset(tmp_path):
         ("quickstart", ["rate.lr=0.1"], "rate.lr 0.2 -> 0.1", None),
         ("quickstart", ["local.clip=1.0"], "local.clip none -> 1.0", None),
         ("quickstart", ["evaluate.every=5"], "evaluate.every 1 -> 5", ""),
+        ("quickstart", ["report.window=50"], "report.window 10 -> 50", ""),
         ("quickstart", ["algorithms=['FedAvg', 'FedProx']"], "algorithms", ""),
         (
             "quickstart",
@@ -164,7 +165,7 @@ def test_changes_of_a_preset(name, overrides, text, others):
 
 def test_changes_of_the_quick_scale():
     quick = load_preset("mimic/table3-tau20", scale="quick").changes
-    assert text_of(quick) == "rounds 200 -> 60, seeds 3 -> 1, evaluate.every 1 -> 2"
+    assert text_of(quick) == "rounds 200 -> 60, seeds 3 -> 1, evaluate.every 1 -> 2, evaluate.last 1 -> 10"
     assert incomparable(quick) == ()
     assert text_of(incomparable(load_preset("mimic/figure5", scale="quick").changes)).startswith("model vgg11 -> mlp-")
 

@@ -6,7 +6,7 @@ import pytest
 from fedcore import Network
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset
-from fedcore.experiment.schema import Trial
+from fedcore.experiment.schema import Evaluate, Trial
 from fedcore.experiment.trial import build, rounds
 from fedcore.simulation.engines import Nodes
 from tests.experiment.kit import assert_resumes
@@ -18,7 +18,7 @@ def trial_of(graph, *changes):
 
 def run_rounds(trial):
     parts = build(trial)
-    return parts, list(rounds(parts, count=8, evaluate_every=8))
+    return parts, list(rounds(parts, count=8, evaluate=Evaluate(every=8)))
 
 
 def test_complete_graph_is_local_descent_with_all_clients():
@@ -45,7 +45,7 @@ def test_inactive_nodes_keep_their_models():
     parts, lines = run_rounds(trial_of("torus", "participation={name='Uniform', k=3}"))
     assert [line.heard for line in lines] == [3] * 8
     before = [model.copy() for model in parts.server.network.models]
-    (line,) = list(rounds(parts, count=9, evaluate_every=9))
+    (line,) = list(rounds(parts, count=9, evaluate=Evaluate(every=9)))
     pairs = zip(before, parts.server.network.models, strict=True)
     assert [node for node, (old, new) in enumerate(pairs) if (old != new).any()] == line.active
 

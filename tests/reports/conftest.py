@@ -15,13 +15,19 @@ def record() -> Make:
     """Makes a record from the accuracies of its rounds; the loss of an evaluated round is 1 - accuracy."""
 
     def make(
-        algorithm: str, order: int, seed: int, accuracies: Sequence[float | None], rounds: int | None = None
+        algorithm: str,
+        order: int,
+        seed: int,
+        accuracies: Sequence[float | None],
+        rounds: int | None = None,
+        window: int = 10,
     ) -> Record:
         lines = []
         for round, accuracy in enumerate(accuracies):
             loss = None if accuracy is None else 1 - accuracy
             lines.append(RoundRecord(round, [0], 1, 0, accuracy, loss, 0.1, 0.1, 5, round + 1, 1.0, 8, {"train": 0.5}))
-        return Record(Header("p", "P", algorithm, order, seed, rounds or len(lines), "0"), lines, torn=False)
+        header = Header("p", "P", algorithm, order, seed, rounds or len(lines), "0")
+        return Record(header, lines, torn=False, window=window)
 
     return make
 

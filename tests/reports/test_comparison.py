@@ -71,7 +71,8 @@ def test_verdict_of_a_short_run_names_its_rounds(put_run, changes, total):
     """The paper does not state its rounds, so the preset's count."""
     experiment = load_preset("momentum/figure5-s10", changes)
     run = put_run("run", experiment, 15, ("SCAFFOLD", "SCAFFOLDM"), total)
-    assert ": shown in 15 of 500 rounds" in " ".join(invoke("report", run).output.split())
+    assert invoke("report", run).status == 0
+    assert ": shown in 15 of 500 rounds | 10.0 |" in (run / "table.md").read_text()
 
 
 def test_other_experiment_is_not_compared(put_run, drawn):
@@ -142,23 +143,15 @@ def test_changed_member_of_a_family_is_not_compared(put_run, tmp_path, drawn):
     assert "CUT SHORT beside the paper: 3 of 200 rounds" in (tmp_path / "overview.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("rounds", "words"),
-    [
-        (12, "mean over the last 10 evaluated rounds;"),
-        (5, "mean over the 5 evaluated rounds there are;"),
-        (1, "mean over the one evaluated round there is;"),
-    ],
-)
-def test_legend_names_the_number_of_rounds(put_run, drawn, rounds, words):
-    run = put_run("run", load_preset("quickstart", ["seeds=[0]"]), rounds)
-    texts = texts_of(run, drawn)
-    assert all(words in texts[name] for name in ("terminal", "table", "page"))
+def test_window_is_that_of_the_configuration(put_run, drawn):
+    run = put_run("run", load_preset("quickstart", ["seeds=[0]", "report.window=3"]), 12)
     line = run / "records" / "0-FedAvg-seed0.jsonl"
-    if rounds == 12:
-        line.write_text("".join(line.read_text().splitlines(keepends=True)[:4]))
-        words = "mean over the last 10 evaluated rounds, or as many as there are (from 3 on);"
-        assert words in texts_of(run, drawn)["table"]
+    lines = line.read_text().splitlines(keepends=True)
+    lines[-3:] = [text.replace("0.5", new, 1) for text, new in zip(lines[-3:], ("0.0", "0.1", "0.3"), strict=True)]
+    line.write_text("".join(lines))
+    texts = texts_of(run, drawn)
+    assert all("the evaluated rounds among a trial's last 3;" in texts[name] for name in ("terminal", "table", "page"))
+    assert "| FedAvg | 13.3 | 30.0 |" in texts["table"]  # of 0, .1 and .3
 
 
 def test_folder_of_several_runs_is_rejected(put_run, tmp_path):

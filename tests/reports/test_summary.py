@@ -15,11 +15,35 @@ from fedcore.reports.statistics import (
 )
 
 
-def test_result_is_the_mean_over_the_last_ten_evaluated_rounds(record):
-    (row,) = summarise([record("A", 0, 0, [0.9, None, *[0.2, None] * 5, *[0.4] * 5])]).rows
-    assert row.final.mean == pytest.approx(0.3)
+def test_result_is_the_mean_over_the_window(record):
+    (row,) = summarise([record("A", 0, 0, [0.9, None, *[0.2, None] * 5, *[0.4] * 5], window=15)]).rows
+    assert row.final.mean == pytest.approx(0.3)  # five rounds of .2, five of .4
     assert row.best.mean == 0.9
     assert row.oscillation.mean == pytest.approx(0.1 * (10 / 9) ** 0.5)
+
+
+def every_fifth(*accuracies):
+    return [accuracy for last in accuracies for accuracy in (None, None, None, None, last)]
+
+
+def test_window_counts_rounds_and_not_evaluations(record):
+    """Rounds 4, 9, 14, 19, 24, 29 are evaluated: the window has rounds 24 and 29, and 31 once that is too."""
+    values = every_fifth(0.1, 0.1, 0.1, 0.1, 0.5, 0.7)
+    one, other = record("A", 0, 0, values), record("B", 1, 0, every_fifth(0.9, 0.9, 0.9, 0.9, 0.4, 0.8))
+    begun = record("B", 1, 1, [0.5], rounds=30)  # its window has no gap
+    summary = summarise([one, other, begun])
+    first, second = summary.rows
+    assert (first.final.mean, first.last_round.mean, first.loss.mean) == pytest.approx((0.6, 0.7, 0.4))
+    assert second.difference.mean == pytest.approx(0)
+    assert first.oscillation.mean == pytest.approx(0.1 * 2**0.5)
+    assert "only 2 of the last 10 rounds were evaluated; set evaluate.last=10" in summary.notes
+    (longer,) = summarise([record("A", 0, 0, [*values, None, 0.9, None])]).rows
+    assert (longer.final.mean, longer.last_round.mean) == pytest.approx((0.7, 0.9))
+    (whole,) = summarise([record("A", 0, 0, [*every_fifth(0.1), *[0.2] * 9, 0.4])]).rows
+    assert (whole.final.mean, whole.last_round.mean) == pytest.approx((0.22, 0.4))
+    assert summarise([record("A", 0, 0, [*every_fifth(0.1), *[0.2] * 9, 0.4])]).notes == ()
+    (short,) = summarise([record("A", 0, 0, [0.3, 0.5, 0.7], window=2)]).rows
+    assert short.final.mean == pytest.approx(0.6)
 
 
 def test_mean_and_deviation_are_over_seeds(record):

@@ -30,8 +30,8 @@ def test_each_algorithm_has_its_best_point(tmp_path, put):
     trials = read_csv(tmp_path / "trials.csv")
     assert len(trials) == 12
     assert float(trials[0].pop("loss")) == pytest.approx(0.4)
-    columns = ("preset", "point", "algorithm", "seed", "rounds", "accuracy", "uploads", "seconds")
-    expected = ("p", "lr=0.1", "FedAvg", "0", "3", "0.6", "3", "1.5")
+    columns = ("preset", "point", "algorithm", "seed", "rounds", "accuracy", "last_round", "uploads", "seconds")
+    expected = ("p", "lr=0.1", "FedAvg", "0", "3", "0.6", "0.6", "3", "1.5")
     assert trials[0] == dict(zip(columns, expected, strict=True))
 
 
@@ -84,10 +84,10 @@ def test_overview_compares_with_the_paper(tmp_path, put):
     rows = [(row["figure"], row["paper"], row["here"]) for row in read_csv(tmp_path / "overview.csv")]
     assert rows == [("B - A, points", "+9.6", "10.00"), ("C - B, points", "+1.5", "5.00")]
     text = (tmp_path / "overview.md").read_text()
-    assert "| B - A, points | +9.6 | 10.0 | one seed | 1 |" in text
+    assert "| B - A, points | +9.6 | 10.0 | one seed | 10.0 | 1 |" in text
     assert "Table 3; 200 rounds." in text
     assert "flexible/table3-synthetic-niid-t2, 3 rounds, seeds 0." in text
-    assert "| C | 65.0 | +15.0 |" in text  # the comparison with the paper has no accuracies
+    assert "| C | 65.0 | 65.0 | +15.0 |" in text  # the comparison with the paper has no accuracies
     page = Page(tmp_path / "overview.html")
     assert len(page.images) == 2  # accuracy and loss
     assert page.addresses == []

@@ -9,7 +9,7 @@ import pytest
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset
 from fedcore.experiment.results import read
-from fedcore.experiment.schema import Trial
+from fedcore.experiment.schema import Evaluate, Trial
 from fedcore.experiment.trial import build, rounds, run_trial
 from fedcore.simulation.engines import KeepingClients
 
@@ -38,7 +38,7 @@ def trial_of(method, *changes, **more):
 
 def run(trial):
     parts = build(trial)
-    lines = list(rounds(parts, count=12, evaluate_every=12))
+    lines = list(rounds(parts, count=12, evaluate=Evaluate(every=12)))
     return np.array(parts.server.x), lines, parts
 
 
@@ -57,7 +57,7 @@ def test_rows_at_the_clients_give_the_same_model(method):
 
 def test_a_rejected_client_keeps_its_row():
     parts = build(trial_of("MimiC", placement="client"))
-    list(rounds(parts, count=1, evaluate_every=12))
+    list(rounds(parts, count=1, evaluate=Evaluate(every=12)))
     engine, server = parts.engine, parts.server
     before = {client: row.copy() for client, row in engine.rows.items()}
     broadcast = server.broadcast([0, 1])
