@@ -52,7 +52,8 @@ def measure(folder: Path, size: int, k: int) -> tuple[list[float], list[float], 
 
 def main(folder: Path) -> None:
     """Print a row for each size."""
-    print("| update | floor, ms | with a journal, ms | without, ms | with a journal / floor |\n|---|---:|---:|---:|---:|")
+    print("| update | floor, ms | with a journal, ms | without, ms | with a journal / floor |")
+    print("|---|---:|---:|---:|---:|")
     for size, k in SIZES.items():
         folder.mkdir()
         try:
