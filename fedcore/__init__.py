@@ -1,7 +1,8 @@
 """fedcore: the server side of federated learning at memory speed."""
 
 from fedcore import algorithms, cluster, errors, kernels, rules, sampling
-from fedcore.model import Layout, aggregate
+from fedcore.model import Layout, Safetensors, aggregate, read_model, write_model
+from fedcore.model.merging import merge
 from fedcore.network import Network, NetworkReport, NetworkRound, topology
 from fedcore.options import Compute, Limits, Storage
 from fedcore.profiling import profile, profile_program
@@ -23,6 +24,7 @@ __all__ = [
     "PartialSum",
     "Report",
     "Round",
+    "Safetensors",
     "Server",
     "Storage",
     "Update",
@@ -34,13 +36,16 @@ __all__ = [
     "errors",
     "isa",
     "kernels",
+    "merge",
     "participation",
     "profile",
+    "read_model",
     "rules",
     "sampling",
     "set_threads",
     "threads",
     "topology",
+    "write_model",
 ]
 
 profile_program()

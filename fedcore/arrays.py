@@ -5,6 +5,19 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from ctypes import (
+    Structure,
+    addressof,
+    c_char_p,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_uint16,
+    c_uint64,
+    c_void_p,
+    py_object,
+    pythonapi,
+)
 from functools import lru_cache, wraps
 from importlib import import_module
 from itertools import cycle
@@ -298,6 +311,56 @@ def tensor_over(memory: npt.NDArray[np.uint8], like: Any) -> Any:
         return memory.view(like.dtype).reshape(shape)
     tensor = _library("torch").from_numpy(memory.view("int16" if name == "bfloat16" else name).reshape(shape))
     return tensor.view(like.dtype) if name == "bfloat16" else tensor
+
+
+class Bfloat16Array:
+    """A vector of bfloat16 numbers over uint16[n] in host memory, for the kernels, without torch and ml_dtypes.
+
+    >>> codes = np.uint16([0x3F80, 0x4000])
+    >>> core.weighted_sum([Bfloat16Array(codes)], np.ones(1), out := np.empty(2, np.float32), float64=True, norms=False)
+    >>> out
+    array([1., 2.], dtype=float32)
+    """
+
+    dtype = "bfloat16"
+
+    def __init__(self, codes: npt.NDArray[np.uint16]) -> None:
+        self.codes, self.shape, self.nbytes = codes, codes.shape, codes.nbytes
+        self._sizes = (c_int64 * 1)(codes.size)
+        self._tensor = _DLManagedTensor(codes.ctypes.data, *_HOST_DEVICE, 1, *_BFLOAT16, addressof(self._sizes))
+
+    def __getitem__(self, part: slice) -> "Bfloat16Array":
+        return Bfloat16Array(self.codes[part])
+
+    def __dlpack__(self, **_: Any) -> Any:
+        """Return an export that is valid while this object exists."""
+        return _new_capsule(addressof(self._tensor), b"dltensor", None)
+
+    def isfinite(self) -> Bools:
+        """Return whether each number is finite."""
+        finite: Bools = (self.codes & 0x7F80) != 0x7F80
+        return finite
+
+    def astype(self, dtype: Dtype) -> npt.NDArray[Any]:
+        """Return the numbers in a different dtype, by way of float32."""
+        numbers = np.empty(self.codes.size, np.float32)
+        core.dequantise(self.codes, None, "bf16", numbers)
+        return numbers.astype(dtype, copy=False)
+
+
+class _DLManagedTensor(Structure):
+    """DLPack's structure of a tensor without strides and deleter."""
+
+    _fields_ = (
+        *(("data", c_void_p), ("device_type", c_int32), ("device", c_int32), ("axes", c_int32)),
+        *(("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16), ("shape", c_void_p), ("strides", c_void_p)),
+        *(("offset", c_uint64), ("context", c_void_p), ("deleter", c_void_p)),
+    )
+
+
+_HOST_DEVICE, _BFLOAT16 = (1, 0), (4, 16, 1)
+_new_capsule = pythonapi.PyCapsule_New
+_new_capsule.restype, _new_capsule.argtypes = py_object, (c_void_p, c_char_p, c_void_p)
 
 
 def flatten_on_device(name: str, leaf: Any) -> Any:

@@ -210,7 +210,7 @@ def draft_of(path: Path) -> Iterator[Path]:
                 os.fchmod(written.fileno(), mode)
             os.fsync(written.fileno())
         os.replace(draft, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException as error:
         with suppress(OSError):
             os.unlink(draft)
@@ -272,7 +272,7 @@ def _require_no_device(path: Path, mode: int) -> None:
         raise StoreError(f"{path}: expected a regular file, got a pipe, a socket or a device; move it elsewhere")
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable if this user can read the folder and the file system supports it."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

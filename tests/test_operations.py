@@ -14,7 +14,7 @@ import fedcore
 from fedcore.server.folder import read_model
 from tests.cli.command import invoke
 
-PAGE = Path(fedcore.model.__file__).parent.parent / "docs" / "operations.md"
+PAGE = Path(fedcore.errors.__file__).parent.parent / "docs" / "operations.md"
 
 
 def blocks():

@@ -72,6 +72,40 @@ class SGD:
         )
 
 
+@dataclass(frozen=True)
+class Nesterov(SGD):
+    """Nesterov momentum, u = v + momentum m', m' = momentum m + v, as in torch.
+
+    With the defaults and ``FedAvg`` this is DiLoCo (Douillard et al. 2023, arXiv 2311.08105): v is its outer gradient,
+    the mean of x - y_i.
+
+    Args:
+        eta: the server's rate if ``server_lr`` is None. With None the server uses the algorithm's rate.
+    """
+
+    eta: float | None = 0.7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eta is not None:
+            check_number("eta", self.eta, "(0, 1e6]")
+
+    def rate(self, round: int) -> float | None:
+        """See ``Optimizer``."""
+        return self.eta
+
+    def turn(self, v: F32, moments: Moments, x: F32, *, gamma: float, moments_out: Moments, x_out: F32) -> float:
+        """See ``Optimizer``."""
+        (m,), (m_out,), beta = moments, moments_out, self.momentum
+        u_of = kernels.Linear(A=1 + beta, g=beta**2)
+        # m_out first holds u.
+        _, square = kernels.server_step(
+            v, None, x, v_of=u_of, gamma=gamma, momentum=m, v=m_out, total_out=None, x_out=x_out
+        )
+        kernels.combine([m, v], [beta, 1.0], m_out)
+        return square
+
+
 class Second(NamedTuple):
     """Coefficients of the second moment: s' = from_s s + from_square v^2, or s - from_square v^2 sign(s - v^2)."""
 
@@ -194,7 +228,7 @@ class Yogi(Adam):
 
 REGISTRY: Registry[Callable[..., Optimizer]] = Registry(
     "optimizer",
-    {"SGD": SGD, "Adagrad": Adagrad, "Adam": Adam, "Yogi": Yogi},
+    {"SGD": SGD, "Nesterov": Nesterov, "Adagrad": Adagrad, "Adam": Adam, "Yogi": Yogi},
     expected="a class with the methods start and turn of fedcore.algorithms.optimizers.Optimizer",
     fits=lambda row: isclass(row) and callable(getattr(row, "start", None)) and callable(getattr(row, "turn", None)),
     group="fedcore.optimizers",

@@ -2,8 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -262,7 +261,7 @@ def reshard(options: Options) -> None:
       fedcore store reshard state --shards 2 --to run      (state: folder of a server)
     """
     places = {"to": options.to, "folders": options.folders, "current_folders": options.current_folders}
-    with _progress("rows written") as show:
+    with terminal.progress("rows written") as show:
         file = cluster.reshard(options.path, options.shards, progress=show, **places)
     print(f"{options.shards} shards: {file}")
 
@@ -316,19 +315,6 @@ def _print_verdict(problems: list[str], facts: dict[str, Any], lines: list[str],
         print("\n".join(problems or lines))
     if problems:
         sys.exit(terminal.FAILED)
-
-
-@contextmanager
-def _progress(label: str) -> Iterator[Callable[[int, int], object]]:
-    if not sys.stderr.isatty() or find_spec("rich") is None:
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task(label, total=None)
-        yield lambda done, total: bars.update(bar, completed=done, total=total)
 
 
 class _Undo(NamedTuple):

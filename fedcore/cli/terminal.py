@@ -6,7 +6,10 @@ Command modules import the simulator's packages only inside functions, so that `
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from inspect import cleandoc, getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -144,3 +147,17 @@ def bytes_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[int, int], object]]:
+    """Show a bar on a terminal while the block runs; yield a function of the work done and the total."""
+    if not sys.stderr.isatty() or find_spec("rich") is None:
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(label, total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total)

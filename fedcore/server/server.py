@@ -415,14 +415,16 @@ class Server(Represented, Unpicklable):
         x = self._backend.vector("next" if sent else "x")
         return self.layout.tensors(x, self._backend.counters(), library, copy=copy)
 
-    def load_into(self, model: Any) -> None:
+    def load_into(self, model: Any, *, strict: bool = True) -> None:
         """Copy x and the counters into a model, in place.
 
         Args:
             model: an ``nn.Module`` on any device, or a mapping or sequence of tensors, with the server's names and
                 shapes. Float dtypes may differ. A model that does not fit is unchanged.
+            strict: whether the names must be equal. If False, only tensors with a name in both are copied, such as the
+                shared layers of a model with personal layers.
         """
-        self.layout.load_into(model, self.x, self._backend.counters())
+        self.layout.load_into(model, self.x, self._backend.counters(), strict=strict)
 
     def row(self, client: ClientId) -> F32:
         """Return a client's row, float32[n_parameters]; zeros if it was never written."""

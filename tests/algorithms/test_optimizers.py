@@ -10,6 +10,7 @@ from fedcore.errors import CheckpointError, RangeError, UnknownNameError
 n, rounds = 7, 25
 OPTIMIZERS = {
     "SGD": optimizers.SGD(momentum=0.7),
+    "Nesterov": optimizers.Nesterov(momentum=0.7, eta=0.5),
     "Adagrad": optimizers.Adagrad(beta1=0.3, tau=0.05),
     "Adam": optimizers.Adam(beta1=0.8, beta2=0.95, tau=0.01),
     "Yogi": optimizers.Yogi(beta1=0.8, beta2=0.95, tau=0.01),
@@ -19,11 +20,11 @@ OPTIMIZERS = {
 def transcribed(name, options, x, deltas, eta):
     """x after steps with these pseudo-gradients Delta_t = the clients' mean of y - x."""
     m = np.zeros(n)
-    v = np.zeros(n) if name == "SGD" else np.full(n, options.tau**2)
+    v = np.full(n, getattr(options, "tau", 0.0) ** 2)
     for delta in deltas:
-        if name == "SGD":
+        if name in ("SGD", "Nesterov"):
             m = options.momentum * m + delta
-            x = x + eta * m
+            x = x + eta * (m if name == "SGD" else delta + options.momentum * m)
             continue
         m = options.beta1 * m + (1 - options.beta1) * delta
         if name == "Adagrad":

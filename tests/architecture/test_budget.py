@@ -8,26 +8,27 @@ from pathlib import Path
 
 import fedcore
 
-ROOT = Path(fedcore.model.__file__).parent.parent
+ROOT = Path(fedcore.errors.__file__).parent.parent
 FILES_IN_FEDCORE = 140
 FILES_IN_A_FOLDER = 12
-FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 11, 13
+FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 5_490,
+    "bench": 5_630,
     "csrc": 10_000,
-    "tests": 50_500,
-    "fedcore": 2_910,
+    "tests": 51_400,
+    "fedcore": 2_440,
     "fedcore/adapters": 2_000,
-    "fedcore/algorithms": 970,
-    "fedcore/cli": 1_010,
+    "fedcore/algorithms": 990,
+    "fedcore/cli": 1_070,
     "fedcore/cluster": 1_810,
     "fedcore/experiment": 2_200,
     "fedcore/kernels": 600,
+    "fedcore/model": 1_700,
     "fedcore/network": 600,
     "fedcore/reports": 1_180,
-    "fedcore/server": 4_550,
+    "fedcore/server": 4_580,
     "fedcore/simulation": 3_750,
     "fedcore/store": 3_850,
 }

@@ -11,7 +11,7 @@ import pytest
 import fedcore
 from fedcore.errors import DISTRIBUTION
 
-ROOT = Path(fedcore.model.__file__).parent.parent
+ROOT = Path(fedcore.errors.__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOREIGN = [
     re.compile(r"(?<![\w.-])fedcore\["),  # an extra of the unrelated package

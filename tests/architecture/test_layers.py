@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fedcore
 
-ROOT = Path(fedcore.model.__file__).parent
+ROOT = Path(fedcore.errors.__file__).parent
 
 TABLE = (ROOT.parent / "docs" / "design.md").read_text()
 ROWS = re.findall(r"^\| (\d+) \| `([\w/]+?)(?:\.py|/)` \|", TABLE, re.MULTILINE)

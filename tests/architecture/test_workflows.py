@@ -11,7 +11,7 @@ import fedcore
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which the frameworks bring")
 from release import workflows  # noqa: E402
 
-ROOT = Path(fedcore.model.__file__).parent.parent
+ROOT = Path(fedcore.errors.__file__).parent.parent
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 

@@ -14,7 +14,7 @@ from fedcore.cli import doctor
 from tests.cli.command import assert_rejected, invoke, spawn
 from tests.devices import fake_driver
 
-PROJECT = Path(fedcore.model.__file__).parent.parent / "pyproject.toml"
+PROJECT = Path(fedcore.errors.__file__).parent.parent / "pyproject.toml"
 
 
 def findings(*names, status=0):

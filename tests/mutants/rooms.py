@@ -146,8 +146,9 @@ ROOMS = {
         *DEVICES,
         PROCESSES,
     ],
-    "fedcore/model.py": [
-        "fedcore/model.py",
+    "fedcore/model": [
+        "fedcore/model",
+        "tests/model",
         "tests/test_averaging.py",
         "tests/test_layout.py",
         "tests/conformance",

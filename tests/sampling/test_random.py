@@ -11,7 +11,7 @@ from fedcore import _core
 from fedcore.runtime import tag
 from tests import oracle
 
-CSRC = Path(fedcore.model.__file__).parent.parent / "csrc"
+CSRC = Path(fedcore.errors.__file__).parent.parent / "csrc"
 ONES = 2**64 - 1
 PI = [0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89]
 PI_KEY = [0x452821E638D01377, 0xBE5466CF34E90C6C, 0xBE5466CF34E90C6C, 0xC0AC29B7C97C50DD]

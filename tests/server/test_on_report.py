@@ -112,7 +112,7 @@ def test_every_logger_is_below_fedcore():
     import fedcore
 
     names = []
-    for file in Path(fedcore.model.__file__).parent.rglob("*.py"):
+    for file in Path(fedcore.errors.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("getLogger"):
                 names.append(ast.literal_eval(node.args[0]))

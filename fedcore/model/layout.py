@@ -1,27 +1,17 @@
-"""A model's tensors as one vector, averages of models, and files of models."""
+"""The order of a model's tensors in one vector."""
 
-import itertools
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
-from functools import lru_cache
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore import kernels
 from fedcore.arrays import (
     CPU,
-    LINE,
     NARROW,
-    BufferPool,
     Library,
     as_array,
     as_narrow,
@@ -31,30 +21,22 @@ from fedcore.arrays import (
     dtype_name,
     flatten_on_device,
     has_infinities,
-    ieee,
     is_own_class,
     library_of,
     own_class,
     read_leaf,
     read_tensor_to_device,
     require_dense,
-    tensor_over,
     to_host,
     write_tensor,
 )
 from fedcore.errors import (
     ArrayError,
     DtypeError,
-    FedcoreError,
-    MissingDependencyError,
-    RangeError,
     ShapeError,
-    StoreError,
     UnknownNameError,
 )
-from fedcore.profiling import span
-from fedcore.runtime import draft_of
-from fedcore.validation import LONGEST_REASON, Represented, absolute, check_number, numbers, shorten
+from fedcore.validation import Represented
 
 # A flat float32 vector holds a model's *parameters*, followed by its *float buffers* (BatchNorm statistics). It omits
 # *counters*, which are integers that count steps, and *constants*, which no method averages: other integers (packed
@@ -162,7 +144,7 @@ class Layout(Represented):
                     aliases[name] = first[id(tensor)]
         tensors, named = [], named_tensors(x)
         for name, leaf in named.items():
-            kind = _kind_of(name, leaf, counters)
+            kind = kind_of(name, leaf, counters)
             if kind == "parameter" and name not in parameters:
                 if has_infinities(leaf):
                     kind = "constant"
@@ -334,31 +316,35 @@ class Layout(Represented):
         named |= {alias: named[name] for alias, name in self.aliases.items()}
         return named if self.tree is None else nested(self.tree, named)
 
-    def load_into(self, model: Any, flat: Vector, counters: Mapping[str, npt.NDArray[Any]]) -> None:
+    def load_into(
+        self, model: Any, flat: Vector, counters: Mapping[str, npt.NDArray[Any]], *, strict: bool = True
+    ) -> None:
         """Copy a flat vector and counters into a model's tensors, in place and in the tensors' dtypes.
 
         Args:
             model: an ``nn.Module`` on any device, or a mapping or sequence of tensors, with this layout's names and
                 shapes.
+            strict: whether names must be equal. If False, only tensors with a name in both are copied.
 
         Raises:
             ArrayError, ShapeError, DtypeError: the model does not fit the layout; no tensor was changed.
             ArrayError: a tensor is read-only; tensors before it may have been changed.
         """
-        named, device = self._check(model, to_read=False), device_of(flat)
-        if device != CPU and all(device_of(named[name]) == device for name in self.names):
+        named, device = self._check(model, to_read=False, strict=strict), device_of(flat)
+        if device != CPU and all(device_of(named[name]) == device for name in self.names if name in named):
             parts = {piece.name: flat[piece.start : piece.stop] for piece in self.slices}  # avoids a copy to the host
         else:
             parts = self.unflatten(to_host(flat))
-        for name, part in parts.items():
-            write_tensor(name, named[name], part)
-        for piece in self.outside:
-            write_tensor(piece.name, named[piece.name], counters[piece.name])
+        for name, part in (parts | {piece.name: counters[piece.name] for piece in self.outside}).items():
+            if name in named:
+                write_tensor(name, named[name], part)
 
-    def _check(self, x: Any, *, to_read: bool = True) -> dict[str, Any]:
+    def _check(self, x: Any, *, to_read: bool = True, strict: bool = True) -> dict[str, Any]:
         """Return the model's tensors by name after checking names, shapes and dtypes."""
         named = {name: leaf for name, leaf in named_tensors(x).items() if name not in self.aliases}
-        if named.keys() != self._all.keys():
+        if not strict:
+            named = {name: leaf for name, leaf in named.items() if name in self._all}
+        elif named.keys() != self._all.keys():
             raise ArrayError(f"model: {describe_names(list(self._all), list(named))}")
         if to_read:
             named = {name: own_class(name, leaf) for name, leaf in named.items()}
@@ -369,16 +355,18 @@ class Layout(Represented):
 
 def _check_tensor(piece: Slice, leaf: Any) -> None:
     """Raise an error if a tensor's shape or kind of dtype differs from the layout's."""
-    _check_dtype(piece.name, leaf, piece.dtype)
-    _check_shape(piece.name, leaf, piece.shape)
+    check_dtype(piece.name, leaf, piece.dtype)
+    check_shape(piece.name, leaf, piece.shape)
 
 
-def _check_dtype(name: str, leaf: Any, dtype: str) -> None:
+def check_dtype(name: str, leaf: Any, dtype: str) -> None:
+    """Raise an error if a tensor's dtype is not ``dtype``; any float dtype fits a float dtype."""
     if (actual := _dtype(name, leaf)) != dtype and not {actual, dtype} <= set(FLOATS):
         raise DtypeError(f"{name}: expected {dtype}, got {actual}")
 
 
-def _check_shape(name: str, leaf: Any, shape: tuple[int, ...]) -> None:
+def check_shape(name: str, leaf: Any, shape: tuple[int, ...]) -> None:
+    """Raise ShapeError if a tensor has a different shape or none, and ArrayError if it is sparse."""
     require_dense(name, leaf)
     try:
         actual = tuple(leaf.shape)
@@ -484,7 +472,7 @@ def describe_names(expected: Sequence[str], actual: Sequence[str]) -> str:
     return f"expected {len(expected)} tensor{'s' * (len(expected) != 1)} by name, got {differences}{hint}"
 
 
-def _kind_of(name: str, leaf: Any, counters: Sequence[str] = COUNTERS) -> Kind:
+def kind_of(name: str, leaf: Any, counters: Sequence[str] = COUNTERS) -> Kind:
     """Return the kind of a tensor by its dtype; "parameter" for all floats."""
     dtype = _dtype(name, leaf)
     if dtype in INTEGERS:
@@ -499,313 +487,3 @@ def _dtype(name: str, leaf: Any) -> str:
         return dtype_name(leaf)
     except AttributeError:
         raise ArrayError(f"{name}: expected an array, got {type(leaf).__name__}") from None
-
-
-# Model files in the formats of safetensors, torch and NumPy.
-
-
-FORMS: dict[str, tuple[Library, ...]] = {
-    ".safetensors": ("numpy", "torch"),
-    ".pt": ("torch",),
-    ".pth": ("torch",),
-    ".npz": ("numpy",),
-}
-"""File suffixes, and the libraries whose tensors each format can hold."""
-
-
-def form_of(path: str | os.PathLike[str]) -> str:
-    """Return the file format, which is the suffix; raise UnknownNameError if it is not in ``FORMS``."""
-    form = Path(path).suffix.lower()
-    if form not in FORMS:
-        raise UnknownNameError.of("suffix", form, FORMS)
-    return form
-
-
-def write_model(tensors: Any, path: str | os.PathLike[str]) -> None:
-    """Write a model's tensors by name into a file, atomically and durably.
-
-    Args:
-        tensors: NumPy arrays or torch tensors, as ``Server.tensors()`` returns them. Tensors in lists and trees get
-            names such as "0" and "layers.0.w". Tied tensors are written once for each name.
-        path: the file. Its suffix determines the format: .safetensors (needs safetensors), .npz (NumPy), or .pt or .pth
-            (torch, a ``state_dict`` for ``torch.load(path, weights_only=True)``).
-
-    Raises:
-        UnknownNameError: the suffix is unknown.
-        ArrayError: the format cannot hold tensors of that library.
-        MissingDependencyError: the format needs a package that is not installed.
-        StoreError: the file cannot be written.
-
-    Example (writes a model every tenth round):
-
-        server = fedcore.Server(..., callbacks=[lambda report: report.round % 10 or
-            write_model(server.tensors(), f"models/round{report.round}.safetensors")])
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     write_model({"w": np.float32([1, 2])}, f"{folder}/model.npz")
-    ...     dict(np.load(f"{folder}/model.npz"))
-    {'w': array([1., 2.], dtype=float32)}
-    """
-    tensors = named_tensors(tensors)
-    form, library, target = form_of(path), library_of(tensors.values()), absolute(path)
-    if library not in FORMS[form]:
-        raise ArrayError(f"tensors: a {form} file holds {' or '.join(FORMS[form])} tensors, got {library} tensors")
-    if form == ".safetensors" and find_spec("safetensors") is None:
-        raise MissingDependencyError.of(target.name, "safetensors", extra="safetensors", instead="write .npz")
-    try:
-        with draft_of(target) as draft:
-            _write(dict(tensors), form, library, str(draft))
-    except OSError as error:
-        raise StoreError(f"{target}: cannot write the model: {error}") from error
-
-
-def _write(tensors: dict[str, Any], form: str, library: Library, file: str) -> None:
-    if form == ".npz":
-        with open(file, "wb") as opened:
-            np.savez(opened, allow_pickle=False, **tensors)
-    elif form == ".safetensors" and library == "numpy":
-        # ascontiguousarray turns a scalar into a vector, hence the reshape.
-        plain = {name: np.ascontiguousarray(leaf).reshape(leaf.shape) for name, leaf in tensors.items()}
-        import_module("safetensors.numpy").save_file(plain, file)
-    elif form == ".safetensors":
-        separate = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in tensors.items()}
-        import_module("safetensors.torch").save_file(separate, file)
-    else:
-        import_module("torch").save({name: leaf.detach() for name, leaf in tensors.items()}, file)
-
-
-# ``aggregate`` averages models tensor by tensor, without a flat vector.
-
-
-Named = Mapping[str, Any]
-
-MOST_KEPT = 1 << 28
-"""The maximum size in bytes of an average whose memory the process keeps for the next average."""
-
-
-class TensorForm(NamedTuple):
-    """The required form of a tensor in all models; ``like`` is the first model's tensor."""
-
-    like: Any
-    dtype: str
-    shape: tuple[int, ...]
-    kind: Kind
-    """"parameter" for all averaged tensors."""
-    has_c_export: bool
-
-
-@ieee
-def aggregate(models: Iterable[Any], weights: Any = None) -> Any:
-    """Return the weighted average of models, sum_i w_i x_i / sum_i w_i, in one pass over their tensors.
-
-    - Float tensors (parameters and BatchNorm statistics) are averaged.
-    - A counter (an integer scalar of 32 or 64 bits, or ``num_batches_tracked``) becomes its largest value.
-    - Other integers, bools and float tensors with infinities (masks) are constants. They must be equal in all models.
-
-    Numbers that are equal in all models keep their bits.
-
-    Args:
-        models: k models with the same names and shapes, in any form that ``Layout.of`` accepts. Their tensors are in
-            CPU memory: float32, float64, float16, bfloat16, integers or bool. Float tensors are cast to the first
-            model's dtype. Read-only. A tensor that is not contiguous is copied first.
-        weights: k finite numbers >= 0, not all zero, such as numbers of examples. Default: equal weights.
-
-    Returns:
-        The average in the first model's library, dtypes and nesting: a mapping by name, a list, a tree, or an array.
-        Its tensors are new.
-
-    Raises:
-        ArrayError, ShapeError, DtypeError, RangeError: names or a shape differ, a constant differs, or a tensor is
-            sparse, not in CPU memory or not finite. The message names the client by its index, and the tensor.
-        RangeError, ShapeError, DtypeError: the list of models is empty, or the weights are invalid.
-
-    Determinism: float64 products and sums in the order of the models, rounded once; bit-identical on every ISA level
-        and thread count.
-    Cost: reads every model once and writes the average, which is read once more if all floats are float32; no scratch.
-        The float tensors of the average share one block of memory. When all of them are freed, the process keeps a
-        block of up to 256 MiB for the next average of the same size, and returns a larger block to the system.
-
-    >>> aggregate([{"w": np.float32([1, 2]), "n": np.array(3)}, {"w": np.float32([3, 6]), "n": np.array(5)}], [3, 1])
-    {'w': array([1.5, 3. ], dtype=float32), 'n': array(5)}
-    """
-    try:
-        return _aggregated(list(models), weights)
-    except FedcoreError as error:  # shortened, since clients may send names of any length
-        if len(text := str(error)) <= LONGEST_REASON:
-            raise
-        raise type(error)(shorten(text)) from None
-
-
-def _aggregated(given: list[Any], weights: Any) -> Any:
-    if not given:
-        raise RangeError("models: must not be empty")
-    shares = _shares(weights, len(given))
-    tree = tree_of(given[0])
-    models = given if tree is None and isinstance(given[0], Mapping) else [*itertools.starmap(_named, enumerate(given))]
-    plan = {name: _form_of(name, leaf) for name, leaf in _named(0, models[0]).items()}
-    outs, rows, finite = _average(models, given, plan, shares)
-    if not finite:
-        masks = [name for name in outs if has_infinities(_named(0, models[0])[name])]
-        plan |= {name: plan[name]._replace(kind="constant") for name in masks}
-        if masks:
-            outs, rows, finite = _average(models, given, plan, shares)
-    if not finite:
-        for client, row in enumerate(rows):  # raises nothing if only a float64 sum overflows
-            _require_finite(client, dict(zip(outs, row, strict=True)))
-    outs |= {name: _unaveraged(name, form, models) for name, form in plan.items() if form.kind != "parameter"}
-    result = {name: outs[name] for name in plan}
-    if tree is not None:
-        return nested(tree, result)
-    is_array = not isinstance(given[0], Mapping) and not hasattr(given[0], "named_parameters")
-    return result["x"] if is_array else result
-
-
-def _average(
-    models: Sequence[Any], given: Sequence[Any], plan: Mapping[str, TensorForm], shares: npt.NDArray[np.float64]
-) -> tuple[dict[str, Any], list[list[Any]], bool]:
-    """Return the averages of the float tensors, the models' tensors, and whether all averages are finite."""
-    floats = {name: form for name, form in plan.items() if form.kind == "parameter"}
-    outs, memory = _allocate_outs(floats)
-    rows, finite = _plain_rows(models, plan), None
-    if rows is not None:
-        with suppress(FedcoreError):  # nothing was written; the code below copies tensors or reports the invalid one
-            finite = _sum(rows, shares, outs, memory)
-    if rows is None or finite is None:
-        rows = []
-        for client, one in enumerate(given):
-            model = _named(client, one)
-            _check(client, model, plan)
-            rows.append([_row(f"client {client}, {name}", model[name], form) for name, form in floats.items()])
-        finite = _sum(rows, shares, outs, memory)
-    for name, form in floats.items():
-        if library_of([form.like]) == "jax":
-            outs[name] = as_tensor(outs[name], form.dtype, "jax")
-    return outs, rows, finite
-
-
-def _shares(weights: Any, k: int) -> npt.NDArray[np.float64]:
-    """Return the weights as float64[k] with a sum of 1."""
-    given = np.ones(k) if weights is None else numbers("weights", weights, np.float64)
-    if given.shape != (k,):
-        raise ShapeError(f"weights: expected one number for each of {k} models, got shape {given.shape}")
-    for client, weight in enumerate(given.tolist()):
-        check_number(f"weights[{client}]", weight, "[0, inf)")
-    if not given.any():
-        raise RangeError("weights: must not all be zero")
-    given = given / given.max()  # so that their sum does not overflow
-    return np.asarray(given / given.sum())
-
-
-def _named(client: int, model: Any) -> Named:
-    return named_tensors(model, f"client {client}")
-
-
-def _form_of(name: str, leaf: Any) -> TensorForm:
-    where = f"client 0, {name}"
-    kind = _kind_of(where, leaf)
-    require_dense(where, leaf)
-    has_c_export = hasattr(type(leaf), "__dlpack_c_exchange_api__")
-    return TensorForm(leaf, dtype_name(leaf), tuple(leaf.shape), kind, has_c_export)
-
-
-def _check(client: int, model: Named, plan: Mapping[str, TensorForm]) -> None:
-    if model.keys() != plan.keys():
-        raise ArrayError(f"client {client}: {describe_names(list(plan), list(model))}")
-    for name, form in plan.items():
-        _check_averaged(client, name, model[name], form)
-
-
-def _check_averaged(client: int, name: str, leaf: Any, form: TensorForm) -> None:
-    where = f"client {client}, {name}"
-    if type(leaf) is not type(form.like) or leaf.dtype != form.like.dtype:
-        _check_dtype(where, leaf, form.dtype)
-    _check_shape(where, leaf, form.shape)
-    if not getattr(leaf, "is_cpu", True):
-        raise ArrayError(f"{where}: must be in CPU memory, is on {leaf.device}")
-
-
-def _plain_rows(models: Sequence[Any], plan: Mapping[str, TensorForm]) -> list[list[Any]] | None:
-    """Return the models' float tensors if names and shapes fit, else None; the native kernel checks the rest."""
-    floats = {name: form for name, form in plan.items() if form.kind == "parameter"}
-    others = {name: form for name, form in plan.items() if form.kind != "parameter"}
-    if not all(form.has_c_export or isinstance(form.like, np.ndarray) for form in floats.values()):
-        return None
-    shapes, rows = [form.shape for form in floats.values()], []
-    for client, model in enumerate(models):
-        if not isinstance(model, Mapping) or model.keys() != plan.keys():
-            return None
-        rows.append([model[name] for name in floats])
-        if [getattr(tensor, "shape", None) for tensor in rows[-1]] != shapes:
-            return None
-        for name, form in others.items():
-            _check_averaged(client, name, model[name], form)
-    return rows
-
-
-def _sum(rows: list[list[Any]], shares: npt.NDArray[np.float64], outs: Named, memory: npt.NDArray[np.uint8]) -> bool:
-    """Write the averages and return whether all models are finite, even those of weight 0 (0 times infinity is NaN)."""
-    tensors = list(outs.values())
-    with span("aggregate", None, (rows, tensors)):
-        if any(dtype_name(tensor) != "float32" for tensor in tensors):
-            summed = kernels.weighted_sum_segments(rows, shares, tensors, accumulate="float64", norms=True)
-            return bool(np.isfinite(summed.squared_norm_of_sum)) or all(map(_is_finite, tensors))
-        kernels.weighted_sum_segments(rows, shares, tensors, accumulate="float64")
-        return bool(kernels.all_finite([memory.view(np.float32)])[0])  # cheaper than all rows' norms
-
-
-def _row(name: str, leaf: Any, form: TensorForm) -> Any:
-    """Return a tensor in the first model's dtype and in a form that the kernels can read."""
-    if dtype_name(leaf) != form.dtype or library_of([leaf]) != library_of([form.like]):
-        leaf = as_tensor(as_array(name, leaf), form.dtype, "numpy" if library_of([form.like]) == "numpy" else "torch")
-    if isinstance(leaf, np.ndarray):
-        return leaf if leaf.flags.c_contiguous else np.ascontiguousarray(leaf)
-    if not hasattr(leaf, "requires_grad"):
-        return leaf
-    leaf = leaf.detach() if leaf.requires_grad else leaf
-    # torch may store a tensor's numbers negated, and its exports do not report this.
-    leaf = leaf.resolve_neg() if hasattr(leaf, "is_neg") and leaf.is_neg() else leaf
-    leaf = leaf if leaf.is_contiguous() else leaf.contiguous()
-    # With older versions of torch, numpy() needs 8 us less per tensor than DLPack; bfloat16 requires DLPack.
-    return leaf if form.has_c_export or form.dtype == "bfloat16" or not hasattr(leaf, "numpy") else leaf.numpy()
-
-
-def _allocate_outs(plan: Mapping[str, TensorForm]) -> tuple[dict[str, Any], npt.NDArray[np.uint8]]:
-    """Return new tensors in one block of memory on huge pages, and the block, which is zero between the tensors."""
-    sizes = [math.prod(form.shape) * form.like.dtype.itemsize for form in plan.values()]
-    starts = [0, *itertools.accumulate(-(-size // LINE) * LINE for size in sizes)]
-    memory = _average_memory(starts[-1] // 4).get().view(np.uint8)
-    pieces = [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-    for start, size, stop in zip(starts, sizes, starts[1:], strict=False):
-        memory[start + size : stop] = 0
-    outs = {name: tensor_over(piece, form.like) for (name, form), piece in zip(plan.items(), pieces, strict=True)}
-    return outs, memory
-
-
-@lru_cache(maxsize=1)
-def _average_memory(n: int) -> BufferPool:
-    """Return the pool of buffers for averages of one size."""
-    return BufferPool(n, most=int(4 * n <= MOST_KEPT))
-
-
-def _require_finite(client: int, rows: Named) -> None:
-    for name, row in rows.items():
-        if not _is_finite(row):
-            raise ArrayError(f"client {client}, {name}: expected finite numbers, got a NaN or an infinity")
-
-
-def _is_finite(tensor: Any) -> bool:
-    return bool((tensor.isfinite() if hasattr(tensor, "isfinite") else np.isfinite(tensor)).all())
-
-
-def _unaveraged(name: str, form: TensorForm, models: Sequence[Named]) -> Any:
-    """Return the largest value of a counter, or the common value of a constant."""
-    arrays = [as_array(f"client {client}, {name}", model[name]) for client, model in enumerate(models)]
-    first = arrays[0]
-    for client, array in enumerate(arrays if form.kind == "constant" else ()):
-        if not np.array_equal(array, first, equal_nan=first.dtype.kind == "f"):
-            raise RangeError(
-                f"client {client}, {name}: must be equal in all models, because {form.dtype} tensors are not averaged"
-            )
-    largest = np.array(np.maximum.reduce(arrays) if form.kind == "counter" else first)
-    return as_tensor(largest, form.dtype, library_of([form.like]))

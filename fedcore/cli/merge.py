@@ -1,0 +1,113 @@
+"""``fedcore merge``: a round of FedAvg over model files."""
+
+import ast
+import re
+import sys
+from typing import Any
+
+from fedcore.algorithms import optimizers
+from fedcore.cli import terminal
+from fedcore.cli.terminal import Options, Parser
+from fedcore.errors import ConfigError
+from fedcore.model.merging import merge
+from fedcore.validation import expand_home, shorten
+
+
+def add_arguments(top: Parser) -> None:
+    """Add the command."""
+    parser = top.add_command("merge", run)
+    parser.add_argument("out", type=expand_home, metavar="OUT", help="new folder for the result and its report")
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        type=expand_home,
+        metavar="MODEL",
+        help="safetensors file, folder with a model (sharded or not), or torch file",
+    )
+    parser.add_argument("--weights", metavar="W,W,...", help="weights of the models, such as numbers of examples")
+    parser.add_argument("--base", type=expand_home, metavar="MODEL", help="model from which the others were trained")
+    parser.add_argument("--key", metavar="KEY", help="key of the state_dict in torch files, such as model")
+    names = sorted(name.lower() for name in optimizers.REGISTRY)
+    parser.add_argument("--server-optimizer", metavar="NAME", help=f"{', '.join(names)}, or module:Name; needs --base")
+    about = "option of the server optimizer, such as momentum=0.9; repeatable"
+    parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=about)
+    parser.add_argument("--server-lr", type=terminal.share, metavar="GAMMA", help="server rate; needs --base")
+    parser.add_argument("--clip-norm", type=terminal.share, metavar="C", help="maximum norm of an update; needs --base")
+    terminal.add_json(parser)
+
+
+def run(options: Options) -> None:
+    """Average model files of any size: a round of FedAvg on disk.
+
+    The result is the weighted average of the models, in the dtypes and shards of the base
+    or else of the first model. It needs less than 512 MiB of memory. OUT appears by one
+    rename when it is complete. If the command is killed, run it again: it continues.
+    OUT/merge.json reports weights, digests, norms, and models that were rejected because
+    they have a NaN or an infinity.
+
+    Examples:
+      fedcore merge merged a.safetensors b.safetensors
+      fedcore merge merged a/ b/ c.pt --weights 1200,300,500 --key state_dict
+
+    With --base x, a server optimizer moves x by the averaged updates. Pass the last result
+    as the base of the next round; the optimizer continues with its moments. Two rounds of
+    DiLoCo (Nesterov momentum 0.9, rate 0.7):
+      fedcore merge round1 a1/ b1/ --base start/ --server-optimizer nesterov
+      fedcore merge round2 a2/ b2/ --base round1/ --server-optimizer nesterov
+    FedAdam, and updates of norm at most 1:
+      fedcore merge out a/ b/ --base x/ --server-optimizer adam --set eta=0.01 --clip-norm 1
+    """
+    weights = None if options.weights is None else [_number(text) for text in options.weights.split(",")]
+    with terminal.progress("bytes read") as show:
+        report = merge(
+            options.out,
+            options.inputs,
+            weights,
+            base=options.base,
+            key=options.key,
+            optimizer=_optimizer(options.server_optimizer, options.changes),
+            server_lr=options.server_lr,
+            clip_norm=options.clip_norm,
+            progress=show,
+        )
+    inputs = list(zip(options.inputs, report["inputs"], strict=True))
+    for path, one in inputs:
+        if "rejected" in one:
+            print(f"rejected {path}: {one['rejected']}", file=sys.stderr)
+    if options.json:
+        terminal.print_json(report)
+        return
+    kept = [(path, one) for path, one in inputs if "rejected" not in one]
+    for path, one in kept:
+        clipped = f", clipped to {one['norm'] * one['clip_factor']:.4g}" if one["clip_factor"] < 1 else ""
+        print(f"{one['share']:8.4f}  {path}: norm {one['norm']:.4g}{clipped}")
+    print(f"wrote {options.out}: {len(kept)} of {len(inputs)} models, round {report['round'] + 1}")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"--weights: {shorten(text)!r} is not a number; pass numbers, such as 1,2.5,3") from None
+
+
+def _optimizer(name: str | None, changes: list[str]) -> Any:
+    """Return the server optimizer with its options, or None."""
+    if name is None:
+        if changes:
+            raise ConfigError("--set: sets an option of --server-optimizer, which is missing")
+        return None
+    known = {known.lower(): known for known in optimizers.REGISTRY}
+    options = {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not equals or not re.fullmatch(r"\w+", key):
+            raise ConfigError(f"--set {change!r}: must be KEY=VALUE, such as momentum=0.9")
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            raise ConfigError(f"--set {change!r}: {shorten(value)!r} is not a number") from None
+    try:
+        return optimizers.named(known.get(name.lower(), name), **options)
+    except TypeError as error:
+        raise ConfigError(f"--set: {error}; see the options of {name} in fedcore.algorithms.optimizers") from None

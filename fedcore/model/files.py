@@ -1,0 +1,202 @@
+"""Model files in the formats of safetensors, torch and NumPy."""
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.arrays import Library, dtype_name, library_of
+from fedcore.errors import ArrayError, DtypeError, MissingDependencyError, StoreError, UnknownNameError
+from fedcore.model.layout import named_tensors
+from fedcore.model.safetensors import BYTES, Safetensors, StoredFile, StoredTensor, header_of
+from fedcore.runtime import draft_of
+from fedcore.validation import absolute, shorten
+
+FORMS: dict[str, tuple[Library, ...]] = {
+    ".safetensors": ("numpy", "torch"),
+    ".pt": ("torch",),
+    ".pth": ("torch",),
+    ".npz": ("numpy",),
+}
+"""File suffixes, and the libraries whose tensors each format can hold."""
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+"""The suffixes of files that are read by ``torch.load``."""
+
+
+def form_of(path: str | os.PathLike[str]) -> str:
+    """Return the file format, which is the suffix; raise UnknownNameError if it is not in ``FORMS``."""
+    form = Path(path).suffix.lower()
+    if form not in FORMS:
+        raise UnknownNameError.of("suffix", form, FORMS)
+    return form
+
+
+def read_model(path: str | os.PathLike[str], *, key: str | None = None) -> dict[str, Any]:
+    """Return the tensors of a model file by name. For a server's folder use ``fedcore.server.folder.read_model``.
+
+    Args:
+        path: a file that ``write_model``, safetensors, ``torch.save`` or ``numpy.savez`` wrote (.safetensors; .pt,
+            .pth, .bin or .ckpt; .npz), or a folder or index of safetensors files, as for ``Safetensors``.
+        key: the key of the ``state_dict`` in a torch checkpoint that has several entries.
+
+    Returns:
+        Torch tensors of a torch file, which may be tied; else NumPy arrays. bfloat16 tensors of safetensors files
+        become float32 unless ml_dtypes is imported.
+
+    Raises:
+        StoreError: the path cannot be read.
+        ArrayError, ShapeError, DtypeError: the file is malformed or truncated.
+        MissingDependencyError: the file needs torch, which is not installed.
+
+    Cost: reads the model into memory. ``Safetensors(path)`` reads each tensor when it is used.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     write_model({"w": np.float32([1, 2])}, f"{folder}/model.safetensors")
+    ...     read_model(f"{folder}/model.safetensors")
+    {'w': array([1., 2.], dtype=float32)}
+    """
+    place = absolute(path)
+    suffix = place.suffix.lower()
+    if suffix in TORCH_SUFFIXES and place.is_file():
+        return dict(_load_torch(place, key, mmap=False))
+    if key is not None:
+        raise ArrayError(f"key={key!r}: {place.name} is not a torch file; leave out the key")
+    if suffix == ".npz":
+        try:
+            with np.load(place) as arrays:
+                return dict(arrays)
+        except (OSError, ValueError, EOFError) as error:
+            raise StoreError(f"{place}: cannot be read as .npz: {shorten(str(error))}") from None
+    return {name: np.asarray(tensor) for name, tensor in Safetensors(place).items()}
+
+
+def open_model(path: Any, *, key: str | None = None) -> Mapping[str, Any]:
+    """Return a model's tensors as ``StoredTensor``: of safetensors files, or of a torch file.
+
+    Tensors of a torch file that are not contiguous are read into memory.
+
+    Args:
+        path: as for ``read_model``, except .npz; a ``Safetensors`` is returned unchanged.
+        key: as for ``read_model``; ignored for safetensors files.
+    """
+    if isinstance(path, Safetensors):
+        return path
+    place = absolute(path)
+    if place.suffix.lower() not in TORCH_SUFFIXES or not place.is_file():
+        return Safetensors(place)
+    file, fd = StoredFile.open(str(place))
+    os.close(fd)
+    named = _load_torch(place, key, mmap=True)
+    mappings, found = _mappings_of(file), dict[str, Any]()
+    for name, leaf in named.items():
+        kind, at = dtype_name(leaf), leaf.data_ptr()
+        starts = [at - begin + offset for begin, end, offset in mappings if begin <= at < end]
+        if kind in BYTES and leaf.is_contiguous() and not leaf.is_sparse and (starts or leaf.numel() == 0):
+            found[name] = StoredTensor(name, file, kind, tuple(leaf.shape), (starts or [0])[0], "torch")
+        else:
+            found[name] = leaf.contiguous()
+    return found
+
+
+def _load_torch(path: Path, key: str | None, *, mmap: bool) -> dict[str, Any]:
+    """Return the state_dict of a torch file. With ``mmap``, its tensors are views of the mapped file."""
+    if find_spec("torch") is None:
+        raise MissingDependencyError.of(path.name, "torch", extra="torch", instead="convert it to .safetensors")
+    torch, keys = import_module("torch"), ""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        if isinstance(content, Mapping):
+            keys = f"; its keys are {', '.join(map(repr, list(content)[:3]))}{', ...' * (len(content) > 3)}"
+        named = content if key is None else content[key]
+        odd = [name for name, leaf in named.items() if not isinstance(leaf, torch.Tensor)]
+        if odd or not named:
+            raise TypeError(f"{odd[0]!r} is not a tensor" if odd else "it is empty")
+    except Exception as error:  # torch raises errors of many classes for invalid files
+        reason = f"{type(error).__name__}: {shorten(str(error).partition(chr(10))[0])}"
+        advice = "name the key of the state_dict, or save the file with torch.save(model.state_dict(), path)"
+        raise ArrayError(f"{path}: cannot be read as a state_dict ({reason}){keys}; {advice}") from None
+    return {str(name): leaf.detach() for name, leaf in named.items()}
+
+
+def _mappings_of(file: StoredFile) -> list[tuple[int, int, int]]:
+    """Return the first and last address and the file's offset of each place where this process has mapped a file."""
+    device = f"{os.major(file.state[0]):02x}:{os.minor(file.state[0]):02x}"
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, _, offset, of_device, inode = line.split(maxsplit=5)[:5]
+        if (of_device, int(inode)) == (device, file.state[1]):
+            begin, _, end = addresses.partition("-")
+            found.append((int(begin, 16), int(end, 16), int(offset, 16)))
+    return found
+
+
+def write_model(tensors: Any, path: str | os.PathLike[str]) -> None:
+    """Write a model's tensors by name into a file, atomically and durably.
+
+    Args:
+        tensors: NumPy arrays or torch tensors, as ``Server.tensors()`` returns them. Tensors in lists and trees get
+            names such as "0" and "layers.0.w". Tied tensors are written once for each name.
+        path: the file. Its suffix determines the format: .safetensors, .npz (NumPy), or .pt or .pth (torch, a
+            ``state_dict`` for ``torch.load(path, weights_only=True)``).
+
+    Raises:
+        UnknownNameError: the suffix is unknown.
+        ArrayError, DtypeError: the format cannot hold tensors of that library or dtype.
+        StoreError: the file cannot be written.
+
+    Example (writes a model every tenth round):
+
+        server = fedcore.Server(..., callbacks=[lambda report: report.round % 10 or
+            write_model(server.tensors(), f"models/round{report.round}.safetensors")])
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     write_model({"w": np.float32([1, 2])}, f"{folder}/model.npz")
+    ...     dict(np.load(f"{folder}/model.npz"))
+    {'w': array([1., 2.], dtype=float32)}
+    """
+    tensors = named_tensors(tensors)
+    form, library, target = form_of(path), library_of(tensors.values()), absolute(path)
+    if library not in FORMS[form]:
+        raise ArrayError(f"tensors: a {form} file holds {' or '.join(FORMS[form])} tensors, got {library} tensors")
+    try:
+        with draft_of(target) as draft:
+            _write(dict(tensors), form, str(draft))
+    except OSError as error:
+        raise StoreError(f"{target}: cannot write the model: {error}") from error
+
+
+def _write(tensors: dict[str, Any], form: str, file: str) -> None:
+    if form == ".npz":
+        with open(file, "wb") as opened:
+            np.savez(opened, allow_pickle=False, **tensors)
+    elif form == ".safetensors":
+        kinds = {name: dtype_name(leaf) for name, leaf in tensors.items()}
+        for name, kind in kinds.items():
+            if kind not in BYTES:
+                raise DtypeError(f"{name}: a safetensors file cannot hold {kind}; convert the tensor")
+        # The widest dtypes come first, so that all tensors are aligned.
+        order = sorted(tensors, key=lambda name: (-BYTES[kinds[name]], name))
+        with open(file, "wb") as opened:
+            opened.write(header_of((name, kinds[name], tuple(tensors[name].shape)) for name in order))
+            for name in order:
+                opened.write(bytes_of(tensors[name]).data)
+    else:
+        import_module("torch").save({name: leaf.detach() for name, leaf in tensors.items()}, file)
+
+
+def bytes_of(leaf: Any) -> npt.NDArray[np.uint8]:
+    """Return a tensor's bytes in C order, little-endian; a view if it is in that form."""
+    if hasattr(leaf, "detach"):
+        flat = leaf.detach().cpu().contiguous().resolve_neg().reshape(-1)
+        view: npt.NDArray[np.uint8] = flat.view(import_module("torch").uint8).numpy()
+        return view
+    array = np.ascontiguousarray(leaf)
+    little = array if array.dtype.byteorder in "=|<" else array.astype(array.dtype.newbyteorder("<"))
+    return little.reshape(-1).view(np.uint8)

@@ -1,0 +1,674 @@
+"""Rounds over models in files: from disk to disk, in windows, resumable."""
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore import kernels
+from fedcore.algorithms.optimizers import Optimizer
+from fedcore.arrays import Bfloat16Array, core, dtype_name, empty, ieee
+from fedcore.errors import (
+    ArrayError,
+    DivergedError,
+    FedcoreError,
+    LockedError,
+    RangeError,
+    StoreError,
+)
+from fedcore.kernels import Linear
+from fedcore.model.averaging import NOT_FINITE, TensorForm, check_model, is_finite, plan_of, shares_of
+from fedcore.model.files import TORCH_SUFFIXES, bytes_of, open_model
+from fedcore.model.layout import BUFFERS, FLOATS
+from fedcore.model.safetensors import BYTES, Safetensors, StoredTensor, header_of, over
+from fedcore.model.windows import UNIT, Part, Windows, cast
+from fedcore.runtime import __version__, replacing, sync_folder
+from fedcore.validation import absolute, check_number, shorten
+
+SAFE = 256 << 20
+"""The bytes of output between two records of the progress."""
+QUEUED = 3
+"""The number of windows that wait to be written."""
+REPORT, PROGRESS, MOMENTS = "merge.json", "progress.json", Path("optimizer", "moments.safetensors")
+MODEL = "model.safetensors"
+NOTHING = np.empty(0, np.float32)
+"""The moment of a tensor that the optimizer does not move."""
+
+Progress = Callable[[int, int], object]
+
+
+class Target(NamedTuple):
+    """A file of the result: its path in the folder, its header, and its size."""
+
+    path: Path
+    header: bytes
+    size: int
+
+
+class _Restart(Exception):  # noqa: N818  # it is caught in this module
+    """The merge starts again, because an input is rejected or a tensor is a constant."""
+
+
+def merge(
+    out: str | os.PathLike[str],
+    inputs: Sequence[str | os.PathLike[str]],
+    weights: Any = None,
+    *,
+    base: str | os.PathLike[str] | None = None,
+    key: str | None = None,
+    optimizer: Optimizer | None = None,
+    server_lr: float | None = None,
+    clip_norm: float | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Take a round of FedAvg over models in files, in windows, and write the result to a new folder.
+
+    Without a base the result is the weighted average of the inputs. With a base x and an optimizer, a rate or clipping,
+    the result is x - gamma u; u is v = sum_i w_i (x - y_i) / sum_i w_i, or what the optimizer makes of v.
+
+    - Float tensors are averaged; counters become their largest value; other tensors must be equal, as in ``aggregate``.
+    - The step is in float32, as in a server. It does not move BatchNorm statistics, which are averaged.
+    - An input with a NaN or an infinity is rejected, and the merge starts again without it.
+    - A killed merge continues if it is called again with the same arguments and files. It checks the windows that were
+      written before. The folder appears by one rename, as a whole.
+
+    Args:
+        out: a new folder. It gets the files of the base (or of the first input), in its dtypes and sharded as it is;
+            the file ``merge.json``; and with moments ``optimizer/moments.safetensors``.
+        inputs: k paths of safetensors files, folders or indices, or of torch files (.pt, .pth, .bin, .ckpt).
+        weights: as for ``aggregate``.
+        base: the model from which the inputs were trained. If it is the result of a merge with the same optimizer, the
+            optimizer continues with its moments.
+        key: the key of the ``state_dict`` in torch files with several entries.
+        optimizer: an elementwise server optimizer, such as ``Nesterov()``.
+        server_lr: gamma. Default: the optimizer's rate, or 1.
+        clip_norm: the largest norm of an update x - y_i over all parameters; a longer one is scaled down.
+        progress: called with the bytes that were read and their total.
+
+    Returns:
+        The content of ``merge.json``: weights, digest and norm of each input, rejections, norms of each tensor. A
+        digest depends on names, dtypes, shapes and bytes of the tensors, not on their order and files.
+
+    Raises:
+        ArrayError, ShapeError, DtypeError, RangeError: files, names, shapes, constants or arguments are invalid, or all
+            inputs are rejected.
+        StoreError: a file cannot be read, or ``out`` exists and is not the result of this merge.
+        LockedError: a different process merges into ``out``.
+        CorruptionError: an input was changed during the merge.
+        DivergedError: the result is not finite.
+        OSError: the disk is full or fails. Call the function again to continue.
+
+    Determinism: without an optimizer, rate or clipping, the bits of ``aggregate``; else float64 sums that are rounded
+        to v in float32, and the optimizer's own arithmetic.
+    Cost: reads every file once, twice with ``clip_norm``, and writes the result. Memory: 160 MiB of windows, and three
+        windows of the result, for a model of any size and up to about 100 inputs.
+
+    Reference: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023,
+        arXiv 2311.08105, for ``Nesterov``.
+    """
+    if len(inputs) == 0:
+        raise RangeError("inputs: must not be empty")
+    step = optimizer is not None or server_lr is not None or clip_norm is not None
+    if step and base is None:
+        raise RangeError("base: is missing; an optimizer, a server rate and clipping need the model before the round")
+    if not getattr(optimizer, "elementwise", True):
+        raise RangeError(f"optimizer={optimizer!r}: must be elementwise to work in windows")
+    for name, number in (("server_lr", server_lr), ("clip_norm", clip_norm)):
+        if number is not None:
+            check_number(name, number, "(0, inf)")
+    target = absolute(out)
+    if target.suffix.lower() in (".safetensors", *TORCH_SUFFIXES):
+        raise StoreError(f"{target}: the result is a folder; pass a name without {target.suffix}")
+    job = _Job([*inputs], weights, base, key, optimizer, server_lr, clip_norm)
+    if target.exists():
+        return job.finished(target)
+    with _part_of(target) as part:
+        if target.exists():
+            return job.finished(target)
+        while True:
+            try:
+                report = job.run(part, progress or (lambda done, total: None))
+                break
+            except _Restart:
+                _clear(part)
+            except FedcoreError:
+                shutil.rmtree(part, ignore_errors=True)
+                raise
+        os.rename(part, target)
+        sync_folder(target.parent)
+        (target / PROGRESS).unlink()
+    return report
+
+
+@contextmanager
+def _part_of(target: Path) -> Iterator[Path]:
+    """Lock the folder that becomes the result."""
+    part = target.with_name(f".{target.name}.part")
+    try:
+        part.mkdir(exist_ok=True)
+        fd = os.open(part, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise StoreError(f"{part}: cannot be created: {error.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise LockedError(
+            f"{target}: a different process merges into it; wait for it, or choose another name"
+        ) from None
+    try:
+        names = {path.name for path in part.iterdir() if not path.name.startswith(f".{PROGRESS}")}
+        if names and PROGRESS not in names:
+            raise StoreError(
+                f"{part}: is not the folder of a merge; move it, or choose another name than {target.name}"
+            )
+        yield part
+    finally:
+        os.close(fd)
+
+
+def _clear(part: Path) -> None:
+    for path in part.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != PROGRESS:
+            path.unlink()
+
+
+class _Digest:
+    """The digest of a model: a sum of the digests of its tensors, each a chain over the checksums of its blocks."""
+
+    def __init__(self, state: Sequence[str] = ("0", "")) -> None:
+        self._total, self._chain = int(state[0], 16), bytes.fromhex(state[1])
+
+    def add(self, part: Part, form: TensorForm, memory: npt.NDArray[np.uint8]) -> None:
+        if part.start == 0:
+            head = json.dumps([part.name, form.dtype, form.shape]).encode()
+            self._chain = hashlib.blake2b(head, digest_size=16).digest()
+        for checksum in core.checksum(memory, UNIT * BYTES[form.dtype]):
+            self._chain = hashlib.blake2b(self._chain + checksum.tobytes(), digest_size=16).digest()
+        if part.stop == math.prod(form.shape):
+            self._total = (self._total + int.from_bytes(self._chain, "little")) % 2**128
+
+    def state(self) -> list[str]:
+        return [f"{self._total:032x}", self._chain.hex()]
+
+
+class _State:
+    """What a record of the progress holds."""
+
+    def __init__(self, sources: int, saved: Mapping[str, Any] | None = None) -> None:
+        found = saved or {}
+        self.rejected: dict[str, str] = dict(found.get("rejected", {}))
+        self.constants: list[str] = list(found.get("constants", []))
+        self.clips: list[float] | None = found.get("clips")
+        self.done: int = found.get("done", 0)
+        self.digests = [_Digest(state) for state in found.get("digests", [])] or [_Digest() for _ in range(sources)]
+        self.squares: dict[str, list[float]] = found.get("squares", {})
+
+    def text(self, fingerprint: str) -> str:
+        digests = [digest.state() for digest in self.digests]
+        return json.dumps(vars(self) | {"digests": digests, "fingerprint": fingerprint})
+
+
+class _Job:
+    """The arguments of a merge, its open models, and its plan."""
+
+    def __init__(
+        self,
+        inputs: Sequence[Any],
+        weights: Any,
+        base: Any,
+        key: str | None,
+        optimizer: Optimizer | None,
+        server_lr: float | None,
+        clip_norm: float | None,
+    ) -> None:
+        self.optimizer, self.clip_norm = optimizer, clip_norm
+        shares_of(weights, len(inputs))
+        self.weights = [1.0] * len(inputs) if weights is None else [float(weight) for weight in weights]
+        self.paths = [str(absolute(path)) for path in inputs]
+        self.base_path = None if base is None else str(absolute(base))
+        self.labels = [f"{i} ({shorten(path)})" for i, path in enumerate(self.paths)]
+        models = [open_model(path, key=key) for path in self.paths]
+        self.base = None if base is None else open_model(self.base_path, key=key)
+        self.pattern = models[0] if self.base is None else self.base
+        self.ties = _ties(self.pattern)
+        self.plan = plan_of(self.labels[0] if base is None else "base", self.pattern)
+        for i, model in enumerate(models):
+            models[i] = _matched(model, self.plan, self.ties)
+            try:
+                check_model(self.labels[i], models[i], self.plan)
+            except FedcoreError as error:
+                pattern = shorten(self.base_path or self.paths[0])
+                raise type(error)(f"{error}; pass models with the tensors of {pattern}") from None
+        self.models = models
+        self.steps = optimizer is not None or server_lr is not None or clip_norm is not None
+        self.round, self.old_moments = self._before()
+        rate = getattr(optimizer, "rate", lambda round: None)(self.round)
+        self.gamma = float(next(value for value in (server_lr, rate, 1.0) if value is not None))
+        self.moments = 0 if optimizer is None else len(optimizer.start(1))
+        facts = [__version__, self.weights, self.gamma, repr(optimizer), clip_norm, key, self.round, self.steps]
+        states = [_state_of(model) for model in (*models, self.pattern, *self.old_moments)]
+        self.fingerprint = hashlib.blake2b(json.dumps([facts, self.paths, states]).encode(), digest_size=16).hexdigest()
+
+    def _before(self) -> tuple[int, list[Mapping[str, Any]]]:
+        """Return the number of this round and the moments of the round before, if the base is the result of a merge."""
+        if self.base_path is None:
+            return 0, []
+        folder = Path(self.base_path) if Path(self.base_path).is_dir() else Path(self.base_path).parent
+        report = _report_of(folder)
+        if "fingerprint" not in report:
+            return 0, []
+        if self.optimizer is None or not (folder / MOMENTS).is_file():
+            return report["round"] + 1, []
+        if report["optimizer"] != _described(self.optimizer):
+            raise RangeError(
+                f"base: its moments are those of {report['optimizer']}; pass the same optimizer, or delete "
+                f"{folder / MOMENTS.parent} to start with new moments"
+            )
+        stored = Safetensors(folder / MOMENTS)
+        counts = {name.partition("/")[0] for name in stored}
+        return report["round"] + 1, [
+            {name: stored.get(f"{i}/{name}", NOTHING) for name in self.plan} for i in range(len(counts))
+        ]
+
+    def finished(self, target: Path) -> dict[str, Any]:
+        """Return the report of a finished merge with the same arguments; raise StoreError for any other path."""
+        report = _report_of(target)
+        if report.get("fingerprint") != self.fingerprint:
+            raise StoreError(f"{target}: exists; choose another name, or move it")
+        (target / PROGRESS).unlink(missing_ok=True)
+        return report
+
+    def run(self, part: Path, progress: Progress) -> dict[str, Any]:
+        """Merge into a folder, from the start or from its record of the progress."""
+        sources = len(self.models) + (self.base is not None) + 1 + self.moments
+        for draft in part.glob(".*"):  # of a file that a killed merge was replacing
+            draft.unlink()
+        saved = None
+        with suppress(FileNotFoundError, ValueError):  # a record that is not JSON is worthless
+            saved = json.loads((part / PROGRESS).read_text())
+        if saved is None or saved.pop("fingerprint", None) != self.fingerprint:
+            _clear(part)
+            saved = None
+        state = _State(sources, saved)
+        if saved is None:
+            with replacing(part / PROGRESS) as file:
+                file.write(state.text(self.fingerprint))
+        for name in state.constants:
+            self.plan[name] = self.plan[name]._replace(kind="constant")
+        with _Output(part, self.targets(), self.moments, self.fingerprint) as output:
+            pass_ = _Pass(self, state, output, progress)
+            if state.done and not pass_.is_intact():
+                state = _State(sources, {"rejected": state.rejected, "constants": state.constants})
+                pass_ = _Pass(self, state, output, progress)
+            if self.clip_norm is not None and state.clips is None:
+                pass_.measure()
+            pass_.run()
+        self._check_ties(part)
+        report = pass_.report()
+        with replacing(part / REPORT) as file:
+            json.dump(report, file, indent=1, default=str)
+        if isinstance(self.pattern, Safetensors) and self.pattern.index is not None:
+            name, content = self.pattern.index
+            with replacing(part / name, "wb") as file:
+                file.write(content)
+        return report
+
+    def targets(self) -> list[Target]:
+        """Return the files of the result: those of the pattern, and one for the moments."""
+        if isinstance(self.pattern, Safetensors):
+            names = [Path(header.file.path).name for header in self.pattern.headers]
+            names = [MODEL] if self.pattern.index is None else names
+            found = [
+                Target(Path(name), header.text, header.file.state[2])
+                for name, header in zip(names, self.pattern.headers, strict=True)
+            ]
+        else:
+            found = [_target(Path(MODEL), {name: (form.dtype, form.shape) for name, form in self.plan.items()})]
+        if self.moments:
+            names = [name for name, form in self.plan.items() if self.is_stepped(name, form)]
+            forms = {f"{i}/{name}": ("float32", self.plan[name].shape) for i in range(self.moments) for name in names}
+            found.append(_target(MOMENTS, forms))
+        return found
+
+    def is_stepped(self, name: str, form: TensorForm) -> bool:
+        """Whether the server's step moves a tensor; other float tensors are averaged."""
+        return self.steps and form.kind == "parameter" and not any(fnmatch(name, pattern) for pattern in BUFFERS)
+
+    def _check_ties(self, part: Path) -> None:
+        """Raise ArrayError if tensors that are tied in the pattern differ in the result."""
+        if not self.ties:
+            return
+        merged = Safetensors(part / MODEL)
+        for alias, name in self.ties.items():
+            for _, ((one,), (other,)) in Windows([{name: merged[alias]}, {name: merged[name]}], [name]).read():
+                if not np.array_equal(_bytes(one), _bytes(other)):
+                    reason = f"is tied to {name} in {self.base_path or self.paths[0]}, but differs in an input"
+                    raise ArrayError(f"{alias}: {reason}; tie them in all inputs")
+
+
+def _report_of(folder: Path) -> dict[str, Any]:
+    try:
+        report = json.loads((folder / REPORT).read_text())
+    except (OSError, ValueError):
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
+def _described(optimizer: Optimizer | None) -> Any:
+    return None if optimizer is None else {"name": type(optimizer).__name__, **vars(optimizer)}
+
+
+def _target(path: Path, forms: Mapping[str, tuple[str, tuple[int, ...]]]) -> Target:
+    order = sorted(forms, key=lambda name: -BYTES[forms[name][0]])
+    header = header_of(((name, *forms[name]) for name in order), {"format": "pt"})
+    return Target(path, header, len(header) + sum(BYTES[kind] * math.prod(shape) for kind, shape in forms.values()))
+
+
+def _state_of(model: Mapping[str, Any]) -> list[Any]:
+    """Return the files of a model with their sizes and times."""
+    return sorted({(leaf.file.path, *leaf.file.state) for leaf in model.values() if isinstance(leaf, StoredTensor)})
+
+
+def _ties(model: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names that share their bytes with an earlier tensor, and its name."""
+    first: dict[Any, str] = {}
+    found = {}
+    for name, leaf in model.items():
+        if isinstance(leaf, StoredTensor) and leaf.size and first.setdefault(leaf.place, name) != name:
+            found[name] = first[leaf.place]
+    return found
+
+
+def _matched(model: Mapping[str, Any], plan: Mapping[str, Any], ties: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return a model with the names of the plan, as far as further names of tied tensors are missing or unexpected."""
+    own, matched = _ties(model), {name: leaf for name, leaf in model.items() if name in plan}
+    tied = {own.get(name, name) for name in matched}
+    unexpected = {name: leaf for name, leaf in model.items() if name not in plan and own.get(name, name) not in tied}
+    known = {ties.get(name, name): leaf for name, leaf in matched.items()}
+    for name in plan:
+        if name not in matched and ties.get(name, name) in known:
+            matched[name] = known[ties.get(name, name)]
+    return matched | unexpected
+
+
+def _is_mask(name: str, tensor: Any) -> bool:
+    """Whether a float tensor has infinities, and no NaN."""
+    found = False
+    for _, ((row,),) in Windows([{name: tensor}], [name]).read():
+        numbers = _numbers(row)
+        if np.isnan(numbers).any():
+            return False
+        found = found or bool(np.isinf(numbers).any())
+    return found
+
+
+def _numbers(row: Any) -> npt.NDArray[Any]:
+    return row.astype(np.float32) if isinstance(row, Bfloat16Array) else np.asarray(row)
+
+
+def _copied(row: Any) -> Any:
+    return Bfloat16Array(row.codes.copy()) if isinstance(row, Bfloat16Array) else np.array(row)
+
+
+def _bytes(row: Any) -> npt.NDArray[np.uint8]:
+    return bytes_of(row.codes if isinstance(row, Bfloat16Array) else row)
+
+
+class _Output:
+    """The files of the result. One thread writes and syncs them, in the order of the calls.
+
+    Attributes:
+        tensors: the tensors of the result, and those of each moment.
+    """
+
+    def __init__(self, folder: Path, targets: Sequence[Target], moments: int, fingerprint: str) -> None:
+        self._folder, self._fingerprint, self._since = folder, fingerprint, 0
+        self._fds: dict[str, int] = {}
+        self._pending: deque[Future[None]] = deque()
+        self._writer = ThreadPoolExecutor(1)
+        self.tensors: list[dict[str, StoredTensor]] = [{} for _ in range(1 + moments)]
+        for target in targets:
+            path = folder / target.path
+            path.parent.mkdir(exist_ok=True)
+            self._fds[str(path)] = fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            os.ftruncate(fd, target.size)
+            os.pwrite(fd, target.header, 0)
+            sync_folder(path.parent)
+            for name, tensor in Safetensors(path).items():
+                moment, _, of = name.partition("/") if target.path == MOMENTS else ("-1", "", name)
+                self.tensors[int(moment) + 1][of] = tensor
+
+    def __enter__(self) -> "_Output":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.shutdown(cancel_futures=True)
+        for fd in self._fds.values():
+            os.close(fd)
+
+    def write(self, part: Part, vectors: Sequence[Any]) -> None:
+        """Write a part of the result and of each moment, later."""
+        for tensors, vector in zip(self.tensors, vectors, strict=False):
+            tensor, memory = tensors[part.name], _bytes(vector)
+            start = tensor.start + part.start * tensor.itemsize
+            self._submit(_write, self._fds[tensor.file.path], memory, start)
+            self._since += memory.size
+
+    def record(self, state: _State, *, now: bool = False) -> None:
+        """Record the progress if enough was written since the last record."""
+        if now or self._since >= SAFE:
+            self._since = 0
+            self._submit(self._sync, state.text(self._fingerprint))
+        if now:
+            while self._pending:
+                self._pending.popleft().result()
+
+    def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
+        while len(self._pending) > QUEUED:
+            self._pending.popleft().result()
+        self._pending.append(self._writer.submit(call, *arguments))
+
+    def _sync(self, text: str) -> None:
+        for fd in self._fds.values():
+            os.fdatasync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        with replacing(self._folder / PROGRESS) as file:
+            file.write(text)
+
+
+def _write(fd: int, memory: npt.NDArray[np.uint8], start: int) -> None:
+    done = 0
+    while done < memory.size:
+        done += os.pwrite(fd, memory[done:].data, start + done)
+
+
+class _Pass:
+    """One pass over the windows of a merge, from the inputs that are not rejected to the output."""
+
+    def __init__(self, job: _Job, state: _State, output: _Output, progress: Progress) -> None:
+        self._job, self._state, self._output, self._progress = job, state, output, progress
+        self._kept = [i for i in range(len(job.models)) if str(i) not in state.rejected]
+        if not self._kept:
+            reasons = "; ".join(list(state.rejected.values())[:3])
+            raise ArrayError(f"inputs: all were rejected ({shorten(reasons)}); pass models that are finite")
+        kept = np.asarray([job.weights[i] for i in self._kept])
+        self._shares = shares_of(kept, len(kept))
+        self._base = [] if job.base is None else [job.base]
+        models = [job.models[i] for i in self._kept]
+        self._windows = Windows([*models, *self._base, *job.old_moments], job.plan)
+        self._measured = Windows([*models, *self._base], [n for n, form in job.plan.items() if job.is_stepped(n, form)])
+        self._total = self._windows.bytes[-1] + (self._measured.bytes[-1] if job.clip_norm is not None else 0)
+
+    def is_intact(self) -> bool:
+        """Whether the windows that a killed merge has written are as they were written."""
+        state, job = self._state, self._job
+        models = [{name: of.get(name, NOTHING) for name in job.plan} for of in self._output.tensors]
+        written = Windows(models, job.plan)
+        written.plan = self._windows.plan[: state.done]
+        digests = [_Digest() for _ in models]
+        for parts, rows in written.read():
+            self._digest(parts, rows, digests)
+        due = state.digests[-len(models) :]
+        return [digest.state() for digest in digests] == [digest.state() for digest in due]
+
+    def _digest(self, parts: list[Part], rows: Sequence[Sequence[Any]], digests: Sequence[_Digest]) -> None:
+        """Add the rows of the models or of the result and its moments to their digests."""
+        for each, digest in zip(rows, digests, strict=True):
+            for part, row in zip(parts, each, strict=True):
+                if len(_bytes(row)):
+                    form = self._job.plan[part.name]
+                    digest.add(part, form._replace(dtype=dtype_name(row)), _bytes(row))
+
+    @ieee
+    def measure(self) -> None:
+        """Compute the factor that clips each update."""
+        k, squares = len(self._kept), np.zeros(len(self._kept))
+        for number, (parts, rows) in enumerate(self._measured.read()):
+            self._progress(self._measured.bytes[number], self._total)
+            for j, part in enumerate(parts):
+                given = self._cast([rows[i][j] for i in range(k)], part)
+                v = empty(part.stop - part.start)
+                x = cast(rows[k][j], "float32")
+                summed = kernels.weighted_sum(given, self._shares, v, base=x, accumulate="float64", norms=True)
+                self._require_finite(part, given, summed, x)
+                squares += summed.squared_norms
+        limit = float(self._job.clip_norm or 0)
+        self._state.clips = [min(1.0, limit / norm) if norm else 1.0 for norm in np.sqrt(squares).tolist()]
+        self._output.record(self._state, now=True)
+
+    @ieee
+    def run(self) -> None:
+        """Merge the windows that are not done."""
+        state, first = self._state, self._state.done
+        before = 0 if self._job.clip_norm is None else self._measured.bytes[-1]
+        for number, (parts, rows) in enumerate(self._windows.read(first), first):
+            self._progress(before + self._windows.bytes[number], self._total)
+            outs = [self._merge_part(part, [each[j] for each in rows]) for j, part in enumerate(parts)]
+            inputs = [*self._kept, *([len(self._job.models)] if self._base else [])]
+            self._digest(parts, rows[: len(inputs)], [state.digests[i] for i in inputs])
+            for part, vectors in zip(parts, outs, strict=True):
+                self._output.write(part, vectors)
+            results = [[*vectors, *[NOTHING] * (1 + self._job.moments - len(vectors))] for vectors in outs]
+            self._digest(parts, list(zip(*results, strict=True)), state.digests[-1 - self._job.moments :])
+            state.done = number + 1
+            self._output.record(state)
+        self._progress(self._total, self._total)
+        self._output.record(state, now=True)
+
+    def _cast(self, rows: list[Any], part: Part) -> list[Any]:
+        """Return rows in one dtype: the first model's, or with a base the common one, or a wider one."""
+        kinds = {dtype_name(row) for row in rows}
+        common = kinds.pop() if len(kinds) == 1 else "float64" if "float64" in kinds else "float32"
+        kind = common if self._base else self._job.plan[part.name].dtype
+        return [cast(row, kind) for row in rows]
+
+    def _merge_part(self, part: Part, rows: list[Any]) -> list[Any]:
+        """Return a part of the result, and the same part of each moment."""
+        job, k, form = self._job, len(self._kept), self._job.plan[part.name]
+        if form.kind == "counter":
+            return [np.maximum.reduce([_numbers(row) for row in rows[:k]])]
+        if form.kind == "constant":
+            same = [cast(row, form.dtype) for row in rows[: k + len(self._base)]]
+            for i, row in enumerate(same):
+                if not np.array_equal(_numbers(row), _numbers(same[0]), equal_nan=form.dtype in FLOATS):
+                    who = f"client {job.labels[self._kept[i]]}" if i < k else "base"
+                    must = f"must be equal in all models, because {form.dtype} tensors are not averaged"
+                    raise RangeError(f"{who}, {part.name}: {must}")
+            return [_copied(same[0])]
+        given, n = self._cast(rows[:k], part), part.stop - part.start
+        if not job.is_stepped(part.name, form):
+            kind = form.dtype if dtype_name(given[0]) == form.dtype else "float32"
+            mean = over(np.empty(n * BYTES[kind], np.uint8), kind)
+            summed = kernels.weighted_sum(given, self._shares, mean, accumulate="float64", norms=True)
+            self._require_finite(part, given, summed)
+            return [cast(mean, form.dtype)]
+        x, v, x_out = cast(rows[k], "float32"), empty(n), empty(n)
+        shares = self._shares if self._state.clips is None else self._shares * self._state.clips
+        summed = kernels.weighted_sum(given, shares, v, base=x, accumulate="float64", norms=True)
+        self._require_finite(part, given, summed, x)
+        outs: tuple[Any, ...] = ()
+        if job.optimizer is None:
+            _, square = kernels.server_step(
+                v, None, x, v_of=Linear(A=1), gamma=job.gamma, v=empty(n), total_out=None, x_out=x_out
+            )
+        else:
+            moments = tuple(rows[k + 1 :]) if len(rows) > k + 1 and len(rows[-1]) == n else job.optimizer.start(n)
+            outs = tuple(empty(n) for _ in moments)
+            square = job.optimizer.turn(v, moments, x, gamma=job.gamma, moments_out=outs, x_out=x_out)
+        merged = cast(x_out, form.dtype)
+        if not math.isfinite(square) or not is_finite(merged):
+            raise DivergedError(f"{part.name}: the step makes it infinite or NaN; lower the server rate")
+        return [merged, *outs]
+
+    def _require_finite(self, part: Part, rows: list[Any], summed: Any, x: Any = None) -> None:
+        """Add the norms of a part. Start again without an input that is not finite, or if the tensor is a mask."""
+        found = self._state.squares.setdefault(part.name, [0.0] * (len(self._kept) + 1))
+        if self._state.clips is not None or self._job.clip_norm is None:
+            squares = [*summed.squared_norms.tolist(), summed.squared_norm_of_sum]
+            self._state.squares[part.name] = [a + b for a, b in zip(found, squares, strict=True)]
+        if summed.finite.all():
+            return
+        if _is_mask(part.name, self._job.pattern[part.name]):
+            self._state.constants.append(part.name)
+        elif x is not None and not is_finite(x):
+            raise ArrayError(f"base, {part.name}: {NOT_FINITE}")
+        else:
+            bad = [i for i in np.flatnonzero(~summed.finite).tolist() if not is_finite(rows[i])]
+            if not bad:  # float64 numbers above 1e154
+                return
+            for i in bad:
+                self._state.rejected[str(self._kept[i])] = f"{part.name}: {NOT_FINITE}"
+        again = _State(0, {"rejected": self._state.rejected, "constants": self._state.constants})
+        self._output.record(again, now=True)
+        raise _Restart
+
+    def report(self) -> dict[str, Any]:
+        """Return the content of the report."""
+        job, state = self._job, self._state
+        norms = {name: np.sqrt(squares).tolist() for name, squares in state.squares.items()}
+        whole = (
+            np.sqrt(np.sum(list(state.squares.values()), axis=0)).tolist() if norms else [0.0] * (len(self._kept) + 1)
+        )
+        shares, clips = np.zeros(len(job.models)), [1.0] * len(self._kept) if state.clips is None else state.clips
+        shares[self._kept] = self._shares
+        inputs = []
+        for i, path in enumerate(job.paths):
+            found = {"path": path, "weight": job.weights[i], "share": float(shares[i])}
+            if i in self._kept:
+                j = self._kept.index(i)
+                found |= {"norm": whole[j], "clip_factor": clips[j], "digest": state.digests[i].state()[0]}
+            else:
+                found |= {"rejected": state.rejected[str(i)]}
+            inputs.append(found)
+        base = None
+        if job.base is not None:
+            base = {"path": job.base_path, "digest": state.digests[len(job.models)].state()[0]}
+        return {
+            "fedcore": __version__,
+            "fingerprint": job.fingerprint,
+            "round": job.round,
+            "optimizer": _described(job.optimizer),
+            "server_lr": job.gamma,
+            "clip_norm": job.clip_norm,
+            "inputs": inputs,
+            "base": base,
+            "digest": state.digests[-1 - job.moments].state()[0],
+            "norms_of": "updates" if job.steps else "models",
+            "norm": whole[-1],
+            "tensors": norms,
+        }

@@ -1,0 +1,394 @@
+"""Safetensors files as models: strictly checked headers, and tensors that are read when they are used."""
+
+import json
+import math
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.arrays import Bfloat16Array, Library
+from fedcore.errors import ArrayError, CorruptionError, DtypeError, ShapeError, StoreError
+from fedcore.validation import Represented, absolute, shorten
+
+LONGEST_HEADER = 100_000_000
+"""The maximum number of bytes of a header, as in the format's own library."""
+DIMENSIONS = 32
+DTYPES = {
+    **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool"},
+    **{f"{sign}{bits}": f"{name}{bits}" for sign, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)},
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+BYTES = {dtype: 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize for dtype in CODES}
+READERS = 4
+"""The number of threads that read files."""
+PIECE = 8 << 20
+"""The number of bytes that a thread reads in one call."""
+
+# The grammar of a header. It admits no nesting beyond the format's, so a short header cannot need much memory or stack.
+
+
+def _grammar(text: bytes, **parts: bytes) -> bytes:
+    """Insert named parts, and white space at each space."""
+    for name, part in parts.items():
+        text = text.replace(b"<%s>" % name.encode(), part)
+    return text.replace(b" ", rb"[\x20\t\r\n]*+")
+
+
+_STRING = rb'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+"'
+_LIST = _grammar(rb"\[ (?:<n> (?:, <n> )*+)?+\]", n=rb"(?:0|[1-9][0-9]{0,18})")
+_FIELD = _grammar(rb'"(?:dtype" : "[A-Z0-9_]{1,16}"|(?:shape|data_offsets)" : <list>) ', list=_LIST)
+_PAIR = _grammar(rb"<s> : <s> ", s=_STRING)
+_NAME = re.compile(_grammar(rb" (<s>) : ", s=_STRING))
+_TENSOR = re.compile(_grammar(rb"\{ (<f>, <f>, <f>)\} ", f=_FIELD))
+_METADATA = re.compile(_grammar(rb"\{ (?:<p>(?:, <p>)*+)?+\} ", p=_PAIR))
+
+
+def over(memory: npt.NDArray[np.uint8], kind: str) -> Any:
+    """Return bytes as a vector of a dtype, given by its name, that the kernels can read and write."""
+    return Bfloat16Array(memory.view(np.uint16)) if kind == "bfloat16" else memory.view(kind)
+
+
+class Bfloat16:
+    """The dtype of bfloat16 tensors if ml_dtypes is not imported."""
+
+    itemsize = 2
+
+    def __str__(self) -> str:
+        return "bfloat16"
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file, and the state in which its header was read. The bytes of a changed file are never read.
+
+    Attributes:
+        path: the absolute path.
+        state: device, inode, size and time of the last change.
+    """
+
+    path: str
+    state: tuple[int, int, int, int]
+
+    @classmethod
+    def open(cls, path: str) -> tuple["StoredFile", int]:
+        """Return a file and its descriptor; raise StoreError if it cannot be read or is not a regular file."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read: {error.strerror}") from None
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(fd)
+            raise StoreError(f"{path}: expected a regular file; pass the path of one")
+        return cls(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)), fd
+
+    def reopen(self) -> int:
+        """Return a descriptor; raise CorruptionError if the file has changed."""
+        now, fd = self.open(self.path)
+        if now != self:
+            os.close(fd)
+            raise CorruptionError(f"{self.path}: was changed while it was in use; write new models to new files")
+        return fd
+
+
+def read_at(fd: int, start: int, memory: npt.NDArray[np.uint8], path: str) -> None:
+    """Fill ``memory`` with the bytes of a file from ``start`` on."""
+    done = 0
+    while done < memory.size:
+        count = os.preadv(fd, [memory[done : done + (1 << 30)].data], start + done)
+        if count == 0:
+            raise CorruptionError(f"{path}: was cut off while it was in use; write new models to new files")
+        done += count
+
+
+class StoredTensor:
+    """A tensor in a file. It is read when it is used: by ``np.asarray`` as a whole, by ``read`` in part.
+
+    NumPy has bfloat16 only if ml_dtypes is imported; otherwise ``np.asarray`` returns float32.
+
+    Attributes:
+        name: the name in its model.
+        file: the file, which must not change while the tensor is in use.
+        shape: the shape.
+        kind: the dtype's name, such as "bfloat16".
+        start: the position of the first byte in the file.
+        library: the library of the tensors that its file format holds.
+    """
+
+    def __init__(
+        self, name: str, file: StoredFile, kind: str, shape: tuple[int, ...], start: int, library: Library = "numpy"
+    ) -> None:
+        self.name, self.file, self.kind, self.shape, self.start, self.library = name, file, kind, shape, start, library
+        self.size = math.prod(shape)
+        self.itemsize = BYTES[kind]
+
+    @property
+    def dtype(self) -> Any:
+        """The NumPy dtype, or a stand-in for bfloat16."""
+        if self.kind != "bfloat16":
+            return np.dtype(self.kind)
+        return np.dtype("bfloat16") if "ml_dtypes" in sys.modules else Bfloat16()
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """File, position, dtype and shape. Tied tensors of a torch file have the same place."""
+        return self.file.path, self.start, self.kind, self.shape
+
+    def read(self, start: int = 0, stop: int | None = None) -> Any:
+        """Return the elements [start, stop) in C order as a vector: a NumPy array, or a ``Bfloat16Array``."""
+        stop = self.size if stop is None else stop
+        memory = np.empty((stop - start) * self.itemsize, np.uint8)
+        at = self.start + start * self.itemsize
+        spans = [(i, min(i + PIECE, memory.size)) for i in range(0, memory.size, PIECE)]
+        fd = self.file.reopen()
+        try:
+            os.posix_fadvise(fd, at, memory.size, os.POSIX_FADV_SEQUENTIAL)
+            if len(spans) > 1:
+                with ThreadPoolExecutor(READERS) as pool:
+                    list(pool.map(lambda span: read_at(fd, at + span[0], memory[slice(*span)], self.file.path), spans))
+            else:
+                read_at(fd, at, memory, self.file.path)
+        finally:
+            os.close(fd)
+        return over(memory, self.kind)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError(f"{self.name}: cannot be read from a file without a copy")
+        vector = self.read()
+        if isinstance(vector, Bfloat16Array):
+            vector = vector.codes.view(self.dtype) if "ml_dtypes" in sys.modules else vector.astype(np.float32)
+        return np.asarray(vector.reshape(self.shape), dtype)
+
+    def astype(self, dtype: Any) -> npt.NDArray[Any]:
+        """Return the tensor as a NumPy array of a dtype."""
+        return np.asarray(self, dtype)
+
+    def __repr__(self) -> str:
+        return f"StoredTensor({self.name!r}, {self.kind}{list(self.shape)}, {self.file.path!r})"
+
+
+class Header(NamedTuple):
+    """The header of a safetensors file.
+
+    Attributes:
+        file: the file.
+        text: the bytes before the data, which begin with the header's length.
+        tensors: the tensors by name, in the order of their data.
+    """
+
+    file: StoredFile
+    text: bytes
+    tensors: dict[str, StoredTensor]
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """Read and check the header of a safetensors file.
+
+    Raises:
+        StoreError: the path cannot be read or is not a regular file.
+        ArrayError, ShapeError: the file is truncated, its header is malformed, a name occurs twice, or the tensors do
+            not fill the file without gaps and overlaps.
+        DtypeError: a dtype is none of floats of 16 to 64 bits, integers of 8 to 64 bits, and bool.
+
+    Cost: reads the header, at most 100 MB; allocates about ten times its length.
+    """
+    file, fd = StoredFile.open(str(path))
+    try:
+        size = file.state[2]
+        first = os.pread(fd, 8, 0)
+        length = int.from_bytes(first, "little")
+        if size < 8 or length > min(LONGEST_HEADER, size - 8):
+            raise ArrayError(f"{path}: a header of {length} bytes does not fit into {size} bytes; copy the file again")
+        text = np.empty(length, np.uint8)
+        read_at(fd, 8, text, str(path))
+    finally:
+        os.close(fd)
+    header = text.tobytes()
+    tensors: dict[str, StoredTensor] = {}
+    begin = 8 + length
+    at = 0
+    for (start, stop), name, code, shape in sorted(_entries(str(path), header)):
+        count, dtype = math.prod(shape), DTYPES.get(code)
+        if dtype is None:
+            known = ", ".join(DTYPES)
+            raise DtypeError(f"{path}, {shorten(name)}: dtype {code} is not supported; convert it to one of {known}")
+        if len(shape) > DIMENSIONS or (count == 0 and math.prod(filter(None, shape)) >= 2**62):
+            raise ShapeError(f"{path}, {shorten(name)}: shape {shorten(str(shape))} is too large; write it again")
+        if start != at or stop - start != count * BYTES[dtype]:
+            needs = f"{code}{shorten(str(list(shape)))} must have {count * BYTES[dtype]} bytes from byte {at} on"
+            raise ShapeError(f"{path}, {shorten(name)}: {needs}, has {start} to {stop}; write the file again")
+        tensors[name] = StoredTensor(name, file, dtype, shape, begin + start)
+        at = stop
+    if begin + at != size:
+        raise ShapeError(f"{path}: must have {begin + at} bytes, has {size}; copy the file again")
+    return Header(file, first + header, tensors)
+
+
+def _entries(path: str, header: bytes) -> Iterator[tuple[list[int], str, str, tuple[int, ...]]]:
+    """Yield offsets, name, dtype and shape of each tensor of a header."""
+    end, names, at = len(header.rstrip(b"\x20\t\r\n")) - 1, set(), 1
+    if header[:1] != b"{" or header[end:][:1] != b"}":
+        raise ArrayError(f"{path}: the header must be a JSON object; the file is damaged or has a different format")
+    more = header[1:end].strip() != b""
+    while more:
+        key = _NAME.match(header, at)
+        name = None if key is None else _parsed(key[1])
+        pattern = _METADATA if name == "__metadata__" else _TENSOR
+        value = None if key is None else pattern.match(header, key.end())
+        fields = None if value is None or value.end() > end else _parsed(value[0])
+        if name is None or value is None or fields is None:
+            raise ArrayError(f"{path}: the header is malformed at byte {at}: {header[at : at + 60]!r}; write it again")
+        if name in names:
+            raise ArrayError(f"{path}: two entries are named {shorten(name)!r}; write the file again")
+        names.add(name)
+        if pattern is _TENSOR:
+            if len(fields) != 3 or len(fields["data_offsets"]) != 2:
+                raise ArrayError(f"{path}, {shorten(name)}: needs a dtype, a shape and two offsets; write it again")
+            yield fields["data_offsets"], name, fields["dtype"], tuple(fields["shape"])
+        at = value.end()
+        more = at < end
+        if more and header[at : at + 1] != b",":
+            raise ArrayError(f"{path}: the header is malformed at byte {at}: {header[at : at + 60]!r}; write it again")
+        at += 1
+
+
+def _parsed(literal: bytes) -> Any:
+    """Return a JSON value, or None if a text in it is not valid Unicode."""
+    try:
+        value = json.loads(literal.decode())  # json itself would accept surrogates in UTF-8
+        if b"\\u" in literal:
+            json.dumps(value, ensure_ascii=False).encode()  # raises for half of a surrogate pair
+    except ValueError:
+        return None
+    return value
+
+
+def header_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return the bytes before the data of a file with these (name, dtype, shape), whose data are in the same order."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for name, dtype, shape in tensors:
+        stop = at + math.prod(shape) * BYTES[dtype]
+        entries[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [at, stop]}
+        at = stop
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+class Safetensors(Mapping[str, StoredTensor], Represented):
+    """A model in safetensors files. It is a model wherever fedcore takes one; tensors are read when they are used.
+
+    Args:
+        path: a file, a folder with one safetensors file, a folder with an index and its shards
+            (``model.safetensors.index.json``), or such an index.
+
+    Attributes:
+        path: the absolute path.
+        headers: the headers of the files, in the order of their names.
+        index: the index as (name, content), or None.
+
+    Raises:
+        StoreError: a file is missing or cannot be read.
+        ArrayError, ShapeError, DtypeError: a file is truncated or malformed, or the index does not fit its files.
+
+    The files must not change while the model is in use. A changed file raises CorruptionError.
+
+    Cost: reads the headers only. ``np.asarray(model[name])`` reads a tensor with four threads.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from fedcore import aggregate, write_model
+    >>> with TemporaryDirectory() as folder:
+    ...     for k in (1, 2):
+    ...         write_model({"w": np.full(3, k, np.float32)}, f"{folder}/{k}.safetensors")
+    ...     aggregate([Safetensors(f"{folder}/{k}.safetensors") for k in (1, 2)])
+    {'w': array([1.5, 1.5, 1.5], dtype=float32)}
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = absolute(path)
+        self.index: tuple[str, bytes] | None = None
+        folder, indices = self.path, []
+        if self.path.name.endswith(".index.json"):
+            folder, indices = self.path.parent, [self.path]
+        elif self.path.is_dir():
+            indices = sorted(self.path.glob("*.safetensors.index.json"))
+        if len(indices) > 1:
+            raise ArrayError(f"{self.path}: has {len(indices)} indices; pass the path of one")
+        files = [self.path] if folder is self.path and not self.path.is_dir() else sorted(folder.glob("*.safetensors"))
+        named: dict[str, str] = {}
+        if indices:
+            self.index, named = _read_index(indices[0])
+            files = [folder / name for name in sorted(set(named.values()))]
+        elif len(files) != 1:
+            raise ArrayError(f"{self.path}: has {len(files)} safetensors files and no index; pass the path of one file")
+        self.headers = [read_header(file) for file in files]
+        self._tensors: dict[str, StoredTensor] = {}
+        for header in self.headers:
+            if twice := self._tensors.keys() & header.tensors.keys():
+                raise ArrayError(
+                    f"{header.file.path}: {min(twice)!r} is in a different file too; write the model again"
+                )
+            self._tensors |= header.tensors
+        if self.index is not None:
+            found = {name: Path(tensor.file.path).name for name, tensor in self._tensors.items()}
+            if odd := sorted(name for name in found.keys() | named.keys() if found.get(name) != named.get(name)):
+                raise ArrayError(
+                    f"{indices[0]}: {len(odd)} tensors are not in the files that it names ({', '.join(odd[:3])}); "
+                    "copy the folder again"
+                )
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The metadata of the first file."""
+        found: dict[str, str] = json.loads(self.headers[0].text[8:]).get("__metadata__", {})
+        return found
+
+    def _facts(self) -> dict[str, Any]:
+        size = sum(header.file.state[2] for header in self.headers)
+        return {"path": str(self.path), "tensors": len(self), "files": len(self.headers), "bytes": size}
+
+
+def _read_index(path: Path) -> tuple[tuple[str, bytes], dict[str, str]]:
+    """Return an index as (name, content), and the files of its tensors."""
+    file, fd = StoredFile.open(str(path))
+    try:
+        if file.state[2] > LONGEST_HEADER:
+            raise ArrayError(f"{path}: must have at most {LONGEST_HEADER} bytes, has {file.state[2]}")
+        content = np.empty(file.state[2], np.uint8)
+        read_at(fd, 0, content, str(path))
+    finally:
+        os.close(fd)
+    try:
+        named = json.loads(content.tobytes(), object_pairs_hook=_unique)["weight_map"]
+        if any(type(name) is not str or Path(name).name != name for name in named.values()):
+            raise ValueError("weight_map must name files in the index's folder")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ArrayError(f"{path}: malformed: {shorten(str(error))}; copy the folder again") from None
+    return (path.name, content.tobytes()), named
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found

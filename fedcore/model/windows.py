@@ -1,0 +1,136 @@
+"""Windows of models: the same elements of several models at a time, read from files by a few threads."""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore import kernels
+from fedcore.arrays import LINE, Bfloat16Array, as_array, dtype_name
+from fedcore.model.safetensors import BYTES, READERS, StoredTensor, over, read_at
+
+UNIT = 1 << 16
+"""Parts of a tensor start at multiples of this number of elements. A checksum covers as many."""
+MEMORY = 160 << 20
+"""The bytes of all windows in memory, unless windows of one unit need more."""
+LARGEST = 8 << 20
+"""The most bytes of a window of one model."""
+AHEAD = 2
+"""The number of windows that are read ahead."""
+
+
+class Part(NamedTuple):
+    """The elements [start, stop) of a tensor."""
+
+    name: str
+    start: int
+    stop: int
+
+
+Rows = list[list[Any]]
+"""The elements of a window's parts: for each model and part a vector."""
+
+
+class Windows:
+    """The windows of several models with the same names and shapes.
+
+    Args:
+        models: mappings from names to ``StoredTensor`` or tensors in memory.
+        names: the tensors, in order.
+
+    Attributes:
+        plan: the parts of each window.
+        bytes: the number of bytes in files before each window, and in total.
+    """
+
+    def __init__(self, models: Sequence[Mapping[str, Any]], names: Iterable[str]) -> None:
+        self._models = models
+        self.plan: list[list[Part]] = []
+        room, most = 0, min(LARGEST, MEMORY // ((AHEAD + 1) * len(models)))
+        for name in names:
+            tensors = [model[name] for model in models]
+            width = max(BYTES[dtype_name(tensor)] for tensor in tensors)
+            n = _size(tensors[0])
+            step = max(most // (width * UNIT), 1) * UNIT
+            for start in range(0, n, step):
+                part = Part(name, start, min(start + step, n))
+                size = -(-(part.stop - start) * width // LINE) * LINE
+                if not self.plan or room + size > most:
+                    self.plan.append([])
+                    room = 0
+                self.plan[-1].append(part)
+                room += size
+        widths = {name: sum(BYTES[dtype_name(model[name])] for model in models) for name in models[0]}
+        sizes = [sum((part.stop - part.start) * widths[part.name] for part in parts) for parts in self.plan]
+        self.bytes = np.cumsum([0, *sizes]).tolist()
+
+    def read(self, first: int = 0) -> Iterator[tuple[list[Part], Rows]]:
+        """Yield the parts and rows of each window from number ``first`` on. Rows are valid until the next window."""
+        plan = iter(self.plan[first:])
+        buffers: list[Any] = [[np.empty(0, np.uint8)] * len(self._models) for _ in range(AHEAD + 1)]
+        coming: deque[tuple[list[Part], list[Future[Any]], list[Any]]] = deque()
+        with ThreadPoolExecutor(READERS) as pool:
+
+            def request() -> None:
+                if (parts := next(plan, None)) is not None:
+                    memory = buffers.pop()
+                    jobs = [pool.submit(_fill, memory, i, model, parts) for i, model in enumerate(self._models)]
+                    coming.append((parts, jobs, memory))
+
+            for _ in range(AHEAD + 1):
+                request()
+            while coming:
+                parts, jobs, memory = coming.popleft()
+                yield parts, [job.result() for job in jobs]
+                buffers.append(memory)
+                request()
+
+
+def _size(tensor: Any) -> int:
+    return int(np.prod(tensor.shape, dtype=np.int64))
+
+
+def _fill(memory: list[npt.NDArray[np.uint8]], i: int, model: Mapping[str, Any], parts: list[Part]) -> list[Any]:
+    """Read the parts of model i into ``memory[i]`` and return them as vectors."""
+    stored = [(part, tensor) for part in parts if isinstance(tensor := model[part.name], StoredTensor)]
+    room = sum(-(-(part.stop - part.start) * tensor.itemsize // LINE) * LINE for part, tensor in stored)
+    if memory[i].size < room:
+        memory[i] = np.empty(room, np.uint8)
+    rows, at, file, fd = [], 0, None, -1
+    try:
+        for part in parts:
+            tensor = model[part.name]
+            if not isinstance(tensor, StoredTensor):
+                rows.append(tensor.reshape(-1)[part.start : part.stop])
+                continue
+            if tensor.file is not file:
+                if file is not None:
+                    os.close(fd)
+                    file = None
+                fd, file = tensor.file.reopen(), tensor.file
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            start, size = tensor.start + part.start * tensor.itemsize, (part.stop - part.start) * tensor.itemsize
+            read_at(fd, start, memory[i][at : at + size], tensor.file.path)
+            # Large models would displace the cached files of other programs.
+            os.posix_fadvise(fd, start, size, os.POSIX_FADV_DONTNEED)
+            rows.append(over(memory[i][at : at + size], tensor.kind))
+            at += -(-size // LINE) * LINE
+    finally:
+        if file is not None:
+            os.close(fd)
+    return rows
+
+
+def cast(vector: Any, kind: str) -> Any:
+    """Return a vector in a dtype that the kernels can read, given by its name."""
+    if dtype_name(vector) == kind:
+        return vector
+    with np.errstate(over="ignore"):
+        array = as_array("vector", vector)
+        if kind != "bfloat16":
+            return array.astype(kind)
+        return Bfloat16Array(kernels.quantise(array.astype(np.float32, copy=False), "bf16").codes)

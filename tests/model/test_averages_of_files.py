@@ -1,0 +1,178 @@
+"""Averages of files and of iterators have the bits of averages of models in memory."""
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import fedcore
+from fedcore import Safetensors, errors, write_model
+from fedcore.model import windows
+
+WEIGHTS = [3, 1, 2]
+
+
+def models(dtype=torch.float32, n=150_000):
+    torch.manual_seed(0)
+    return [
+        {
+            "w": torch.randn(n, 2).to(dtype),
+            "b": torch.randn(7).to(dtype),
+            "s": -torch.zeros((), dtype=dtype),
+            "mask": torch.tensor([0, -torch.inf]).to(dtype),
+            "n": torch.tensor(2**60 + k),
+            "codes": torch.arange(5, dtype=torch.uint8),
+            "e": torch.zeros(0, 3, dtype=dtype),
+        }
+        for k in range(3)
+    ]
+
+
+def same(one, other):
+    assert list(one) == list(other)
+    for name, due in other.items():
+        found = one[name]
+        assert (found.dtype, found.shape) == (due.dtype, due.shape), name
+        view = torch.uint8
+        assert torch.equal(found.reshape(-1).view(view), due.reshape(-1).view(view)), name
+
+
+def in_torch(array):
+    if isinstance(array, torch.Tensor):
+        return array
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.asarray(array))
+
+
+@pytest.fixture
+def small_windows(monkeypatch):
+    monkeypatch.setattr(windows, "LARGEST", 1 << 19)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+def test_files_and_models_in_memory_give_the_same_bits(tmp_path, small_windows, dtype, ending):
+    given, paths = models(dtype), [tmp_path / f"{k}.{ending}" for k in range(3)]
+    for model, path in zip(given, paths, strict=True):
+        write_model(model, path)
+    due = fedcore.aggregate(given, WEIGHTS)
+    found = fedcore.aggregate(paths, WEIGHTS)
+    same({name: in_torch(found[name]) for name in due}, due)
+    mixed = fedcore.aggregate([given[0], str(paths[1]), paths[2]], WEIGHTS)
+    same(mixed, due)
+
+
+def test_other_dtypes_are_cast_to_the_first_models(tmp_path):
+    first, other = {"w": torch.randn(9).bfloat16()}, {"w": torch.randn(9).double()}
+    write_model(other, tmp_path / "m.safetensors")
+    same(fedcore.aggregate([first, tmp_path / "m.safetensors"]), fedcore.aggregate([first, other]))
+    write_model(first, tmp_path / "f.safetensors")
+    found = fedcore.aggregate([tmp_path / "m.safetensors", tmp_path / "f.safetensors"])["w"]
+    np.testing.assert_array_equal(found, fedcore.aggregate([other, first])["w"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_an_iterator_gives_the_same_bits_and_its_models_are_freed(dtype):
+    alive = weakref.WeakSet()
+
+    def coming():
+        for model in models(dtype, n=2000):
+            net = torch.nn.Module()
+            for name, tensor in model.items():
+                net.register_buffer(name, tensor)
+            alive.add(net)
+            gc.collect()
+            assert len(alive) <= 2  # the one that the sums have just read, and this one
+            yield net
+            del net
+
+    same(fedcore.aggregate(coming(), WEIGHTS), fedcore.aggregate(models(dtype, n=2000), WEIGHTS))
+    found, due = fedcore.aggregate(coming()), fedcore.aggregate(models(dtype, n=2000))
+    np.testing.assert_allclose(found["w"].double(), due["w"].double(), atol=4 * torch.finfo(dtype).eps)
+
+
+def test_an_iterator_of_paths_and_other_forms(tmp_path):
+    for k in (1, 4):
+        write_model({"w": np.full(2, k, np.float32)}, tmp_path / f"{k}.safetensors")
+    assert fedcore.aggregate(tmp_path.glob("*.safetensors"))["w"].tolist() == [2.5, 2.5]
+    assert fedcore.aggregate(iter([np.float32([1]), np.float32([2])])).tolist() == [1.5]
+    assert fedcore.aggregate([np.float32([k])] for k in (1, 2))[0].tolist() == [1.5]
+    with pytest.raises(errors.RangeError, match="empty"):
+        fedcore.aggregate(iter([]))
+    with pytest.raises(errors.ArrayError, match="list of paths"):
+        fedcore.aggregate(tmp_path / "1.safetensors")
+    for weights in ([1], [1, 2, 3]):
+        with pytest.raises(errors.ShapeError, match="weights"):
+            fedcore.aggregate(iter([{"w": np.float32([1])}] * 2), weights)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_model_of_an_iterator_is_named(bad):
+    good, spoilt = {"w": np.ones(2, np.float32)}, {"w": np.float32([1, bad])}
+    with pytest.raises(errors.ArrayError, match=r"^client 1, w\b"):
+        fedcore.aggregate(iter([good, spoilt]))
+    with pytest.raises(errors.ArrayError, match=r"^client 1\b.*missing"):
+        fedcore.aggregate(iter([good, {"v": good["w"]}]))
+
+
+def test_a_mapping_names_clients():
+    one, two = {"w": np.float32([1])}, {"w": np.float32([4])}
+    assert fedcore.aggregate({"a": one, 7: two}, {7: 1, "a": 2})["w"] == 2
+    assert fedcore.aggregate({"a": one, 7: two}, [1, 2])["w"] == 3
+    with pytest.raises(errors.ShapeError, match=r"^client 'b', w\b"):
+        fedcore.aggregate({"a": one, "b": {"w": np.ones(2, np.float32)}})
+    with pytest.raises(errors.UnknownClientError, match=r"weights.*\(b\)"):
+        fedcore.aggregate({"a": one, "b": two}, {"a": 1})
+
+
+def test_a_bad_file_is_named(tmp_path):
+    good = {"w": np.ones(200_000, np.float32), "c": np.arange(3)}
+    write_model(good, tmp_path / "good.safetensors")
+    spoilt = good["w"].copy()
+    spoilt[-1] = np.nan
+    cases = {
+        r"client 1 \(.*bad.*, w\b.*NaN": good | {"w": spoilt},
+        r"client 1 \(.*bad.*, c\b.*equal": good | {"c": np.arange(1, 4)},
+        r"client 1 \(.*bad.*missing 1 \(c\)": {"w": good["w"]},
+        r"client 1 \(.*bad.*, w\b.*shape": good | {"w": good["w"][1:]},
+    }
+    for message, bad in cases.items():
+        write_model(bad, tmp_path / "bad.safetensors")
+        with pytest.raises(errors.FedcoreError, match=message):
+            fedcore.aggregate([Safetensors(tmp_path / "good.safetensors"), tmp_path / "bad.safetensors"], [1, 0])
+
+
+PEAK = """
+import sys, fedcore
+from fedcore.model import windows
+windows.MEMORY = 20 << 20
+peak = lambda: int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))) >> 10
+fedcore.aggregate([sys.argv[1]] * 2)  # the libraries' own memory
+before = peak()
+fedcore.aggregate(sys.argv[2:])
+print(peak() - before)
+"""
+
+
+def test_twenty_files_need_the_memory_of_the_average_and_its_windows(tmp_path):
+    n, paths = 5_000_000, []
+    write_model({"w": np.ones(3, np.float32)}, tmp_path / "small.safetensors")
+    for k in range(20):  # holes take no disk
+        paths.append(tmp_path / f"{k}.safetensors")
+        head = fedcore.model.safetensors.header_of([("w", "float32", (n,))])
+        paths[-1].write_bytes(head)
+        with open(paths[-1], "r+b") as file:
+            file.truncate(len(head) + 4 * n)
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, tmp_path / "small.safetensors", *paths],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert int(done.stdout) < 20 + 20 + 15, done.stderr  # of 400 MB

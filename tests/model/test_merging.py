@@ -1,0 +1,354 @@
+"""A merge of files has the bits of an average in memory, and survives kills; its steps are those of torch."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import fedcore
+from fedcore import Safetensors, errors, merge, write_model
+from fedcore.algorithms.optimizers import SGD, Adagrad, Adam, Nesterov, Yogi
+from fedcore.model import merging, windows
+from tests.cli.command import invoke as run
+from tests.model.kill_merges import content, in_child, models
+
+WEIGHTS = [3, 1, 2]
+
+
+@pytest.fixture(autouse=True)
+def small_windows(monkeypatch):
+    monkeypatch.setattr(windows, "LARGEST", 1 << 17)
+
+
+def clients(dtype=torch.float32, n=100_003):
+    torch.manual_seed(0)
+    return [
+        {
+            "w": torch.randn(n).to(dtype),
+            "v": torch.randn(3, 5).bfloat16(),
+            "s": torch.randn(()).to(dtype),
+            "mask": torch.tensor([0, -torch.inf]),
+            "n": torch.tensor(7 + k),
+            "codes": torch.arange(6, dtype=torch.uint8),
+        }
+        for k in range(4)
+    ]
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    for name, due in other.items():
+        assert one[name].dtype == due.dtype, name
+        assert torch.equal(one[name].reshape(-1).view(torch.uint8), due.reshape(-1).view(torch.uint8)), name
+
+
+def saved(folder, given, ending="safetensors"):
+    for k, model in enumerate(given):
+        write_model(model, folder / f"{k}.{ending}")
+    return [folder / f"{k}.{ending}" for k in range(len(given))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+def test_it_has_the_bits_of_an_average_in_memory(tmp_path, dtype, ending):
+    given = clients(dtype)[:3]
+    paths = saved(tmp_path, given, ending)
+    report = merge(tmp_path / "out", paths, WEIGHTS)
+    due = fedcore.aggregate(given, WEIGHTS)
+    same(load_file(tmp_path / "out" / "model.safetensors"), due)
+    assert report == json.loads((tmp_path / "out" / "merge.json").read_text())
+    assert [one["share"] for one in report["inputs"]] == [3 / 6, 1 / 6, 2 / 6]
+    floats = [name for name, tensor in due.items() if tensor.is_floating_point() and name != "mask"]
+    for k, one in enumerate([*given, due]):
+        norms = [one[name].double().norm().item() for name in floats]
+        np.testing.assert_allclose(
+            [report["tensors"][name][k] for name in floats], norms, rtol=3e-3 if k == 3 else 1e-5
+        )
+        whole = report["norm"] if k == 3 else report["inputs"][k]["norm"]
+        np.testing.assert_allclose(whole, np.linalg.norm(norms), rtol=1e-3)
+    assert sorted(os.listdir(tmp_path / "out")) == ["merge.json", "model.safetensors"]
+
+
+def shards(folder, model, cuts):
+    folder.mkdir()
+    named, names = {}, list(model)
+    for number, (start, stop) in enumerate(zip([0, *cuts], [*cuts, None], strict=True)):
+        part = {name: model[name] for name in names[start:stop]}
+        save_file(part, folder / f"part-{number}.safetensors", {"format": "pt", "part": str(number)})
+        named |= dict.fromkeys(part, f"part-{number}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": named}))
+    return folder
+
+
+def test_the_result_is_sharded_as_the_base_in_its_dtypes(tmp_path):
+    given = clients()[:3]
+    base = shards(
+        tmp_path / "base", {name: t.half() if t.is_floating_point() else t for name, t in given[0].items()}, [2, 3]
+    )
+    paths = [shards(tmp_path / "a", given[1], [4]), *saved(tmp_path, given[2:])]
+    report = merge(tmp_path / "out", paths, base=base)
+    assert sorted(os.listdir(tmp_path / "out")) == sorted([*os.listdir(base), "merge.json"])
+    found = Safetensors(tmp_path / "out")
+    assert [header.text for header in found.headers] == [header.text for header in Safetensors(base).headers]
+    due = fedcore.aggregate(given[1:])
+    np.testing.assert_allclose(found["w"], due["w"].half(), rtol=1e-3, atol=1e-6)
+    write_model({name: np.asarray(tensor) for name, tensor in found.items()}, tmp_path / "one.safetensors")
+    # The digest of a model does not depend on its files.
+    again = merge(tmp_path / "again", [tmp_path / "one.safetensors"], base=tmp_path / "out")
+    assert again["inputs"][0]["digest"] == again["base"]["digest"] == again["digest"] == report["digest"]
+    assert again["round"] == 1
+
+
+def test_two_rounds_of_diloco_by_hand(tmp_path):
+    given = [model["w"].double().numpy() for model in clients()]
+    paths = saved(tmp_path, clients())
+    x, m, base = given[3], 0.0, paths[3]
+    for round in range(2):
+        gradient = x - np.average(given[:3], axis=0, weights=WEIGHTS)
+        m = 0.9 * m + gradient
+        x = x - 0.7 * (gradient + 0.9 * m)  # torch.optim.SGD(lr=0.7, momentum=0.9, nesterov=True)
+        report = merge(tmp_path / f"r{round}", paths[:3], WEIGHTS, base=base, optimizer=Nesterov())
+        base = tmp_path / f"r{round}" / "model.safetensors"
+        assert (report["round"], report["server_lr"]) == (round, 0.7)
+    np.testing.assert_allclose(Safetensors(base)["w"], x, rtol=1e-5, atol=1e-6)
+    with pytest.raises(errors.RangeError, match="optimizer"):
+        merge(tmp_path / "r2", paths[:3], base=base, optimizer=Adam())
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.5), Nesterov(0.5), Adagrad(), Adam(corrected_from=1), Yogi()])
+def test_windows_do_not_change_the_bits_of_an_optimizer(tmp_path, optimizer):
+    given = clients()
+    paths, n = saved(tmp_path, given), len(given[0]["w"])
+    x, moments = given[3]["w"].numpy(), optimizer.start(n)
+    base = paths[3]
+    for round in range(2):
+        v = fedcore.kernels.weighted_sum(
+            [m["w"] for m in given[:3]], np.array([0.5, 1 / 6, 1 / 3]), base=x, accumulate="float64"
+        )
+        moments_out, x_out = tuple(np.empty(n, np.float32) for _ in moments), np.empty(n, np.float32)
+        rate = getattr(optimizer, "rate", lambda round: 1.0)(round)
+        optimizer.turn(v, moments, x, gamma=rate, moments_out=moments_out, x_out=x_out)
+        x, moments = x_out, moments_out
+        merge(tmp_path / f"r{round}", paths[:3], WEIGHTS, base=base, optimizer=optimizer)
+        base = tmp_path / f"r{round}"
+    np.testing.assert_array_equal(Safetensors(base)["w"], x)
+    stored = Safetensors(base / "optimizer" / "moments.safetensors")
+    for i, moment in enumerate(moments):
+        np.testing.assert_array_equal(stored[f"{i}/w"], moment)
+
+
+def test_rate_and_clipping_by_hand(tmp_path):
+    x, ys = np.float32([1, 2]), [np.float32([4, 6]), np.float32([1, 2.5])]  # updates of norms 5 and 0.5
+    paths = saved(tmp_path, [{"w": y, "bn.running_mean": y} for y in (x, *ys)])
+    report = merge(tmp_path / "out", paths[1:], base=paths[0], server_lr=0.5, clip_norm=1)
+    found = Safetensors(tmp_path / "out")
+    mean = (np.array([0.6, 0.8]) + np.array([0, 0.5])) / 2
+    np.testing.assert_allclose(found["w"], x + 0.5 * mean, rtol=1e-6)
+    np.testing.assert_array_equal(found["bn.running_mean"], [2.5, 4.25])  # statistics are averaged
+    assert [one["clip_factor"] for one in report["inputs"]] == [0.2, 1.0]
+    np.testing.assert_allclose(report["tensors"]["w"], [5, 0.5, np.linalg.norm(mean)], rtol=1e-6)
+
+
+def test_a_model_that_is_not_finite_is_rejected(tmp_path):
+    given = clients(torch.bfloat16)
+    given[1]["w"][-1] = torch.nan
+    paths = saved(tmp_path, given)
+    report = merge(tmp_path / "out", paths, [1, 2, 3, 4])
+    same(load_file(tmp_path / "out" / "model.safetensors"), fedcore.aggregate([given[0], *given[2:]], [1, 3, 4]))
+    assert report["inputs"][1] == {
+        "path": str(paths[1]),
+        "weight": 2,
+        "share": 0,
+        "rejected": report["inputs"][1]["rejected"],
+    }
+    assert "w: " in report["inputs"][1]["rejected"]
+    clipped = merge(tmp_path / "clipped", paths[1:], base=paths[0], clip_norm=1e6, server_lr=1.0)
+    assert ["rejected" in one for one in clipped["inputs"]] == [True, False, False]
+    with pytest.raises(errors.ArrayError, match="all were rejected"):
+        merge(tmp_path / "none", [paths[1]])
+    with pytest.raises(errors.ArrayError, match=r"^base, w\b"):
+        merge(tmp_path / "none", [paths[0]], base=paths[1], server_lr=1.0)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["clipped", "out"]
+
+
+class Tied(torch.nn.Module):
+    def __init__(self, seed, tied=True):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed, self.head = torch.nn.Embedding(30, 4), torch.nn.Linear(4, 30, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+
+def test_tied_tensors_stay_tied_however_they_are_stored(tmp_path):
+    nets = [Tied(k) for k in range(3)]
+    for k, net in enumerate(nets):
+        torch.save({"model": net.state_dict()}, tmp_path / f"{k}.{'bin' if k == 2 else 'pt'}")
+    write_model(nets[2].state_dict(), tmp_path / "both.safetensors")
+    write_model({"embed.weight": nets[2].embed.weight}, tmp_path / "one.safetensors")
+    due = fedcore.aggregate(nets)["embed.weight"]
+    for third in ("2.bin", "both.safetensors", "one.safetensors"):
+        merge(tmp_path / third[:3], [tmp_path / "0.pt", tmp_path / "1.pt", tmp_path / third], key="model")
+        found = load_file(tmp_path / third[:3] / "model.safetensors")
+        assert torch.equal(found["embed.weight"], due)
+        assert torch.equal(found["head.weight"], due)
+    merge(tmp_path / "first", [tmp_path / "one.safetensors", tmp_path / "1.pt"], key="model")
+    assert list(Safetensors(tmp_path / "first")) == ["embed.weight"]
+    write_model(Tied(3, tied=False).state_dict(), tmp_path / "untied.safetensors")
+    with pytest.raises(errors.ArrayError, match=r"head.weight: is tied to embed.weight"):
+        merge(tmp_path / "untied", [tmp_path / "0.pt", tmp_path / "untied.safetensors"], key="model")
+
+
+def test_models_that_do_not_fit_are_named(tmp_path):
+    given = clients(n=5)
+    paths = saved(tmp_path, given)
+    for message, bad in {
+        r"client 1 .*bad.*, codes\b.*equal": given[0] | {"codes": torch.zeros(6, dtype=torch.uint8)},
+        r"client 1 .*bad.*, w\b.*shape": given[0] | {"w": torch.zeros(4)},
+        r"client 1 .*bad.*missing 1 \(n\)": {name: tensor for name, tensor in given[0].items() if name != "n"},
+        r"client 1 .*bad.*unexpected 5 \(x0, x1, x2, \.\.\.\)": given[0] | {f"x{k}": torch.zeros(1) for k in range(5)},
+    }.items():
+        write_model(bad, tmp_path / "bad.safetensors")
+        with pytest.raises(errors.FedcoreError, match=message):
+            merge(tmp_path / "out", [paths[0], tmp_path / "bad.safetensors"])
+    for options in ({"optimizer": SGD()}, {"server_lr": 1.0}, {"clip_norm": 1.0}):
+        with pytest.raises(errors.RangeError, match="base"):
+            merge(tmp_path / "out", paths, **options)
+    with pytest.raises(errors.DivergedError, match=r"^[a-z]+: "):
+        merge(tmp_path / "out", paths[1:], base=paths[0], server_lr=3e38)
+    with pytest.raises(errors.StoreError, match="folder"):
+        merge(tmp_path / "out.safetensors", paths)
+    with pytest.raises(errors.StoreError, match="exists"):
+        merge(tmp_path, paths)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_only_one_process_merges_into_a_folder(tmp_path):
+    paths = saved(tmp_path, clients(n=5))
+    (tmp_path / ".out.part").mkdir()
+    fd = os.open(tmp_path / ".out.part", os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with pytest.raises(errors.LockedError, match="out"):
+        merge(tmp_path / "out", paths)
+    os.close(fd)
+    (tmp_path / ".out.part" / "mine").touch()
+    with pytest.raises(errors.StoreError, match="not the folder of a merge"):
+        merge(tmp_path / "out", paths)
+    (tmp_path / ".out.part" / "mine").unlink()
+    report = merge(tmp_path / "out", paths)
+    assert merge(tmp_path / "out", paths) == report  # the same merge is done
+    with pytest.raises(errors.StoreError, match="exists"):
+        merge(tmp_path / "out", paths, [1, 2, 3, 4])
+
+
+OPTIONS = dict(optimizer=Nesterov(), clip_norm=1e3)
+
+
+def killed_merge(tmp_path, paths, at):
+    """Kill a merge when the bytes read reach a share of their total."""
+
+    def fatal(done, total):
+        if done >= at * total:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(lambda: merge(tmp_path / "out", paths[1:], base=paths[0], progress=fatal, **OPTIONS))
+
+
+def test_a_killed_merge_continues(tmp_path, monkeypatch):
+    monkeypatch.setattr(merging, "SAFE", 1 << 19)
+    paths = models(tmp_path)
+    merge(tmp_path / "due", paths[1:], base=paths[0], **OPTIONS)
+    for at in (0.2, 0.6, 0.7, 0.95):  # clipping reads one half first
+        killed_merge(tmp_path, paths, at)
+        assert not (tmp_path / "out").exists()
+    shares = []
+    merge(
+        tmp_path / "out", paths[1:], base=paths[0], progress=lambda done, total: shares.append(done / total), **OPTIONS
+    )
+    assert 0.7 < shares[0] < 0.95
+    assert content(tmp_path / "out") == content(tmp_path / "due")
+
+
+@pytest.mark.parametrize("change", ["a byte of the result", "a record cut short", "an input", "the weights"])
+def test_a_killed_merge_starts_again_where_it_cannot_continue(tmp_path, monkeypatch, change):
+    monkeypatch.setattr(merging, "SAFE", 1 << 19)
+    paths, weights, part = models(tmp_path), None, tmp_path / ".out.part"
+    killed_merge(tmp_path, paths, 0.9)
+    if change == "a byte of the result":
+        with open(part / "model.safetensors", "r+b") as file:
+            file.seek(500_000)
+            file.write(bytes([file.read(1)[0] ^ 1]))
+    elif change == "a record cut short":
+        (part / "progress.json").write_text((part / "progress.json").read_text()[:100])
+    elif change == "an input":
+        write_model({name: np.asarray(t) for name, t in Safetensors(paths[2]).items()}, paths[1])
+    else:
+        weights = [1, 3]
+    merge(tmp_path / "due", paths[1:], weights, base=paths[0], **OPTIONS)
+    merge(tmp_path / "out", paths[1:], weights, base=paths[0], **OPTIONS)
+    assert content(tmp_path / "out") == content(tmp_path / "due")
+
+
+PEAK = """
+import sys, fedcore
+from fedcore.model import merging, windows
+windows.MEMORY, merging.SAFE = 20 << 20, 20 << 20
+peak = lambda: int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))) >> 10
+before = peak()
+fedcore.merge(sys.argv[1], sys.argv[2:])
+print(peak() - before)
+"""
+
+
+def test_the_memory_of_a_merge_does_not_depend_on_the_size_of_the_models(tmp_path):
+    n, paths = 25_000_000, []
+    for k in range(3):  # holes take no disk
+        paths.append(tmp_path / f"{k}.safetensors")
+        head = fedcore.model.safetensors.header_of([("w", "bfloat16", (n,))])
+        paths[-1].write_bytes(head)
+        os.truncate(paths[-1], len(head) + 2 * n)
+    command = [sys.executable, "-c", PEAK, tmp_path / "out", *paths]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert int(done.stdout) < 20 + 5 * 7 + 15, done.stderr  # of 150 MB
+
+
+def test_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = clients(n=9)
+    given[2]["w"][0] = torch.inf
+    saved(tmp_path, given)
+    done = run("merge", "out", "0.safetensors", "1.safetensors", "2.safetensors", "--weights", "1,3,5")
+    assert done.status == 0
+    assert "rejected" in done.errors
+    assert "wrote out: 2 of 3 models" in done.output
+    same(load_file("out/model.safetensors"), fedcore.aggregate(given[:2], [1, 3]))
+    done = run(
+        "merge",
+        "next",
+        "0.safetensors",
+        "--base",
+        "out",
+        "--server-optimizer",
+        "Nesterov",
+        "--set",
+        "momentum=0.5",
+        "--json",
+    )
+    assert json.loads(done.output)["optimizer"] == {"name": "Nesterov", "momentum": 0.5, "eta": 0.7}
+    for arguments, message in {
+        ("--weights", "1,x"): "--weights",
+        ("--server-optimizer", "nestrov", "--base", "out"): "did you mean 'Nesterov'",
+        ("--server-optimizer", "adam", "--set", "momentum=1", "--base", "out"): "momentum",
+        ("--server-optimizer", "adam", "--set", "tau=a", "--base", "out"): "tau=a",
+        ("--set", "tau=1"): "--server-optimizer",
+        ("--server-optimizer", "adam"): "base",
+    }.items():
+        done = run("merge", "other", "0.safetensors", *arguments)
+        assert (done.status, message in done.errors) == (2, True), done.errors
