@@ -1,4 +1,4 @@
-"""fedcore: the server side of federated learning at memory speed."""
+"""fedcore: the server side of federated learning at memory-bandwidth speed."""
 
 from fedcore import algorithms, cluster, errors, kernels, rules, sampling
 from fedcore.model import Layout, Safetensors, aggregate, read_model, write_model

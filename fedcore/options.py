@@ -493,7 +493,7 @@ def require_weighing(algorithm: Algorithm, name: str) -> None:
     """Raise RangeError if weights are given for a method that does not weight by examples."""
     if not algorithm.weighs_claims:
         raise RangeError(
-            f"{name}: {algorithm} does not weigh by examples; leave {name} out, or use a method such as FedAvg"
+            f"{name}: {algorithm} does not weight by examples; leave {name} out, or use a method such as FedAvg"
         )
 
 

@@ -36,13 +36,13 @@ LATE_AGAIN = 60.0
 PATIENCE = 10.0
 """Timeout in seconds for locking a folder whose process is being killed."""
 GRACE = 2.0
-"""Seconds that shards have to leave an aborted call before they are killed."""
+"""Seconds within which shards must end an aborted call before they are killed."""
 MOST_TRIES = 4
 """Attempts to open all shards if each attempt loses one. Ray may not know yet that a machine is lost."""
 
 
 class CallAbortedError(Exception):
-    """A call to all shards was aborted. Either a shard was lost, or the call failed after some may have committed.
+    """A call to all shards was aborted: a shard was lost, or the call failed when shards may have committed already.
 
     Attributes:
         error: the error to raise if the change did not happen.
@@ -61,8 +61,8 @@ class CallAbortedError(Exception):
 class Exchange:
     """One call of a method on all shards. It sends messages, answers the shards' questions, and can be aborted.
 
-    Signal handlers run after the call, or during the wait if the call takes longer than HELD. Their first exception
-    aborts the call, unless a shard may have committed; then only a second exception does.
+    Signal handlers run after the call or, if the call takes longer than ``HELD`` seconds, during it. Their first
+    exception aborts the call. If a shard may have committed already, only a second exception aborts the call.
 
     ``interrupts`` lists the exceptions of signal handlers.
     """
@@ -76,7 +76,8 @@ class Exchange:
     def call(self, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call the method; return the result of each shard.
 
-        Raise a CallAbortedError if a shard is lost or some may have changed. With any other error no shard has changed.
+        Raise a CallAbortedError if a shard is lost, or if the call fails when some shards may have committed already.
+        After any other error no shard has changed.
         """
         self._placement.begin(self._name, arguments)
         self._wait()
@@ -94,7 +95,7 @@ class Exchange:
         return self._results()
 
     def abandon(self, signals: uninterrupted, seconds: float) -> bool:
-        """Abort the call in every shard. Return whether all shards have left it in time and none is lost.
+        """Abort the call in every shard. Return whether no shard is lost and all end the call within ``seconds``.
 
         A second exception of a signal handler ends the wait.
         """
@@ -104,7 +105,7 @@ class Exchange:
             self._replies |= self._placement.wait(TICK)
             self._abandon_questions()
         if waiting := list(self._placement.waiting):
-            LOGGER.warning("%s: the call was aborted, but shards %s have not left it yet", self._name, waiting)
+            LOGGER.warning("%s: the call was aborted, but shards %s have not ended it yet", self._name, waiting)
         while self._placement.waiting:
             if len(self.interrupts) > 1 or time.monotonic() > until:
                 return False
@@ -238,7 +239,7 @@ class Coordinator:
         self.settings: dict[str, Any] | None = None
         self.is_inconsistent, self._is_calling = False, False
         self._failure: str | None = None
-        self._unfinished: Exchange | None = None  # an aborted call that shards may not have left yet
+        self._unfinished: Exchange | None = None  # an aborted call that shards may not have ended yet
         self.lock = RLock()
 
     def __len__(self) -> int:
@@ -247,8 +248,8 @@ class Coordinator:
     def call(self, name: str, *shared: Any, each: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
         """Call a method on all shards that is not a transaction; return the result of each.
 
-        ``shared`` are arguments for every shard, ``each`` further ones for each shard. Raise a ClusterError if a shard
-        is lost; then all are opened again, and nothing has changed.
+        ``shared`` are arguments for all shards; ``each`` has more arguments for each shard. Raise a ClusterError if a
+        shard is lost; then all are opened again, and nothing has changed.
         """
         with self.lock:
             self._require_shards()
@@ -438,7 +439,7 @@ class Coordinator:
         return error
 
     def _mark_inconsistent(self, unfinished: Exchange | None = None) -> None:
-        """Mark the shards as inconsistent. They must be opened again or, in memory, leave the unfinished call."""
+        """Mark the shards as inconsistent. They must be opened again or, in memory, end the unfinished call."""
         self.is_inconsistent = True
         self.openings += 1
         if any(info.folder is None for info in self._shards):
@@ -447,7 +448,7 @@ class Coordinator:
                 self._failure = self._failure or "a shard failed, and its state was only in memory"
 
     def _finish(self, unfinished: Exchange) -> None:
-        """Wait until all shards have left an aborted call."""
+        """Wait until all shards have ended an aborted call."""
         with uninterrupted() as signals:
             self._is_calling = True
             try:

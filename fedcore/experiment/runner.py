@@ -46,7 +46,8 @@ def run_experiment(
             algorithms: the results are bit-identical to those of a run that had them from the start.
         jobs: the number of processes. Default: one per core, at most one per trial; one if the clients train on a GPU.
             0 runs the trials in this process, which is necessary if other processes cannot import a notebook's classes.
-        imports: modules, or paths of .py files, that each process imports first, for their additions to registries.
+        imports: modules, or paths of .py files, that each process imports first. They may register methods, data sets
+            and models.
         make_engine: makes the engine, with the arguments of ``InProcess``: for example ``partial(Ray, workers=8)``. The
             trials then run in this process, one after another. Results do not depend on the engine, and a run may
             resume with a different one. Default: ``InProcess`` in the process of the trial.
@@ -56,8 +57,8 @@ def run_experiment(
         The last event of each trial that failed. A failure does not affect other trials.
 
     Raises:
-        ConfigError: the folder is not new or empty. On resuming: its run has different settings, was begun on a
-            different kind of device, or cannot be extended.
+        ConfigError: the folder exists and is not empty. On resuming: the run in the folder has different settings, was
+            begun on a different kind of device, or cannot be extended.
         MissingDataError, DeviceError: the data, the GPU or the run to resume is missing. Nothing was written.
         LockedError: another process uses the folder, or the sweep that contains it. No trial was started.
         KeyboardInterrupt: raised after the processes have stopped; the records hold every finished round.

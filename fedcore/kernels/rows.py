@@ -81,9 +81,9 @@ def exchange(
         partials: output, float64[ceil(n / 16,384), k], the blocks' shares of |h_i|^2; see ``accumulate``.
 
     Returns:
-        float64[k], the squared norms |h_i|^2 before any rounding. A norm is not finite if ``ys[i]`` or the stored
-        r_i' is not finite. A stored r_i' can have a NaN or an infinity of r_i, or exceed the codec's range. If a norm
-        is not finite, ``out`` and the new row are invalid.
+        float64[k], the squared norms |h_i|^2 before any rounding. A norm is not finite if ``ys[i]`` or the stored r_i'
+        is not finite. The stored r_i' is not finite either if r_i is not, or if a number exceeds the codec's range. If
+        a norm is not finite, ``out`` and the new row are invalid.
 
     Determinism: h_i and r_i' in float32, sums in float64, formulas from left to right, one client after the other.
         The terms of row.r, row.q, adds.h and adds.q are omitted if their coefficients are 0. A batch is bit-identical
@@ -133,8 +133,8 @@ def quantise(
             hash of (seed, row, element). Default: round to the nearest code, ties to even.
         row: 0..2^64-1, a second input of the hash, for example a number that identifies the client and the round.
         first: the index of x[0] in the whole row if x is a part: element j of x is rounded like element first + j of
-            the row. It must be a multiple of 64, at most 2^62. If ``first + n`` reaches the next multiple of 2^32,
-            ``first`` must be a multiple of 16,384.
+            the row. It must be a multiple of 64, at most 2^62. If one of ``first + 1`` to ``first + n`` is a multiple
+            of 2^32, ``first`` must be a multiple of 16,384.
 
     Returns:
         The codes, ``out`` if given. bf16 and f16 keep infinities and NaN (but not a NaN's payload), and numbers above

@@ -139,7 +139,7 @@ class Instructions(LocalWork):
             )
         if self.plain and not plain:
             raise RangeError(
-                "options: the server derives gradients from plain steps; leave momentum and clip out, or use "
+                "options: the server derives gradients from plain steps; use neither momentum nor clipping, or use "
                 "SCAFFOLD or SCAFFOLDM with control='sent'"
             )
 

@@ -43,7 +43,7 @@ def checkpoint_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise CheckpointError(f"{path}: this is not the state of a server: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"{path}: state is damaged; load a backup ({type(error).__name__}: {error})") from error
     except MemoryError as error:
         raise CheckpointError(f"{path}: the server does not fit into memory: {str(error) or 'no details'}") from error
 
@@ -51,7 +51,7 @@ def checkpoint_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 def server_state(path: str | os.PathLike[str], state: Any, *, shard: bool | None = False) -> dict[str, Any]:
     """Return a store's state; raise CheckpointError if it is not a server's, or, by ``shard``, not a shard's."""
     if not isinstance(state, dict) or state.get("what") != SERVER:
-        hint = "; if a server is just being created there, load it again" if state is None else ""
+        hint = "; if another process is creating a server in it, load it again later" if state is None else ""
         raise CheckpointError(f"{path}: the folder has a ClientStore without a Server{hint}")
     if shard is not None and shard != ("place" in state):
         found = "a whole server, not a shard" if shard else "a shard; load the folder that has cluster.json"
@@ -227,7 +227,7 @@ def go_back(rows: ClientStore, to: int) -> bool:
         Whether a transaction was undone.
 
     Raises:
-        CheckpointError: neither the last transaction nor the one that an undo restores is ``to``.
+        CheckpointError: ``to`` is neither the last transaction nor the transaction that an undo restores.
 
     Cost: none, or that of an undo.
     """
@@ -501,7 +501,7 @@ class Journal:
 
     Args:
         path: the folder of the journal; it is created if it does not exist.
-        settings: those of the server.
+        settings: the server's settings.
 
     Raises:
         CheckpointError: the journal belongs to a different model.
@@ -523,7 +523,7 @@ class Journal:
             raise CheckpointError(f"{path}: the journal belongs to a different model; delete this folder")
 
     def newcomers(self, round: int, given: NewClients) -> NewClients:
-        """Return the newcomers of a round: those given, and those with which it was interrupted."""
+        """Return the newcomers of a round: the given clients, and the newcomers of the interrupted round."""
         before = self._state(round).get("newcomers", [])
         if before and isinstance(before[0], list):
             return {**(given if isinstance(given, Mapping) else {}), **dict(before)}

@@ -102,7 +102,7 @@ class PartialSum(Represented):
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> "PartialSum":
-        """Read a message of ``to_bytes``. ``Round.add_partial_sum`` checks its values.
+        """Read a message that ``to_bytes`` returned. ``Round.add_partial_sum`` checks its values.
 
         Args:
             data: bytes from any sender. They are not executed, and the server allocates no more than their size.
@@ -114,7 +114,7 @@ class PartialSum(Represented):
         start = len(MAGIC) + 8
         size = int.from_bytes(message[len(MAGIC) : start], "little")
         if bytes(message[: len(MAGIC)]) != MAGIC or size > min(MOST_HEADER, len(message) - start):
-            raise ArrayError(f"partial: these {len(message)} bytes are not a message of PartialSum.to_bytes")
+            raise ArrayError(f"partial: PartialSum.to_bytes did not write these {len(message)} bytes")
         try:
             header = json.loads(bytes(message[start : start + size]))
             round, n, received = (check_integer(name, header[name], 0) for name in ("round", "n", "received"))
@@ -167,7 +167,7 @@ def require_partial_sums(settings: Settings) -> None:
     if not only_sums_updates(settings.algorithm):
         raise RangeError(
             f"partial sum: {settings.algorithm} needs rows, second vectors or shares; use a method that only sums "
-            "updates, such as FedAvg, FedProx or FedAvg-M, or let its clients reply to the server"
+            "updates, such as FedAvg, FedProx or FedAvg-M, or add each client's update to the server itself"
         )
     if settings.layout.counters:
         names = ", ".join(piece.name for piece in settings.layout.counters)
@@ -192,7 +192,7 @@ def fingerprint(settings: Settings, now: Snapshot) -> str:
 
 
 class PartialSums:
-    """The partial sums of an open round: those to add, and the one to return."""
+    """The partial sums of an open round: the sums to add, and the sum to return."""
 
     def __init__(self, settings: Settings, state: State, weighing: Weighing) -> None:
         self._settings, self._state, self._weighing = settings, state, weighing
@@ -219,8 +219,8 @@ class PartialSums:
     ) -> tuple[UpdateBatch, list[tuple[ClientId, str]]] | str:
         """Add a partial sum to the round; return its updates and rejections, or the reason why the round rejects it.
 
-        It may contain the clients ``own`` (default: all), except those of the round, ``known``. ``settle`` returns why
-        updates with or without examples do not fit the others, or None.
+        It may contain the clients ``own`` (default: all), but no client of the round, ``known``. ``settle`` returns why
+        these updates do not fit the round, because only some have examples, or None.
         """
         try:
             sent = read_partial_sum(partial)
@@ -279,7 +279,7 @@ class PartialSums:
                 end = "inf)" if most == LARGEST else f"{most:.15g}]"
                 must = f"{'an integer' if integers else 'a number'} in {start}, {end}"
                 at_edge = name == "weights: w |h|" and longest < longest_term(0)
-                hint = f"; at the edge, EdgeAggregator(population={len(registry)}) rejects it" if at_edge else ""
+                hint = f"; create the edge with EdgeAggregator(population={len(registry)})" if at_edge else ""
                 raise RangeError(f"{name}={column[i]:.15g} of client {short_repr(clients[i])}: must be {must}{hint}")
         sources = np.where(partial.examples == 0, NO_COUNT, COUNTED).astype(np.int8)
         if len(set(sources.tolist())) > 1:

@@ -66,7 +66,7 @@ IN_PARTIAL = "client: already part of a partial sum of this round; limit an edge
 
 
 class OpenRound(Represented):
-    """Base class of rounds of servers and networks: the call lock, rejections, and the context manager."""
+    """Base class of the rounds of servers and networks: one call at a time, the rejections, and the context manager."""
 
     report: Report | None
 
@@ -111,7 +111,7 @@ class OpenRound(Represented):
             self.finish()
 
     def abort(self, *, keep: bool = False) -> None:
-        """Close the round and leave the server as it was before ``open_round``. A closed round is unchanged.
+        """Close the round and leave the server as it was before ``open_round``. Do nothing if the round is closed.
 
         A signal handler may call it too. If it interrupts ``add``, the round is aborted when ``add`` returns.
 
@@ -337,7 +337,7 @@ class Round(OpenRound):
         self._rejected.append((client, reason))
 
     def resume(self, journal: Journal) -> None:
-        """Start with the updates of an interrupted round, and write those that follow to the journal."""
+        """Start with the updates of an interrupted round, and write further updates to the journal."""
         for update in journal.updates(self._number):
             try:
                 self.add_batch([update])
@@ -679,7 +679,7 @@ class LocalRound(Round):
             self._fold(held, last=last)
 
     def _fold(self, parts: list[UpdateBatch], *, last: bool = False) -> None:
-        """Fold updates after the undecided ones; if this fails, the round is aborted."""
+        """Fold the undecided updates and then these; if this fails, the round is aborted."""
         if (upload := self._state.upload) is None or not parts:
             self._fold_batch(parts, last=last)
             return
@@ -722,7 +722,8 @@ class LocalRound(Round):
             self._folded.append(batch)
 
     def _leave_out(self, batch: UpdateBatch, decision: Decision) -> None:
-        """List rejected updates, and keep copies of undecided ones, or the updates if their memory is immutable."""
+        """List rejected updates, and keep undecided updates: copies, or the updates themselves if their memory is
+        immutable."""
         for i, reason in sorted(decision.rejected.items()):
             if reason == NOT_FINITE and (name := first_not_finite(batch.vectors[i], self._settings.layout)):
                 reason = f"{reason}, in {name}"

@@ -82,18 +82,18 @@ class Server(Represented, Unpicklable):
         model: x_0, float32[n], or anything that ``Layout.of`` accepts, such as an ``nn.Module``. It is copied.
         algorithm: one of ``fedcore.algorithms``, or its name.
         clients: their number N (ids 0..N - 1), their ids (int in 0..2**64 - 1, or str), or a mapping from id to n_k,
-            the client's number of examples. Methods that weight by p^k = n_k / n need the mapping. With the mapping,
-            an update that reports more than n_k examples, or no number, counts with n_k. ``add_clients`` and
-            ``open_round`` add clients.
+            the client's number of examples. Methods that weight by the shares p^k = n_k / sum_j n_j need the mapping.
+            With the mapping, an update that reports more than n_k examples, or no number, counts with n_k.
+            ``add_clients`` and ``open_round`` add clients.
         lr: eta, the rate of the clients' local steps: a number, or a function of the round.
-        server_lr: gamma: a number, or a function of the round. Default: the rate of the method or of the adaptive
-            optimizer (its ``eta``), if it has one. Without such a rate, gamma is 1 if the method averages the clients'
-            models, as FedAvg does, and otherwise the cohort's mean of eta_i K_i. In a round without clients, this mean
-            is replaced by the last gamma.
+        server_lr: gamma: a number, or a function of the round. Default: the rate that the method computes (FedExP);
+            else the ``eta`` of the adaptive optimizer; else 1, if the method averages the clients' models (FedAvg);
+            else the mean of eta_i K_i over the cohort. A round without clients has no such mean and uses the last
+            gamma.
         optimizer: one of ``fedcore.algorithms.optimizers``, which turns the method's direction into the step.
-        aggregation: the rules that check and scale updates before the sum (``fedcore.rules``): a list such as
-            ``[CapExamples(2), ClipToMedian(), Mean()]``, or "open" for a federation that anyone can join. Default:
-            every valid update counts, as with "mean".
+        aggregation: the rules that reject, cap or scale updates before they are averaged (``fedcore.rules``): a list
+            such as ``[CapExamples(2), ClipToMedian()]``, or "open" for a federation that anyone can join. Default: no
+            rules; every valid update counts unchanged.
         limits: the limits that each update must respect.
         storage: where rows are stored: a ``Storage``, the path of a new folder (``Server.load`` resumes it), or a
             ``ClientStore`` with rows of ``n_parameters`` elements. Default: in memory.
@@ -114,7 +114,7 @@ class Server(Represented, Unpicklable):
 
     Cost: 20 n bytes, or 44 n if the method keeps a total (with exact sums: 52 n and 108 n), and 4 n for each row. MimiC
         needs 4 n more for each of its ``history`` directions. If a rule needs a median, the server keeps copies of up
-        to 7 updates until it has accepted 8.
+        to 7 updates until the eighth arrives or the round ends.
 
     >>> import numpy as np
     >>> server = Server(np.zeros(2, np.float32), "FedAvg", clients=2, lr=0.1)
@@ -234,8 +234,8 @@ class Server(Represented, Unpicklable):
             algorithm, optimizer: required if they are the caller's own code.
             lr, server_lr: required if they are the caller's own code. A rate that differs from the saved one replaces
                 it, as in ``change``, and logs a warning.
-            aggregation, limits: replace the saved ones if they differ, with a warning. A ``Mean`` with weights is
-                required again.
+            aggregation, limits: replace the saved rules and limits if they differ, with a warning. A ``Mean`` with
+                weights is required again.
             storage: how the rows are opened. ``Storage(medium="mmap")`` resumes in the folder; "ram" and "cuda" leave
                 the folder unchanged. Default: as saved, with "ram" in place of "cuda" if the device is a CPU.
             compute: the device and precision; the bits stay the same. Default: as saved.
@@ -264,7 +264,7 @@ class Server(Represented, Unpicklable):
             return server
         if compute.is_sharded or storage.folders is not None:
             raise StoreError(
-                f"{path}: not of a sharded server, since {MANIFEST} is missing; convert it with fedcore.cluster.reshard"
+                f"{path}: not a sharded server, as {MANIFEST} is missing; split it with fedcore.cluster.reshard"
             )
         with saved_rows(path, storage, compute) as (rows, saved, device):
             with checkpoint_errors(path.path or "store" if isinstance(path, ClientStore) else path):
@@ -344,7 +344,7 @@ class Server(Represented, Unpicklable):
     def clients(self) -> Clients:
         """The registered clients, with ``in``, ``len`` and iteration in the order of their numbers."""
         if self._round_lock.opened is None:
-            self._backend.forget_newcomers()  # discards those of a dropped round
+            self._backend.forget_newcomers()  # discards the newcomers of a dropped round
         return Clients(self._backend.registry.index)
 
     @property
@@ -771,7 +771,7 @@ def warn_if_frozen(model: Any) -> None:
 def require_finite(x: F32, layout: Layout) -> None:
     """Raise ArrayError with the tensor's name if a first model, or a slice of it, has a NaN or an infinity."""
     if not kernels.all_finite([x])[0]:
-        raise ArrayError(f"model, {first_not_finite(x, layout)}: a number is NaN or infinite; a mask must be a buffer")
+        raise ArrayError(f"model, {first_not_finite(x, layout)}: has a NaN or infinity; register a mask as a buffer")
 
 
 def change_on_loading(
@@ -782,7 +782,7 @@ def change_on_loading(
     aggregation: Aggregation,
     limits: Limits | None,
 ) -> None:
-    """Change the options of ``Server.load`` that differ from the saved ones, and log a warning."""
+    """Change the options of ``Server.load`` that differ from the saved options, and log a warning."""
     settings: Settings = backend.settings
     chain = settings.rules if aggregation is None else Chain.of(aggregation)
     if saved.get("own_weights") is True and chain.weights is None:

@@ -164,15 +164,15 @@ NewClients = Iterable[ClientId] | Mapping[ClientId, int]
 class Newcomers:
     """The clients that may join with the open round.
 
-    They are registered during the round, before any commit. The commit removes those without an accepted update; an
-    aborted round removes all.
+    They are registered during the round, before any commit. The commit removes newcomers without an accepted update; an
+    aborted round removes all newcomers.
 
     Attributes:
         before: the number of clients before the round.
         population: the population with them; None without newcomers.
-        share_of_total: n with all newcomers over n with the accepted ones. The round's shares p^k use the former n, and
-            the step needs the latter: one factor for all clients. 1 without sizes, or if the method does not weight by
-            shares.
+        share_of_total: the factor that corrects the shares p^k = n_k / n for the step. It is n with all newcomers,
+            which the round uses, divided by n with only the accepted newcomers. It is 1 without sizes, or if the method
+            does not weight by shares.
     """
 
     def __init__(self, store: ClientStore, *, weighs_shares: bool) -> None:
@@ -610,8 +610,8 @@ class State:
                 squares = exchange_whole(store, some, *arguments, out=total, keys=keys, reducer=self.reducer).here
                 if (bad := np.flatnonzero(~np.isfinite(squares))).size:
                     raise DivergedError(
-                        f"client {some[int(bad[0])]!r}: its correction of round {t} is too large for a row of "
-                        f"{store.codec}, so x is unchanged; lower the rates, or remove the client"
+                        f"client {some[int(bad[0])]!r}: its correction of round {t} is too large for its "
+                        f"{store.codec} row, so x is unchanged; lower the rates, or remove the client"
                     )
 
     def step_by_mean(self, ys: list[Any], scales: F64, weights: F64) -> tuple[Snapshot, F64, float] | None:

@@ -68,7 +68,7 @@ class Population:
         """Return the population of a new server; ``needed``: whether the method weights by shares."""
         if client_sizes is None:
             if needed and len(registry):
-                raise RangeError("clients: the method weighs by p^k = n_k / n; pass a mapping from each id to its n_k")
+                raise RangeError("clients: the method needs numbers of examples; pass them as a mapping {id: n_k}")
             return cls()
         if len(client_sizes) != len(registry):
             raise RangeError(

@@ -160,7 +160,7 @@ class Buffers:
             if (part < least).any():
                 lowest = part.min() if start is None else (part + start).min()
                 raise RangeError(
-                    f"{piece.name}: the least value is {lowest:g}, and this buffer must stay >= 0; if it may become "
+                    f"{piece.name}: the lowest value is {lowest:g}, but this buffer must stay >= 0; if it may become "
                     "negative, set Limits(signed_buffers=...)"
                 )
 
@@ -254,7 +254,7 @@ class Decision:
     accepted: Bools
     """bool[k], the updates that count."""
     undecided: Bools
-    """bool[k], the updates that wait for later ones: always the last of those that were not rejected."""
+    """bool[k], the updates that wait for later updates: always the last of the updates that were not rejected."""
     examples: F64
     """float64[k], the number of examples with which each update counts."""
     factors: F64
@@ -271,10 +271,10 @@ class Decision:
 class Validator:
     """Decides which measured updates count: finite, with norms up to ``max_norm``, and accepted by the chain's rules.
 
-    Updates are decided in order, each by those accepted before it. The result does not depend on the batches in which
-    they arrive. If a rule needs a median, the first 8 updates wait for each other; they are decided as a group, at the
-    latest at the end of the round. If examples are capped, updates wait likewise, unless their claims agree within the
-    ratio; a single first claim waits. Norms are compared in float32, as the server stores them.
+    Updates are decided in order. A rule compares each update with the updates accepted before it. The result does not
+    depend on the batches in which updates arrive. If a rule needs a median, the first 8 updates wait and are decided as
+    a group, at the latest at the end of the round. If examples are capped, the first 8 updates wait too, unless no cap
+    can apply to them; see ``ClaimWindow.agree``. Norms are compared in float32, as the server stores them.
 
     Args:
         unit: the formula of |h_i|, for messages.
@@ -308,7 +308,7 @@ class Validator:
         return norms | ({"examples": self._examples.packed} if self._examples else {})
 
     def decide(self, lengths: Lengths, clients: Sequence[ClientId], claims: Claims, *, last: bool) -> Decision | None:
-        """Decide on the undecided updates and those that arrived since; return None if all count unchanged.
+        """Decide on the undecided and the new updates; return None if all count unchanged.
 
         With ``last``, the round ends, and no update stays undecided.
         """
@@ -443,38 +443,38 @@ class Weighing:
         """Release the state, so that a finished round does not keep a store open."""
         del self._state
 
-    def known_at_most(self, replies: UpdateBatch) -> F64:
+    def known_at_most(self, batch: UpdateBatch) -> F64:
         """Return the updates' examples, float64[k]; with client sizes at most n_k, which is also the default."""
-        population, claimed = self._state.population, replies.claims.examples
+        population, claimed = self._state.population, batch.claims.examples
         if not population.is_sized:
             return claimed
-        known = population.examples(self._state.store.registry, replies.clients)
-        claims_less = (replies.sources == COUNTED) & (claimed < known)
-        return np.where(claims_less | (replies.sources == WEIGHTED), claimed, known)
+        known = population.examples(self._state.store.registry, batch.clients)
+        claims_less = (batch.sources == COUNTED) & (claimed < known)
+        return np.where(claims_less | (batch.sources == WEIGHTED), claimed, known)
 
-    def count_known_examples(self, replies: UpdateBatch) -> None:
+    def count_known_examples(self, batch: UpdateBatch) -> None:
         """Cap the updates' examples at the client sizes if the server has them."""
-        self.count_examples(replies, self.known_at_most(replies))
+        self.count_examples(batch, self.known_at_most(batch))
 
-    def count_examples(self, replies: UpdateBatch, examples: F64) -> None:
+    def count_examples(self, batch: UpdateBatch, examples: F64) -> None:
         """Replace the updates' examples, except where the caller gave a weight."""
-        claimed = replies.claims.examples
+        claimed = batch.claims.examples
         if examples is claimed:
             return
-        examples = np.where(replies.sources == WEIGHTED, claimed, examples)
-        for i in np.flatnonzero((examples < claimed) & (replies.sources == COUNTED)).tolist():
-            self.lowered.append(CappedClaim(replies.clients[i], int(claimed[i]), int(examples[i])))
-        replies.claims = replace(replies.claims, examples=examples)
+        examples = np.where(batch.sources == WEIGHTED, claimed, examples)
+        for i in np.flatnonzero((examples < claimed) & (batch.sources == COUNTED)).tolist():
+            self.lowered.append(CappedClaim(batch.clients[i], int(claimed[i]), int(examples[i])))
+        batch.claims = replace(batch.claims, examples=examples)
 
-    def weigh(self, replies: UpdateBatch) -> None:
+    def weigh(self, batch: UpdateBatch) -> None:
         """Set the updates' weights by their claims, shares and ages."""
         number, population = self._state.snapshot.round_number, self._state.population
-        registry, clients, claims = self._state.store.registry, replies.clients, replies.claims
+        registry, clients, claims = self._state.store.registry, batch.clients, batch.claims
         shares, ages = population.shares(registry, clients), population.ages(registry, clients, number)
         if claims.clients is not clients or shares is not claims.shares or ages is not claims.ages:
-            replies.claims = replace(claims, shares=shares, ages=ages, clients=clients)
-        weights = self._algorithm.weigh(replies.claims)
-        replies.weights = check_weights(self._algorithm, weights, replies.claims)
+            batch.claims = replace(claims, shares=shares, ages=ages, clients=clients)
+        weights = self._algorithm.weigh(batch.claims)
+        batch.weights = check_weights(self._algorithm, weights, batch.claims)
 
 
 def weight_of(weights: Weights, update: Update, client: ClientId) -> float:

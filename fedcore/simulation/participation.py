@@ -105,9 +105,9 @@ class Participation(Represented, ABC):
     """A pattern of participation: it selects the clients of each round.
 
     A pattern selects among the clients of an inner pattern, or among all: ``Uniform(50, 5, among=Bernoulli(50, 0.3))``
-    draws five of the reachable clients. The order matters: ``Uniform`` with ``among=Schedule(...)`` draws five of the
-    present clients. A ``Schedule`` with ``among=Uniform(...)`` keeps those of five drawn clients that are present. All
-    patterns have these arguments:
+    draws five of the clients that ``Bernoulli`` selects. The order matters: ``Uniform`` with ``among=Schedule(...)``
+    draws five of the present clients. A ``Schedule`` with ``among=Uniform(...)`` first draws five of all clients, and
+    then drops absent ones. All patterns have these arguments:
 
     Args:
         clients: N; the clients are 0 .. N-1.
@@ -117,7 +117,7 @@ class Participation(Represented, ABC):
             assumes (Sec. 5).
 
     Determinism: ``active(t)`` depends only on the arguments and t. So all algorithms of a comparison see the same
-    active sets, and a round can be repeated without the earlier ones. Nested patterns share no random numbers.
+    active sets, and a round can be repeated without the rounds before it. Nested patterns share no random numbers.
     Bernoulli, RoundRobin, Trace and Schedule decide for each client separately. If only these patterns are nested,
     their order does not matter.
     """
@@ -304,7 +304,7 @@ class OverSelection(Participation):
 
     Client i answers in round t after exp(spread a_i + jitter b_it). a and b are standard normal: a is drawn once per
     client, b in each round. The median of these times is 1. As in practice, fast clients are kept more often than slow
-    ones. This model of the times is fedcore's own. Shares of work do not change the times.
+    clients. This model of the times is fedcore's own. Shares of work do not change the times.
 
     Args:
         k: the number of answers that the server waits for, 1 .. N.

@@ -39,9 +39,10 @@ class ClientStore(CommittedRows):
         n: elements of a row.
         medium: "ram"; "mmap" for rows in a file, which may exceed memory; or "cuda" (or "cuda:1") for rows in device
             memory, which only ``save`` writes to files.
-        codec: the format of a row: "f32", "bf16", or "int8" with one scale per 64 elements. The code that writes a row
-            rounds it; ``Server`` rounds stochastically.
-        path: the folder of a new mmap store, new or empty. ``ClientStore.open`` opens an existing store.
+        codec: the format of a row: "f32", "bf16", or "int8" with one scale per 64 elements. The caller rounds the
+            numbers when it writes a row; ``Server`` rounds stochastically.
+        path: the folder of an mmap store, which must be empty or not exist yet. ``ClientStore.open`` opens an existing
+            store.
         durability: the durability of commits to an mmap store. "round": each commit survives a loss of power.
             "checkpoint": a crash rolls back to the last ``checkpoint``. "none": each commit survives a crash of the
             process; after a loss of power, damaged rows are detected.
@@ -55,8 +56,9 @@ class ClientStore(CommittedRows):
     read at the same time with ``ClientStore.open(path, readonly=True)``.
 
     The folder must be on a local disk; ext4, XFS, tmpfs and btrfs are tested. NFS, SMB, AFS and Coda support only
-    ``save``. A full disk raises a StoreError, with one exception: on btrfs, a snapshot, reflink or copy of a store is
-    copied on write, so a full disk can kill the process (SIGBUS). The last commit stays intact.
+    ``save``. A full disk raises a StoreError, with one exception. On btrfs, after a snapshot or reflink of a store,
+    even overwriting a row needs new disk space; if the disk is full, this write kills the process (SIGBUS). The last
+    commit stays intact.
 
     Cost: one row (4 n, 2 n or 1.0625 n bytes) for each client with a row, and one more for each client of the largest
         cohort. From 64 KiB on, the size of a row is rounded up to a multiple of 4 KiB; from 1 MiB on, of 64 KiB. From
@@ -163,7 +165,8 @@ class ClientStore(CommittedRows):
     def stage(self, client: object, round: int | None = None) -> Row:
         """Return a writable slot, float32[n] or Codes, that becomes the client's row at ``commit``.
 
-        The content of the slot is undefined. Staging a row again discards its noted checksums.
+        The content of the slot is undefined. If the row was staged before, its checksums from ``note_checksums`` are
+        discarded.
 
         Args:
             round: the round of the row. Default: the round of the commit.
@@ -192,10 +195,10 @@ class ClientStore(CommittedRows):
         return np.empty((rows, self._content.rows.slots.geometry.blocks), np.uint64)
 
     def note_checksums(self, clients: Sequence[ClientId], checksums: npt.NDArray[np.uint64]) -> None:
-        """Note the checksums of staged rows, so that ``commit`` need not read the rows.
+        """Set the checksums of staged rows, so that ``commit`` need not read the rows.
 
-        The checksums are not verified; a row with a wrong one later counts as damaged. To write to a row again, stage
-        it again and use the new view.
+        The checksums are not verified. If one is wrong, its row counts as damaged when it is read. To write to a row
+        again, stage it again and use the new view.
 
         Args:
             clients: the clients of the rows; clients without a staged row are ignored.
@@ -238,8 +241,8 @@ class ClientStore(CommittedRows):
             StoreError: the disk is full, for example. The last commit is unchanged and the rows stay staged. Try again,
                 unless the message says otherwise.
 
-        Cost: reads each new vector once, and each new row without noted checksums. With durability="round" it syncs the
-            slots to disk, and then the index.
+        Cost: reads each new vector once, and each new row without checksums from ``note_checksums``. With
+            durability="round" it syncs the slots to disk, and then the index.
         """
         self._session.require_right()
         with span("commit"):

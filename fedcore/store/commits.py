@@ -1,4 +1,4 @@
-"""Commits of a store. Each is published to the folder; old slots are kept until no index names them."""
+"""Commits of a store. Each is published to the folder; old slots are kept until no index refers to them."""
 
 import logging
 import os
@@ -52,9 +52,10 @@ class CommitPlan:
         entries: new or moved rows.
         trusted: whether these rows can be read without a check.
         written: the number of clients with a row after the commit.
-        free: slots that the folder's index never named; they are free at once.
-        retired: replaced slots that the folder's index still names.
-        forgets: the number of the transaction after which the index no longer names them; they are then free.
+        free: replaced slots to which no index in the folder refers; they can be reused at once.
+        retired: replaced slots to which the folder's index still refers.
+        forgets: the number of the transaction that ends the references to ``retired``. These slots can be reused once
+            every reader has seen it.
         vectors: the vectors after the commit.
     """
 
@@ -69,7 +70,7 @@ class CommitPlan:
     state: str | None
 
     def apply(self, content: Content) -> None:
-        """Change the content. If this fails (no memory, for example), call it again; it continues where it stopped."""
+        """Change ``content``. If this fails (no memory, for example), call it again; it continues where it stopped."""
         slots = content.rows.slots
         content.rows.accept(self.entries, self.written, trusted=self.trusted)
         # Each slot leaves this list before it is freed: an interrupt in between leaves a slot unused until the store is
@@ -188,7 +189,7 @@ class Session:
             self._steps_back.append(lambda: [registry.remove(client) for client in new if client in registry])
             numbers = [registry.add(ids[0])] if len(ids) == 1 else registry.add_all(ids).tolist()
             entries: dict[int, Any] = dict(zip(numbers, stored(ids), strict=True))
-            if counted := self._counted:  # a client of the count returns, which the folder's list need not name
+            if counted := self._counted:  # a client below the count returns; the folder need not list it
                 entries.update((number, _UNLISTED) for number in numbers if number < counted)
             self._note(entries)
         return numbers
@@ -356,12 +357,12 @@ class Session:
     def _plan(self, change: Change, *, keeps: bool, released: Previous | None, is_undo: bool) -> CommitPlan:
         """Return the changes in memory.
 
-        A slot that the folder's index names is free once a later index names it neither for the last nor for the
+        A slot to which the folder's index refers is free once a later index needs it neither for the last nor for the
         previous commit.
         """
         entries, table = change.entries, change.table
         rows, vectors, folder = self.content.rows, self.content.vectors, self.folder
-        # The number of the transaction, this one or the next, after which the folder no longer names replaced slots:
+        # The transaction, this one or the next, after which the folder no longer refers to replaced slots:
         forgets = 0 if folder is None else folder.head.sequence + 1
         old: list[int] = rows.slot[entries["number"]].tolist()
         written = rows.written + old.count(0)
@@ -468,7 +469,7 @@ class Session:
             self._warn_of_readers()
 
     def _warn_of_readers(self) -> None:
-        """Warn once if readers keep more unused slots than there are used ones."""
+        """Warn once if readers keep more unused slots than the store uses."""
         rows, vectors = self.content.rows, self.content.vectors
         waiting = vectors.retired + sum(slots.waiting for slots in self.content.all_slots)
         used = rows.written + len(vectors.table)

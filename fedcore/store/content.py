@@ -111,7 +111,8 @@ class Rows:
     def stage(self, numbers: Sequence[int], round: int | None = None) -> list[int]:
         """Return slots of undefined content that become these clients' rows with the next commit.
 
-        The arrays must have room for the numbers. An error may leave some rows staged. Noted checksums are discarded.
+        The arrays must have room for the numbers. An error may leave some rows staged. Known checksums of these rows
+        are discarded.
         """
         staged, dated, sums = self.staged, self.dated, self.sums
         for number in numbers:

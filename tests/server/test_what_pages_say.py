@@ -16,12 +16,12 @@ PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
 
 def named_in(sentence):
     """The methods in the page's sentence with this beginning."""
-    found = re.search(rf"^- {re.escape(sentence)}(.*?)(?:;|,\s+which)", PAGE, re.DOTALL | re.MULTILINE)
+    found = re.search(rf"^- {re.escape(sentence)}(.*?)(?:\.\s|,\s+which)", PAGE, re.DOTALL | re.MULTILINE)
     return set(re.findall(r"`(\w+)`", found[1])) & REGISTRY.keys()
 
 
 NOT_LATE = named_in("Late updates (`max_staleness=`) count for every method except")
-ON_CLIENTS = named_in('Rows at the clients (`placement="client"`) are available for')
+ON_CLIENTS = named_in('With `placement="client"`,')
 
 
 def test_the_page_is_read():

@@ -70,8 +70,9 @@ class ServerStrategy(FlowerFedAvg):
             steps and ``server_lr`` is not set. Without ``lr``, clients get the messages of Flower's FedAvg and choose
             their own rates.
         steps: K, the number of local steps, for replies of ClientApps that do not use fedcore: a number, or the name of
-            the metric that holds it. Only methods of plain local steps accept it, and ``lr`` must be the ClientApps'
-            rate. If the strategy creates the server, a number is also its ``max_steps``, unless ``limits`` set one.
+            the metric that holds it. It requires a method whose clients take plain local steps, and ``lr`` must be the
+            rate that the ClientApps use. If ``steps`` is a number, it is also the ``max_steps`` of a new server, unless
+            ``limits`` set one.
         storage: as for ``fedcore.Server``. If the folder already holds a server, ``start`` resumes it.
         resume: a folder written by ``Server.save``, which ``start`` resumes.
         client_sizes: n_k by node id, or a function of the node id. Default: the strategy queries the nodes if the
