@@ -363,8 +363,6 @@ class Settings:
             )
         if self.rules.weights is not None:
             require_weighing(method, "weights")
-        if self.is_exact and self.device != CPU:
-            raise RangeError(f'device={self.device!r}: exact sums need "cpu"; leave device or accumulator="exact" out')
         if self.is_exact and method.keeps_total and not method.total_is_whole:
             raise RangeError(
                 f'accumulator="exact": the total of {method} has fractional coefficients; use "float32" or "float64"'

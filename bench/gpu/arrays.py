@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedcore.arrays import core
-from fedcore.kernels import Codes
+from fedcore.kernels import Codes, ExactSum
 
 REAL = not os.environ.get("FEDCORE_CUDA_DRIVER")
 GUARD, SENTINEL = 64, 0x5A
@@ -65,6 +65,8 @@ def placed(tree, place, known):
     """Return a tree of lists, dicts and codes with every array copied to the device; repeated arrays share a copy."""
     if isinstance(tree, dict):
         return {name: placed(part, place, known) for name, part in tree.items()}
+    if isinstance(tree, ExactSum):
+        return ExactSum(*(placed(word, place, known) for word in tree))
     if isinstance(tree, Codes):
         return Codes(tree.codec, *(placed(part, place, known) for part in tree[1:]))
     if isinstance(tree, list):

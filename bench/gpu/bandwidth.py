@@ -14,7 +14,7 @@ from bench.gpu.arrays import REAL, Placed
 from bench.gpu.lines import line, show
 from bench.gpu.stopwatch import rivals_seconds, seconds
 from fedcore import kernels
-from fedcore.kernels import Codes, Linear, Terms
+from fedcore.kernels import Codes, ExactSum, Linear, Terms
 
 MODEL, TENSORS, CLIENTS = 11_173_962, 62, 64  # a ResNet-18
 ROWS = {"f32": 4, "bf16": 2, "f16": 2, "int8": 1 + 1 / 16}
@@ -27,7 +27,7 @@ def empty(n, dtype="float32"):
     if REAL:
         import torch
 
-        if dtype in ("int8", "uint16"):
+        if dtype in ("int8", "uint16", "int64"):
             return torch.randint(1, 100, (n,), device="cuda").to(getattr(torch, dtype))
         return torch.randn(n, device="cuda").to(getattr(torch, dtype))
     if dtype == "bfloat16":
@@ -42,6 +42,10 @@ def row(codec, n):
         return empty(n)
     scales = empty(-(-n // 64)) if codec == "int8" else None
     return Codes(codec, empty(n, "int8" if codec == "int8" else "uint16"), scales)
+
+
+def exact(n):
+    return ExactSum(empty(n, "int64"), empty(n, "int64"))
 
 
 class Lines:
@@ -86,15 +90,16 @@ class Lines:
         what = f"weighted sum of {len(models)} models of {TENSORS} tensors, {sum(sizes):,}, in one launch"
         return self.measure(what, call, 4 * sum(sizes) * (len(models) + 1), 0.8, others)
 
-    def exchange(self, codec, anchored, k=8):
-        each = k * (4 + 2 * ROWS[codec]) + 4 + 16 + 4 * anchored  # x and v count once
+    def exchange(self, codec, anchored, is_exact=False, k=8):
+        each = k * (4 + 2 * ROWS[codec]) + 4 + (32 if is_exact else 16) + 4 * anchored  # x and v count once
         n = self.size(each)
-        x, v, acc, out = empty(n), empty(n), empty(n, "float64"), empty(n, "float64")
+        acc, out = (exact(n) if is_exact else empty(n, "float64") for _ in range(2))
+        x, v, kernel = empty(n), empty(n), kernels.exchange_exact if is_exact else kernels.exchange
         sent = [empty(n) for _ in range(k)]
         old, new, anchors = [row(codec, n) for _ in sent], [row(codec, n) for _ in sent], [v if anchored else None] * k
         keys, numbers = np.arange(2 * k, dtype=np.uint64).reshape(k, 2), np.full(k, 0.1)
-        call = partial(kernels.exchange, acc, [x] * k, sent, numbers, numbers, old, anchors, new, out=out, keys=keys)
-        what = f"exchange of {k} {codec} rows, {'MimiC' if anchored else 'MIFA'}"
+        call = partial(kernel, acc, [x] * k, sent, numbers, numbers, old, anchors, new, out=out, keys=keys)
+        what = f"exchange of {k} {codec} rows, {'MimiC' if anchored else 'MIFA'}" + ", exact sum" * is_exact
         return self.measure(what, call, n * each, 0.9)
 
     def general_exchange(self, codec, k=8):
@@ -108,12 +113,14 @@ class Lines:
         call = partial(kernels.exchange, acc, [x] * k, sent, numbers, numbers, *rows, out=out, keys=keys, **forms)
         return self.measure(f"exchange of {k} {codec} rows, SCAFFOLD", call, n * each, 0.9)
 
-    def accumulate(self, k):
-        n = self.size(4 * k + 12)
-        x, acc, out, sent = empty(n), empty(n), empty(n), [empty(n) for _ in range(k)]
-        numbers = np.full(k, 0.1)
-        call = partial(kernels.accumulate, acc, [x] * k, sent, numbers, numbers, out=out)
-        return self.measure(f"accumulate, {k} clients", call, n * (4 * k + 12))
+    def accumulate(self, k, is_exact=False):
+        each = 4 * k + (36 if is_exact else 12)
+        n = self.size(each)
+        acc, out = (exact(n) if is_exact else empty(n) for _ in range(2))
+        x, sent, numbers = empty(n), [empty(n) for _ in range(k)], np.full(k, 0.1)
+        kernel = kernels.accumulate_exact if is_exact else kernels.accumulate
+        call = partial(kernel, acc, [x] * k, sent, numbers, numbers, out=out)
+        return self.measure(f"accumulate, {k} clients" + ", exact sum" * is_exact, call, n * each)
 
     def server_step(self):
         n = self.size(44)
@@ -160,7 +167,8 @@ class Lines:
         yield self.many_tensors
         yield from (partial(self.exchange, codec, anchored) for codec in ROWS for anchored in (False, True))
         yield from (partial(self.general_exchange, codec) for codec in ("f32", "bf16"))
-        yield from (partial(self.accumulate, k) for k in (1, 8))
+        yield from (partial(self.accumulate, k, is_exact) for is_exact in (False, True) for k in (1, 8))
+        yield from (partial(self.exchange, codec, False, True) for codec in ("f32", "int8"))
         yield from (self.server_step, self.optimizer_step, self.direction_step)
         yield from (partial(self.quantise, codec) for codec in list(ROWS)[1:])
         yield from (self.squared_norms, self.mix, partial(self.sums, "float32", True, True))

@@ -48,18 +48,22 @@ def sent(problems, kind, arrays_each):
     return k, n, arrays, problems.rng.normal(size=k), problems.rng.normal(size=k)
 
 
-def accumulate(problems, kind):
+def accumulate(problems, kind, kernel=kernels.accumulate, dtypes=("float32", "float64")):
     _, n, arrays, scales, weights = sent(problems, kind, 2)
-    dtype = str(problems.rng.choice(["float32", "float64"]))
-    arrays |= {"acc": problems.numbers(n, dtype) if problems.chance(0.7) else None, "out": problems.poisoned(n, dtype)}
+    dtype = str(problems.rng.choice(dtypes))
+    arrays |= {"acc": problems.sum(n, dtype) if problems.chance(0.7) else None, "out": problems.poisoned_sum(n, dtype)}
 
     def run(a):
-        return kernels.accumulate(a["acc"], a["bases"], a["ys"], scales, weights, out=a["out"])
+        return kernel(a["acc"], a["bases"], a["ys"], scales, weights, out=a["out"])
 
-    problems.compare("accumulate", run, arrays, ["out"], lambda due: {} if np.isfinite(due).all() else {"out"})
+    problems.compare(kernel.__name__, run, arrays, ["out"], lambda due: {} if np.isfinite(due).all() else {"out"})
 
 
-def exchange(problems, kind):
+def accumulate_exact(problems, kind):
+    accumulate(problems, kind, kernels.accumulate_exact, ["int64"])
+
+
+def exchange(problems, kind, kernel=kernels.exchange, dtype="float64"):
     k, n, arrays, scales, weights = sent(problems, kind, 4)
     codec = str(problems.rng.choice(CODECS))
     plain = problems.chance(0.7)  # all rows have one codec
@@ -67,8 +71,8 @@ def exchange(problems, kind):
     old = [row if problems.chance(0.8) else None for row in old]
     in_place = [row is not None and of_codec(row, codec) and problems.chance(0.3) for row in old]
     arrays |= {
-        "acc": problems.numbers(n, "float64"),
-        "out": problems.poisoned(n, "float64"),
+        "acc": problems.sum(n, dtype),
+        "out": problems.poisoned_sum(n, dtype),
         "old": old,
         "anchors": [problems.numbers(n) if row is not None and problems.chance(0.5) else None for row in old],
         "new": [row if here else new_row(problems, n, codec) for row, here in zip(old, in_place, strict=True)],
@@ -77,7 +81,7 @@ def exchange(problems, kind):
 
     def run(a):
         rows = a["old"], a["anchors"], a["new"]
-        return kernels.exchange(a["acc"], a["bases"], a["ys"], scales, weights, *rows, out=a["out"], keys=keys, **forms)
+        return kernel(a["acc"], a["bases"], a["ys"], scales, weights, *rows, out=a["out"], keys=keys, **forms)
 
     parts = 2 if codec == "int8" else 1  # the arrays of a row
 
@@ -85,7 +89,11 @@ def exchange(problems, kind):
         bad = np.flatnonzero(~np.isfinite(due))
         return {("new", parts * i + part) for i in bad for part in range(parts)} | ({"out"} if len(bad) else set())
 
-    problems.compare("exchange", run, arrays, ["new", "out"], worthless)
+    problems.compare(kernel.__name__, run, arrays, ["new", "out"], worthless)
+
+
+def exchange_exact(problems, kind):
+    exchange(problems, kind, kernels.exchange_exact, "int64")
 
 
 def row_of(problems, n, codec):
@@ -158,6 +166,27 @@ def combine(problems, kind):
     problems.compare("combine", run, arrays, ["out"])
 
 
+def combine_exact(problems, kind):
+    k = problems.some(7)
+    n, dtype = problems.size(2 * k), str(problems.rng.choice(["float32", "float64"]))
+    terms = [
+        problems.sum(n, "int64") if problems.chance(0.6) else problems.numbers(n, "float32", kind) for _ in range(k)
+    ]
+    arrays = {"terms": terms, "out": problems.poisoned_sum(n, "int64"), "read": problems.poisoned(n, dtype)}
+    coefficients = (problems.rng.integers(-(2**31), 2**31, k) >> problems.rng.integers(0, 30, k)).tolist()
+
+    def run(a):
+        if kernels.combine_exact(a["terms"], coefficients, a["out"]) is None:
+            return [np.inf]
+        kernels.read_exact(a["out"], a["read"])
+        return [0]
+
+    def worthless(due):
+        return {} if np.isfinite(due).all() else {"out", "read"}
+
+    problems.compare("combine_exact", run, arrays, ["out", "read"], worthless)
+
+
 def squared_norms(problems, kind):
     k = problems.some(9)
     n = problems.size(k)
@@ -191,11 +220,14 @@ def mix(problems, kind):
 ALL = (
     weighted_sum,
     accumulate,
+    accumulate_exact,
     exchange,
+    exchange_exact,
     server_step,
     optimizer_step,
     direction_step,
     combine,
+    combine_exact,
     squared_norms,
     quantise,
     mix,

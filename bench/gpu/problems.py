@@ -11,7 +11,7 @@ import torch
 
 from bench.gpu.arrays import Placed, placed
 from fedcore import kernels
-from fedcore.kernels import Codes
+from fedcore.kernels import Codes, ExactSum
 
 EDGES = [1, 31, 63, 64, 65, 2047, 2048, 2049, 16383, 16384, 16385]
 FLOATS = ["float32", "float64", "float16", "bfloat16"]
@@ -68,6 +68,15 @@ class Problems:
         self._garbage.add(id(array))
         return array
 
+    def sum(self, n, dtype):
+        """Return a sum of the dtype, or of int64 an exact one."""
+        if dtype != "int64":
+            return self.numbers(n, dtype)
+        return ExactSum(self.rng.integers(-(2**40), 2**40, n), self.rng.integers(0, 2**50, n))
+
+    def poisoned_sum(self, n, dtype):
+        return self.poisoned(n, dtype) if dtype != "int64" else ExactSum(*(self.poisoned(n, dtype) for _ in range(2)))
+
     def place(self, array):
         here = (array.view(np.uint8) ^ 0xFF).view(array.dtype) if id(array) in self._garbage else array
         return Placed(here, self.some(7) if self.chance(0.2) else 0, own=self.chance(0.3))
@@ -106,6 +115,8 @@ def leaves(tree):
     """Return the arrays of a tree in order."""
     if tree is None:
         return []
+    if isinstance(tree, ExactSum):
+        return [*tree]
     if isinstance(tree, Codes):
         return [part for part in tree[1:] if part is not None]
     if isinstance(tree, list):

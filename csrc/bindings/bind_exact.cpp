@@ -9,7 +9,8 @@
 #include "bindings/client_updates.h"
 #include "bindings/exchanged_rows.h"
 #include "bindings/partials.h"
-#include "bindings/without_gil.h"
+#include "bindings/where_arrays_lie.h"
+#include "kernels/cuda/kernels.h"
 #include "kernels/exact.h"
 
 namespace fedcore::bindings {
@@ -59,7 +60,7 @@ void require_alike(ConstExactSum from, ExactSum to) {
 py::array_t<double> accumulate_exact(const py::object& acc, const py::object& out, const py::object& bases,
                                      const py::object& ys, const py::object& scales, const py::object& weights,
                                      const py::object& partials) {
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     FoundSum sum;
     if (acc.is_none())
         sum.n = length(words_of(out, {"out"})[0], {"out", -1, -1, ".high"});
@@ -71,6 +72,7 @@ py::array_t<double> accumulate_exact(const py::object& acc, const py::object& ou
     const std::int64_t k = read.k;
     std::vector<ExactFold> folds;
     std::vector<Piece> pieces;
+    std::vector<std::int64_t> sizes;
     for (std::size_t s = 0; s + 1 < read.starts.size(); ++s) {
         const std::int64_t start = read.starts[s], n = read.starts[s + 1] - start;
         const ConstExactSum from =
@@ -79,13 +81,18 @@ py::array_t<double> accumulate_exact(const py::object& acc, const py::object& ou
             {from, {result.high + start, result.low + start}, read.sent.data() + static_cast<std::int64_t>(s) * k});
         for (std::int64_t begin = 0; begin < n; begin += kBlock)
             pieces.push_back({static_cast<std::int64_t>(s), begin, std::min(begin + kBlock, n)});
+        sizes.push_back(n);
     }
     const auto count = static_cast<std::int64_t>(pieces.size());
     py::array_t<double> norms(k);
     double* norm = norms.mutable_data();
     const Partials shares(arrays, partials, count, k);
-    const WithoutGil scope;
-    fedcore::accumulate_exact(folds.data(), k, pieces.data(), count, shares.data(), norm);
+    run_where_arrays_lie(
+        arrays, [&] { fedcore::accumulate_exact(folds.data(), k, pieces.data(), count, shares.data(), norm); },
+        [&](cuda::Queue& queue) {
+            const auto tensors = static_cast<std::int64_t>(sizes.size());
+            cuda::accumulate_exact(queue, folds.data(), sizes.data(), tensors, k, shares.data(), norm);
+        });
     return norms;
 }
 
@@ -94,7 +101,7 @@ py::array_t<double> exchange_exact(const py::object& acc, const py::object& out,
                                    const py::object& old_rows, const py::object& anchors, const py::object& new_rows,
                                    const Coefficients& row, const Coefficients& adds, const py::object& keys,
                                    const py::object& sums, std::int64_t first, const py::object& partials) {
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     const auto sum = read_sum(arrays, acc, {"acc"}, kAnyLength);
     const std::vector<ClientUpdate> sent = read_client_updates(arrays, bases, ys, scales, weights, sum.n, false).sent;
     const auto k = static_cast<std::int64_t>(sent.size());
@@ -104,14 +111,21 @@ py::array_t<double> exchange_exact(const py::object& acc, const py::object& out,
     py::array_t<double> norms(k);
     double* norm = norms.mutable_data();
     const Partials shares(arrays, partials, block_count(sum.n), k);
-    const WithoutGil scope;
-    fedcore::exchange_exact(sum.words, result, sent.data(), found.rows.data(), found.forms, k, sum.n, shares.data(),
-                            norm);
+    run_where_arrays_lie(
+        arrays,
+        [&] {
+            fedcore::exchange_exact(sum.words, result, sent.data(), found.rows.data(), found.forms, k, sum.n,
+                                    shares.data(), norm);
+        },
+        [&](cuda::Queue& queue) {
+            cuda::exchange_exact(queue, sum.words, result, sent.data(), found.rows.data(), found.forms, k, sum.n,
+                                 shares.data(), norm);
+        });
     return norms;
 }
 
 bool combine_exact(const py::object& terms, const py::object& coefficients, const py::object& out) {
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     const py::tuple listed = items_of(terms, "terms");
     const auto k = static_cast<std::int64_t>(listed.size());
     if (k == 0) raise("ShapeError", "terms: expected at least one, got none");
@@ -136,19 +150,28 @@ bool combine_exact(const py::object& terms, const py::object& coefficients, cons
         }
     }
     const ExactSum result = writable_sum(arrays, out, {"out"}, n, first.high, first.low);
-    const WithoutGil scope;
-    return fedcore::combine_exact(read.data(), k, result, n);
+    bool held = true;
+    run_where_arrays_lie(
+        arrays, [&] { held = fedcore::combine_exact(read.data(), k, result, n); },
+        [&](cuda::Queue& queue) { held = cuda::combine_exact(queue, read.data(), k, result, n); });
+    return held;
+}
+
+template <class Out>
+void read_to(Arrays& arrays, const FoundSum& from, Out* out) {
+    run_where_arrays_lie(
+        arrays, [&] { fedcore::read_exact(from.words, out, from.n); },
+        [&](cuda::Queue& queue) { cuda::read_exact(queue, from.words, out, from.n); });
 }
 
 void read_exact(const py::object& sum, const py::object& out) {
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     const auto from = read_sum(arrays, sum, {"sum"}, kAnyLength);
     const AnySpan to = arrays.output(out, {"out"}, Dtypes{"float32", "float64"}, from.n);
-    const WithoutGil scope;
     if (to.dtype == 1)
-        fedcore::read_exact(from.words, static_cast<double*>(to.data), from.n);
+        read_to(arrays, from, static_cast<double*>(to.data));
     else
-        fedcore::read_exact(from.words, static_cast<float*>(to.data), from.n);
+        read_to(arrays, from, static_cast<float*>(to.data));
 }
 
 }  // namespace

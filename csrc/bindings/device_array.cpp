@@ -15,7 +15,7 @@ namespace {
 constexpr DeviceDtype kDeviceDtypes[] = {{"float32", 4, dlpack::kFloat},   {"float64", 8, dlpack::kFloat},
                                          {"float16", 2, dlpack::kFloat},   {"uint8", 1, dlpack::kUnsigned},
                                          {"uint16", 2, dlpack::kUnsigned}, {"uint64", 8, dlpack::kUnsigned},
-                                         {"int8", 1, dlpack::kInt}};
+                                         {"int8", 1, dlpack::kInt},        {"int64", 8, dlpack::kInt}};
 
 const DeviceDtype* device_dtype(const py::object& dtype) {
     const std::string name = py::str(py::handle(py::dtype::from_args(dtype)));
@@ -23,7 +23,7 @@ const DeviceDtype* device_dtype(const py::object& dtype) {
         if (name == known.name) return &known;
     raise("DtypeError",
           "dtype: expected one of a device's arrays (float32, float64, float16, uint8, uint16, "
-          "uint64, int8), got " +
+          "uint64, int8, int64), got " +
               name);
 }
 

@@ -12,18 +12,21 @@ namespace fedcore {
 
 namespace {
 
-// Infinite if a client's terms are too long for the grid.
-double held(double square, double weight) {
-    const double longest = kLongestExact / weight;
-    return square < longest * longest ? square : std::numeric_limits<double>::infinity();
-}
-
 double larger(double a, double b) {
     b = b < 0 ? -b : b;
     return b > a ? b : a;
 }
 
 }  // namespace
+
+double held(double square, double weight) {
+    const double longest = kLongestExact / weight;
+    return square < longest * longest ? square : std::numeric_limits<double>::infinity();
+}
+
+double largest_coefficient(const Forms& forms) {
+    return larger(larger(larger(0, forms.adds.row * forms.row.h), forms.adds.h), forms.adds.row);
+}
 
 void accumulate_exact(const ExactFold* folds, std::int64_t k, const Piece* pieces, std::int64_t count, double* scratch,
                       double* squared_norms) {
@@ -53,7 +56,7 @@ void exchange_exact(ConstExactSum acc, ExactSum out, const ClientUpdate* sent, c
                                  scratch + first * k, tiling);
         });
     add_partials(scratch, block_count(n), k, squared_norms);
-    const double most = larger(larger(larger(0, forms.adds.row * forms.row.h), forms.adds.h), forms.adds.row);
+    const double most = largest_coefficient(forms);
     for (std::int64_t i = 0; i < k; ++i) squared_norms[i] = held(squared_norms[i], most * sent[i].weight);
 }
 

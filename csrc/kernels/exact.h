@@ -24,11 +24,18 @@ using ConstExactSum = ExactWords<const std::int64_t>;
 inline constexpr double kLongestExact = 0x1p39;  // a squared norm is infinite if |weight h| is at least this
 
 // One tensor of k clients' updates, and its range of the sums.
-struct ExactFold {
+template <>
+struct Fold<std::int64_t> {
     ConstExactSum acc;  // null words for zeros
     ExactSum out;       // the same words or disjoint
     const ClientUpdate* sent;
 };
+using ExactFold = Fold<std::int64_t>;
+
+// A client's squared norm; infinite if |weight h| >= kLongestExact.
+double held(double square, double weight);
+// The largest coefficient of h in an exchange, by which the weight is multiplied.
+double largest_coefficient(const Forms& forms);
 
 // out[j] = acc[j] + sum_i rounded(weight_i * h_i[j]), `weight * h` in float64; otherwise as `accumulate`.
 //   A squared norm is also infinite if |weight_i h_i| >= kLongestExact.

@@ -44,14 +44,18 @@ class ExactSum(NamedTuple):
     """int64[n]."""
 
     @classmethod
-    def zeros(cls, n: int) -> "ExactSum":
+    def zeros(cls, n: int, *, device: str = memory.CPU) -> "ExactSum":
         """Return a sum of no terms."""
-        return cls(memory.zeros(n, np.int64), memory.zeros(n, np.int64))
+        return cls(memory.zeros(n, np.int64, device=device), memory.zeros(n, np.int64, device=device))
 
     @classmethod
-    def empty(cls, n: int) -> "ExactSum":
+    def empty(cls, n: int, *, device: str = memory.CPU) -> "ExactSum":
         """Return an uninitialised sum."""
-        return cls(memory.empty(n, np.int64), memory.empty(n, np.int64))
+        return cls(memory.empty(n, np.int64, device=device), memory.empty(n, np.int64, device=device))
+
+    def copied(self, *, device: str | None = None) -> "ExactSum":
+        """Return a copy. Default of ``device``: the sum's device."""
+        return ExactSum(*(memory.copied(word, device=device) for word in self))
 
     def cut(self, span: slice) -> "ExactSum":
         """Return a slice of the sum as views."""
@@ -197,7 +201,8 @@ def combine_exact(terms: Sequence[Any], coefficients: Sequence[int], out: ExactS
     """
     if out is None:
         first = terms[0] if len(terms) else np.empty(0)
-        out = ExactSum.empty(len(first.high if isinstance(first, ExactSum) else first))
+        like = first.high if isinstance(first, ExactSum) else first
+        out = ExactSum(*(memory.empty_beside(like, len(like), np.int64) for _ in ExactSum._fields))
     return out if core.combine_exact(terms, numbers("coefficients", coefficients, np.int64), out) else None
 
 
@@ -212,6 +217,6 @@ def read_exact(sum: ExactSum, out: Any = None) -> Any:
     Cost: reads 16 n bytes and writes 8 n or 4 n.
     """
     if out is None:
-        out = memory.empty(len(sum.high), np.float64)
+        out = memory.empty_beside(sum.high, len(sum.high), np.float64)
     core.read_exact(sum, out)
     return out

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import Claims
 from fedcore.algorithms.base import NOTHING, H
-from fedcore.arrays import F32, F64, Bools, BufferPool, Floats, copied, core, empty, set_to_zero, zeros
+from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, Floats, core, device_of, empty, set_to_zero, zeros
 from fedcore.kernels import ExactSum, Terms
 from fedcore.kernels.rows import CHANGE
 from fedcore.options import Settings
@@ -316,8 +316,8 @@ class Sum:
         self._changes, self._spare_changes = None, None
         if algorithm.sums_changes:
             self._changes, self._spare_changes = _two(p, np.float64, exact=self._exact, device=device)
-        self._read: Floats = empty(layout.n if self._exact else 0, np.float64)
-        self._read_changes: F64 = empty(p if self._exact and algorithm.sums_changes else 0, np.float64)
+        self._read: Floats = empty(layout.n if self._exact else 0, np.float64, device=device)
+        self._read_changes: F64 = empty(p if self._exact and algorithm.sums_changes else 0, np.float64, device=device)
         self._has_value = True  # if not, the value counts as zero
         self._times = abs(algorithm.adds.h) if algorithm.row == NOTHING else 1.0
         self._n_tensors = sum(piece.kind == "parameter" for piece in layout.slices)
@@ -385,9 +385,11 @@ class Sum:
     def join(self, words: ExactSum, batch: UpdateBatch) -> bool:
         """Add an exact sum of another server over parameters and buffers, with its updates; return False on overflow.
 
-        Cost: reads 32 n bytes and writes 16 n.
+        ``words`` are in host memory. Cost: reads 32 n bytes and writes 16 n; 16 n bytes of memory more on a device.
         """
         self._zero()
+        if (device := device_of(self._value.high)) != CPU:
+            words = words.copied(device=device)
         if kernels.combine_exact([self._value, words], [1, 1], self._spare) is None:
             return False
         self._value, self._spare = self._spare, self._value
@@ -395,9 +397,10 @@ class Sum:
         return True
 
     def words(self) -> ExactSum:
-        """Return a copy of the exact sum over parameters and buffers."""
+        """Return a copy in host memory of the exact sum over parameters and buffers."""
         self._zero()
-        return ExactSum(*map(copied, self._value))
+        words: ExactSum = self._value.copied(device=CPU)
+        return words
 
     def result(self) -> Result:
         """Return the sums over all accepted updates."""
@@ -538,7 +541,7 @@ class Sum:
 
 def _two(n: int, dtype: Any, *, exact: bool, device: str) -> tuple[Any, Any]:
     if exact:
-        return ExactSum.zeros(n), ExactSum.empty(n)
+        return ExactSum.zeros(n, device=device), ExactSum.empty(n, device=device)
     return zeros(n, dtype, device=device), empty(n, dtype, device=device)
 
 

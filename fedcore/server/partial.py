@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedcore.algorithms import Algorithm, Claims
 from fedcore.algorithms.base import NOTHING, H
 from fedcore.algorithms.rates import rate_at
-from fedcore.arrays import F64, empty
+from fedcore.arrays import F64, empty, to_host
 from fedcore.errors import ArrayError, FedcoreError, RangeError, UnknownClientError
 from fedcore.kernels import ExactSum, combined_square, read_exact
 from fedcore.options import Settings, describe
@@ -187,7 +187,7 @@ def fingerprint(settings: Settings, now: Snapshot) -> str:
         method = {key: method[key] for key in ("class", "options")}
     facts = [GRID, method, settings.layout.to_state(), settings.averages_models, list(settings.nonnegative)]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    digest.update(np.ascontiguousarray(as_sent(settings.layout, now.sent)).data)
+    digest.update(np.ascontiguousarray(to_host(as_sent(settings.layout, now.sent))).data)
     return digest.hexdigest()
 
 

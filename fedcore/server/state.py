@@ -255,7 +255,10 @@ def without_client(
     try:
         total = add(total, client, -1)
     except CorruptionError:
-        total = zeros(store.n, np.float64, device=device) if now.exact_total is None else ExactSum.zeros(store.n)
+        if now.exact_total is None:
+            total = zeros(store.n, np.float64, device=device)
+        else:
+            total = ExactSum.zeros(store.n, device=device)
         for other in store.registry:
             with suppress(CorruptionError):  # a sum must not include a part that cannot be read
                 if other != client:
@@ -802,7 +805,7 @@ class State:
         after, share = now, 1.0
         with self._changing():
             if now.total is not None:
-                total: Any = copied(now.total) if now.exact_total is None else ExactSum(*map(copied, now.exact_total))
+                total: Any = copied(now.total) if now.exact_total is None else now.exact_total.copied()
                 if algorithm.keeps_rows:
                     new, keys = self.store.stage_all(clients), rounding_keys(self.store, "a warm start", 0, clients)
                     arguments = total, none, ys, minus, ones, none, none, new

@@ -408,7 +408,7 @@ class Snapshot(NamedTuple):
             moments=moments if device == CPU else tuple(copied(m, device=device) for m in moments),
             counters=counters,
             population=population,
-            exact_total=ExactSum.zeros(p) if settings.is_exact and algorithm.keeps_total else None,
+            exact_total=ExactSum.zeros(p, device=device) if settings.is_exact and algorithm.keeps_total else None,
         )
 
     def vectors(self, algorithm: Algorithm) -> dict[str, Vector]:
@@ -636,7 +636,8 @@ class ModelStep:
         self.is_large = n >= LARGE and not settings.algorithm.keeps_history
         self.spare_v: F32 | None = None if self.is_large else empty(p, device=device)
         self.spare_total: F64 | None = empty(p, np.float64, device=device) if settings.algorithm.keeps_total else None
-        self.spare_exact = ExactSum.empty(p) if settings.is_exact and settings.algorithm.keeps_total else None
+        has_exact_total = settings.is_exact and settings.algorithm.keeps_total
+        self.spare_exact = ExactSum.empty(p, device=device) if has_exact_total else None
         self._buffer_v: F32 = empty(n - p, device=device)
 
     def v(self) -> F32:

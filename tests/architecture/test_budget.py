@@ -15,9 +15,9 @@ FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 5_630,
-    "csrc": 10_000,
-    "tests": 51_400,
+    "bench": 5_660,
+    "csrc": 10_270,
+    "tests": 51_560,
     "fedcore": 2_440,
     "fedcore/adapters": 2_000,
     "fedcore/algorithms": 990,

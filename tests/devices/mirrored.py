@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedcore.arrays import core
-from fedcore.kernels import Codes
+from fedcore.kernels import Codes, ExactSum
 from tests import oracle
 from tests.devices.memory import Memory
 from tests.devices.tensors import LEGACY, Tensor
@@ -27,10 +27,14 @@ VECTORS = {
     "weighted_sum_segments": ({"models", "base"}, {"outs"}),
     "accumulate": ({"acc", "bases", "ys"}, {"out"}),
     "exchange": ({"acc", "bases", "ys", "old_rows", "anchors"}, {"out", "new_rows"}),
+    "accumulate_exact": ({"acc", "bases", "ys"}, {"out"}),
+    "exchange_exact": ({"acc", "bases", "ys", "old_rows", "anchors"}, {"out", "new_rows"}),
     "server_step": ({"sum", "total", "momentum", "control", "x"}, {"v", "total_out", "x_out"}),
     "direction_step": ({"grad", "grad_prev", "offset", "x"}, {"y"}),
     "combine": ({"terms"}, {"out"}),
     "combined_square": ({"terms"}, set()),
+    "combine_exact": ({"terms"}, {"out"}),
+    "read_exact": ({"sum"}, {"out"}),
     "optimizer_step": ({"v", "m", "s", "x"}, {"m_out", "s_out", "x_out"}),
     "mix": (set(), {"models"}),
     "squared_norms": ({"rows"}, set()),
@@ -41,7 +45,7 @@ LISTED = {"rows", "models", "outs", "bases", "ys", "old_rows", "anchors", "new_r
 LINE = 64  # bytes
 TORCH = {torch.float32: "float32", torch.float64: "float64", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 TORCH |= {torch.int8: "int8", torch.int16: "int16", torch.uint8: "uint8"}
-NUMPY = {"float32", "float64", "float16", "int8", "int16", "uint8", "uint16", "uint64"}
+NUMPY = {"float32", "float64", "float16", "int8", "int16", "int64", "uint8", "uint16", "uint64"}
 
 
 class HostOnlyError(Exception):
@@ -140,6 +144,8 @@ class Mirror:
             return None
         if type(value) is list or type(value) is tuple:
             return type(value)(self.of(item, written) for item in value)
+        if type(value) is ExactSum:
+            return ExactSum(*(self.of(word, written) for word in value))
         if type(value) is Codes:
             return Codes(value.codec, self.of(value.codes, written), self.of(value.scales, written))
         array = mirror_of(value)

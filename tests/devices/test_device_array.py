@@ -7,7 +7,7 @@ from fedcore import errors
 from fedcore.arrays import core
 from tests.devices.tensors import PINNED, Tensor
 
-DTYPES = ["float32", "float64", "float16", "uint8", "uint16", "uint64", "int8"]
+DTYPES = ["float32", "float64", "float16", "uint8", "uint16", "uint64", "int8", "int64"]
 
 
 @pytest.fixture(autouse=True)

@@ -164,6 +164,13 @@ def test_large_coefficients_are_exact():
             assert whole(found, j) == times * whole(a, j) + (5 - times // 2) * whole(b, j)
 
 
+def test_a_combination_of_more_terms_than_a_word_holds():
+    a, k = ExactSum(np.array([-3, 0]), np.array([LOW - 1, 5])), 9000
+    found = kernels.combine_exact([a] * k + [np.float32([0.3, -2])], [1] * (k // 2) + [-1, 2] * (k // 4) + [4095])
+    for j, value in enumerate((float(np.float32(0.3)), -2.0)):
+        assert whole(found, j) == (k // 2 + k // 4) * whole(a, j) + 4095 * on_grid(value)
+
+
 def test_sums_that_may_overflow_return_none():
     most = ExactSum(np.array([2**61]), np.array([0]))
     assert kernels.combine_exact([most], [1]) is not None

@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import re
 import subprocess
 
 import pytest
@@ -12,8 +13,9 @@ from tests.native.build import BUILDS, editable_build, tool
 pytestmark = pytest.mark.skipif(compiled.tool("nvcc") is None, reason="needs nvcc, of the CUDA toolkit")
 
 ARCHITECTURE = 90
-# Kernels that convert as they load may spill: for updates that are not float32, or old rows of another codec.
-CONVERTING = "_any"
+# Kernels that convert as they load may spill: for updates that are not float32, or old rows of another codec. So may
+# exchanges into exact sums, which take twice as many registers.
+SPILLING = re.compile(r".*_any|exchange_exact_.*")
 # Arrays of codes are read eight elements a thread like all others, in fewer bytes; `mix` reads columns, and
 # `add_squares` sums.
 NARROW = ("mix", "add_squares")
@@ -69,9 +71,10 @@ def test_the_ptx_forbids_fusing_and_flushing(kernels):
     assert {one.name: one.unsafe for one in kernels if one.unsafe} == {}
 
 
-def test_only_converting_kernels_spill(kernels):
-    assert {one.name: one.spilled for one in kernels if one.spilled and not one.name.endswith(CONVERTING)} == {}
-    assert max(one.spilled for one in kernels) <= 64
+def test_only_kernels_with_too_few_registers_spill(kernels):
+    assert {one.name: one.spilled for one in kernels if one.spilled and not SPILLING.fullmatch(one.name)} == {}
+    assert max(one.spilled for one in kernels if not one.name.startswith("exchange_exact")) <= 64
+    assert max(one.spilled for one in kernels) <= 192
 
 
 def test_two_blocks_fit_a_multiprocessor(kernels):

@@ -91,11 +91,6 @@ inline void begin_run(ConstExactSum acc, ExactSum out, std::int64_t begin, std::
     for (std::int64_t j = begin; j < end; ++j) out.low[j] = acc.low[j];
 }
 
-// The client's weight times the coefficients of `adds`, each rounded once.
-inline SumForm weighed(const SumForm& adds, double weight) {
-    return {weight * adds.row, weight * adds.r, weight * adds.h, weight * adds.q};
-}
-
 // Where rows are exchanged into a sum.
 struct ExactPlace {
     ExactSum words;
@@ -132,31 +127,13 @@ inline ExactPlace before_last(ExactPlace place) {
     return place;
 }
 
-// The terms of `seen_of` for one or more elements in float64.
-template <Form kForm, class Number, class Sum>
-inline void add_seen_of(const SumForm& adds, Number stored, Number r, Number h, Number q, Sum& sum) {
-    add_rounded(adds.row * stored, sum);
-    add_rounded(adds.r * r, sum);
-    if (kForm != Form::general) return;
-    add_rounded(adds.h * h, sum);
-    add_rounded(adds.q * q, sum);
-}
-
-// One element of a sum.
-struct Element {
-    std::uint64_t high, low;
-};
-inline Element element(ExactSum sum, std::int64_t j) {
+inline ExactElement element(ExactSum sum, std::int64_t j) {
     return {static_cast<std::uint64_t>(sum.high[j]), static_cast<std::uint64_t>(sum.low[j])};
 }
-inline void write(ExactSum sum, std::int64_t j, Element words, const Leaving& leaving) {
+inline void write(ExactSum sum, std::int64_t j, ExactElement words, const Leaving& leaving) {
     if (leaving.settles) settle(words.high, words.low, leaving.biases);
     sum.high[j] = static_cast<std::int64_t>(words.high);
     sum.low[j] = static_cast<std::int64_t>(words.low);
-}
-template <bool kAdds = true>
-inline void add_rounded(double t, Element& sum) {
-    add_rounded<kAdds>(t, sum.high, sum.low);
 }
 
 // fold_piece into an exact sum; otherwise the same.
@@ -207,7 +184,7 @@ void fold_piece(const Streams* rows, const Forms* forms, std::int64_t count, Exa
     }
     if (kNorms) __builtin_memcpy(lanes, part, sizeof part);
     for (int l = 0; j < count; ++j, ++l) {
-        Element s = element(sum, j);
+        ExactElement s = element(sum, j);
         for (int r = 0; r < kRows; ++r) {
             const Streams& row = rows[r];
             const float h = gradient<kGiven>(kBase ? base[j] : 0.0f, row.y[j], row.scale);
@@ -245,18 +222,14 @@ void add_seen(const SumForm& adds, double weight, const float* stored, const flo
               std::int64_t count, ExactPlace place) {
     const SumForm coefficients = weighed(adds, weight);
     for (std::int64_t j = 0; j < count; ++j) {
-        Element s = element(place.words, j);
+        ExactElement s = element(place.words, j);
         add_seen_of<kForm, double>(coefficients, stored[j], r[j], h[j], q[j], s);
         write(place.words, j, s, place.leaving);
     }
 }
 
-// Whether an exact sum can take the weighted elements of a new row.
 inline bool is_held(const float* values, std::int64_t count, const SumForm& adds, double weight) {
-    const double of_row = __builtin_fabs(adds.row), of_r = __builtin_fabs(adds.r);
-    const double most = of_row > of_r ? of_row : of_r;  // which it is next time
-    const float largest = float_of(largest_magnitude(values, count));
-    return static_cast<double>(largest) * (most * __builtin_fabs(weight)) < 2 * kLongestExact;  // as a NaN is not
+    return is_held(float_of(largest_magnitude(values, count)), adds, weight);
 }
 
 // Some rows of one tile, on their way into its sum: Pass, for integers.

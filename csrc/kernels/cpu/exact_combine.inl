@@ -11,9 +11,15 @@ bool combine_chunk(const ExactTerm* terms, std::int64_t k, std::int64_t first, s
         const double size = static_cast<double>(c < 0 ? -c : c);
         double largest = 0x1p50;
         coefficients += size;
-        if (coefficients > 0x1p12) {  // what low adds up is more than a word holds: its upper bits go to high at once
+        if (coefficients > 0x1p12) {  // what low adds up is more than a word holds
+            const Biases biases = biases_of(static_cast<std::int64_t>(bias));
+            for (std::int64_t j = 0; j < count; ++j) settle(high[j], low[j], biases);
+            bias = 0;
+            coefficients = 1 + size;
+        }
+        if (coefficients > 0x1p12) {  // the upper bits of this term go to high at once
             for (std::int64_t j = 0; j < count; ++j) {
-                Element element{kHighBias * (terms[i].values == nullptr), kLowBias * (terms[i].values == nullptr)};
+                ExactElement element{kHighBias * (terms[i].values == nullptr), kLowBias * (terms[i].values == nullptr)};
                 if (terms[i].values != nullptr) {
                     add_rounded(static_cast<double>(terms[i].values[first + j]), element);
                 } else {
@@ -29,7 +35,7 @@ bool combine_chunk(const ExactTerm* terms, std::int64_t k, std::int64_t first, s
         } else if (terms[i].values != nullptr) {
             const float* const values = terms[i].values + first;
             for (std::int64_t j = 0; j < count; ++j) {
-                Element element{};
+                ExactElement element{};
                 add_rounded(static_cast<double>(values[j]), element);
                 high[j] += times * element.high;
                 low[j] += times * element.low;

@@ -7,6 +7,7 @@
 #include "kernels/aggregate.h"
 #include "kernels/combine.h"
 #include "kernels/direction.h"
+#include "kernels/exact.h"
 #include "kernels/exchange.h"
 #include "kernels/mix.h"
 #include "kernels/optimizer.h"
@@ -20,6 +21,7 @@ constexpr int kLanes = 16;
 constexpr int kTile = 2048;
 constexpr int kPieceTiles = 8;
 constexpr int kPiece = kTile * kPieceTiles;
+constexpr int kChunk = 512;  // elements under one bound in combine_exact
 
 constexpr int kThreads = 256;            // of a block
 constexpr int kEach = kTile / kThreads;  // elements of a thread: four, and the four that are 32 elements later
@@ -91,6 +93,21 @@ struct CombineCall {
     double* squares;    // float64[pieces], or null
     std::int64_t n;
     std::int32_t k, vector;
+};
+
+struct CombineExactCall {
+    const ExactTerm* terms;  // [k]
+    ExactSum out;
+    double* overflows;  // float64[tiles]: infinite for a tile that may overflow, else 0
+    std::int64_t n;
+    std::int32_t k, vector;
+};
+
+struct ReadExactCall {
+    ConstExactSum sum;
+    void* out;  // Out[n]
+    std::int64_t n;
+    std::int32_t vector;
 };
 
 struct NormsCall {

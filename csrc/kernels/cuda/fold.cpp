@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/launch.h"
 
@@ -24,8 +26,17 @@ Group group_from(const Fold<Sum>* folds, std::int64_t count, const RowExchange* 
     return group;
 }
 
-bool is_aligned(const RowExchange& row) {
+bool has_aligned_rows(const RowExchange& row) {
     return are_aligned({row.old_row.data, row.anchor, row.new_row.data});
+}
+
+// A fold that continues from the result of another one.
+template <class Sum>
+const Sum* result_of(const Fold<Sum>& fold) {
+    return fold.out;
+}
+ConstExactSum result_of(const ExactFold& fold) {
+    return {fold.out.high, fold.out.low};
 }
 
 template <class Sum>
@@ -39,8 +50,15 @@ Kernel accumulate_kernel<double>(bool plain) {
     return plain ? Kernel::accumulate_f64 : Kernel::accumulate_f64_any;
 }
 
+template <>
+Kernel accumulate_kernel<std::int64_t>(bool plain) {
+    return plain ? Kernel::accumulate_exact : Kernel::accumulate_exact_any;
+}
+
+template <class Sum>
 Kernel exchange_kernel(Codec codec, const Forms& forms, bool plain) {
-    return behind(Kernel::exchange_f32, static_cast<int>(codec) * 4 + !forms.replaces() * 2 + !plain);
+    const Kernel first = std::is_same_v<Sum, std::int64_t> ? Kernel::exchange_exact_f32 : Kernel::exchange_f32;
+    return behind(first, static_cast<int>(codec) * 4 + !forms.replaces() * 2 + !plain);
 }
 
 template <class Sum>
@@ -52,22 +70,22 @@ void fold_group(Queue& queue, const Fold<Sum>* folds, const std::int64_t* n, std
     bool plain = true, vector = true;
     for (std::int64_t i = group.first; rows != nullptr && i < group.last; ++i) {
         plain = plain && (rows[i].old_row.data == nullptr || rows[i].old_row.codec == rows[i].new_row.codec);
-        vector = vector && is_aligned(rows[i]);
+        vector = vector && has_aligned_rows(rows[i]);
     }
     for (std::int64_t s = 0; s < count; ++s) {
         const Fold<Sum>& fold = folds[s];
-        bool aligned = vector && are_aligned({fold.acc, fold.out});
+        bool aligned = vector && is_aligned(fold.acc) && is_aligned(fold.out);
         for (std::int64_t i = group.first; i < group.last; ++i) {
             plain = plain && fold.sent[i].dtype == Dtype::float32;
             aligned = aligned && are_aligned({fold.sent[i].y, fold.sent[i].base});
         }
-        const Sum* const acc = group.first == 0 ? fold.acc : fold.out;  // the earlier groups' result
+        const auto acc = group.first == 0 ? fold.acc : result_of(fold);
         tensors.host[s] = {{acc, fold.out, copied(queue, fold.sent + group.first, k)}, n[s], aligned};
     }
     const FoldCall<Sum> call{tensors.device,  rows != nullptr ? copied(queue, rows + group.first, k) : nullptr,
                              forms,           squares + group.first * pieces.tiles(),
                              pieces.segments, static_cast<std::int32_t>(k)};
-    const Kernel kernel = rows != nullptr ? exchange_kernel(rows[group.first].new_row.codec, forms, plain)
+    const Kernel kernel = rows != nullptr ? exchange_kernel<Sum>(rows[group.first].new_row.codec, forms, plain)
                                           : accumulate_kernel<Sum>(plain);
     queue.launch(kernel, {pieces.tiles()}, &call);
 }
@@ -104,6 +122,20 @@ void exchange(Queue& queue, const double* acc, double* out, const ClientUpdate* 
               const Forms& forms, std::int64_t k, std::int64_t n, double* partials, double* squared_norms) {
     const Fold<double> fold{acc, out, sent};
     fold_all(queue, &fold, &n, 1, rows, forms, k, partials, squared_norms);
+}
+
+void accumulate_exact(Queue& queue, const ExactFold* folds, const std::int64_t* n, std::int64_t count, std::int64_t k,
+                      double* partials, double* squared_norms) {
+    fold_all(queue, folds, n, count, nullptr, Forms{}, k, partials, squared_norms);
+    for (std::int64_t i = 0; i < k; ++i) squared_norms[i] = held(squared_norms[i], folds[0].sent[i].weight);
+}
+
+void exchange_exact(Queue& queue, ConstExactSum acc, ExactSum out, const ClientUpdate* sent, const RowExchange* rows,
+                    const Forms& forms, std::int64_t k, std::int64_t n, double* partials, double* squared_norms) {
+    const ExactFold fold{acc, out, sent};
+    fold_all(queue, &fold, &n, 1, rows, forms, k, partials, squared_norms);
+    const double most = largest_coefficient(forms);
+    for (std::int64_t i = 0; i < k; ++i) squared_norms[i] = held(squared_norms[i], most * sent[i].weight);
 }
 
 }  // namespace fedcore::cuda

@@ -54,6 +54,49 @@ __device__ inline float sent_at(const ClientUpdate& sent, std::int64_t j) {
     }
 }
 
+// Adds a client's terms to an element of a sum; kTerms: of an exact sum, their number, less those that are taken off.
+template <bool kRows, Form kForm, class Sum>
+__device__ void add_terms(const SumForm& adds, double weight_of, float made, float old, float h, float anchor,
+                          Sum& sum) {
+    const auto weight = static_cast<Sum>(weight_of), stored = static_cast<Sum>(made), before = static_cast<Sum>(old);
+    Sum change = stored;
+    if constexpr (kForm != Form::replaces)
+        change = seen_of<kForm, Sum>(adds, stored, before, static_cast<Sum>(h), static_cast<Sum>(anchor));
+    else if constexpr (kRows)
+        change = (stored - before) + static_cast<Sum>(anchor);
+    sum = sum + weight * change;
+}
+template <bool kRows, Form kForm>
+__device__ void add_terms(const SumForm& adds, double weight, float made, float old, float h, float anchor,
+                          ExactElement& sum) {
+    if constexpr (kForm != Form::replaces)
+        return add_seen_of<kForm, double>(weighed(adds, weight), made, old, h, anchor, sum);
+    add_rounded(weight * static_cast<double>(made), sum);
+    if constexpr (kRows) {
+        add_rounded<false>(weight * static_cast<double>(old), sum);
+        add_rounded(weight * static_cast<double>(anchor), sum);
+    }
+}
+template <Form kForm>
+constexpr int kTerms = kForm == Form::replaces ? 1 : 4;
+
+// Whether a sum can take the elements of a new row, of which `largest` is the largest magnitude.
+template <class Sum>
+__device__ bool is_taken(std::uint32_t largest, const SumForm& adds, double weight) {
+    if constexpr (std::is_same<Sum, std::int64_t>::value) return is_held(float_of(largest), adds, weight);
+    return largest < kInfinite;
+}
+
+// Normalises an exact sum to which `clients` were added.
+template <Form kForm, class Sum>
+__device__ void settle_all(RunningSum<Sum>& sum, int clients) {
+    if constexpr (std::is_same<Sum, std::int64_t>::value) {
+        const Biases biases = biases_of(kTerms<kForm> * clients);
+#pragma unroll
+        for (int e = 0; e < kEach; ++e) settle(sum.v[e].high, sum.v[e].low, biases);
+    }
+}
+
 // A missing base is -0, so that no loop asks for it: -0 - y is -y for every y.
 template <bool kVector>
 __device__ Raw<float> load_base(const float* base, std::int64_t begin, int count) {
@@ -79,8 +122,7 @@ __device__ void fold_tile(const FoldCall<Sum>& call, const Where& at, int some, 
     using Old = std::conditional_t<kPlain, Coded<kCodec>, CodedFloat>;
     const int thread = static_cast<int>(threadIdx.x);
     const std::int64_t tiles = static_cast<std::int64_t>(gridDim.x);
-    Raw<Sum> sum = segment.fold.acc != nullptr ? Raw<Sum>::template load<kVector>(segment.fold.acc + at.begin, count)
-                                               : Raw<Sum>::zero();
+    auto sum = RunningSum<Sum>::template load<kVector>(segment.fold.acc, at.begin, count);
     // A launch has one base: the host splits a cohort where the base changes, which only late replies cause.
     const Raw<float> x = load_base<kVector>(call.k > 0 ? segment.fold.sent[0].base : nullptr, at.begin, count);
     if (kRows) {
@@ -145,22 +187,17 @@ __device__ void fold_tile(const FoldCall<Sum>& call, const Where& at, int some, 
                     }
                     shared.values.put(part + r, h);
                     if constexpr (kRows) encode<kCodec, kVector>(client.new_row, client.dither, at.begin, count, made);
-                    const Sum weight = static_cast<Sum>(client.sent.weight);
+                    const double weight = client.sent.weight;
                     std::uint32_t largest = 0;
 #pragma unroll
                     for (int e = 0; e < kEach; ++e) {
-                        const auto wide = [](float value) { return static_cast<Sum>(value); };
-                        Sum change = wide(made[e]);
-                        if constexpr (kRows && kReplaces)
-                            change = (change - wide(old[r].at(e))) + wide(anchor[r].at(e));
-                        if constexpr (!kReplaces)
-                            change = seen_of<kForm, Sum>(call.forms.adds, change, wide(old[r].at(e)),
-                                                         wide(shared.values.at(part + r, e)), wide(anchor[r].at(e)));
-                        sum.v[e] = sum.v[e] + weight * change;
+                        const float sent = kReplaces ? 0.0f : shared.values.at(part + r, e);  // h; registers are short
+                        add_terms<kRows, kForm>(call.forms.adds, weight, made[e], old[r].at(e), sent, anchor[r].at(e),
+                                                sum.at(e));
                         if (kRows && (kVector || first() + place(e) < count))
                             largest = max(largest, magnitude_of(made[e]));
                     }
-                    if (largest >= kInfinite) bad |= 1u << (part + r);
+                    if (kRows && !is_taken<Sum>(largest, call.forms.adds, weight)) bad |= 1u << (part + r);
                 }
             }
             if (kRows && bad != 0) atomicOr(&shared.bad, bad);
@@ -180,8 +217,9 @@ __device__ void fold_tile(const FoldCall<Sum>& call, const Where& at, int some, 
                 __syncthreads();
             }
         }
+        settle_all<kForm>(sum, rest);
     }
-    store<kVector>(segment.fold.out + at.begin, count, sum.v);
+    sum.template store_to<kVector>(segment.fold.out, at.begin, count);
 }
 
 template <class Sum, bool kRows, Codec kCodec, Form kForm, bool kPlain>
@@ -204,9 +242,9 @@ __device__ void accumulate(const FoldCall<Sum>& call, FoldMemory& shared) {
     fold<Sum, false, Codec::f32, Form::replaces, kPlain>(call, shared);
 }
 
-template <Codec kCodec, Form kForm, bool kPlain>
-__device__ void exchange(const FoldCall<double>& call, FoldMemory& shared) {
-    fold<double, true, kCodec, kForm, kPlain>(call, shared);
+template <class Sum, Codec kCodec, Form kForm, bool kPlain>
+__device__ void exchange(const FoldCall<Sum>& call, FoldMemory& shared) {
+    fold<Sum, true, kCodec, kForm, kPlain>(call, shared);
 }
 
 }  // namespace fedcore::cuda

@@ -24,6 +24,12 @@ void accumulate(Queue& queue, const Fold<Sum>* folds, const std::int64_t* n, std
 void exchange(Queue& queue, const double* acc, double* out, const ClientUpdate* sent, const RowExchange* rows,
               const Forms& forms, std::int64_t k, std::int64_t n, double* partials, double* squared_norms);
 
+void accumulate_exact(Queue& queue, const ExactFold* folds, const std::int64_t* n, std::int64_t count, std::int64_t k,
+                      double* partials, double* squared_norms);
+
+void exchange_exact(Queue& queue, ConstExactSum acc, ExactSum out, const ClientUpdate* sent, const RowExchange* rows,
+                    const Forms& forms, std::int64_t k, std::int64_t n, double* partials, double* squared_norms);
+
 template <class Sum>
 void server_step(Queue& queue, const Step& step, const StepInputs<Sum>& in, const StepOutputs& out, std::int64_t n,
                  double* partials, double* squares);
@@ -36,6 +42,10 @@ void direction_step(Queue& queue, const LocalStep& step, float* y, std::int64_t 
 template <class Out>
 void combine(Queue& queue, const Term* terms, std::int64_t k, Out* out, std::int64_t n);
 double combined_square(Queue& queue, const Term* terms, std::int64_t k, std::int64_t n, double* partials);
+
+bool combine_exact(Queue& queue, const ExactTerm* terms, std::int64_t k, ExactSum out, std::int64_t n);
+template <class Out>
+void read_exact(Queue& queue, ConstExactSum sum, Out* out, std::int64_t n);
 
 void squared_norms(Queue& queue, const float* const* rows, std::int64_t k, std::int64_t n, double* partials,
                    double* squared_norms);

@@ -42,6 +42,11 @@ inline bool are_aligned(std::initializer_list<const void*> addresses) {
     return true;
 }
 
+template <class Word>
+bool is_aligned(const ExactWords<Word>& sum) {
+    return are_aligned({sum.high, sum.low});
+}
+
 inline std::int64_t tile_count(std::int64_t n) {
     return (n + kTile - 1) / kTile;
 }

@@ -14,6 +14,7 @@ __device__ inline float square_roots(float value) {
 // clang-format off
 #include "kernels/scalar/codes.inl"
 #include "kernels/scalar/forms.inl"
+#include "kernels/scalar/exact.inl"
 #include "kernels/scalar/norms.inl"
 #include "kernels/scalar/optimizer.inl"
 // clang-format on

@@ -1,6 +1,8 @@
 // A block's threads and a tile: each thread's elements, and their loads and stores.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/scalars.cuh"
 
 namespace fedcore::cuda {
@@ -47,8 +49,35 @@ struct Code16 {
     std::uint16_t bits;
 };
 
-template <class T>
-struct Raw;
+using Word = unsigned long long;
+
+template <class Number>
+using Pair = std::conditional_t<std::is_same<Number, double>::value, double2, ulonglong2>;
+
+// Elements of 8 bytes, two a load.
+template <class Number>
+struct Raw {
+    Number v[kEach];
+    template <bool kVector>
+    static __device__ Raw load(const Number* tile, int count) {
+        Raw raw;
+        if (kVector) {
+#pragma unroll
+            for (int e = 0; e < kEach; e += 2) {
+                const auto a = __ldcs(reinterpret_cast<const Pair<Number>*>(tile + first() + place(e)));
+                raw.v[e] = a.x;
+                raw.v[e + 1] = a.y;
+            }
+        } else {
+#pragma unroll
+            for (int e = 0; e < kEach; ++e)
+                raw.v[e] = first() + place(e) < count ? __ldca(tile + first() + place(e)) : Number{};
+        }
+        return raw;
+    }
+    static __device__ Raw zero() { return {{}}; }
+    __device__ Number at(int e) const { return v[e]; }
+};
 
 template <>
 struct Raw<float> {
@@ -70,30 +99,6 @@ struct Raw<float> {
     static __device__ Raw zero() { return {{}}; }
     static __device__ Raw minus_zero() { return {{-0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f}}; }
     __device__ float at(int e) const { return v[e]; }
-};
-
-template <>
-struct Raw<double> {
-    double v[kEach];
-    template <bool kVector>
-    static __device__ Raw load(const double* tile, int count) {
-        Raw raw;
-        if (kVector) {
-#pragma unroll
-            for (int e = 0; e < kEach; e += 2) {
-                const double2 a = __ldcs(reinterpret_cast<const double2*>(tile + first() + place(e)));
-                raw.v[e] = a.x;
-                raw.v[e + 1] = a.y;
-            }
-        } else {
-#pragma unroll
-            for (int e = 0; e < kEach; ++e)
-                raw.v[e] = first() + place(e) < count ? __ldca(tile + first() + place(e)) : 0.0;
-        }
-        return raw;
-    }
-    static __device__ Raw zero() { return {{}}; }
-    __device__ double at(int e) const { return v[e]; }
 };
 
 // Two codes of 16 bits a word.
@@ -164,12 +169,12 @@ __device__ void store(float* tile, int count, const float (&v)[kEach]) {
     }
 }
 
-template <bool kVector>
-__device__ void store(double* tile, int count, const double (&v)[kEach]) {
+template <bool kVector, class Number>
+__device__ void store(Number* tile, int count, const Number (&v)[kEach]) {
     if (kVector) {
 #pragma unroll
         for (int e = 0; e < kEach; e += 2)
-            __stwb(reinterpret_cast<double2*>(tile + first() + place(e)), make_double2(v[e], v[e + 1]));
+            __stwb(reinterpret_cast<Pair<Number>*>(tile + first() + place(e)), Pair<Number>{v[e], v[e + 1]});
     } else {
 #pragma unroll
         for (int e = 0; e < kEach; ++e)
@@ -206,5 +211,48 @@ __device__ void store_codes(std::int8_t* tile, int count, const std::int32_t (&c
                 __stwb(reinterpret_cast<signed char*>(tile) + first() + place(e), static_cast<signed char>(code[e]));
     }
 }
+
+// ---- A thread's eight elements of a sum ----
+
+template <class Sum>
+struct RunningSum {
+    Raw<Sum> raw;
+    __device__ Sum& at(int e) { return raw.v[e]; }
+    template <bool kVector>
+    static __device__ RunningSum load(const Sum* sum, std::int64_t begin, int count) {
+        return {sum != nullptr ? Raw<Sum>::template load<kVector>(sum + begin, count) : Raw<Sum>::zero()};
+    }
+    template <bool kVector>
+    __device__ void store_to(Sum* sum, std::int64_t begin, int count) const {
+        store<kVector>(sum + begin, count, raw.v);
+    }
+};
+
+template <>
+struct RunningSum<std::int64_t> {
+    ExactElement v[kEach];
+    __device__ ExactElement& at(int e) { return v[e]; }
+    template <bool kVector>
+    static __device__ RunningSum load(ConstExactSum sum, std::int64_t begin, int count) {
+        RunningSum running = {};
+        if (sum.high == nullptr) return running;
+        const auto high = Raw<Word>::load<kVector>(reinterpret_cast<const Word*>(sum.high) + begin, count);
+        const auto low = Raw<Word>::load<kVector>(reinterpret_cast<const Word*>(sum.low) + begin, count);
+#pragma unroll
+        for (int e = 0; e < kEach; ++e) running.v[e] = {high.at(e), low.at(e)};
+        return running;
+    }
+    template <bool kVector>
+    __device__ void store_to(ExactSum sum, std::int64_t begin, int count) const {
+        Word high[kEach], low[kEach];
+#pragma unroll
+        for (int e = 0; e < kEach; ++e) {
+            high[e] = v[e].high;
+            low[e] = v[e].low;
+        }
+        store<kVector>(reinterpret_cast<Word*>(sum.high) + begin, count, high);
+        store<kVector>(reinterpret_cast<Word*>(sum.low) + begin, count, low);
+    }
+};
 
 }  // namespace fedcore::cuda

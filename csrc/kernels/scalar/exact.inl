@@ -39,6 +39,37 @@ FEDCORE_SCALAR void add_rounded(Number t, Word& high, Word& low) {
     }
 }
 
+// One element of a sum.
+struct ExactElement {
+    std::uint64_t high, low;
+};
+template <bool kAdds = true>
+FEDCORE_SCALAR void add_rounded(double t, ExactElement& sum) {
+    add_rounded<kAdds>(t, sum.high, sum.low);
+}
+
+// The client's weight times the coefficients of `adds`, each rounded once.
+FEDCORE_SCALAR SumForm weighed(const SumForm& adds, double weight) {
+    return {weight * adds.row, weight * adds.r, weight * adds.h, weight * adds.q};
+}
+
+// Adds the terms of `seen_of` for one or more elements in float64; `adds` is weighed.
+template <Form kForm, class Number, class Sum>
+FEDCORE_SCALAR void add_seen_of(const SumForm& adds, Number stored, Number r, Number h, Number q, Sum& sum) {
+    add_rounded(adds.row * stored, sum);
+    add_rounded(adds.r * r, sum);
+    if (kForm != Form::general) return;
+    add_rounded(adds.h * h, sum);
+    add_rounded(adds.q * q, sum);
+}
+
+// Whether a sum can take the weighted elements of a new row, of which `largest` is the largest magnitude.
+FEDCORE_SCALAR bool is_held(float largest, const SumForm& adds, double weight) {
+    const auto size = [](double value) { return value < 0 ? -value : value; };
+    const double most = size(adds.row) > size(adds.r) ? size(adds.row) : size(adds.r);  // the row is r next time
+    return static_cast<double>(largest) * (most * size(weight)) < 2 * kLongestExact;    // false for a NaN
+}
+
 // What has to be taken off words to which `terms` terms more were added than taken off.
 struct Biases {
     std::uint64_t high, low;

@@ -11,22 +11,22 @@ from tests.devices import fake_driver
 from tests.devices.server.kit import everything, run_rounds, server
 
 PLACES = {"cpu": ["ram", "mmap"], "cuda": ["ram", "mmap", "cuda"]}
-METHODS = ["MimiC, short history", "SCAFFOLDMVR"]
+METHODS = [("MimiC, short history", "float32"), ("SCAFFOLDMVR", "exact")]
 
 
-def straight(method, codec, rounds):
-    s = server(method, "ram", codec, "cpu")
+def straight(method, codec, rounds, **options):
+    s = server(method, "ram", codec, "cpu", **options)
     run_rounds(s, rounds)
     return everything(s)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "accumulator"), METHODS)
 @pytest.mark.parametrize(("first", "second"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda:1")])
 @pytest.mark.parametrize("codec", ["f32", "int8"])
-def test_a_run_moves_between_devices(cuda_device, tmp_path, method, first, second, codec):
-    due = straight(method, codec, 5)
+def test_a_run_moves_between_devices(cuda_device, tmp_path, method, accumulator, first, second, codec):
+    due = straight(method, codec, 5, accumulator=accumulator)
     for i, medium in enumerate(PLACES[first]):
-        with server(method, medium, codec, first, tmp_path / f"rows{i}") as s:
+        with server(method, medium, codec, first, tmp_path / f"rows{i}", accumulator=accumulator) as s:
             run_rounds(s, 2)
             s.save(tmp_path / f"saved{i}")
         for onward in PLACES[second[:4]] if i == 0 else [None]:

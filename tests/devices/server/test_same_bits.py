@@ -27,9 +27,12 @@ from tests.server.rounds import METHODS
 MEDIA = {"f32": "ram", "bf16": "mmap", "int8": "cuda"}
 
 
-def keeps_rows(method):
+def algorithm(method):
     arguments = {name: value for name, value in METHODS[method].items() if name != "history"}
-    return named(arguments.pop("name", method), **arguments).keeps_rows
+    return named(arguments.pop("name", method), **arguments)
+
+
+SUMS = pytest.mark.parametrize("accumulator", ["float32", "exact"])
 
 
 def pair(**options):
@@ -37,13 +40,19 @@ def pair(**options):
     return [server("FedAvg", "ram", "f32", device, **options) for device in ("cpu", "cuda")]
 
 
-CASES = [(method, codec) for method in METHODS for codec in MEDIA if codec == "f32" or keeps_rows(method)]
+CASES = [
+    (method, codec, accumulator)
+    for method in METHODS
+    for codec, accumulator in (("f32", "float32"), ("bf16", "float32"), ("int8", "float32"), ("int8", "exact"))
+    if codec == "f32" or algorithm(method).keeps_rows
+    if accumulator == "float32" or algorithm(method).total_is_whole
+] + [(method, "f32", "exact") for method in ("FedAvg", "FedAvgM", "SCAFFOLD, two vectors")]
 
 
-@pytest.mark.parametrize(("method", "codec"), CASES)
-def test_every_method_has_the_bits_of_the_cpu(cuda_device, tmp_path, method, codec):
-    cpu = server(method, "ram", codec, "cpu")
-    with server(method, MEDIA[codec], codec, "cuda", tmp_path / "rows", cached_rows=None) as gpu:
+@pytest.mark.parametrize(("method", "codec", "accumulator"), CASES)
+def test_every_method_has_the_bits_of_the_cpu(cuda_device, tmp_path, method, codec, accumulator):
+    cpu = server(method, "ram", codec, "cpu", accumulator=accumulator)
+    with server(method, MEDIA[codec], codec, "cuda", tmp_path / "rows", accumulator=accumulator) as gpu:
         for _ in range(4):
             updates = replies(cpu)
             gpu.broadcast([update.client for update in updates])
@@ -65,10 +74,17 @@ def test_every_medium_and_codec(cuda_device, tmp_path, monkeypatch, medium, code
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(
-    ("method", "codec"), [("FedAvg", "f32"), ("SCAFFOLD", "bf16"), ("SCAFFOLD, two vectors", "f32")]
+    ("method", "codec", "accumulator"),
+    [
+        ("FedAvg", "f32", "float32"),
+        ("SCAFFOLD", "bf16", "float32"),
+        ("SCAFFOLD", "bf16", "exact"),
+        ("SCAFFOLD, two vectors", "f32", "float32"),
+    ],
 )
-def test_replies_that_lie_on_the_device_go_in_as_they_are(cuda_driver, method, codec, whole):
-    cpu, gpu = server(method, "ram", codec, "cpu"), server(method, "cuda", codec, "cuda")
+def test_replies_that_lie_on_the_device_go_in_as_they_are(cuda_driver, method, codec, accumulator, whole):
+    cpu = server(method, "ram", codec, "cpu", accumulator=accumulator)
+    gpu = server(method, "cuda", codec, "cuda", accumulator=accumulator)
     for _ in range(3):
         updates = replies(cpu)
         gpu.broadcast([update.client for update in updates])
@@ -119,10 +135,11 @@ def test_replies_that_lie_partly_on_the_device(cuda_device):
     same_round(cpu, gpu, [by_name(update) for update in updates], mixed)
 
 
+@SUMS
 @pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
-def test_replies_of_other_dtypes(cuda_device, dtype):
+def test_replies_of_other_dtypes(cuda_device, dtype, accumulator):
     torch = pytest.importorskip("torch")
-    cpu, gpu = pair()
+    cpu, gpu = pair(accumulator=accumulator)
     updates = [u._replace(value=torch.from_numpy(u.value).to(getattr(torch, dtype))) for u in replies(cpu)]
     same_round(cpu, gpu, updates)
 
@@ -149,8 +166,9 @@ def test_models_of_16_bits(cuda_device, dtype):
         assert torch.equal(tensor, made[1].tensors()[name])
 
 
-def test_late_replies_and_limits(cuda_device):
-    made = pair(max_staleness=2, reject_long=3)
+@SUMS
+def test_late_replies_and_limits(cuda_device, accumulator):
+    made = pair(max_staleness=2, reject_long=3, accumulator=accumulator)
     for s in made:
         run_rounds(s, 2)
         updates = replies(s, seed=5)
@@ -178,12 +196,15 @@ def test_buffered_updates_on_the_device_are_copied(cuda_device):
     assert everything(made[0]) == everything(made[1])
 
 
-def test_arrivals_departures_and_a_warm_start(cuda_device):
+@SUMS
+@pytest.mark.parametrize("method", ["SCAFFOLD", "MimiC, short history"])
+def test_arrivals_departures_and_a_warm_start(cuda_device, method, accumulator):
     made = []
     for device in ("cpu", "cuda"):
-        s = server("SCAFFOLD", "ram", "f32", device)
+        s = server(method, "ram", "f32", device, accumulator=accumulator)
         rng = np.random.default_rng(0)
-        s.warm_start({i: rng.normal(size=2077).astype(np.float32) for i in range(4)})
+        if s.algorithm.takes_warm_start:
+            s.warm_start({i: rng.normal(size=2077).astype(np.float32) for i in range(4)})
         run_rounds(s, 2)
         s.remove_client(2)
         s.add_clients({"late": 3})
@@ -191,6 +212,25 @@ def test_arrivals_departures_and_a_warm_start(cuda_device):
         s.round([*updates, updates[0]._replace(client="late")])
         made.append(s)
     assert everything(made[0]) == everything(made[1])
+
+
+def test_partial_sums_of_either_device_are_added_on_the_other(cuda_device):
+    servers = pair(accumulator="exact")
+    for _ in range(2):
+        updates, partials, reports = replies(servers[0]), [], []
+        for s in servers:
+            with s.open_round() as round:
+                round.add_batch(updates[:2])
+                partials.append(round.partial_sum())
+        assert partials[0].to_bytes() == partials[1].to_bytes()
+        for s, partial in zip(servers, reversed(partials), strict=True):
+            with s.open_round() as round:
+                round.add_partial_sum(partial, "edge")
+                round.add_batch(updates[2:])
+            reports.append(fields_of(round.report))
+        assert reports[0] == reports[1]
+        assert len(reports[0]["accepted"]) == len(updates)
+    assert everything(servers[0]) == everything(servers[1])
 
 
 def test_corrections_and_the_last_direction(cuda_device):

@@ -79,17 +79,19 @@ def test_updates_in_server_buffers(cuda_device):
     assert everything(gpu) == everything(cpu)
 
 
-def test_invalid_updates_are_rejected_alike(cuda_device):
-    made = [server("MIFA", "ram", "bf16", device) for device in ("cpu", "cuda")]
+@pytest.mark.parametrize("accumulator", ["float32", "exact"])
+def test_invalid_updates_are_rejected_alike(cuda_device, accumulator):
+    made = [server("MIFA", "ram", "bf16", device, accumulator=accumulator) for device in ("cpu", "cuda")]
     reports = []
     for s in made:
         run_rounds(s, 1)
         updates = replies(s)
         nan, negative = updates[0].value.copy(), updates[1].value.copy()
         nan[70], negative[-1] = np.nan, -1
-        bad = [updates[0]._replace(value=nan), updates[1]._replace(value=negative), *updates[2:]]
+        long = updates[2]._replace(value=updates[2].value * np.float32(1e20))  # beyond an exact sum's range only
+        bad = [updates[0]._replace(value=nan), updates[1]._replace(value=negative), long, *updates[3:]]
         reports.append(fields_of(s.round(bad)))
-    assert len(reports[0]["rejected"]) == 2
+    assert len(reports[0]["rejected"]) == (2 if accumulator == "float32" else 3)
     assert reports[0] == reports[1]
     assert everything(made[0]) == everything(made[1])
 
@@ -102,9 +104,9 @@ def test_a_tensor_of_another_device_is_refused_by_name(cuda_device):
     assert "in CPU memory" in on_cpu.round([Update(0, Tensor(np.ones(5, np.float32)), steps=1)]).rejected[0][1]
 
 
-@pytest.mark.parametrize("medium", ["ram", "mmap", "cuda"])
-def test_a_round_that_is_given_up_leaves_nothing(cuda_device, tmp_path, medium):
-    with server("MimiC", medium, "int8", "cuda", tmp_path / "rows") as s:
+@pytest.mark.parametrize(("medium", "accumulator"), [("ram", "float32"), ("mmap", "exact"), ("cuda", "float32")])
+def test_a_round_that_is_given_up_leaves_nothing(cuda_device, tmp_path, medium, accumulator):
+    with server("MimiC", medium, "int8", "cuda", tmp_path / "rows", accumulator=accumulator) as s:
         run_rounds(s, 2)
         before = everything(s)
         with s.open_round() as round:
@@ -112,7 +114,7 @@ def test_a_round_that_is_given_up_leaves_nothing(cuda_device, tmp_path, medium):
                 round.add_batch([update])
             round.abort()
         assert everything(s) == before
-        reference = server("MimiC", "ram", "int8", "cpu")
+        reference = server("MimiC", "ram", "int8", "cpu", accumulator=accumulator)
         assert run_rounds(reference, 4)[2:] == run_rounds(s, 2)
         assert everything(s) == everything(reference)
 

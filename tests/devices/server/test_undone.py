@@ -9,10 +9,12 @@ from tests.server.rounds import N, made
 
 
 @pytest.mark.parametrize("there", ["cpu", "cuda:0"])
-@pytest.mark.parametrize("method", ["MIFA", "MimiC, short history", "SCAFFOLD"])
-def test_a_round_on_a_device_is_undone(method, there, cuda_device, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "accumulator"), [("MIFA", "exact"), ("MimiC, short history", "float32"), ("SCAFFOLD", "float32")]
+)
+def test_a_round_on_a_device_is_undone(method, accumulator, there, cuda_device, tmp_path):
     rows = ClientStore(N, n_parameters, medium="mmap", path=tmp_path / "run", keep_previous=True)
-    with made(method, model(), storage=rows, device="cuda") as server:
+    with made(method, model(), storage=rows, device="cuda", accumulator=accumulator) as server:
         run_rounds(server, 3)
         before = everything(server)
         run_rounds(server, 1)

@@ -26,14 +26,14 @@ struct alignas(16) float4 {
 struct alignas(16) double2 {
     double x, y;
 };
+struct alignas(16) ulonglong2 {
+    unsigned long long x, y;
+};
 inline uint2 make_uint2(unsigned x, unsigned y) {
     return {x, y};
 }
 inline float4 make_float4(float x, float y, float z, float w) {
     return {x, y, z, w};
-}
-inline double2 make_double2(double x, double y) {
-    return {x, y};
 }
 
 #define __host__
@@ -136,6 +136,13 @@ template <class T>
 
 inline unsigned atomicOr(unsigned* at, unsigned bits) {
     return __atomic_fetch_or(at, bits, __ATOMIC_RELAXED);
+}
+inline unsigned long long atomicMax(unsigned long long* at, unsigned long long value) {
+    unsigned long long before = __atomic_load_n(at, __ATOMIC_RELAXED);
+    while (before < value &&
+           !__atomic_compare_exchange_n(at, &before, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+    return before;
 }
 template <class T>
 T __ldcs(const T* at) {

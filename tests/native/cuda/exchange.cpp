@@ -46,11 +46,12 @@ struct Case {
     std::int64_t k, n;
 };
 
+template <class Sum>
 void try_exchange(const Case& c, std::uint32_t seed, bool aligned, Numbers numbers) {
     Problem make(seed, aligned, numbers);
     const std::int64_t k = c.k, n = c.n;
     const auto x = make.values<float>(n), late = make.values<float>(n);
-    const auto acc = make.values<double>(n);
+    SumOf<Sum> acc(make, n, true), out(make, n, false);
     std::vector<Typed> ys;
     std::vector<Array<float>> anchors;
     std::vector<Coded> old_rows[2], new_rows[2];
@@ -80,18 +81,22 @@ void try_exchange(const Case& c, std::uint32_t seed, bool aligned, Numbers numbe
                                   {seed, static_cast<std::uint64_t>(i)}});
         }
     }
-    auto out = make.empty<double>(n);
-    auto sum = copy_of(make, acc);
     std::vector<double> scratch(k * block_count(n) + 1), shares(scratch.size()), due(k), found(k);
     const bool wanted = seed % 4 < 2;
-    exchange(acc.data(), out.data(), sent.data(), rows[0].data(), c.forms, k, n, scratch.data(), due.data());
+    double* const share = wanted ? shares.data() : nullptr;
     HostQueue queue;
-    cuda::exchange(queue, sum.data(), sum.data(), sent.data(), rows[1].data(), c.forms, k, n,
-                   wanted ? shares.data() : nullptr, found.data());
+    if constexpr (std::is_same_v<Sum, std::int64_t>) {
+        exchange_exact(acc.read(), out.data(), sent.data(), rows[0].data(), c.forms, k, n, scratch.data(), due.data());
+        cuda::exchange_exact(queue, acc.read(), acc.data(), sent.data(), rows[1].data(), c.forms, k, n, share,
+                             found.data());
+    } else {
+        exchange(acc.data(), out.data(), sent.data(), rows[0].data(), c.forms, k, n, scratch.data(), due.data());
+        cuda::exchange(queue, acc.data(), acc.data(), sent.data(), rows[1].data(), c.forms, k, n, share, found.data());
+    }
     CHECK(same_norms(due, found));
-    CHECK(!wanted || same_norms(scratch, shares));
     if (!are_finite(due)) return;  // refused: what it leaves is worthless
-    CHECK(same_bits(out, sum));
+    CHECK(!wanted || same_norms(scratch, shares));
+    CHECK(out.same(acc));
     for (std::int64_t i = 0; i < k; ++i)
         for (auto* stored : {old_rows, new_rows}) {
             CHECK(same_bits(stored[0][i].codes, stored[1][i].codes));
@@ -101,16 +106,24 @@ void try_exchange(const Case& c, std::uint32_t seed, bool aligned, Numbers numbe
 
 }  // namespace
 
-TEST(cuda_exchange) {
+template <class Sum>
+void try_exchanges() {
     at_every_shape([](std::int64_t n, std::uint32_t seed, bool aligned, Numbers numbers) {
         for (const Codec codec : kCodecs) {
             for (const Forms& forms : kForms)
-                try_exchange({codec, codec, forms, true, true, 3, n}, seed, aligned, numbers);
+                try_exchange<Sum>({codec, codec, forms, true, true, 3, n}, seed, aligned, numbers);
             const Codec other = kCodecs[seed % 4];
             if (n < 5000)
-                try_exchange({other, codec, kForms[seed / 4 % 4], false, false, 5, n}, seed, aligned, numbers);
+                try_exchange<Sum>({other, codec, kForms[seed / 4 % 4], false, false, 5, n}, seed, aligned, numbers);
         }
     });
     for (const bool plain : {false, true})
-        try_exchange({Codec::int8, Codec::int8, kForms[0], plain, true, 67, 300}, 3, true, Numbers::usual);
+        try_exchange<Sum>({Codec::int8, Codec::int8, kForms[0], plain, true, 67, 300}, 3, true, Numbers::usual);
+}
+
+TEST(cuda_exchange) {
+    try_exchanges<double>();
+}
+TEST(cuda_exchange_exact) {
+    try_exchanges<std::int64_t>();
 }

@@ -108,6 +108,36 @@ Array<T> copy_of(Problem& make, const Array<T>& from) {
     return to;
 }
 
+// A sum over clients: floats, or for std::int64_t the words of an exact sum.
+template <class Sum>
+struct SumOf {
+    Array<Sum> values;
+    SumOf(Problem& make, std::int64_t n, bool filled) : values(filled ? make.values<Sum>(n) : make.empty<Sum>(n)) {}
+    Sum* data() { return values.data(); }
+    bool same(const SumOf& other) const { return same_bits(values, other.values); }
+};
+template <>
+struct SumOf<std::int64_t> {
+    Array<std::int64_t> high, low;
+    SumOf(Problem& make, std::int64_t n, bool filled)
+        : high(make.empty<std::int64_t>(n)), low(make.empty<std::int64_t>(n)) {
+        for (std::int64_t j = 0; j < n && filled; ++j) {
+            high[j] = static_cast<std::int32_t>(make.engine()) * (std::int64_t{1} << make.engine() % 20);
+            low[j] = static_cast<std::int64_t>(make.engine()) << 18 | make.engine() >> 14;  // below 2^50
+        }
+    }
+    ExactSum data() { return {high.data(), low.data()}; }
+    ConstExactSum read() { return {high.data(), low.data()}; }
+    bool same(const SumOf& other) const { return same_bits(high, other.high) && same_bits(low, other.low); }
+};
+template <class Sum>
+const Sum* read(SumOf<Sum>& sum) {
+    return sum.data();
+}
+inline ConstExactSum read(SumOf<std::int64_t>& sum) {
+    return sum.read();
+}
+
 // Numbers in any dtype, as bytes.
 inline std::int64_t size_of(Dtype dtype) {
     return dtype == Dtype::float64 ? 8 : dtype == Dtype::float32 ? 4 : 2;

@@ -93,6 +93,59 @@ TEST(cuda_combine) {
     });
 }
 
+// Sums and vectors in turn, with coefficients of both sizes; a result replaces the first sum.
+void try_combine_exact(std::int64_t k, std::int64_t n, std::uint32_t seed, bool aligned, Numbers numbers) {
+    Problem make(seed, aligned, numbers);
+    std::vector<SumOf<std::int64_t>> sums;
+    std::vector<Array<float>> vectors;
+    std::vector<ExactTerm> terms;
+    for (std::int64_t i = 0; i < k; ++i) sums.emplace_back(make, n, true);
+    for (std::int64_t i = 0; i < k; ++i) vectors.push_back(make.values<float>(n));
+    for (std::int64_t i = 0; i < k; ++i) {
+        const auto times = static_cast<std::int64_t>(static_cast<std::int32_t>(make.engine()));
+        const std::int64_t coefficient = seed % 3 == 0 ? times >> 24 : times;
+        if ((seed + i) % 2 == 0)
+            terms.push_back({sums[i].read(), nullptr, coefficient});
+        else
+            terms.push_back({{}, vectors[i].data(), coefficient});
+    }
+    SumOf<std::int64_t> due(make, n, false);
+    auto& found = sums[0];
+    HostQueue queue;
+    const bool held = combine_exact(terms.data(), k, due.data(), n);
+    CHECK(held == cuda::combine_exact(queue, terms.data(), k, found.data(), n));
+    if (held) CHECK(due.same(found));
+    auto wide = make.empty<double>(n), found_wide = make.empty<double>(n);
+    auto narrow = make.empty<float>(n), found_narrow = make.empty<float>(n);
+    read_exact(found.read(), wide.data(), n);
+    read_exact(found.read(), narrow.data(), n);
+    cuda::read_exact(queue, found.read(), found_wide.data(), n);
+    cuda::read_exact(queue, found.read(), found_narrow.data(), n);
+    CHECK(same_bits(wide, found_wide));
+    CHECK(same_bits(narrow, found_narrow));
+}
+
+TEST(cuda_combine_exact) {
+    at_every_shape([](std::int64_t n, std::uint32_t seed, bool aligned, Numbers numbers) {
+        for (const std::int64_t k : {1, 2, 5}) try_combine_exact(k, n, seed + k, aligned, numbers);
+    });
+    try_combine_exact(70, 300, 3, true, Numbers::usual);  // more terms than are described at once
+}
+
+// Two terms whose sum reaches 2^62 are out of range where they share a chunk of 512 elements.
+TEST(cuda_combine_exact_range) {
+    for (const bool aligned : {false, true})
+        for (const std::int64_t second : {11, 511, 512, 2047}) {
+            Problem make(7, aligned, Numbers::usual);
+            SumOf<std::int64_t> a(make, 2048, true), b(make, 2048, true), out(make, 2048, false);
+            a.high[10] = b.high[second] = std::int64_t{1} << 61;
+            const ExactTerm terms[] = {{a.read(), nullptr, 1}, {b.read(), nullptr, -1}};
+            HostQueue queue;
+            CHECK(combine_exact(terms, 2, out.data(), 2048) == (second >= 512));
+            CHECK(cuda::combine_exact(queue, terms, 2, out.data(), 2048) == (second >= 512));
+        }
+}
+
 TEST(cuda_squared_norms) {
     at_every_shape([](std::int64_t n, std::uint32_t seed, bool aligned, Numbers numbers) {
         for (const std::int64_t k : {0, 1, 4, 6}) {
