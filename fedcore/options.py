@@ -1,11 +1,11 @@
-"""The options of a server: limits of updates, storage of rows, and precision of sums."""
+"""The options of a server: limits of updates, storage of rows, precision of sums, and when a round may close."""
 
 import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from inspect import Parameter, isroutine, signature
 from typing import Any, Literal, TypedDict, get_args
@@ -31,6 +31,8 @@ Accumulator = Literal["float32", "float64", "exact"]
 BATCH, BATCH_BYTES = 8, 1 << 20
 """The default of ``batch_size``: ``BATCH`` updates, or more if they fit into ``BATCH_BYTES``."""
 MOST_CLIENT_LR = 100.0
+ROUNDING = 1e-9
+"""A number of clients is rounded up, unless it is at most this much above an integer: 1.1 x 10 is 11."""
 LARGEST = float(np.finfo(np.float32).max)
 RATES = ("lr", "server_lr")
 
@@ -70,6 +72,12 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "batch_size": _integer(1),
     "shards": _integer(1, 31),
     "executor": _executor,
+    "min_clients": _integer(0),
+    "min_share": lambda name, value: check_number(name, value, "[0, 1]"),
+    "deadline": lambda name, value: check_number(name, value, "(0, inf)"),
+    "grace": lambda name, value: check_number(name, value, "[0, inf)"),
+    "max_staleness": _integer(0, 31),
+    "over_selection": lambda name, value: check_number(name, value, "[1, inf)"),
 }
 """For each option, a function that checks a value and returns its plain form."""
 
@@ -197,6 +205,54 @@ class Compute(Options):
         return self.shards > 1 or self.executor is not None
 
 
+@dataclass(frozen=True)
+class RoundPolicy(Options):
+    """When a round may close; see ``Round.may_close``. The caller still closes it, with ``finish``.
+
+    The asked clients are those of ``open_round(expected=...)``, or of the last ``broadcast`` for the round. Times are
+    in seconds of a monotonic clock. They start at ``open_round``, also for a round that continues from a journal.
+
+    Args:
+        min_clients: the minimum number of accepted clients. With fewer, ``finish`` raises a RoundError.
+        min_share: the share of the asked clients that must be accepted before the round may close early, in [0, 1].
+        deadline: the time after which the round may close with ``min_clients``, > 0. Default: no deadline.
+        grace: the time to wait for further clients after ``min_share`` and ``min_clients`` are reached, >= 0.
+        over_selection: the factor by which more clients are asked than are needed, >= 1; see ``asked``.
+        max_staleness: the greatest age of an update in rounds. A late update is measured against the model from which
+            its client started. Default: 0, only updates of the open round.
+
+    >>> RoundPolicy(min_clients=10, min_share=0.8, deadline=600, grace=30)
+    RoundPolicy(min_clients=10, min_share=0.8, deadline=600.0, grace=30.0, over_selection=1.0, max_staleness=0)
+    """
+
+    min_clients: int = 0
+    min_share: float = 1.0
+    deadline: float | None = None
+    grace: float = 0.0
+    over_selection: float = 1.0
+    max_staleness: int = 0
+
+    def asked(self, k: int) -> int:
+        """Return the number of clients to ask if k are needed: k times ``over_selection``, rounded up.
+
+        >>> RoundPolicy(over_selection=1.3).asked(11)
+        15
+        """
+        return math.ceil(k * self.over_selection - ROUNDING)
+
+
+def as_policy(policy: Any) -> RoundPolicy:
+    """Return the policy that the argument, a ``RoundPolicy`` or a mapping of its fields, describes."""
+    if isinstance(policy, Mapping):
+        known = [one.name for one in fields(RoundPolicy)]
+        if unknown := [name for name in policy if name not in known]:
+            raise UnknownNameError.of("policy", unknown[0], known)
+        return RoundPolicy(**policy)
+    if not isinstance(policy, RoundPolicy):
+        raise RangeError(f"policy={policy!r}: must be a fedcore.RoundPolicy")
+    return policy
+
+
 def as_limits(limits: Any) -> Limits:
     """Return ``limits``; raise RangeError if they are not a ``Limits``."""
     if not isinstance(limits, Limits):
@@ -211,9 +267,10 @@ class Changes(TypedDict, total=False):
     server_lr: float | Rate | None
     limits: Limits
     aggregation: "str | Sequence[Rule | str] | None"
+    policy: RoundPolicy
 
 
-CHANGEABLE = (*RATES, "limits", "aggregation")
+CHANGEABLE = (*RATES, "limits", "aggregation", "policy")
 
 
 @dataclass(frozen=True)
@@ -231,10 +288,15 @@ class Settings:
     accumulator: Accumulator = "float32"
     diagnostics: bool = False
     device: str = CPU
-    max_staleness: int = 0
     audit: bool = False
+    policy: RoundPolicy = field(default_factory=RoundPolicy)
     nonnegative: tuple[str, ...] = ()
     """The names of float buffers that updates must not make negative."""
+
+    @property
+    def max_staleness(self) -> int:
+        """The greatest age of an update in rounds."""
+        return self.policy.max_staleness
 
     @cached_property
     def asked(self) -> Limits:
@@ -291,8 +353,8 @@ class Settings:
         limits: Limits,
         aggregation: "str | Sequence[Rule | str] | Chain | None",
         compute: Compute,
-        max_staleness: int = 0,
         audit: bool = False,
+        policy: RoundPolicy,
     ) -> "Settings":
         """Return the checked settings of a new server; the arguments are ``Server``'s."""
         check_table(algorithm)
@@ -308,19 +370,20 @@ class Settings:
             accumulator=compute.accumulator or "float32",
             diagnostics=bool(compute.diagnostics),
             device=compute.device or CPU,
-            max_staleness=check_integer("max_staleness", max_staleness, 0, 2**31),
             audit=bool(audit),
+            policy=as_policy(policy),
         )
         settings._require_fitting()
         return settings
 
     def changed(self, options: Mapping[str, Any]) -> "Settings":
-        """Return the settings with changed rates, limits or rules; see ``Server.change``."""
+        """Return the settings with changed rates, limits, rules or policy; see ``Server.change``."""
         checks: dict[str, Callable[[Any], Any]] = {
             "lr": as_rate,
             "server_lr": as_rate,
             "limits": as_limits,
             "aggregation": Chain.of,
+            "policy": as_policy,
         }
         values: dict[str, Any] = {}
         for name, value in options.items():
@@ -339,8 +402,8 @@ class Settings:
         """Return options as a report shows them, in JSON types."""
         values: dict[str, Any] = {}
         for name in names:
-            if name == "limits":
-                values[name] = {key: value for key, value in asdict(self.limits).items() if value != _USUAL[key]}
+            if name in ("limits", "policy"):
+                values[name] = _unusual(getattr(self, name))
             elif name == "aggregation":
                 values[name] = [repr(rule)[:200] for rule in self.rules]
             else:
@@ -372,6 +435,8 @@ class Settings:
         """Return the settings before a round as JSON, with the keys of the folder format."""
         listed = [describe("rule", rule) for rule in self.rules if not isinstance(rule, Mean)]
         rates = {what: next_rate(what, getattr(self, what), round) for what in RATES}
+        waiting = {name: value for name, value in _unusual(self.policy).items() if name != "max_staleness"}
+        optional = {"rules": listed, "policy": waiting}
         return {
             "algorithm": describe("algorithm", self.algorithm),
             "layout": self.layout.to_state(),
@@ -382,7 +447,7 @@ class Settings:
             "history_rounds": self.algorithm.most_history,
             "nonnegative": list(self.nonnegative),
             "own_weights": self.rules.weights is not None,
-        } | ({"rules": listed} if listed else {})
+        } | {key: value for key, value in optional.items() if value}
 
     @classmethod
     def from_state(
@@ -407,23 +472,27 @@ class Settings:
         overrides = {name: getattr(compute, name) for name in ("batch_size", "diagnostics", "device")}
         values |= {name: value for name, value in overrides.items() if value is not None}
         limits, rules = limits_from_state(state)
+        policy = as_policy({"max_staleness": values.pop("max_staleness", 0), **state.get("policy", {})})
         settings = cls(
             **objects,
             **values,
             layout=Layout.from_state(state["layout"]),
             limits=limits,
             rules=rules,
+            policy=policy,
             nonnegative=tuple(state.get("nonnegative", ())),
         )
         Compute(accumulator=settings.accumulator, batch_size=settings.batch_size)  # checks them
-        check_integer("max_staleness", settings.max_staleness, 0, 2**31)
         if compute.accumulator not in (None, settings.accumulator):
             raise RangeError(f"accumulator={compute.accumulator!r}: the server was saved with {settings.accumulator!r}")
         settings._require_fitting()
         return settings
 
 
-_USUAL = {each.name: each.default for each in fields(Limits)}
+def _unusual(options: Options) -> dict[str, Any]:
+    """Return the options that differ from their defaults."""
+    return {one.name: value for one in fields(options) if (value := getattr(options, one.name)) != one.default}  # type: ignore[arg-type]
+
 
 KEYS = {
     "fold": "batch_size",

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from fedcore import Compute, Limits, Storage
+from fedcore import Compute, Limits, RoundPolicy, Storage
 from fedcore.algorithms import MimiC
 from fedcore.rules import CapExamples, CapSteps, ClipToMedian, Mean, RejectLong
 from fedcore.store import ClientStore
@@ -21,7 +21,7 @@ def place(spec, **options):
 
 
 def flat(**options):
-    """Return ``Server`` arguments: group the fields of Limits, Storage and Compute, and pass other options unchanged.
+    """Return ``Server`` arguments: group the fields of the option objects, and pass other options unchanged.
 
     ``cap_steps=2, cap_examples=2, reject_long=10, clip=True, weights=...`` become ``aggregation``; the numbers are
     ratios.
@@ -34,7 +34,7 @@ def flat(**options):
     if (weights := options.pop("weights", None)) is not None:
         rules.append(Mean(weights))
     made = {"aggregation": rules} if rules else {}
-    for argument, kind in (("limits", Limits), ("storage", Storage), ("compute", Compute)):
+    for argument, kind in (("limits", Limits), ("storage", Storage), ("compute", Compute), ("policy", RoundPolicy)):
         own = {field.name: options.pop(field.name) for field in fields(kind) if field.name in options}
         if own:
             made[argument] = kind(**own)

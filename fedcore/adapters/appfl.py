@@ -47,7 +47,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
             * ``storage``, ``limits``, ``compute``: as for ``fedcore.Server``, or their fields as a mapping. With a
               folder, a later run resumes after the last finished round.
             * ``aggregation``: rules as names or as mappings, such as ``{"name": "RejectLong", "ratio": 20}``.
-            * further arguments of ``fedcore.Server``, except ``max_staleness``: APPFL delivers no late replies.
+            * further arguments of ``fedcore.Server``, except ``policy``: APPFL waits for all clients.
         logger: the agent's logger.
 
     Attributes:

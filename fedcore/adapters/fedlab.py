@@ -51,8 +51,8 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         steps: K of an upload without claims (default: 1), and the maximum that claims may report, unless ``limits`` set
             ``max_steps``.
         evaluate: a function of the model, which ``evaluate()`` calls.
-        options: ``client_sizes`` (n_k by id), and further arguments of ``fedcore.Server`` except ``max_staleness``:
-            FedLab delivers no late replies. With ``storage`` a later run resumes after the last finished round.
+        options: ``client_sizes`` (n_k by id), and further arguments of ``fedcore.Server`` except ``policy``:
+            FedLab waits for all clients. With ``storage`` a later run resumes after the last finished round.
 
     Attributes:
         server: the ``fedcore.Server``, from the first round on.

@@ -54,7 +54,7 @@ class Method(Postprocessor, SumAggregator):
         lr: the rate of the local steps, the same for all steps of a round.
         steps: K, the number of local steps of every user, or a function of pfl's UserContext.
         options: ``client_sizes`` (n_k by id), and further arguments of ``fedcore.Server``, such as ``storage`` and
-            ``limits``, except ``max_staleness``: pfl delivers no late replies.
+            ``limits``, except ``policy``: pfl waits for all clients.
 
     Attributes:
         server: the ``fedcore.Server``; None until two users agree on the tensors, or a round ends. Its x starts at zero

@@ -12,7 +12,7 @@ from fedcore.algorithms import Algorithm, Direction, named
 from fedcore.algorithms.rates import Rate
 from fedcore.errors import ArrayError, CheckpointError, RangeError, UnknownClientError, UnknownNameError
 from fedcore.model import Layout
-from fedcore.options import MOST_CLIENT_LR, Compute, Limits, Storage
+from fedcore.options import MOST_CLIENT_LR, Compute, Limits, RoundPolicy, Storage
 from fedcore.profiling import span
 from fedcore.rules import REGISTRY, Chain, Rule
 from fedcore.server import Report, Round, Server, Update, rejection_summary
@@ -33,16 +33,14 @@ PLAIN_DICT = "config_type"
 def server_options(options: Mapping[str, Any], framework: str | None = None) -> dict[str, Any]:
     """Return arguments of ``Server``, with mappings from a configuration converted to objects.
 
-    ``limits``, ``storage`` and ``compute`` may be mappings, such as ``{"max_norm": 10.0}``. So may each rule of
-    ``aggregation``: ``{"name": "RejectLong", "ratio": 30}``. ``framework`` names a framework without late replies.
+    ``limits``, ``storage``, ``compute`` and ``policy`` may be mappings, such as ``{"max_norm": 10.0}``. So may each
+    rule of ``aggregation``: ``{"name": "RejectLong", "ratio": 30}``. ``framework`` names a framework that waits for all
+    clients of a round itself.
     """
-    if framework is not None and options.get("max_staleness"):
-        raise RangeError(
-            f"max_staleness={options['max_staleness']!r}: {framework} does not deliver late replies; "
-            "leave max_staleness out"
-        )
+    if framework is not None and options.get("policy") is not None:
+        raise RangeError(f"policy: {framework} waits for all clients of a round itself; leave policy out")
     values = dict(options)
-    for name, kind in (("limits", Limits), ("storage", Storage), ("compute", Compute)):
+    for name, kind in (("limits", Limits), ("storage", Storage), ("compute", Compute), ("policy", RoundPolicy)):
         if isinstance(values.get(name), Mapping):
             values[name] = _from_mapping(kind, values[name])
     rules = values.get("aggregation")
@@ -95,6 +93,7 @@ def open_server(
     steps: Any = None,
     limits: Limits | None = None,
     own_rates: bool = False,
+    policy: RoundPolicy | None = None,
     **options: Any,
 ) -> Server:
     """Resume the server of an earlier job after its last finished round, or create a new server.
@@ -107,6 +106,7 @@ def open_server(
             one. It may raise the ``max_steps`` of a resumed server.
         limits: the limits of an update. Default: those of the resumed server, or ``Limits()``.
         own_rates: whether clients may choose rates up to 100, since the server sends no rate.
+        policy: when a round may close. Default: as for the resumed server, or ``RoundPolicy()``.
     """
     storage, ids = Storage.of(storage), list(clients)
     sizes: Any = client_sizes if isinstance(client_sizes, Mapping | None) else dict(enumerate(client_sizes))
@@ -117,9 +117,10 @@ def open_server(
         return some if sizes is None else {client: sizes[client] for client in some}
 
     if is_begun(storage):
-        how = {"storage": storage, "steps": steps, "limits": limits, "own_rates": own_rates}
+        how = {"storage": storage, "steps": steps, "limits": limits, "own_rates": own_rates, "policy": policy}
         server = load_server(storage.path, model, algorithm, **how, **options)
     else:
+        options["policy"] = policy or RoundPolicy()
         options["limits"] = _limits(Limits() if limits is None else limits, steps, own_rates)
         if storage.path is None or not Path(storage.path).is_dir() or not any(Path(storage.path).iterdir()):
             return Server(model, algorithm, sized(ids), storage=storage, **options)
@@ -139,13 +140,12 @@ def load_server(
     limits: Limits | None = None,
     own_rates: bool = False,
     any_form: bool = False,
-    max_staleness: int = 0,
     **options: Any,
 ) -> Server:
     """Load the server of a folder; raise an error if its algorithm, optimizer or model differ from the arguments.
 
-    The saved ``max_staleness`` stays. Different rates, limits and rules replace the saved values, with a warning. With
-    ``any_form`` the tensors of ``model`` may be of a different library, and the optimizer defaults to the saved value.
+    Different rates, limits, rules and policies replace the saved values, with a warning. With ``any_form`` the tensors
+    of ``model`` may be of a different library, and the optimizer defaults to the saved value.
     """
     if manifest_in(path) is None:
         with checkpoint_errors(path):  # before the job changes anything in the folder
@@ -307,6 +307,11 @@ def add_reply(round: Round, client: ClientId, read: Callable[[], Update]) -> boo
             raise
         round.reject(client, rejection_reason(error))
         return False
+
+
+def may_close_early(round: Round) -> bool:
+    """Whether the policy lets a round close although some asked clients have not answered."""
+    return round.may_close() not in (None, "all clients")
 
 
 LISTED = 5

@@ -116,6 +116,7 @@ class ShardedRound(Round):
             self._rejected.append((client, reason))
             return False
         self._hold(header, slices, may_wait=self._may_hold or update.keep or is_fixed)
+        self._note_arrivals()
         self._seconds += time.perf_counter() - began
         return client in self._known
 
@@ -131,7 +132,8 @@ class ShardedRound(Round):
         """Take the server step and close the round.
 
         Raises:
-            RoundError: the round is closed.
+            RoundError: the round is closed, or has fewer accepted clients than ``RoundPolicy.min_clients``; then it
+                stays open.
             DivergedError: x would become infinite or NaN; the server is unchanged.
             ClusterError: a shard was lost. Either the round was rolled back and may be run again, or it was committed
                 and its report is lost; ``Server.round_number`` shows which.
@@ -148,8 +150,8 @@ class ShardedRound(Round):
     def _finish(self) -> tuple[Finished, Report]:
         began = time.perf_counter()
         self._require_open()
+        self._settle()
         try:
-            self._fold_held()
             finished: Finished = self._coordinator.change("finish", rounds=1)
         except BaseException:
             self._abort()
@@ -158,9 +160,33 @@ class ShardedRound(Round):
         self._empty_journal()
         self._learn_clients()
         seconds = self._seconds + time.perf_counter() - began
-        rejected = (*self._rejected, *finished.rejected)
-        self.report = replace(finished.report, rejected=rejected, seconds=seconds, bytes=self._bytes)
+        rejected, accepted = (*self._rejected, *finished.rejected), finished.report.accepted
+        self.report = replace(
+            finished.report,
+            rejected=rejected,
+            seconds=seconds,
+            bytes=self._bytes,
+            closed=self.attendance.reason(accepted, rejected),
+            missing=self.attendance.missing(accepted, rejected),
+        )
         return finished, self.report
+
+    def _settle(self) -> None:
+        """Send the held updates; if the policy needs a number of clients, also decide on all updates."""
+        self._require_enough()
+        self._fold_held()
+        if self.attendance.policy.min_clients:
+            try:
+                rejected: list[tuple[ClientId, str]] = self._coordinator.call("settle")[0]
+            except BaseException:
+                self._abort()
+                raise
+            self._reject(rejected)
+            self._require_enough()
+
+    def _reject(self, rejected: Sequence[tuple[ClientId, str]]) -> None:
+        self._rejected += rejected
+        self._known.difference_update(client for client, _ in rejected)
 
     def _abort(self) -> None:
         if self.is_open:
@@ -230,8 +256,7 @@ class ShardedRound(Round):
             self._abort()
             raise
         self._bytes += sum(sizes)
-        self._rejected += rejected[0]
-        self._known.difference_update(client for client, _ in rejected[0])
+        self._reject(rejected[0])
 
 
 def _append(slices: Sequence[list[Any]], parts: Sequence[Any]) -> None:

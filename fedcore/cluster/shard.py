@@ -353,9 +353,19 @@ class Shard:
         assert self._round is not None
         before = self._round.received
         self._round.add_group(updates_of(headers, vectors, self.info.shard))
+        return self._new_rejections(), self._round.received - before
+
+    def settle(self) -> list[tuple[ClientId, str]]:
+        """Decide on all updates of the round; return the rejections since the last call."""
+        assert self._round is not None
+        self._round.settle()
+        return self._new_rejections()
+
+    def _new_rejections(self) -> list[tuple[ClientId, str]]:
+        assert self._round is not None
         rejected, reported = self._round.rejected, self._reported
         self._reported = len(rejected)
-        return list(rejected[reported:]), self._round.received - before
+        return list(rejected[reported:])
 
     def finish(self) -> Finished:
         """Finish the round."""

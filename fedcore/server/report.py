@@ -4,10 +4,11 @@ import json
 import math
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from logging import Logger
+from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedcore import kernels
 from fedcore.arrays import F32, F64, Floats, core, zeros
 from fedcore.errors import CorruptionError
 from fedcore.kernels import Linear
-from fedcore.options import Settings
+from fedcore.options import ROUNDING, RoundPolicy, Settings
 from fedcore.profiling import span
 from fedcore.runtime import __version__
 from fedcore.server.aggregation import Reducer, UpdateBatch, combined_square
@@ -27,6 +28,8 @@ from fedcore.server.validation import CappedClaim
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId
 from fedcore.validation import Represented, short_repr
+
+Rejections: TypeAlias = Sequence[tuple[ClientId, str]]
 
 KINDS_LISTED = 5
 """The number of kinds of rejections, or of clients, in a message; clients can cause any number of them."""
@@ -59,6 +62,8 @@ class Report(Represented):
         seconds: the server's time, without the clients' time.
         bytes: the size of the clients' updates.
         changed: the options that ``Server.change`` or ``Server.load`` changed before the round. Default: none.
+        closed: the reason of ``Round.may_close`` when the round was finished; None if it was finished earlier.
+        missing: the asked clients without an update, neither accepted nor rejected; see ``RoundPolicy``.
     """
 
     round: int
@@ -76,6 +81,70 @@ class Report(Represented):
     seconds: float = 0.0
     bytes: int = 0
     changed: Mapping[str, Any] | None = None
+    closed: str | None = None
+    missing: tuple[ClientId, ...] = ()
+
+
+class Attendance:
+    """The asked clients of a round, and when its policy lets it close.
+
+    ``accepted`` are the accepted clients so far, ``rejected`` the rejections so far. Several threads may not call it at
+    once.
+    """
+
+    def __init__(self, policy: RoundPolicy, asked: Iterable[ClientId] | None = None, *, is_final: bool = False) -> None:
+        self.policy, self._opened, self._is_final = policy, monotonic(), is_final
+        self._asked = None if asked is None else dict.fromkeys(asked)
+        self._reached: tuple[float, int] | None = None  # when the share was reached, and the rejections before
+
+    def ask(self, clients: Iterable[ClientId]) -> None:
+        """Replace the asked clients, unless the caller of ``open_round`` named them."""
+        if not self._is_final:
+            self._asked, self._reached = dict.fromkeys(clients), None
+
+    def note(self, accepted: Collection[ClientId], rejected: Rejections) -> None:
+        """Record the time at which ``min_share`` and ``min_clients`` are reached; a rejection may undo it."""
+        if self._reached is None or self._reached[1] != len(rejected):
+            time = monotonic() if self._reached is None else self._reached[0]
+            self._reached = (time, len(rejected)) if self._has_share(accepted) else None
+
+    def reason(self, accepted: Collection[ClientId], rejected: Rejections) -> str | None:
+        """Return why the round may close, or None; see ``Round.may_close``."""
+        if len(accepted) < self.policy.min_clients:
+            return None
+        may_be_all = self._asked is not None and len(accepted) + len(rejected) >= len(self._asked)
+        if may_be_all and not self.missing(accepted, rejected):
+            return "all clients"
+        self.note(accepted, rejected)
+        return next((reason for reason, due in self._due() if due <= monotonic()), None)
+
+    def wait(self, accepted: Collection[ClientId], rejected: Rejections) -> float | None:
+        """Return the seconds until the round may close, or None; see ``Round.wait``."""
+        if self.reason(accepted, rejected) is not None:
+            return 0.0
+        if len(accepted) < self.policy.min_clients:
+            return None
+        return min((max(0.0, due - monotonic()) for _, due in self._due()), default=None)
+
+    def missing(self, accepted: Iterable[ClientId], rejected: Rejections) -> tuple[ClientId, ...]:
+        """Return the asked clients without an update, in the order in which they were asked."""
+        if self._asked is None:
+            return ()
+        refused = (client for client, _ in rejected if isinstance(client, int | str | np.integer))
+        missing = self._asked.keys() - {*accepted, *refused}
+        return tuple(client for client in self._asked if client in missing) if missing else ()
+
+    def _has_share(self, accepted: Collection[ClientId]) -> bool:
+        needed = 0 if self._asked is None else math.ceil(self.policy.min_share * len(self._asked) - ROUNDING)
+        if (self._asked is None and self.policy.min_share) or len(accepted) < max(needed, self.policy.min_clients):
+            return False
+        return not needed or len((self._asked or {}).keys() & accepted) >= needed
+
+    def _due(self) -> Iterator[tuple[str, float]]:
+        if self._reached is not None:
+            yield "min_share", self._reached[0] + self.policy.grace
+        if self.policy.deadline is not None:
+            yield "deadline", self._opened + self.policy.deadline
 
 
 def rejection_summary(rejected: Iterable[tuple[ClientId, str]]) -> str:
@@ -270,6 +339,7 @@ def report_of(
     rejected: tuple[tuple[ClientId, str], ...],
     seconds: float,
     bytes: int,
+    attendance: Attendance,
 ) -> Report:
     """Return the report of a committed round with the cohort ``batch``."""
     norms, claims = np.sqrt(batch.squares), batch.claims
@@ -289,6 +359,8 @@ def report_of(
         seconds=seconds,
         bytes=bytes,
         changed=dict(prepared.before.changed) or None,
+        closed=attendance.reason(batch.clients, rejected),
+        missing=attendance.missing(batch.clients, rejected),
     )
 
 

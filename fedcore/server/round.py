@@ -32,6 +32,7 @@ from fedcore.server.aggregation import NO_COUNT, Result, UpdateBatch, combined_s
 from fedcore.server.folder import Journal
 from fedcore.server.partial import PartialSum, PartialSums
 from fedcore.server.report import (
+    Attendance,
     Diagnosis,
     Diagnostics,
     Report,
@@ -108,7 +109,11 @@ class OpenRound(Represented):
         if kind is not None:
             self.abort(keep=True)
         elif self.is_open:
-            self.finish()
+            try:
+                self.finish()
+            except BaseException:
+                self.abort(keep=True)
+                raise
 
     def abort(self, *, keep: bool = False) -> None:
         """Close the round and leave the server as it was before ``open_round``. Do nothing if the round is closed.
@@ -189,11 +194,61 @@ class Round(OpenRound):
         self._known: set[ClientId] = set()  # clients of held and folded updates
         self._newcomers: NewClients = ()
         self._journal: Journal | None = None
+        self.attendance = Attendance(settings.policy)
 
     @property
     def clients(self) -> tuple[ClientId, ...]:
         """The clients whose updates are accepted so far; the updates of a resumed round are among them."""
         return tuple(self._known)
+
+    @one_call
+    def may_close(self) -> str | None:
+        """Return why the round's policy lets it close now; see ``RoundPolicy``.
+
+        Returns:
+            "all clients": every asked client has sent an update, accepted or rejected. "min_share": the share was
+            reached, and the grace is over. "deadline": the deadline is over. None: the round should wait, or has fewer
+            than ``min_clients`` accepted clients.
+
+        Raises:
+            RoundError: the round is closed.
+
+        Cost: on average independent of the number of clients; linear in it once as many updates as asked clients
+            arrived.
+        """
+        self._require_open()
+        return self.attendance.reason(self._accepted, self._rejected)
+
+    @one_call
+    def wait(self) -> float | None:
+        """Return the seconds until the round may close without a further update.
+
+        Returns:
+            0 if it may close now; None if it needs a further update first.
+
+        Raises:
+            RoundError: the round is closed.
+        """
+        self._require_open()
+        return self.attendance.wait(self._accepted, self._rejected)
+
+    @property
+    def _accepted(self) -> set[ClientId]:
+        """The clients whose updates count so far."""
+        return self._known
+
+    def _note_arrivals(self) -> None:
+        if self.attendance.policy.grace:
+            self.attendance.note(self._accepted, self._rejected)
+
+    def _require_enough(self) -> None:
+        """Raise RoundError if the round has fewer accepted clients than its policy requires."""
+        count, needed = len(self._accepted), self.attendance.policy.min_clients
+        if count < needed:
+            raise RoundError(
+                f"min_clients={needed}: the round has {count} accepted clients, so {needed - count} are missing; add "
+                "their updates, or abort the round"
+            )
 
     def add(
         self,
@@ -531,6 +586,10 @@ class LocalRound(Round):
         return self._state.store.registry
 
     @property
+    def _accepted(self) -> set[ClientId]:
+        return self._known | self._summed if self._summed else self._known
+
+    @property
     def received(self) -> int:
         """The bytes received from clients so far."""
         return self._bytes
@@ -578,6 +637,7 @@ class LocalRound(Round):
             at_once |= not (self._may_hold or update.keep or fixed)
         if at_once or len(self._held) >= self._batch_size:
             self._fold_held()
+        self._note_arrivals()
         self._seconds += time.perf_counter() - began
         return [new and client in self._known for new, (client, *_) in zip(taken, read, strict=True)]
 
@@ -632,6 +692,7 @@ class LocalRound(Round):
         self._known.update(batch.clients)
         self._bytes += batch.vectors[0].nbytes * len(batch)
         self._fold([batch])
+        self._note_arrivals()
         self._seconds += time.perf_counter() - began
         return True
 
@@ -656,6 +717,7 @@ class LocalRound(Round):
         if len(batch):
             self._summed.update(batch.clients)
             self._folded.append(batch)
+        self._note_arrivals()
 
     @ieee
     @one_call
@@ -677,6 +739,11 @@ class LocalRound(Round):
         held, self._held = self._held, []
         if held or (last and self._undecided is not None):
             self._fold(held, last=last)
+
+    @ieee
+    def settle(self) -> None:
+        """Fold all updates, and decide on those that wait for a median."""
+        self._fold_held(last=True)
 
     def _fold(self, parts: list[UpdateBatch], *, last: bool = False) -> None:
         """Fold the undecided updates and then these; if this fails, the round is aborted."""
@@ -742,7 +809,8 @@ class LocalRound(Round):
         If all updates were rejected, the logger "fedcore.server" gets a warning.
 
         Raises:
-            RoundError: the round is closed.
+            RoundError: the round is closed, or has fewer accepted clients than ``RoundPolicy.min_clients``; then it
+                stays open.
             DivergedError: the rates would make x infinite or NaN; the round is rolled back. An update that could cause
                 this was rejected before.
         """
@@ -758,7 +826,9 @@ class LocalRound(Round):
     def _finish(self) -> Report:
         began = time.perf_counter()
         self._require_open()
-        self._fold_held(last=True)
+        self._require_enough()
+        self.settle()
+        self._require_enough()
         batch = UpdateBatch.joined(self._folded)
         if self._settings.is_exact:  # the report must not depend on the order of the updates
             batch = batch.ordered(self._state.store.registry.numbers(batch.clients))
@@ -771,7 +841,9 @@ class LocalRound(Round):
                 self._most_steps = prepared.most_steps
                 spent = self._seconds + time.perf_counter() - began, self._bytes
                 stale = staleness(prepared)
-                self.report = report_of(self._settings, prepared, batch, found, stale, rejected, *spent)
+                self.report = report_of(
+                    *(self._settings, prepared, batch, found, stale, rejected, *spent), attendance=self.attendance
+                )
         finally:
             if self.is_open:
                 self._abort()
@@ -832,10 +904,10 @@ def log_round(
 class WholeRound:
     """The open round of the server while one call runs it. ``is_open``: whether it can still be aborted."""
 
-    __slots__ = ("__weakref__", "is_open")
+    __slots__ = ("__weakref__", "attendance", "is_open")
 
-    def __init__(self) -> None:
-        self.is_open = True
+    def __init__(self, attendance: Attendance) -> None:
+        self.attendance, self.is_open = attendance, True
 
     def abort(self, *, keep: bool = False) -> None:
         """Abort the round unless it is committed."""
@@ -876,7 +948,8 @@ def whole_round(
         with uninterrupted() if settings.algorithm.keeps_rows else nullcontext():
             prepared, found = take_step(state, opened, sums.result(), batch, {})
         spent = time.perf_counter() - began, received
-        return report_of(settings, prepared, batch, found, staleness(prepared), (), *spent), weighing
+        stale = staleness(prepared)
+        return report_of(*(settings, prepared, batch, found, stale, (), *spent), attendance=opened.attendance), weighing
     finally:
         if opened.is_open:
             state.abandon()
@@ -913,6 +986,8 @@ def _step_by_mean(
         seconds=time.perf_counter() - began,
         bytes=ys[0].nbytes * len(ys),
         changed=dict(before.changed) or None,
+        closed=opened.attendance.reason(clients, ()),
+        missing=opened.attendance.missing(clients, ()),
     )
     commit(state, after, opened)
     return report

@@ -27,6 +27,7 @@ from fedcore.options import (
     Changes,
     Compute,
     Limits,
+    RoundPolicy,
     Settings,
     Storage,
     checked_objects,
@@ -40,7 +41,7 @@ from fedcore.server.aggregation import Counters, Reducer
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
 from fedcore.server.folder import JOURNAL, Journal, checkpoint_errors, require_plausible, server_state
 from fedcore.server.partial import PartialSum, require_partial_sums
-from fedcore.server.report import Report, tell
+from fedcore.server.report import Attendance, Report, tell
 from fedcore.server.round import LOGGER, LocalRound, Round, RoundLock, WholeRound, log_round, whole_round
 from fedcore.server.state import NewClients, State
 from fedcore.server.step import Population, Sizes, Snapshot, moved, vectors_of
@@ -98,8 +99,8 @@ class Server(Represented, Unpicklable):
         storage: where rows are stored: a ``Storage``, the path of a new folder (``Server.load`` resumes it), or a
             ``ClientStore`` with rows of ``n_parameters`` elements. Default: in memory.
         compute: the device, the precision of sums, the number of shards.
-        max_staleness: the greatest age of an update in rounds. A late update is measured against the model from which
-            its client started. Default: 0, only updates of the open round.
+        policy: when a round may close, and how late an update may be. Default: the caller closes each round, which
+            accepts only its own updates.
         callbacks: functions that are called with the ``Report`` of each finished round, in the thread that finished it.
             Their exceptions are logged and do not undo the round. Callbacks may read the server; they are not saved.
 
@@ -140,7 +141,7 @@ class Server(Represented, Unpicklable):
         limits: Limits = Limits(),  # noqa: B008  # a frozen value
         storage: Storage | str | os.PathLike[str] | ClientStore | None = None,
         compute: Compute = Compute(),  # noqa: B008
-        max_staleness: int = 0,
+        policy: RoundPolicy = RoundPolicy(),  # noqa: B008
         callbacks: Sequence[Callback] = (),
     ) -> None:
         layout = Layout.of(model)
@@ -154,7 +155,7 @@ class Server(Represented, Unpicklable):
         if layout.n_parameters < 1:
             raise ShapeError("model: it has no parameters")
         options: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer, "limits": limits}
-        options |= {"compute": compute, "max_staleness": max_staleness, "audit": place.audit}
+        options |= {"compute": compute, "audit": place.audit, "policy": policy}
         settings = Settings.of(method, layout, aggregation=aggregation, **options)
         if compute.is_sharded:
             self._start(shards().new_backend(model, settings, ids, sizes, place, compute, given), callbacks)
@@ -175,6 +176,7 @@ class Server(Represented, Unpicklable):
         self.callbacks = tuple(callbacks)
         self._round_lock = RoundLock()
         self._journal: Journal | None = None
+        self._asked: tuple[int, tuple[ClientId, ...]] | None = None  # the last broadcast: its round and its clients
 
     def _keep_journal(self, storage: Storage, folder: str | os.PathLike[str] | None) -> None:
         """Open the journal in the server's folder, if the options or an earlier use ask for it."""
@@ -207,6 +209,11 @@ class Server(Represented, Unpicklable):
         return self._settings.rules.rules
 
     @property
+    def policy(self) -> RoundPolicy:
+        """When a round may close."""
+        return self._settings.policy
+
+    @property
     def averages_models(self) -> bool:
         """Whether the step is the plain average of the clients' models."""
         return self._settings.averages_models
@@ -224,6 +231,7 @@ class Server(Represented, Unpicklable):
         limits: Limits | None = None,
         storage: Storage | None = None,
         compute: Compute | None = None,
+        policy: RoundPolicy | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> "Server":
         """Load a server as its last finished round left it; it continues with the same bits.
@@ -234,7 +242,7 @@ class Server(Represented, Unpicklable):
             algorithm, optimizer: required if they are the caller's own code.
             lr, server_lr: required if they are the caller's own code. A rate that differs from the saved one replaces
                 it, as in ``change``, and logs a warning.
-            aggregation, limits: replace the saved rules and limits if they differ, with a warning. A ``Mean`` with
+            aggregation, limits, policy: replace the saved ones if they differ, with a warning. A ``Mean`` with
                 weights is required again.
             storage: how the rows are opened. ``Storage(medium="mmap")`` resumes in the folder; "ram" and "cuda" leave
                 the folder unchanged. Default: as saved, with "ram" in place of "cuda" if the device is a CPU.
@@ -255,7 +263,7 @@ class Server(Represented, Unpicklable):
             backend, saved = shards().saved_backend(manifest, given, storage, compute)
             server._start(backend, callbacks)
             try:
-                change_on_loading(backend, manifest, saved, given, aggregation, limits)
+                change_on_loading(backend, manifest, saved, given, aggregation, limits, policy)
                 shards().require_without_weights(backend.settings)
                 server._keep_journal(storage, manifest.parent)
             except BaseException:
@@ -270,7 +278,7 @@ class Server(Represented, Unpicklable):
             with checkpoint_errors(path.path or "store" if isinstance(path, ClientStore) else path):
                 state = resumed_state(rows, saved, given, replace(compute, device=device))
             server._start(state, callbacks)
-            change_on_loading(state, rows.path, saved["settings"], given, aggregation, limits)
+            change_on_loading(state, rows.path, saved["settings"], given, aggregation, limits, policy)
             server._keep_journal(storage, rows.path if rows.medium == "mmap" else None)
         return server
 
@@ -490,13 +498,13 @@ class Server(Represented, Unpicklable):
         self._backend.remove_client(client, from_objective)
 
     def change(self, **options: Unpack[Changes]) -> None:
-        """Change rates, limits or rules from the next round on; ``changed`` in that round's report lists them.
+        """Change rates, limits, rules or the policy from the next round on; its report lists them as ``changed``.
 
         Call it before ``broadcast``. If lr changes, the server rejects late updates of earlier rounds.
 
         Args:
-            options: lr, server_lr, limits or aggregation, as for a new server. With shards, rates must be numbers or
-                rates of ``fedcore.algorithms.rates``.
+            options: lr, server_lr, limits, aggregation or policy, as for a new server. With shards, rates must be
+                numbers or rates of ``fedcore.algorithms.rates``.
 
         Raises:
             RoundError: a round is open.
@@ -531,13 +539,18 @@ class Server(Represented, Unpicklable):
         """
         with span("broadcast", self._backend):
             asked, new = addressed_clients(self._backend.registry, ids, newcomers)
+            self._asked = self.round_number, asked
+            if (opened := self._round_lock.opened) is not None:
+                opened.attendance.ask(asked)
             vectors = self._backend.sent_vectors(asked, new)
             return broadcast_of(self._settings, self.round_number, asked, vectors)
 
-    def open_round(self, *, newcomers: NewClients = ()) -> Round:
+    def open_round(self, *, newcomers: NewClients = (), expected: Iterable[ClientId] | None = None) -> Round:
         """Open a round. Only one round can be open.
 
         Args:
+            expected: the asked clients, registered or newcomers, on which ``Round.may_close`` depends. Default: those
+                of the last ``broadcast`` for this round.
             newcomers: clients that are not registered: ids, or a mapping from id to n_k if the other clients have
                 sizes. A newcomer is registered if the round accepts an update from it. During the round, the registry
                 and the shares p^k include all newcomers.
@@ -545,8 +558,11 @@ class Server(Represented, Unpicklable):
         Raises:
             RoundError: a round is open already.
             RangeError: a newcomer is registered already, or sizes are missing or not expected.
+            UnknownClientError: an expected client is neither registered nor a newcomer.
         """
-        return self._open(self._settings.batch_size, may_hold=False, newcomers=newcomers)
+        if expected is not None:
+            expected = addressed_clients(self._backend.registry, expected, newcomers)[0]
+        return self._open(self._settings.batch_size, may_hold=False, newcomers=newcomers, expected=expected)
 
     def round(self, updates: Iterable[Update]) -> Report:
         """Run a round from an iterable of updates, which may be produced while they are read.
@@ -558,6 +574,7 @@ class Server(Represented, Unpicklable):
         if (
             listed
             and self._journal is None
+            and len(listed) >= self.policy.min_clients
             and self._backend.may_be_whole()
             and (report := self._whole_round(listed)) is not None
         ):
@@ -573,7 +590,7 @@ class Server(Represented, Unpicklable):
         """Run the round in one native call; return None if it needs a ``Round``."""
         state, began, done = self._backend, time.perf_counter(), None
         state.require_open_store()
-        opened = self._round_lock.open(state.round_number, WholeRound)
+        opened = self._round_lock.open(state.round_number, lambda: WholeRound(self._attendance()))
         running = begin("round", state)
         try:
             done = whole_round(state, updates, opened, began)
@@ -588,18 +605,30 @@ class Server(Represented, Unpicklable):
         tell(self.callbacks, report, LOGGER)
         return report
 
+    def _attendance(self, expected: Iterable[ClientId] | None = None) -> Attendance:
+        round, asked = self._asked or (-1, ())
+        if expected is not None:
+            return Attendance(self.policy, expected, is_final=True)
+        return Attendance(self.policy, asked if round == self.round_number else None)
+
     def _between_rounds(self) -> None:
         """Raise if a round is open, and discard the remains of a dropped round."""
         self._round_lock.require_none(self.round_number)
         self._backend.abandon()
 
     def _open(
-        self, batch_size: int, *, may_hold: bool, newcomers: NewClients = (), kind: type[LocalRound] = LocalRound
+        self,
+        batch_size: int,
+        *,
+        may_hold: bool,
+        newcomers: NewClients = (),
+        expected: Iterable[ClientId] | None = None,
+        kind: type[LocalRound] = LocalRound,
     ) -> Round:
         self._backend.require_open_store()
         make = partial(self._backend.new_round, kind, batch_size, may_hold=may_hold, callbacks=self.callbacks)
         opened: Round = self._round_lock.open(self.round_number, make)
-        journal = self._journal
+        opened.attendance, journal = self._attendance(expected), self._journal
         opened.start(newcomers if journal is None else journal.newcomers(self.round_number, newcomers))
         if journal is not None:
             opened.resume(journal)
@@ -781,6 +810,7 @@ def change_on_loading(
     given: Mapping[str, Any],
     aggregation: Aggregation,
     limits: Limits | None,
+    policy: RoundPolicy | None,
 ) -> None:
     """Change the options of ``Server.load`` that differ from the saved options, and log a warning."""
     settings: Settings = backend.settings
@@ -803,6 +833,8 @@ def change_on_loading(
         or replace(limits, signed_buffers=settings.limits.signed_buffers) != settings.limits
     ):
         options["limits"] = limits
+    if policy is not None and policy != settings.policy:
+        options["policy"] = policy
     if options:
         backend.change(options)
         listed = ", ".join(f"{name}={value!r}" for name, value in backend.settings.shown(options).items())

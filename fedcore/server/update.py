@@ -139,7 +139,7 @@ class Update(NamedTuple):
             before any correction, or the change of the row if the client keeps it.
         count: how many times the client was drawn (sampling with replacement).
         round: the round of the x from which the client started. A late update is measured against that x
-            (``Server(max_staleness=...)``). Default: the open round.
+            (``RoundPolicy(max_staleness=...)``). Default: the open round.
         kind: "model"; "delta", the difference y - x in the forms of a model; or "gradient", float32[n_parameters], the
             mean gradient of the client's steps.
         keep: whether the caller leaves the vectors unchanged until the round is finished. The round may then hold them

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import isabstract, isclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fedcore.arrays import F64, ieee
 from fedcore.errors import RangeError, ShapeError, UnknownNameError
+from fedcore.options import RoundPolicy, as_policy
 from fedcore.runtime import generator
 from fedcore.sampling import bernoulli, weighted_without_replacement, with_replacement, without_replacement
 from fedcore.simulation.traces import Generated, Law, Recorded, read_traces
@@ -300,7 +301,7 @@ def _number(key: object) -> object:
 
 
 class OverSelection(Participation):
-    """The server selects ``select`` clients uniformly without replacement, and keeps the first k that answer.
+    """The server asks more than k clients, drawn uniformly without replacement, and keeps the first k that answer.
 
     Client i answers in round t after exp(spread a_i + jitter b_it). a and b are standard normal: a is drawn once per
     client, b in each round. The median of these times is 1. As in practice, fast clients are kept more often than slow
@@ -308,16 +309,17 @@ class OverSelection(Participation):
 
     Args:
         k: the number of answers that the server waits for, 1 .. N.
-        select: the number of drawn clients, k .. N. Default: 1.3 k, rounded up, as in production systems.
+        policy: a ``RoundPolicy`` or a mapping of its fields, of which the pattern uses two. ``over_selection`` sets the
+            number of drawn clients, at most N. ``deadline`` is the time at which the server stops waiting. Default:
+            1.3 k clients, as in production systems, and no deadline.
         spread: the standard deviation between clients of the logarithm of their times, >= 0.
         jitter: the standard deviation between rounds of the logarithm of a client's times, >= 0.
-        deadline: the time at which the server stops waiting, > 0. Default: no deadline.
 
     Reference: Bonawitz et al., "Towards Federated Learning at Scale: System Design", 2019: 130 % of the target number
     are selected.
 
     >>> pattern = OverSelection(100, 10)
-    >>> pattern.select, len(pattern.active(3))
+    >>> pattern.policy.asked(10), len(pattern.active(3))
     (13, 10)
     """
 
@@ -326,22 +328,20 @@ class OverSelection(Participation):
         clients: int,
         k: int,
         *,
-        select: int | None = None,
+        policy: RoundPolicy | Mapping[str, Any] = RoundPolicy(over_selection=1.3),  # noqa: B008  # a frozen value
         spread: float = 0.5,
         jitter: float = 0.25,
-        deadline: float | None = None,
         among: Among = None,
         seed: int = 0,
         first_round: First = None,
     ) -> None:
         super().__init__(clients, among=among, seed=seed, first_round=first_round)
         self.k = check_integer("k", k, 1, self.clients)
-        if select is None:
-            select = min(math.ceil(1.3 * self.k), self.clients)
-        self.select = check_integer("select", select, self.k, self.clients)
+        self.policy = as_policy(policy)
+        if replace(self.policy, over_selection=1.0, deadline=None) != RoundPolicy():
+            raise RangeError(f"policy={self.policy!r}: the pattern uses only over_selection and deadline")
         self.spread = check_number("spread", spread, "[0, 10]")
         self.jitter = check_number("jitter", jitter, "[0, 10]")
-        self.deadline = math.inf if deadline is None else check_number("deadline", deadline, "(0, inf]")
         self._own = self.spread * self._random("speeds").standard_normal(self.clients)
 
     def times(self, round: int) -> npt.NDArray[np.float64]:
@@ -350,13 +350,15 @@ class OverSelection(Participation):
         return np.exp(self._own + self.jitter * deviation)
 
     def _choose(self, round: int, candidates: Active) -> Active:
-        select = min(self.select, len(candidates))
-        if select == 0:
+        asked = min(self.policy.asked(self.k), len(candidates))
+        if asked == 0:
             return candidates
-        places = np.sort(without_replacement(len(candidates), select, **self._stream("over-selection", round)))
+        places = np.sort(without_replacement(len(candidates), asked, **self._stream("over-selection", round)))
         times = self.times(round)[candidates.clients[places]]
         first = np.argsort(times, kind="stable")[: self.k]
-        return candidates.only(np.sort(places[first[times[first] <= self.deadline]]))
+        if self.policy.deadline is not None:
+            first = first[times[first] <= self.policy.deadline]
+        return candidates.only(np.sort(places[first]))
 
 
 class RoundRobin(Participation):

@@ -223,10 +223,10 @@ def test_options_of_a_configuration_reach_the_server(place, tmp_path):
 
 def test_late_replies_are_refused_where_the_framework_has_none(place):
     if place.has_late_replies:
-        assert place.run("FedAvg", honest, rounds=1, max_staleness=2)[0]._settings.max_staleness == 2
+        assert place.run("FedAvg", honest, rounds=1, policy={"max_staleness": 2})[0]._settings.max_staleness == 2
     else:
-        with pytest.raises((errors.RangeError, TypeError), match="max_staleness"):
-            place.run("FedAvg", honest, rounds=1, max_staleness=2)
+        with pytest.raises((errors.RangeError, TypeError), match="policy"):
+            place.run("FedAvg", honest, rounds=1, policy={"max_staleness": 2})
 
 
 def test_a_method_of_other_than_plain_steps_and_a_rate_of_each_step_are_refused(place):

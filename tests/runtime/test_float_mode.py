@@ -182,7 +182,9 @@ OTHERS = {
     "second_eigenvalue": lambda: second_eigenvalue(NEARLY_ALONE),
     "Weighted": lambda: [Weighted(4, 2, [1e-320, 2e-320, 3e-320, 0]).active(t).clients for t in range(9)],
     "Bernoulli": lambda: [Bernoulli(4, [5e-324, 1.0, 1e-310, 0.5]).p, Bernoulli(4, 1e-310, levels=3).p],
-    "OverSelection": lambda: [OverSelection(4, 2, deadline=1e-310, spread=1e-310).times(t) for t in range(3)],
+    "OverSelection": lambda: [
+        OverSelection(4, 2, policy={"deadline": 1e-310}, spread=1e-310).times(t) for t in range(3)
+    ],
     "Generated": lambda: [
         Generated("a", 1e-310, 1e-200).mean,
         Generated("a", 0.1, 0.2, least=1e-310).draw(np.random.default_rng(0), 20),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Limits, Server, Storage, Update, algorithms
+from fedcore import ClientStore, Limits, RoundPolicy, Server, Storage, Update, algorithms
 from fedcore.algorithms import rates
 from fedcore.errors import RangeError, RoundError, StoreError, UnknownNameError
 from fedcore.server.folder import go_back, last_change
@@ -106,7 +106,7 @@ def test_other_options_are_rejected(options, error, match, tmp_path):
 
 
 def test_late_updates_at_the_old_rate_are_rejected():
-    server = Server(X0, "MIFA", clients=2, lr=0.1, max_staleness=2)
+    server = Server(X0, "MIFA", clients=2, lr=0.1, policy=RoundPolicy(max_staleness=2))
     server.round([])
     server.change(limits=Limits(max_steps=5))
     assert server.round([Update(0, X0 + 1, 1, round=0)]).accepted == (0,)

@@ -135,7 +135,7 @@ def test_an_edge_with_the_population_rejects_updates_too_long_for_the_sum(popula
 
 def test_arguments_of_the_upper_server_are_rejected():
     x0 = np.zeros(N, np.float32)
-    for name in ("storage", "compute", "max_staleness", "optimizer", "callbacks"):
+    for name in ("storage", "compute", "policy", "optimizer", "callbacks"):
         with pytest.raises(TypeError, match=rf"\b{name}\b"):
             EdgeAggregator(x0, "FedAvg", [0], lr=0.1, **{name: None})
     with pytest.raises(errors.RangeError, match=r"^partial\b.*(MIFA|FedDyn)"):

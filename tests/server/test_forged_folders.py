@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Storage, Update, errors
+from fedcore import ClientStore, RoundPolicy, Server, Storage, Update, errors
 from fedcore.algorithms import optimizers
 from fedcore.rules import WINDOW, RejectLong
 from fedcore.store import inspect as recovery
@@ -19,7 +19,8 @@ N = 4
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sound") / "run"
-    with Server(np.zeros(8, np.float32), "MimiC", N, lr=0.1, max_staleness=1, storage=folder) as server:
+    late = RoundPolicy(max_staleness=1)
+    with Server(np.zeros(8, np.float32), "MimiC", N, lr=0.1, policy=late, storage=folder) as server:
         for _ in range(3):
             server.round([Update(i, server.x + 1 + i, 1) for i in range(N)])
     del server  # whose views keep the files from ending behind what they hold, which copies of them would be full of

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Limits, Server, Storage, Update, errors
+from fedcore import ClientStore, Limits, RoundPolicy, Server, Storage, Update, errors
 from fedcore.cli import main
 from fedcore.errors import RangeError, RoundError
 from fedcore.server.folder import JOURNAL, open_updates
@@ -74,7 +74,7 @@ def test_every_form_of_an_update_is_kept(tmp_path):
         "mask": np.array([True, False]),
         "running_var": np.ones(2, np.float32),
     }
-    options = dict(lr=0.5, server_lr=1.0, limits=Limits(max_client_lr=1.0), max_staleness=1)
+    options = dict(lr=0.5, server_lr=1.0, limits=Limits(max_client_lr=1.0), policy=RoundPolicy(max_staleness=1))
 
     rng = np.random.default_rng(0)
     model = {"w": rng.normal(size=(2, 3)).astype(np.float32), "b": np.float16([1, 2, 3]), "count": np.array(9)}

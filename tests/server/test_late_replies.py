@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Update
+from fedcore import ClientStore, RoundPolicy, Server, Update
 from fedcore.algorithms import MimiC
 from fedcore.errors import UnknownClientError
 
@@ -13,7 +13,7 @@ def move(server, by, **of):
 
 
 def test_a_round_without_updates_accepts_late_ones():
-    server = Server(np.zeros(2, np.float32), "FedAvg", 3, lr=1.0, max_staleness=2)
+    server = Server(np.zeros(2, np.float32), "FedAvg", 3, lr=1.0, policy=RoundPolicy(max_staleness=2))
     move(server, 1)
     server.round([])
     report = server.round([Update(0, np.float32([5, 5]), 1, round=1), Update(1, np.float32([2, 2]), 1, round=0)])
@@ -22,7 +22,7 @@ def test_a_round_without_updates_accepts_late_ones():
 
 
 def test_rounds_in_which_x_stays_count_for_staleness():
-    server = Server(np.zeros(2, np.float32), "FedAvg", 3, lr=1.0, max_staleness=2)
+    server = Server(np.zeros(2, np.float32), "FedAvg", 3, lr=1.0, policy=RoundPolicy(max_staleness=2))
     for t in range(12):
         if t % 3 == 2:
             server.round([])
@@ -46,7 +46,8 @@ def move_late(server, round):
 def test_mimic_keeps_its_sum_with_late_updates_and_changing_clients(codec, history_rounds, tmp_path):
     """A client that returns has no row, and its late update counts as its first."""
     store = ClientStore(5, 70, medium="mmap", path=tmp_path / "s", codec=codec)
-    server = Server(np.zeros(70, np.float32), MimiC(history=history_rounds), storage=store, lr=0.1, max_staleness=3)
+    late = RoundPolicy(max_staleness=3)
+    server = Server(np.zeros(70, np.float32), MimiC(history=history_rounds), storage=store, lr=0.1, policy=late)
     rng = np.random.default_rng(0)
     sent, last = {}, {}
     for t in range(60):

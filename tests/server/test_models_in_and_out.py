@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import Layout, Server, Update, errors
+from fedcore import Layout, RoundPolicy, Server, Update, errors
 
 
 def net_of(dtype=torch.float32):
@@ -90,7 +90,7 @@ def test_the_library_can_be_chosen():
 @pytest.mark.parametrize("method", ["FedAvg", "MimiC", "MIFA", "SCAFFOLD"])
 def test_an_update_is_measured_from_the_rounded_x(dtype, method):
     """x has more bits than the model's dtype: a client that returns its model has made no step."""
-    server = Server(net_of(dtype), method, 2, lr=0.1, server_lr=0.1, max_staleness=1)
+    server = Server(net_of(dtype), method, 2, lr=0.1, server_lr=0.1, policy=RoundPolicy(max_staleness=1))
     server.round([Update(i, moved(net_of(dtype), 0.1 * (i + 1)), 1) for i in range(2)])
     sent = server.broadcast([0, 1])
     finer = server.x[: server.layout.n_parameters]

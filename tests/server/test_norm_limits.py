@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from fedcore import Limits, Server, Update, algorithms, errors
+from fedcore import Limits, RoundPolicy, Server, Update, algorithms, errors
 from fedcore.rules import FEW, WINDOW, NormWindow, RejectLong
 from tests.kit import flat
 from tests.rejections import rejected_arguments
@@ -169,7 +169,8 @@ def test_a_rejected_client_may_try_again_and_an_undecided_one_may_not(bad):
 
 
 def test_late_updates_are_measured_from_their_start():
-    server = Server(np.zeros(1, np.float32), "FedAvg", clients=10, lr=1, max_staleness=2, limits=Limits(max_norm=2))
+    late = RoundPolicy(max_staleness=2)
+    server = Server(np.zeros(1, np.float32), "FedAvg", clients=10, lr=1, policy=late, limits=Limits(max_norm=2))
     server.round([Update(0, np.float32([2]), 1)])
     server.round([Update(0, np.float32([4]), 1)])
     report = server.round([Update(1, np.float32([2]), 1, round=0), Update(2, np.float32([1.9]), 1)])

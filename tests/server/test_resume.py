@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedcore
-from fedcore import ClientStore, Compute, Server, Storage, Update, algorithms, errors
+from fedcore import ClientStore, Compute, RoundPolicy, Server, Storage, Update, algorithms, errors
 from fedcore.algorithms import optimizers, rates
 from fedcore.errors import CheckpointError, LockedError, StoreError
 from fedcore.options import Settings
@@ -219,7 +219,7 @@ COPIED = [
     ("FedAvg", {}),
     ("FedAvg", {"optimizer": optimizers.Adam()}),
     ("FedAvg", {"compute": Compute(accumulator="exact")}),
-    ("FedAvg", {"max_staleness": 3}),
+    ("FedAvg", {"policy": RoundPolicy(max_staleness=3)}),
     *((name, {}) for name in ("MIFA", "MimiC", "SCAFFOLD", "FedExP", "FedDyn", "FedNova")),
 ]
 

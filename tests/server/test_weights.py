@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import Compute, EdgeAggregator, Server, Storage, Update
+from fedcore import Compute, EdgeAggregator, RoundPolicy, Server, Storage, Update
 from fedcore.algorithms import FedAvg, FedNova, MimiC
 from fedcore.errors import CheckpointError, RangeError, UnknownClientError
 from fedcore.rules import CapExamples, Mean
@@ -203,7 +203,7 @@ def test_a_second_update_is_rejected_and_the_first_counts(method):
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "FedVARP"])
 def test_a_late_update_counts_once(method, tmp_path):
     path = tmp_path / "s"
-    server = Server(X0, method, 2, lr=1.0, max_staleness=3, storage=path)
+    server = Server(X0, method, 2, lr=1.0, policy=RoundPolicy(max_staleness=3), storage=path)
     assert played(server, (0, -ONE, {"round": 0})).accepted == (0,)
     for number in (1, 2):
         server.close()

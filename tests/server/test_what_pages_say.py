@@ -20,7 +20,7 @@ def named_in(sentence):
     return set(re.findall(r"`(\w+)`", found[1])) & REGISTRY.keys()
 
 
-NOT_LATE = named_in("Late updates (`max_staleness=`) count for every method except")
+NOT_LATE = named_in("Late updates (`RoundPolicy(max_staleness=)`) count for every method except")
 ON_CLIENTS = named_in('With `placement="client"`,')
 
 

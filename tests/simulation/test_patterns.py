@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import fedcore.simulation.participation as module
-from fedcore.errors import RangeError
+from fedcore import RoundPolicy
+from fedcore.errors import FedcoreError, RangeError
 from fedcore.experiment import load_preset
 from fedcore.runtime import generator
 from fedcore.sampling import bernoulli, weighted_without_replacement, with_replacement, without_replacement
@@ -96,7 +97,7 @@ def test_round_robin_draws_from_its_streams(phase):
 
 
 def test_over_selection_draws_from_its_streams():
-    pattern = OverSelection(N, 4, select=9, seed=SEED)
+    pattern = OverSelection(N, 4, policy={"over_selection": 9 / 4}, seed=SEED)
     normals = random("speeds").standard_normal(N), random("answers", T).standard_normal(N)
     np.testing.assert_allclose(pattern.times(T), np.exp(0.5 * normals[0] + 0.25 * normals[1]), rtol=1e-14)
     drawn = without_replacement(N, 9, **stream("over-selection"))
@@ -206,15 +207,25 @@ def test_a_config_may_have_p_by_round():
     assert load_preset("mimic/figure7", changed).participation.options["p"] == {"0": 0.2, "50": 0.4}
 
 
+def test_a_config_may_have_a_policy():
+    changed = "participation={name='OverSelection', k=5, policy={over_selection=2, deadline=1.0}}"
+    policy = load_preset("mimic/figure7", [changed]).participation.options["policy"]
+    assert policy == {"over_selection": 2, "deadline": 1.0}
+    with pytest.raises(FedcoreError, match=r"participation: .*did you mean 'deadline'"):
+        load_preset("mimic/figure7", [changed.replace("deadline", "dead_line")])
+
+
 @pytest.mark.parametrize(
-    ("clients", "k", "select"), [(100, 10, 13), (100, 1, 2), (10, 8, 10), (10, 10, 10), (50, 20, 26)]
+    ("clients", "k", "asked"), [(100, 10, 13), (100, 1, 2), (10, 8, 10), (10, 10, 10), (50, 20, 26)]
 )
-def test_the_default_over_selection_is_30_percent(clients, k, select):
-    assert OverSelection(clients, k).select == select
+def test_the_default_over_selection_is_30_percent(clients, k, asked):
+    pattern = OverSelection(clients, k)
+    drawn = without_replacement(clients, asked, seed=0, round=0, purpose="participation: over-selection").tolist()
+    assert pattern.active(0).clients.tolist() == sorted(sorted(sorted(drawn), key=pattern.times(0).__getitem__)[:k])
 
 
 def test_of_equal_times_the_lowest_ids_are_kept():
-    pattern = OverSelection(100, 10, select=100, spread=0.0, jitter=1e-16)
+    pattern = OverSelection(100, 10, policy={"over_selection": 10}, spread=0.0, jitter=1e-16)
     times = pattern.times(0)
     assert len(set(times.tolist())) < 10
     fastest = sorted(range(100), key=lambda i: (times[i], i))[:10]
@@ -222,19 +233,20 @@ def test_of_equal_times_the_lowest_ids_are_kept():
 
 
 def test_late_clients_are_dropped():
-    waiting, hurried = OverSelection(40, 10, seed=1), OverSelection(40, 10, seed=1, deadline=1.0)
+    hurry = RoundPolicy(over_selection=1.3, deadline=1.0)
+    waiting, hurried = OverSelection(40, 10, seed=1), OverSelection(40, 10, seed=1, policy=hurry)
     sizes = set()
     for t in range(40):
         in_time = waiting.active(t).clients[waiting.times(t)[waiting.active(t).clients] <= 1]
         assert hurried.active(t).clients.tolist() == in_time.tolist()
         sizes.add(len(in_time))
     assert min(sizes) < 10
-    assert len(OverSelection(40, 10, deadline=1e-9).active(0)) == 0
+    assert len(OverSelection(40, 10, policy={"deadline": 1e-9}).active(0)) == 0
 
 
 def test_equal_times_keep_the_lowest_ids_and_the_deadline_is_inclusive():
     """Without spread and jitter every client takes 1."""
-    pattern = OverSelection(400, 100, select=200, spread=0, jitter=0, deadline=1.0)
+    pattern = OverSelection(400, 100, policy=RoundPolicy(over_selection=2, deadline=1), spread=0, jitter=0)
     for t in (0, 3):
         drawn = without_replacement(400, 200, seed=0, round=t, purpose="participation: over-selection")
         assert (pattern.times(t) == 1).all()

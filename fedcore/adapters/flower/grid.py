@@ -1,7 +1,7 @@
 """A Grid that yields replies one by one, so that the server keeps few of them in memory; and pending requests."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -26,6 +26,10 @@ def _forwarded(name: str) -> Any:
     return lambda self, *args, **options: getattr(self._grid, name)(*args, **options)
 
 
+def _never() -> bool:
+    return False
+
+
 class StreamingGrid(Grid):
     """A wrapper of a Grid whose ``send_and_receive`` sends messages one by one and yields replies as they arrive.
 
@@ -46,6 +50,7 @@ class StreamingGrid(Grid):
     def __init__(self, grid: Grid, *, poll: float = 0.1, at_once: int = 1) -> None:
         self._grid, self._poll, self._at_once = grid, poll, at_once
         self._late: dict[str, None] = {}
+        self._may_close: Callable[[], bool] = _never
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
@@ -57,19 +62,29 @@ class StreamingGrid(Grid):
         """
         self._late = dict.fromkeys(message_ids)
 
+    def close_when(self, may_close: Callable[[], bool]) -> None:
+        """Let the next ``send_and_receive`` end as soon as ``may_close()`` is true, even if replies are missing."""
+        self._may_close = may_close
+
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Send all messages, and return an iterator over the replies that arrive before the timeout."""
         # A dictionary keeps the order of sending, so that replies that arrive together are summed in that order.
         with span("encode"):
             own = {number: None for message in messages for number in self._grid.push_messages([message]) if number}
         late, self._late = self._late, {}
-        return timed("wait", self._replies(own, late, float("inf") if timeout is None else time.monotonic() + timeout))
+        may_close, self._may_close = self._may_close, _never
+        end = float("inf") if timeout is None else time.monotonic() + timeout
+        return timed("wait", self._replies(own, late, end, may_close))
 
-    def _replies(self, own: dict[str, None], late: dict[str, None], end: float) -> Iterator[Message]:
+    def _replies(
+        self, own: dict[str, None], late: dict[str, None], end: float, may_close: Callable[[], bool]
+    ) -> Iterator[Message]:
         wait_for_late = not own
         while own or late:
             waiting, arrived = [*own, *late], False
             for start in range(0, len(waiting), self._at_once):
+                if may_close():
+                    return
                 pulled = self._pull(waiting[start : start + self._at_once])
                 while pulled:
                     arrived = True

@@ -24,6 +24,7 @@ from fedcore.adapters.session import (
     beyond_plain_steps,
     is_begun,
     load_server,
+    may_close_early,
     newcomers,
     open_server,
     rejection_line,
@@ -39,11 +40,11 @@ from fedcore.algorithms import Algorithm, optimizers
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
 from fedcore.errors import ArrayError, RangeError, RoundError, UnknownNameError
-from fedcore.options import Callback, Compute, Limits, Storage
+from fedcore.options import Callback, Compute, Limits, RoundPolicy, Storage
 from fedcore.profiling import span
 from fedcore.rules import Chain
 from fedcore.sampling import without_replacement
-from fedcore.server import Report, Server, Update
+from fedcore.server import Report, Round, Server, Update
 from fedcore.server.server import Aggregation
 from fedcore.validation import absolute, as_integer
 
@@ -77,9 +78,11 @@ class ServerStrategy(FlowerFedAvg):
         resume: a folder written by ``Server.save``, which ``start`` resumes.
         client_sizes: n_k by node id, or a function of the node id. Default: the strategy queries the nodes if the
             method needs the sizes.
-        max_staleness: the maximum number of rounds by which a reply may be late. If it is above 0, a node that misses
-            the timeout gets no new task until it replies or its reply would be too late. The server measures a late
-            update against the model from which the node started.
+        policy: when a round may close, before the ``timeout`` of ``start``. The strategy waits for ``min_clients``
+            connected nodes, and asks ``over_selection`` times as many nodes as Flower's options give. If the timeout
+            leaves fewer than ``min_clients`` accepted replies, the model stays. If ``max_staleness`` is above 0, a node
+            that misses the timeout gets no new task until it replies or its reply would be too late. Default: as for
+            ``fedcore.Server``, or as saved.
         seed: the seed for drawing the nodes of a round.
         poll: the seconds between two checks for replies.
         options: options of the method (``fedcore.algorithms``) and of Flower's FedAvg (``fraction_train``,
@@ -115,7 +118,7 @@ class ServerStrategy(FlowerFedAvg):
         limits: Limits | None = None,
         storage: Storage | str | PathLike[str] | None = None,
         compute: Compute = Compute(),  # noqa: B008  # a frozen value
-        max_staleness: int = 0,
+        policy: RoundPolicy | None = None,
         callbacks: Sequence[Callback] = (),
         resume: str | PathLike[str] | None = None,
         client_sizes: Sizes = None,
@@ -141,14 +144,16 @@ class ServerStrategy(FlowerFedAvg):
         self._lr, self._steps = lr, steps
         self._options = server_options(
             dict(server_lr=server_lr, optimizer=optimizer, aggregation=aggregation, limits=limits, storage=storage)
-            | dict(compute=compute, max_staleness=max_staleness, callbacks=callbacks, steps=steps, own_rates=lr is None)
+            | dict(compute=compute, callbacks=callbacks, steps=steps, own_rates=lr is None)
+            | dict(policy=policy)
         )
         self._storage: Storage = self._options["storage"]
         self._ratio = Chain.of(self._options["aggregation"]).examples_ratio
         self._resume = None if resume is None else absolute(resume)
-        self._client_sizes, self._max_staleness = client_sizes, max_staleness
+        self._client_sizes = client_sizes
         self._seed, self._poll = seed, poll
         self._server: Server | None = None
+        self._round: Round | None = None
         self._asked: list[Request] = []
         self._evaluating: list[Request] = []
         self._sizes: dict[int, int] = {}
@@ -235,12 +240,14 @@ class ServerStrategy(FlowerFedAvg):
         if self._written is not None and arrays is not self._written[1]:
             require_own_model(self._written[1].to_numpy_ndarrays(), arrays.to_numpy_ndarrays())
         nodes = self._connected(arrays, grid)
-        k = max(int(len(nodes) * self.fraction_train), self.min_train_nodes)
+        needed = max(int(len(nodes) * self.fraction_train), self.min_train_nodes, self._policy.min_clients)
+        k = self._policy.asked(needed)
         free = sorted({*nodes} - {request.node for request in self._asked})
         chosen = Counter(self.choose(self.server.round_number, free, k))
         log(INFO, "configure_train: Sampled %s nodes (out of %s)", len(chosen), len(nodes))
         if isinstance(grid, StreamingGrid):
             grid.await_also(by_id(self._asked))
+            grid.close_when(lambda: self._round is not None and may_close_early(self._round))
         config["server-round"] = self.server.round_number + 1
         messages = self._messages(chosen, config)
         return messages if isinstance(grid, StreamingGrid) else list(messages)
@@ -273,6 +280,7 @@ class ServerStrategy(FlowerFedAvg):
         self.failures = []
         new = newcomers(self.server, (one.node for one in self._asked), self._sizes if self._is_sized else None)
         with self.server.open_round(newcomers=new) as round:
+            self._round = round
             for request, reply, failure in answers(replies, pending):
                 if request is None:
                     log(WARNING, "aggregate_train: ignored a reply whose message is not pending")
@@ -284,6 +292,13 @@ class ServerStrategy(FlowerFedAvg):
                     add_reply(round, request.node, partial(self._read, request, reply))
                     collected.add(request.node, reply)
                 del reply
+            try:
+                round.finish()
+            except RoundError as error:
+                round.abort(keep=True)
+                self._asked = []
+                log(ERROR, "aggregate_train: the model stays: %s", error)
+                return self._write_model(), None
         assert round.report is not None
         return self._after(round.report, [*pending.values()], collected)
 
@@ -318,7 +333,7 @@ class ServerStrategy(FlowerFedAvg):
     ) -> tuple[ArrayRecord, MetricRecord | None]:
         """Keep the requests that may still get late replies, log the round, and return Flower's result."""
         self.reports.append(report)
-        first = report.round - self._max_staleness
+        first = report.round - self._policy.max_staleness
         self._asked = [request for request in pending if request.round > first]
         self._lost = {round: lost for round, lost in self._lost.items() if round > first}
         log(INFO, "aggregate_train: Received %s results and %s failures", len(report.accepted), len(self.failures))
@@ -372,12 +387,16 @@ class ServerStrategy(FlowerFedAvg):
         return self._written[1]
 
     @property
+    def _policy(self) -> RoundPolicy:
+        return self._options["policy"] or RoundPolicy() if self._server is None else self._server.policy
+
+    @property
     def _is_sized(self) -> bool:
         return self.algorithm.needs_shares or self._client_sizes is not None
 
     def _connected(self, arrays: ArrayRecord, grid: Grid) -> list[int]:
         """Wait for enough nodes, create a missing server, and return the nodes that can take part."""
-        enough = max(self.min_available_nodes, self.min_train_nodes)
+        enough = max(self.min_available_nodes, self.min_train_nodes, self._policy.min_clients)
         while len(nodes := sorted(grid.get_node_ids())) < enough:
             log(INFO, "Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), enough)
             time.sleep(1)

@@ -23,6 +23,7 @@ from fedcore.adapters.session import (
     PLAIN_DICT,
     add_reply,
     beyond_plain_steps,
+    may_close_early,
     newcomers,
     open_server,
     rejection_line,
@@ -33,7 +34,7 @@ from fedcore.adapters.session import (
 )
 from fedcore.algorithms import Algorithm
 from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError
-from fedcore.options import LARGEST, Compute, Limits, Storage
+from fedcore.options import LARGEST, Compute, Limits, RoundPolicy, Storage
 from fedcore.sampling import without_replacement
 from fedcore.server import Broadcast, Report, Round, Server, Update
 from fedcore.store.registry import ClientId
@@ -42,13 +43,13 @@ from fedcore.validation import LONGEST_REASON, as_integer, is_integer, is_number
 MOST_METRICS = 1000
 """The maximum number of metrics of one site that are kept until the end of the round."""
 
-OPTIONS = ("lr", "server_lr", "optimizer", "aggregation", "limits", "storage", "compute")
+OPTIONS = ("lr", "server_lr", "optimizer", "aggregation", "limits", "storage", "compute", "policy")
 """The attributes of components that are arguments of ``Server``."""
 
 
 def _server_options(job: Any) -> dict[str, Any]:
     callbacks = [job.callbacks] if callable(job.callbacks) else list(job.callbacks or ())
-    return server_options({name: getattr(job, name) for name in OPTIONS} | {"callbacks": callbacks})
+    return server_options({name: getattr(job, name, None) for name in OPTIONS} | {"callbacks": callbacks})
 
 
 def _marked(value: Any) -> Any:
@@ -71,19 +72,19 @@ class Controller(ModelController):
         algorithm: one of ``fedcore.algorithms``, or its name.
         lr: eta, the rate of the clients' steps, the same for all steps of a round.
         num_rounds: the rounds of the whole run, including those of earlier jobs.
-        num_clients: the number of clients of a round, drawn from the connected ones. Default: all.
+        num_clients: the number of clients that a round needs. ``over_selection`` times as many are drawn from the
+            connected ones. Default: all.
         server_lr, optimizer: as for ``fedcore.Server``.
         client_sizes: n_k by client name, for FlexibleFedAvg, whose weights are shares of all clients' examples. A
             client without a size does not take part.
         aggregation: as for ``fedcore.Server``. A job's configuration may hold rules as names or dictionaries, such as
             "open", ["ClipToMedian"] or {"name": "RejectLong", "ratio": 20}.
-        limits, storage, compute: as for ``fedcore.Server``, or their fields as a dictionary: {"max_norm": 10.0}. The
-            path of ``storage`` is on the server's machine. In a JSON file a dictionary with "path" also needs
-            "config_type": "dict", since NVFlare reads other dictionaries as components. With
+        limits, storage, compute, policy: as for ``fedcore.Server``, or their fields as a dictionary, such as
+            {"max_norm": 10.0}. The path of ``storage`` is on the server's machine. In a JSON file a dictionary with
+            "path" also needs "config_type": "dict", since NVFlare reads other dictionaries as components. With
             {"accumulator": "exact"} the model does not depend on the order of the replies.
         callbacks: as for ``fedcore.Server``, or one function. In a job's configuration: one object whose class the
             server can import.
-        timeout: the seconds that a round waits for its clients; 0 for no limit.
         seed: the seed for drawing clients.
         task_name: the name of the clients' task.
         kwargs: arguments of NVFlare's ``ModelController``. The default of ``ignore_result_error`` is True.
@@ -107,8 +108,8 @@ class Controller(ModelController):
         limits: Limits | Mapping[str, Any] | None = None,
         storage: Storage | Mapping[str, Any] | str | None = None,
         compute: Compute | Mapping[str, Any] | None = None,
+        policy: RoundPolicy | Mapping[str, Any] | None = None,
         callbacks: Any = (),
-        timeout: int = 0,
         seed: int = 0,
         task_name: str = "train",
         ignore_result_error: bool = True,
@@ -118,10 +119,12 @@ class Controller(ModelController):
         require_rate_of_rounds(lr)
         # NVFlare writes a job's configuration from the attributes with the names of the arguments.
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
-        self.num_rounds, self.num_clients, self.timeout, self.seed = num_rounds, num_clients, timeout, seed
+        self.num_rounds, self.num_clients, self.policy, self.seed = num_rounds, num_clients, policy, seed
         self.aggregation, self.storage, self.task_name = _marked(aggregation), _marked(storage), task_name
         self.limits, self.compute, self.callbacks, self.client_sizes = limits, compute, callbacks, client_sizes
-        server_options({"limits": limits})  # The other options need the server's machine.
+        checked = server_options({"limits": limits, "policy": policy})  # The other options need the server's machine.
+        if checked["policy"] is not None and checked["policy"].max_staleness:
+            raise RangeError("policy: NVFlare delivers no late results; leave max_staleness out")
         self.server: Server | None = None
         self.reports: list[Report] = []
         self._open: tuple[Round, set[str]] | None = None
@@ -139,6 +142,9 @@ class Controller(ModelController):
                     self._open = opened, answered
                     self._ask(server, opened, names, answered)
                     while self.get_num_standing_tasks() and not self.abort_signal.triggered:
+                        if may_close_early(opened):
+                            self.cancel_all_tasks()
+                            break
                         time.sleep(self._task_check_period)
                     if self.abort_signal.triggered:
                         opened.abort()
@@ -153,10 +159,12 @@ class Controller(ModelController):
                 server.close()  # so that the next job can open the folder
 
     def choose(self, names: list[str], round: int) -> list[str]:
-        """Return ``num_clients`` names; seed and round determine the draw. A subclass may override this."""
-        if self.num_clients is None or self.num_clients >= len(names):
+        """Return the names to ask; seed and round determine the draw. A subclass may override this."""
+        assert self.server is not None
+        k = len(names) if self.num_clients is None else self.server.policy.asked(self.num_clients)
+        if k >= len(names):
             return names
-        drawn = without_replacement(len(names), self.num_clients, seed=self.seed, round=round)
+        drawn = without_replacement(len(names), k, seed=self.seed, round=round)
         return [names[i] for i in sorted(drawn.tolist())]
 
     def _connected(self) -> list[str]:
@@ -174,7 +182,6 @@ class Controller(ModelController):
                 task_name=self.task_name,
                 data=model_of(server, sent, targets[0]),
                 targets=targets,
-                timeout=self.timeout,
                 callback=lambda model: self._add(opened, answered, model),
             )
 
@@ -207,8 +214,10 @@ class Controller(ModelController):
         except Exception as error:
             client_task.result = None
             self.warning(f"{name}: {rejection_reason(error)}")
-        if self._open is None or client_task.task.name != self.task_name:
+        if self._open is None or self.server is None or client_task.task.name != self.task_name:
             return
+        if client_task.task.data.get_header(AppConstants.CURRENT_ROUND) != self.server.round_number:
+            return  # the result of a cancelled task
         opened, answered = self._open
         if name not in answered:
             answered.add(name)
@@ -236,7 +245,8 @@ class Aggregator(ModelAggregator):
     """An aggregator for NVFlare's FedAvg and ScatterAndGather workflows with unchanged clients.
 
     It supports the methods whose clients take plain steps (FedAvg, MIFA, MimiC, LocalDescent); other methods need
-    ``Controller``. An invalid reply is rejected, and ``reports`` lists the client and the reason.
+    ``Controller``. An invalid reply is rejected, and ``reports`` lists the client and the reason. The workflow decides
+    when a round closes, by its own options.
 
     Args:
         algorithm: one of ``fedcore.algorithms``, or its name.

@@ -47,8 +47,8 @@ class LocalController(Controller):
     def save_model(self, model):
         self.saved.append(model)
 
-    def send_model(self, task_name, data, targets, timeout, callback):
-        task = self._prepare_task(data, task_name, timeout, callback)
+    def send_model(self, task_name, data, targets, callback):
+        task = self._prepare_task(data, task_name, 0, callback)
         self.asked += [(name, data, task) for name in targets]
 
     def get_num_standing_tasks(self):

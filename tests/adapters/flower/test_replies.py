@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ConfigRecord
 
-from fedcore import Update
+from fedcore import RoundPolicy, Update
 from fedcore.algorithms import SCAFFOLD
 from tests.adapters.drivers import MODEL, Raw
 from tests.adapters.drivers.flower import Flower, array
@@ -123,13 +123,13 @@ def test_replies_after_the_deadline_count_later_against_the_x_that_they_started_
         if t == 3:
             grid.go(slow)
 
-    strategy, _ = run("MIFA", grid, 5, before_round=before_round, timeout=0.05, max_staleness=3)
+    strategy, _ = run("MIFA", grid, 5, before_round=before_round, timeout=0.05, policy=RoundPolicy(max_staleness=3))
     rest = [i for i in ORDER if i != 3]
     assert [sorted(map(NODES.index, report.accepted)) for report in strategy.reports] == [
         [0, 1, 2, 3, 4], [0, 1, 2, 4], [0, 1, 2, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4],
     ]  # fmt: skip
     assert [t for t, (kind, node, _) in enumerate(grid.sent) if node == slow] == [2, 7, 20]  # not asked while at work
-    server = simulate("MIFA", METHODS["MIFA"], [ORDER], max_staleness=3)
+    server = simulate("MIFA", METHODS["MIFA"], [ORDER], policy=RoundPolicy(max_staleness=3))
     from fedcore.simulation.in_process import InProcess
     from tests.adapters.flower.federation import BATCH, SEED, STEPS, make_module
 

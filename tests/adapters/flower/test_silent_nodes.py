@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
+from fedcore import RoundPolicy
 from fedcore.adapters.flower import StreamingGrid
 from tests.adapters.flower.federation import NODES, make_app, make_data, run
 from tests.adapters.flower.local_grid import LocalGrid
@@ -77,6 +78,34 @@ def test_a_silent_node_is_registered_with_its_first_answer():
     strategy, _ = run("MIFA", grid, 2, before_round=before_round, timeout=0.3, wait=True)
     assert [NODES[2] in report.accepted for report in strategy.reports] == [False, True]
     assert set(strategy.server.clients) == set(NODES)
+
+
+def test_a_policy_closes_rounds_before_the_timeout():
+    """Two of five nodes are silent; three are 60 %."""
+    grid = grid_of([])
+    grid.slow = set(NODES[:2])
+    strategy, _ = run("MimiC", grid, 2, timeout=600, policy=RoundPolicy(min_clients=3, min_share=0.6))
+    assert [(set(report.missing), report.closed) for report in strategy.reports] == [(grid.slow, "min_share")] * 2
+
+
+def test_over_selection_asks_more_nodes_and_drops_the_last_ones():
+    policy = RoundPolicy(min_share=0.5, over_selection=2)
+    strategy, _ = run("FedAvg", grid_of([]), 1, fraction_train=0.4, policy=policy)
+    (report,) = strategy.reports  # 2 of 5 nodes are needed, so 4 are asked
+    assert (len(report.accepted), len(report.missing)) == (2, 2)
+
+
+def test_a_round_with_too_few_replies_is_repeated():
+    grid = grid_of([])
+    grid.dead = set(NODES[:3])
+
+    def before_round(t):
+        if t == 1:
+            grid.dead = set()
+
+    strategy, _ = run("MimiC", grid, 3, before_round=before_round, policy=RoundPolicy(min_clients=4))
+    assert [(report.round, len(report.accepted)) for report in strategy.reports] == [(0, 5), (1, 5)]
+    assert strategy.server.round_number == 2
 
 
 def echoing():

@@ -4,10 +4,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils.component_builder import ComponentBuilder
 
-from fedcore import Compute, Limits, Server, Storage, Update, errors
+from fedcore import Compute, Limits, RoundPolicy, Server, Storage, Update, errors
 from fedcore.adapters.nvflare import Aggregator, Controller, Trainer, order, reply
 from fedcore.adapters.nvflare.server import _server_options
 from fedcore.algorithms import MIFA, SCAFFOLD, FlexibleFedAvg, MimiC
@@ -188,11 +192,55 @@ def test_an_aborted_job_rolls_the_round_back():
     np.testing.assert_array_equal(controller.server.x, controller.server.layout.flatten(x0()))
 
 
-def test_the_defaults_are_mimic_and_no_timeout():
+class SlowController(LocalController):
+    """A client whose function returns None keeps its task until it is cancelled; its result arrives a round later."""
+
+    waiting = late = ()
+
+    def get_num_standing_tasks(self):
+        asked, start = list(self.asked), len(self.arrived)
+        super().get_num_standing_tasks()
+        for name, _, task in self.late:
+            answer = ClientTask(Client(name, "token"), task)
+            answer.result = FLModelUtils.to_shareable(FLModel(params=x0()))
+            self._process_result(answer, FLContext())
+        self.late = ()
+        self.waiting = [*self.waiting, *(one for one in asked if one[0] not in self.arrived[start:])]
+        return len(self.waiting)
+
+    def cancel_all_tasks(self):
+        self.waiting, self.late = (), self.waiting
+
+
+def test_a_policy_closes_rounds_without_the_silent_sites():
+    silent = {"phantom": lambda received: None}
+    policy = {"min_clients": 2, "min_share": 0.75}
+    controller = SlowController(sites() | silent, x0(), "FedAvg", lr=0.1, num_rounds=3, policy=policy)
+    controller.run()
+    assert [(report.closed, report.missing) for report in controller.reports] == [("min_share", ("phantom",))] * 3
+    assert controller.waiting == ()
+    np.testing.assert_array_equal(controller.server.x, straight("FedAvg", 3, [[0, 1, 2]] * 3).x)
+
+
+def test_over_selection_asks_more_sites():
+    policy = RoundPolicy(min_clients=3, over_selection=1.5)
+    controller = LocalController(sites(), x0(), "FedAvg", num_rounds=1, num_clients=2, policy=policy)
+    controller.run()
+    assert len(controller.reports[0].accepted) == 3
+
+
+def test_a_job_with_too_few_sites_stops():
+    controller = LocalController(sites(NAMES[:2]), x0(), "FedAvg", policy=RoundPolicy(min_clients=3))
+    with pytest.raises(errors.RoundError, match="min_clients"):
+        controller.run()
+    with pytest.raises(errors.RangeError, match="min_share"):
+        Controller(policy={"min_share": 2})
+
+
+def test_the_default_is_mimic():
     controller = LocalController(sites(), x0(), num_rounds=2)
     controller.run()
     np.testing.assert_array_equal(controller.server.x, straight("MimiC", 2, [[0, 1, 2]] * 2).x)
-    assert controller.timeout == 0
 
 
 def test_vectors_by_name():
