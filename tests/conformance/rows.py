@@ -36,8 +36,8 @@ DEVIATIONS = {
     "same weights": "fedcore averages float buffers with the same weights as parameters, n_k / n ([the "
     "average](api/aggregate.md)).",
     "no duplicates": "A client counts once per round: fedcore takes the first copy of its reply ([trust](trust.md)).",
-    "late update": "A reply to an earlier round counts only with `RoundPolicy(max_staleness=)`. It is measured against the"
-    " model that the client started from ([the server](api/server.md)).",
+    "late update": "A reply to an earlier round counts only with `RoundPolicy(max_staleness=)`. It is measured against"
+    " the model that the client started from ([the server](api/server.md)).",
 }
 """The deliberate deviations of fedcore, and the reasons."""
 
