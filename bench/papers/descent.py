@@ -114,7 +114,7 @@ def main(stem, *, shorter=1):
     rows = [
         *(("eq. 20: f - f*", x, y) for x, y in zip(T[::20], mean[::20], strict=True)),
         *(("eq. 20: bound", x, y) for x, y in zip(T[::20], bound[::20], strict=True)),
-        *(("different minimisers: f - f*, everybody", x, y) for x, y in zip(T2[::20], error[::20], strict=True)),
+        *(("different minimisers: f - f*, all clients", x, y) for x, y in zip(T2[::20], error[::20], strict=True)),
         *(("different minimisers: f - f*, 3 drawn", x, y) for x, y in zip(T2[::20], drawn[::20], strict=True)),
         *(("different minimisers: Lambda", x, y) for x, y in zip(T2[::20], met[::20], strict=True)),
         *(("LFSGD: f - f* over K", x, y) for x, y in zip(Ks, over_K, strict=True)),
@@ -135,9 +135,9 @@ def main(stem, *, shorter=1):
     shared.set(
         title=f"A shared minimiser: eta = {numbers['eta']:.2g}, lambda = {numbers['lambda']:.2g}", xlabel="T, steps"
     )
-    other.semilogy(T2, error, color=COLOURS[0], label="f - f*, everybody")
+    other.semilogy(T2, error, color=COLOURS[0], label="f - f*, all clients")
     other.semilogy(T2, drawn, color=COLOURS[2], label=f"f - f*, {DRAWN} of {N} drawn")
-    other.semilogy(T2, met, color=COLOURS[1], linestyle="--", label="Lambda, everybody")
+    other.semilogy(T2, met, color=COLOURS[1], linestyle="--", label="Lambda, all clients")
     other.set(title="Different minimisers: no eq. 20, Lambda diverges", xlabel="T, steps")
     noise.loglog(Ks, over_K, "o-", color=COLOURS[0], label=f"over K, drawn with replacement: slope {slope_K:.2f}")
     noise.loglog(Ks, different_K, "^:", color=COLOURS[2], label=f"over K, without: slope {slope_different:.2f}")
@@ -154,7 +154,7 @@ def main(stem, *, shorter=1):
     ratio = float((mean / bound).max())
     print(f"eq. 20: f over its bound at most {ratio:.4f}; lambda {numbers['lambda']:.3f}, eta {numbers['eta']:.4f}")
     print(
-        f"different minimisers: f - f* {error[-1]:.3g} with everybody, {drawn[-100:].mean():.3g} with draws; "
+        f"different minimisers: f - f* {error[-1]:.3g} with all clients, {drawn[-100:].mean():.3g} with draws; "
         f"Lambda {met[0]:.3g} at first, {met.max():.3g} at most"
     )
     print(f"LFSGD: slope {slope_K:.3f} over K, {slope_different:.3f} without replacement, {slope_T:.3f} over T")

@@ -46,7 +46,7 @@ STYLE: dict[Any, Any] = {
 WIDTH, HEIGHT = 8.0, 4.8
 WIDE = 10
 """The least ratio of an axis's largest to its smallest value that makes the axis logarithmic."""
-AXES = {"rounds": "round", "uploadings": "uploadings (rounds × vectors that a client sends in one)"}
+AXES = {"rounds": "round", "uploadings": "uploads (rounds × vectors per round)"}
 MEASURES = {
     "accuracy": ("Test accuracy (%)", accuracies, 100.0),
     "loss": ("Test loss (mean cross entropy)", losses, 1.0),

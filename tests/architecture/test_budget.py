@@ -15,7 +15,7 @@ FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 5_660,
+    "bench": 5_740,
     "csrc": 10_270,
     "tests": 52_100,
     "fedcore": 2_490,

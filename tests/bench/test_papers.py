@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 
+from bench.papers import counts, rates
+from bench.papers.pairs import differences
 from fedcore.experiment import load_preset
 from fedcore.experiment.results import read
 from fedcore.experiment.schema import Trial
@@ -69,6 +72,40 @@ def test_pairs_of_methods_over_any_rounds(tmp_path):
     cells = [line[6:].split(")")[0].strip() for line in lines[1:]]
     # t(0.975, 1) = 12.7062 times the deviation over the root of 2: 14.1421 / 1.4142 = 10 and 7.0711 / 1.4142 = 5
     assert cells == ["60.00 (-67.06 .. 187.06", "45.00 (-18.53 .. 108.53", "+15.00 (-48.53 .. +78.53"]
+
+
+def test_the_change_of_a_lead_between_two_sweeps():
+    """A leads B by 3 and 5 points in one sweep, by 1 and 1 in the other; C is only in the other."""
+    one = pandas.DataFrame({"A": [7.0, 9.0], "B": [4.0, 4.0]})
+    other = pandas.DataFrame({"A": [3.0, 2.0], "B": [2.0, 1.0], "C": [0.0, 0.0]})
+    found = {pair: list(values) for pair, values in differences(one, other).items()}
+    assert found.keys() == {f"{a} - {b}'" for a in "AB" for b in "ABC"} | {"(A - B) - (A - B)'"}
+    assert (found["A - B'"], found["(A - B) - (A - B)'"]) == ([5, 8], [2, 4])
+
+
+def test_counts_over_the_shift_and_after_several_arrivals(tmp_path, capsys):
+    """Later by 10 rounds, the seeds need 4 and 7 more (*never* is the remaining 10 rounds): slopes of .4 and .7."""
+    rows = '"fast: rounds to recover",{},"seeds: {}",30'
+    lines = [f"x-t{shift},{rows.format(0, seeds)}" for shift, seeds in ((10, "1, 3"), (20, "5, never"))]
+    (tmp_path / "x.csv").write_text("\n".join(["preset,figure,paper,spread,rounds", *lines]))
+    for family, of in counts.of_table(str(tmp_path / "x.csv")).items():
+        counts.show(family, of)
+    assert [line.split(" (")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "x, fast: slope +0.55",
+        "x, fast: 20 minus 10 +5.5",
+    ]
+    accuracy = "\n".join(f"{round},{value},{value}" for round, value in enumerate((0.5, 0.4, 0.6, 0.3, 0.5)))
+    (tmp_path / "x-rounds.csv").write_text(f"round,fast seed 0,fast seed 1\n{accuracy}\n")
+    counts.arrivals(str(tmp_path / "x-rounds.csv"), [1, 3])
+    found = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("fast")]
+    assert found == [["2", "2"], ["never", "never"]]
+
+
+def test_each_method_at_its_best_rate():
+    trials = [("r=1", "A", 0, 0.1), ("r=1", "A", 1, 0.4), ("r=2", "A", 0, 0.2), ("r=2", "A", 1, 0.2)]
+    trials += [("r=1", "B", 0, 0.5), ("r=1", "B", 1, 0.6), ("r=2", "B", 0, 0.7), ("r=2", "B", 1, 0.8)]
+    best = rates.best_of(pandas.DataFrame(trials, columns=["point", "algorithm", "seed", "accuracy"]))
+    assert {label: values.round(9).tolist() for label, values in best.items()} == {"A": [10, 40], "B": [70, 80]}
 
 
 def test_a_row_of_the_quickstart_is_reproduced(tmp_path):

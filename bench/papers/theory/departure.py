@@ -1,8 +1,8 @@
 """The error bound, when to exclude a departed device, and where boosting a new device helps: Ruan et al. 2021.
 
 Source: "Towards Flexible Device Participation in Federated Learning", AISTATS 2021, Theorem 3.1, Sec. 4.2 and 4.3, eq.
-7 to 9. M, D, V, g, L, mu and W are unobservable constants of bounds; the caller estimates or chooses them. The paper's
-definitions of M, D and V are not available to us.
+7 to 9. M, D, V, g, L, mu and W are unobservable constants of bounds; the caller estimates or chooses them. Our copy of
+the text lacks the definitions of M, D and V.
 """
 
 import math
