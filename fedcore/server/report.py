@@ -92,6 +92,8 @@ class Attendance:
     once.
     """
 
+    __slots__ = ("_asked", "_is_final", "_opened", "_reached", "policy")
+
     def __init__(self, policy: RoundPolicy, asked: Iterable[ClientId] | None = None, *, is_final: bool = False) -> None:
         self.policy, self._opened, self._is_final = policy, monotonic(), is_final
         self._asked = None if asked is None else dict.fromkeys(asked)
@@ -110,6 +112,8 @@ class Attendance:
 
     def reason(self, accepted: Collection[ClientId], rejected: Rejections) -> str | None:
         """Return why the round may close, or None; see ``Round.may_close``."""
+        if self._asked is None and self.policy.deadline is None and self.policy.min_share:
+            return None  # the usual case, in which a small round must not take longer
         if len(accepted) < self.policy.min_clients:
             return None
         may_be_all = self._asked is not None and len(accepted) + len(rejected) >= len(self._asked)
@@ -145,6 +149,10 @@ class Attendance:
             yield "min_share", self._reached[0] + self.policy.grace
         if self.policy.deadline is not None:
             yield "deadline", self._opened + self.policy.deadline
+
+
+UNASKED = Attendance(RoundPolicy())
+"""The attendance of a round in one call, if no client was asked and the policy is the default."""
 
 
 def rejection_summary(rejected: Iterable[tuple[ClientId, str]]) -> str:

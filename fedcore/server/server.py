@@ -41,7 +41,7 @@ from fedcore.server.aggregation import Counters, Reducer
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
 from fedcore.server.folder import JOURNAL, Journal, checkpoint_errors, require_plausible, server_state
 from fedcore.server.partial import PartialSum, require_partial_sums
-from fedcore.server.report import Attendance, Report, tell
+from fedcore.server.report import UNASKED, Attendance, Report, tell
 from fedcore.server.round import LOGGER, LocalRound, Round, RoundLock, WholeRound, log_round, whole_round
 from fedcore.server.state import NewClients, State
 from fedcore.server.step import Population, Sizes, Snapshot, moved, vectors_of
@@ -540,7 +540,7 @@ class Server(Represented, Unpicklable):
         with span("broadcast", self._backend):
             asked, new = addressed_clients(self._backend.registry, ids, newcomers)
             self._asked = self.round_number, asked
-            if (opened := self._round_lock.opened) is not None:
+            if isinstance(opened := self._round_lock.opened, Round):
                 opened.attendance.ask(asked)
             vectors = self._backend.sent_vectors(asked, new)
             return broadcast_of(self._settings, self.round_number, asked, vectors)
@@ -574,7 +574,7 @@ class Server(Represented, Unpicklable):
         if (
             listed
             and self._journal is None
-            and len(listed) >= self.policy.min_clients
+            and len(listed) >= self._backend.settings.policy.min_clients
             and self._backend.may_be_whole()
             and (report := self._whole_round(listed)) is not None
         ):
@@ -590,7 +590,10 @@ class Server(Represented, Unpicklable):
         """Run the round in one native call; return None if it needs a ``Round``."""
         state, began, done = self._backend, time.perf_counter(), None
         state.require_open_store()
-        opened = self._round_lock.open(state.round_number, lambda: WholeRound(self._attendance()))
+        number, settings = state.round_number, state.settings
+        is_asked = self._asked is not None and self._asked[0] == number
+        attendance = self._attendance() if is_asked or not settings.closes_anytime else UNASKED
+        opened = self._round_lock.open(number, partial(WholeRound, attendance))
         running = begin("round", state)
         try:
             done = whole_round(state, updates, opened, began)
