@@ -317,7 +317,8 @@ class Bfloat16Array:
     """A vector of bfloat16 numbers over uint16[n] in host memory, for the kernels, without torch and ml_dtypes.
 
     >>> codes = np.uint16([0x3F80, 0x4000])
-    >>> core.weighted_sum([Bfloat16Array(codes)], np.ones(1), out := np.empty(2, np.float32), float64=True, norms=False)
+    >>> out, options = np.empty(2, np.float32), dict(base=None, float64=True, norms=False)
+    >>> core.weighted_sum([Bfloat16Array(codes)], np.ones(1), out, **options)
     >>> out
     array([1., 2.], dtype=float32)
     """

@@ -67,9 +67,10 @@ def everything(server):
 
 
 def fields_of(report):
-    """The fields of a report, without the time."""
-    said = dataclasses.asdict(report)
-    return {name: v.tobytes() if isinstance(v, np.ndarray) else v for name, v in said.items() if name != "seconds"}
+    """The fields of a report, without the time, and without those that depend on the last broadcast."""
+    fields = dataclasses.asdict(report)
+    left_out = ("seconds", "closed", "missing")
+    return {name: v.tobytes() if isinstance(v, np.ndarray) else v for name, v in fields.items() if name not in left_out}
 
 
 def replies(server, seed=None):
