@@ -85,7 +85,7 @@ def merge(
       written before. The folder appears by one rename, as a whole.
 
     Args:
-        out: a new folder. It gets the files of the base (or of the first input), in its dtypes and sharded as it is;
+        out: a new folder. It gets the files of the base (or of the first input), in its dtypes and with its shards;
             the file ``merge.json``; and with moments ``optimizer/moments.safetensors``.
         inputs: k paths of safetensors files, folders or indices, or of torch files (.pt, .pth, .bin, .ckpt).
         weights: as for ``aggregate``.

@@ -47,7 +47,7 @@ def reopened(server, path):
 
 
 def read_into_memory(server, path):
-    """Its folder is read into memory and stays as it is."""
+    """Its folder is read into memory and does not change."""
     server.close()
     return Server.load(path / "run", storage=Storage(medium="ram"))
 

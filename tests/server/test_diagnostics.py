@@ -189,7 +189,7 @@ VECTORS = {
     "SCAFFOLDM": (1, 2),
     "SCAFFOLDM, on clients": (2, 2),
     "SCAFFOLDMVR": (2, 3),
-    "FedACG, of somebody else": (1, 1),
+    "FedACG, an outsider": (1, 1),
 }
 
 

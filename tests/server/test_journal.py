@@ -43,7 +43,7 @@ def test_an_interrupted_round_ends_as_a_straight_one(method, tmp_path):
         with server.open_round() as round:
             assert set(round.clients) == {update.client for update in updates[:2]}
             if updates:
-                assert not round.add(**updates[0]._asdict())  # nobody counts twice
+                assert not round.add(**updates[0]._asdict())  # a client counts once
             round.add_batch(updates[2:])
         assert set(server.open_round().clients) == set()
         server._between_rounds()

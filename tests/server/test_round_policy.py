@@ -244,7 +244,7 @@ def test_rounds_in_one_call_report_the_missing_clients():
     server.broadcast(["c", "b", "a"])
     report = server.round([Update("b", of(1), 1)])
     assert (report.closed, report.missing) == (None, ("c", "a"))
-    report = server.round([Update("b", of(1), 1)])  # nobody was asked for this round
+    report = server.round([Update("b", of(1), 1)])  # no client was asked for this round
     assert (report.closed, report.missing) == (None, ())
     server.broadcast(["b"])
     assert server.round([Update("b", of(1), 1)]).closed == "all clients"

@@ -165,7 +165,7 @@ class Folder:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a failure left open what is durable; only opening the folder again shows it."""
+        """Whether a sync failed. The durable data are then unknown until the folder is opened again."""
         return self._sync_failed or self.index.in_doubt
 
     def require_lock(self) -> None:
