@@ -100,7 +100,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-## make sanitize      the native core's own tests under ASan and UBSan, then under TSan (one or two minutes)
+## make sanitize      the native core's own tests under ASan and UBSan, then under TSan (half an hour)
 sanitize: sanitize-address sanitize-thread
 sanitize-%: $(INSTALLED)
 	$(BIN)/cmake -S tests/native -B build/native/$* -DFEDCORE_SANITIZE=$*
