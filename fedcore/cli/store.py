@@ -1,24 +1,28 @@
 """``fedcore store``: commands on the folder of a client store, a server or a cluster."""
 
+import math
 import re
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedcore import cluster
-from fedcore.arrays import NARROW
+from fedcore.arrays import NARROW, copied
 from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
 from fedcore.cluster.coordinator import common_transaction
 from fedcore.cluster.manifest import Manifest, manifest_at
-from fedcore.errors import CheckpointError, MissingDependencyError, StoreError
+from fedcore.errors import CheckpointError, MissingDependencyError, RoundError, StoreError
+from fedcore.kernels import combined_square
 from fedcore.model import FORMS, form_of, write_model
 from fedcore.options import Storage
 from fedcore.server import Server
 from fedcore.server.folder import (
+    JOURNAL,
+    Journal,
     folder_problems,
     journal_problems,
     last_change,
@@ -28,6 +32,7 @@ from fedcore.server.folder import (
     read_model,
     transactions,
 )
+from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.inspect import give_up, look
 from fedcore.validation import expand_home
@@ -49,6 +54,9 @@ def add_arguments(top: Parser) -> None:
         if run in (info, verify):
             _add_folders(parser, "--folders", "folders of the shards, if not next to the manifest")
             terminal.add_json(parser)
+        if run is verify:
+            about = "compute the result of the open round from its journal, without a commit"
+            parser.add_argument("--round", action="store_true", help=about)
     # The last parser of the loop is that of recover.
     parser.add_argument("--accept-loss", action="store_true", help="discard the lost commits (default: dry run)")
     parser = group.add_command("export", export)
@@ -120,17 +128,48 @@ def verify(options: Options) -> None:
 
     If rows are damaged, it lists their clients and the exit status is 1. The command only
     reads, and can run while a server writes to the store.
+
+    With --round it also computes the round that a restarted server would continue: the
+    updates in the journal that count, and the new model. It loads the server with all rows
+    into memory.
     """
     if (at := manifest_at(options.path)) is not None:
+        if options.round:
+            raise StoreError("--round: not supported with shards; leave it out")
         _verify_cluster(*at, options)
         return
     with ClientStore.open(options.path, readonly=True) as opened:
         problems = (opened.verify() or folder_problems(opened)) + journal_problems(options.path)
         rows, vectors = len(opened), len(opened.vector_names())
         hints = [] if problems else loading_hints(opened)
-    facts = {"to_load": hints, "rows": rows, "vectors": vectors}
+    facts: dict[str, Any] = {"to_load": hints, "rows": rows, "vectors": vectors}
     lines = [f"sound: {rows:,} rows and {vectors} vectors", *(f"to load it, {hint}" for hint in hints)]
+    if options.round and not problems:
+        facts["open_round"], more = _replayed(options.path)
+        lines += more
     _print_verdict(problems, facts, lines, options)
+
+
+def _replayed(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Finish the open round of a server's folder in memory; return facts and lines to print."""
+    if not (path / JOURNAL).exists():
+        raise StoreError(f"{path}: has no journal; a server with Storage(journal=True) writes one")
+    with Server.load(path, storage=Storage(medium="ram")) as server:
+        with closing(Journal(path / JOURNAL, server._settings, readonly=True)) as journal:
+            x, number, missing = copied(server.x), server.round_number, None
+            round = server.open_round(newcomers=journal.newcomers(number, []))
+            round.replay(journal)
+            try:
+                round.finish()
+            except RoundError as error:  # too few clients
+                missing = str(error)
+        step = math.sqrt(combined_square([server.x, x], [1.0, -1.0]))
+        facts = {"round": number, "accepted": sorted(round.clients, key=str), "rejected": round.rejected}
+        facts |= {"step": step, "digest": digest_of_numbers(server.x), "missing": missing}
+    lines = [f"round {number}: {len(round.clients):,} updates in the journal count"]
+    lines += [f"round {number} rejects {client!r}: {reason}" for client, reason in round.rejected]
+    result = f"|x' - x| = {step:.4g}, digest of x' {facts['digest']}"
+    return facts, [*lines, f"round {number}: {missing or result}"]
 
 
 def compact(options: Options) -> None:

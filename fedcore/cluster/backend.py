@@ -187,6 +187,7 @@ class ShardedRound(Round):
     def _reject(self, rejected: Sequence[tuple[ClientId, str]]) -> None:
         self._rejected += rejected
         self._known.difference_update(client for client, _ in rejected)
+        self._keep_in_journal(self._known)
 
     def _abort(self) -> None:
         if self.is_open:

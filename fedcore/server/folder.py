@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -502,6 +502,7 @@ class Journal:
     Args:
         path: the folder of the journal; it is created if it does not exist.
         settings: the server's settings.
+        readonly: whether to open an existing journal only for reading, even while a server writes to it.
 
     Raises:
         CheckpointError: the journal belongs to a different model.
@@ -509,14 +510,17 @@ class Journal:
     Cost: an update is written once and synced to disk, and read once for its checksum.
     """
 
-    def __init__(self, path: Path, settings: Settings) -> None:
+    def __init__(self, path: Path, settings: Settings, *, readonly: bool = False) -> None:
         layout = settings.layout
         self._layout = layout
         self._controls = layout.n_parameters if settings.algorithm.second_vector is not None else 0
         self._outside = {piece.name: (_dtype(piece.dtype), piece.shape) for piece in layout.outside}
         sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in self._outside.values()]
         n = HEADER // 4 + layout.n + self._controls + -(-sum(sizes) // 4)
-        self._store = ClientStore.open(path) if path.exists() else ClientStore([], n, medium="mmap", path=path)
+        if path.exists():
+            self._store = ClientStore.open(path, readonly=readonly)
+        else:
+            self._store = ClientStore([], n, medium="mmap", path=path)
         self._count = 0
         if self._store.n != n:
             self._store.close()
@@ -565,20 +569,22 @@ class Journal:
             raise
         self._count += 1
 
-    def clear(self) -> None:
-        """Empty the journal durably, once its round was committed or aborted.
+    def retain(self, clients: Collection[ClientId]) -> None:
+        """Drop the updates of all other clients durably. ``clients`` are some of those with an update.
 
         Raises:
             StoreError: the disk is full, for example.
         """
-        if not len(self._store.registry):
+        store = self._store
+        if len(store.registry) == len(clients):
             return
         try:
-            for client in list(self._store.registry):
-                self._store.forget(client)
-            self._store.commit(self._store.round or 0, state={})
+            for client in list(store.registry):
+                if client not in clients:
+                    store.forget(client)
+            store.commit(store.round or 0, state=store.state if clients else {})
         except BaseException:
-            self._store.rollback()
+            store.rollback()
             raise
 
     def close(self) -> None:

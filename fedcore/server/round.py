@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import wraps
 from threading import Lock, RLock
@@ -297,7 +297,8 @@ class Round(OpenRound):
             RangeError: a claim is out of range, so the update would be rejected.
             UnknownClientError, UnknownNameError: as ``add``.
 
-        Cost: 4 n bytes until the update is done or abandoned.
+        Cost: 4 n bytes for each update that is begun, or done and not yet folded. Up to ``batch_size`` wait to be
+            folded together; ``Compute(batch_size=1)`` folds each at once.
         """
         self._require_open()
         update = Update(client, None, steps, kind=kind, round=round, **claims)
@@ -391,14 +392,19 @@ class Round(OpenRound):
         self._require_open()
         self._rejected.append((client, reason))
 
-    def resume(self, journal: Journal) -> None:
-        """Start with the updates of an interrupted round, and write further updates to the journal."""
+    def replay(self, journal: Journal) -> None:
+        """Add the updates of an interrupted round."""
         for update in journal.updates(self._number):
             try:
                 self.add_batch([update])
             except UnknownClientError as error:
                 self._rejected.append((update.client, str(error)))
+
+    def resume(self, journal: Journal) -> None:
+        """Start with the updates of an interrupted round, and write further updates to the journal."""
+        self.replay(journal)
         self._journal = journal
+        self._keep_in_journal(self._known)
 
     def _write_to_journal(self, client: ClientId, update: Update) -> str | None:
         """Write a valid update to the journal, if the round has one; return why it is rejected if this fails."""
@@ -410,10 +416,14 @@ class Round(OpenRound):
         return None
 
     def _empty_journal(self) -> None:
+        self._keep_in_journal(())  # if the round is committed, its journal is outdated even if this fails
+
+    def _keep_in_journal(self, clients: Collection[ClientId]) -> None:
+        """Drop the updates of other clients, which a fold has rejected; a resumed round would reject them again."""
         if self._journal is not None:
             try:
-                self._journal.clear()
-            except StoreError as error:  # if the round is committed, its journal is outdated anyway
+                self._journal.retain(clients)
+            except StoreError as error:
                 self._logger.warning("journal: %s", error)
 
     @abstractmethod
@@ -637,6 +647,7 @@ class LocalRound(Round):
             at_once |= not (self._may_hold or update.keep or fixed)
         if at_once or len(self._held) >= self._batch_size:
             self._fold_held()
+        self._keep_in_journal(self._known)
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
         return [new and client in self._known for new, (client, *_) in zip(taken, read, strict=True)]
@@ -744,6 +755,7 @@ class LocalRound(Round):
     def settle(self) -> None:
         """Fold all updates, and decide on those that wait for a median."""
         self._fold_held(last=True)
+        self._keep_in_journal(self._known)
 
     def _fold(self, parts: list[UpdateBatch], *, last: bool = False) -> None:
         """Fold the undecided updates and then these; if this fails, the round is aborted."""

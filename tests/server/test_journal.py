@@ -1,5 +1,6 @@
 """A round with a journal: no accepted update is lost, none counts twice, and the bits are those of a straight run."""
 
+import json
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from fedcore.store.inspect import state_of
 from tests.kills import count_calls, die_at
 from tests.server.rounds import METHODS, everything, go_on, go_on_acknowledging, made, updates_of
 from tests.store.kit import CALLS, broken, fail_at, full
+from tests.store.recording import Recorder, put
 
 ROOT = Path(__file__).parents[2]
 KILLS = [6, pytest.param(300, marks=pytest.mark.endurance)]
@@ -182,6 +184,39 @@ def test_a_kill_at_any_system_call(after, tmp_path):
             assert everything(server) == everything(straight)
 
 
+@pytest.mark.parametrize("most", [1, pytest.param(20, marks=pytest.mark.endurance)])
+def test_a_loss_of_power_at_any_write(most, tmp_path, monkeypatch):
+    """Disks with a random part of what was not synced, after every write: each accepted update is there once."""
+    made("FedVARP", path=tmp_path / "s", journal=True).close()
+    straight, server = made("FedVARP"), Server.load(tmp_path / "s")  # with empty logs of SQLite
+    recorder = Recorder(tmp_path / "s", monkeypatch, JOURNAL)
+    for end in (3, 1):  # a round, and the first update of the next
+        round = server.open_round()
+        for update in list(updates_of(server))[:end]:
+            assert round.add(**update._asdict())
+            recorder.events.append(("mark", (server.round_number, round.clients)))
+        if end == 3:
+            round.finish()
+            recorder.events.append(("mark", (server.round_number, ())))
+    monkeypatch.undo()
+    server.close()
+    go_on(straight, 1)
+    tried = interrupted = 0
+    for files, _ in recorder.crashes(most):
+        put(files, left := tmp_path / "left")
+        (now, accepted), tried = recorder.mark or (0, ()), tried + 1
+        with Server.load(left) as server:
+            assert now <= server.round_number <= now + 1
+            if server.round_number == now:
+                kept = open_updates(left, state_of(left))
+                assert set(kept) >= set(accepted)
+                interrupted += bool(kept)
+            go_on_acknowledging(server, 1)
+            assert everything(server) == everything(straight)
+    assert tried > 20
+    assert interrupted > tried / 4
+
+
 @pytest.mark.parametrize("error", [full, broken])
 def test_a_full_disk_rejects_the_update_and_the_round_continues(error, tmp_path, monkeypatch):
     straight, server = made("FedAvg"), made("FedAvg", path=tmp_path / "s", journal=True)
@@ -218,6 +253,35 @@ def test_only_abort_drops_updates(tmp_path):
     assert open_updates(tmp_path / "s", state_of(tmp_path / "s")) == []
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_journal_has_no_rejected_updates(shards, tmp_path):
+    """A NaN that the fold finds, and updates without examples before the first one with examples."""
+    x0, path = np.zeros(40_000, np.float32), tmp_path / "s"
+    server = made("FedAvg", x0, path=path, journal=True, shards=shards, batch_size=1, clients=5)
+    y = np.ones_like(x0)
+
+    def kept():
+        return set(open_updates(path, state_of(path if shards == 1 else path / "shard-0")))
+
+    with pytest.raises(KeyboardInterrupt), server.open_round() as round:
+        assert round.add(0, y, steps=1)
+        assert not round.add(1, y * np.nan, steps=1)
+        assert set(round.clients) == {0} == kept()
+        assert round.add(1, 2 * y, steps=1)
+        round.add(2, 3 * y, steps=1, examples=2)
+        assert set(round.clients) == {2} == kept()
+        assert round.add(3, 7 * y, steps=1, examples=2)
+        assert not round.add(4, y, steps=1)
+        raise KeyboardInterrupt
+    server.close()
+    assert kept() == {2, 3}
+    with Server.load(path) as server:
+        with server.open_round() as round:
+            assert set(round.clients) == {2, 3}
+        assert round.report.rejected == ()
+        assert np.array_equal(server.x, 5 * y)
+
+
 def test_removed_clients_and_undone_rounds_leave_nothing(tmp_path):
     server = made("FedAvg", path=tmp_path / "s", journal=True, keep_previous=True)
     first, second, *_ = updates_of(server)
@@ -252,6 +316,39 @@ def test_a_damaged_update_is_an_error(tmp_path, capsys):
     assert "open round: " in capsys.readouterr().out
     with Server.load(tmp_path / "s") as server, pytest.raises(errors.CorruptionError):
         server.open_round()
+
+
+def test_verify_computes_the_round_that_a_restarted_server_finishes(tmp_path, capsys):
+    """While the server writes, and with another result after each update; nothing is committed."""
+
+    def verified():
+        main(["store", "verify", "--round", "--json", str(tmp_path / "s")])
+        return json.loads(capsys.readouterr().out)["open_round"]
+
+    policy = RoundPolicy(min_clients=2)
+    server = made("MimiC", path=tmp_path / "s", journal=True, audit=True, policy=policy)
+    go_on(server, 2)
+    digests = set()
+    for _ in range(2):
+        updates = list(updates_of(server))
+        round = server.open_round()
+        for k, update in enumerate(updates):
+            found = verified()
+            assert (found["accepted"], found["missing"] is None) == ([one.client for one in updates[:k]], k >= 2)
+            digests.add(found["digest"])
+            assert round.add(**update._asdict())
+        server.close()
+        found = verified()
+        server = Server.load(tmp_path / "s", storage=Storage(audit=True), policy=policy)
+        x = server.x.copy()
+        server.open_round().finish()
+        assert found["digest"] == server.audit_log()[-1]["x_after"]
+        assert found["step"] == pytest.approx(np.linalg.norm(server.x - x), rel=1e-6)
+    assert len(digests) > 3
+    server.close()
+    made("MimiC", path=tmp_path / "t").close()
+    with pytest.raises(SystemExit):
+        main(["store", "verify", "--round", str(tmp_path / "t")])
 
 
 def test_what_a_journal_does_not_support(tmp_path):
@@ -306,3 +403,30 @@ def test_an_update_in_pieces_counts_as_a_whole(options, tmp_path):
     assert dict(round.report.rejected) == {1: "update: parts are missing of b, control"}
     assert np.array_equal(server.x, whole.x)
     server.close()
+
+
+@pytest.mark.parametrize("kind", ["a scale per tensor", "a scale per block", "top-k"])
+def test_compressed_updates_in_pieces_have_the_bits_of_decoding_first(kind):
+    rng = np.random.default_rng(0)
+    whole, server = (made("FedVARP", np.zeros(5_000, np.float32)) for _ in range(2))
+    with whole.open_round() as decoded, server.open_round() as round:
+        for client in range(3):
+            codes, scales = rng.integers(-127, 128, 5_000, np.int8), rng.random(20, np.float32)
+            incoming = round.begin(client, steps=2, examples=3, kind="delta")
+            if kind == "top-k":
+                chosen = rng.permutation(5_000)[:50]
+                y = np.zeros(5_000, np.float32)
+                y[chosen] = codes[chosen]
+                for start in range(0, 5_000, 1_000):
+                    part = np.zeros(1_000, np.float32)
+                    inside = chosen[(chosen >= start) & (chosen < start + 1_000)]
+                    part[inside - start] = codes[inside]
+                    incoming.write("x", part, start)
+            else:
+                scales = scales[:1].repeat(20) if kind == "a scale per tensor" else scales
+                y = codes * scales.repeat(250)
+                for i in rng.permutation(20):
+                    incoming.write("x", codes[250 * i : 250 * (i + 1)] * scales[i], 250 * i)
+            assert incoming.done()
+            assert decoded.add(client, y, steps=2, examples=3, kind="delta")
+    assert everything(server) == everything(whole)

@@ -12,30 +12,39 @@ from pathlib import Path
 from fedcore.store.files import disk
 from fedcore.store.files.slot_file import SlotFile
 
-INDEX, HEADER = "index.sqlite", 4096
+HEADER = 4096
+ZEROS = 1 << 16
+"""More bytes than a slot of the tests has; a file of slots may end behind the last one."""
 
 
 class Recorder:
-    """Records what happens in a folder, from a state of it that is durable; several may record one each.
+    """Records what happens in a folder and its ``parts``, from a durable state; several may record a folder each.
+
+    Files are named by their path in the folder.
 
     Attributes:
-        events: ("write", file, offset, bytes), ("size", file, bytes), ("new", file), ("names",) when the folder is
-            synced, ("sync", file), ("commit", bytes of the index, what is committed), and ("mark", what the test says).
+        events: ("write", file, offset, bytes), ("size", file, bytes), ("new", file), ("names", folder) when a folder is
+            synced, ("sync", file), ("commit", index, its bytes, what is committed), and ("mark", what the test says).
         upcoming: what the next commit will make of the store; set by the test.
         mark: the last mark before the disk that ``crashes`` has yielded.
     """
 
-    def __init__(self, folder, monkeypatch):
+    def __init__(self, folder, monkeypatch, *parts):
         self.folder, self.events, self.upcoming, self.mark = folder, [], None, None
-        self.start = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
+        self.folders = [folder, *(folder / part for part in parts)]
+        self.start = {}
+        for entry in [entry for one in self.folders for entry in one.iterdir() if entry.is_file()]:
+            content = entry.read_bytes()
+            end = len(content.rstrip(b"\0")) + ZEROS if entry.suffix == ".slots" else len(content)
+            self.start[self._name(entry)] = content[:end]
         for name in ("resize", "free", "sync", "sync_path", "write", "commit"):
             monkeypatch.setattr(disk, name, self._recorded(getattr(disk, name), getattr(self, f"_{name}")))
         seal, copied = SlotFile.seal, SlotFile.copy
 
         def note(slots, slot):
-            if slots.path.parent != folder:
+            if slots.path.parent not in self.folders:
                 return
-            self.events.append(("write", slots.path.name, slots._end(slot - 1), bytes(slots._whole(slot))))
+            self.events.append(("write", self._name(slots.path), slots._end(slot - 1), bytes(slots._whole(slot))))
 
         def recorded_seal(slots, slot, *sums):
             result = seal(slots, slot, *sums)
@@ -63,35 +72,40 @@ class Recorder:
         """Tell whether a file that is open, a path or an index's connection is of the folder."""
         match what:
             case int():
-                return Path(os.readlink(f"/proc/self/fd/{what}")).parent == self.folder
+                return Path(os.readlink(f"/proc/self/fd/{what}")).parent in self.folders
             case sqlite3.Connection():
-                ((_, _, path),) = what.execute("PRAGMA database_list")
-                return Path(path).parent == self.folder
-        return Path(what) == self.folder
+                return _index(what).parent in self.folders
+        return Path(what) in self.folders
+
+    def _name(self, file):
+        """The name of a file that is open, or of a path."""
+        return str(
+            Path(os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else file).relative_to(self.folder)
+        )
 
     def _resize(self, fd, size):
-        self.events.append(("size", _name(fd), size))
+        self.events.append(("size", self._name(fd), size))
 
     def _free(self, fd, start, size):
-        self.events.append(("size", _name(fd), start))  # up to the end: equivalent to a shorter file
+        self.events.append(("size", self._name(fd), start))  # up to the end: equivalent to a shorter file
 
     def _sync(self, fd):
-        self.events.append(("sync", _name(fd)))
+        self.events.append(("sync", self._name(fd)))
 
     def _sync_path(self, path):
-        self.events.append(("names",))
+        self.events.append(("names", self._name(path)))
 
     def _write(self, fd, content, start=0):
         if start == 0:
-            self.events.append(("new", _name(fd)))
+            self.events.append(("new", self._name(fd)))
         if start < HEADER:  # behind it there are checksums, which are noted with their slots
-            self.events.append(("write", _name(fd), start, content))
+            self.events.append(("write", self._name(fd), start, content))
 
     def _commit(self, connection):
-        with sqlite3.connect(self.folder / INDEX) as reader:
+        with sqlite3.connect(_index(connection)) as reader:
             image = reader.serialize()
         reader.close()
-        self.events.append(("commit", image, copy.deepcopy(self.upcoming)))
+        self.events.append(("commit", self._name(_index(connection)), image, copy.deepcopy(self.upcoming)))
 
     def crashes(self, most=None):
         """Every distinct disk that a loss of power could leave, after every prefix of the record.
@@ -111,14 +125,14 @@ class Recorder:
                     pass
                 case ("mark", what):
                     self.mark = what
-                case ("commit", image, state):
-                    files[INDEX], committed = image, state
+                case ("commit", index, image, state):
+                    files[index], committed = image, state
                 case ("sync", name):
                     for synced in [kept for kept in pending if kept[1] == name and kept[0] != "new"]:
                         pending.remove(synced)
                         _apply(files, synced, "whole")
-                case ("names",):
-                    pending = [kept for kept in pending if kept[0] != "new"]
+                case ("names", folder):
+                    pending = [kept for kept in pending if kept[0] != "new" or Path(kept[1]).parent != Path(folder)]
                 case ("new", name):
                     files[name] = b""
                     pending.append(event)
@@ -149,8 +163,8 @@ class Recorder:
 def put(files, folder):
     """Make a folder that holds these files."""
     shutil.rmtree(folder, ignore_errors=True)
-    (folder / "readers").mkdir(parents=True)
     for name, content in files.items():
+        (folder / name).parent.joinpath("readers").mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
 
 
@@ -165,5 +179,7 @@ def _apply(files, event, how):
             files[name] = old[:offset] + content + old[offset + len(content) :]
 
 
-def _name(fd):
-    return os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))
+def _index(connection):
+    """The path of an index by its connection."""
+    ((_, _, path),) = connection.execute("PRAGMA database_list")
+    return Path(path)

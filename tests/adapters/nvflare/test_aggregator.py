@@ -1,3 +1,7 @@
+import importlib
+import sys
+from types import ModuleType
+
 import numpy as np
 import pytest
 import torch
@@ -6,10 +10,13 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_opt.pt.lazy_tensor_dict import LazyTensorDict
 
-from fedcore import Server, Update, errors
+from fedcore import Server, Update, aggregate, errors
 from fedcore.adapters.nvflare import Aggregator, reply
 from fedcore.rules import Mean
+from tests.adapters.drivers.nvflare import context_of
 
 NAMES = ["site-1", "site-2", "site-3"]
 
@@ -127,6 +134,54 @@ def test_torch_models_on_a_disk_are_read_whole_before_they_count():
     params = aggregator.aggregate_model().params
     assert {name: tensor.dtype for name, tensor in params.items()} == dict.fromkeys("ab", torch.bfloat16)
     assert (params["a"].item(), params["b"].item()) == (2, 4)
+
+
+@pytest.fixture
+def filters(monkeypatch):
+    """NVFlare's filters. They import bitsandbytes, which only other codes need."""
+    functional = ModuleType("bitsandbytes.functional")
+    for name in ("QuantState", "dequantize_4bit", "dequantize_blockwise", "quantize_4bit", "quantize_blockwise"):
+        setattr(functional, name, None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", ModuleType("bitsandbytes"))
+    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", functional)
+    quantization = "nvflare.app_opt.pt.quantization"
+    yield (
+        importlib.import_module(f"{quantization}.quantizer").ModelQuantizer,
+        importlib.import_module(f"{quantization}.dequantizer").ModelDequantizer,
+    )
+    for name in ("quantizer", "dequantizer"):
+        del sys.modules[f"{quantization}.{name}"]
+
+
+@pytest.mark.parametrize("kind", ["float16", "adaquant"])
+def test_nvflare_s_filters_decode_a_quantised_result_before_the_aggregator_gets_it(kind, filters, tmp_path):
+    quantizer, dequantizer = filters
+    rng = np.random.default_rng(0)
+    sent = [{"w": torch.from_numpy(rng.normal(size=(20, 30)).astype(np.float32))} for _ in NAMES]
+
+    def quantised(site):
+        model = FLModel(params={"w": sent[site]["w"].clone()}, meta={"NUM_STEPS_CURRENT_ROUND": 5})
+        return quantizer(kind).process(FLModelUtils.to_shareable(model), FLContext())
+
+    models = {}
+    for way in ("filtered", "unfiltered"):
+        aggregator = Aggregator("FedAvg", model={"w": torch.zeros(20, 30)}, clients=NAMES)
+        aggregator.reset_stats()
+        for site, name in enumerate(NAMES):
+            result = quantised(site)
+            if way == "filtered":
+                result = dequantizer().process(result, FLContext())
+            accepted = aggregator.accept(result, context_of(name))
+            assert accepted == (way == "filtered" or kind == "float16")
+        models[way] = aggregator.aggregate_model().params["w"]
+    if kind == "float16":
+        assert torch.equal(models["filtered"], models["unfiltered"])
+        assert torch.equal(models["filtered"], aggregate([{"w": one["w"].half().float()} for one in sent])["w"])
+    assert (models["filtered"] - aggregate(sent)["w"]).abs().max() < 0.1
+    result, stored = quantised(0), LazyTensorDict({"w": ("file", "w")}, str(tmp_path / "gone"))
+    result["DXO"]["data"]["w"] = stored.make_lazy_ref("w")
+    with pytest.raises((ValueError, AttributeError), match="_LazyRef"):  # it decodes no tensors on disk
+        dequantizer().process(result, FLContext())
 
 
 POLICIES = {"sites": {"a": 1.0, "b": 3.0}, "claims": lambda claims: 1 + 2 * (claims.steps > 1)}
