@@ -1,6 +1,7 @@
 """The native module, and vectors on the host and on CUDA devices: allocation, copies, and arrays of other libraries."""
 
 import mmap
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -21,13 +22,22 @@ from ctypes import (
 from functools import lru_cache, wraps
 from importlib import import_module
 from itertools import cycle
+from tempfile import TemporaryFile
 from threading import Lock
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
+from weakref import finalize, ref
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import ArrayError, DeviceError, MissingDependencyError, ShapeError, UnknownNameError
+from fedcore.errors import (
+    ArrayError,
+    DeviceError,
+    MissingDependencyError,
+    ShapeError,
+    StoreError,
+    UnknownNameError,
+)
 
 # ``fedcore/_core.pyi`` lists the names of the native module, ``fedcore._core``.
 
@@ -109,10 +119,14 @@ def is_device_array(array: object) -> bool:
 def device_of(array: Any) -> str:
     """Return the device name of an array of any library; for other device types, a text with DLPack's numbers.
 
+    The name of an array in files is its ``FileMemory``.
+
     >>> device_of(np.zeros(3))
     'cpu'
     """
-    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
+    if isinstance(array, np.ndarray):
+        return _memory_of(array) if _limits else CPU
+    if not hasattr(array, "__dlpack_device__"):
         return CPU
     kind, number = array.__dlpack_device__()
     if kind in _HOST:
@@ -330,6 +344,9 @@ class Bfloat16Array:
         self._sizes = (c_int64 * 1)(codes.size)
         self._tensor = _DLManagedTensor(codes.ctypes.data, *_HOST_DEVICE, 1, *_BFLOAT16, addressof(self._sizes))
 
+    def __len__(self) -> int:
+        return self.codes.size
+
     def __getitem__(self, part: slice) -> "Bfloat16Array":
         return Bfloat16Array(self.codes[part])
 
@@ -434,6 +451,120 @@ _STARTS = cycle(range(0, SETS, 9 * LINE))  # eight evenly spaced offsets
 _BASE = vars(np.ndarray)["base"].__get__
 
 
+FILES_FROM = HUGE
+"""The bytes from which the vectors of a ``FileMemory`` are in files."""
+UNIT = 1 << 16
+"""``spans`` has multiples of this number of elements."""
+
+_limits: dict[int, int] = {}  # of each FileMemory
+_mapped: dict[int, "ref[mmap.mmap]"] = {}
+
+
+class FileMemory(str):
+    """The device "cpu" with long vectors in files, for models that exceed memory.
+
+    A vector is a shared mapping of an unlinked file with reserved disk space. While a ``FileMemory`` exists, the
+    kernels of this process let all pages of mapped files go before they have touched ``resident`` bytes. The pages stay
+    in the system's cache and in the files, so the bits do not change.
+
+    Args:
+        folder: the folder of the files.
+        resident: bytes.
+
+    >>> from tempfile import gettempdir
+    >>> memory = FileMemory(gettempdir(), 1 << 20)
+    >>> memory == "cpu", device_of(zeros(1 << 20, device=memory)) is memory
+    (True, True)
+    """
+
+    folder: str
+
+    def __new__(cls, folder: str | os.PathLike[str], resident: int) -> Self:
+        """Return a device, and limit the resident memory of mapped files."""
+        memory = super().__new__(cls, CPU)
+        memory.folder = str(folder)
+        _limits[id(memory)] = resident
+        finalize(memory, _remove_limit, id(memory)).atexit = False
+        _limit_residency()
+        return memory
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        """Return the same device."""
+        return self
+
+    def map(self, size: int) -> "_FileMap":
+        """Return a mapping of a new file of zeros; raise StoreError if the disk is full."""
+        try:
+            with TemporaryFile(dir=self.folder, buffering=0) as file:
+                reserve = getattr(os, "posix_fallocate", lambda fd, _, size: os.truncate(fd, size))
+                reserve(file.fileno(), 0, size)
+                memory = _FileMap(file.fileno(), size)
+        except OSError as error:
+            raise StoreError(
+                f"{self.folder}: cannot reserve {size:,} bytes of disk space for a vector: {error.strerror}; free space"
+            ) from error
+        memory.files = self
+        track(memory)
+        return memory
+
+
+class _FileMap(mmap.mmap):
+    files: FileMemory
+
+
+def track(memory: mmap.mmap) -> None:
+    """Let the pages of a shared mapping of a file go whenever kernels reach the limit of a ``FileMemory``."""
+    key = id(memory)
+    _mapped[key] = ref(memory, lambda _, pop=_mapped.pop: pop(key, None))  # type: ignore[misc]
+
+
+def _let_go() -> None:
+    for found in list(_mapped.values()):
+        if (memory := found()) is not None:
+            with suppress(ValueError, OSError):  # it is closed
+                memory.madvise(mmap.MADV_DONTNEED)
+
+
+def _limit_residency() -> None:
+    core.limit_residency(min(_limits.values(), default=0), _let_go)
+
+
+def _remove_limit(key: int) -> None:
+    del _limits[key]
+    _limit_residency()
+
+
+def _memory_of(array: Any) -> str:
+    """Return the ``FileMemory`` of an array, or "cpu"."""
+    while not isinstance(array, mmap.mmap):
+        if isinstance(array, np.ndarray):
+            array = _BASE(array)
+        elif isinstance(array, memoryview):
+            array = array.obj
+        elif isinstance(array, _Owner):
+            array = array._memory.vector
+        else:
+            return CPU
+    return array.files if isinstance(array, _FileMap) else CPU
+
+
+def spans(n: int, width: int, most: int | None = None) -> Iterator[slice]:
+    """Yield slices that cover n elements: one, or short ones if resident memory is limited.
+
+    The caller touches ``width`` bytes for each element of a slice before it takes the next slice. ``most`` limits the
+    bytes of a slice in any case.
+
+    >>> list(spans(3, width=8))
+    [slice(0, 3, None)]
+    """
+    limits = [limit for limit in (core.resident_limit() // 4, most) if limit]
+    step = max(min(limits) // (width * UNIT), 1) * UNIT if limits else max(n, 1)
+    for start in range(0, n, step):
+        stop = min(start + step, n)
+        core.count_bytes((stop - start) * width)
+        yield slice(start, stop)
+
+
 def empty(n: int, dtype: Dtype = np.float32, *, device: str = CPU) -> Vector:
     """Return a vector of n uninitialised numbers on a device ("cpu", "cuda" or, for example, "cuda:1").
 
@@ -473,8 +604,9 @@ def full(n: int, value: float, dtype: Dtype = np.float32, *, device: str = CPU) 
     >>> full(2, 0.5)
     array([0.5, 0.5], dtype=float32)
     """
-    vector = empty(n, dtype)
-    vector[:] = value
+    vector = empty(n, dtype, device=device if device == CPU else CPU)
+    for span in spans(n, vector.itemsize):
+        vector[span] = value
     return vector if device == CPU else copied(vector, device=device)
 
 
@@ -505,6 +637,9 @@ def copy_into(vector: Any, source: Any) -> None:
         vector.copy_from(source)
     elif is_device_array(source):
         source.copy_to(vector)
+    elif vector.ndim == 1 == source.ndim:
+        for span in spans(len(vector), vector.itemsize + source.itemsize):
+            vector[span] = source[span]
     else:
         vector[...] = source
 
@@ -514,7 +649,8 @@ def set_to_zero(vector: Any) -> None:
     if is_device_array(vector):
         vector.fill_with_zeros()
     else:
-        vector[:] = 0
+        for span in spans(len(vector), vector.itemsize):
+            vector[span] = 0
 
 
 def freeze(vector: Any) -> None:
@@ -583,7 +719,7 @@ class BufferPool:
         try:
             memory = self._free.pop()
         except IndexError:
-            vector = empty(self._arguments[0])
+            vector = empty(self._arguments[0], device=self._arguments[2])
             memory = Memory(vector, vector.__array_interface__)
         return np.asarray(_Owner(memory, self._free))
 
@@ -675,6 +811,9 @@ def _allocate(n: int, dtype: Dtype, device: str, *, zero: bool) -> Vector:
         allocated: Vector = vector
         return allocated
     size = np.dtype(dtype).itemsize
+    if isinstance(device, FileMemory) and n * size >= FILES_FROM:
+        start = next(_STARTS)
+        return np.frombuffer(device.map(start + n * size), np.uint8)[start:].view(dtype)
     if n * size >= HUGE:
         return _map_pages(n * size).view(dtype)
     memory = (np.zeros if zero else np.empty)(n + LINE // size, dtype)

@@ -66,6 +66,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "medium": _one_of(get_args(Medium)),
     "durability": _one_of(get_args(Durability)),
     "cached_rows": _integer(0),
+    "resident": _integer(1),
     "folders": lambda _, paths: tuple(str(absolute(path)) for path in paths),
     "device": lambda _, device: device_named(device),
     "accumulator": _one_of(get_args(Accumulator)),
@@ -135,6 +136,11 @@ class Storage(Options):
             next round starts with them, with the same bits. Default: no. When loading: as the folder was used last.
         audit: whether each round stores a document with the digest and weight of each update, the rejections, the
             options, and the digests of x before and after; see ``Server.audit_log``.
+        resident: how many bytes of the model's vectors, sums, rows and updates stay in memory, for models that exceed
+            it. They are then in files of ``path`` (see the memory table in the documentation), and the bits stay the
+            same. The limit includes the pages of all stores of the process. The server must be on a CPU and without
+            shards; an optimizer must be elementwise. Pass it again when loading. Default: no limit; vectors are in
+            memory.
         folders: the folder of each shard of a sharded server. Default: ``shard-0``, ``shard-1``, ... in ``path``.
     """
 
@@ -146,6 +152,7 @@ class Storage(Options):
     cached_rows: int | None = None
     journal: bool | None = None
     audit: bool = False
+    resident: int | None = None
     folders: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -157,7 +164,7 @@ class Storage(Options):
 
     def require_folder(self) -> None:
         """Raise RangeError if an option is set that needs a folder."""
-        for name in ("keep_previous", "durability", "journal"):
+        for name in ("keep_previous", "durability", "journal", "resident"):
             if value := getattr(self, name):
                 raise RangeError(f"{name}={value!r}: needs a folder; pass Storage(path=...), or leave {name} out")
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/pool.h"
+#include "base/residency.h"
 
 namespace fedcore {
 
@@ -23,13 +24,22 @@ inline std::int64_t block_count(std::int64_t n) {
     return n / kBlock + (n % kBlock != 0);  // a sum might pass 2^63
 }
 
-// Calls body(piece) for every piece of [0, pieces), on the pool if `bytes` of traffic are enough.
+// Calls body(piece) for every piece of [0, pieces), on the pool if `bytes` of traffic are enough. With a limit of
+// resident memory, groups of pieces follow each other, each with a quarter of the limit as traffic.
 template <class Body>
 void for_pieces(std::int64_t pieces, std::int64_t bytes, const Body& body) {
-    if (pieces < 2 || bytes < kSerialBytes) {
-        for (std::int64_t piece = 0; piece < pieces; ++piece) body(piece);
-    } else {
-        parallel_for(pieces, body);
+    const std::int64_t limit = resident_limit.load(std::memory_order_relaxed);
+    const std::int64_t each = pieces == 0 ? 0 : bytes / pieces + 1;
+    const std::int64_t together =
+        limit == 0 ? pieces : std::max<std::int64_t>(1, limit / 4 / std::max<std::int64_t>(1, each));
+    for (std::int64_t first = 0; first < pieces; first += together) {
+        const std::int64_t count = std::min(together, pieces - first);
+        if (limit != 0) count_traffic(count * each, limit);
+        if (count < 2 || bytes < kSerialBytes) {
+            for (std::int64_t piece = first; piece < first + count; ++piece) body(piece);
+        } else {
+            parallel_for(count, [&](std::int64_t piece) { body(first + piece); });
+        }
     }
 }
 

@@ -607,6 +607,7 @@ def _require_supported(storage: Storage, compute: Compute) -> None:
         ("device", compute.device not in (None, CPU), "shards run on CPUs"),
         ("cached_rows", storage.cached_rows is not None, "shards run on CPUs"),
         ("keep_previous", bool(storage.keep_previous), "each shard always keeps its previous transaction"),
+        ("resident", storage.resident is not None, "each shard has its own memory"),
         ("audit", storage.audit, "each shard has only slices of the vectors"),
     ):
         if is_given:

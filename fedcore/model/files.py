@@ -1,20 +1,24 @@
 """Model files in the formats of safetensors, torch and NumPy."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import Library, dtype_name, library_of
+from fedcore.arrays import F32, Bfloat16Array, Library, dtype_name, library_of, spans
 from fedcore.errors import ArrayError, DtypeError, MissingDependencyError, StoreError, UnknownNameError
-from fedcore.model.layout import named_tensors
-from fedcore.model.safetensors import BYTES, Safetensors, StoredFile, StoredTensor, header_of
-from fedcore.runtime import draft_of
+from fedcore.model.layout import Layout, named_tensors
+from fedcore.model.safetensors import BYTES, WINDOW, Safetensors, StoredFile, StoredTensor, header_of
+from fedcore.model.windows import cast
+from fedcore.runtime import draft_of, sync_folder
 from fedcore.validation import absolute, shorten
 
 FORMS: dict[str, tuple[Library, ...]] = {
@@ -189,6 +193,63 @@ def _write(tensors: dict[str, Any], form: str, file: str) -> None:
                 opened.write(bytes_of(tensors[name]).data)
     else:
         import_module("torch").save({name: leaf.detach() for name, leaf in tensors.items()}, file)
+
+
+def write_flat(
+    path: str | os.PathLike[str], layout: Layout, x: F32, outside: Mapping[str, Any], base: Safetensors | None
+) -> None:
+    """Write a flat model, float32[n], and its tensors ``outside`` to a new folder; see ``Server.write``."""
+    target = absolute(path)
+    tensors = {piece.name: piece for piece in (*layout.slices, *layout.outside)}
+    tensors |= {alias: tensors[name] for alias, name in layout.aliases.items()}
+    headers = () if base is None else base.headers
+    files = {Path(header.file.path).name: (header.text, list(header.tensors)) for header in headers}
+    if not files:
+        order = sorted(tensors, key=lambda name: (-BYTES[tensors[name].dtype], name))
+        text = header_of((name, tensors[name].dtype, tensors[name].shape) for name in order)
+        files = {"model.safetensors": (text, order)}
+    try:
+        with _new_folder(target) as folder:
+            for file, (text, names) in files.items():
+                with open(folder / file, "wb") as opened:
+                    opened.write(text)
+                    for piece in map(tensors.__getitem__, names):
+                        vector = x[piece.start : piece.stop] if piece in layout.slices else outside[piece.name]
+                        for part in _parts(vector.reshape(-1), piece.dtype):
+                            opened.write(part.data)
+                    opened.flush()
+                    os.fsync(opened.fileno())
+            if base is not None and base.index is not None:
+                name, content = base.index
+                (folder / name).write_bytes(content)
+    except OSError as error:
+        raise StoreError(
+            f"{target}: cannot write the model: {error.strerror}; choose a new folder with space"
+        ) from error
+
+
+def _parts(vector: npt.NDArray[Any], kind: str) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield the bytes of a vector in another dtype, in windows."""
+    for span in spans(len(vector), 2 * vector.itemsize, WINDOW):
+        converted = cast(vector[span], kind)
+        yield bytes_of(converted.codes if isinstance(converted, Bfloat16Array) else converted)
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder that becomes ``target`` after the block."""
+    if os.path.lexists(target):
+        raise StoreError(f"{target}: exists; choose a new folder")
+    draft = target.with_name(f".{target.name}.{uuid4().hex[:12]}")
+    draft.mkdir()
+    try:
+        yield draft
+        sync_folder(draft)
+        os.rename(draft, target)
+    except BaseException:
+        rmtree(draft, ignore_errors=True)
+        raise
+    sync_folder(target.parent)
 
 
 def bytes_of(leaf: Any) -> npt.NDArray[np.uint8]:

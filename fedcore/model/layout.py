@@ -16,6 +16,7 @@ from fedcore.arrays import (
     as_array,
     as_narrow,
     as_tensor,
+    copy_into,
     core,
     device_of,
     dtype_name,
@@ -27,6 +28,7 @@ from fedcore.arrays import (
     read_leaf,
     read_tensor_to_device,
     require_dense,
+    spans,
     to_host,
     write_tensor,
 )
@@ -36,6 +38,7 @@ from fedcore.errors import (
     ShapeError,
     UnknownNameError,
 )
+from fedcore.model.safetensors import StoredTensor, read_tensors
 from fedcore.validation import Represented
 
 # A flat float32 vector holds a model's *parameters*, followed by its *float buffers* (BatchNorm statistics). It omits
@@ -146,7 +149,7 @@ class Layout(Represented):
         for name, leaf in named.items():
             kind = kind_of(name, leaf, counters)
             if kind == "parameter" and name not in parameters:
-                if has_infinities(leaf):
+                if leaf.has_infinities() if isinstance(leaf, StoredTensor) else has_infinities(leaf):
                     kind = "constant"
                 elif name in buffer_names or any(fnmatch(name, pattern) for pattern in buffers):
                     kind = "buffer"
@@ -231,7 +234,7 @@ class Layout(Represented):
         for piece in self.slices:
             part, tensor = out[piece.start : piece.stop], named[piece.name]
             if device == CPU:
-                part[...] = _array(piece, tensor).reshape(-1)
+                _copy(piece, tensor, part)
             else:
                 read_tensor_to_device(piece.name, tensor, part, device)
         return out
@@ -246,7 +249,8 @@ class Layout(Represented):
 
         Returns:
             Views of the model's memory. A tensor is copied as float32 if it has another dtype than float32 or 16-bit
-            floats, or is not contiguous or not aligned.
+            floats, or is not contiguous or not aligned. Tensors of files are read into new memory, on a CPU in their
+            own dtype.
         """
         if isinstance(x, Mapping) and x.keys() == self._all.keys():
             plain = core.read_plain_tensors([x[piece.name] for piece in self.slices], self._shapes)
@@ -255,8 +259,13 @@ class Layout(Represented):
                     _check_tensor(piece, x[piece.name])
                 return plain
         named = self._check(x)
+        stored = {piece.name: leaf for piece in self.slices if isinstance(leaf := named[piece.name], StoredTensor)}
+        vectors = read_tensors(stored, device) if device == CPU else {}
         pieces: list[Any] = []
         for piece in self.slices:
+            if piece.name in vectors:
+                pieces.append(vectors[piece.name])
+                continue
             if device != CPU and device_of(named[piece.name]) == device:
                 pieces.append(flatten_on_device(piece.name, named[piece.name]))
                 continue
@@ -374,6 +383,17 @@ def check_shape(name: str, leaf: Any, shape: tuple[int, ...]) -> None:
         raise ShapeError(f"{name}: expected shape {shape}, got a tensor without a shape") from None
     if actual != shape:
         raise ShapeError(f"{name}: expected shape {shape}, got {actual}")
+
+
+def _copy(piece: Slice, leaf: Any, out: Vector) -> None:
+    """Copy a tensor in host memory or in a file into a vector, in windows."""
+    if isinstance(leaf, StoredTensor):
+        leaf.read_into(out)
+    elif (narrow := as_narrow(leaf)) is not None:
+        for span in spans(len(out), 6):
+            out[span] = as_array(piece.name, narrow[span])
+    else:
+        copy_into(out, _array(piece, leaf).reshape(-1))
 
 
 def _array(piece: Slice, leaf: Any) -> npt.NDArray[Any]:

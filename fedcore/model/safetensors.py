@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import Bfloat16Array, Library
+from fedcore.arrays import LINE, NARROW, Bfloat16Array, Library, empty, spans
 from fedcore.errors import ArrayError, CorruptionError, DtypeError, ShapeError, StoreError
 from fedcore.validation import Represented, absolute, shorten
 
@@ -32,6 +32,8 @@ READERS = 4
 """The number of threads that read files."""
 PIECE = 8 << 20
 """The number of bytes that a thread reads in one call."""
+WINDOW = READERS * PIECE
+"""The number of bytes that are read at a time into a vector."""
 
 # The grammar of a header. It admits no nesting beyond the format's, so a short header cannot need much memory or stack.
 
@@ -147,6 +149,34 @@ class StoredTensor:
         """Return the elements [start, stop) in C order as a vector: a NumPy array, or a ``Bfloat16Array``."""
         stop = self.size if stop is None else stop
         memory = np.empty((stop - start) * self.itemsize, np.uint8)
+        self._fill(memory, start)
+        return over(memory, self.kind)
+
+    def read_into(self, out: npt.NDArray[Any]) -> None:
+        """Write the elements into a vector of floats, in windows. uint8 memory gets the bytes as they are."""
+        if out.dtype.name == self.kind:
+            out = out.view(np.uint8)
+        for span in spans(self.size, self.itemsize + out.itemsize, WINDOW):
+            if out.dtype == np.uint8:
+                self._fill(out[span.start * self.itemsize : span.stop * self.itemsize], span.start)
+            else:
+                vector = self.read(span.start, span.stop)
+                out[span] = vector.astype(out.dtype) if self.kind == "bfloat16" else vector
+
+    def has_infinities(self) -> bool:
+        """Whether a float tensor has infinities, and no NaN. Reads it in windows."""
+        found = False
+        for span in spans(self.size, 2 * self.itemsize, WINDOW):
+            vector = self.read(span.start, span.stop)
+            if self.kind == "bfloat16" and not vector.isfinite().all():
+                vector = vector.astype(np.float32)
+            if isinstance(vector, np.ndarray) and not np.isfinite(vector).all():
+                if np.isnan(vector).any():
+                    return False
+                found = True
+        return found
+
+    def _fill(self, memory: npt.NDArray[np.uint8], start: int) -> None:
         at = self.start + start * self.itemsize
         spans = [(i, min(i + PIECE, memory.size)) for i in range(0, memory.size, PIECE)]
         fd = self.file.reopen()
@@ -159,7 +189,6 @@ class StoredTensor:
                 read_at(fd, at, memory, self.file.path)
         finally:
             os.close(fd)
-        return over(memory, self.kind)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -175,6 +204,20 @@ class StoredTensor:
 
     def __repr__(self) -> str:
         return f"StoredTensor({self.name!r}, {self.kind}{list(self.shape)}, {self.file.path!r})"
+
+
+def read_tensors(tensors: Mapping[str, StoredTensor], device: str) -> dict[str, Any]:
+    """Return vectors of float tensors for the kernels, in one new vector on a device: in 16 bits, or in float32."""
+    kinds = {name: tensor.kind if tensor.kind in NARROW else "float32" for name, tensor in tensors.items()}
+    sizes = {name: tensor.size * BYTES[kinds[name]] for name, tensor in tensors.items()}
+    memory = empty(sum(-(-size // LINE) * LINE for size in sizes.values()), np.uint8, device=device)
+    vectors, at = {}, 0
+    for name, tensor in tensors.items():
+        out = memory[at : at + sizes[name]]
+        tensor.read_into(out if tensor.kind == kinds[name] else out.view(np.float32))
+        vectors[name] = over(out, kinds[name])
+        at += -(-sizes[name] // LINE) * LINE
+    return vectors
 
 
 class Header(NamedTuple):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import REGISTRY
 from fedcore.algorithms.rates import rate_at
-from fedcore.arrays import CPU, F32, F64, NARROW, Library, copied, device_named, ieee, to_host
+from fedcore.arrays import CPU, F32, F64, NARROW, Library, copied, device_named, ieee, spans
 from fedcore.errors import CheckpointError, DeviceError, StoreError
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
@@ -134,7 +134,8 @@ def _require_vectors(vectors: Mapping[str, npt.NDArray[Any]], n: int, p: int) ->
             valid, form = vector.dtype == dtype and vector.shape == (length,), f"{np.dtype(dtype)}[{length}]"
         if key == "total/" and valid:
             low, high = words.get(entry, (1, 0))
-            valid, form = bool(((vector >= low) & (vector <= high)).all()), "words of an exact sum"
+            parts = (vector[span] for span in spans(len(vector), 2 * vector.itemsize))
+            valid, form = all(((part >= low) & (part <= high)).all() for part in parts), "words of an exact sum"
         elif kind == "population":
             valid, form = vector.dtype == np.int64 and vector.shape[:-1] == (2,), "int64[2, m]"
         elif kind == "norms":
@@ -607,13 +608,12 @@ class Journal:
         n = layout.n_parameters if update.kind == "gradient" else layout.n
         start = 0
         for part in vector if isinstance(vector, list) else [vector]:
-            rest[start : start + part.size] = to_host(in_float32(part)).reshape(-1)
-            start += part.size
+            _write_float32(rest[start : start + len(part)], part)
+            start += len(part)
         assert start == n
         if self._controls:
-            rest[layout.n : layout.n + self._controls] = in_float32(
-                as_vector("control", update.control, self._controls)
-            )
+            control = as_vector("control", update.control, self._controls)
+            _write_float32(rest[layout.n : layout.n + self._controls], control)
         after, start = rest[layout.n + self._controls :].view(np.uint8), 0
         for name, (dtype, shape) in self._outside.items():
             size = math.prod(shape) * dtype.itemsize
@@ -665,6 +665,11 @@ def journal_problems(path: Path) -> list[str]:
         return []
     with ClientStore.open(path / JOURNAL, readonly=True) as store:
         return [f"open round: {problem}" for problem in store.verify()]
+
+
+def _write_float32(out: F32, vector: Any) -> None:
+    for span in spans(len(out), 8):
+        out[span] = in_float32(vector[span])
 
 
 def _dtype(name: str) -> np.dtype[Any]:

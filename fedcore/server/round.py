@@ -14,7 +14,7 @@ from weakref import ref
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import F32, copy_into, core, ieee
+from fedcore.arrays import CPU, F32, copy_into, core, empty, ieee
 from fedcore.errors import (
     FedcoreError,
     RangeError,
@@ -310,8 +310,10 @@ class Round(OpenRound):
         layout, algorithm = self._settings.layout, self._settings.algorithm
         n = layout.n_parameters if kind == "gradient" else layout.n
         controls = 0 if algorithm.second_vector is None else layout.n_parameters
+        device = self._settings.device
+        control = empty(controls, device=device if device == CPU else CPU)
         claims |= {"client": client, "steps": steps, "kind": kind, "round": round}
-        return Incoming(self, claims, layout, n, controls)
+        return Incoming(self, claims, layout, n, control)
 
     @property
     @abstractmethod
@@ -479,11 +481,11 @@ class Incoming:
     array([1., 2., 3., 4.], dtype=float32)
     """
 
-    def __init__(self, round: Round, claims: dict[str, Any], layout: Layout, n: int, controls: int) -> None:
+    def __init__(self, round: Round, claims: dict[str, Any], layout: Layout, n: int, control: F32) -> None:
         self._round, self._claims, self._layout = round, claims, layout
         self._places = {piece.name: slice(piece.start, piece.stop) for piece in layout.slices if piece.stop <= n}
         self._vector: Any = round.buffer()[:n]
-        self._control = np.empty(controls, np.float32)
+        self._control = control
         self._outside: dict[str, npt.NDArray[Any]] = {}
         self._written: dict[str, list[tuple[int, int]]] = {}
 
@@ -811,8 +813,9 @@ class LocalRound(Round):
         if decision.undecided.any():
             self._undecided = batch.chosen(decision.undecided)
             if not self._may_hold:
-                self._undecided.vectors = [immutable_copy(y) for y in self._undecided.vectors]
-                self._undecided.controls = [immutable_copy(control) for control in self._undecided.controls]
+                device = self._settings.device
+                self._undecided.vectors = [immutable_copy(y, device) for y in self._undecided.vectors]
+                self._undecided.controls = [immutable_copy(control, device) for control in self._undecided.controls]
 
     @ieee
     def finish(self) -> Report:

@@ -18,9 +18,10 @@ from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import REGISTRY as NAMED_RATES
 from fedcore.algorithms.rates import Rate
-from fedcore.arrays import CPU, F32, Library, copied, device_named, empty, freeze, to_host, zeros
+from fedcore.arrays import CPU, F32, FileMemory, Library, copied, device_named, empty, freeze, to_host, zeros
 from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, ShapeError, StoreError, UnknownNameError
-from fedcore.model import Layout
+from fedcore.model import Layout, Safetensors
+from fedcore.model.files import write_flat
 from fedcore.options import (
     RATES,
     Callback,
@@ -158,22 +159,25 @@ class Server(Represented, Unpicklable):
         options |= {"compute": compute, "audit": place.audit, "policy": policy}
         settings = Settings.of(method, layout, aggregation=aggregation, **options)
         if compute.is_sharded:
-            self._start(shards().new_backend(model, settings, ids, sizes, place, compute, given), callbacks)
+            self._start(shards().new_backend(model, settings, ids, sizes, place, compute, given), callbacks, model)
             self._keep_journal(place, place.path)
             return
-        x = layout.flatten(model, empty(layout.n, device=settings.device))
-        require_finite(x, layout)
-        freeze(x)
-        settings = replace(settings, nonnegative=never_negative(layout, to_host(x), limits.signed_buffers))
         ids = None if given is not None and sizes is not None else ids
         with new_rows(given, place, ids, layout.n_parameters, settings.device) as rows:
             require_clients(rows, ids)
-            self._start(first_state(settings, x, layout.read_counters(model), sizes, rows), callbacks)
+            settings = in_files(settings, place.resident, rows)
+            x = layout.flatten(model, empty(layout.n, device=settings.device))
+            require_finite(x, layout)
+            freeze(x)
+            settings = replace(settings, nonnegative=never_negative(layout, to_host(x), limits.signed_buffers))
+            state = first_state(settings, x, layout.read_counters(model), sizes, rows)
+            self._start(state, callbacks, model)
         self._keep_journal(place, place.path)
 
-    def _start(self, backend: Any, callbacks: Sequence[Callback]) -> None:
+    def _start(self, backend: Any, callbacks: Sequence[Callback], model: Any = None) -> None:
         self._backend: State = backend  # or a ShardedBackend, which has the same methods
         self.callbacks = tuple(callbacks)
+        self._base = model if isinstance(model, Safetensors) else None
         self._round_lock = RoundLock()
         self._journal: Journal | None = None
         self._asked: tuple[int, tuple[ClientId, ...]] | None = None  # the last broadcast: its round and its clients
@@ -276,7 +280,7 @@ class Server(Represented, Unpicklable):
             )
         with saved_rows(path, storage, compute) as (rows, saved, device):
             with checkpoint_errors(path.path or "store" if isinstance(path, ClientStore) else path):
-                state = resumed_state(rows, saved, given, replace(compute, device=device))
+                state = resumed_state(rows, saved, given, replace(compute, device=device), resident=storage.resident)
             server._start(state, callbacks)
             change_on_loading(state, rows.path, saved["settings"], given, aggregation, limits, policy)
             server._keep_journal(storage, rows.path if rows.medium == "mmap" else None)
@@ -422,6 +426,21 @@ class Server(Represented, Unpicklable):
         """
         x = self._backend.vector("next" if sent else "x")
         return self.layout.tensors(x, self._backend.counters(), library, copy=copy)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a new folder of safetensors files, in its dtypes and in windows.
+
+        Args:
+            path: the folder, which appears when it is complete. ``Safetensors(path)`` reads it. It has the files and
+                the index of ``model`` if that was a ``Safetensors``. Otherwise, and after ``load``, it has one file,
+                ``model.safetensors``.
+
+        Raises:
+            StoreError: the folder exists, or cannot be written.
+
+        Cost: reads 4 n bytes and writes the model once; 32 MiB of memory.
+        """
+        write_flat(path, self.layout, to_host(self._backend.vector("x")), self._backend.counters(), self._base)
 
     def load_into(self, model: Any, *, strict: bool = True) -> None:
         """Copy x and the counters into a model, in place.
@@ -770,9 +789,11 @@ def resumed_state(
     given: Mapping[str, Any],
     compute: Compute | None = None,
     reducer: Reducer | None = None,
+    resident: int | None = None,
 ) -> State:
     """Return the state of a saved server; for ``given`` see ``checked_objects``, for errors ``checkpoint_errors``."""
-    settings, vectors = Settings.from_state(saved["settings"], given, compute), vectors_of(rows)
+    settings = in_files(Settings.from_state(saved["settings"], given, compute), resident, rows)
+    vectors = vectors_of(rows, settings.device if settings.device == CPU else CPU)
     if "nonnegative" not in saved["settings"]:  # a folder of a version that did not check buffers
         kept = never_negative(settings.layout, to_host(vectors["x"]), settings.limits.signed_buffers)
         settings = replace(settings, nonnegative=kept)
@@ -780,6 +801,24 @@ def resumed_state(
     vectors = moved(vectors, settings.device)
     snapshot = Snapshot.of(vectors, saved["numbers"], settings.layout.n_parameters, rows.registry, settings.device)
     return State(settings, snapshot, rows, reducer)
+
+
+def in_files(settings: Settings, resident: int | None, rows: ClientStore) -> Settings:
+    """Return the settings of a server whose vectors are in files of the store's folder, if ``resident`` is given."""
+    if resident is None:
+        return settings
+    if settings.device != CPU:
+        raise RangeError(f"resident={resident}: the server is on {settings.device}; leave resident or device out")
+    if rows.medium != "mmap" or rows.path is None:
+        raise RangeError(f'resident={resident}: needs a folder; pass Storage(path=...), or medium="mmap" when loading')
+    if settings.optimizer is not None and getattr(settings.optimizer, "elementwise", False) is not True:
+        raise RangeError(
+            f"resident={resident}: needs an elementwise optimizer; if {settings.optimizer} is one, set elementwise = "
+            "True on its class"
+        )
+    memory = FileMemory(rows.path, resident)
+    rows.read_into(memory)
+    return replace(settings, device=memory)
 
 
 def require_clients(rows: ClientStore, clients: object) -> None:

@@ -14,7 +14,7 @@ from fedcore import kernels
 from fedcore.algorithms import Algorithm, Cohort, Linear, Step
 from fedcore.algorithms.base import is_whole_sum
 from fedcore.algorithms.rates import rate_at
-from fedcore.arrays import CPU, F32, F64, BufferPool, copied, device_of, empty, freeze, zeros
+from fedcore.arrays import CPU, F32, F64, BufferPool, FileMemory, copied, device_of, empty, freeze, full, zeros
 from fedcore.errors import AlgorithmError, DivergedError, RangeError, UnknownClientError
 from fedcore.kernels import ExactSum, dequantise, quantise
 from fedcore.options import Settings
@@ -399,13 +399,14 @@ class Snapshot(NamedTuple):
     def first(cls, settings: Settings, x: F32, counters: Counters, population: Population) -> "Snapshot":
         """Return the snapshot of a new server; x is on its device."""
         p, device, algorithm = settings.layout.n_parameters, settings.device, settings.algorithm
-        moments = settings.optimizer.start(p) if settings.optimizer is not None else ()
+        # Of one element: an optimizer of a server whose vectors are in files works element by element.
+        start = settings.optimizer.start(1 if isinstance(device, FileMemory) else p) if settings.optimizer else ()
         return cls(
             x=x,
             x_prev=x,
             momentum=zeros(p, device=device),
             total=zeros(p, np.float64, device=device) if algorithm.keeps_total else None,
-            moments=moments if device == CPU else tuple(copied(m, device=device) for m in moments),
+            moments=tuple(_on_device(moment, p, device) for moment in start),
             counters=counters,
             population=population,
             exact_total=ExactSum.zeros(p, device=device) if settings.is_exact and algorithm.keeps_total else None,
@@ -493,6 +494,13 @@ class Snapshot(NamedTuple):
         )
 
 
+def _on_device(moment: F32, p: int, device: str) -> F32:
+    """Return a first moment of p elements on a device."""
+    if isinstance(device, FileMemory):
+        return full(p, moment[0], device=device)
+    return moment if device == CPU else copied(moment, device=device)
+
+
 def count_of(numbers: Mapping[str, Any]) -> int:
     """Return the number of transactions in a snapshot's ``numbers``; older folders count only rounds."""
     return int(numbers.get("transactions", numbers["round_number"]))
@@ -510,13 +518,13 @@ def moved(vectors: Mapping[str, Vector], device: str) -> dict[str, Vector]:
     return on_device
 
 
-def vectors_of(store: ClientStore) -> dict[str, Vector]:
-    """Return a server's vectors from an open store, copied unless rounds never change them."""
+def vectors_of(store: ClientStore, device: str = CPU) -> dict[str, Vector]:
+    """Return a server's vectors from an open store, copied to host memory or files unless rounds never change them."""
     vectors = {}
     for name in store.vector_names():
         vector = store.vector(name)
         assert vector is not None
-        vectors[name] = vector if name.startswith(("v/", "population/")) else copied(vector)
+        vectors[name] = vector if name.startswith(("v/", "population/")) else copied(vector, device=device)
         vectors[name].flags.writeable = name.partition("/")[0] in ("total", "momentum")
     return vectors
 

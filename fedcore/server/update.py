@@ -15,6 +15,8 @@ from fedcore.arrays import (
     CPU,
     F32,
     NARROW,
+    Bfloat16Array,
+    FileMemory,
     copied,
     copy_into,
     core,
@@ -26,11 +28,13 @@ from fedcore.arrays import (
     is_own_class,
     own_class,
     read_leaf,
+    spans,
     to_host,
 )
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, ShapeError
 from fedcore.kernels import dequantise, quantise
 from fedcore.model import Layout
+from fedcore.model.safetensors import Safetensors
 from fedcore.profiling import timed
 from fedcore.store.registry import ClientId
 from fedcore.store.slots import checksums
@@ -207,9 +211,10 @@ def read_vector(update: Update, layout: Layout, *, apart: bool, device: str = CP
     vector = as_vector(kind, y, n, one_tensor, device=device)
     if vector is None:
         if not apart:
-            return layout.flatten(y, None if device == CPU else empty(layout.n, device=device)), True
+            return layout.flatten(y, empty(layout.n, device=device)), True
         pieces = layout.pieces(y, device=device)
-        return pieces, core.are_immutable(pieces)
+        is_in_files = isinstance(y, Safetensors) and isinstance(device, FileMemory)
+        return pieces, is_in_files or core.are_immutable(pieces)
     if isinstance(vector, np.ndarray) and not vector.flags.aligned:
         return copied(vector), True
     return vector, core.are_immutable([vector])
@@ -277,6 +282,8 @@ def in_float32(y: Any) -> npt.NDArray[np.float32]:
         return to_host(_float32_copy(y, len(y), device))
     if isinstance(y, np.ndarray):
         return np.asarray(y, np.float32)
+    if isinstance(y, Bfloat16Array):
+        return y.astype(np.float32)
     return np.asarray(np.from_dlpack(y.float()), np.float32)  # bfloat16
 
 
@@ -290,7 +297,7 @@ def first_not_finite(y: Any, layout: Layout) -> str | None:
     """Return the name of the first tensor with a NaN or infinity in a vector or in pieces, or None."""
     for index, piece in enumerate(layout.slices):
         part = y[index] if isinstance(y, list) else y[piece.start : piece.stop]
-        if len(part) and not kernels.all_finite([in_float32(part)])[0]:
+        if not all(kernels.all_finite([in_float32(part[span])])[0] for span in spans(len(part), 8)):
             return piece.name
     return None
 
@@ -313,22 +320,25 @@ def bytes_of(y: Any) -> int:
     return size if 0 <= size < 2**53 else 0
 
 
-def immutable_copy(y: Any) -> Any:
-    """Return a vector of ``read_vector``, tensors, or None; mutable memory is copied."""
-    if y is None:
-        return None
+def immutable_copy(y: Any, device: str) -> Any:
+    """Return a vector of ``read_vector``, tensors, or None; the caller's mutable memory is copied to the device."""
+    if y is None or isinstance(y, Bfloat16Array):
+        return y
     if isinstance(y, list):
-        return [immutable_copy(piece) for piece in y]
+        return [immutable_copy(piece, device) for piece in y]
     if is_device_array(y):
         return copied(y)
-    return y if core.are_immutable([y]) else deepcopy(y)
+    if core.are_immutable([y]):
+        return y
+    return copied(y, device=device) if isinstance(y, np.ndarray) and device == CPU else deepcopy(y)
 
 
 def digest_of_numbers(vector: Any) -> str:
     """Return the BLAKE2b-256 digest of a vector, or of ``Layout.pieces``, as little-endian float32 in layout order."""
     digest = blake2b(digest_size=32)
     for part in vector if isinstance(vector, list) else [vector]:
-        digest.update(np.ascontiguousarray(to_host(in_float32(part)), "<f4").reshape(-1).view(np.uint8).data)
+        for span in spans(len(part), 8):
+            digest.update(np.ascontiguousarray(to_host(in_float32(part[span])), "<f4").view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -162,6 +162,10 @@ class ClientStore(CommittedRows):
         """The durability of commits; see ``Durability``."""
         return self._session.durability
 
+    def read_into(self, device: str) -> None:
+        """Let ``read`` return vectors on a device of host memory, such as a ``FileMemory``."""
+        self._content.form.read_into(device)
+
     def stage(self, client: object, round: int | None = None) -> Row:
         """Return a writable slot, float32[n] or Codes, that becomes the client's row at ``commit``.
 

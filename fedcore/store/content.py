@@ -354,7 +354,7 @@ class Vectors:
         taken.append((payload, slot))
         self._payloads.add(payload)
         entry = StoredVector(payload, slot, vector.dtype.str, vector.shape, 0)
-        slots.memory(slot)[: vector.nbytes].view(vector.dtype).reshape(vector.shape)[...] = vector
+        copy_into(slots.memory(slot)[: vector.nbytes].view(vector.dtype).reshape(vector.shape), vector)
         return replace(entry, seal=slots.seal(slot)) if self._sealed else entry
 
 

@@ -220,7 +220,7 @@ class Slots:
     def copy(self, slot: int) -> int:
         """Return a new slot with the same payload and checksums."""
         copy = self.take()
-        self.memory(copy)[:] = self.memory(slot)
+        copy_into(self.memory(copy), self.memory(slot))
         self._put(copy, self._sums(slot))
         return copy
 
@@ -350,6 +350,10 @@ class RowFormat:
         self._scales_at = padded(self._codes, LINE)
         self._decoded = BufferPool(self.n, device=device)
         self.payload = self._scales_at + 4 * -(-self.n // SCALED) if codec == "int8" else self._codes
+
+    def read_into(self, device: str) -> None:
+        """Let ``decoded`` return vectors on this device."""
+        self.device, self._decoded = device, BufferPool(self.n, device=device)
 
     def rows(self, slots: Slots, of: Sequence[int], *, writable: bool) -> list[Row]:
         """Return views of the rows in these slots, each float32[n] or Codes."""

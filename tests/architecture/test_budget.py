@@ -16,21 +16,21 @@ ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 5_740,
-    "csrc": 10_270,
+    "csrc": 10_330,
     "tests": 52_100,
-    "fedcore": 2_490,
+    "fedcore": 2_550,
     "fedcore/adapters": 2_020,
     "fedcore/algorithms": 990,
     "fedcore/cli": 1_100,
     "fedcore/cluster": 1_840,
     "fedcore/experiment": 2_200,
     "fedcore/kernels": 600,
-    "fedcore/model": 1_700,
+    "fedcore/model": 1_790,
     "fedcore/network": 600,
     "fedcore/reports": 1_180,
-    "fedcore/server": 4_720,
+    "fedcore/server": 4_750,
     "fedcore/simulation": 3_750,
-    "fedcore/store": 3_850,
+    "fedcore/store": 3_860,
 }
 
 

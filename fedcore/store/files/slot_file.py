@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.arrays import spans, track
 from fedcore.errors import CorruptionError, StoreError
 from fedcore.store.files import disk
 from fedcore.store.slots import BLOCK, GRAINS, VERSION, Geometry, Memory, RowFormat, Slots, Sums
@@ -360,6 +361,7 @@ class SlotFile(Slots):
         before = start % _PAGE  # nonzero only for version 1 on pages larger than 4 KiB
         with disk.explained("mapping", self.path):
             self._maps[number] = mmap.mmap(self._fd, before + size, offset=start - before, access=access)
+        track(self._maps[number])
         return np.frombuffer(self._maps[number], np.uint8, offset=before)
 
     def _put(self, slot: int, sums: Sums) -> None:
@@ -394,7 +396,8 @@ class SlotFile(Slots):
             self._whole(slot)
             mapped = self._end(number * self._per_chunk) // _PAGE * _PAGE
             start = (self._end(slot - 1) - mapped) // _PAGE * _PAGE
-            self._maps[number].madvise(advice, start, self._end(slot) - mapped - start)
+            for span in spans(self._end(slot) - mapped - start, 1):
+                self._maps[number].madvise(advice, start + span.start, span.stop - span.start)
 
 
 IDLE_SECONDS = 0.05
