@@ -1,7 +1,7 @@
 """fedcore: the server side of federated learning at memory-bandwidth speed."""
 
 from fedcore import algorithms, cluster, errors, kernels, rules, sampling
-from fedcore.model import Layout, Safetensors, aggregate, read_model, write_model
+from fedcore.model import Layout, Model, Safetensors, aggregate, read_model, write_model
 from fedcore.model.merging import merge
 from fedcore.network import Network, NetworkReport, NetworkRound, topology
 from fedcore.options import Compute, Limits, RoundPolicy, Storage
@@ -18,6 +18,7 @@ __all__ = [
     "EdgeAggregator",
     "Layout",
     "Limits",
+    "Model",
     "Network",
     "NetworkReport",
     "NetworkRound",

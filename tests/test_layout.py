@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore import Layout, Server, errors
+from fedcore import Layout, Model, Server, errors
 from fedcore.algorithms import MIFA, FedAvg, MimiC
 
 
@@ -166,3 +166,49 @@ def test_pieces_share_the_models_memory_or_are_rejected(name, tensor, error):
         assert [piece.tolist() for piece in layout.pieces(turned)] == [[1, 1, 1, 1, 7, 1], [8, 1, 1]]
     with pytest.raises(error, match=name):
         layout.pieces({**model, name: tensor})
+
+
+def test_personal_and_frozen_tensors_are_ignored():
+    """A client's whole state_dict fits; its personal and frozen tensors have no effect."""
+    net = batch_norm_net()
+    net[0].requires_grad_(False)
+    model = Model(net, personal="2.*", frozen=("0.*", "nothing.*"))
+    layout = Layout.of(model)
+    assert layout.names == ("1.weight", "1.bias", "1.running_mean", "1.running_var")
+    assert Layout.from_state(layout.to_state()) == layout
+    server = Server(model, "FedAvg", clients=2, lr=0.1)
+    own = {name: tensor.detach().clone() + 1 for name, tensor in net.state_dict().items()}
+    own["2.weight"][:] = np.nan
+    with server.open_round() as opened:
+        assert opened.add(0, own, steps=1)
+        assert not opened.add(1, {name: tensor for name, tensor in own.items() if name != "1.bias"}, steps=1)
+    assert server.tensors().keys() == {*layout.names, "1.num_batches_tracked"}
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    server.load_into(net)
+    after = net.state_dict()
+    assert all(torch.equal(after[name], own[name] if name[0] == "1" else before[name]) for name in after)
+
+
+def test_groups_partition_the_tensors():
+    x = {name: np.zeros(2, np.float32) for name in ("a.w", "b.w", "a.k", "c", "own")}
+    x["a.k"] = np.int64(1)
+    layout = Layout.of(Model(x, {"A": "a.*", "B": ("b.*", "a.w")}, personal=["own"]))
+    assert layout.groups == {"A": ("a.w", "a.k"), "B": ("b.w",), "rest": ("c",)}
+    assert Layout.from_state(layout.to_state()) == layout != Layout.of(Model(x, personal=["own"]))
+    assert layout.split({"c": x["c"], "own": 1}) == {"rest": {"c": x["c"]}}
+    for sent, named in (({"a.w": 1}, "a.k"), ({"d": 1}, "unknown .d."), ({}, "A, B, rest"), ({"own": 1}, "A, B, rest")):
+        with pytest.raises(errors.ArrayError, match=named):
+            layout.split(sent)
+    with pytest.raises(errors.UnknownNameError, match="'typo'"):
+        Layout.of(Model(x, {"typo": "A.*"}))
+    with pytest.raises(errors.ArrayError, match="partial"):
+        Layout.of(Model([x["c"]], {"A": "0"}))
+
+
+@pytest.mark.parametrize(
+    ("shape", "pad"), [((2, 5), "[(0, 2), (0, 0)]"), ((4, 1), "[(0, 0), (0, 4)]"), ((5, 5), None), ((4,), None)]
+)
+def test_a_lower_rank_gets_an_example_of_padding(shape, pad):
+    with pytest.raises(errors.ShapeError) as raised:
+        Layout.of({"lora_A": np.zeros((4, 5), np.float32)}).flatten({"lora_A": np.zeros(shape, np.float32)})
+    assert (str(raised.value).partition("np.pad(tensor, ")[2] or None) == (pad and f"{pad})")

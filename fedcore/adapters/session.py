@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fedcore.algorithms import Algorithm, Direction, named
 from fedcore.algorithms.rates import Rate
 from fedcore.errors import ArrayError, CheckpointError, RangeError, UnknownClientError, UnknownNameError
-from fedcore.model import Layout
+from fedcore.model import Layout, Model
 from fedcore.options import MOST_CLIENT_LR, Compute, Limits, RoundPolicy, Storage
 from fedcore.profiling import span
 from fedcore.rules import REGISTRY, Chain, Rule
@@ -66,6 +66,18 @@ def _from_mapping(kind: type, options: Mapping[str, Any]) -> Any:
     if unknown := [name for name in options if name not in known]:
         raise UnknownNameError.of(kind.__name__, unknown[0], known)
     return kind(**options)
+
+
+PARTS = ("partial", "personal", "frozen")
+"""The options of a job's model, which are arguments of ``Model``."""
+
+
+def model_of_parts(tensors: Any, parts: Mapping[str, Any] | None) -> Model:
+    """Return a job's model with the arguments of ``Model`` from the job's configuration."""
+    options = {name: value for name, value in (parts or {}).items() if name != PLAIN_DICT}
+    if unknown := [name for name in options if name not in PARTS]:
+        raise UnknownNameError.of("parts", unknown[0], PARTS)
+    return Model(tensors, **options)
 
 
 # The server of a job: a new server, or the server that an earlier job saved.

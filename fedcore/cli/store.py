@@ -24,6 +24,7 @@ from fedcore.server.folder import (
     JOURNAL,
     Journal,
     folder_problems,
+    group_folders,
     journal_problems,
     last_change,
     loading_hints,
@@ -138,10 +139,12 @@ def verify(options: Options) -> None:
             raise StoreError("--round: not supported with shards; leave it out")
         _verify_cluster(*at, options)
         return
-    with ClientStore.open(options.path, readonly=True) as opened:
-        problems = (opened.verify() or folder_problems(opened)) + journal_problems(options.path)
-        rows, vectors = len(opened), len(opened.vector_names())
-        hints = [] if problems else loading_hints(opened)
+    problems, rows, vectors, hints = [], 0, 0, list[str]()
+    for folder in (options.path, *group_folders(options.path)):
+        with ClientStore.open(folder, readonly=True) as opened:
+            problems += (opened.verify() or folder_problems(opened)) + journal_problems(folder)
+            rows, vectors = rows + len(opened), vectors + len(opened.vector_names())
+            hints = [] if problems else hints or loading_hints(opened)
     facts: dict[str, Any] = {"to_load": hints, "rows": rows, "vectors": vectors}
     lines = [f"sound: {rows:,} rows and {vectors} vectors", *(f"to load it, {hint}" for hint in hints)]
     if options.round and not problems:
@@ -178,10 +181,12 @@ def compact(options: Options) -> None:
     No server may write to the store meanwhile. The command is one transaction: an
     interrupt leaves the store unchanged.
     """
-    with ClientStore.open(options.path) as opened:
-        before = opened.info().bytes
-        opened.compact()
-        after = opened.info().bytes
+    before = after = 0
+    for folder in (options.path, *group_folders(options.path)):
+        with ClientStore.open(folder) as opened:
+            before += opened.info().bytes
+            opened.compact()
+            after += opened.info().bytes
     print(f"{terminal.bytes_text(before)} on disk before, {terminal.bytes_text(after)} now")
 
 

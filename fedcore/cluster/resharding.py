@@ -208,6 +208,8 @@ def _open_server(folder: Path, opened: ExitStack) -> _Shards:
     rows = opened.enter_context(ClientStore.open(folder, readonly=True))
     with checkpoint_errors(folder):
         settings = server_state(folder, rows.state)["settings"]
+        if settings["layout"].get("groups"):
+            raise StoreError(f"{folder}: a server with partial updates has no shards")
         layout, optimizer = Layout.from_state(settings["layout"]), None
         with suppress(CheckpointError):  # the optimizer is the caller's own class, which Server.load checks
             optimizer = revive("optimizer", settings["optimizer"], None)

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedcore.arrays import (
     core,
     device_of,
     dtype_name,
+    empty,
     flatten_on_device,
     has_infinities,
     is_own_class,
@@ -35,6 +37,7 @@ from fedcore.arrays import (
 from fedcore.errors import (
     ArrayError,
     DtypeError,
+    RangeError,
     ShapeError,
     UnknownNameError,
 )
@@ -75,6 +78,66 @@ class Slice:
     stop: int = 0
 
 
+@dataclass(frozen=True)
+class Model:
+    """A model, and the parts of it that clients may leave out of their updates. It is accepted wherever a model is.
+
+    Args:
+        tensors: the model, in any form that ``Layout.of`` accepts.
+        partial: name patterns of tensors by group, such as ``{"text": "text.*", "image": ("image.*", "pool.*")}``. An
+            update by name has all tensors of a group or none of them. The tensors that match no pattern are one more
+            group, "rest". Each group behaves like a separate server, in which a client that did not send the group was
+            absent. A client's groups are fixed by its first accepted update. Default: each update has every tensor.
+        personal: name patterns of tensors that stay at each client, such as ``("head.*",)``. They are not part of the
+            server's model, and the server ignores them in updates.
+        frozen: name patterns of tensors that no client trains. They are treated as personal tensors are.
+
+    >>> model = Model({"a": np.zeros(2), "b": np.zeros(3), "head": np.zeros(4)}, partial={"A": "a"}, personal="head")
+    >>> Layout.of(model).groups
+    {'A': ('a',), 'rest': ('b',)}
+    """
+
+    tensors: Any
+    partial: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    personal: str | Sequence[str] = ()
+    frozen: str | Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.partial, Mapping):
+            raise RangeError(f"partial={self.partial!r:.100}: must map the name of each group to its name patterns")
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The patterns of the tensors that are not part of the server's model."""
+        return (*_patterns(self.personal), *_patterns(self.frozen))
+
+    def ignores(self, name: str) -> bool:
+        """Whether a tensor is personal or frozen."""
+        return _matches(name, self.ignored)
+
+    def groups(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Return the names of each group's tensors; empty if updates have every tensor."""
+        groups: dict[str, list[str]] = {str(group): [] for group in self.partial}
+        for name in names if groups else ():
+            fits = (str(group) for group, patterns in self.partial.items() if _matches(name, _patterns(patterns)))
+            groups.setdefault(next(fits, REST), []).append(name)
+        if empty := [group for group, members in groups.items() if not members]:
+            raise UnknownNameError(f"partial[{empty[0]!r}]: no tensor matches; use patterns of {', '.join(names[:3])}")
+        return {group: tuple(members) for group, members in groups.items()}
+
+
+REST = "rest"
+"""The group of the tensors that match no pattern of ``Model.partial``."""
+
+
+def _patterns(patterns: str | Sequence[str]) -> tuple[str, ...]:
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
 class Layout(Represented):
     """The layout of a model: the range of each named tensor in the flat vector. Equality ignores library and tree.
 
@@ -88,6 +151,8 @@ class Layout(Represented):
         aliases: further names of tied parameters. A ``state_dict`` repeats these; the flat vector holds them once.
         library: the library of the model's tensors: "numpy", "torch" or "jax".
         tree: the nesting of a model, or None for a flat mapping of tensors.
+        groups: the names of the tensors of each group of ``Model.partial``; empty if updates have every tensor.
+        ignored: the patterns of ``Model.personal`` and ``Model.frozen``; matching tensors of a client are ignored.
     """
 
     def __init__(
@@ -96,8 +161,13 @@ class Layout(Represented):
         aliases: Mapping[str, str] | None = None,
         library: Library = "numpy",
         tree: Tree = None,
+        *,
+        groups: Mapping[str, Sequence[str]] | None = None,
+        ignored: Sequence[str] = (),
     ) -> None:
         listed = list(tensors)
+        self.groups = {group: tuple(names) for group, names in (groups or {}).items()}
+        self.ignored = tuple(ignored)
         self.slices: tuple[Slice, ...] = ()
         self.counters = tuple(piece for piece in listed if piece.kind == "counter")
         self.constants = tuple(piece for piece in listed if piece.kind == "constant")
@@ -123,8 +193,8 @@ class Layout(Represented):
         """Return the layout of a model.
 
         Args:
-            x: an ``nn.Module``, a ``state_dict`` or other mapping of arrays, a sequence of arrays (named "0",
-                "1", ...), a nested tree of these (named "layers.0.w"), or one array (named "x"). The arrays are
+            x: a ``Model``, an ``nn.Module``, a ``state_dict`` or other mapping of arrays, a sequence of arrays (named
+                "0", "1", ...), a nested tree of these (named "layers.0.w"), or one array (named "x"). The arrays are
                 NumPy, torch or JAX arrays in CPU memory, or objects with DLPack's methods. Supported dtypes: float32,
                 float64, bfloat16, float16 (the server stores float32), integers and bool.
             buffers: name patterns of the float buffers in a mapping. (A module lists its own buffers.)
@@ -135,7 +205,8 @@ class Layout(Represented):
         >>> layout.n, layout.names
         (8, ('w', 'b'))
         """
-        parameters: set[str] = set()
+        model = x if isinstance(x, Model) else Model(x)
+        x, parameters = model.tensors, set[str]()
         buffer_names: set[str] = set()
         aliases: dict[str, str] = {}
         if hasattr(x, "named_parameters"):
@@ -145,7 +216,8 @@ class Layout(Represented):
             for name, tensor in x.named_parameters(remove_duplicate=False):
                 if first[id(tensor)] != name:
                     aliases[name] = first[id(tensor)]
-        tensors, named = [], named_tensors(x)
+        tensors, named = [], {name: leaf for name, leaf in named_tensors(x).items() if not model.ignores(name)}
+        aliases = {name: first for name, first in aliases.items() if first in named}
         for name, leaf in named.items():
             kind = kind_of(name, leaf, counters)
             if kind == "parameter" and name not in parameters:
@@ -155,13 +227,17 @@ class Layout(Represented):
                     kind = "buffer"
             require_dense(name, leaf)
             tensors.append(Slice(name, kind, tuple(leaf.shape), dtype_name(leaf)))
-        return cls(tensors, aliases, library_of(named.values()), tree_of(x))
+        tree, groups = tree_of(x), model.groups(list(named))
+        if tree is not None and (groups or model.ignored):
+            raise ArrayError("model: partial, personal and frozen need a module or a flat mapping of tensors by name")
+        return cls(tensors, aliases, library_of(named.values()), tree, groups=groups, ignored=model.ignored)
 
     def __eq__(self, other: object) -> bool:
-        """Whether the tensors, their ranges and the aliases are equal."""
+        """Whether the tensors, their ranges, the aliases and the groups are equal."""
         if not isinstance(other, Layout):
             return NotImplemented
-        return (self.slices, self.outside, self.aliases) == (other.slices, other.outside, other.aliases)
+        own, others = ((one.slices, one.outside, one.aliases, one.groups) for one in (self, other))
+        return own == others
 
     def __hash__(self) -> int:
         return hash((self.slices, self.outside))
@@ -184,7 +260,9 @@ class Layout(Represented):
         """Return the layout in JSON types."""
         listed = self.slices + self.outside
         pieces = [[piece.name, piece.kind, list(piece.shape), piece.dtype] for piece in listed]
-        return {"tensors": pieces, "aliases": self.aliases, "library": self.library, "tree": self.tree}
+        state = {"tensors": pieces, "aliases": self.aliases, "library": self.library, "tree": self.tree}
+        optional = {"groups": self.groups, "ignored": self.ignored}
+        return state | {name: value for name, value in optional.items() if value}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Layout":
@@ -202,7 +280,67 @@ class Layout(Represented):
         tree = state.get("tree")
         if tree is not None and sorted(_leaves(tree)) != sorted(piece.name for piece in pieces):
             raise ArrayError("tree: must name each tensor once")
-        return cls(pieces, state["aliases"], library, tree)
+        groups, ignored = state.get("groups", {}), state.get("ignored", ())
+        if groups and sorted(name for names in groups.values() for name in names) != sorted(one.name for one in pieces):
+            raise ArrayError("groups: must name each tensor once")
+        return cls(pieces, state["aliases"], library, tree, groups=groups, ignored=ignored)
+
+    @cached_property
+    def of_groups(self) -> dict[str, "Layout"]:
+        """The layout of each group's tensors."""
+        layouts = {}
+        for group, names in self.groups.items():
+            aliases = {name: first for name, first in self.aliases.items() if first in names}
+            layouts[group] = Layout([self._all[name] for name in names], aliases, self.library)
+        return layouts
+
+    def cut(self, whole: Vector, group: str) -> Vector:
+        """Return a group's elements of a vector, float32[n], as a new vector."""
+        own = self.of_groups[group]
+        part: Vector = empty(own.n)
+        for piece in own.slices:
+            copy_into(part[piece.start : piece.stop], whole[self._all[piece.name].start : self._all[piece.name].stop])
+        return part
+
+    def join(self, parts: Mapping[str, Vector], whole: Vector) -> Vector:
+        """Write vectors of groups, with or without buffers, to their elements of a whole vector, and return it."""
+        for group, part in parts.items():
+            for piece in self.of_groups[group].slices:
+                if piece.stop <= len(part):
+                    of = self._all[piece.name]
+                    copy_into(whole[of.start : of.stop], part[piece.start : piece.stop])
+        return whole
+
+    def split(self, x: Any) -> dict[str, dict[str, Any]]:
+        """Return the tensors of a partial update by group, for the groups that it has.
+
+        Raises:
+            ArrayError: a group is incomplete, a name is unknown, or x has no tensor of the model.
+        """
+        named = self._named(x)
+        if unknown := [name for name in named if name not in self._all]:
+            raise ArrayError(
+                f"model: {len(unknown)} tensors are unknown ({', '.join(unknown[:3])[:200]}); send names of the model, "
+                f"such as {next(iter(self._all))}"
+            )
+        found = {}
+        for group, names in self.groups.items():
+            missing = [name for name in names if name not in named]
+            if missing and len(missing) < len(names):
+                raise ArrayError(
+                    f"model: {len(missing)} tensors of the group {group!r} are missing ({', '.join(missing[:3])}); "
+                    "send all tensors of a group, or none"
+                )
+            if not missing:
+                found[group] = {name: named[name] for name in names}
+        if not found:
+            raise ArrayError(f"model: has no tensors; send at least one of the groups {', '.join(self.groups)}")
+        return found
+
+    def _named(self, x: Any) -> dict[str, Any]:
+        """Return a model's tensors by name, without aliases and ignored tensors."""
+        named = {name: leaf for name, leaf in named_tensors(x).items() if name not in self.aliases}
+        return {name: named[name] for name in named if not _matches(name, self.ignored)} if self.ignored else named
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -289,6 +427,9 @@ class Layout(Represented):
 
     def read_counters(self, x: Any) -> dict[str, npt.NDArray[Any]]:
         """Return copies of a model's counters and constants in their dtypes, except bfloat16 and float16 as float32."""
+        if self.groups and self.outside:
+            read = (self.of_groups[group].read_counters(named) for group, named in self.split(x).items())
+            return {name: counter for counters in read for name, counter in counters.items()}
         named = self._check(x) if self.outside else {}
         return {piece.name: _array(piece, to_host(named[piece.name])).copy() for piece in self.outside}
 
@@ -350,7 +491,7 @@ class Layout(Represented):
 
     def _check(self, x: Any, *, to_read: bool = True, strict: bool = True) -> dict[str, Any]:
         """Return the model's tensors by name after checking names, shapes and dtypes."""
-        named = {name: leaf for name, leaf in named_tensors(x).items() if name not in self.aliases}
+        named = self._named(x)
         if not strict:
             named = {name: leaf for name, leaf in named.items() if name in self._all}
         elif named.keys() != self._all.keys():
@@ -382,7 +523,15 @@ def check_shape(name: str, leaf: Any, shape: tuple[int, ...]) -> None:
     except RuntimeError:  # torch raises this for a nested tensor
         raise ShapeError(f"{name}: expected shape {shape}, got a tensor without a shape") from None
     if actual != shape:
-        raise ShapeError(f"{name}: expected shape {shape}, got {actual}")
+        raise ShapeError(f"{name}: expected shape {shape}, got {actual}{_padding(shape, actual)}")
+
+
+def _padding(shape: tuple[int, ...], actual: tuple[int, ...]) -> str:
+    """Return a hint for a tensor that is too short in one dimension, as of a LoRA adapter of a lower rank."""
+    missing = [length - own for length, own in zip(shape, actual, strict=False)]
+    if len(shape) != len(actual) or max(missing) <= 0 or missing.count(0) != len(missing) - 1:
+        return ""
+    return f"; pad it with zeros, such as np.pad(tensor, {[(0, length) for length in missing]})"
 
 
 def _copy(piece: Slice, leaf: Any, out: Vector) -> None:
@@ -406,6 +555,8 @@ def _array(piece: Slice, leaf: Any) -> npt.NDArray[Any]:
 
 def named_tensors(x: Any, what: str = "model") -> dict[str, Any]:
     """Return a model's tensors by name; raise ArrayError for other objects. Messages start with ``what``."""
+    if isinstance(x, Model):
+        x = x.tensors
     if hasattr(x, "named_parameters"):
         # state_dict() would repeat tied parameters and detach the tensors.
         persistent = x.state_dict().keys()

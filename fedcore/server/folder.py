@@ -319,6 +319,8 @@ def loading_problems(rows: CommittedRows, *, read: bool = True) -> list[str]:
     try:
         with checkpoint_errors(path):
             state = server_state(path, rows.state, shard=None)
+            if state["settings"]["layout"].get("groups"):
+                return []  # each group has a server's folder
             _require_place(state)
             with suppress(DeviceError):  # the device is on another machine
                 device_named(state.get("device", CPU))
@@ -466,6 +468,8 @@ def read_model(path: str | os.PathLike[str]) -> SavedModel:
     with ClientStore.open(path, readonly=True) as store, checkpoint_errors(path):
         state = server_state(path, store.state)
         layout = Layout.from_state(state["settings"]["layout"])
+        if layout.groups:
+            return _read_groups(Path(path), layout)
         x = store.vector("x")
         if x is None or x.dtype != np.float32 or x.shape != (layout.n,):
             raise ValueError(
@@ -482,9 +486,26 @@ def read_model(path: str | os.PathLike[str]) -> SavedModel:
         return SavedModel(layout, copied(x), counters, int(state["numbers"]["round_number"]))
 
 
+def group_folders(path: Path) -> list[Path]:
+    """Return the folders of the groups of a server with partial updates, in their order; empty for other folders."""
+    folder = path / GROUPS
+    return sorted(folder.iterdir(), key=lambda one: int(one.name)) if folder.is_dir() else []
+
+
+def _read_groups(path: Path, layout: Layout) -> SavedModel:
+    groups = dict(zip(layout.groups, map(read_model, group_folders(path)), strict=True))
+    if len(rounds := {group.round_number for group in groups.values()}) > 1:
+        raise StoreError(f"{path}: a server is committing rounds {sorted(rounds)}; read the model again")
+    counters = {name: counter for group in groups.values() for name, counter in group.counters.items()}
+    x = layout.join({name: group.x for name, group in groups.items()}, np.empty(layout.n, np.float32))
+    return SavedModel(layout, x, counters, rounds.pop())
+
+
 # The journal of a round: accepted updates are durable before the client gets an answer, and survive a crash.
 
 
+GROUPS = "groups"
+"""The folder of the groups of a server with partial updates, in that of the server: one server's folder for each."""
 JOURNAL = "round"
 """The journal's folder in that of a server."""
 HEADER = 1024

@@ -64,6 +64,9 @@ class Report(Represented):
         changed: the options that ``Server.change`` or ``Server.load`` changed before the round. Default: none.
         closed: the reason of ``Round.may_close`` when the round was finished; None if it was finished earlier.
         missing: the asked clients without an update, neither accepted nor rejected; see ``RoundPolicy``.
+        groups: with partial updates (``Model.partial``), the report of each group, whose ``accepted`` are the clients
+            that sent it and whose ``norms`` are those of its tensors. The report of the round then has the norms of
+            whole updates, the greatest ``gamma``, and no ``diversity``, ``staleness`` and ``correction_norm``.
     """
 
     round: int
@@ -83,6 +86,7 @@ class Report(Represented):
     changed: Mapping[str, Any] | None = None
     closed: str | None = None
     missing: tuple[ClientId, ...] = ()
+    groups: Mapping[str, "Report"] | None = None
 
 
 class Attendance:
@@ -369,6 +373,7 @@ def report_of(
         changed=dict(prepared.before.changed) or None,
         closed=attendance.reason(batch.clients, rejected),
         missing=attendance.missing(batch.clients, rejected),
+        groups=prepared.groups,
     )
 
 

@@ -28,7 +28,7 @@ from fedcore.model import Layout
 from fedcore.options import Callback, Settings, require_weighing
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
-from fedcore.server.aggregation import NO_COUNT, Result, UpdateBatch, combined_square
+from fedcore.server.aggregation import NO_COUNT, Result, UpdateBatch
 from fedcore.server.folder import Journal
 from fedcore.server.partial import PartialSum, PartialSums
 from fedcore.server.report import (
@@ -531,7 +531,14 @@ class Incoming:
         """
         self._require_open()
         round, client = self._round, self._claims["client"]
-        missing = [name for name, place in self._places.items() if self._size(name) < place.stop - place.start]
+        absent = set[str]()
+        if self._layout.groups and self._claims["kind"] != "gradient":
+            absent = {name for name in self._places if name not in self._written}
+        missing = [
+            name
+            for name, place in self._places.items()
+            if name not in absent and self._size(name) < place.stop - place.start
+        ]
         if len(self._control) and self._size(CONTROL) < len(self._control):
             missing.append(CONTROL)
         vector, control = self._vector, self._control if len(self._control) else None
@@ -540,7 +547,10 @@ class Incoming:
             others = f" and {len(missing) - 3} others" if len(missing) > 3 else ""
             round.reject(client, f"update: parts are missing of {', '.join(missing[:3])}{others}")
             return False
-        value = self._layout.unflatten(vector) | self._outside if self._outside else vector
+        value = vector
+        if self._outside or absent:
+            named = self._layout.unflatten(vector) | self._outside
+            value = {name: tensor for name, tensor in named.items() if name not in absent}
         return round.add(value=value, control=control, keep=True, **self._claims)
 
     def abandon(self) -> None:
@@ -584,11 +594,8 @@ class LocalRound(Round):
             self._by_claims = settings.algorithm.weighs_claims and not self._state.population.is_sized
             ratio = settings.rules.examples_ratio if self._by_claims else None
             examples = None if ratio is None else self._state.claimed.of("examples", ratio, remembered)
-            buffers, reducer = self._state.snapshot.x[settings.layout.n_parameters :], self._state.reducer
-            self._validator = Validator(
-                *(settings.limits, settings.rules, unit, remembered, examples),
-                lambda: combined_square(reducer, [buffers], [1.0]),
-            )
+            square = self._state.buffers_square
+            self._validator = Validator(settings.limits, settings.rules, unit, remembered, examples, square)
         except BaseException:
             self._abort()
             raise
@@ -880,7 +887,7 @@ class LocalRound(Round):
         self._weighing.close()
         del self._state, self._reader, self._partials
         with suppress(AttributeError):  # a round that failed to begin has no sum
-            del self._sum
+            del self._sum, self._validator
 
 
 def take_step(

@@ -20,7 +20,7 @@ from fedcore.algorithms.rates import REGISTRY as NAMED_RATES
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import CPU, F32, FileMemory, Library, copied, device_named, empty, freeze, to_host, zeros
 from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, ShapeError, StoreError, UnknownNameError
-from fedcore.model import Layout, Safetensors
+from fedcore.model import Layout, Model, Safetensors
 from fedcore.model.files import write_flat
 from fedcore.options import (
     RATES,
@@ -40,7 +40,7 @@ from fedcore.rules import Chain, Rule
 from fedcore.runtime import Unpicklable, uninterrupted
 from fedcore.server.aggregation import Counters, Reducer
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
-from fedcore.server.folder import JOURNAL, Journal, checkpoint_errors, require_plausible, server_state
+from fedcore.server.folder import GROUPS, JOURNAL, Journal, checkpoint_errors, require_plausible, server_state
 from fedcore.server.partial import PartialSum, require_partial_sums
 from fedcore.server.report import UNASKED, Attendance, Report, tell
 from fedcore.server.round import LOGGER, LocalRound, Round, RoundLock, WholeRound, log_round, whole_round
@@ -68,6 +68,11 @@ def shards() -> Any:
     return import_module("fedcore.cluster.backend")
 
 
+def groups() -> Any:
+    """Import and return the backend of servers with partial updates, which other servers do not need."""
+    return import_module("fedcore.cluster.groups")
+
+
 def manifest_in(path: str | os.PathLike[str]) -> Path | None:
     """Return the manifest of a sharded server; ``path`` is the manifest or its folder. Return None if it does not
     exist.
@@ -81,7 +86,8 @@ class Server(Represented, Unpicklable):
     """A federated server: the model x, an algorithm, and one row of state per client if the algorithm keeps rows.
 
     Args:
-        model: x_0, float32[n], or anything that ``Layout.of`` accepts, such as an ``nn.Module``. It is copied.
+        model: x_0, float32[n], or anything that ``Layout.of`` accepts, such as an ``nn.Module``. It is copied. A
+            ``Model`` describes personal and frozen tensors, and groups of tensors that updates may lack.
         algorithm: one of ``fedcore.algorithms``, or its name.
         clients: their number N (ids 0..N - 1), their ids (int in 0..2**64 - 1, or str), or a mapping from id to n_k,
             the client's number of examples. Methods that weight by the shares p^k = n_k / sum_j n_j need the mapping.
@@ -146,7 +152,7 @@ class Server(Represented, Unpicklable):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         layout = Layout.of(model)
-        warn_if_frozen(model)
+        warn_if_frozen(model, layout)
         given = storage if isinstance(storage, ClientStore) else None
         place = Storage() if isinstance(storage, ClientStore) else Storage.of(storage)
         ids, sizes = ids_of(clients) if isinstance(clients, Iterable) else (clients, None)
@@ -158,6 +164,9 @@ class Server(Represented, Unpicklable):
         options: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer, "limits": limits}
         options |= {"compute": compute, "audit": place.audit, "policy": policy}
         settings = Settings.of(method, layout, aggregation=aggregation, **options)
+        if layout.groups:
+            self._start(groups().new_backend(model, settings, ids, sizes, place, compute, given), callbacks)
+            return
         if compute.is_sharded:
             self._start(shards().new_backend(model, settings, ids, sizes, place, compute, given), callbacks, model)
             self._keep_journal(place, place.path)
@@ -177,7 +186,8 @@ class Server(Represented, Unpicklable):
     def _start(self, backend: Any, callbacks: Sequence[Callback], model: Any = None) -> None:
         self._backend: State = backend  # or a ShardedBackend, which has the same methods
         self.callbacks = tuple(callbacks)
-        self._base = model if isinstance(model, Safetensors) else None
+        base = model.tensors if isinstance(model, Model) else model
+        self._base = base if isinstance(base, Safetensors) else None
         self._round_lock = RoundLock()
         self._journal: Journal | None = None
         self._asked: tuple[int, tuple[ClientId, ...]] | None = None  # the last broadcast: its round and its clients
@@ -263,13 +273,17 @@ class Server(Represented, Unpicklable):
         """
         given, server = checked_objects(algorithm, lr, server_lr, optimizer), cls.__new__(cls)
         storage, compute = storage or Storage(), compute or Compute()
-        if not isinstance(path, ClientStore) and (manifest := manifest_in(path)) is not None:
-            backend, saved = shards().saved_backend(manifest, given, storage, compute)
+        folder = None if isinstance(path, ClientStore) else absolute(path)
+        manifest = None if folder is None else manifest_in(folder)
+        if manifest is not None or (folder is not None and (folder / GROUPS).is_dir()):
+            opened = shards().saved_backend if manifest is not None else groups().saved_backend
+            backend, saved = opened(manifest or folder, given, storage, compute)
             server._start(backend, callbacks)
             try:
-                change_on_loading(backend, manifest, saved, given, aggregation, limits, policy)
-                shards().require_without_weights(backend.settings)
-                server._keep_journal(storage, manifest.parent)
+                change_on_loading(backend, manifest or path, saved, given, aggregation, limits, policy)
+                if manifest is not None:
+                    shards().require_without_weights(backend.settings)
+                    server._keep_journal(storage, manifest.parent)
             except BaseException:
                 server.close()
                 raise
@@ -361,7 +375,7 @@ class Server(Represented, Unpicklable):
 
     @property
     def store(self) -> ReadRows:
-        """The clients' rows, read-only. A sharded server raises RangeError; use ``row``."""
+        """The clients' rows, read-only. With shards or partial updates it raises RangeError; use ``row``."""
         if self._round_lock.opened is None:
             self._backend.forget_newcomers()
         return self._backend.rows()
@@ -827,14 +841,16 @@ def require_clients(rows: ClientStore, clients: object) -> None:
         raise RangeError("clients=0: must be at least 1; to add clients later, pass clients=[]")
 
 
-def warn_if_frozen(model: Any) -> None:
-    """Log a warning if a module has frozen parameters, which the server would average like the others."""
-    parameters = dict(model.named_parameters()) if hasattr(model, "named_parameters") else {}
-    frozen = [name for name, parameter in parameters.items() if not getattr(parameter, "requires_grad", True)]
+def warn_if_frozen(model: Any, layout: Layout) -> None:
+    """Log a warning if a module has frozen parameters in its layout, which the server would average like the others."""
+    module, names = model.tensors if isinstance(model, Model) else model, set(layout.names)
+    parameters = dict(module.named_parameters()) if hasattr(module, "named_parameters") else {}
+    frozen = [name for name, one in parameters.items() if name in names and not getattr(one, "requires_grad", True)]
     if frozen:
         LOGGER.warning(
             "model: %d of %d parameters are frozen (requires_grad=False), such as %s, and each client must send them "
-            "too; to leave them out, pass only the trained tensors, such as get_peft_model_state_dict(model)",
+            "too; to leave them out, pass Model(model, frozen=patterns), or only the trained tensors, such as "
+            "get_peft_model_state_dict(model)",
             *(len(frozen), len(parameters), frozen[0]),
         )
 

@@ -436,12 +436,19 @@ class State:
         longest = longest_update(farthest_gamma(self.settings, now), squared=self.settings.takes_squares)
         term = longest_term(max(len(self.store.registry), self.upper_population))
         self._sum.begin(now.round_number, now.history.get, offset, longest, term)
+        self._admit(newcomers)
+        return self._sum
+
+    def _admit(self, newcomers: NewClients) -> None:
         sizes = None
         if ids := list(newcomers):
             given = newcomers if isinstance(newcomers, Mapping) else None
             sizes = checked_sizes(ids, given, sized=self._is_sized(given is not None))
-        self.newcomers.admit(ids, sizes, now)
-        return self._sum
+        self.newcomers.admit(ids, sizes, self.snapshot)
+
+    def buffers_square(self) -> float:
+        """Return the squared norm of x's float buffers."""
+        return combined_square(self.reducer, [self.snapshot.x[self.settings.layout.n_parameters :]], [1.0])
 
     @property
     def population(self) -> Population:
@@ -761,20 +768,12 @@ class State:
     @ieee
     def remove_client(self, client: ClientId, from_objective: bool) -> None:
         """See ``Server.remove_client``."""
-        if self.settings.algorithm.rows_at_clients:
-            raise RangeError(
-                f"client={client!r}: it keeps its row, so the server cannot subtract the row; leave it registered"
-            )
         client, now = self.store.registry.check(client), self.snapshot
+        self.require_removable(client)
         number = self.store.registry.number(client)
         population = now.population.without_client(number, client, from_objective=from_objective)
         after = now._replace(population=population, history=now.history.without([self.store.round_of(client)]))
         if now.total is not None and self.store.round_of(client) is not None:
-            if not self.settings.algorithm.total_sums_rows:
-                raise RangeError(
-                    f"client={client!r}: T of {self.settings.algorithm} is not the sum of its rows, so the row cannot "
-                    "be subtracted; leave the client registered"
-                )
             kept = self.settings.algorithm.keeps_history
             part = self.correction if kept else self.store.read
             changed = without_client(now, client, self.store, part, corrections=kept)
@@ -782,6 +781,20 @@ class State:
         with self._changing():
             self.store.forget(client)
             self._become(after, now.round_number)
+
+    def require_removable(self, client: ClientId) -> None:
+        """Raise RangeError if the server cannot subtract a client's row from T."""
+        algorithm = self.settings.algorithm
+        if algorithm.rows_at_clients:
+            raise RangeError(
+                f"client={client!r}: it keeps its row, so the server cannot subtract the row; leave it registered"
+            )
+        has_part = self.snapshot.total is not None and self.store.round_of(client) is not None
+        if has_part and not algorithm.total_sums_rows:
+            raise RangeError(
+                f"client={client!r}: T of {algorithm} is not the sum of its rows, so the row cannot be subtracted; "
+                "leave the client registered"
+            )
 
     @ieee
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:

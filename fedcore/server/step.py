@@ -548,6 +548,8 @@ class PreparedStep(NamedTuple):
     """The cap of step counts in gamma; None if no count exceeded it."""
     rounds: Sequence[int | None] = ()
     """The rounds of the cohort's rows before this round, if the server keeps rows; None for a client without a row."""
+    groups: Mapping[str, Any] | None = None
+    """The ``Report`` of each group of a server with partial updates."""
 
 
 _NONE: F64 = np.empty(0)

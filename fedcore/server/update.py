@@ -297,6 +297,8 @@ def first_not_finite(y: Any, layout: Layout) -> str | None:
     """Return the name of the first tensor with a NaN or infinity in a vector or in pieces, or None."""
     for index, piece in enumerate(layout.slices):
         part = y[index] if isinstance(y, list) else y[piece.start : piece.stop]
+        if part is None:
+            continue
         if not all(kernels.all_finite([in_float32(part[span])])[0] for span in spans(len(part), 8)):
             return piece.name
     return None

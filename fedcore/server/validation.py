@@ -555,7 +555,7 @@ class UpdateReader:
         if started != number and (has_controls or algorithm.needs_plain_steps):
             raise RangeError(f"round={started}: must be {number}, because {algorithm} does not keep earlier controls")
         if kind != "gradient":
-            self._state.buffers.check(y, self._start_of(started) if kind == "delta" else None)
+            self.check_buffers(y, kind, started)
         counters = settle_counters(settings.layout, self._read_counters(update), now.counters, kind)
         control = self._read_control(update.control)
         if self._state.upload is not None:  # the fold may run on a different stream of the library
@@ -567,7 +567,7 @@ class UpdateReader:
             [y],
             Claims(_column(update.steps), _column(size), _column(update.count)),
             _column(distance),
-            bases=[self._start_of(started) if kind == "model" else None],
+            bases=[self.start_of(started) if kind == "model" else None],
             scales=_column(-distance * scale if kind == "gradient" else scale),
             has_buffers=np.array([kind != "gradient"]),
             counters=[counters],
@@ -594,7 +594,7 @@ class UpdateReader:
             ys,
             Claims(steps, examples, ones, None, None, clients),
             distances,
-            bases=[self._start_of(number)] * k,
+            bases=[self.start_of(number)] * k,
             scales=ones if self._settings.averages_models else 1 / distances,
             sources=sources,
             starts=zeros + number,
@@ -619,7 +619,11 @@ class UpdateReader:
         )
         return None if read is None or not self._state.buffers.allow(read[1]) else read
 
-    def _start_of(self, round: int) -> Any:
+    def check_buffers(self, y: Any, kind: Kind, started: int) -> None:
+        """Raise RangeError if a model or a difference makes a buffer negative that must not be."""
+        self._state.buffers.check(y, self.start_of(started) if kind == "delta" else None)
+
+    def start_of(self, round: int) -> Any:
         """Return the model of that round as it was sent."""
         now = self._state.snapshot
         if round == now.round_number:

@@ -15,20 +15,20 @@ FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 5_740,
+    "bench": 5_890,
     "csrc": 10_330,
-    "tests": 52_100,
+    "tests": 52_700,
     "fedcore": 2_550,
-    "fedcore/adapters": 2_020,
+    "fedcore/adapters": 2_040,
     "fedcore/algorithms": 990,
     "fedcore/cli": 1_100,
-    "fedcore/cluster": 1_840,
+    "fedcore/cluster": 2_260,
     "fedcore/experiment": 2_200,
     "fedcore/kernels": 600,
-    "fedcore/model": 1_790,
+    "fedcore/model": 1_890,
     "fedcore/network": 600,
     "fedcore/reports": 1_180,
-    "fedcore/server": 4_750,
+    "fedcore/server": 4_810,
     "fedcore/simulation": 3_750,
     "fedcore/store": 3_860,
 }

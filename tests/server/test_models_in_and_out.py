@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import Layout, RoundPolicy, Server, Update, errors
+from fedcore import Layout, Model, RoundPolicy, Server, Update, errors
 
 
 def net_of(dtype=torch.float32):
@@ -169,3 +169,6 @@ def test_frozen_parameters_of_a_module_are_a_warning(caplog):
     module.bias.requires_grad_(False)
     Server(module, "FedAvg", clients=1, lr=0.1)
     assert "1 of 2 parameters" in caplog.text
+    caplog.clear()
+    Server(Model(module, frozen="bias"), "FedAvg", clients=1, lr=0.1)
+    assert not caplog.records

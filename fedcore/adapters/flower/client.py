@@ -106,7 +106,8 @@ class Task(Instructions):
 
         Args:
             y: the model after the steps: a module; a ``state_dict`` or mapping with the names in the message; a list of
-                arrays in the message's order; or a vector like ``x``.
+                arrays in the message's order; or a vector like ``x``. If the strategy has groups (``parts``), a
+                mapping may lack the tensors of some groups.
             steps: K, the number of local steps.
             examples: the client's number of examples.
             metrics: further numbers, which the server averages.
@@ -135,7 +136,7 @@ class Task(Instructions):
             return self.tensors | dict(self.layout.unflatten(y))
         if not isinstance(y, Mapping):
             y = dict(zip(self.arrays, y, strict=True))
-        return {name: _as_numpy(y[name]) for name in self.arrays}
+        return {name: _as_numpy(y[name]) for name in self.arrays if name in y}
 
 
 def examples_reply(message: Message, examples: int) -> Message:

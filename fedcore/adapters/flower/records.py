@@ -12,7 +12,7 @@ from fedcore.adapters import npy
 from fedcore.arrays import F32
 from fedcore.errors import ArrayError, DtypeError, ShapeError
 from fedcore.kernels import quantise
-from fedcore.model import Layout
+from fedcore.model import Layout, Model
 from fedcore.server import Broadcast
 
 STYPE = "numpy.ndarray"
@@ -27,18 +27,26 @@ CONTROL = "fedcore.control"
 """The name of the record whose only array is a client's second vector."""
 
 
+WHOLE = Model(None)
+"""The parts of a model whose replies have every tensor."""
+
+
 @dataclass(frozen=True)
 class Wire:
-    """The names and dtypes of a model's tensors in messages, in the order of the first record."""
+    """The names and dtypes of a model's tensors in messages, in the order of the first record.
+
+    ``parts`` has the groups that replies may lack, and the personal and frozen tensors, which are not in messages.
+    """
 
     dtypes: Mapping[str, str]
+    parts: Model = WHOLE
     _known: dict[str, tuple[bytes, tuple[int, ...]]] = field(default_factory=dict, compare=False, repr=False)
     """The last header and the shape of each float32 tensor in C order."""
 
     @classmethod
-    def of(cls, record: ArrayRecord) -> "Wire":
+    def of(cls, record: ArrayRecord, parts: Model = WHOLE) -> "Wire":
         """Return the names and dtypes of a record."""
-        return cls({name: array.dtype for name, array in record.items()})
+        return cls({name: array.dtype for name, array in record.items() if not parts.ignores(name)}, parts)
 
     @property
     def is_narrow(self) -> bool:
@@ -49,10 +57,13 @@ class Wire:
         """Return a record's tensors: floats as float32, integers unchanged. float32 tensors are views of the record."""
         if record.keys() != self.dtypes.keys():
             missing = [name for name in self.dtypes if name not in record]
-            extra = [name[:40] for name in record if name not in self.dtypes]
-            raise ArrayError(
-                f"arrays: the tensors differ from the model's: {missing[:3]} missing, {extra[:3]} unexpected"
-            )
+            extra = [name[:40] for name in record if name not in self.dtypes and not self.parts.ignores(name)]
+            if extra or (missing and not self.parts.partial):
+                raise ArrayError(
+                    f"arrays: the tensors differ from the model's: {missing[:3]} missing, {extra[:3]} unexpected"
+                )
+            if missing:
+                return {name: self._read_array(name, record[name]) for name in self.dtypes if name in record}
         arrays = dict(record.items())  # Flower's own look-up is a call of a Python function
         known = self._read_known(arrays)
         if len(known) == len(self.dtypes):  # the usual case
@@ -77,15 +88,16 @@ class Wire:
         return values
 
     def write(self, tensors: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
-        """Return the record of a model of float32 and integer tensors; floats are rounded to the wire's dtypes.
+        """Return the record of float32 and integer tensors; floats are rounded to the wire's dtypes.
 
         Ties are rounded to even. Cost: reads and writes the model once.
         """
-        sent = {name: _on_the_wire(tensors[name], dtype) for name, dtype in self.dtypes.items()}
-        heads = [npy.head(sent[name], bfloat16=dtype == BFLOAT16) for name, dtype in self.dtypes.items()]
+        dtypes = {name: dtype for name, dtype in self.dtypes.items() if name in tensors}
+        sent = {name: _on_the_wire(tensors[name], dtype) for name, dtype in dtypes.items()}
+        heads = [npy.head(sent[name], bfloat16=dtype == BFLOAT16) for name, dtype in dtypes.items()]
         datas = npy.write_all(heads, list(sent.values()))
         record = ArrayRecord()
-        for (name, dtype), data in zip(self.dtypes.items(), datas, strict=True):
+        for (name, dtype), data in zip(dtypes.items(), datas, strict=True):
             record[name] = Array(dtype, tuple(tensors[name].shape), STYPE, data)
         return record
 

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from logging import ERROR, INFO, WARNING
@@ -25,6 +26,7 @@ from fedcore.adapters.session import (
     is_begun,
     load_server,
     may_close_early,
+    model_of_parts,
     newcomers,
     open_server,
     rejection_line,
@@ -85,6 +87,8 @@ class ServerStrategy(FlowerFedAvg):
             ``fedcore.Server``, or as saved.
         seed: the seed for drawing the nodes of a round.
         poll: the seconds between two checks for replies.
+        parts: the arguments ``partial``, ``personal`` and ``frozen`` of ``fedcore.Model``, as a mapping. With
+            ``partial``, a reply may lack the arrays of some groups. Messages have no personal and frozen arrays.
         options: options of the method (``fedcore.algorithms``) and of Flower's FedAvg (``fraction_train``,
             ``min_available_nodes``, ``evaluate_metrics_aggr_fn``, ...). Functions for metrics get only the metric
             records, since the server does not keep the rest of a reply.
@@ -125,6 +129,7 @@ class ServerStrategy(FlowerFedAvg):
         steps: int | str | None = None,
         seed: int = 0,
         poll: float = 0.1,
+        parts: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         of_method = {name: options.pop(name) for name in signature(self.method).parameters if name in options}
@@ -141,7 +146,7 @@ class ServerStrategy(FlowerFedAvg):
         self.reports: list[Report] = []
         self.failures: list[Failure] = []
         self.left_out: Rejected = []
-        self._lr, self._steps = lr, steps
+        self._lr, self._steps, self._parts = lr, steps, model_of_parts(None, parts)
         self._options = server_options(
             dict(server_lr=server_lr, optimizer=optimizer, aggregation=aggregation, limits=limits, storage=storage)
             | dict(compute=compute, callbacks=callbacks, steps=steps, own_rates=lr is None)
@@ -194,7 +199,7 @@ class ServerStrategy(FlowerFedAvg):
         Raises:
             CheckpointError: the saved server has a different model or method.
         """
-        self._wire = Wire.of(initial_arrays)
+        self._wire = Wire.of(initial_arrays, self._parts)
         self._load(initial_arrays)
         first = self._first = self._server.round_number if self._server else 0
         if first:
@@ -314,7 +319,7 @@ class ServerStrategy(FlowerFedAvg):
         done: Mapping[str, Any] = records_of(content, ConfigRecord).get(METHOD, {})
         model = self._wire.read(models[0])
         for name, error in self._lost.get(request.round, {}).items():  # so that x - y is the client's exact step
-            if model[name].shape == error.shape:  # otherwise the round rejects the reply
+            if name in model and model[name].shape == error.shape:  # otherwise the round rejects the reply
                 model[name] = model[name] + error
         return Update(
             request.node,
@@ -401,9 +406,10 @@ class ServerStrategy(FlowerFedAvg):
             log(INFO, "Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), enough)
             time.sleep(1)
         if self._server is None:
-            self._wire = Wire.of(arrays)
+            self._wire = Wire.of(arrays, self._parts)
             options = {"lr": UNKNOWN if self._lr is None else self._lr, **self._options}
-            self._server = open_server(self._wire.read(arrays), self.algorithm, [], **options)
+            model = replace(self._parts, tensors=self._wire.read(arrays))
+            self._server = open_server(model, self.algorithm, [], **options)
         if not self._is_sized:
             return nodes
         known = self._server.clients
@@ -421,7 +427,8 @@ class ServerStrategy(FlowerFedAvg):
         if folder is not None and self._server is None:
             how = {"lr": self._lr, "any_form": True, **self._options}
             how["storage"] = self._storage if self._resume is None else None
-            self._server = load_server(folder, self._wire.read(initial), self.algorithm, **how)
+            model = replace(self._parts, tensors=self._wire.read(initial))
+            self._server = load_server(folder, model, self.algorithm, **how)
 
 
 def _log_failures(failures: Iterable[Failure]) -> None:

@@ -24,6 +24,7 @@ from fedcore.adapters.session import (
     add_reply,
     beyond_plain_steps,
     may_close_early,
+    model_of_parts,
     newcomers,
     open_server,
     rejection_line,
@@ -86,6 +87,8 @@ class Controller(ModelController):
         callbacks: as for ``fedcore.Server``, or one function. In a job's configuration: one object whose class the
             server can import.
         seed: the seed for drawing clients.
+        parts: the arguments ``partial``, ``personal`` and ``frozen`` of ``fedcore.Model``, as a dictionary. With
+            ``partial``, a reply may lack the tensors of some groups.
         task_name: the name of the clients' task.
         kwargs: arguments of NVFlare's ``ModelController``. The default of ``ignore_result_error`` is True.
 
@@ -113,6 +116,7 @@ class Controller(ModelController):
         seed: int = 0,
         task_name: str = "train",
         ignore_result_error: bool = True,
+        parts: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(ignore_result_error=ignore_result_error, **kwargs)
@@ -122,6 +126,7 @@ class Controller(ModelController):
         self.num_rounds, self.num_clients, self.policy, self.seed = num_rounds, num_clients, policy, seed
         self.aggregation, self.storage, self.task_name = _marked(aggregation), _marked(storage), task_name
         self.limits, self.compute, self.callbacks, self.client_sizes = limits, compute, callbacks, client_sizes
+        self.parts = parts
         checked = server_options({"limits": limits, "policy": policy})  # The other options need the server's machine.
         if checked["policy"] is not None and checked["policy"].max_staleness:
             raise RangeError("policy: NVFlare delivers no late results; leave max_staleness out")
@@ -132,7 +137,8 @@ class Controller(ModelController):
     def run(self) -> None:
         """Run the workflow."""
         options = _server_options(self)
-        self.server = server = open_server(self.load_model().params, self.algorithm, [], **options)
+        model = model_of_parts(self.load_model().params, self.parts)
+        self.server = server = open_server(model, self.algorithm, [], **options)
         self.info(f"{type(server.algorithm).__name__} starts at round {server.round_number} of {self.num_rounds}")
         try:
             while server.round_number < self.num_rounds and not self.abort_signal.triggered:
@@ -258,6 +264,8 @@ class Aggregator(ModelAggregator):
         model: the first model by name. Default: the job's first model.
         clients: the names of all clients, including those that never reply. Default: each client is registered with its
             first accepted reply.
+        parts: the arguments ``partial``, ``personal`` and ``frozen`` of ``fedcore.Model``, as a dictionary. With
+            ``partial``, a reply may lack the tensors of some groups.
 
     Attributes:
         server: the ``fedcore.Server``, from the first round on.
@@ -277,12 +285,14 @@ class Aggregator(ModelAggregator):
         limits: Limits | Mapping[str, Any] | None = None,
         compute: Compute | Mapping[str, Any] | None = None,
         callbacks: Any = (),
+        parts: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         with_plain_steps(algorithm, lr)
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
         self.aggregation, self.storage, self.model = _marked(aggregation), _marked(storage), model
         self.limits, self.compute, self.callbacks, self.clients = limits, compute, callbacks, clients
+        self.parts = parts
         server_options({"limits": limits})  # The other options need the server's machine.
         self.server: Server | None = None
         self.reports: list[Report] = []
@@ -348,7 +358,8 @@ class Aggregator(ModelAggregator):
             if learnable is None:
                 raise ArrayError("model: the job has no first model; pass model=")
             weights = learnable[ModelLearnableKey.WEIGHTS]
-        server = open_server(weights, self.algorithm, self.clients or [], **_server_options(self))
+        model = model_of_parts(weights, self.parts)
+        server = open_server(model, self.algorithm, self.clients or [], **_server_options(self))
         if server.round_number:
             weights.update(server.tensors())  # in place, since the workflow sends this model next
         return server

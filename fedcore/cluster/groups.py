@@ -1,0 +1,576 @@
+"""The backend of a server with partial updates: one ``State`` for each group of tensors.
+
+A group computes like a server of its tensors, in which a client that did not send the group was absent. The main store
+has all clients. A client's row in it is the set of groups that the client sends.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcore.algorithms import Algorithm
+from fedcore.arrays import CPU, F32, BufferPool, Floats, copied, core, empty, freeze, view_of, zeros
+from fedcore.errors import CheckpointError, RangeError, RoundError, ShapeError, StoreError
+from fedcore.options import Compute, Settings, Storage
+from fedcore.rules import ClaimWindows
+from fedcore.runtime import uninterrupted
+from fedcore.server.aggregation import Counters, Lengths, Reducer, Result, UpdateBatch
+from fedcore.server.broadcast import SentVectors, WholeVectors
+from fedcore.server.folder import GROUPS, checkpoint_errors, go_back, group_folders, server_state, transactions
+from fedcore.server.report import UNASKED, Diagnosis, Report, report_of, staleness
+from fedcore.server.server import first_state, new_rows, require_clients, require_finite, resumed_state, saved_rows
+from fedcore.server.state import AwaitedClients, NewClients, Newcomers, State
+from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot, vectors_of
+from fedcore.server.update import Kind, Update, as_sent, as_vector, in_float32, raises_fedcore_errors
+from fedcore.server.validation import UpdateReader, Weighing, never_negative
+from fedcore.store import ClientStore
+from fedcore.store.inspect import state_of
+from fedcore.store.registry import ClientId
+from fedcore.validation import absolute
+
+NOTHING: F32 = np.empty(0, np.float32)
+"""The vectors of the main snapshot: the groups have the model."""
+
+Cohorts = list[tuple[Result, UpdateBatch]]
+"""The sums of each group, and the accepted updates with the group."""
+
+
+class GroupReader(UpdateReader):
+    """Reads updates that may lack groups. A vector is a list of the layout's tensors, with None for a missing one."""
+
+    def __init__(self, settings: Settings, state: "GroupedState") -> None:
+        super().__init__(settings, state)
+        self._readers = {name: UpdateReader(group.settings, group) for name, group in state.groups.items()}
+
+    def read(self, update: Update, client: ClientId) -> tuple[UpdateBatch, bool]:
+        """See ``UpdateReader``; also raise if the client's first update had other groups."""
+        batch, fixed = super().read(update, client)
+        self._state.require_set(client, self._state.sent_groups(batch.vectors[0]))
+        return batch, fixed
+
+    def read_all(self, updates: list[Update]) -> None:
+        """Return None: models are cut into groups one by one."""
+
+    @raises_fedcore_errors
+    def _read_vector(self, update: Update) -> tuple[Any, bool]:
+        layout, tensors = self._settings.layout, list[Any]([None] * len(self._settings.layout.slices))
+        n = layout.n_parameters if update.kind == "gradient" else layout.n
+        if (vector := as_vector(update.kind, update.value, n)) is not None:
+            fixed = core.are_immutable([vector]) or self._state.update_buffers.owns(vector)
+            vector = in_float32(vector)
+            vector = vector if vector.flags.aligned else copied(vector)
+            return [vector[one.start : one.stop] if one.stop <= n else None for one in layout.slices], fixed
+        for name, named in layout.split(update.value).items():
+            own = layout.of_groups[name].pieces(named)
+            for i, tensor in zip(self._state.places[name], own, strict=True):
+                tensors[i] = tensor
+        return tensors, core.are_immutable([tensor for tensor in tensors if tensor is not None])
+
+    def check_buffers(self, y: Any, kind: Kind, started: int) -> None:
+        """See ``UpdateReader``."""
+        for name in self._state.sent_groups(y):
+            self._readers[name].check_buffers(self._state.tensors_of(name, y), kind, started)
+
+    def start_of(self, round: int) -> list[Any]:
+        """Return the model of that round as it was sent, by group."""
+        return [reader.start_of(round) for reader in self._readers.values()]
+
+
+class GroupSums:
+    """The ``Sum`` of each group in an open round. An update is measured as a whole, and accepted or rejected whole."""
+
+    def __init__(self, state: "GroupedState", newcomers: NewClients) -> None:
+        self._state = state
+        self._sums = {name: group.begin(newcomers) for name, group in state.groups.items()}
+        self._weighings = {name: Weighing(group.settings, group) for name, group in state.groups.items()}
+        self._folded: dict[str, list[UpdateBatch]] = {name: [] for name in state.groups}
+        self._tried: list[tuple[str, UpdateBatch, Any, Any]] = []
+
+    def try_fold(self, batch: UpdateBatch) -> Lengths:
+        """See ``Sum``; return the lengths of whole updates."""
+        parameters, buffers, self._tried = np.zeros(len(batch)), np.zeros(len(batch)), []
+        for name, part, at in self._parts(batch):
+            lengths = self._sums[name].try_fold(part)
+            parameters[at] += lengths.parameters
+            if lengths.buffers is not None:
+                buffers[at] += lengths.buffers
+            self._tried.append((name, part, at, lengths.parameters))
+        layout = self._state.settings.layout
+        return Lengths(parameters, buffers if layout.n > layout.n_parameters else None)
+
+    def accept(self, batch: UpdateBatch) -> None:
+        """See ``Sum``."""
+        for name, part, _, squares in self._tried:
+            self._sums[name].accept(part)
+            self._keep(name, part, squares)
+
+    def refold(self, batch: UpdateBatch, accepted: Any) -> UpdateBatch:
+        """See ``Sum``."""
+        for (name, part, at), (*_, squares) in zip(self._parts(batch), self._tried, strict=True):
+            self._keep(name, self._sums[name].refold(part, accepted[at]), squares[accepted[at]])
+        return batch.chosen(accepted)
+
+    def result(self) -> Cohorts:
+        """Return the sums and the accepted updates of each group."""
+        return [(sums.result(), UpdateBatch.joined(self._folded[name])) for name, sums in self._sums.items()]
+
+    def _keep(self, name: str, part: UpdateBatch, squares: Any) -> None:
+        if len(part):
+            part.count(squares)
+            self._folded[name].append(part)
+
+    def _parts(self, batch: UpdateBatch) -> Iterator[tuple[str, UpdateBatch, Any]]:
+        """Yield each group that some updates have, its part of these updates, and their indices."""
+        sent = [self._state.sent_groups(y) for y in batch.vectors]
+        for i, name in enumerate(self._sums):
+            at = np.flatnonzero([name in groups for groups in sent])
+            if len(at):
+                part = batch.chosen(at)
+                part.vectors = [self._state.tensors_of(name, y) for y in part.vectors]
+                part.bases = [None if base is None else base[i] for base in part.bases]
+                self._weighings[name].weigh(part)
+                yield name, part, at
+
+
+class GroupedState(State):
+    """The states of the groups, which change together; ``store`` and ``snapshot`` have only what they share.
+
+    A change is one transaction in the main store and in the store of each group. It is complete once the last store has
+    committed it. After a crash, ``saved_backend`` rolls back the stores that are ahead.
+    """
+
+    def __init__(self, settings: Settings, snapshot: Snapshot, store: ClientStore, groups: Mapping[str, State]) -> None:
+        layout = settings.layout
+        self.settings, self.snapshot, self.store, self.groups = settings, snapshot, store, dict(groups)
+        index = {piece.name: i for i, piece in enumerate(layout.slices)}
+        self.places = {name: [index[piece.name] for piece in own.slices] for name, own in layout.of_groups.items()}
+        self.reducer, self.upload = Reducer(has_buffers=layout.n > layout.n_parameters), None
+        self.newcomers = Newcomers(store, weighs_shares=settings.algorithm.needs_shares)
+        self.update_buffers = BufferPool(layout.n, most=settings.batch_size)
+        self.waiting, self.claimed = AwaitedClients(), ClaimWindows()
+        self._steps: list[PreparedStep] = []
+        self._new_sets: dict[ClientId, F32] = {}
+        self._refresh()
+
+    # The groups of an update.
+
+    def sent_groups(self, tensors: Sequence[Any]) -> list[str]:
+        """Return the groups of a vector of ``GroupReader``."""
+        return [name for name, places in self.places.items() if tensors[places[0]] is not None]
+
+    def tensors_of(self, name: str, tensors: Sequence[Any]) -> Any:
+        """Return a group's vector, as a round of the group reads it."""
+        own = [tensors[i] for i in self.places[name]]
+        if self.settings.algorithm.keeps_rows and self.groups[name].store.codec != "f32":
+            return np.concatenate([in_float32(tensor).reshape(-1) for tensor in own if tensor is not None])
+        return own
+
+    def require_set(self, client: ClientId, sent: list[str]) -> None:
+        """Raise RangeError unless an update has the groups of the client's first accepted update."""
+        if self.store.round_of(client) is None:
+            return
+        first = [name for name, has in zip(self.groups, self.store.read(client), strict=True) if has]
+        if sent != first:
+            raise RangeError(
+                f"update: has the groups {', '.join(sent)}, but the client's first update had {', '.join(first)}; a "
+                "client must always send the same groups"
+            )
+
+    # A round.
+
+    def new_round(self, kind: Any, batch_size: int, *, may_hold: bool, callbacks: Sequence[Any]) -> Any:
+        """See ``State``."""
+        options: dict[str, Any] = {"batch_size": batch_size, "may_hold": may_hold, "callbacks": callbacks}
+        return kind(self.settings, self, reader=GroupReader, **options)
+
+    def may_be_whole(self) -> bool:
+        """Return False: one native call cannot cut models into groups."""
+        return False
+
+    def begin(self, newcomers: NewClients) -> Any:
+        """See ``State``."""
+        self.abandon()
+        self._admit(newcomers)
+        return GroupSums(self, newcomers)
+
+    def buffers_square(self) -> float:
+        """See ``State``."""
+        return sum(group.buffers_square() for group in self.groups.values())
+
+    def shared_offset(self) -> None:
+        """Return None: each group has its own offset."""
+
+    def prepare(self, result: Any, batch: UpdateBatch, norms: Mapping[str, Floats]) -> PreparedStep:
+        """Return the step of all groups; see ``State``."""
+        now, number, late, self._steps = self.snapshot, self.snapshot.round_number, self.settings.max_staleness, []
+        reports: dict[str, Report] = {}
+        sets: dict[ClientId, F32] = {}
+        cohorts: Cohorts = result
+        for i, ((name, group), (sums, cohort)) in enumerate(zip(self.groups.items(), cohorts, strict=True)):
+            if self.settings.is_exact:
+                cohort = cohort.ordered(group.registry.numbers(cohort.clients))
+            step = group.prepare(sums, cohort, {})
+            offset = group.shared_offset()
+            found = Diagnosis(group.settings, group.store, step, cohort, offset, group.reducer).measure()
+            reports[name] = report_of(group.settings, step, cohort, found, staleness(step), (), 0.0, 0, UNASKED)
+            self._steps.append(step)
+            for client in cohort.clients:
+                sets.setdefault(client, zeros(len(self.groups)))[i] = 1
+        self._new_sets = {client: own for client, own in sets.items() if self.store.round_of(client) is None}
+        for client, own in self._new_sets.items():
+            row: Any = self.store.stage(client)
+            row[:] = own
+        population = self.newcomers.settle(batch.clients, now)
+        after = now._replace(round_number=number + 1, norms=norms, population=population, changed={})
+        if late:
+            starts = {**now.starts, **dict(zip(batch.clients, batch.starts.tolist(), strict=True))}
+            starts = {client: t for client, t in starts.items() if t > number - late}
+            after = after._replace(starts=starts)
+        return PreparedStep(
+            *(now, None, None, after),  # type: ignore[arg-type]  # the groups have the sums and the cohorts
+            gamma=max(step.gamma for step in self._steps),
+            waiting_for=max(step.waiting_for for step in self._steps),
+            most_steps=next((step.most_steps for step in self._steps if step.most_steps is not None), None),
+            groups=reports,
+        )
+
+    def accept(self, after: Snapshot, document: str | None = None) -> None:
+        """See ``State``. A client leaves the groups that its first accepted update does not have."""
+        steps, new = self._steps, self._new_sets
+
+        def accept(i: int, group: State) -> None:
+            left, population = steps[i].after, steps[i].after.population
+            for client in [client for client, own in new.items() if not own[i] and client in group.registry]:
+                number = group.registry.number(client)
+                population = population.without_client(number, client, from_objective=True)
+                group.store.forget(client)
+            group.accept(left._replace(population=population))
+
+        own = partial(self._become, after, self.snapshot.round_number)
+        self._commit(own, [partial(accept, i, group) for i, group in enumerate(self.groups.values())])
+        self.newcomers.forget()
+
+    def abandon(self) -> None:
+        """See ``State``."""
+        self._steps, self._new_sets = [], {}
+        super().abandon()
+        for group in self.groups.values():
+            group.abandon()
+
+    # Changes: one transaction in each store.
+
+    def _commit(self, own: Callable[[], None], in_groups: Iterable[Callable[[], None]]) -> None:
+        """Commit a change of the main store, and then of the groups. If this fails in between, close the stores."""
+        before, commits = [state.snapshot for state in self._states], self.store.commits
+        with uninterrupted():
+            try:
+                own()
+                for change in in_groups:
+                    change()
+            except BaseException as error:
+                if self.store.commits != commits:
+                    error.add_note("only some groups were changed, so the server was closed; load it again")
+                    for state, snapshot in zip(self._states, before, strict=True):
+                        state.snapshot = snapshot
+                        state.store.rollback()
+                    self.close()
+                raise
+            self._refresh()
+
+    @property
+    def _states(self) -> list[State]:
+        return [self, *self.groups.values()]
+
+    def _become(self, after: Snapshot, round: int, document: str | None = None) -> None:
+        after = after._replace(transactions=self.snapshot.transactions + 1)
+        self.keep(after, round)
+        self.snapshot = after.on_disk(self.store) if self.store.medium == "mmap" else after
+
+    def keep(self, after: Snapshot, round: int, document: str | None = None) -> None:
+        """See ``State``."""
+        if self.store.medium == "mmap":
+            super().keep(after, round)
+        else:
+            self.store.commit(round)
+
+    def _vectors(self, snapshot: Snapshot) -> dict[str, Any]:
+        return snapshot.population.vectors() | {f"norms/{name}": norms for name, norms in snapshot.norms.items()}
+
+    def _refresh(self) -> None:
+        """Show the groups' snapshots to readers, without vectors that were gathered before."""
+        counters: Counters = {}
+        for group in self.groups.values():
+            counters |= group.snapshot.counters
+            past = dict.fromkeys(group.snapshot.past, NOTHING)
+        shown: dict[str, F32] = {}
+        # One statement: a reader in another thread must not mix two rounds.
+        self._shown = {name: group.snapshot for name, group in self.groups.items()}, shown
+        self.snapshot = self.snapshot._replace(counters=counters, past=past)
+
+    def _only_count(self, group: State) -> None:
+        """Commit a transaction without a change."""
+        group._become(group.snapshot, group.round_number)
+
+    def add_clients(self, clients: list[ClientId], sizes: Sizes | None) -> None:
+        """See ``State``."""
+        own = partial(super().add_clients, clients, sizes)
+        self._commit(own, [partial(group.add_clients, clients, sizes) for group in self.groups.values()])
+
+    def change(self, options: Mapping[str, Any]) -> None:
+        """See ``State``."""
+        self._commit(partial(super().change, options), [partial(one.change, options) for one in self.groups.values()])
+
+    def update_clients(self, sizes: Mapping[ClientId, int]) -> None:
+        """See ``State``."""
+
+        def update(group: State) -> None:
+            if own := {client: size for client, size in sizes.items() if client in group.registry}:
+                group.update_clients(own)
+            else:
+                self._only_count(group)
+
+        own = partial(super().update_clients, sizes)
+        self._commit(own, [partial(update, group) for group in self.groups.values()])
+
+    def remove_client(self, client: ClientId, from_objective: bool) -> None:
+        """See ``State``."""
+        client = self.registry.check(client)
+        having = [group for group in self.groups.values() if client in group.registry]
+        for group in having:
+            group.require_removable(client)
+
+        def remove(group: State) -> None:
+            if group in having:
+                group.remove_client(client, from_objective)
+            else:
+                self._only_count(group)
+
+        own = partial(super().remove_client, client, from_objective)
+        self._commit(own, [partial(remove, group) for group in self.groups.values()])
+
+    def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
+        """Raise RangeError: a client's groups are not known before its first update."""
+        raise RangeError("warm_start: not supported with partial updates; start without it")
+
+    # The vectors of the whole model.
+
+    def facts(self) -> dict[str, Any]:
+        """See ``State``."""
+        return {**super().facts(), "rows": None, "groups": tuple(self.groups)}
+
+    def rows(self) -> Any:
+        """Raise RangeError: no single store has all rows."""
+        raise RangeError("store: with partial updates each group has its own rows; read a row with row(client)")
+
+    def vector(self, name: str) -> Any:
+        """See ``State``."""
+        self.store.require_files()
+        if name == "v":
+            return self._join(lambda group: group.vector("v"), empty(self.settings.layout.n_parameters))
+        return self._gathered("x" if name == "x" else "sent")
+
+    def _gathered(self, name: str, *, rounded: bool = False) -> Any:
+        """Return x, ``sent`` or x_prev, gathered once a round; ``rounded``: as clients receive it."""
+        snapshots, gathered = self._shown
+        rounded = rounded and bool(self.settings.layout.narrow)
+        if (key := f"{name}, rounded" if rounded else name) not in gathered:
+            parts = {group: getattr(snapshot, name) for group, snapshot in snapshots.items()}
+            whole: F32 = self.settings.layout.join(parts, empty(self.settings.layout.n))
+            freeze(whole)
+            gathered[key] = as_sent(self.settings.layout, whole) if rounded else whole
+        return view_of(gathered[key])
+
+    def total(self) -> Any:
+        """See ``State``."""
+        return self._join(lambda group: group.total(), empty(self.settings.layout.n_parameters, np.float64))
+
+    def row(self, client: ClientId) -> Any:
+        """Return a client's row; zeros for the groups that the client does not send."""
+        return self._join(lambda group: group.row(client), zeros(self.settings.layout.n_parameters), client)
+
+    def correction(self, client: ClientId) -> Any:
+        """See ``State``; zeros for the groups that the client does not send."""
+        out = zeros(self.settings.layout.n_parameters, np.float64)
+        return self._join(lambda group: group.correction(client), out, client)
+
+    def _join(self, read: Callable[[State], Any], out: Any, client: ClientId | None = None) -> Any:
+        """Return the vectors of all groups, or of those of a client, in ``out``."""
+        groups = self.groups.items()
+        return self.settings.layout.join(
+            {name: read(group) for name, group in groups if client is None or client in group.registry}, out
+        )
+
+    def sent_vectors(self, clients: Sequence[ClientId], new: Collection[ClientId]) -> SentVectors:
+        """See ``State``; offsets are zero for the groups that a client does not send."""
+        number, layout = self.round_number, self.settings.layout
+        for group in self.groups.values() if self.settings.algorithm.keeps_rows else ():
+            group.store.prefetch(client for client in clients if client in group.registry)
+
+        def offset(client: ClientId, out: Any) -> Any:
+            if self.round_number != number:
+                raise RoundError(
+                    f"offset: the broadcast was for round {number}, but round {self.round_number} is next; make a new "
+                    "broadcast"
+                )
+            is_new = client in new and client not in self.registry
+            out = empty(layout.n_parameters) if out is None else out
+            out[:] = 0
+            read = partial(State.offset, client=client, out=None, is_new=is_new)
+            return self._join(read, out, None if is_new else self.registry.check(client))
+
+        x_prev = self._gathered("x_prev", rounded=True) if self.settings.algorithm.direction.b else None
+        return WholeVectors(self._gathered("sent", rounded=True), x_prev, offset)
+
+    # The stores.
+
+    def require_open_store(self) -> None:
+        """See ``State``."""
+        for state in self._states:
+            state.store.prefetch(())
+
+    def forget_newcomers(self) -> None:
+        """See ``State``."""
+        for state in self._states:
+            state.newcomers.forget()
+
+    def save(self, path: Any) -> None:
+        """Write a copy of the main store, and then of each group. The folder must be new or empty."""
+        super().save(path)
+        for i, group in enumerate(self.groups.values()):
+            group.save(absolute(path) / GROUPS / str(i))
+
+    def checkpoint(self) -> None:
+        """See ``Server.checkpoint``."""
+        for state in self._states:
+            state.store.checkpoint()
+
+    def compact(self) -> None:
+        """See ``Server.compact``."""
+        for state in self._states:
+            state.store.compact()
+
+    def verify(self) -> list[str]:
+        """Return the damage found, by group."""
+        found = [f"group {name!r}: {line}" for name, group in self.groups.items() for line in group.verify()]
+        return [*self.store.verify(), *found]
+
+    def close(self) -> None:
+        """Discard an unfinished round, and close all stores."""
+        with ExitStack() as stack:
+            for group in self.groups.values():
+                stack.callback(group.close)
+            stack.callback(super().close)
+
+
+def new_backend(
+    model: Any,
+    settings: Settings,
+    clients: int | Iterable[ClientId] | None,
+    sizes: Sizes | None,
+    storage: Storage,
+    compute: Compute,
+    given: ClientStore | None,
+) -> GroupedState:
+    """Return the backend of a new server with partial updates. For arguments see ``Server``."""
+    layout, limits = settings.layout, settings.limits
+    _require_supported(settings.algorithm, storage, compute)
+    if given is not None:
+        raise RangeError("storage: a ClientStore is not supported with partial updates; pass Storage(path=...)")
+    if clients is None:
+        raise RangeError("clients: missing; pass their number or their ids")
+    listed = clients if isinstance(clients, int) else list(clients)
+    x, counters = layout.flatten(model, empty(layout.n)), layout.read_counters(model)
+    require_finite(x, layout)
+    with ExitStack() as stack:
+        main = replace(storage if storage.path is None else _options_at(storage, ""), codec="f32")
+        rows = stack.enter_context(new_rows(None, main, listed, len(layout.groups)))
+        require_clients(rows, listed)
+        groups = {}
+        for i, (name, own) in enumerate(layout.of_groups.items()):
+            if not own.n_parameters:
+                raise ShapeError(f"partial[{name!r}]: its tensors have no parameters; add some to the group")
+            part = layout.cut(x, name)
+            freeze(part)
+            of_group = replace(settings, layout=own, nonnegative=never_negative(own, part, limits.signed_buffers))
+            options = storage if storage.path is None else _options_at(storage, f"{GROUPS}/{i}")
+            store = stack.enter_context(new_rows(None, options, listed, own.n_parameters))
+            own_counters = {piece.name: counters[piece.name] for piece in own.outside}
+            groups[name] = first_state(of_group, part, own_counters, sizes, store)
+        population = Population.of(sizes, rows.registry, needed=settings.algorithm.needs_shares)
+        snapshot = Snapshot(NOTHING, NOTHING, NOTHING, None, (), {}, population)
+        state = GroupedState(settings, snapshot, rows, groups)
+        state.keep(snapshot, 0)
+    return state
+
+
+def _options_at(storage: Storage, folder: str) -> Storage:
+    """Return the storage in a folder of the server's; it keeps the last transaction, to undo it after a crash."""
+    path = None if storage.path is None else Path(storage.path) / folder
+    return replace(storage, path=path, keep_previous=True)
+
+
+def saved_backend(
+    path: Path, given: Mapping[str, Any], storage: Storage, compute: Compute
+) -> tuple[GroupedState, dict[str, Any]]:
+    """Return the backend of a folder at its last complete transaction, and the saved settings.
+
+    For arguments and errors see ``Server.load``.
+    """
+    _require_supported(None, storage, compute)
+    with ExitStack() as stack, checkpoint_errors(path):
+        if (storage.medium or server_state(path, state_of(path))["medium"]) == "mmap":
+            storage = _options_at(storage, "")
+        rows, saved, _ = stack.enter_context(saved_rows(path, storage, compute))
+        settings = Settings.from_state(saved["settings"], given, compute)
+        folders = dict(zip(settings.layout.groups, group_folders(path), strict=True))
+        stores = {
+            name: stack.enter_context(saved_rows(folder, storage, compute))[0] for name, folder in folders.items()
+        }
+        _agree([rows, *stores.values()])
+        groups = {
+            name: resumed_state(store, server_state(folders[name], store.state), given, compute)
+            for name, store in stores.items()
+        }
+        saved = server_state(path, rows.state)
+        settings = Settings.from_state(saved["settings"], given, compute)
+        vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
+        snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
+        if any(group.round_number != snapshot.round_number for group in groups.values()):
+            raise CheckpointError(f"{path}: the groups are at different rounds; load a backup")
+        return GroupedState(settings, snapshot, rows, groups), saved["settings"]
+
+
+def _agree(stores: Sequence[ClientStore]) -> None:
+    """Roll back the stores that are a transaction ahead of another one."""
+    found = [transactions(store).last for store in stores]
+    if max(found) > min(found) and any(store.medium != "mmap" for store in stores):
+        raise StoreError(f"{stores[0].path}: the last round is incomplete; load the server in its folder first")
+    for store in stores:
+        if store.medium == "mmap":
+            go_back(store, min(found))
+
+
+def _require_supported(algorithm: Algorithm | None, storage: Storage, compute: Compute) -> None:
+    for name, is_given, reason in (
+        ("shards", compute.is_sharded, "a server has shards or groups"),
+        ("folders", storage.folders is not None, "only shards have several folders"),
+        ("device", compute.device not in (None, CPU), "groups are computed on the CPU"),
+        ("medium", storage.medium == "cuda", "groups are computed on the CPU"),
+        ("cached_rows", storage.cached_rows is not None, "groups are computed on the CPU"),
+        ("keep_previous", bool(storage.keep_previous), "each group always keeps its previous transaction"),
+        ("resident", storage.resident is not None, "x of all groups is in memory"),
+        ("journal", bool(storage.journal), "it holds whole updates"),
+        ("audit", storage.audit, "its documents have digests of whole models"),
+        (
+            "algorithm",
+            algorithm is not None and algorithm.second_vector is not None,
+            "its clients send a second vector",
+        ),
+    ):
+        if is_given:
+            raise RangeError(f"{name}: not supported with partial updates: {reason}; leave it out")

@@ -1,0 +1,426 @@
+"""A server with partial updates equals one server per group, to the bit, in which absent clients sent nothing."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcore import Compute, Limits, Model, RoundPolicy, Server, Storage
+from fedcore.algorithms import SCAFFOLD, FlexibleFedAvg
+from fedcore.algorithms.optimizers import Adam
+from fedcore.cli.app import main
+from fedcore.errors import CheckpointError, DivergedError, RangeError, StoreError
+from fedcore.server.folder import read_model
+from fedcore.store import ClientStore
+
+N, ROUNDS = 7, 5
+PARTIAL = {"text": "text.*", "image": ("image.*", "pool")}
+TWO, THREE = ("text", "rest"), ("text", "image", "rest")
+SHAPES = {"image.w": (3, 5), "text.w": (4,), "body": (2, 3), "pool": (3,), "text.running_var": (2,), "image.b": (3,)}
+SIZES = {client: 10 + client for client in range(N)}
+METHODS = {
+    "FedAvg": {},
+    "FedAvg with sizes": {"clients": SIZES},
+    "FedAvg and Adam": {"server_lr": 0.1, "optimizer": Adam()},
+    "FedAvg and late updates": {"policy": RoundPolicy(max_staleness=1)},
+    "FedProx": {},
+    "FedNova": {},
+    "FedExP": {},
+    "FedDyn": {},
+    "FedStale": {},
+    "FedVARP": {},
+    "FedAvgM": {},
+    "FedAvgMVR": {},
+    "FlexibleFedAvg": {"clients": SIZES, "algorithm": FlexibleFedAvg(local_steps=5)},
+    "MIFA": {},
+    "MIFA with exact sums": {"compute": Compute(accumulator="exact")},
+    "MIFA with int8 rows": {"storage": Storage(codec="int8")},
+    "MimiC": {},
+    "SCAFFOLD": {},
+    "SCAFFOLDM": {},
+}
+
+
+def group_of(name):
+    return {"t": "text", "i": "image", "p": "image", "b": "rest"}[name[0]]
+
+
+def tensors_of(groups, rng, moved=0.0):
+    """The tensors of some groups; the numbers of a tensor do not depend on the groups."""
+    tensors = {name: (1 + np.abs(rng.normal(size=shape))).astype(np.float32) for name, shape in SHAPES.items()}
+    tensors["text.num_batches_tracked"] = np.int64(3 + moved)
+    tensors["image.b"] = tensors["image.b"].astype(np.float16)  # clients receive it rounded
+    return {name: tensor for name, tensor in tensors.items() if group_of(name) in groups}
+
+
+def first(groups):
+    return tensors_of(groups, np.random.default_rng(3))
+
+
+def update_of(client, round, groups):
+    return tensors_of(groups, np.random.default_rng([client, round]), moved=client)
+
+
+def claims_of(client):
+    return {"steps": 1 + client % 3, "examples": 5 + client}
+
+
+def sets_of(groups, seed=4):
+    rng = np.random.default_rng(seed)
+    return [[group for group in groups if rng.random() < 0.6] or [groups[client % len(groups)]] for client in range(N)]
+
+
+def new_server(method, groups=THREE, clients=N, **options):
+    described = {name: patterns for name, patterns in PARTIAL.items() if name in groups}
+    return Server(
+        Model(first(groups), described), **({"algorithm": method.split()[0], "clients": clients, "lr": 0.1} | options)
+    )
+
+
+def run_round(server, sets, cohort=None, **options):
+    """A round of a random cohort, or of this one; return its report."""
+    number = server.round_number
+    cohort = np.flatnonzero(np.random.default_rng(number).random(N) < 0.6).tolist() if cohort is None else cohort
+    with server.open_round(**options) as opened:
+        for client in cohort:
+            assert opened.add(client, update_of(client, number, sets[client % N]), **claims_of(client))
+    return opened.report
+
+
+def require_equal(server, oracles, report, reports):
+    """Each group of a server has the bytes of its own server."""
+    layout, sent = server.layout, server.broadcast(server.clients)
+    for group, own in oracles.items():
+        own_sent, n, p = own.broadcast(own.clients), own.layout.n, own.layout.n_parameters
+        of_group = [name for name in layout.names if group_of(name) == group]
+
+        def part(whole, length, names=of_group):
+            places = [piece for name in names for piece in layout.slices if piece.name == name]
+            parts = [np.asarray(whole)[piece.start : piece.stop] for piece in places if piece.stop <= len(whole)]
+            assert sum(map(len, parts)) == length
+            return b"".join(one.tobytes() for one in parts)
+
+        assert part(server.x, n) == own.x.tobytes()
+        assert part(server.v, p) == own.v.tobytes()
+        assert part(sent.x, n) == own_sent.x.tobytes()
+        if own.total() is not None:
+            assert part(server.total(), p) == own.total().tobytes()
+        if own_sent.x_prev is not None:
+            assert part(sent.x_prev, n) == own_sent.x_prev.tobytes()
+        assert all(server.tensors()[name].tobytes() == tensor.tobytes() for name, tensor in own.tensors().items())
+        for client in server.clients:
+            for read, of_own in (
+                (server.row, own.row),
+                (server.correction, own.correction),
+                (sent.offset, own_sent.offset),
+            ):
+                found = part(read(client), p)
+                assert found == (of_own(client).tobytes() if client in own.clients else bytes(len(found)))
+        for name in ("accepted", "gamma", "waiting_for", "diversity", "staleness"):
+            assert getattr(report.groups[group], name) == getattr(reports[group], name), name
+        for name in ("norms", "weights"):
+            assert getattr(report.groups[group], name).tobytes() == getattr(reports[group], name).tobytes(), name
+
+
+@pytest.mark.parametrize("groups", [TWO, THREE], ids=len)
+@pytest.mark.parametrize("method", METHODS)
+def test_each_group_is_a_server_of_its_own(method, groups):
+    options = {"algorithm": method.split()[0], "clients": N, "lr": 0.1} | METHODS[method]
+    server, sets = new_server(method, groups, **options), sets_of(groups)
+    oracles = {group: Server(first([group]), **options) for group in groups}
+    fixed, sized, moved = set(), isinstance(options["clients"], dict), set()
+    for number in range(ROUNDS):
+        newcomers = [] if number != 2 else {N: 5, N + 1: 6} if sized else [N, N + 1]
+        cohort = [
+            *list(newcomers)[:1],
+            *reversed(np.flatnonzero(np.random.default_rng(number).random(N) < 0.6).tolist()),
+        ]
+        report, reports = run_round(server, sets, cohort, newcomers=newcomers), {}
+        for group, own in oracles.items():
+            own_cohort = [client for client in cohort if group in sets[client % N]]
+            reports[group] = run_round(own, [[group]] * N, own_cohort, newcomers=newcomers)
+            require = [client for client in cohort if client not in fixed and group not in sets[client % N]]
+            for client in require:  # its set is known now
+                if client in own.clients:
+                    own.remove_client(client)
+            moved |= {group} if number and reports[group].accepted else set()
+        fixed |= set(cohort)
+        assert {*report.accepted} == {*cohort}
+        require_equal(server, oracles, report, reports)
+    assert moved == set(groups)
+
+
+def test_changes_and_late_updates_reach_each_group():
+    """A client is removed, another one added, and an update of an earlier round counts from its own model."""
+    options = {"policy": RoundPolicy(max_staleness=1)}
+    server, sets = new_server("MIFA", **options), [*sets_of(THREE), THREE]
+    oracles = {group: Server(first([group]), "MIFA", N, lr=0.1, **options) for group in THREE}
+
+    def each_round(updates):
+        """Add (client, round) with the model of that round to the server and to the group's servers."""
+        reports = {}
+        for group, one in {None: server, **oracles}.items():
+            with one.open_round() as opened:
+                for client, start in updates:
+                    own = sets[N if client == "new" else client]
+                    if group is None or group in own:
+                        sent = update_of(0 if client == "new" else client, start, own if group is None else [group])
+                        assert opened.add(client, sent, steps=3, examples=2, round=start)
+            reports[group] = opened.report
+        for group, own in oracles.items() if server.round_number == 1 else ():
+            for client in range(N):
+                if group not in sets[client]:
+                    own.remove_client(client)  # its set is known now
+        require_equal(server, oracles, reports.pop(None), reports)
+
+    each_round([(client, 0) for client in range(N)])
+    for one in (server, *oracles.values()):
+        if 2 in one.clients:
+            one.remove_client(2)
+        one.add_clients(["new"])
+        one.change(lr=0.2)
+    assert [*server.clients] == [0, 1, *range(3, N), "new"]
+    each_round([(3, 1), ("new", 1)])
+    each_round([(1, 1), (3, 2)])
+    with server.open_round() as opened:
+        assert not opened.add(3, update_of(3, 2, sets[3]), steps=3, round=2)  # it has counted
+        assert not opened.add(1, update_of(1, 1, sets[1]), steps=3, round=1)  # too late
+
+
+def bytes_of(server):
+    rows = [server.row(client).tobytes() for client in server.clients]
+    return server.x.tobytes(), server.total().tobytes(), server.round_number, [*server.clients], rows
+
+
+def test_bad_updates_are_rejected_whole():
+    server, twin = new_server("MIFA"), new_server("MIFA")
+    good = [update_of(client, 0, THREE) for client in range(N)]
+    bad = update_of(0, 0, ["text", "image"])
+    del bad["image.b"]
+    with server.open_round() as opened:
+        assert not opened.add(0, bad, **claims_of(0))
+        assert not opened.add(0, {}, **claims_of(0))
+        assert not opened.add(0, good[0] | {"other": np.zeros(2, np.float32)}, **claims_of(0))
+        nan = {name: np.full_like(tensor, np.nan) for name, tensor in good[0].items() if name == "body"}
+        assert not opened.add(0, good[0] | nan, **claims_of(0))
+        assert not opened.add(0, good[0] | {"text.running_var": np.float32([1, -1])}, **claims_of(0))
+        assert opened.add(1, good[1], **claims_of(1))
+    reasons = [reason for client, reason in opened.report.rejected if client == 0]
+    assert ["'image'" in reasons[0], "other" in reasons[2], "body" in reasons[3]] == [True] * 3
+    run_round(twin, [THREE] * N, [1])
+    assert opened.report.accepted == (1,)
+    assert bytes_of(server) == bytes_of(twin)
+
+
+def test_a_flat_model_has_all_groups():
+    server, twin = new_server("MIFA"), new_server("MIFA")
+    for number in range(2):
+        with server.open_round() as opened:
+            for client in range(3):
+                y = opened.buffer()
+                y[:] = server.layout.flatten(update_of(client, number, THREE))
+                assert opened.add(client, y, **claims_of(client))
+        run_round(twin, [THREE] * N, range(3))
+    assert server.x.tobytes() == twin.x.tobytes()
+    assert server.total().tobytes() == twin.total().tobytes()
+
+
+def test_the_norm_of_a_whole_update_counts():
+    """Each group has |h| = 3 and 4, below the limit; together they have 5."""
+    model = {"text.w": np.zeros(1, np.float32), "body": np.zeros(1, np.float32)}
+    server = Server(Model(model, {"text": "text.*"}), "FedAvg", 2, lr=0.1, limits=Limits(max_norm=4.5))
+    with server.open_round() as opened:
+        assert not opened.add(0, {"text.w": np.float32([3]), "body": np.float32([4])}, steps=1)
+        assert opened.add(0, {"body": np.float32([4])}, steps=1)
+        assert opened.add(1, {"text.w": np.float32([3])}, steps=1)
+    assert "5" in opened.report.rejected[0][1]
+    assert opened.report.norms.tolist() == [40, 30]  # as gradients
+    assert server.x.tolist() == [3, 4]
+
+
+def test_a_set_is_fixed_by_the_first_update_that_counts(folder_in_memory):
+    server = new_server("FedAvg", storage=folder_in_memory / "run")
+    with server.open_round() as opened:
+        nan = {name: np.full_like(t, np.nan) for name, t in update_of(0, 0, ["text"]).items() if t.ndim}
+        opened.add(0, update_of(0, 0, ["text"]) | nan, steps=1)  # does not count
+        opened.add(1, update_of(1, 0, ["text", "rest"]), steps=1)
+    with server.open_round() as opened:  # aborted: does not count
+        opened.add(2, update_of(2, 1, ["text"]), steps=1)
+        opened.abort()
+    server.close()
+    with Server.load(folder_in_memory / "run") as server, server.open_round() as opened:
+        assert opened.add(0, update_of(0, 1, ["rest"]), steps=1)
+        assert opened.add(2, update_of(2, 1, THREE), steps=1)
+        assert not opened.add(1, update_of(1, 1, THREE), steps=1)
+        assert not opened.add(1, update_of(1, 1, ["text"]), steps=1)
+        assert opened.add(1, update_of(1, 1, ["rest", "text"]), steps=1)
+    assert [client for client, _ in opened.report.rejected] == [1, 1]
+    assert all("text, rest" in reason for _, reason in opened.report.rejected)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.lists(st.sets(st.sampled_from(THREE)), min_size=4, max_size=4), min_size=1, max_size=3))
+def test_any_subsets_average_like_plain_means(rounds):
+    """FedAvg of any subsets equals the float64 mean of each tensor over the clients that sent it."""
+    server = new_server("FedAvg", clients=4)
+    expected, sets = {name: np.float64(one) for name, one in first(THREE).items() if one.ndim}, {}
+    for number, sent in enumerate(rounds):
+        with server.open_round() as opened:
+            updates = {}
+            for client, groups in enumerate(sent):
+                took = opened.add(client, update := update_of(client, number, groups), steps=1)
+                assert took == (bool(groups) and sets.setdefault(client, groups) == groups)
+                updates |= {client: update} if took else {}
+        for name in expected:
+            if given := [update[name] for update in updates.values() if name in update]:
+                expected[name] = np.mean(np.float64(given), axis=0)
+    for name, tensor in expected.items():
+        near = 1e-3 if server.tensors()[name].dtype == np.float16 else 1e-6  # clients start from a rounded model
+        np.testing.assert_allclose(server.layout.unflatten(server.x)[name], tensor, rtol=near)
+
+
+def test_a_step_that_diverges_in_one_group_changes_none():
+    """The step of "body" ends at 120,000, which float16 cannot hold."""
+    model = {"text.w": np.zeros(1, np.float32), "body": np.zeros(1, np.float16)}
+    server = Server(Model(model, {"text": "text.*"}), "FedAvg", 2, lr=0.1, server_lr=0.2)
+    opened = server.open_round()
+    assert opened.add(0, {"text.w": np.ones(1, np.float32), "body": np.float16([60_000])}, steps=1)
+    with pytest.raises(DivergedError):
+        opened.finish()
+    assert server.round_number == 0
+    assert server.x.tolist() == [0, 0]
+
+
+def killed_at(commit, folder, sets):
+    """Run a round in a child that is killed before its n-th commit; return whether it was killed."""
+    if child := os.fork():
+        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    original, due = ClientStore.commit, iter(range(1, 100))
+
+    def commits(self, *arguments, **options):
+        if next(due) == commit:
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(self, *arguments, **options)
+
+    try:
+        server = Server.load(folder)
+        ClientStore.commit = commits
+        run_round(server, sets)
+        server.close()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def test_killed_at_each_commit(folder_in_memory):
+    """The folder is always at a whole round, and the run continues with the bits of an uninterrupted one."""
+    sets, folder = sets_of(THREE), folder_in_memory / "run"
+    twin = new_server("MimiC", storage=Storage(codec="bf16"))
+    with new_server("MimiC", storage=Storage(folder, codec="bf16")):
+        pass
+    for commit in range(1, 7):  # a round commits in four stores
+        assert killed_at(commit, folder, sets) == (commit < 5)
+        if commit >= 5:
+            run_round(twin, sets)
+        with Server.load(folder) as server:
+            assert server.round_number == twin.round_number == max(0, commit - 4)
+            assert bytes_of(server) == bytes_of(twin)
+
+
+def test_a_commit_that_fails_in_one_group_closes_the_server(folder_in_memory, monkeypatch):
+    server, sets = new_server("MIFA", storage=folder_in_memory / "run"), sets_of(THREE)
+    run_round(server, sets)
+    before, original, commits = bytes_of(server), ClientStore.commit, []
+
+    def commit(self, *arguments, **options):
+        commits.append(self)
+        if len(commits) == 3:
+            raise StoreError("disk: full")
+        original(self, *arguments, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(StoreError, match="disk: full"):
+        patch.setattr(ClientStore, "commit", commit)
+        run_round(server, sets)
+    assert server.x.tobytes() == before[0]
+    assert server.round_number == 1
+    with pytest.raises(StoreError):
+        run_round(server, sets)
+    with Server.load(folder_in_memory / "run") as server:
+        assert bytes_of(server) == before
+        run_round(server, sets)
+        assert server.round_number == 2
+
+
+def test_an_update_in_pieces_may_lack_groups():
+    server, twin = new_server("MIFA"), new_server("MIFA")
+    sent = update_of(1, 0, ["image"])
+    with server.open_round() as opened:
+        incoming = opened.begin(1, **claims_of(1))
+        for name, tensor in sent.items():
+            incoming.write(name, tensor)
+        assert incoming.done()
+        incoming = opened.begin(2, **claims_of(2))
+        incoming.write("pool", sent["pool"][:2])
+        assert not incoming.done()
+    run_round(twin, [["image"]] * N, [1])
+    assert bytes_of(server) == bytes_of(twin)
+    assert "pool" in opened.report.rejected[0][1]
+
+
+def test_commands_read_the_folder(folder_in_memory, capsys):
+    folder = folder_in_memory / "run"
+    with new_server("MIFA", storage=folder) as server:
+        for _ in range(2):
+            run_round(server, sets_of(THREE), range(N))
+        saved = read_model(folder)
+        assert saved.round_number == 2
+        assert all(saved.tensors()[name].tobytes() == one.tobytes() for name, one in server.tensors().items())
+        states = [bytes_of(server)]
+    for command in ("info", "verify", "undo", "verify"):
+        main(["store", command, str(folder)])
+    assert "cannot be loaded" not in capsys.readouterr().out
+    with Server.load(folder) as server:  # the groups follow the main folder back
+        assert server.round_number == 1
+        run_round(server, sets_of(THREE), range(N))
+        assert bytes_of(server) == states[0]
+    with ClientStore.open(folder / "groups" / "1") as rows:  # a later round of one group only
+        for commit in range(2):
+            rows.commit(
+                rows.round, state=rows.state | {"numbers": rows.state["numbers"] | {"transactions": 9 + commit}}
+            )
+    with pytest.raises(CheckpointError):
+        Server.load(folder)
+
+
+def test_save_and_load(folder_in_memory):
+    server, sets = new_server("MimiC"), sets_of(THREE)
+    for _ in range(2):
+        run_round(server, sets)
+    server.save(folder_in_memory / "copy")
+    loaded = Server.load(folder_in_memory / "copy")
+    assert loaded.layout == server.layout
+    for _ in range(2):
+        assert run_round(loaded, sets).groups.keys() == run_round(server, sets).groups.keys()
+    assert bytes_of(loaded) == bytes_of(server)
+    assert server.verify() == []
+    with pytest.raises(StoreError):
+        server.save(folder_in_memory / "copy")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compute": Compute(shards=2)},
+        {"storage": Storage("unused", journal=True)},
+        {"storage": Storage(audit=True)},
+        {"algorithm": SCAFFOLD(control="sent")},
+    ],
+    ids=["shards", "journal", "audit", "second vector"],
+)
+def test_what_groups_do_not_support(options):
+    options = {"algorithm": "FedAvg", "lr": 0.1, "clients": 2} | options
+    with pytest.raises(RangeError, match="partial updates"):
+        Server(Model(first(THREE), PARTIAL), **options)
