@@ -21,7 +21,7 @@ from fedcore.algorithms.rates import Constant, Rate, as_rate, rate_at
 from fedcore.arrays import CPU, device_named
 from fedcore.errors import CheckpointError, RangeError, UnknownNameError
 from fedcore.model import Layout
-from fedcore.rules import CapExamples, CapSteps, Chain, ClipToMedian, Mean, RatioRule, RejectLong, Rule
+from fedcore.rules import CapExamples, CapSteps, Chain, ClipToMedian, Mean, RatioRule, RejectLong, RobustRule, Rule
 from fedcore.store.commits import Durability, Medium
 from fedcore.validation import Registry, absolute, check_integer, check_number
 
@@ -438,10 +438,30 @@ class Settings:
             )
         if self.rules.weights is not None:
             require_weighing(method, "weights")
+        if self.rules.robust is not None:
+            self._require_combinable(self.rules.robust)
         if self.is_exact and method.keeps_total and not method.total_is_whole:
             raise RangeError(
                 f'accumulator="exact": the total of {method} has fractional coefficients; use "float32" or "float64"'
             )
+
+    def _require_combinable(self, rule: RobustRule) -> None:
+        """Raise RangeError if the method or an option cannot be combined with a robust rule."""
+        method = self.algorithm
+        reasons = {
+            f"{method} does not only sum updates: it keeps rows, second vectors, shares or a total": (
+                not method.only_sums_updates or method.keeps_total
+            ),
+            f"the step of {method} grows with the norms of all updates": method.needs_square_of_sum,
+            'accumulator="exact" does not keep the updates': self.is_exact,
+            f"device={self.device!r}: the kernels run on CPUs": self.device != CPU,
+            "the model has partial updates": bool(self.layout.groups),
+        }
+        for reason, applies in reasons.items():
+            if applies:
+                raise RangeError(
+                    f"aggregation: {rule} is not supported, because {reason}; use FedAvg on a CPU, or Mean()"
+                )
 
     def to_state(self, round: int = 0) -> dict[str, Any]:
         """Return the settings before a round as JSON, with the keys of the folder format."""
@@ -545,7 +565,7 @@ def limits_from_state(state: Mapping[str, Any]) -> tuple[Limits, Chain]:
         max_client_lr=saved["lr"] if saved.get("own_rates") else None,
     )
     if "rules" in state:
-        return limits, Chain((*(revive("rule", rule, None) for rule in state["rules"]), Mean()))
+        return limits, Chain.of([revive("rule", rule, None) for rule in state["rules"]])
     rules: list[Rule] = [kind(saved[key]) for key, kind in RATIO_KEYS.items() if saved.get(key) is not None]
     return limits, Chain((*rules, *([ClipToMedian()] if saved.get("clips") else []), Mean()))
 

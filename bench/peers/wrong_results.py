@@ -308,6 +308,25 @@ def flower():
         return {"w": mean}
 
     yield Row(name, "two models, one with a NaN", "rejected", *nan_among_two(average))
+    yield Row(name, *krum_of_close_models())
+
+
+def krum_of_close_models():
+    """Flower computes |a|^2 + |b|^2 - 2 ab in float32, where close models far from zero cancel."""
+    from flwr.app import ArrayRecord, RecordDict
+    from flwr.serverapp.strategy.multikrum import select_multikrum
+
+    rng = np.random.default_rng(11)
+    models = [np.float32(100 + 1e-3 * rng.normal(size=10_000)) for _ in range(10)]
+    models[9] += np.float32(0.02)
+    [chosen] = select_multikrum([RecordDict({"x": ArrayRecord([model])}) for model in models], 1, 1)
+    server = fedcore.Server(np.zeros(10_000, np.float32), "FedAvg", 10, lr=1.0, aggregation="Krum")
+    server.round([fedcore.Update(client, model, 1) for client, model in enumerate(models)])
+    found = [
+        next(f"client {i}" for i, model in enumerate(models) if np.allclose(model, x, rtol=0, atol=1e-4))
+        for x in (chosen["x"].to_numpy_ndarrays()[0], server.x)
+    ]
+    return "Krum of ten models near 100: client 9 differs by 0.02, the others by 0.001", "not client 9", *found
 
 
 def fedlab():

@@ -23,6 +23,7 @@ void bind_optimizer(py::module_& module);
 void bind_plain_tensors(py::module_& module);
 void bind_plain_updates(py::module_& module);
 void bind_quantise(py::module_& module);
+void bind_robust(py::module_& module);
 void bind_runtime(py::module_& module);
 void bind_sampling(py::module_& module);
 

@@ -24,6 +24,7 @@ PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
     bind_plain_tensors(module);
     bind_plain_updates(module);
     bind_quantise(module);
+    bind_robust(module);
     bind_runtime(module);
     bind_sampling(module);
 }

@@ -45,6 +45,7 @@ function(fedcore_add_core target)
     kernels/norms.cpp
     kernels/optimizer.cpp
     kernels/quantise.cpp
+    kernels/robust.cpp
     kernels/tuner.cpp
     sampling/bernoulli.cpp
     sampling/permutation.cpp

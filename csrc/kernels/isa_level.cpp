@@ -50,6 +50,7 @@ constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a str
 #include "kernels/cpu/exchange_fused.inl"
 #include "kernels/cpu/exchange.inl"
 #include "kernels/cpu/mix.inl"
+#include "kernels/cpu/robust.inl"
 // clang-format on
 #undef FEDCORE_SCALAR
 
@@ -61,6 +62,7 @@ constexpr Sums<Sum> sums = {weighted_sum<Sum>, accumulate<Sum>, server_step<Sum>
 extern const Table loops;
 const Table loops = {sums<float>,     sums<double>,   exchange,     accumulate_exact, exchange,       combine_exact,
                      read_exact,      read_exact,     squared_norm, direction_step,   combine<float>, combine<double>,
-                     combined_square, optimizer_step, mix,          quantise,         dequantise};
+                     combined_square, optimizer_step, mix,          quantise,         dequantise,     gram,
+                     column_statistic};
 
 }  // namespace fedcore::FEDCORE_LEVEL

@@ -13,6 +13,7 @@
 #include "kernels/mix.h"
 #include "kernels/optimizer.h"
 #include "kernels/quantise.h"
+#include "kernels/robust.h"
 
 namespace fedcore {
 
@@ -71,6 +72,10 @@ struct Table {
                      void* codes, float* scales);
     void (*dequantise)(const void* codes, const float* scales, Codec codec, std::int64_t begin, std::int64_t end,
                        float* out);
+    // tile: scratch; shares: float64[k (k + 1) / 2], the block's share of the upper triangle
+    void (*gram)(const Updates& updates, std::int64_t begin, std::int64_t end, double* tile, double* shares);
+    void (*column_statistic)(const Updates& updates, const ColumnPlan& plan, std::int64_t begin, std::int64_t end,
+                             float* scratch, float* out);
 };
 
 }  // namespace fedcore

@@ -281,6 +281,12 @@ class Algorithm(ABC):
         return self.placement == "server" and (self.row != NOTHING or self.second_vector is not None)
 
     @cached_property
+    def only_sums_updates(self) -> bool:
+        """Whether the only effect of an update is that w_i h_i is added to A."""
+        keeps = self.keeps_rows or self.sums_changes or self.second_vector is not None
+        return self.adds == H and self.row == NOTHING and not (keeps or self.needs_shares)
+
+    @cached_property
     def rows_at_clients(self) -> bool:
         """Whether each client keeps its own row."""
         return self.placement == "client"

@@ -433,7 +433,7 @@ class ShardedBackend:
         """See ``Server.change``."""
         changed, due = self.settings.changed(options), self.transactions + 1
         require_named_rates(changed, options)
-        require_without_weights(changed)
+        require_plain_mean(changed)
         try:
             self.coordinator.change("change", dict(options))
         finally:
@@ -516,7 +516,7 @@ def new_backend(
     """Return the backend of a new server in shards. For arguments see ``Server``."""
     layout = settings.layout
     require_elementwise(settings.optimizer)
-    require_without_weights(settings)
+    require_plain_mean(settings)
     _require_supported(storage, compute)
     if given is not None:
         raise RangeError("storage: a ClientStore is not supported with shards; pass Storage(path=...)")
@@ -614,8 +614,10 @@ def _require_supported(storage: Storage, compute: Compute) -> None:
             raise RangeError(f"{name}: not supported with shards: {reason}; leave it out")
 
 
-def require_without_weights(settings: Settings) -> None:
-    """Raise a RangeError for weights of a ``Mean``, which are not supported with shards."""
+def require_plain_mean(settings: Settings) -> None:
+    """Raise a RangeError for weights of a ``Mean`` and for robust rules, which are not supported with shards."""
+    if settings.rules.robust is not None:
+        raise RangeError(f"aggregation: {settings.rules.robust} is not supported with shards; use shards=1")
     if settings.rules.weights is not None:
         raise RangeError("weights: not supported with shards; give each update its weight with add(weight=...)")
 

@@ -15,6 +15,7 @@ from fedcore.kernels.exact import (
 )
 from fedcore.kernels.forms import Linear, Terms
 from fedcore.kernels.norms import all_finite, squared_norms, sum_of_partials
+from fedcore.kernels.robust import gram_matrix, mean_near_median, trimmed_mean
 from fedcore.kernels.rows import Codes, dequantise, exchange, quantise
 from fedcore.kernels.step import combine, combined_square, direction_step, mix, optimizer_step, server_step
 
@@ -34,6 +35,8 @@ __all__ = [
     "direction_step",
     "exchange",
     "exchange_exact",
+    "gram_matrix",
+    "mean_near_median",
     "mix",
     "optimizer_step",
     "quantise",
@@ -42,6 +45,7 @@ __all__ = [
     "squared_norms",
     "sum_of_partials",
     "sum_of_partials_exact",
+    "trimmed_mean",
     "weighted_sum",
     "weighted_sum_segments",
 ]

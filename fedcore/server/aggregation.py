@@ -17,6 +17,7 @@ from fedcore.kernels import ExactSum, Terms
 from fedcore.kernels.rows import CHANGE
 from fedcore.options import Settings
 from fedcore.profiling import span
+from fedcore.rules import Chain
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
 from fedcore.store.registry import ClientId
@@ -96,10 +97,17 @@ class UpdateBatch:
         """Scale the updates by these factors, float64[k]."""
         self.factors, self.scales = factors, self.scales * factors
 
-    def count(self, squares: F64) -> None:
-        """Store |h_i|^2 of the folded updates from ``squares``, float64[k], before clipping; drop their vectors."""
+    def count(self, squares: F64, *, keep: bool = False) -> None:
+        """Store |h_i|^2 of the folded updates from ``squares``, float64[k], before clipping; drop their vectors unless
+        ``keep``."""
+        self.squares = squares * self.factors**2
+        if not keep:
+            self.drop()
+
+    def drop(self) -> None:
+        """Drop the vectors."""
         nothing = [None] * len(self)
-        self.vectors, self.bases, self.controls, self.squares = nothing, nothing, nothing, squares * self.factors**2
+        self.vectors, self.bases, self.controls = nothing, nothing, nothing
 
     def longest(self) -> str:
         """Return the end of an error message with the client of the longest update; empty without updates."""
@@ -258,6 +266,8 @@ class Result(NamedTuple):
     """The sum of the weights of the updates that have buffers."""
     exact: tuple[ExactSum, ExactSum | None] | None = None
     """A and B as exact sums; the fields above are then their float64 values."""
+    center: F32 | None = None
+    """Float32[n_parameters], the robust combination, if the rule needs it in the next round."""
 
 
 SumVector: TypeAlias = npt.NDArray[Any] | ExactSum
@@ -416,6 +426,39 @@ class Sum:
         exact = self._value.cut(slice(0, p)), self._changes
         return Result(self._read[:p], changes, self._read[p:], *weights, exact=exact)
 
+    def combined(self, batch: UpdateBatch, rules: Chain, previous: F32 | None) -> Result:
+        """Return ``result`` with the robust combination of the updates, times W, in place of their weighted sum.
+
+        Float buffers are combined in the same way; an update without buffers counts as one that left them unchanged.
+
+        Args:
+            batch: all accepted updates with their vectors, in the order of the clients' ids.
+            previous: ``Result.center`` of the last round, or None.
+        """
+        p, rule = self._layout.n_parameters, rules.robust
+        more: list[F32] = []
+        if rule is not None and rule.needs_previous:
+            more = [zeros(p) if previous is None else previous]
+        vectors = _with(*self._cut_updates(batch, slice(0, p)), batch.scales, more)
+        combination = rules.combination(len(batch), lambda: kernels.gram_matrix(*vectors), self._round)
+        result = self.result()
+        times = result.W * self._algorithm.adds.h
+        if more:
+            center: F32 = empty(p)
+            combination.write(*vectors, center)
+            kernels.combine([center], [times], result.A)
+            result = result._replace(center=center)
+        else:
+            combination.write(*vectors, result.A, times=times)
+        if result.buffer_weight > 0 and self._layout.n > p:
+            unchanged = zeros(self._layout.n - p)
+            bases, ys = self._cut_updates(batch, slice(p, self._layout.n))
+            ys = [y if has else unchanged for y, has in zip(ys, batch.has_buffers, strict=True)]
+            bases = [base if has else None for base, has in zip(bases, batch.has_buffers, strict=True)]
+            vectors = _with(bases, ys, batch.factors, [unchanged] * len(more))
+            combination.write(*vectors, result.buffers, times=result.buffer_weight)
+        return result
+
     def _count(self, batch: UpdateBatch) -> None:
         """Add the weights of a batch."""
         if self._exact:
@@ -484,16 +527,18 @@ class Sum:
 
     def _accumulate(self, batch: UpdateBatch, part: slice, scales: F64) -> Squares:
         """Fold h over the parameters, or x - y over the float buffers, in one pass."""
-        tensors = slice(None, self._n_tensors) if part.start == 0 else slice(self._n_tensors, None)
-        if self._layout.n == self._layout.n_parameters:  # cutting would take as long as a small fold
-            ys, bases = batch.vectors, batch.bases
-        else:
-            ys = [y[tensors] if isinstance(y, list) else y[part] for y in batch.vectors]
-            bases = _cut(batch.bases, part)
+        bases, ys = self._cut_updates(batch, part)
         acc, weights = _part(self._value, part) if self._has_value else None, batch.weights
         if part.start == 0 and self._algorithm.adds != H:
             weights = weights * self._algorithm.adds.h
         return self._add(acc, bases, ys, scales, weights, _part(self._spare, part))
+
+    def _cut_updates(self, batch: UpdateBatch, part: slice) -> tuple[Sequence[Any], list[Any]]:
+        """Return the bases and ys over the parameters, or over the float buffers."""
+        if self._layout.n == self._layout.n_parameters:  # cutting would take as long as a small fold
+            return batch.bases, batch.vectors
+        tensors = slice(None, self._n_tensors) if part.start == 0 else slice(self._n_tensors, None)
+        return _cut(batch.bases, part), [y[tensors] if isinstance(y, list) else y[part] for y in batch.vectors]
 
     def _add(self, acc: Any, bases: Sequence[Any], ys: Any, scales: F64, weights: F64, out: Any) -> Squares:
         """Fold vectors without changing rows."""
@@ -543,6 +588,12 @@ def _two(n: int, dtype: Any, *, exact: bool, device: str) -> tuple[Any, Any]:
     if exact:
         return ExactSum.zeros(n, device=device), ExactSum.empty(n, device=device)
     return zeros(n, dtype, device=device), empty(n, dtype, device=device)
+
+
+def _with(bases: Sequence[Any], ys: list[Any], scales: F64, more: list[F32]) -> tuple[Any, Any, F64]:
+    """Return updates with further vectors h."""
+    none = [None] * len(more)
+    return [*bases, *none], [*ys, *more], np.append(scales, [-1.0] * len(more))
 
 
 def _part(sum: SumVector, part: slice) -> SumVector:

@@ -121,7 +121,7 @@ def _require_vectors(vectors: Mapping[str, npt.NDArray[Any]], n: int, p: int) ->
     """Check the dtype, the shape and the range of each vector by its name, or by the name before its slash."""
     forms: dict[str, tuple[type, int]] = {
         **dict.fromkeys(("x", "x_prev", "ahead", "past/"), (np.float32, n)),
-        **dict.fromkeys(("momentum", "moment/", "v/"), (np.float32, p)),
+        **dict.fromkeys(("momentum", "moment/", "v/", "center"), (np.float32, p)),
         "total": (np.float64, p),
         "total/": (np.int64, p),
     }

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.algorithms import Algorithm, Claims
-from fedcore.algorithms.base import NOTHING, H
+from fedcore.algorithms import Claims
 from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import F64, empty, to_host
 from fedcore.errors import ArrayError, FedcoreError, RangeError, UnknownClientError
@@ -164,7 +163,7 @@ def require_partial_sums(settings: Settings) -> None:
             f'accumulator="{settings.accumulator}": the bits of such sums depend on the order of updates; for partial '
             'sums, pass Compute(accumulator="exact")'
         )
-    if not only_sums_updates(settings.algorithm):
+    if not settings.algorithm.only_sums_updates:
         raise RangeError(
             f"partial sum: {settings.algorithm} needs rows, second vectors or shares; use a method that only sums "
             "updates, such as FedAvg, FedProx or FedAvg-M, or add each client's update to the server itself"
@@ -174,12 +173,6 @@ def require_partial_sums(settings: Settings) -> None:
     if settings.layout.counters:
         names = ", ".join(piece.name for piece in settings.layout.counters)
         raise RangeError(f"model: partial sums do not support integer counters ({names}); leave them out")
-
-
-def only_sums_updates(algorithm: Algorithm) -> bool:
-    """Whether the only effect of an update is that w_i h_i is added to one sum."""
-    keeps = algorithm.keeps_rows or algorithm.sums_changes or algorithm.second_vector is not None
-    return algorithm.adds == H and algorithm.row == NOTHING and not (keeps or algorithm.needs_shares)
 
 
 def fingerprint(settings: Settings, now: Snapshot) -> str:

@@ -580,6 +580,7 @@ class LocalRound(Round):
         self._undecided: UpdateBatch | None = None
         self._folded: list[UpdateBatch] = []
         self._summed: set[ClientId] = set()  # the clients of partial sums
+        self._keeps_vectors = settings.rules.robust is not None  # until the step
         self._has_examples = False  # whether an update of the round has a number of examples or a weight
         self._most_steps: int | None = None
 
@@ -591,7 +592,9 @@ class LocalRound(Round):
             self._sum = self._state.begin(self._newcomers)
             settings, remembered = self._settings, self._state.snapshot.norms
             unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
-            self._by_claims = settings.algorithm.weighs_claims and not self._state.population.is_sized
+            self._by_claims = settings.algorithm.weighs_claims and not (
+                self._state.population.is_sized or settings.rules.robust
+            )
             ratio = settings.rules.examples_ratio if self._by_claims else None
             examples = None if ratio is None else self._state.claimed.of("examples", ratio, remembered)
             square = self._state.buffers_square
@@ -653,7 +656,10 @@ class LocalRound(Round):
             self._bytes += batch.bytes
             self._known.add(client)
             self._held.append(batch)
-            at_once |= not (self._may_hold or update.keep or fixed)
+            is_safe = self._may_hold or update.keep or fixed
+            if self._keeps_vectors and not is_safe:
+                batch.vectors = [immutable_copy(y) for y in batch.vectors]
+            at_once |= not (is_safe or self._keeps_vectors)
         if at_once or len(self._held) >= self._batch_size:
             self._fold_held()
         self._keep_in_journal(self._known)
@@ -711,6 +717,8 @@ class LocalRound(Round):
             self._has_examples = have
         self._known.update(batch.clients)
         self._bytes += batch.vectors[0].nbytes * len(batch)
+        if self._keeps_vectors and not self._may_hold:
+            batch.vectors = [immutable_copy(y) for y in batch.vectors]
         self._fold([batch])
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
@@ -806,7 +814,7 @@ class LocalRound(Round):
             self._abort()
             raise
         if len(batch):
-            batch.count(squares)
+            batch.count(squares, keep=self._keeps_vectors)
             self._folded.append(batch)
 
     def _leave_out(self, batch: UpdateBatch, decision: Decision) -> None:
@@ -852,14 +860,15 @@ class LocalRound(Round):
         self.settle()
         self._require_enough()
         batch = UpdateBatch.joined(self._folded)
-        if self._settings.is_exact:  # the report must not depend on the order of the updates
+        if self._settings.is_exact or self._keeps_vectors:  # the order of the updates must have no effect
             batch = batch.ordered(self._state.store.registry.numbers(batch.clients))
+        result = self._result(batch)
         try:
             with uninterrupted():
                 if self._is_ending:
                     raise RoundError("round: a signal handler aborted it before it was finished")
                 norms, rejected = self._validator.remembered(), tuple(self._rejected)
-                prepared, found = take_step(self._state, self, self._sum.result(), batch, norms, rejected)
+                prepared, found = take_step(self._state, self, result, batch, norms, rejected)
                 self._most_steps = prepared.most_steps
                 spent = self._seconds + time.perf_counter() - began, self._bytes
                 stale = staleness(prepared)
@@ -873,6 +882,15 @@ class LocalRound(Round):
                 self._release()
         self._empty_journal()
         return self.report
+
+    def _result(self, batch: UpdateBatch) -> Result:
+        """Return the sums of all accepted updates, or the robust combination; raise RangeError for too few updates."""
+        if not self._keeps_vectors or not len(batch):
+            return self._sum.result()
+        result = self._sum.combined(batch, self._settings.rules, self._state.snapshot.center)
+        batch.drop()
+        self._folded = [batch]
+        return result
 
     def _abort(self) -> None:
         if self.is_open:

@@ -99,9 +99,10 @@ class Server(Represented, Unpicklable):
             else the mean of eta_i K_i over the cohort. A round without clients has no such mean and uses the last
             gamma.
         optimizer: one of ``fedcore.algorithms.optimizers``, which turns the method's direction into the step.
-        aggregation: the rules that reject, cap or scale updates before they are averaged (``fedcore.rules``): a list
-            such as ``[CapExamples(2), ClipToMedian()]``, or "open" for a federation that anyone can join. Default: no
-            rules; every valid update counts unchanged.
+        aggregation: the rules that reject, cap or scale updates, and a robust rule that combines them in place of the
+            mean (``fedcore.rules``): a list such as ``[CapExamples(2), ClipToMedian()]`` or ``[TrimmedMean(2)]``, or a
+            name: "open" for a federation that anyone can join, "median". Default: no rules; every valid update counts
+            unchanged.
         limits: the limits that each update must respect.
         storage: where rows are stored: a ``Storage``, the path of a new folder (``Server.load`` resumes it), or a
             ``ClientStore`` with rows of ``n_parameters`` elements. Default: in memory.
@@ -282,7 +283,7 @@ class Server(Represented, Unpicklable):
             try:
                 change_on_loading(backend, manifest or path, saved, given, aggregation, limits, policy)
                 if manifest is not None:
-                    shards().require_without_weights(backend.settings)
+                    shards().require_plain_mean(backend.settings)
                     server._keep_journal(storage, manifest.parent)
             except BaseException:
                 server.close()

@@ -547,6 +547,8 @@ class State:
         norms = {**norms, "steps": window.packed} if len(window) else norms
         moves = cohort.N > 0 and algorithm.moves(cohort)
         changes: dict[str, Any] = {"round_number": number + 1, "norms": norms, "population": population}
+        if result.center is not None:
+            changes["center"] = result.center
         if late := settings.max_staleness:
             # x of every round, even if it is unchanged: a client may have started from it.
             past = {**now.past, number: now.sent}

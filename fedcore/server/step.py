@@ -389,6 +389,7 @@ class Snapshot(NamedTuple):
     exact_total: ExactSum | None = None
     changed: Mapping[str, Any] = {}
     audited: str | None = None
+    center: F32 | None = None
 
     @property
     def sent(self) -> F32:
@@ -425,6 +426,8 @@ class Snapshot(NamedTuple):
             named |= {f"total/{word}": words for word, words in self.exact_total._asdict().items()}
         elif self.total is not None:
             named["total"] = self.total
+        if self.center is not None:
+            named["center"] = self.center
         named |= {f"moment/{i}": moment for i, moment in enumerate(self.moments)}
         named |= {f"past/{t}": x for t, x in self.past.items()}
         named |= {f"v/{t}": v for t, v in self.history.directions.items()}
@@ -487,6 +490,7 @@ class Snapshot(NamedTuple):
             round_number=int(numbers["round_number"]),
             gamma=float(numbers["gamma"]),
             ahead=vectors.get("ahead"),
+            center=vectors.get("center"),
             transactions=count_of(numbers),
             changed=dict(numbers.get("changed", {})),
             audited=numbers.get("audited"),

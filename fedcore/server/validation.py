@@ -437,6 +437,7 @@ class Weighing:
 
     def __init__(self, settings: Settings, state: Any) -> None:  # state is a State, whose module imports this one
         self._algorithm, self._state = settings.algorithm, state
+        self._counts_none = settings.rules.robust is not None
         self.lowered: list[CappedClaim] = []
 
     def close(self) -> None:
@@ -453,8 +454,11 @@ class Weighing:
         return np.where(claims_less | (batch.sources == WEIGHTED), claimed, known)
 
     def count_known_examples(self, batch: UpdateBatch) -> None:
-        """Cap the updates' examples at the client sizes if the server has them."""
-        self.count_examples(batch, self.known_at_most(batch))
+        """Cap the updates' examples at the client sizes if the server has them; a robust rule counts none."""
+        if self._counts_none:
+            batch.claims = replace(batch.claims, examples=np.ones(len(batch)))
+        else:
+            self.count_examples(batch, self.known_at_most(batch))
 
     def count_examples(self, batch: UpdateBatch, examples: F64) -> None:
         """Replace the updates' examples, except where the caller gave a weight."""

@@ -16,9 +16,9 @@ ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 5_890,
-    "csrc": 10_330,
+    "csrc": 10_680,
     "tests": 52_700,
-    "fedcore": 2_550,
+    "fedcore": 2_700,
     "fedcore/adapters": 2_040,
     "fedcore/algorithms": 990,
     "fedcore/cli": 1_100,

@@ -63,6 +63,10 @@ def sent(dtype):
     return read
 
 
+def updates(rng, n):
+    return {"scales": rng.random(2)} | single("ys[0]", "ys[1]", "bases[1]")(rng, n)
+
+
 def accumulate(a):
     bases = [None, a["bases[1]"]]
     return kernels.accumulate(a["acc"], bases, numbered(a, "ys"), a["scales"], a["weights"], out=a["out"])
@@ -147,6 +151,21 @@ CALLS = {
         sums(np.float64),
         {"out": "acc"},
         any_shape=("ys[0][0]", "ys[0][1]", "ys[1][0]", "ys[1][1]"),
+    ),
+    "gram_matrix": Call(
+        lambda a: kernels.gram_matrix([None, a["bases[1]"]], numbered(a, "ys"), a["scales"]),
+        updates,
+        lambda rng, n: {},
+    ),
+    "trimmed_mean": Call(
+        lambda a: kernels.trimmed_mean([None, a["bases[1]"]], numbered(a, "ys"), a["scales"], 0, out=a["out"]),
+        updates,
+        single("out"),
+    ),
+    "mean_near_median": Call(
+        lambda a: kernels.mean_near_median([None, a["bases[1]"]], numbered(a, "ys"), a["scales"], 1, out=a["out"]),
+        updates,
+        single("out"),
     ),
     "exchange": Call(
         exchange,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedcore import kernels
-from fedcore.kernels import ExactSum, Linear, aggregate, exact, norms, rows, step
+from fedcore.kernels import ExactSum, Linear, aggregate, exact, norms, robust, rows, step
 from tests import oracle
 from tests.kernels import arrays
 from tests.kernels.arrays import CODECS, DTYPES, FORMS, LOW, assert_same_bits, empty_row, random_keys
@@ -22,7 +22,7 @@ class Norms(list):
 def on_oracle():
     """Make the functions of ``fedcore.kernels`` call the oracle instead of the native module."""
     with ExitStack() as patches, np.errstate(all="ignore"):
-        for module in (aggregate, exact, norms, rows, step):
+        for module in (aggregate, exact, norms, robust, rows, step):
             patches.enter_context(mock.patch.object(module, "core", oracle))
         yield
 
@@ -297,6 +297,28 @@ def squared_norms(g):
     return [Norms(kernels.squared_norms(g.many(5), partials=partials)), Norms(partials.ravel())]
 
 
+def gram_matrix(g, kind):
+    bases, ys, scales, _ = sent(g, 7)
+    ys = [in_tensors(y) for y in ys] if kind == "in tensors" else ys
+    return [kernels.gram_matrix(bases[:k], ys[:k], scales[:k]) for k in (1, 3, 7)]
+
+
+def column_statistics(g, given):
+    k, kind = given
+    bases, ys, scales, _ = sent(g, k, DTYPES[:2] if g.kind == "huge" else DTYPES)
+    if kind == "ties":
+        bases, ys, scales = [None] * k, [np.round(g() * 2) for _ in range(k)], -np.ones(k)
+    ys = [in_tensors(y) for y in ys] if kind == "in tensors" else ys
+    mixing = g.rng.random((k + 1, k)) / k if kind == "mixed" else None
+    given, options = (bases, ys, scales), dict(mixing=mixing)
+    outs = [arrays.empty(g.n, "float32") for _ in range(5)]
+    for f, out in zip((0, k // 4, (k - 1) // 2), outs, strict=False):
+        kernels.trimmed_mean(*given, f, out=out, **options)
+    for m, out in zip((1, (k + 1) // 2), outs[3:], strict=True):
+        kernels.mean_near_median(*given, m, out=out, **options)
+    return outs
+
+
 def cases(function, *options):
     """Return the function and its arguments after the numbers, by name, for each combination of the options."""
     found = {}
@@ -323,13 +345,16 @@ ELEMENTWISE = (
     | cases(quantise, ["bf16", "f16"], [None, 0, 2**64 - 1])
     | cases(squared_norms)
 )
-# An exchange takes numbers of any size; one that is not finite makes its whole result invalid.
-FINITE = cases(exchange, [*([codec] for codec in CODECS), CODECS], FORMS)
+ROWS = [(1, "of some"), (2, "of some"), (6, "ties"), (5, "mixed"), (10, "in tensors"), (33, "of some")]
+COLUMNS = cases(column_statistics, [(f"{k} {kind}", (k, kind)) for k, kind in ROWS])
+# These take numbers of any size; one that is not finite makes the whole result invalid.
+FINITE = cases(exchange, [*([codec] for codec in CODECS), CODECS], FORMS) | COLUMNS
 USUAL = (
     cases(accumulate, PRECISIONS, ["of one base", "of some", "in tensors"])
     | cases(accumulate_exact, EXACT.items())
     | cases(exchange_exact, CODECS, FORMS, [("any", {})])
     | cases(exchange_exact, ["f32"], ["replaced"], EXACT.items())
+    | cases(gram_matrix, ["flat", "in tensors"])
     | cases(combine_exact, TIMES)
     | cases(read_exact)
     | cases(quantise, ["int8"], [None, 0, 2**64 - 1])

@@ -61,6 +61,11 @@ def digest_of(lengths, place=lambda array: array):
         mixed = [y.astype(dtype) for y, dtype in zip(ys, mixed)]
         keys = np.arange(18, dtype=np.uint64).reshape(9, 2)
         digest.update(kernels.accumulate(acc, [x] * 9, mixed, scales, weights, out=out))
+        given = [x] * 8 + [None], mixed, scales
+        digest.update(kernels.gram_matrix(*given))
+        for mixing in (None, rng.random((4, 9))):
+            for function, number in ((kernels.trimmed_mean, 1), (kernels.mean_near_median, 3)):
+                digest.update(function(*given, number, out=place(np.empty(n, np.float32)), mixing=mixing))
         for form in ("replaced", "control", "stale", "general"):
             given = acc, [x] * 9, ys, scales, weights, old, anchors, new
             sums = np.zeros((9, -(-n // 16_384)), np.uint64)

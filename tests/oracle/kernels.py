@@ -116,6 +116,51 @@ def accumulate(
     return added(squares_of_blocks(hs, sizes_of(ys)), partials)
 
 
+def gram(bases: Sequence[F32 | None], ys: Sequence[Any], scales: F64) -> F64:
+    """Return the inner products of all h_i, added on 8 lanes in each tile of 512, folded in a tree, block by block."""
+    rows = np.array([gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)])
+    n = rows.shape[1]
+    padded = -(-n // BLOCK) * BLOCK
+    h = np.zeros((len(ys), padded))
+    h[:, :n] = rows
+    products = np.zeros((len(ys), len(ys), padded // 512))
+    for tile in range(padded // 512):
+        part = h[:, 512 * tile : 512 * (tile + 1)]
+        lanes = np.add.accumulate((part[:, None] * part[None]).reshape(len(ys), len(ys), 64, 8), axis=2)[:, :, -1]
+        for width in (4, 2, 1):
+            lanes = lanes[..., :width] + lanes[..., width : 2 * width]
+        products[..., tile] = lanes[..., 0]
+    blocks = np.add.accumulate(products.reshape(*products.shape[:2], -1, 32), axis=3)[..., -1]
+    return np.add.accumulate(blocks, axis=2)[..., -1] if n else np.zeros((len(ys), len(ys)))
+
+
+def column_statistic(
+    bases: Sequence[F32 | None],
+    ys: Sequence[Any],
+    scales: F64,
+    out: F32,
+    *,
+    mixing: F64 | None,
+    rows: int,
+    first: int,
+    last: int,
+    nearest: int,
+) -> None:
+    """Set out to the mean of the sorted values first .. last - 1 of each column, or of those nearest the median."""
+    h = np.array([gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)])
+    if mixing is not None:
+        h = np.array([combination(list(h), row).astype(np.float32) for row in mixing])
+    values = np.sort(h, axis=0).astype(np.float64)
+    kept = np.ones((rows, len(out)), np.bool_)
+    kept[:first] = kept[last:] = False
+    if nearest:
+        median = values[(rows - 1) // 2] + values[rows // 2]
+        start = sum((values[i] + values[i + nearest] < median for i in range(rows - nearest)), np.zeros(len(out), int))
+        kept = (np.arange(rows)[:, None] >= start) & (np.arange(rows)[:, None] < start + nearest)
+    total = np.add.accumulate(np.where(kept, values, 0.0), axis=0)[-1] if rows else 0.0
+    out[:] = (total / (nearest or last - first)).astype(np.float32) + np.float32(0)
+
+
 def decoded(row: Any, n: int) -> F32:
     """Return a row of ``exchange`` as a float32 vector."""
     if row is None:

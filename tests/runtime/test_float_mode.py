@@ -152,6 +152,11 @@ KERNELS = {
     ],
     "quantise": lambda: [codes(codec) for codec in ("bf16", "f16", "int8")],
     "dequantise": lambda: kernels.dequantise(kernels.Codes("int8", np.int8([3] * 8), SCALE)),
+    "gram_matrix": lambda: kernels.gram_matrix([None, LARGE], [TINY, SHORT], SCALES),
+    "trimmed_mean": lambda: kernels.trimmed_mean([None] * 2, [TINY, SMALL], SCALES, 0, out=np.empty(8, np.float32)),
+    "mean_near_median": lambda: kernels.mean_near_median(
+        [None] * 2, [TINY, SMALL], SCALES, 1, out=np.empty(8, np.float32)
+    ),
     "squared_norms": lambda: kernels.squared_norms([TINY, SHORT]),
     "all_finite": lambda: kernels.all_finite([TINY]),
     "sum_of_partials": lambda: kernels.sum_of_partials(np.full((3, 2), 1e-310)),

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 import fedcore
 from fedcore import Compute, Limits, PartialSum, Server, Update, algorithms, errors
 from fedcore.algorithms import REGISTRY
-from fedcore.server.partial import COLUMNS, MAGIC, SPAN, only_sums_updates
+from fedcore.server.partial import COLUMNS, MAGIC, SPAN
 from tests.kit import flat
 
 N, CLIENTS = 257, 12
-METHODS = [name for name in REGISTRY if only_sums_updates(algorithms.named(name))]
+METHODS = [name for name in REGISTRY if algorithms.named(name).only_sums_updates]
 OTHERS = [name for name in REGISTRY if name not in METHODS]
 
 

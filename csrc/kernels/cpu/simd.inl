@@ -110,6 +110,16 @@ inline Doubles fused(double a, Doubles b, Doubles c) {
 }
 #endif
 
+inline Doubles fused(Doubles a, Doubles b, Doubles c) {
+#if defined(__AVX512F__)
+    return Doubles(_mm512_fmadd_pd(__m512d(a), __m512d(b), __m512d(c)));
+#elif defined(__FMA__)
+    return Doubles(_mm256_fmadd_pd(__m256d(a), __m256d(b), __m256d(c)));
+#else
+    return a * b + c;
+#endif
+}
+
 // A vector of the precision of `Value`, from whichever there is.
 template <class Value>
 struct Full;

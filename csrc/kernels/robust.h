@@ -1,0 +1,59 @@
+// robust: the inner products of a cohort's updates, and order statistics of each column, for robust aggregation rules.
+//
+// Both read h of k updates as `accumulate` does, in tiles of elements. A tile may cross tensors, so updates in separate
+// tensors give the bits of flat ones. Callers have checked every pointer, length and overlap; h must be finite.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/aggregate.h"
+
+namespace fedcore {
+
+// k updates of n elements in tensors: client i's tensor s is sent[s * k + i], and begins at element starts[s].
+struct Updates {
+    const ClientUpdate* sent;
+    const std::int64_t* starts;  // tensors + 1 entries; the last is n
+    std::int64_t tensors, k;
+};
+
+// Elements that a tile of the inner products holds of each row. The bits depend on it.
+inline constexpr std::int64_t kGramTile = 512;
+inline constexpr std::int64_t kGramStride = kGramTile + 8;  // else all rows would share one set of the L1
+inline constexpr std::int64_t kGramRows = 3;                // multiplied by as many at once
+
+// gram[i * k + j] = sum over the elements of h_i * h_j, float64[k, k]. Products of float32 are exact in float64. They
+// are added on 8 lanes in each tile; lanes are folded in a fixed tree; tiles and blocks are added in order.
+//   Moves the bytes of all updates once, with k^2 / 2 multiplications an element. Scratch: 4 k^2 bytes a block.
+void gram(const Updates& updates, std::int64_t n, double* gram);
+
+// A step of a sorting network: the lesser of two rows goes to `low`, the greater to `high`, where they are needed.
+struct Comparator {
+    std::int32_t low, high;
+    bool keeps_low, keeps_high;
+};
+
+// The mean of some sorted values s_0 <= ... of each column: of those in [first, last), or, if `nearest` > 0, of as many
+// nearest the median, the lower of two equally near ones. Sums are in float64, in rising order.
+struct Statistic {
+    std::int64_t first, last, nearest;
+};
+
+// A call's constants for all tiles.
+struct ColumnPlan {
+    const double* mixing;  // float64[rows, k] or null: rows of the statistic are these combinations of the h_i
+    std::int64_t rows;     // k without a mixing
+    Statistic of;
+    const Comparator* network;
+    std::int64_t comparators;
+    std::int64_t tile, stride;  // elements of a tile in the L2, and between its rows
+    std::int64_t run;           // elements of all rows that stay in the L1
+};
+
+// out[j] = the statistic of column j of the h_i, or of sum_i mixing[r][i] * h_i[j] (float64, rounded to float32), as
+// float32. A zero is +0. Tiles of all rows stay in the L2, and runs in the L1. The bits depend on neither.
+//   mixing: float64[rows, k] or null. Moves the bytes of all updates once, and 4 n.
+void column_statistic(const Updates& updates, const double* mixing, std::int64_t rows, const Statistic& statistic,
+                      std::int64_t n, float* out);
+
+}  // namespace fedcore

@@ -1,0 +1,326 @@
+"""Robust rules: their definitions, rounds with them, and what they cannot be combined with."""
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcore import Compute, Server, Update, kernels
+from fedcore.algorithms import REGISTRY
+from fedcore.errors import RangeError
+from fedcore.rules import (
+    Bucketing,
+    Bulyan,
+    CentredClipping,
+    Chain,
+    ClipNorm,
+    ClipToMedian,
+    GeometricMedian,
+    Krum,
+    MeaMed,
+    Mean,
+    Median,
+    MultiKrum,
+    NearestNeighborMixing,
+    RejectLong,
+    TrimmedMean,
+)
+from tests.oracle import rules as oracle
+
+
+def combined(aggregation, h, round=0, previous=None):
+    """Return the robust combination of the rows of h."""
+    h = [np.float32(row) for row in h]
+    more = [] if previous is None else [np.float32(previous)]
+    given = [None] * (len(h) + len(more)), [*h, *more], -np.ones(len(h) + len(more))
+    found = Chain.of(aggregation).combination(len(h), lambda: kernels.gram_matrix(*given), round)
+    out = np.empty(len(h[0]), np.float32)
+    found.write(*given, out)
+    return out
+
+
+# Each rule and its definition, of k vectors and f liars.
+DEFINITIONS = {
+    "median": (lambda f: Median(), lambda h, f: oracle.median(h)),
+    "trimmed mean": (TrimmedMean, oracle.trimmed_mean),
+    "MeaMed": (MeaMed, lambda h, f: oracle.near_median(h, len(h) - f)),
+    "Krum": (Krum, oracle.krum),
+    "Multi-Krum": (MultiKrum, lambda h, f: oracle.krum(h, f, len(h) - f)),
+    "Multi-Krum of two": (lambda f: MultiKrum(f, 2), lambda h, f: oracle.krum(h, f, 2)),
+    "Bulyan": (Bulyan, oracle.bulyan),
+    "geometric median": (lambda f: GeometricMedian(8), lambda h, f: oracle.geometric_median(h, 8, 1e-6)),
+    "clipping": (lambda f: ClipNorm(), lambda h, f: oracle.clip_norm(h)),
+    "NNM and trimmed mean": (
+        lambda f: [NearestNeighborMixing(f), TrimmedMean(f)],
+        lambda h, f: oracle.trimmed_mean(oracle.nearest_neighbor_mixing(h, f), f),
+    ),
+    "NNM and Krum": (
+        lambda f: [NearestNeighborMixing(f), Krum(f)],
+        lambda h, f: oracle.krum(oracle.nearest_neighbor_mixing(h, f), f),
+    ),
+}
+SIZES = {"usual": 1.0, "huge": 1e30, "tiny": 1e-30, "subnormal": 1e-40}
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+@settings(max_examples=40)
+@given(f=st.integers(0, 2), more=st.integers(0, 8), n=st.integers(1, 70), seed=st.integers(0, 2**32), data=st.data())
+def test_a_rule_follows_its_definition(name, f, more, n, seed, data):
+    kind = data.draw(st.sampled_from([*SIZES, "ties", "a far liar"]))
+    rng, k = np.random.default_rng(seed), 4 * f + 3 + more
+    h = rng.normal(size=(k, n)) * SIZES.get(kind, 1.0)
+    h = np.round(h) if kind == "ties" else h
+    if kind == "a far liar" and f:
+        h[0] *= 1e12
+    h = np.float32(h).astype(np.float64)
+    make, definition = DEFINITIONS[name]
+    if "Krum" in name and has_close_scores(h if "NNM" not in name else oracle.nearest_neighbor_mixing(h, f), f):
+        return  # the choice hangs on the last bits of the scores
+    due = definition(h, f)
+    scale = max(abs(due).max(), np.median(abs(h)), 1e-44)
+    np.testing.assert_allclose(combined(make(f), h), due, rtol=1e-6, atol=1e-6 * scale + 1e-43)
+
+
+def has_close_scores(h, f):
+    order = np.sort([np.sort(np.delete(row, i))[: len(h) - f - 2].sum() for i, row in enumerate(oracle.distances(h))])
+    gaps = np.diff(order)
+    return ((gaps < 1e-9 * order[1:]) & (gaps > 0)).any()
+
+
+def test_values_computed_by_hand():
+    h = [[1.0, 0], [2, 0], [4, 1], [9, 0], [100, -7]]
+    np.testing.assert_array_equal(combined("median", h), [4, 0])
+    np.testing.assert_array_equal(combined(TrimmedMean(1), h), [5, 0])
+    np.testing.assert_array_equal(combined(MeaMed(2), h), np.float32([7 / 3, 0]))  # 1, 2 and 4 are nearest 4
+    # The two smallest squared distances: 1 + 10, 1 + 5, 5 + 10, 26 + 49, ...
+    np.testing.assert_array_equal(combined(Krum(1), h), [2, 0])
+    np.testing.assert_array_equal(combined(MultiKrum(1, 2), h), [1.5, 0])
+    np.testing.assert_array_equal(combined(CentredClipping(5.0), h[:2], previous=[0, 0]), [1.5, 0])
+    np.testing.assert_array_equal(combined(CentredClipping(1.0), h[3:4], previous=[5, 0]), [6, 0])
+    np.testing.assert_array_equal(combined(ClipNorm(2.0), [[1, 0], [0, 8]]), [0.5, 1])
+    np.testing.assert_array_equal(combined(ClipNorm(), [[1, 0], [0, 8], [0, 2]]), np.float32([1 / 3, 4 / 3]))
+
+
+def test_equal_scores_take_the_first_client():
+    np.testing.assert_array_equal(combined(Krum(1), [[5.0], [1], [1], [5], [1], [5]]), [5])
+    np.testing.assert_array_equal(combined(Krum(0), [[3.0], [1], [2], [0]]), [1])
+
+
+@given(k=st.integers(3, 9), passes=st.integers(1, 3), seed=st.integers(0, 2**32))
+def test_centred_clipping_starts_from_the_last_result(k, passes, seed):
+    h, z = np.random.default_rng(seed).normal(size=(k, 20)).astype(np.float32), np.full(20, 0.5, np.float32)
+    due = oracle.centred_clipping(h.astype(np.float64), 2.0, passes, z.astype(np.float64))
+    np.testing.assert_allclose(combined(CentredClipping(2.0, passes), h, previous=z), due, atol=1e-6)
+
+
+def test_buckets_are_means_of_all_clients():
+    h = np.random.default_rng(0).normal(size=(7, 5))
+    np.testing.assert_allclose(combined([Bucketing(7), Median()], h), h.mean(axis=0), atol=1e-6)
+    found = [combined([Bucketing(3), Median()], h, round) for round in (0, 0, 1)]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert (found[0] != found[2]).any()
+
+
+def test_the_geometric_median_withstands_far_liars():
+    h = np.float32([*np.random.default_rng(0).normal(size=(9, 30)), *np.full((4, 30), 1e14)])
+    due = oracle.geometric_median(h.astype(np.float64), 100, 1e-6)
+    assert np.linalg.norm(due) < 4
+    np.testing.assert_allclose(combined(GeometricMedian(), h), due, atol=1e-5)
+
+
+def test_close_vectors_far_from_zero():
+    """In float32, |a|^2 + |b|^2 - 2 ab of these vectors is noise, and the liar, whose vector differs most, may win."""
+    rng = np.random.default_rng(3)
+    h = np.float32(100 + 1e-3 * rng.normal(size=(7, 1000)))
+    h[6] += np.float32(0.05)
+    np.testing.assert_array_equal(combined(Krum(1), h), oracle.krum(h.astype(np.float64), 1).astype(np.float32))
+    assert (combined(Krum(1), h) != h[6]).any()
+
+
+def byzfl():
+    """Return byzfl's aggregators, without its training code, which needs torchvision."""
+    if (found := importlib.util.find_spec("byzfl")) is None:
+        pytest.skip("byzfl is not installed")
+    package = types.ModuleType("byzfl")
+    package.__path__ = [str(Path(found.origin).parent)]
+    sys.modules.setdefault("byzfl", package)
+    from byzfl.aggregators import aggregators, preaggregators
+
+    return aggregators, preaggregators
+
+
+def test_byzfl_has_the_same_results():
+    theirs, before = byzfl()
+    rng = np.random.default_rng(5)
+    for k, f in ((7, 1), (11, 2), (30, 6)):
+        h = np.float32(rng.normal(size=(k, 200)) + np.arange(k)[:, None] / k)
+        wide = h.astype(np.float64)
+        pairs = {
+            "median": (Median(), theirs.Median()(wide)),
+            "trimmed": (TrimmedMean(f), theirs.TrMean(f)(wide)),
+            "MeaMed": (MeaMed(f), theirs.Meamed(f)(wide)),
+            "Krum": (Krum(f), theirs.Krum(f + 1)(wide)),  # byzfl sums over one neighbor more
+            "geometric median": (GeometricMedian(1000), theirs.GeometricMedian(nu=1e-12, T=1000)(wide)),
+            "NNM": ([NearestNeighborMixing(f), Median()], theirs.Median()(before.NNM(f)(wide))),
+            "clipping": (ClipNorm(12.0), before.Clipping(12.0)(wide.copy()).mean(axis=0)),
+        }
+        for name, (ours, due) in pairs.items():
+            np.testing.assert_allclose(combined(ours, h), due, atol=2e-6, err_msg=name)
+        found = combined(CentredClipping(3.0, 3), h, previous=np.zeros(200))
+        np.testing.assert_allclose(found, theirs.CenteredClipping(L=3, tau=3.0)(wide), atol=2e-6)
+
+
+# Rounds.
+
+
+RULES = {
+    "median": "median",
+    "Krum": Krum(1),
+    "Bulyan": [Bulyan(1)],
+    "clipping": [CentredClipping(0.5)],
+    "mixed": [ClipToMedian(), NearestNeighborMixing(1), Bucketing(2), GeometricMedian()],
+}
+X = {"w": np.linspace(-1, 1, 40, dtype=np.float32).reshape(8, 5), "b": np.zeros(3, np.float32)}
+
+
+def server(aggregation, method="FedAvg", clients=8, **options):
+    return Server(X, method, clients, lr=0.1, aggregation=aggregation, **options)
+
+
+def sent(k=8, seed=0):
+    rng = np.random.default_rng(seed)
+    models = [{name: w + rng.normal(size=w.shape).astype(np.float32) for name, w in X.items()} for _ in range(k)]
+    return [Update(i, model, 5, examples=10 + 90 * (i == 0)) for i, model in enumerate(models)]
+
+
+def flat(model):
+    return np.concatenate([np.float32(w).ravel() for w in model.values()])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_order_of_arrival_has_no_effect(name):
+    found, rng, updates = set(), np.random.default_rng(0), sent()
+    start = server("mean").x
+    for _ in range(200):
+        one = server(RULES[name])
+        with one.open_round() as round:
+            for i in rng.permutation(8):
+                round.add(*updates[i][:2], steps=5, examples=int(updates[i].examples))
+        found.add(one.x.tobytes())
+    assert len(found) == 1
+    assert start.tobytes() not in found
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "FedProx", "FedNova", "FedAvgM", "LocalDescent"])
+def test_the_median_moves_x_by_the_median(method):
+    models = np.array([flat(update.value) for update in sent()])
+    one = server("median", method)
+    assert one.round(sent()).accepted == tuple(range(8))
+    np.testing.assert_allclose(one.x, np.median(models, axis=0), atol=1e-6)
+
+
+def test_memory_that_the_caller_reuses():
+    whole, again = server("median"), server("median")
+    whole.round(sent())
+    memory = {name: w.copy() for name, w in X.items()}
+    with again.open_round() as round:
+        for update in sent():
+            for name, w in update.value.items():
+                memory[name][...] = w
+            round.add(update.client, memory, steps=5, examples=10)
+    np.testing.assert_array_equal(again.x, whole.x)
+    flats, reused = server("median"), np.empty((8, len(whole.x)), np.float32)
+    reused[:] = [flat(update.value) for update in sent()]
+    with flats.open_round() as round:
+        round.add_batch([Update(i, row, 5, examples=3) for i, row in enumerate(reused)])
+        reused[:] = 9
+    np.testing.assert_array_equal(flats.x, whole.x)
+
+
+def test_updates_of_sixteen_bits():
+    one = Server({"w": np.zeros(4, np.float16)}, "FedAvg", 5, lr=0.1, aggregation="median")
+    one.round([Update(i, {"w": np.full(4, y, np.float16)}, 1) for i, y in enumerate((1, 2, 3, 50, -9))])
+    np.testing.assert_array_equal(one.x, np.full(4, 2))
+
+
+@pytest.mark.parametrize(("rule", "due"), [("median", [4, 3]), (Krum(1), [4, 3]), (CentredClipping(1e9), [10, 5.2])])
+def test_buffers_are_combined_as_parameters_are(rule, due):
+    start = {"w": np.zeros(4, np.float32), "running_mean": np.ones(3, np.float32)}
+    one = Server(start, "FedAvg", 5, lr=0.1, aggregation=rule)
+    with one.open_round() as round:
+        for i, (w, mean) in enumerate([(1, 1), (3, 2), (4, 3), (5, 6), (37, 14)]):
+            round.add(i, {"w": np.full(4, w, np.float32), "running_mean": np.full(3, mean, np.float32)}, steps=2)
+    np.testing.assert_allclose(one.x, np.repeat(np.float32(due), [4, 3]), rtol=1e-6)
+    with one.open_round() as round:  # gradients have no buffers
+        for i in range(5):
+            round.add(i, np.ones(4, np.float32), steps=1, kind="gradient")
+    np.testing.assert_allclose(one.x[4:], due[1], rtol=1e-6)
+
+
+def test_rejected_updates_do_not_count():
+    one = server([RejectLong(3.0), "TrimmedMean"], clients=10)
+    updates = sent(10)
+    updates[3] = updates[3]._replace(value={name: w * np.float32(np.nan) for name, w in X.items()})
+    updates[4] = updates[4]._replace(value={name: w + 1e6 for name, w in X.items()})
+    report = one.round(updates)
+    assert [client for client, _ in report.rejected] == [3, 4]
+    models = np.array([flat(updates[i].value) for i in range(10) if i not in (3, 4)])
+    np.testing.assert_allclose(one.x, np.sort(models, axis=0)[1:-1].mean(axis=0), atol=1e-6)
+
+
+def test_too_few_updates_leave_the_round_open():
+    one, updates = server(Krum(2)), sent()
+    with one.open_round() as round:
+        for update in updates[:6]:
+            round.add(update.client, update.value, steps=5, examples=1)
+        with pytest.raises(RangeError, match=r"Krum\(f=2\) needs at least 7 updates, got 6"):
+            round.finish()
+        assert round.is_open
+        round.add(6, updates[6].value, steps=5, examples=1)
+    assert one.round_number == 1
+    with one.open_round():
+        pass
+    assert one.round_number == 2  # without updates, x stays
+
+
+def test_a_folder_keeps_the_rule_and_its_last_result(tmp_path):
+    chain = [NearestNeighborMixing(1), CentredClipping(0.5)]
+    one, other = server(chain, storage=tmp_path / "s"), server(chain)
+    one.round(sent())
+    one.close()
+    with Server.load(tmp_path / "s") as again:
+        assert again.aggregation == tuple(chain)
+        again.round(sent(seed=1))
+        for seed in (0, 1):
+            other.round(sent(seed=seed))
+        np.testing.assert_array_equal(again.x, other.x)
+    fresh = server(chain)
+    fresh.round(sent(seed=1))
+    assert (fresh.x != other.x).any()
+
+
+REFUSED = sorted(
+    {"FedExP", "FlexibleFedAvg", "FedDyn", "FedStale", "FedVARP", "MIFA", "MimiC"}
+    | {name for name in REGISTRY if name.startswith("SCAFFOLD")}
+)
+
+
+@pytest.mark.parametrize("method", REFUSED)
+def test_other_methods_are_refused(method):
+    with pytest.raises(RangeError, match=r"aggregation: Median\(\) is not supported"):
+        server("median", method, clients=dict.fromkeys(range(8), 1))
+
+
+@pytest.mark.parametrize("options", [dict(compute=Compute(accumulator="exact")), dict(compute=Compute(shards=2))])
+def test_other_options_are_refused(options):
+    with pytest.raises(RangeError, match=r"aggregation: Median\(\) is not supported"):
+        server("median", **options)
+    with pytest.raises(RangeError, match="aggregation: NearestNeighborMixing needs a robust rule"):
+        Chain.of([NearestNeighborMixing(1), Mean()])
+    with pytest.raises(RangeError, match="aggregation: Median must be the last"):
+        Chain.of([Median(), Mean()])
