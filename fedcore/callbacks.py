@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import timedelta
 from importlib.util import find_spec
+from io import StringIO
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
@@ -53,7 +54,7 @@ def of_report(report: Report) -> Figures:
 def of_record(record: "RoundRecord") -> Figures:
     """Return the finite numbers of an experiment's round by name, including the seconds of each phase."""
     figures = asdict(record) | {"active": len(record.active)}
-    del figures["round"], figures["together"]
+    del figures["round"], figures["together"], figures["stopped"]
     seconds = figures.pop("seconds")
     return _finite(figures | {f"seconds_{part}": value for part, value in seconds.items()})
 
@@ -332,13 +333,14 @@ class Prometheus:
 
 
 INTERVAL = 30.0  # seconds between two lines in a log
+REFRESH = 0.25  # seconds between two updates in a notebook without ipywidgets
 MOST = 4  # the maximum number of trials in such a line
 
 
 class Progress:
     """The progress of a run or sweep: ``run_experiment(experiment, folder, on_event=progress.event)``.
 
-    A terminal, or a notebook with ipywidgets, shows a bar for each running trial. Other output gets a line every 30
+    A terminal or a notebook shows a bar for each running trial. Other output gets a line every 30
     seconds. A line is printed when a trial ends. A ``Progress`` is a context manager, which removes the bars on exit.
 
     Args:
@@ -363,8 +365,11 @@ class Progress:
         self._cancelled = 0  # remaining rounds of failed trials
         self._bars: dict[str, TaskID] = {}
         self._accuracy: dict[str, float] = {}
-        in_notebook = self._console.is_jupyter and find_spec("ipywidgets") is not None  # rich's bars need it there
-        self._has_bars = self._console.is_terminal or in_notebook
+        # In a notebook, rich's live bars need ipywidgets. Without it, this class shows them as HTML.
+        with_rich = self._console.is_terminal or (self._console.is_jupyter and find_spec("ipywidgets") is not None)
+        self._has_bars = with_rich or self._console.is_jupyter
+        self._output: Any = None  # the notebook's output area
+        self._as_html, self._next_html = self._console.is_jupyter and not with_rich, clock()
         self._progress = Bars(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -373,7 +378,7 @@ class Progress:
             TextColumn("{task.fields[accuracy]}"),
             console=self._console,
             transient=True,
-            disable=not self._has_bars,
+            disable=not with_rich,
         )
         self._all = self._add("[bold]all trials", total)
 
@@ -386,9 +391,30 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+        if self._output is not None:
+            self._show("")
 
     def event(self, event: "Event") -> None:
         """Show an event."""
+        self._update(event)
+        if self._as_html and self._clock() >= self._next_html:
+            from rich.console import Console
+
+            console = Console(file=StringIO(), record=True, width=100, force_jupyter=False, color_system="truecolor")
+            console.print(self._progress.get_renderable())
+            self._show(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
+            self._next_html = self._clock() + REFRESH
+
+    def _show(self, html: str) -> None:
+        """Show or replace HTML in the notebook."""
+        from IPython.display import HTML, display
+
+        if self._output is None:
+            self._output = display(HTML(html), display_id=True)
+        else:
+            self._output.update(HTML(html))
+
+    def _update(self, event: "Event") -> None:
         from rich.markup import escape  # a label may look like rich's markup
 
         trial, experiment = event.job.name, event.trial.experiment
@@ -432,8 +458,9 @@ class Progress:
 
     def _finish(self, trial: str, error: str | None, rounds: int) -> None:
         self._progress.remove_task(self._bars.pop(trial))
+        done = self._done.get(trial, 0)
+        self._cancelled += rounds - done  # a trial may fail or stop early
         if error is not None:
-            self._cancelled += rounds - self._done.get(trial, 0)
             self._console.print(f"{trial}: failed: {error}", style="red", markup=False)
         else:  # the last round is always evaluated
-            self._console.print(f"{trial}: {self._percent(trial)} after {rounds} rounds", markup=False, highlight=False)
+            self._console.print(f"{trial}: {self._percent(trial)} after {done} rounds", markup=False, highlight=False)

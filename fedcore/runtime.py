@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import compress
 from pathlib import Path
@@ -357,6 +358,13 @@ def hide_warnings_of_others() -> None:
     """Hide FutureWarnings of other packages in fedcore's own processes, unless ``-W`` or ``PYTHONWARNINGS`` is set."""
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"(?!fedcore\b)")
+
+
+def import_quietly(module: str) -> None:
+    """Import a module without the FutureWarnings of the packages that it imports."""
+    with warnings.catch_warnings():
+        hide_warnings_of_others()
+        import_module(module)
 
 
 def _version(package: str) -> str:

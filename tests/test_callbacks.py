@@ -4,9 +4,11 @@ import io
 import json
 import re
 import struct
+import sys
 import urllib.request
 from importlib import util
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -357,15 +359,31 @@ def test_default_total_is_that_of_the_experiment(jobs):
 
 
 @pytest.mark.parametrize("has_widgets", [True, False])
-def test_notebook_has_bars_or_lines(jobs, monkeypatch, has_widgets):
+def test_notebook_has_bars(jobs, monkeypatch, has_widgets):
     shown, made, clock = [], Path if has_widgets else None, Clock()
+    output = SimpleNamespace(update=shown.append)
+    ipython = ModuleType("IPython.display")
+    ipython.HTML, ipython.display = str, lambda html, display_id: shown.append(html) or output
+    monkeypatch.setitem(sys.modules, "IPython.display", ipython)
     monkeypatch.setattr("fedcore.callbacks.find_spec", lambda name: made if name == "ipywidgets" else Path)
-    monkeypatch.setattr("rich.jupyter.display", lambda segments, text: shown.append(text))
+    monkeypatch.setattr("rich.jupyter.display", lambda segments, text: None)
     progress = Progress(console=Console(force_jupyter=True, width=300), clock=clock)
-    progress.event(Event(jobs[0]))
-    clock.now = 40
-    progress.event(Event(jobs[0], round=line(0, None)))
-    assert any("rounds, about" in text for text in shown) is not has_widgets
+    for now, event in (
+        (0, Event(jobs[0])),
+        (40, Event(jobs[0], round=line(0, 0.5))),
+        (40.1, Event(jobs[0], line(1, 0.9))),
+    ):
+        clock.now = now
+        progress.event(event)
+    progress.__exit__()
+    if has_widgets:
+        assert shown == []  # rich shows the bars
+        return
+    _, bars, end = shown  # the last event came too early for an update
+    assert "FedAvg, seed 0" in bars
+    assert f"1/{len(jobs) * 100}" in bars
+    assert "50.0 %" in bars
+    assert end == ""
 
 
 def test_error_without_rich(monkeypatch):

@@ -212,3 +212,11 @@ def test_a_lower_rank_gets_an_example_of_padding(shape, pad):
     with pytest.raises(errors.ShapeError) as raised:
         Layout.of({"lora_A": np.zeros((4, 5), np.float32)}).flatten({"lora_A": np.zeros(shape, np.float32)})
     assert (str(raised.value).partition("np.pad(tensor, ")[2] or None) == (pad and f"{pad})")
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict"])
+def test_checkpoint_with_other_entries_is_rejected_with_the_entry_to_pass(key):
+    with pytest.raises(errors.ArrayError, match=f"^epoch: .*got int; pass the entry '{key}'$"):
+        Layout.of({"epoch": 3, key: {"w": np.ones(3, np.float32)}})
+    with pytest.raises(errors.ArrayError, match=r"got int$"):
+        Layout.of({"epoch": 3, "w": np.ones(3, np.float32)})

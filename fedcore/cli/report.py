@@ -1,7 +1,8 @@
 """``fedcore report``: the tables and plots of a run or sweep."""
 
+from argparse import ArgumentTypeError
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser, print_plain
@@ -16,7 +17,19 @@ if TYPE_CHECKING:
 def add_arguments(top: Parser) -> None:
     """Add the command."""
     parser = top.add_command("report", run, needs=terminal.SIMULATOR)
-    parser.add_argument("folder", type=expand_home, metavar="DIR", help="the folder of a run or sweep, complete or not")
+    add = parser.add_argument
+    add("folder", type=expand_home, metavar="DIR", help="the folder of a run or sweep, complete or not")
+    add("--format", type=_formats, metavar="FORMATS", help="write the plots also as pdf, svg or pdf,svg")
+    add("--band", choices=("range", "se", "95%"), help="band of curves: seeds' range, standard error, 95 %% interval")
+    add("--smooth", type=terminal.whole_number(1), metavar="N", help="smooth curves over N evaluated rounds")
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    """Parse ``--format``."""
+    formats = tuple(dict.fromkeys(filter(None, text.split(","))))
+    if not formats or set(formats) - {"pdf", "svg"}:
+        raise ArgumentTypeError(f"{text!r}: must be pdf, svg or pdf,svg")
+    return formats
 
 
 def run(options: Options) -> None:
@@ -25,36 +38,39 @@ def run(options: Options) -> None:
     The report of a sweep shows each algorithm at its best complete point. This is the point
     with the highest accuracy (mean over the last rounds, then over seeds). A trial's result
     is the mean over its last 10 rounds (report.window), as far as they were evaluated.
+    --format, --band and --smooth override the table report of the configuration.
 
     Examples:
       fedcore report runs/quickstart-20260101-120000
       fedcore report runs/sweep-quick
+      fedcore report runs/mine --format pdf --band 95% --smooth 5
     """
     from rich.console import Console
 
     from fedcore.reports import is_sweep
 
     show = show_sweep if is_sweep(options.folder) else show_run
-    show(Console(), options.folder)
+    settings = {"formats": options.format, "band": options.band, "smooth": options.smooth}
+    show(Console(), options.folder, **{key: value for key, value in settings.items() if value is not None})
 
 
-def show_run(console: "Console", folder: Path) -> None:
+def show_run(console: "Console", folder: Path, **settings: Any) -> None:
     """Write a run's report, and print its tables and files."""
     from fedcore.reports import write_report
     from fedcore.reports.statistics import legend
 
-    written = write_report(folder)
+    written = write_report(folder, **settings)
     _print(console, written, legend(written.summary))
     print_plain(console, (f"wrote {file}" for file in written.files))
 
 
-def show_sweep(console: "Console", folder: Path) -> None:
+def show_sweep(console: "Console", folder: Path, **settings: Any) -> None:
     """Write a sweep's reports, and print their tables and files."""
     from fedcore.reports import write_overview
     from fedcore.reports.statistics import legend
     from fedcore.reports.sweeps import size
 
-    written = write_overview(folder)
+    written = write_overview(folder, **settings)
     for name, report in written.reports.items():
         print_plain(console, [f"{name}, {size(report)}"], "dim")
         _print(console, report)

@@ -41,6 +41,7 @@ def add_arguments(top: Parser) -> None:
     about = "output folder (default: runs/PRESET-DATE-TIME or runs/sweep-SCALE)"
     add("--out", type=expand_home, metavar="DIR", help=about)
     add("--sweep", action="store_true", help="run a sweep even for one preset without a grid")
+    add("--best", action="store_true", help="run each method with its best settings; PRESET is the folder of a sweep")
     add("--resume", action="store_true", help="resume or extend a run; PRESET is its folder")
     add("--backend", choices=("local", "ray"), default="local", help="execution backend; results do not depend on it")
     about = "processes (default: one per core; 0: none), or Ray workers (default: 2)"
@@ -65,6 +66,7 @@ def run(options: Options) -> None:
     Several presets, a grid, or --sweep make a sweep: each preset at each point of its grid,
     in one folder. The same command resumes a sweep and skips complete trials. Presets,
     seeds, algorithms, rounds and points can be added.
+    --best runs the methods of a sweep again, each with the settings of its best point.
     --resume resumes a run. --rounds and --seeds are then the new totals, and
     --set 'algorithms=[...]' adds algorithms; nothing else can change.
 
@@ -83,10 +85,12 @@ def run(options: Options) -> None:
       fedcore run flexible/table3-synthetic-niid-t{1,2,3,4} --seeds 5 --out runs/table3
       fedcore run momentum/figure5-s10 --set 'grid={"rate.lr"=[0.01, 0.1]}'
       fedcore run mimic/table3-tau20 --sweep --backend ray --workers 64 --ray-address auto
-    """
-    from rich.console import Console
 
+      fedcore run quickstart --seeds 3 --set 'grid={"rate.lr"=[0.05, 0.1, 0.2]}' --out runs/rates
+      fedcore run runs/rates --best --seeds 10 --out runs/final
+    """
     from fedcore.experiment import load_preset
+    from fedcore.experiment.config import with_overrides
     from fedcore.experiment.results import CONFIG
     from fedcore.experiment.run_folder import default_folder, with_additions
 
@@ -97,23 +101,30 @@ def run(options: Options) -> None:
     if options.resume:
         folder = Path(names[0])
         experiment = with_additions(folder, load_preset(str(folder / CONFIG), overrides, scale=options.scale))
-        _run(options, [experiment], folder, Console(), sweep=False)
+        _run(options, [experiment], folder, sweep=False)
         return
-    experiments = [load_preset(name, overrides, scale=options.scale) for name in names]
+    if options.best:
+        from fedcore.reports import tuned
+
+        experiments = [with_overrides(one, overrides) for name in names for one in tuned(expand_home(name))]
+    else:
+        experiments = [load_preset(name, overrides, scale=options.scale) for name in names]
     sweep = options.sweep or len(experiments) > 1 or any(experiments[0].grid.values())
-    default = Path("runs", f"sweep-{options.scale}") if sweep else default_folder(experiments[0])
-    _run(options, experiments, options.out or default, Console(), sweep=sweep)
+    default = (
+        Path("runs", f"sweep-{'best' if options.best else options.scale}") if sweep else default_folder(experiments[0])
+    )
+    _run(options, experiments, options.out or default, sweep=sweep)
 
 
-def _run(
-    options: Options, experiments: "Sequence[Experiment]", folder: Path, console: "Console", *, sweep: bool
-) -> None:
+def _run(options: Options, experiments: "Sequence[Experiment]", folder: Path, *, sweep: bool) -> None:
+    from rich.console import Console
+
     from fedcore.callbacks import Progress
     from fedcore.cli.log import Loggers
     from fedcore.experiment import Sweep, run_experiment, run_sweep
     from fedcore.experiment.schema import trials
 
-    chosen = Sweep(experiments, folder)
+    console, chosen = Console(), Sweep(experiments, folder)
     work = [job.trial for job in chosen.jobs()] if sweep else trials(experiments[0])
     total = sum(trial.experiment.rounds for trial in work)
     traced = profile() if options.profile else None
@@ -156,6 +167,8 @@ def _check(options: Options) -> None:
         raise ConfigError(f"{conflicts[0]}: needs --backend ray")
     if options.backend == "ray" and options.workers == 0:
         raise ConfigError("--workers 0: must be at least 1 on Ray")
+    if options.best and (options.resume or options.scale != "full"):
+        raise ConfigError("--best: does not work with --resume and --scale; remove them")
     first = options.presets[0]
     is_run = Path(first, CONFIG).is_file()
     if options.resume:

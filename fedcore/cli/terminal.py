@@ -6,6 +6,7 @@ Command modules import the simulator's packages only inside functions, so that `
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ INTERRUPTED = 130
 SIMULATOR = ("matplotlib", "pandas", "pydantic", "rich", "scipy", "sklearn", "torch")
 """The packages that commands on experiments need; other commands need only NumPy."""
 
+INSTEAD = {"aggregate": "merge", "average": "merge", "sweep": "run --sweep", "data": "show-data", "info": "doctor"}
+"""The commands that replace names which users guess."""
+
 Options = argparse.Namespace
 Run = Callable[[Options], None]
 
@@ -39,6 +43,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with the message and a hint at ``--help``."""
+        guess = re.search(r"COMMAND: invalid choice: '([\w-]+)'", message)
+        if guess and guess[1] in INSTEAD:
+            message = f"{guess[1]}: no such command; use `{self.prog} {INSTEAD[guess[1]]}`"
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
     def add_commands(self) -> None:

@@ -1,9 +1,21 @@
 """Experiments: configurations, their trials and the recorded results."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedcore.experiment.config import load_preset
 from fedcore.experiment.executor import Event
 from fedcore.experiment.results import load_results
 from fedcore.experiment.runner import Sweep, run_experiment, run_sweep
 from fedcore.experiment.schema import Experiment
 
-__all__ = ["Event", "Experiment", "Sweep", "load_preset", "load_results", "run_experiment", "run_sweep"]
+if TYPE_CHECKING:
+    from fedcore.experiment.notebook import Run, run
+
+__all__ = ["Event", "Experiment", "Run", "Sweep", "load_preset", "load_results", "run", "run_experiment", "run_sweep"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Run", "run"):  # this module imports the reports, which import experiments
+        return getattr(import_module("fedcore.experiment.notebook"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 NO_RESULT = (
-    *("name", "title", "description", "source", "pictures", "changes"),
+    *("name", "title", "description", "source", "note", "pictures", "changes"),
     *("threads", "together", "device", "server_device"),
 )
 """Keys that affect at most the rounding of results."""

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from hashlib import blake2b
 from importlib import resources
 from importlib.util import find_spec
 from itertools import product
@@ -185,8 +186,7 @@ def load_and_partition(experiment: Experiment, seed: int) -> tuple[Dataset, list
     Only the data and the partition of the experiment are used, so all algorithms of a comparison share the result.
     """
     clients, partition = experiment.partition.clients, experiment.partition
-    options = {"clients": clients, "seed": seed} if experiment.data.source.generated else {}
-    dataset = load_once(experiment.data.name, tuple({**experiment.data.options, **options}.items()))
+    dataset = load_once(experiment.data.name, _data_options(experiment, seed))
     return dataset, data.divide(dataset, partition.name, clients, seed=seed, **partition.options)
 
 
@@ -196,8 +196,44 @@ def load_once(name: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
     return data.load(name, **dict(options))
 
 
+@lru_cache(maxsize=2)
+def data_hash(name: str, options: tuple[tuple[str, Any], ...]) -> str:
+    """Return a BLAKE2b hash of a data set's examples, labels and clients: 32 hexadecimal digits.
+
+    Cost: about a second per GB, once per process.
+    """
+    dataset, hashed = load_once(name, options), blake2b(digest_size=16)
+    parts = (*(dataset.parts or ()), *(dataset.test_parts or ()))
+    arrays: list[npt.NDArray[Any]] = [dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y, *parts]
+    for array in arrays:
+        hashed.update(repr((array.shape, array.dtype.str)).encode())
+        hashed.update(np.ascontiguousarray(array).data)
+    return hashed.hexdigest()
+
+
+def hashes(experiment: Experiment, seed: int) -> tuple[str, list[str]]:
+    """Return the hash of a trial's data set, and of each file of traces in its participation."""
+    found: list[str] = []
+    table: Any = experiment.participation.options
+    while isinstance(table, Mapping):
+        source = table.get("traces")
+        if isinstance(source, str) and source.endswith(".csv"):
+            found.append(blake2b(Path(source).read_bytes(), digest_size=16).hexdigest())
+        table = table.get("among")
+    return data_hash(experiment.data.name, _data_options(experiment, seed)), found
+
+
+def _data_options(experiment: Experiment, seed: int) -> tuple[tuple[str, Any], ...]:
+    clients = experiment.partition.clients
+    options = {"clients": clients, "seed": seed} if experiment.data.source.generated else {}
+    return tuple({**experiment.data.options, **options}.items())
+
+
 def load_preset(
-    name_or_path: str | Path, overrides: Sequence[str] = (), *, scale: Literal["full", "quick"] = "full"
+    name_or_path: str | Path,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    scale: Literal["full", "quick"] = "full",
 ) -> Experiment:
     """Load and validate the configuration of an experiment.
 
@@ -207,7 +243,7 @@ def load_preset(
             folder, which is then appended to ``sys.path``.
         overrides: changes of the form ``"table.key=value"``, applied last; ``Experiment.changes`` lists them. Values
             are TOML (``5``, ``0.1``, ``[0, 1]``, ``{p = 0.3}``) or bare words, which are strings. ``none`` removes a
-            key.
+            key. Or a mapping of dotted keys to values, in which None removes a key.
         scale: "full" for the size in the file, "quick" to apply the changes in its table ``quick``.
 
     Raises:
@@ -234,7 +270,7 @@ def load_preset(
     name = Path(where.removesuffix(".toml").removesuffix(".json"))
     # A sweep creates a subfolder with this name. It must not lead out of the sweep's folder.
     tables.setdefault("name", name.name if name.is_absolute() or ".." in name.parts else name.as_posix())
-    for override in overrides:
+    for override in overrides.items() if isinstance(overrides, Mapping) else overrides:
         _apply(tables, override)
     if where.endswith(".toml"):
         _find_modules_beside(Path(where), tables)
@@ -249,6 +285,23 @@ def load_preset(
         return experiment.model_copy(update={"changes": _changes(experiment, whole, titled)})
     except ValidationError as error:
         raise config_error(where, error) from None
+
+
+def from_tables(where: str, tables: Mapping[str, Any]) -> Experiment:
+    """Return the experiment of JSON tables; ``where`` names them in errors."""
+    try:
+        return Experiment.model_validate_json(json.dumps(tables))
+    except ValidationError as error:
+        raise config_error(where, error) from None
+
+
+def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
+    """Return an experiment with overrides (see ``load_preset``), which its changes list."""
+    tables = experiment.tables()
+    for override in overrides:
+        _apply(tables, override)
+    new = from_tables(experiment.name, tables)
+    return new.model_copy(update={"changes": combined(experiment.changes, changes(experiment.tables(), new.tables()))})
 
 
 def _find_modules_beside(file: Path, tables: Tables) -> None:
@@ -334,25 +387,38 @@ def _read_file(path: Path) -> Tables:
     return tables
 
 
-def _apply(tables: Tables, override: str) -> None:
+def _place(tables: Tables, key: str, where: str) -> tuple[Tables, str]:
+    """Return the table that holds a dotted key, and the key in it; create missing tables."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        tables = tables.setdefault(parent, {})
+        if not isinstance(tables, dict):
+            raise ConfigError(f"{where}: {parent!r} must be a table, got {tables!r}")
+    return tables, last
+
+
+def _apply(tables: Tables, override: str | tuple[str, Any]) -> None:
+    key, value = _parsed(override) if isinstance(override, str) else override
+    table, last = _place(tables, key, f"override {override!r}")
+    if value is None:
+        table.pop(last, None)
+    else:
+        table[last] = value
+
+
+def _parsed(override: str) -> tuple[str, Any]:
+    """Return the key and the value of an override."""
     key, sign, text = (part.strip() for part in override.partition("="))
     if not (key and sign and text):
         raise ConfigError(f"override {override!r}: must be KEY=VALUE, for example rate.lr=0.1")
-    *parents, last = key.split(".")
-    table = tables
-    for parent in parents:
-        table = table.setdefault(parent, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"override {override!r}: {parent!r} must be a table, got {table!r}")
     if text == "none":
-        table.pop(last, None)
-        return
+        return key, None
     try:
-        table[last] = tomllib.loads(f"value = {text}")["value"]
+        return key, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError as error:
         if not re.fullmatch(r"[A-Za-z][\w./-]*", text):
             raise ConfigError(f"override {override!r}: the value is neither TOML nor a bare word: {error}") from None
-        table[last] = text
+        return key, text
 
 
 @dataclass(frozen=True)
@@ -409,7 +475,8 @@ def _check_options(keys: Iterable[str], methods: Iterable[Method]) -> None:
 
 def _affects(key: str, method: Method) -> bool:
     if not key.startswith(METHODS):
-        return True
+        table, _, own = key.partition(".")
+        return table not in ("rate", "local") or own.split(".")[0] not in (getattr(method, table) or {})
     option = key.removeprefix(METHODS)
     if option == WARM_START:
         return bool(method.make().takes_warm_start)
@@ -426,17 +493,9 @@ def _at(experiment: Experiment, methods: list[Method], chosen: Mapping[str, Any]
             for method in tables["algorithms"]:
                 method[key.removeprefix(METHODS)] = value
             continue
-        *parents, last = key.split(".")
-        table = tables
-        for parent in parents:
-            table = table.get(parent, {})
-        if last not in table:
-            raise ConfigError(f"grid: the experiment has no key {key!r}")
+        table, last = _place(tables, key, f"grid: {key}")
         table[last] = value
-    try:
-        point = Experiment.model_validate_json(json.dumps(tables))
-    except ValidationError as error:
-        raise config_error(f"grid: {experiment.name} at {name}", error) from None
+    point = from_tables(f"grid: {experiment.name} at {name}", tables)
     return point.model_copy(update={"changes": at_point(experiment.changes, whole, point.tables())})
 
 

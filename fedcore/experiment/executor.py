@@ -15,7 +15,7 @@ from fedcore.experiment.journal import SECONDS, Begun, Copy, Entry, FolderJourna
 from fedcore.experiment.results import RoundRecord
 from fedcore.experiment.schema import Trial
 from fedcore.profiling import Recorded, absorb, profile, room
-from fedcore.runtime import hide_warnings_of_others, require_file, set_threads, threads, write_text
+from fedcore.runtime import hide_warnings_of_others, import_quietly, require_file, set_threads, threads, write_text
 from fedcore.simulation.executor import MOST_TRIES, LostError, Pool, Processes, Session, Worker
 from fedcore.validation import Represented, check_integer, check_number, load_module
 
@@ -90,6 +90,7 @@ class Ended:
 
 def run_in_this_process(jobs: Iterable[Job], make_engine: "MakeEngine | None", on_event: OnEvent) -> list[Event]:
     """Run trials in this process; restore the thread counts of torch and the kernels afterwards. See ``run_jobs``."""
+    import_quietly("torch")
     import torch
 
     from fedcore.experiment.trial import run_trial

@@ -11,7 +11,17 @@ from time import perf_counter
 from typing import Any, NamedTuple, Self
 
 from fedcore.errors import ConfigError, StoreError
-from fedcore.experiment.results import RECORDS, Header, RoundRecord, Writer, is_torn, read, started
+from fedcore.experiment.results import (
+    RECORDS,
+    Header,
+    RoundRecord,
+    Writer,
+    have_ended,
+    is_torn,
+    read,
+    read_header,
+    started,
+)
 from fedcore.experiment.schema import Evaluate, Trial
 from fedcore.model import write_model
 from fedcore.runtime import __version__, inside, replacing, require_file
@@ -36,16 +46,21 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class Begun:
-    """The start of a trial, or its resumption after ``rounds`` recorded rounds; later ones are computed again."""
+    """The start of a trial, or its resumption after ``rounds`` recorded rounds; later ones are computed again.
+
+    ``data`` and ``traces`` are the hashes of ``Header``.
+    """
 
     rounds: int
+    data: str | None = None
+    traces: list[str] | None = None
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The model of a round (torch's tensors by name), written before the round's own entry."""
+    """A model (torch's tensors by name) and the name of its file, written before the entry of its round."""
 
-    round: int
+    name: str
     tensors: Mapping[str, Any]
 
 
@@ -117,21 +132,34 @@ class FolderJournal(Journal):
     @property
     def is_complete(self) -> bool:
         """Whether all rounds were written before."""
-        return len(self.before) == self._header.rounds
+        return have_ended(self.before, self._header.rounds)
 
     def put(self, entry: Entry) -> None:
-        """Write an entry; a model is written as ``models/TRIAL/roundN.pt``, a ``state_dict``."""
+        """Write an entry; a model is written as ``models/TRIAL/NAME.pt``, a ``state_dict``."""
         if isinstance(entry, Begun):
             self.close()
+            self._check_hashes(entry)
             self._writer = Writer(self._path, self._header, self.before[: entry.rounds], until=len(self.before))
         elif isinstance(entry, RoundRecord):
             self._record.add(entry)
         elif isinstance(entry, Kept):
             self._models.mkdir(parents=True, exist_ok=True)
-            write_model(entry.tensors, self._models / f"round{entry.round}.pt")
+            write_model(entry.tensors, self._models / f"{entry.name}.pt")
         else:
             self._record.sync()
             _write_copy(self._checkpoint, entry)
+
+    def _check_hashes(self, begun: Begun) -> None:
+        """Reject data or traces that changed since the trial began, and put their hashes into the header."""
+        recorded = read_header(self._path)
+        for name in ("data", "traces"):
+            before, now = getattr(recorded, name, None), getattr(begun, name)
+            if before is not None and before != now:
+                raise ConfigError(
+                    f"{name}: changed since {self._path} was begun (hash {before}, now {now}); restore the old "
+                    f"{name}, or choose a different folder"
+                )
+        self._header = replace(self._header, data=begun.data, traces=begun.traces)
 
     def _save(self, server: Server | Nodes, engine: Engine) -> None:
         self._record.sync()  # the rounds must be durable before the checkpoint
@@ -209,7 +237,7 @@ def record_of(trial: Trial, folder: Path) -> Path:
 def is_complete(trial: Trial, folder: Path) -> bool:
     """Whether a trial's record has all its rounds."""
     path = folder / RECORDS / trial.file_name
-    return path.exists() and started(path) and len(read(path).rounds) == trial.experiment.rounds
+    return path.exists() and started(path) and have_ended(read(path).rounds, trial.experiment.rounds)
 
 
 def header_of(trial: Trial) -> Header:
@@ -237,9 +265,12 @@ def rounds_before(path: Path, header: Header, evaluate: Evaluate) -> list[RoundR
         path.unlink()
         return None
     record = read(path)
+    header = replace(header, data=record.header.data, traces=record.header.traces)
     if record.header.rounds < header.rounds and replace(record.header, rounds=header.rounds) == header:
         lines = [
-            line if evaluate.is_due(line.round, header.rounds) else replace(line, accuracy=None, loss=None)
+            replace(line, stopped=None)
+            if evaluate.is_due(line.round, header.rounds)
+            else replace(line, stopped=None, accuracy=None, loss=None)
             for line in record.rounds
         ]
         Writer(path, header, lines).close()

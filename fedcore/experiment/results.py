@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -44,6 +44,9 @@ class Header:
         order: the algorithm's position in the comparison. Reports show differences from the algorithm at position 0.
         rounds: the number of rounds of the complete trial.
         version, format: the versions of fedcore and of this file format.
+        data: a BLAKE2b hash of the examples, labels and clients of the data set (``config.data_hash``); None in older
+            records.
+        traces: the BLAKE2b hash of each file of traces, as ``b2sum -l 128`` prints it.
     """
 
     preset: Line
@@ -54,6 +57,8 @@ class Header:
     rounds: Number
     version: Line
     format: Number = FORMAT
+    data: Line | None = None
+    traces: list[Line] | None = None
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -85,6 +90,7 @@ class RoundRecord:
         diversity, correction_norm, staleness: as in ``fedcore.Report``.
         together: whether the clients of the round were trained as a batch (see ``InProcess``).
         awaited: the number of clients whose first update MIFA waits for before the model changes; else 0.
+        stopped: True in the last round of a trial that stopped early (``evaluate.patience``), else None.
     """
 
     round: Number
@@ -107,6 +113,7 @@ class RoundRecord:
     staleness: float | None = None
     together: bool | None = None
     awaited: Number | None = None
+    stopped: bool | None = None
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -133,8 +140,13 @@ class Record:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has all rounds of the trial."""
-        return len(self.rounds) >= self.header.rounds
+        """Whether the trial has ended."""
+        return have_ended(self.rounds, self.header.rounds)
+
+
+def have_ended(rounds: Sequence[RoundRecord], count: int) -> bool:
+    """Whether these are all rounds of a trial, which has ``count`` rounds or stopped early."""
+    return len(rounds) >= count or bool(rounds and rounds[-1].stopped)
 
 
 _BEGINNING = b'{"preset": '
@@ -305,7 +317,7 @@ def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
     - ``round``, counted from 0, and the other fields of ``fedcore.experiment.results.RoundRecord``: ``active`` (a tuple
       of clients), ``heard``, ``refused``, ``accuracy`` and ``loss`` (NaN if the round was not evaluated), ``lr``,
       ``gamma``, ``steps``, ``uploads``, ``norm``, ``bytes``, ``uploadings``, ``bytes_down``, ``diversity``,
-      ``correction_norm``, ``staleness``, ``together``, ``awaited``;
+      ``correction_norm``, ``staleness``, ``together``, ``awaited``, ``stopped``;
     - the time of each phase of the round: ``seconds_broadcast``, ``seconds_local``, ``seconds_aggregate``,
       ``seconds_evaluate``, ``seconds_waited`` (NaN without worker processes).
 

@@ -17,7 +17,7 @@ from fedcore.errors import ConfigError, DeviceError, LockedError, MissingDataErr
 from fedcore.experiment.changes import changes, combined, differences
 from fedcore.experiment.journal import lengthen
 from fedcore.experiment.results import CONFIG, RECORDS, read_header, readable
-from fedcore.experiment.schema import Experiment, FromRegistry, trials
+from fedcore.experiment.schema import Experiment, FromRegistry, changed, trials
 from fedcore.runtime import build_info, replacing, require_file
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def prepare(
         _require_unfinished(folder)
         (folder / RECORDS).mkdir(exist_ok=True)
         build = build_info() | {"engine": _engine_facts(engine), "device": _device_facts(experiment)}
+        build["working_folder"] = str(Path.cwd())  # relative paths in the configuration refer to it
         with replacing(folder / BUILD) as file:
             file.write(json.dumps(build, indent=2) + "\n")
         write_config(folder, experiment)
@@ -293,9 +294,10 @@ def _check_rounds(folder: Path, begun: Experiment, experiment: Experiment, recor
         )
     if now == was:
         return
-    rate = experiment.rate
-    parts: dict[str, FromRegistry | None] = {"rate.lr": rate.lr, "rate.server_lr": rate.server_lr}
-    parts |= {"rate.optimizer": rate.optimizer, "participation": experiment.participation}
+    parts: dict[str, FromRegistry | None] = {"participation": experiment.participation}
+    for prefix, own in (("", None), *((f"algorithms.{one.label}.", one.rate) for one in experiment.algorithms)):
+        rate = changed(experiment.rate, own)
+        parts |= {f"{prefix}rate.{key}": getattr(rate, key) for key in own or ("lr", "server_lr", "optimizer")}
     parts |= {f"algorithms.{method.label}": method for method in experiment.algorithms}
     if fixed := [
         f"{key} {one.name}" for key, one in parts.items() if one and getattr(one.maker(), "of_whole_run", None)

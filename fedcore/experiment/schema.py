@@ -3,16 +3,18 @@
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from pathlib import PurePosixPath
-from typing import Annotated, Any, ClassVar, Literal, Self
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -28,15 +30,16 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from fedcore import algorithms
+from fedcore import algorithms, rules
 from fedcore.algorithms import Algorithm, check_table, optimizers, rates
 from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameError
 from fedcore.experiment.changes import Change
 from fedcore.network.topology import NAMES, Topology
-from fedcore.simulation import data, participation
+from fedcore.runtime import import_quietly
+from fedcore.simulation import MODELS, data, participation
 from fedcore.simulation.data import partitions
 from fedcore.simulation.engines import check_method
-from fedcore.validation import Registry, describe_interval, describe_value, html_table, in_interval, is_number
+from fedcore.validation import Registry, absolute, describe_interval, describe_value, html_table, in_interval, is_number
 
 LARGEST_STEP = 100.0
 """The largest learning rate that a client may report by default."""
@@ -45,8 +48,11 @@ LONGEST_NAME = 100
 """The maximum number of characters of a label in a file name; file systems allow 255 for the whole name."""
 WINDOW = 10
 """The default of ``report.window``."""
+SERVER_OPTIMIZERS = {"FedAdagrad": "Adagrad", "FedAdam": "Adam", "FedYogi": "Yogi"}
+"""The optimizers of methods that are FedAvg with a server optimizer."""
 NO_LABELS = np.empty(0, np.int64)
 
+T = TypeVar("T", bound=BaseModel)
 Line = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x09\x0b-\x1f\x7f-\x9f]*$")]
 """A title or label, without control characters except line ends."""
 Count = Annotated[int, Field(ge=1, le=10**6)]
@@ -100,6 +106,23 @@ def _with_nearest(error: Any, known: Collection[str]) -> InitErrorDetails:
     if kind == "extra_forbidden" and len(place) == 1:
         kind, text = "problem", unknown_key(str(place[0]), known)
     return InitErrorDetails(type=PydanticCustomError(kind, "{text}", {"text": text}), loc=place, input=error["input"])
+
+
+@contextmanager
+def _below(*place: str) -> Iterator[None]:
+    """Add a place in the experiment to the problems of a part of it."""
+    try:
+        yield
+    except ValidationError as error:
+        details = [
+            InitErrorDetails(
+                type=PydanticCustomError(one["type"], "{text}", {"text": one["msg"]}),
+                loc=(*place, *one["loc"]),
+                input=one["input"],
+            )
+            for one in error.errors()
+        ]
+        raise ValidationError.from_exception_data("experiment", details) from None
 
 
 class FromRegistry(Section):
@@ -302,9 +325,16 @@ class ReportSettings(Section):
     Attributes:
         window: a trial's result is the mean over the evaluated rounds among this many rounds, up to the last evaluated
             one.
+        formats: the formats of the plots in addition to PNG.
+        band: the band around a curve: from the lowest to the highest seed ("range"), the standard error of the mean
+            over the seeds ("se"), or the 95 % interval of that mean by Student's t ("95%").
+        smooth: a curve shows at each evaluated round the mean over this many evaluated rounds, centred there.
     """
 
     window: Count = WINDOW
+    formats: tuple[Literal["pdf", "svg"], ...] = Field(default=(), strict=False)
+    band: Literal["range", "se", "95%"] = "range"
+    smooth: Count = 1
 
 
 class LearningRate(FromRegistry):
@@ -366,12 +396,50 @@ class Rate(Section):
         return lr
 
 
+class UpdateLimits(Section):
+    """Limits of a single update. The server rejects an update that exceeds one; see ``fedcore.Limits``.
+
+    Attributes:
+        max_norm: the greatest norm of an update.
+    """
+
+    max_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
+class AggregationRule(FromRegistry):
+    """The name of a rule in ``fedcore.rules``, with its options, such as ``ClipToMedian``."""
+
+    registry = staticmethod(lambda: rules.REGISTRY)
+
+
+def _chain(names: tuple[AggregationRule, ...] | None) -> tuple[AggregationRule, ...] | None:
+    if names is not None:
+        with _as_problem():
+            rules.Chain.of([rule.make() for rule in names])
+    return names
+
+
+Aggregation = Annotated[tuple[AggregationRule, ...] | None, Field(strict=False), AfterValidator(_chain)]
+
+
+def changed(section: T, changes: Mapping[str, Any] | None) -> T:
+    """Return an experiment's ``rate`` or ``local`` with the keys that one algorithm changes."""
+    if not changes:
+        return section
+    length = {"epochs", "steps"} if changes.keys() & {"epochs", "steps"} else set()
+    own = {key: value for key, value in section.model_dump(exclude_none=True).items() if key not in length}
+    return type(section).model_validate(own | dict(changes))
+
+
 class Method(FromRegistry):
     """An algorithm in the comparison: its name, its options, and its label in tables and plots.
 
+    FedAdagrad, FedAdam and FedYogi stand for FedAvg with the server optimizer, and take its options.
+
     Attributes:
         label: in tables and plots. Default: the name with the options.
-        objective: overrides the experiment's.
+        rate, local: the keys of these tables that differ for this algorithm.
+        limits, aggregation, objective: override the experiment's.
         warm_start: whether rows and momentum start from the clients' gradients at the first model
             (``Server.warm_start``) instead of zero. A number is the number of minibatches per gradient (the papers' B);
             ``true`` uses the number of local steps in a round.
@@ -380,8 +448,27 @@ class Method(FromRegistry):
     registry = staticmethod(lambda: algorithms.REGISTRY)
 
     label: Line = ""
+    rate: Mapping[str, Any] | None = None
+    local: Mapping[str, Any] | None = None
+    limits: UpdateLimits | None = None
+    aggregation: Aggregation = None
     objective: Objective | None = None
     warm_start: bool | Count = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_stands_for_optimizer(cls, data: Any) -> Any:
+        table: Any = {"name": data} if isinstance(data, str) else data
+        if not isinstance(table, Mapping) or table.get("name") not in SERVER_OPTIMIZERS:
+            return data
+        own = {*cls.model_fields, *inspect.signature(algorithms.FedAvg).parameters}
+        options = {key: value for key, value in table.items() if key not in own}
+        label = f"{table['name']} ({', '.join(f'{key}={value}' for key, value in options.items())})"
+        kept = {key: value for key, value in table.items() if key in own}
+        rate = table.get("rate") or {}
+        if isinstance(rate, Mapping):  # the field's validator rejects other values
+            rate = {"optimizer": {"name": SERVER_OPTIMIZERS[table["name"]], **options}, **rate}
+        return {"label": label if options else table["name"]} | kept | {"name": "FedAvg", "rate": rate}
 
     def _try(self) -> None:
         made: Algorithm = self.make()
@@ -398,6 +485,11 @@ class Method(FromRegistry):
             options = [f"{key}={value}" for key, value in self.options.items()]
             if self.warm_start:
                 options.append("warm start" if self.warm_start is True else f"warm start, B={self.warm_start}")
+            for key, value in {**(self.rate or {}), **(self.local or {})}.items():
+                options.append(f"{key}={value.get('name', value) if isinstance(value, Mapping) else value}")
+            if self.limits is not None and self.limits.max_norm:
+                options.append(f"max_norm={self.limits.max_norm}")
+            options += [rule.name for rule in self.aggregation or ()]
             name = self.name.rpartition(":")[2]  # the name of a user's class, without its module
             object.__setattr__(self, "label", f"{name} ({', '.join(options)})" if options else name)
         return self
@@ -448,12 +540,37 @@ class Model(FromRegistry):
     @staticmethod
     def registry() -> Registry[Any]:
         """Return the registry of networks."""
+        import_quietly("torch")
         from fedcore.simulation import nets
 
         return nets.REGISTRY
 
-    def _try(self) -> None:
-        """Do nothing: ``Experiment`` validates the model."""
+    @field_validator("name")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        """Check a plain name without torch, whose import takes seconds."""
+        if ":" not in name and "fedcore.simulation.nets" not in sys.modules:
+            models = dict.fromkeys(MODELS, Any)
+            _find(Registry("model", models, expected="a model", fits=callable, group="fedcore.models"), name)
+        return name
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        """Do nothing: ``Experiment`` validates the options last, since they need torch."""
+        return self
+
+    def check(self, source: data.Source, name: str) -> None:
+        """Raise a problem if the model does not exist, or does not fit the examples of the data set ``name``."""
+        make = _find(self.registry(), self.name, "name")
+        options_model(make, more_keys=["name"]).model_validate(dict(self.options))
+        try:
+            scores = _scores(self.model_dump_json(), source.shape)
+        except ShapeError as error:
+            raise problem(f"{error}; these are the examples of {name!r}") from None
+        except FedcoreError as error:
+            raise problem(str(error)) from None
+        if scores != source.classes:
+            raise problem(f"must have {source.classes} outputs, one per class of {name!r}, got {scores}")
 
 
 class Local(Section):
@@ -486,6 +603,17 @@ def _check_pattern(value: Any) -> Any:
     return value
 
 
+def _with_absolute_traces(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _with_absolute_traces(value)
+        if isinstance(value, Mapping)
+        else str(absolute(value))
+        if key == "traces" and isinstance(value, str) and Path(value).is_file()
+        else value
+        for key, value in options.items()
+    }
+
+
 class Participation(FromRegistry):
     """The participation: a pattern and its options. ``first_round = "all"`` overrides it in round 0.
 
@@ -494,6 +622,13 @@ class Participation(FromRegistry):
 
     registry = staticmethod(lambda: participation.REGISTRY)
     FILLED_IN = ("clients", "seed", "first_round")
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _make_paths_absolute(cls, options: Any) -> Any:
+        """Make the paths of existing traces absolute, since a run may be resumed in a different folder."""
+        return _with_absolute_traces(options) if isinstance(options, Mapping) else options
+
     KINDS: ClassVar[Mapping[str, Any]] = {"among": Annotated[Any, BeforeValidator(_check_pattern)]}
 
     first_round: Literal["all"] | None = None
@@ -510,11 +645,19 @@ class Evaluate(Section):
         last: the number of rounds at the end of the run that are all evaluated. Default: the last round only.
         keep: rounds between two models in the run's folder ``models``, which also receives the last one. Default: no
             models are stored.
+        best: whether ``models`` also receives the best model so far, by ``metric``.
+        metric: "accuracy" or "loss", on the test set.
+        patience: a trial stops after this many evaluations without an improvement. Default: it runs all rounds.
+        min_delta: the smallest change of the metric that counts as an improvement.
     """
 
     every: Count = 1
     last: Count = 1
     keep: Count | None = None
+    best: bool = False
+    metric: Literal["accuracy", "loss"] = "accuracy"
+    patience: Count | None = None
+    min_delta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     def is_due(self, round: int, rounds: int) -> bool:
         """Whether a run of ``rounds`` rounds evaluates the model of this round."""
@@ -537,7 +680,9 @@ class Experiment(Section):
             do not depend on it; results differ in rounding.
         server_device: where the server keeps its vectors: host memory or a GPU. Results do not depend on it.
         network: replaces the server; the clients are nodes that average their models with their neighbours'.
+        limits, aggregation: limits of single updates, and rules that reject, cap or scale updates.
         grid: the values that a sweep tries (``experiment.config.points``); a run ignores it.
+        note: a text that reports show below the table.
         changes: the differences from the preset with the same title (set by ``load_preset``).
     """
 
@@ -558,13 +703,41 @@ class Experiment(Section):
     local: Local
     rate: Rate
     participation: Participation
+    limits: UpdateLimits | None = None
+    aggregation: Aggregation = None
     objective: Objective | None = None
     network: NetworkOfNodes | None = None
     evaluate: Evaluate = Evaluate()
     pictures: Pictures = Pictures()
     report: ReportSettings = ReportSettings()
     grid: Mapping[str, list[Any]] = Field(default_factory=dict)
+    note: Line = ""
     changes: tuple[Change, ...] = Field(default=(), strict=False)
+
+    @model_validator(mode="after")
+    def _methods_fit(self) -> Self:
+        """Validate the tables of each algorithm."""
+        for order, method in enumerate(self.algorithms):
+            with _below("algorithms", str(order), "rate"):
+                changed(self.rate, method.rate)
+            with _below("algorithms", str(order), "local"):
+                local = changed(self.local, method.local)
+            key = "momentum" if local.momentum else None if local.clip is None else "clip"
+            if key and method.make().needs_plain_steps:
+                own = ["algorithms", str(order)] if key in (method.local or ()) else []
+                text = (
+                    f"does not work with {method.label}, which computes control variates from plain SGD steps; remove "
+                    'it, or let clients send them with control = "sent"'
+                )
+                raise problem(text, *own, "local", key)
+        return self
+
+    @model_validator(mode="after")
+    def _model_fits(self) -> Self:
+        """Validate the model only if all other keys are valid: it is the only one that imports torch."""
+        with _below("model"):
+            self.model.check(self.data.source, self.data.name)
+        return self
 
     def __repr__(self) -> str:
         methods = ", ".join(method.label for method in self.algorithms)
@@ -605,19 +778,6 @@ class Experiment(Section):
             raise problem(f"needs at least one algorithm, with distinct labels, got {labels}; set label = '...'")
         return methods
 
-    @field_validator("local")
-    @classmethod
-    def _steps_are_plain(cls, local: Local, info: ValidationInfo) -> Local:
-        key = "momentum" if local.momentum else None if local.clip is None else "clip"
-        for method in info.data.get("algorithms", ()) if key else ():
-            if method.make().needs_plain_steps:
-                raise problem(
-                    f"does not work with {method.label}, which computes control variates from plain SGD steps; remove "
-                    'it, or let clients send them with control = "sent"',
-                    str(key),
-                )
-        return local
-
     @field_validator("partition")
     @classmethod
     def _data_has_clients(cls, partition: Partition, info: ValidationInfo) -> Partition:
@@ -632,22 +792,6 @@ class Experiment(Section):
             )
         return partition
 
-    @field_validator("model")
-    @classmethod
-    def _model_fits(cls, model: Model, info: ValidationInfo) -> Model:
-        if "data" not in info.data:
-            return model
-        name, source = info.data["data"].name, info.data["data"].source
-        try:
-            scores = _scores(model.model_dump_json(), source.shape)
-        except ShapeError as error:
-            raise problem(f"{error}; these are the examples of {name!r}") from None
-        except FedcoreError as error:
-            raise problem(str(error)) from None
-        if scores != source.classes:
-            raise problem(f"must have {source.classes} outputs, one per class of {name!r}, got {scores}")
-        return model
-
     @field_validator("participation")
     @classmethod
     def _pattern_fits(cls, pattern: Participation, info: ValidationInfo) -> Participation:
@@ -659,8 +803,9 @@ class Experiment(Section):
     @field_validator("evaluate")
     @classmethod
     def _keep_needs_a_server(cls, evaluate: Evaluate, info: ValidationInfo) -> Evaluate:
-        if evaluate.keep is not None and info.data.get("network") is not None:
-            raise problem("does not work with a network, whose nodes have different models; remove it", "keep")
+        key = "keep" if evaluate.keep is not None else "best" if evaluate.best else None
+        if key is not None and info.data.get("network") is not None:
+            raise problem("does not work with a network, whose nodes have different models; remove it", key)
         return evaluate
 
     @field_validator("network")
@@ -670,11 +815,13 @@ class Experiment(Section):
             return network
         rate: Rate = info.data["rate"]
         serving = [rate.server_lr and "rate.server_lr", rate.optimizer and "rate.optimizer"]
-        serving += [info.data.get("objective") and "objective"]
+        serving += [key for key in ("objective", "limits", "aggregation") if info.data.get(key)]
         for method in info.data["algorithms"]:
             if not isinstance(method.make(), algorithms.LocalDescent):
                 raise problem(f"the method must be LocalDescent, got {method.label}")
-            serving += [method.objective and f"the objective of {method.label}"]
+            own = [key for key in ("objective", "limits", "aggregation") if getattr(method, key)]
+            own += [f"rate.{key}" for key in ("server_lr", "optimizer") if key in (method.rate or {})]
+            serving += [f"{key} of {method.label}" for key in own]
         if present := [key for key in serving if key]:
             raise problem(f"{present[0]} needs a server; remove it")
         with _as_problem():
@@ -703,6 +850,16 @@ class Trial:
     def method(self) -> Method:
         """The algorithm and its options."""
         return self.experiment.algorithms[self.order]
+
+    @property
+    def rate(self) -> Rate:
+        """The rates of the algorithm."""
+        return changed(self.experiment.rate, self.method.rate)
+
+    @property
+    def local(self) -> Local:
+        """The local work of the algorithm's clients."""
+        return changed(self.experiment.local, self.method.local)
 
     @property
     def name(self) -> str:

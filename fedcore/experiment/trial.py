@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from time import perf_counter
 
@@ -17,10 +18,10 @@ from torch import nn
 from fedcore.algorithms import Algorithm, FedAvgM, LocalDescent
 from fedcore.algorithms.rates import InverseRound, PerCohort, Rate, Staircase
 from fedcore.arrays import CPU, F32
-from fedcore.experiment.config import load_and_partition
+from fedcore.experiment.config import hashes, load_and_partition
 from fedcore.experiment.journal import SECONDS, Begun, FolderJournal, Journal, Kept, rows_file
-from fedcore.experiment.results import RoundRecord, finite
-from fedcore.experiment.schema import Evaluate, Experiment, Objective, Trial
+from fedcore.experiment.results import RoundRecord, finite, have_ended
+from fedcore.experiment.schema import Evaluate, Objective, Trial
 from fedcore.network import Network
 from fedcore.options import Compute, Limits
 from fedcore.server import Report, Server, Update
@@ -148,7 +149,7 @@ class TrialParts:
 def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InProcess) -> TrialParts:
     """Return the parts of a trial. The server is loaded from the folder ``saved``, or new if this does not exist."""
     experiment, seed, algorithm = trial.experiment, trial.seed, trial.method.make()
-    device, local = experiment.device or CPU, experiment.local
+    device, local, rate = experiment.device or CPU, trial.local, trial.rate
     clients, active = experiment.partition.clients, experiment.participation
     module = nets.build(experiment.model.name, seed=seed, **experiment.model.options)
     dataset, parts = load_and_partition(experiment, seed)
@@ -177,17 +178,21 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
     )
     steps = engine.most_steps(algorithm.local_rule)
     if experiment.network is not None:
-        nodes = _nodes(experiment, algorithm, as_made, sizes, steps, saved)
+        nodes = _nodes(trial, algorithm, as_made, sizes, steps, saved)
         return TrialParts(nodes, NodesEngine(engine, nodes), pattern)
     if algorithm.rows_at_clients:
         kept = RecoveringClients if isinstance(algorithm, FedAvgM) else KeepingClients
         engine = kept(engine, algorithm)
-    gamma = experiment.rate.server_lr.make() if experiment.rate.server_lr else None
+    gamma = rate.server_lr.make() if rate.server_lr else None
     if isinstance(gamma, PerCohort):
         gamma = gamma.over(lambda round: len(pattern.active(round)))
-    lr = experiment.rate.lr.make()
+    lr = rate.lr.make()
     present: dict[ClientId, int] = dict(enumerate(sizes)) if changing is None else changing.start()
     server_device = experiment.server_device or CPU
+    limits, aggregation = (
+        getattr(experiment if getattr(trial.method, key) is None else trial.method, key)
+        for key in ("limits", "aggregation")
+    )
     if saved is not None and saved.exists():
         # lr is one of fedcore's classes, which the server saves.
         server = Server.load(saved, algorithm=algorithm, server_lr=gamma, compute=Compute(device=server_device))
@@ -202,8 +207,9 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
             present,
             lr=lr if changing is None else changing.rate(lr),
             server_lr=gamma,
-            optimizer=experiment.rate.optimizer.make() if experiment.rate.optimizer else None,
-            limits=Limits(max_steps=steps),
+            optimizer=rate.optimizer.make() if rate.optimizer else None,
+            aggregation=None if aggregation is None else [rule.make() for rule in aggregation],
+            limits=Limits(max_steps=steps, max_norm=limits.max_norm if limits else None),
             compute=Compute(device=server_device, diagnostics=True),
         )
         if trial.method.warm_start:
@@ -214,9 +220,10 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
 
 
 def _nodes(
-    experiment: Experiment, algorithm: Algorithm, module: nn.Module, sizes: list[int], steps: int, saved: Path | None
+    trial: Trial, algorithm: Algorithm, module: nn.Module, sizes: list[int], steps: int, saved: Path | None
 ) -> Nodes:
     """Return the network of a trial, new or loaded."""
+    experiment = trial.experiment
     assert isinstance(algorithm, LocalDescent)
     assert experiment.network is not None
     if saved is not None and saved.exists():
@@ -224,7 +231,7 @@ def _nodes(
     topology = experiment.network.topology(len(sizes))
     q = sizes if experiment.network.weights == "examples" else None
     models, limits = [module] * len(sizes), Limits(max_steps=steps)
-    return Nodes(Network(models, topology, lr=experiment.rate.lr.make(), q=q, limits=limits), algorithm)
+    return Nodes(Network(models, topology, lr=trial.rate.lr.make(), q=q, limits=limits), algorithm)
 
 
 def run_trial(
@@ -256,7 +263,7 @@ def trial_rounds(
 ) -> Generator[RoundRecord, None, None]:
     """Run one trial from the state of its journal; yield the recorded rounds, then each new one once it is written."""
     experiment = trial.experiment
-    if len(journal.before) == experiment.rounds:
+    if have_ended(journal.before, experiment.rounds):
         journal.end()
         yield from journal.before
         return
@@ -266,17 +273,51 @@ def trial_rounds(
         parts = build(trial, None, make_engine)
     server, before = parts.server, journal.before[: parts.server.round_number]
     with closing(parts.engine):
-        journal.put(Begun(len(before)))
+        journal.put(Begun(len(before), *hashes(experiment, trial.seed)))
         yield from before
         uploads = before[-1].uploads if before else parts.uploads
+        progress = _Improvement(experiment.evaluate)
+        for line in before:
+            progress.is_best(line)
         for line in rounds(parts, count=experiment.rounds, evaluate=experiment.evaluate, uploads=uploads):
-            if experiment.evaluate.keeps(line.round, experiment.rounds):
+            names = [f"round{line.round}"] if experiment.evaluate.keeps(line.round, experiment.rounds) else []
+            names += ["best"] if progress.is_best(line) and experiment.evaluate.best else []
+            for name in names:
                 assert isinstance(server, Server), "each node of a network has its own model"
-                journal.put(Kept(line.round, server.tensors()))
+                journal.put(Kept(name, server.tensors()))
+            if progress.is_over and line.round + 1 < experiment.rounds:
+                line = replace(line, stopped=True)
             journal.put(line)
             yield line
+            if line.stopped:
+                break
             journal.save_when_due(server, parts.engine)
     journal.end()
+
+
+@dataclass
+class _Improvement:
+    """The best value of the metric so far, and the number of evaluations since then."""
+
+    evaluate: Evaluate
+    best: float = -inf
+    since: int = 0
+
+    def is_best(self, line: RoundRecord) -> bool:
+        """Count a round; return whether its model is the best so far."""
+        if line.accuracy is None:  # not evaluated
+            return False
+        loss = inf if line.loss is None else line.loss
+        value = line.accuracy if self.evaluate.metric == "accuracy" else -loss
+        self.since += 1
+        if value > self.best + self.evaluate.min_delta:
+            self.best, self.since = value, 0
+        return self.since == 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the trial must stop."""
+        return self.evaluate.patience is not None and self.since >= self.evaluate.patience
 
 
 def rounds(parts: TrialParts, *, count: int, evaluate: Evaluate, uploads: int = 0) -> Iterator[RoundRecord]:

@@ -219,7 +219,11 @@ class Layout(Represented):
         tensors, named = [], {name: leaf for name, leaf in named_tensors(x).items() if not model.ignores(name)}
         aliases = {name: first for name, first in aliases.items() if first in named}
         for name, leaf in named.items():
-            kind = kind_of(name, leaf, counters)
+            try:
+                kind = kind_of(name, leaf, counters)
+            except ArrayError as error:  # a checkpoint with other entries beside the model
+                models = [key for key in ("state_dict", "model_state_dict", "model") if _is_mapping_in(x, key)]
+                raise ArrayError(f"{error}; pass the entry {models[0]!r}") if models else error from None
             if kind == "parameter" and name not in parameters:
                 if leaf.has_infinities() if isinstance(leaf, StoredTensor) else has_infinities(leaf):
                     kind = "constant"
@@ -651,6 +655,11 @@ def kind_of(name: str, leaf: Any, counters: Sequence[str] = COUNTERS) -> Kind:
     if dtype not in (*FLOATS, "bool"):
         raise DtypeError(f"{name}: expected {DUE}, got {leaf.dtype}")
     return "constant" if dtype == "bool" else "parameter"
+
+
+def _is_mapping_in(x: Any, key: str) -> bool:
+    """Whether ``x`` is a mapping with a mapping under this key."""
+    return isinstance(x, Mapping) and isinstance(x.get(key), Mapping)
 
 
 def _dtype(name: str, leaf: Any) -> str:

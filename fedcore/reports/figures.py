@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Literal
@@ -21,8 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcore.experiment.results import Record
+from fedcore.experiment.schema import ReportSettings
 from fedcore.reports.papers import ACCURACY, CROSSING, POINTS, RECOVERY, Comparison
-from fedcore.reports.statistics import accuracies, by_algorithm, losses
+from fedcore.reports.statistics import accuracies, by_algorithm, losses, students_t
 from fedcore.runtime import draft_of
 
 Counts = npt.NDArray[np.int64]
@@ -42,7 +44,18 @@ STYLE: dict[Any, Any] = {
     **{"axes.titlesize": NOTE, "axes.labelsize": NAME, "legend.fontsize": NAME, "legend.frameon": False},
     **{"figure.constrained_layout.use": True, "figure.dpi": 150, "savefig.dpi": "figure", "lines.linewidth": 1.8},
     "text.parse_math": False,  # a title may contain dollar signs
+    **{"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "fedcore"},  # text stays text; equal bytes
 }
+METADATA: dict[str, dict[str, None]] = {
+    "pdf": {"CreationDate": None},
+    "svg": dict.fromkeys(("Creator", "Date", "Format", "Type")),
+}
+BANDS = {
+    "range": "band from the lowest to the highest",
+    "se": "band: standard error of the mean",
+    "95%": "band: 95 % interval of the mean",
+}
+_SETTINGS = ReportSettings()
 WIDTH, HEIGHT = 8.0, 4.8
 WIDE = 10
 """The least ratio of an axis's largest to its smallest value that makes the axis logarithmic."""
@@ -61,22 +74,46 @@ KINDS = {
 BARS, NO_BAR = "▁▂▃▄▅▆▇█", "·"
 
 
+class Picture(Figure):
+    """A figure that notebooks show."""
+
+    def _repr_png_(self) -> bytes:
+        return _saved(self, "png")
+
+
 def draw_curves(
     records: Sequence[Record],
     path: Path,
     paper: Comparison | None = None,
     *,
+    settings: ReportSettings = _SETTINGS,
+    **options: Any,
+) -> str:
+    """Write a plot of curves as PNG and in the formats of the settings; return it as SVG. See ``curves``."""
+    figure = curves(records, paper, settings=settings, **options)
+    for suffix in ("png", *settings.formats):
+        _save(figure, path.with_suffix(f".{suffix}"))
+    return _saved(figure, "svg").decode()
+
+
+def curves(
+    records: Sequence[Record],
+    paper: Comparison | None = None,
+    *,
+    settings: ReportSettings = _SETTINGS,
     over: str = "rounds",
     changed: str = "",
     measure: Literal["accuracy", "loss"] = "accuracy",
     shifts: Sequence[int] = (),
-) -> None:
-    """Write a PNG with a line for the mean of each algorithm and a band for the range of its seeds.
+) -> Picture:
+    """Return a figure with a line for the mean of each algorithm and a band over its seeds.
 
-    A curve ends with its shortest seed, so that the mean does not jump when a seed stops early.
+    A curve ends with its shortest seed, so that the mean does not jump when a seed stops early. In SVG, the parts of
+    curve i have ids that begin with ``curve-i-``; those of its entry in the legend end with ``-key``.
 
     Args:
         records: the records of one experiment.
+        settings: the kind of the band, and the number of rounds over which curves are smoothed.
         paper: a comparison whose final accuracies are drawn as dotted lines.
         over: the x axis, "rounds" or "uploadings"; records of older versions have only rounds.
         changed: the experiment's changes to its preset.
@@ -88,27 +125,37 @@ def draw_curves(
     shifts = shifts if over == "rounds" else ()
     groups, means, waits = by_algorithm(records), [], False
     names = [_name(label) for label in groups]
-    with _picture(path, WIDTH, max(HEIGHT, _height(names) + 1.8)) as figure:
+    with rc_context(STYLE):
+        figure = _figure(WIDTH, max(HEIGHT, _height(names) + 1.8))
         axes = figure.add_subplot()
-        for name, (label, group) in zip(names, groups.items(), strict=True):
-            curve = band(group, over, measure)
+        for number, (name, (label, group)) in enumerate(zip(names, groups.items(), strict=True)):
+            curve = band(group, over, measure, settings)
             if curve.empty:
                 continue
             colour, style = look(group[0].header.order)
-            axes.fill_between(curve.index, curve["min"], curve["max"], color=colour, alpha=0.13, linewidth=0)
-            axes.plot(curve["mean"], color=colour, linestyle=style, label=name)
+            shade: dict[str, Any] = {"color": colour, "alpha": 0.13, "linewidth": 0, "gid": f"curve-{number}-band"}
+            axes.fill_between(curve.index, curve["low"], curve["high"], **shade)
+            axes.plot(curve["mean"], color=colour, linestyle=style, label=name, gid=f"curve-{number}-line")
             stayed = [replace(one, rounds=[line for line in one.rounds if line.awaited]) for one in group]
             waited = curve[curve.index.isin({x for one in stayed for x in band([one], over, measure).index})]
             if len(waited):
                 waits = True
-                axes.plot(waited["mean"], color=colour, linestyle="none", marker="x", markersize=5)
+                crosses: dict[str, Any] = {
+                    "linestyle": "none",
+                    "marker": "x",
+                    "markersize": 5,
+                    "gid": f"curve-{number}-waits",
+                }
+                axes.plot(waited["mean"], color=colour, **crosses)
             means += list(curve["mean"])
             if label in accuracy:
-                axes.axhline(accuracy[label], color=colour, linestyle=":", linewidth=1)
+                dotted: dict[str, Any] = {"linestyle": ":", "linewidth": 1, "gid": f"curve-{number}-paper"}
+                axes.axhline(accuracy[label], color=colour, **dotted)
         for shift in shifts:
             axes.axvline(shift + 1, color="0.5", linestyle="--", linewidth=1, zorder=0)
         seeds = len({record.header.seed for record in records})
-        notes = [f"mean of {seeds} seeds, band from the lowest to the highest" if seeds > 1 else "one seed"]
+        notes = [f"mean of {seeds} seeds, {BANDS[settings.band]}" if seeds > 1 else "one seed"]
+        notes += [f"smoothed over {settings.smooth} evaluated rounds"] if settings.smooth > 1 else []
         if accuracy:
             notes.append("dotted: the paper's" + (f" (CUT SHORT here: {paper.short})" if paper and paper.short else ""))
         notes += ["dashed: clients arrived or departed"] if shifts else []
@@ -121,15 +168,27 @@ def draw_curves(
         if measure == "loss" and 0 < WIDE * min(means, default=0.0) < max(means, default=0.0):
             axes.set_yscale("log")
         _legend(axes)
+        return figure
 
 
-def band(group: Sequence[Record], over: str, measure: str = "accuracy") -> DataFrame:
-    """Return the minimum, mean and maximum in the plot's unit, by the x position; rounds count from 1."""
+def band(
+    group: Sequence[Record], over: str, measure: str = "accuracy", settings: ReportSettings = _SETTINGS
+) -> DataFrame:
+    """Return the mean and the ends of the band in the plot's unit, by the x position; rounds count from 1."""
     _, curve_of, unit = MEASURES[measure]
-    curves = [Series(curve) for curve in map(curve_of, group) if curve]
-    if not curves:
-        return DataFrame(columns=["min", "mean", "max"], dtype=float)
-    values = (unit * concat(curves, axis=1, join="inner")).agg(["min", "mean", "max"], axis=1)
+    found = [Series(curve) for curve in map(curve_of, group) if curve]
+    if not found:
+        return DataFrame(columns=["low", "mean", "high"], dtype=float)
+    table = unit * concat(found, axis=1, join="inner")
+    table = table.rolling(settings.smooth, center=True, min_periods=1).mean()
+    mean = table.mean(axis=1)
+    if settings.band == "range" or len(found) == 1:
+        low, high = table.min(axis=1), table.max(axis=1)
+    else:
+        half = table.std(axis=1) / len(found) ** 0.5
+        half *= 1 if settings.band == "se" else students_t(len(found))
+        low, high = mean - half, mean + half
+    values = DataFrame({"low": low, "mean": mean, "high": high})
     sent = {line.round: line.uploadings or 0 for record in group for line in record.rounds}
     values.index = [sent[round] if over == "uploadings" else round + 1 for round in values.index]
     return values
@@ -145,7 +204,7 @@ def draw_family(path: Path, title: str, notes: str, label: str, figures: DataFra
     log = xs[0] > 0 and xs[-1] >= WIDE * xs[0]
     panels = {kind: list(lines.groupby("label", sort=False)) for kind, lines in figures.groupby("kind")}
     tallest = max(_height(_name(name) for name, _ in lines) for lines in panels.values())
-    with _picture(path, WIDTH, max(3.9, tallest + 1) * len(panels) + 0.6) as figure:
+    with _drawn(path, WIDTH, max(3.9, tallest + 1) * len(panels) + 0.6) as figure:
         rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, (kind, lines) in zip(rows, panels.items(), strict=True):
             for number, (name, line) in enumerate(lines):
@@ -182,7 +241,7 @@ def draw_holdings(counts: Counts, path: Path, *, title: str) -> None:
     """
     clients, classes = counts.shape
     width, height = min(max(6.0, 3 + 0.1 * clients), 14.0), min(max(4.2, 2.4 + 0.2 * classes), 14.0)
-    with _picture(path, width, height) as figure:
+    with _drawn(path, width, height) as figure:
         bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, max(2.0, 0.18 * classes)])
         _head(figure, bars, title, _holdings_summary(counts).replace(": ", "\n"))
         bars.bar(np.arange(clients), counts.sum(axis=1), color=COLOURS[0], width=0.8)
@@ -230,14 +289,33 @@ def look(order: int) -> tuple[str, Any]:
     return COLOURS[order % len(COLOURS)], STYLES[order % len(STYLES)]
 
 
+def _figure(width: float, height: float) -> Picture:
+    """Return an empty figure of this size in inches."""
+    figure = Picture(figsize=(width, height))
+    FigureCanvasAgg(figure)  # this canvas draws without a display
+    return figure
+
+
 @contextmanager
-def _picture(path: Path, width: float, height: float) -> Iterator[Figure]:
+def _drawn(path: Path, width: float, height: float) -> Iterator[Figure]:
     """Yield an empty figure of this size in inches, then save it in the format of the path's suffix."""
-    with rc_context(STYLE), draft_of(path) as draft:
-        figure = Figure(figsize=(width, height))
-        FigureCanvasAgg(figure)  # this canvas draws without a display
+    with rc_context(STYLE):
+        figure = _figure(width, height)
         yield figure
-        figure.savefig(draft, format=path.suffix[1:])
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with draft_of(path) as draft:
+        draft.write_bytes(_saved(figure, path.suffix[1:]))
+
+
+def _saved(figure: Figure, suffix: str) -> bytes:
+    """Return a figure in a format. Equal figures have equal bytes."""
+    file = BytesIO()
+    with rc_context(STYLE):
+        figure.savefig(file, format=suffix, metadata=METADATA.get(suffix))
+    return file.getvalue()
 
 
 def _head(figure: Figure, axes: Any, title: str, notes: str) -> None:
@@ -250,7 +328,13 @@ def _head(figure: Figure, axes: Any, title: str, notes: str) -> None:
 def _legend(axes: Any) -> None:
     curves, names = axes.get_legend_handles_labels()
     if curves:
-        axes.legend(curves, names, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, handlelength=2.6)
+        place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
+        legend = axes.legend(curves, names, handlelength=2.6, **place)
+        for curve, handle, text in zip(curves, legend.legend_handles, legend.get_texts(), strict=True):
+            if curve_id := getattr(curve, "get_gid", lambda: None)():
+                prefix = curve_id.removesuffix("line")
+                handle.set_gid(f"{prefix}handle-key")
+                text.set_gid(f"{prefix}text-key")
 
 
 def _wrapped(text: str, inches: float, size: float) -> str:

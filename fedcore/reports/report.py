@@ -1,4 +1,4 @@
-"""The report of a run: ``table.md``, ``table.csv``, ``curves.png``, ``loss.png`` and ``report.html``."""
+"""The report of a run: ``table.md``, ``table.csv``, ``table.tex``, ``curves.png``, ``loss.png`` and ``report.html``."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pandas import DataFrame, option_context
@@ -25,21 +26,40 @@ from fedcore.reports.papers import Comparison, comparison
 from fedcore.reports.statistics import Summary
 from fedcore.runtime import require_file, write_text
 
-FILES = ("table.md", "table.csv", "curves.png", "loss.png", "report.html")
+FILES = ("table.md", "table.csv", "table.tex", "curves.png", "loss.png", "report.html")
 ESSENTIAL = 5
 """The number of columns that fit into a terminal 80 characters wide."""
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #333; margin: 2rem auto; padding: 0 1rem; box-sizing: border-box;
-  width: fit-content; min-width: min(64rem, 100%); max-width: 100%; }
-p, pre, img { max-width: 62rem; box-sizing: border-box; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+:root { color-scheme: light dark; --ink: #333; --ground: #fff; --faint: #6b6b6b; --line: #ddd; --code: #f7f7f7; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #ddd; --ground: #171717; --faint: #a0a0a0; --line: #444; --code: #222; }
+  svg, img { filter: invert(.91) hue-rotate(180deg); }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground); margin: 2rem auto;
+  padding: 0 1rem; max-width: 120rem; }
+p { max-width: 62rem; }
+h1 { font-size: 1.4rem; } h2, summary { font-size: 1.1rem; margin-top: 2rem; font-weight: bold; }
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; white-space: nowrap; }
 td, th { padding: .25rem .8rem; text-align: right; }
-th { border-bottom: 2px solid #ddd; } td { border-bottom: 1px solid #eee; }
-td:first-child, th:first-child { text-align: left; } img { width: 100%; } p.faint { color: #777; }
+th { border-bottom: 2px solid var(--line); } td { border-bottom: 1px solid var(--line); }
+td:first-child, th:first-child { text-align: left; } p.faint { color: var(--faint); }
 p.remark { border-left: .3rem solid #D55E00; padding-left: .7rem; font-weight: 600; }
-pre { background: #f7f7f7; padding: .8rem; overflow-x: auto; font-size: 13px; }
+pre { background: var(--code); padding: .8rem; overflow-x: auto; font-size: 13px; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(40rem, 100%), 1fr)); gap: 1rem; }
+svg, img { width: 100%; height: auto; max-width: 62rem; } g[id$="-key"] { cursor: pointer; }
 """
+SCRIPT = """
+document.addEventListener("click", event => {
+  const key = event.target.closest('g[id$="-key"]');
+  if (!key) return;
+  const curve = key.id.match(/^curve-\\d+-/)[0], hide = !key.classList.contains("off");
+  for (const part of key.closest("svg").querySelectorAll(`g[id^="${curve}"]`)) {
+    part.classList.toggle("off", hide);
+    part.style.opacity = hide ? (part.id.endsWith("-key") ? 0.4 : 0) : 1;
+  }
+});
+"""
+TOGGLES = "Click a name in a plot's legend to hide or show its curve."
 
 
 class Bold(str):
@@ -80,14 +100,17 @@ class Document:
         data = b64encode(path.read_bytes()).decode("ascii")
         self._html.append(f'<img alt="{escape(text)}" src="data:image/png;base64,{data}">')
 
-    def pictures(self, drawings: Mapping[Path, str], title: str) -> None:
-        """Add a run's plots to the page, with their descriptions."""
-        for path, what in drawings.items():
-            self.picture(path, f"{title}: {what}")
+    def pictures(self, drawings: Mapping[str, str], title: str) -> None:
+        """Add a run's plots to the page, as SVG by description."""
+        plots = [
+            f'<div role="img" aria-label="{escape(f"{title}: {what}")}">{svg[svg.index("<svg") :]}</div>'
+            for what, svg in drawings.items()
+        ]
+        self._html.append(f'<div class="pictures">{"".join(plots)}</div><p class=faint>{TOGGLES}</p>')
 
-    def source(self, text: str) -> None:
-        """Add preformatted text, such as a configuration, to the page."""
-        self._html.append(f"<pre>{escape(text)}</pre>")
+    def source(self, title: str, text: str) -> None:
+        """Add preformatted text, such as a configuration, to the page. It is folded."""
+        self._html.append(f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>")
 
     def comparison(self, paper: Comparison | None) -> None:
         """Add the comparison with a paper, or the reason why it is missing."""
@@ -102,7 +125,8 @@ class Document:
 
     def html(self) -> str:
         """Return the HTML page."""
-        head = f'<meta charset="utf-8"><title>{escape(self._title)}</title><style>{STYLE}</style>'
+        head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        head += f"<title>{escape(self._title)}</title><style>{STYLE}</style><script>{SCRIPT}</script>"
         body = "\n".join(self._html)
         return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
@@ -116,14 +140,15 @@ class Config:
     """The parts of a run's ``config.json`` that the reports use.
 
     ``text`` is empty if the file is missing, and ``changes`` if an older version wrote it. ``shifts`` are the rounds in
-    which clients arrive or depart, ascending. ``window`` is ``report.window``.
+    which clients arrive or depart, ascending. ``note`` is shown below the table.
     """
 
     text: str
     pictures: Pictures
     changes: Changes
     shifts: tuple[int, ...]
-    window: int
+    report: ReportSettings
+    note: str = ""
 
     @classmethod
     def parse(cls, preset: str, text: str) -> "Config":
@@ -146,7 +171,8 @@ class Config:
                 Pictures.model_validate({} if pictures is None else pictures),
                 of_tables(tables),
                 tuple(sorted(shifts - {0})),
-                ReportSettings.model_validate(tables.get("report", {})).window,
+                ReportSettings.model_validate(tables.get("report", {})),
+                str(tables.get("note", "")),
             )
         except ValueError as error:
             raise MissingDataError(f"{preset}: its {CONFIG} is damaged: {error}") from None
@@ -159,13 +185,13 @@ class Report:
     Attributes:
         summary: the statistics.
         files: the written files; the last file is the HTML page.
-        drawings: the plots and their descriptions.
+        drawings: the plots as SVG, by their descriptions.
         paper: the comparison with a paper, or None.
     """
 
     summary: Summary
     files: tuple[Path, ...]
-    drawings: Mapping[Path, str]
+    drawings: Mapping[str, str]
     paper: Comparison | None = None
 
     @property
@@ -179,38 +205,45 @@ class Report:
         return self.paper is not None and self.paper.has_accuracies
 
 
-def write_report(folder: Path) -> Report:
+def write_report(folder: Path, **settings: Any) -> Report:
     """Write the report of a complete or incomplete run into its folder.
+
+    Args:
+        folder: the folder of the run.
+        settings: ``window``, ``formats``, ``band`` or ``smooth``, instead of the configuration's ``report``.
 
     Raises:
         MissingDataError: the folder has no records, or a record is damaged.
     """
-    records, config = read_run(folder)
+    records, config = read_run(folder, settings)
     return report_on(records, folder, config)
 
 
-def read_run(folder: Path) -> tuple[list[Record], Config]:
-    """Return the records of a run, with its window, and its configuration."""
+def read_run(folder: Path, settings: Mapping[str, Any] = MappingProxyType({})) -> tuple[list[Record], Config]:
+    """Return the records of a run, with its window, and its configuration with other settings of the report."""
     path = folder / CONFIG
     text = require_file(path).read_text(encoding="utf-8") if path.exists() else ""
     records = read_folder(folder)
     config = Config.parse(records[0].header.preset, text)
-    return [replace(record, window=config.window) for record in records], config
+    config = replace(config, report=ReportSettings.model_validate(config.report.model_dump() | dict(settings)))
+    return [replace(record, window=config.report.window) for record in records], config
 
 
 def report_on(records: Sequence[Record], folder: Path, config: Config, notes: Sequence[str] = ()) -> Report:
     """Write the report of one experiment's records into a folder; ``notes`` precede the notes on the records."""
     paper = comparison(records, config.changes)
-    summary = stats.summarise(records, text_of(config.changes), notes)
-    markdown, table, curves, loss, html = (folder / name for name in FILES)
+    summary = stats.summarise(records, text_of(config.changes), [*filter(None, [config.note]), *notes])
+    markdown, table, tex, curves, loss, html = (folder / name for name in FILES)
     write_text(table, stats.summary_csv(summary))
-    drawings = {curves: "test accuracy"}
+    write_text(tex, tex_table(_with_best(summary)))
     options: dict[str, Any] = {"over": config.pictures.over, "changed": summary.changed, "shifts": config.shifts}
-    draw_curves(records, curves, paper, **options)
+    options["settings"] = config.report
+    drawings, plots = {"test accuracy": draw_curves(records, curves, paper, **options)}, [curves]
     if any(map(stats.losses, records)):  # older versions did not record the loss
-        drawings[loss] = "test loss"
-        draw_curves(records, loss, measure="loss", **options)
-    report = Report(summary, (markdown, table, *drawings, html), drawings, paper)
+        drawings["test loss"] = draw_curves(records, loss, measure="loss", **options)
+        plots.append(loss)
+    plots += [plot.with_suffix(f".{suffix}") for plot in plots for suffix in config.report.formats]
+    report = Report(summary, (markdown, table, tex, *plots, html), drawings, paper)
     document = Document(summary.title)
     if summary.changed:
         document.paragraph(f"Changed: {summary.changed}.", "remark")
@@ -229,8 +262,7 @@ def report_on(records: Sequence[Record], folder: Path, config: Config, notes: Se
     document.paragraph(stats.COST_NOTE, "faint")
     write_text(markdown, document.markdown())
     if config.text:
-        document.heading("Configuration")
-        document.source(config.text)
+        document.source("Configuration", config.text)
     write_text(html, document.html())
     return report
 
@@ -248,10 +280,51 @@ def terminal_table(table: DataFrame, bold: Sequence[bool] = (), *, right: bool =
 
 def summary_for_terminal(summary: Summary) -> Table:
     """Return the first columns of the summary, with the best accuracy in bold."""
+    return terminal_table(stats.summary_table(summary).iloc[:, :ESSENTIAL], _are_best(summary))
+
+
+def _are_best(summary: Summary) -> list[bool]:
+    """Return for each row whether it has the best accuracy."""
     means = [row.final.mean for row in summary.rows]
     best = max((mean for mean in means if mean is not None), default=None)
-    bold = [best is not None and mean == best for mean in means]
-    return terminal_table(stats.summary_table(summary).iloc[:, :ESSENTIAL], bold)
+    return [best is not None and mean == best for mean in means]
+
+
+def _with_best(summary: Summary) -> DataFrame:
+    """Return the summary's table with the best accuracy in bold."""
+    table = stats.summary_table(summary)
+    rows = zip(table.itertuples(index=False, name=None), _are_best(summary), strict=True)
+    bold = [(label, Bold(cell) if best else cell, *cells) for (label, cell, *cells), best in rows]
+    return stats.frame(list(table.columns), bold)
+
+
+def tex_table(table: DataFrame) -> str:
+    """Return a table for LaTeX with the package booktabs, with a left-aligned first column.
+
+    >>> print(tex_table(DataFrame({"a_b": ["50 %"], "c": [Bold("1.5 ± 0.1")]}, dtype=object)), end="")
+    \\begin{tabular}{lr}
+    \\toprule
+    a\\_b & c \\\\
+    \\midrule
+    50 \\% & \\textbf{1.5 $\\pm$ 0.1} \\\\
+    \\bottomrule
+    \\end{tabular}
+    """
+
+    def line(cells: Iterable[str]) -> str:
+        texts = [(cell.translate(_TEX), isinstance(cell, Bold)) for cell in cells]
+        return " & ".join(rf"\textbf{{{text}}}" if bold else text for text, bold in texts) + r" \\"
+
+    rows = map(line, table.itertuples(index=False, name=None))
+    head = [rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}", r"\toprule", line(table.columns), r"\midrule"]
+    return "\n".join([*head, *rows, r"\bottomrule", r"\end{tabular}", ""])
+
+
+_TEX = str.maketrans(
+    {char: rf"\{char}" for char in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$", stats.NONE: "--", "<": "$<$", ">": "$>$", "\n": " "}
+)
 
 
 def markdown_table(table: DataFrame) -> str:

@@ -144,8 +144,13 @@ def interval_of(values: Sequence[float]) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean by Student's t; None with fewer than two values."""
     if len(values) < 2:
         return None
-    half = stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2) * stdev(values) / sqrt(len(values))
-    return fmean(values) - float(half), fmean(values) + float(half)
+    half = students_t(len(values)) * stdev(values) / sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def students_t(count: int) -> float:
+    """Return the half width of the 95 % interval of a mean of ``count`` values, in standard errors."""
+    return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
 
 
 def by_algorithm(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -229,6 +234,7 @@ def summarise(records: Sequence[Record], changed: str = "", notes: Iterable[str]
             *notes,
             *(note for record in records for note in _notes(record)),
             *_window_notes(records),
+            *(note for label, group in groups.items() for note in _rejection_notes(label, group)),
             *(note for label, group in groups.items() for note in _waiting_notes(label, group)),
         ),
         window=records[0].window,
@@ -352,6 +358,8 @@ def _notes(record: Record) -> list[str]:
     name = f"{header.algorithm}, seed {header.seed}"
     if not record.is_complete:
         notes.append(f"{name}: stopped after {len(record.rounds)} of {header.rounds} rounds")
+    elif len(record.rounds) < header.rounds:
+        notes.append(f"{name}: stopped early after {len(record.rounds)} of {header.rounds} rounds (evaluate.patience)")
     if record.torn:
         notes.append(f"{name}: the last line of its record was cut off and is left out")
     return notes
@@ -363,6 +371,13 @@ def _window_notes(records: Sequence[Record]) -> list[str]:
     few, full = min((pair for pair in counts if pair[0] < pair[1]), default=(0, 0))
     advice = f"set evaluate.last={records[0].window}"
     return [f"only {few} of the last {full} rounds were evaluated; {advice}"] if few else []
+
+
+def _rejection_notes(label: str, group: Sequence[Record]) -> list[str]:
+    """Return a note if the server rejected updates of an algorithm."""
+    lines = [line for record in group for line in record.rounds]
+    rejected, accepted = sum(line.refused for line in lines), sum(line.heard for line in lines)
+    return [f"{label}: {rejected} of {rejected + accepted} updates were rejected"] if rejected else []
 
 
 def _waiting_notes(label: str, group: Sequence[Record]) -> list[str]:

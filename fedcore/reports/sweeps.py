@@ -7,6 +7,7 @@ papers, which slightly overestimates the best of many points. If a grid changes 
 with its own report.
 """
 
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +15,25 @@ from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
+from typing import Any
 
 from pandas import DataFrame, notna
 
-from fedcore.errors import MissingDataError
-from fedcore.experiment.changes import Change, Changes, incomparable, text_of
+from fedcore.errors import ConfigError, MissingDataError
+from fedcore.experiment.changes import (
+    NO_RESULT,
+    Change,
+    Changes,
+    changes,
+    combined,
+    differences,
+    incomparable,
+    of_tables,
+    text_of,
+)
+from fedcore.experiment.config import from_tables
 from fedcore.experiment.results import CONFIG, Record, runs_in
-from fedcore.experiment.schema import Varied
+from fedcore.experiment.schema import Experiment, Varied
 from fedcore.reports import papers
 from fedcore.reports import statistics as stats
 from fedcore.reports.figures import KINDS, draw_family
@@ -37,6 +50,10 @@ CONDITIONS_NOTE = (
     "several points, its best. Bold: better than the row's next, seed by seed, beyond the 95 % interval of their "
     "difference."
 )
+OWN = frozenset({"algorithms", "rate", "local", "limits", "aggregation"})
+"""The keys of a configuration that algorithms can have themselves."""
+UNITED = frozenset({*NO_RESULT, "seeds", "grid", "report"})
+"""The keys that may differ between the points of a sweep although an experiment has only one value."""
 COLUMNS = [*("preset", "figure", "paper", "here", "spread", "last_round"), *("seeds", "rounds", "setting")]
 COLUMNS += ["low", "high", "best"]
 
@@ -145,8 +162,10 @@ def is_sweep(folder: Path) -> bool:
     return runs_in(folder) != [folder]
 
 
-def write_overview(folder: Path) -> Overview:
+def write_overview(folder: Path, **settings: Any) -> Overview:
     """Write a report per condition of a complete or incomplete sweep, an overview, and ``trials.csv``.
+
+    ``settings`` are those of ``write_report``.
 
     The files of a condition are in PRESET, or in PRESET/reports/SETTING. A family is plotted if at least two of its
     presets have complete trials.
@@ -158,17 +177,17 @@ def write_overview(folder: Path) -> Overview:
     conditions: dict[str, Condition] = {}
     chosen: list[tuple[str, Varied | None, list[Record]]] = []
     changed: dict[str, Changes] = {}
-    found, others = _presets(folder)
+    found, others = _presets(folder, settings)
     for preset, runs in found.items():
-        settings = _by_setting(runs)
-        if len(settings) > 1:
+        by_setting = _by_setting(runs)
+        if len(by_setting) > 1:
             for name in FILES:  # files of an earlier report, when the preset had one setting
                 (inside(folder, folder / preset) / name).unlink(missing_ok=True)
-        for setting, group in settings.items():
+        for setting, group in by_setting.items():
             records, notes, points = best(group)
             if not records:
                 continue
-            configs = [group[point][0] for point in points]
+            configs = [group[point][0] for point in dict.fromkeys(points.values())]
             changed[preset] = _each_once(config.changes for config in configs)
             row = condition(preset, setting, records)
             conditions[row.name] = row
@@ -200,8 +219,62 @@ def write_overview(folder: Path) -> Overview:
     return Overview(reports, (*files, *(family.place for family in related)), left_out)
 
 
-def best(runs: Runs) -> tuple[list[Record], list[str], list[str]]:
-    """Return the records of each algorithm's best point in the order of the comparison, notes, and the best points."""
+def tuned(folder: Path) -> list[Experiment]:
+    """Return an experiment per preset of a sweep, in which each algorithm has the settings of its best point.
+
+    Different rates, local work, limits and rules become those of the algorithms. Other settings must be equal.
+
+    Raises:
+        MissingDataError: the sweep has no records, or an algorithm has no complete point.
+        ConfigError: the best points differ in another setting, or the sweep has several conditions.
+    """
+    experiments = []
+    for preset, runs in _presets(folder)[0].items():
+        if len(_by_setting(runs)) > 1:
+            raise ConfigError(f"{folder / preset}: has several conditions; sweep each of them in a separate folder")
+        records, notes, points = best(runs)
+        if incomplete := [note for note in notes if note.endswith("no point is complete")]:
+            raise MissingDataError(f"{folder / preset}: {incomplete[0]}; complete the sweep first")
+        tables = {label: json.loads(runs[point][0].text) for label, point in points.items()}
+        seeds = sorted(_seeds(records))
+        note = f"each algorithm has the settings of its best point in {folder / preset}, chosen with seeds {seeds}"
+        experiments.append(from_tables(str(folder / preset), _united(tables) | {"note": note}))
+    if not experiments:
+        raise MissingDataError(f"{folder}: no records found (PRESET/records/*.jsonl)")
+    return experiments
+
+
+def _united(tables: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return one configuration for algorithms whose configurations, by label, differ in ``OWN``."""
+    first, *others = tables.values()
+    plain, *rest = ({key: value for key, value in one.items() if key not in (*OWN, *UNITED)} for one in tables.values())
+    if unequal := [change.key for one in rest for change in differences(plain, one)]:
+        raise ConfigError(f"{unequal[0]}: differs between the best points; an algorithm cannot have its own value")
+    # A key that a point lacks cannot be removed by an algorithm, so it must not be shared.
+    shared = dict(first) | {
+        table: {key: value for key, value in first[table].items() if all(key in one[table] for one in others)}
+        for table in ("rate", "local")
+    }
+    for key in ("epochs", "steps"):
+        shared["local"] |= {key: first["local"][key]} if key in first["local"] else {}
+    for key in ("limits", "aggregation"):
+        if any(one.get(key) != first.get(key) for one in others):
+            del shared[key]
+    methods = []
+    for label, own in tables.items():
+        method = next(one for one in own["algorithms"] if one["label"] == label)
+        for table in ("rate", "local"):
+            more = {key: value for key, value in own[table].items() if shared[table].get(key) != value}
+            method |= {table: more | method.get(table, {})} if more else {}
+        methods.append(
+            {key: own[key] for key in ("limits", "aggregation") if key in own and key not in shared} | method
+        )
+    listed = combined(of_tables(first), changes(first, shared | {"algorithms": methods}))
+    return shared | {"algorithms": methods, "grid": {}, "changes": [change.model_dump() for change in listed]}
+
+
+def best(runs: Runs) -> tuple[list[Record], list[str], dict[str, str]]:
+    """Return the records of each algorithm's best point in the order of the comparison, notes, and the points."""
     tried: dict[str, dict[str, list[Record]]] = {}
     for point, (_, records) in sorted(runs.items(), key=lambda item: (item[0].count("="), item[0])):
         for label, own in by_algorithm(records).items():
@@ -209,7 +282,7 @@ def best(runs: Runs) -> tuple[list[Record], list[str], list[str]]:
     # Sort algorithms by the number of grid keys that affect them, then by their own order.
     order = {label: (next(iter(points)).count("="), next(iter(points.values()))) for label, points in tried.items()}
     labels = sorted(tried, key=lambda label: (order[label][0], order[label][1][0].header.order))
-    found, notes, chosen = [], [], []
+    found, notes, chosen = [], [], dict[str, str]()
     for place, label in enumerate(labels):
         points = tried[label]
         done = [_seeds(record for record in records if record.is_complete) for records in points.values()]
@@ -221,14 +294,14 @@ def best(runs: Runs) -> tuple[list[Record], list[str], list[str]]:
             notes.append(f"{label}: no point is complete")
             continue
         point = max(scores, key=scores.__getitem__)
-        chosen.append(point)
+        chosen[label] = point
         if len(points) > 1:
             of = f"{len(scores)} complete point{'s' * (len(scores) > 1)} of " if len(scores) < len(points) else ""
             best_of = f"{label}: {point}, the best of {of}{len(points)}{'' if of else ' points'}"
             moved = any(len(stats.waiting(record)) < len(record.rounds) for point in scores for record in points[point])
             notes.append(best_of if moved else f"{label}: {point}, but no point is best: no model moved at any")
         found += [replace(record, header=replace(record.header, order=place)) for record in points[point]]
-    return found, notes, list(dict.fromkeys(chosen))
+    return found, notes, chosen
 
 
 def setting_of(point: str) -> str:
@@ -349,14 +422,14 @@ def _each_once(changes: Iterable[Changes]) -> Changes:
     return tuple(found)
 
 
-def _presets(folder: Path) -> tuple[dict[str, Runs], list[Path]]:
+def _presets(folder: Path, report: Mapping[str, Any] = MappingProxyType({})) -> tuple[dict[str, Runs], list[Path]]:
     """Return the runs of each preset of a sweep, and the folders of other runs and sweeps."""
     found: dict[str, Runs] = {}
     others: list[Path] = []
     for config in sorted(folder.rglob(CONFIG)):
         run = config.parent
         try:
-            records, own = read_run(run)
+            records, own = read_run(run, report)
         except MissingDataError:
             if any((run / "records").glob("*.jsonl")):
                 raise

@@ -1,1 +1,15 @@
 """The simulator: participation, data, local rules, and engines that train clients. This module needs only NumPy."""
+
+MODELS = (
+    "cnn-cifar10",
+    "cnn-emnist",
+    "lenet",
+    "logistic",
+    "mlp",
+    "mlp-cifar10",
+    "mlp-mnist",
+    "relu-mnist",
+    "resnet18",
+    "vgg11",
+)
+"""The names in ``nets.REGISTRY``, for code that must not import torch."""

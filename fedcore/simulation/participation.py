@@ -16,7 +16,7 @@ from fedcore.errors import RangeError, ShapeError, UnknownNameError
 from fedcore.options import RoundPolicy, as_policy
 from fedcore.runtime import generator
 from fedcore.sampling import bernoulli, weighted_without_replacement, with_replacement, without_replacement
-from fedcore.simulation.traces import Generated, Law, Recorded, read_traces
+from fedcore.simulation.traces import Generated, Law, Logged, Recorded, read_traces
 from fedcore.validation import Registry, Represented, arguments_of, check_integer, check_number
 
 __all__ = [
@@ -517,10 +517,10 @@ class Trace(Participation):
         traces: an argument of ``read_traces`` (a file's path, or ``"flexible"``), or the traces themselves.
         first: |T|, the number of traces to use, from the first one on. Default: all.
         assign: "random" assigns each device a trace with equal probability, once; "order" assigns device i the trace
-            i mod |T|.
+            i mod |T|. Default: "order" for a log of rounds and clients, else "random".
         draw: "sample" draws each round's share from the trace, independently. "replay" uses row t of a recorded trace
             in round t, and restarts after its last row. With "order" and one trace per client, each client replays its
-            own trace.
+            own trace. Default: "replay" for a log, else "sample".
 
     Attributes:
         traces: the traces in use.
@@ -542,17 +542,22 @@ class Trace(Participation):
         traces: str | Path | Sequence[Law] = "flexible",
         *,
         first: int | None = None,
-        assign: Literal["random", "order"] = "random",
-        draw: Literal["sample", "replay"] = "sample",
+        assign: Literal["random", "order"] | None = None,
+        draw: Literal["sample", "replay"] | None = None,
         among: Among = None,
         seed: int = 0,
         first_round: First = None,
     ) -> None:
         super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        known = read_traces(traces) if isinstance(traces, str | Path) else traces
+        known = read_traces(traces, self.clients) if isinstance(traces, str | Path) else traces
         if not isinstance(known, Sequence) or not known or not all(isinstance(trace, Law) for trace in known):
             raise RangeError(f"traces={traces!r}: must be a sequence of at least one trace")
         self.traces = tuple(known)[: len(known) if first is None else check_integer("first", first, 1, len(known))]
+        logged = all(isinstance(trace, Logged) for trace in known)
+        if logged and len(known) != self.clients:
+            raise RangeError(f"traces: the log has {len(known)} clients, not {self.clients}; use read_traces(clients=)")
+        assign = assign or ("order" if logged else "random")
+        draw = draw or ("replay" if logged else "sample")
         _require("assign", assign, "random", "order")
         _require("draw", draw, "sample", "replay")
         generated = [trace.name for trace in self.traces if not isinstance(trace, Recorded)]
@@ -566,14 +571,14 @@ class Trace(Participation):
 
     def shares(self, round: int) -> F64:
         """Return the share of E that each device would do in a round, float64[N] in [0, 1]."""
+        if self.draw == "replay":
+            of_round = [one.shares[round % len(one.shares)] for one in self.traces if isinstance(one, Recorded)]
+            return np.array(of_round, np.float64)[self.assigned]
         random = self._random("shares", round)
         shares = np.empty(self.clients)
         for number, trace in enumerate(self.traces):
             devices = self.assigned == number
-            if self.draw == "replay" and isinstance(trace, Recorded):
-                shares[devices] = trace.shares[round % len(trace.shares)]
-            else:
-                shares[devices] = trace.draw(random, int(devices.sum()))
+            shares[devices] = trace.draw(random, int(devices.sum()))
         return shares
 
     def _choose(self, round: int, candidates: Active) -> Active:

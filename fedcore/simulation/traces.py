@@ -21,6 +21,8 @@ PACKAGED = {"flexible": "flexible_traces.csv"}
 """The trace files in the package, keyed by name."""
 MOMENTS = ["trace", "mean", "stdev", "least"]
 """The header of a file of generated traces."""
+LOGS = ["round", "client"], ["round", "client", "share"]
+"""The headers of a log."""
 
 
 @dataclass(frozen=True)
@@ -77,19 +79,33 @@ class Recorded:
         return np.array(self.shares, np.float64)[random.integers(0, len(self.shares), count)]
 
 
+@dataclass(frozen=True)
+class Logged(Recorded):
+    """The share of one client in each round of a log; 0 in rounds without the client."""
+
+
 Law: TypeAlias = Generated | Recorded
 
 
 @ieee
-def read_traces(source: str | Path) -> tuple[Law, ...]:
+def read_traces(source: str | Path, clients: int | None = None) -> tuple[Law, ...]:
     """Read the traces in a comma-separated file with a header; lines that begin with # are comments.
 
-    With the header ``trace,mean,stdev,least``, each row defines a generated trace. With any other header, each column
-    is a recorded trace with the column's name. ``source`` is a path that ends in ``.csv``, or ``"flexible"`` for the
-    eight traces of Ruan et al. (with stand-in means).
+    - ``trace,mean,stdev,least``: each row defines a generated trace.
+    - ``round,client`` or ``round,client,share``: a log. A row states that the client took part in the round, which
+      counts from 0, with this share of its local steps (default: 1). There is one trace per client, in the order of the
+      client numbers. A log that names all clients numbers them in ascending order, as ``data.from_arrays`` does. In
+      any other log, clients are numbers from 0.
+    - Any other header: each column is a recorded trace with the column's name.
+
+    Args:
+        source: a path that ends in ``.csv``, or ``"flexible"`` for the eight traces of Ruan et al. (with stand-in
+            means).
+        clients: the number of clients of a log. Default: as many as the log names.
 
     Raises:
-        UnknownNameError, MissingDataError: the source is neither of these, cannot be read, or has a malformed row.
+        UnknownNameError, MissingDataError: the source is neither of these, cannot be read, has a malformed row, or does
+            not fit the number of clients.
 
     >>> read_traces("flexible")[1]
     Generated(name='2', mean=0.85, stdev=0.148, least=0.05)
@@ -108,18 +124,45 @@ def read_traces(source: str | Path) -> tuple[Law, ...]:
     rows = list(_rows(str(source), lines))
     if len(rows) < 2:
         raise MissingDataError(f"traces: {source}: expected a header and at least one row, got {len(rows)} lines")
-    header, *body = rows
+    (_, header), *body = rows
     try:
         if header == MOMENTS:
-            return tuple(Generated(cells[0], *map(float, cells[1:])) for cells in body)
-        columns = zip(*(map(float, cells) for cells in body), strict=True)
+            return tuple(Generated(cells[0], *map(float, cells[1:])) for _, cells in body)
+        if header in LOGS:
+            return _of_log(body, clients)
+        columns = zip(*(map(float, cells) for _, cells in body), strict=True)
         return tuple(map(Recorded, header, columns))
     except ValueError as error:  # A RangeError is a ValueError too.
         raise MissingDataError(f"traces: {source}: {error}") from None
 
 
-def _rows(source: str, lines: list[str]) -> Iterator[list[str]]:
-    """Yield the rows of a file; all must be as wide as the header."""
+def _of_log(body: list[tuple[int, list[str]]], clients: int | None) -> tuple[Logged, ...]:
+    """Return a trace per client, from the rows of a log with their line numbers."""
+    names = {cells[1] for _, cells in body}
+    count = len(names) if clients is None else clients
+    are_numbers = all(name.isdecimal() for name in names)
+    ordered = sorted(names, key=int if are_numbers else None)
+    if len(names) == count:
+        numbers = {name: number for number, name in enumerate(ordered)}
+    elif are_numbers and int(ordered[-1]) < count:
+        numbers = {name: int(name) for name in names}
+    else:
+        raise ValueError(f"the log must name all {count} clients, or number them from 0; it names {len(names)}")
+    found: dict[tuple[int, int], float] = {}
+    for line, (round, name, *share) in body:
+        if not round.isdecimal():
+            raise ValueError(f"line {line}: the round must be an integer of at least 0, got {round!r}")
+        if (key := (int(round), numbers[name])) in found:
+            raise ValueError(f"line {line}: names client {name} in round {round} a second time")
+        found[key] = float(share[0]) if share else 1.0
+    shares = np.zeros((count, 1 + max(at for at, _ in found)))
+    for (at, client), value in found.items():
+        shares[client, at] = value
+    return tuple(Logged(str(client), tuple(own.tolist())) for client, own in enumerate(shares))
+
+
+def _rows(source: str, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a file with their line numbers; all must be as wide as the header."""
     width = 0
     for number, line in enumerate(lines, start=1):
         if line.startswith("#") or not line.strip():
@@ -128,7 +171,7 @@ def _rows(source: str, lines: list[str]) -> Iterator[list[str]]:
         width = width or len(cells)
         if len(cells) != width:
             raise MissingDataError(f"traces: {source}: expected {width} cells in line {number}, got {len(cells)}")
-        yield cells
+        yield number, cells
 
 
 @cache

@@ -23,13 +23,13 @@ BUDGET = {
     "fedcore/algorithms": 990,
     "fedcore/cli": 1_100,
     "fedcore/cluster": 2_260,
-    "fedcore/experiment": 2_200,
+    "fedcore/experiment": 2_480,
     "fedcore/kernels": 600,
     "fedcore/model": 1_890,
     "fedcore/network": 600,
-    "fedcore/reports": 1_180,
+    "fedcore/reports": 1_350,
     "fedcore/server": 4_810,
-    "fedcore/simulation": 3_750,
+    "fedcore/simulation": 3_760,
     "fedcore/store": 3_860,
 }
 

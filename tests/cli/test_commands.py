@@ -57,6 +57,7 @@ def test_batched_training_and_threads(tmp_path, together):
         (["run", "mimic/table3-tau21", "quickstart"], "did you mean 'mimic/table3-tau"),
         (["report", "nowhere"], "nowhere: no records found"),
         (["rnu"], "invalid choice: 'rnu' (choose from 'run', "),
+        (["average", "a.pt", "b.pt"], "error: average: no such command; use `fedcore merge` (see fedcore --help)"),
         (["run"], "required: PRESET (see fedcore run --help)"),
         (["run", "quickstart", "--workers", "-1"], "--workers: '-1': must be an integer of at least 0"),
         (["run", "quickstart", "--backend", "dask"], "invalid choice: 'dask' (choose from 'local', 'ray')"),

@@ -1,4 +1,4 @@
-"""Commands hide warnings of packages that torch imports."""
+"""Commands and experiments hide warnings of packages that torch imports."""
 
 import subprocess
 import sys
@@ -15,13 +15,13 @@ RUN = ["run", "quickstart", "--rounds", "1", "--seeds", "1", "--workers", "1", "
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs the quickstart with a package that warns in the command's process and in its worker."""
+    """Runs Python with a package that warns."""
     (tmp_path / "pynvml.py").write_text(WARNS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("PYTHONWARNINGS", raising=False)
 
     def run(*options):
-        command = [sys.executable, *options, "-m", "fedcore", *RUN]
+        command = [sys.executable, *options]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         return done.stderr
@@ -30,8 +30,16 @@ def run(tmp_path, monkeypatch):
 
 
 def test_warnings_are_hidden(run):
-    assert run() == ""
+    assert run("-m", "fedcore", *RUN) == ""
 
 
 def test_warnings_on_request(run):
-    assert run("-W", "default").count("FutureWarning: this package is deprecated") == 2
+    assert run("-W", "default", "-m", "fedcore", *RUN).count("FutureWarning: this package is deprecated") == 2
+
+
+def test_warnings_of_a_program_are_hidden(run):
+    program = "import warnings; from fedcore.experiment.schema import Model; Model.registry()"
+    program += "; warnings.warn('own', FutureWarning)"
+    errors = run("-c", program)
+    assert "own" in errors
+    assert "deprecated" not in errors

@@ -112,7 +112,7 @@ class Page:
     def _fedcore(self, line, words):
         words = [each for word in words for each in expanded(word)]
         asked = vars(app.parser().parse_args(words))
-        if words[0] == "run" and not asked["resume"]:
+        if words[0] == "run" and not asked["resume"] and not asked["best"]:
             presets = asked["presets"]
             if asked["backend"] != "local" or not set(presets) <= {"quickstart", *self.files}:
                 for name in presets:

@@ -302,12 +302,27 @@ def test_grid_takes_any_key():
     assert found[0].experiment.participation.options == {"p": 0.3}
 
 
+def test_key_of_a_grid_does_not_affect_an_algorithm_with_its_own_value():
+    methods = "algorithms=['FedAvg', {name='MIFA', label='MIFA', rate={lr=0.3}}]"
+    found = points(load_preset("quickstart", [methods, "grid={'rate.lr'=[0.1, 0.2]}"]))
+    labels = {point.name: [method.label for method in point.experiment.algorithms] for point in found}
+    assert labels == {"rate.lr=0.1": ["FedAvg"], "rate.lr=0.2": ["FedAvg"], "": ["MIFA"]}
+
+
+def test_grid_takes_a_key_that_the_experiment_leaves_at_its_default():
+    found = with_grid("{'rate.optimizer'=['SGD', {name='Adam', eta=0.03}], 'evaluate.last'=[2]}")
+    optimizers = [point.experiment.rate.optimizer for point in found]
+    assert [(one.name, one.options) for one in optimizers] == [("SGD", {}), ("Adam", {"eta": 0.03})]
+    assert {point.experiment.evaluate.last for point in found} == {2}
+
+
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
-        ("{'rate.lrr'=[0.1]}", "no key 'rate.lrr'"),
+        ("{'rate.lrr'=[0.1]}", "grid: quickstart at rate.lrr=0.1: rate.lrr: unknown key; did you mean 'lr'?"),
         ("{'local.epochs'=[0]}", "local.epochs"),
-        ("{'x.y'=[0]}", "no key 'x.y'"),
+        ("{'x.y'=[0]}", "x: unknown key"),
+        ("{'rounds.x'=[0]}", "grid: rounds.x: 'rounds' must be a table"),
         ("{'rate.lr'=[0.1, 0.10]}", "two points have the name rate.lr=0.1"),
         ("{seeds=[[0], [5]]}", "grid: 'seeds'"),
         ("{name=['a', 'b']}", "grid: 'name'"),

@@ -1,9 +1,13 @@
 """Presets, overrides and files; invalid ones are rejected with all their problems."""
 
+import subprocess
+import sys
+
 import pytest
 
 from fedcore.errors import ConfigError, UnknownNameError
 from fedcore.experiment import config, load_preset
+from fedcore.simulation import MODELS, nets
 from tests.experiment.kit import preset
 
 
@@ -88,6 +92,14 @@ def test_every_preset_is_valid(name):
         ("algorithms=[{name='MIFA', wait='no'}]", "algorithms.0.wait: Input should be a valid boolean, got 'no'"),
         ("algorithms=['MIFA', 'MIFA']", "algorithms: needs at least one algorithm, with distinct labels"),
         ("algorithms=[]", "algorithms: needs at least one"),
+        ("algorithms=[{name='MIFA', rate={lrr=0.1}}]", "algorithms.0.rate.lrr: unknown key; did you mean 'lr'?"),
+        ("algorithms=[{name='MIFA', rate={lr=-1}}]", "algorithms.0.rate.lr: must be a number in (0, 100], got -1"),
+        ("algorithms=[{name='MIFA', local={steps=0}}]", "algorithms.0.local.steps: Input should be greater than"),
+        ("algorithms=[{name='SCAFFOLD', local={clip=1.0}}]", "algorithms.0.local.clip: does not work with SCAFFOLD"),
+        ("algorithms=[{name='FedAdam', etaa=1}]", "algorithms.0.rate.optimizer.etaa: unknown key; did you mean 'eta'?"),
+        ("algorithms=[{name='MIFA', limits={max_norm=0}}]", "algorithms.0.limits.max_norm: Input should be greater"),
+        ("aggregation=['ClipToMedan']", "aggregation.0.name: 'ClipToMedan' is unknown; did you mean 'ClipToMedian'?"),
+        ("aggregation=['Mean', 'Mean']", "aggregation: a rule occurs twice"),
         (f"algorithms=[{{name='MIFA', label='{'a' * 1001}'}}]", "label: String should have at most 1000 characters"),
         (f"title='{'a' * 10**5}'", "title: String should have at most 1000 characters"),
         ('title="a\\u0007b"', "title: String should match pattern"),
@@ -142,6 +154,23 @@ def test_all_problems_are_listed_at_once():
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["rounds", "algorithms.0.name", "local.epochz"]
 
 
+def test_errors_appear_without_the_import_of_torch():
+    program = """if True:
+        import sys
+        from fedcore.errors import ConfigError
+        from fedcore.experiment import load_preset
+        for override, place in ("rate.foo=1", "rate.foo"), ("model.name=lanet", "did you mean 'lenet'"):
+            try:
+                load_preset("quickstart", [override])
+            except ConfigError as error:
+                assert place in str(error) and "torch" not in sys.modules
+            else:
+                raise AssertionError(override)
+    """
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+    assert sorted(MODELS) == sorted(nets.REGISTRY.own)
+
+
 def test_error_names_the_nearest_preset():
     with pytest.raises(UnknownNameError, match="did you mean 'quickstart'"):
         load_preset("quickstrat")
@@ -172,6 +201,9 @@ def test_default_label_of_an_algorithm_lists_its_options():
         "quickstart", ["algorithms=['MIFA', {name='MIFA', wait=false}, {name='MimiC', label='ours'}]"]
     ).algorithms
     assert [method.label for method in methods] == ["MIFA", "MIFA (wait=False)", "ours"]
+    own = "{name='MIFA', rate={lr=0.1, optimizer={name='Adam', eta=1.0}}, aggregation=['RejectLong']}"
+    methods = load_preset("quickstart", [f"algorithms=['FedYogi', {own}]"]).algorithms
+    assert [method.label for method in methods] == ["FedYogi", "MIFA (lr=0.1, optimizer=Adam, RejectLong)"]
 
 
 def test_configuration_round_trips_through_json(tmp_path):

@@ -1,16 +1,26 @@
 """The rounds of one trial."""
 
+import hashlib
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
-from fedcore.experiment import load_preset
+from fedcore.errors import ConfigError
+from fedcore.experiment import Experiment, load_preset
+from fedcore.experiment.config import data_hash
 from fedcore.experiment.results import read
 from fedcore.experiment.schema import Trial, trials
-from fedcore.experiment.trial import build, run_trial
+from fedcore.experiment.trial import TrialParts, build, run_trial
+from fedcore.reports.statistics import summarise
 from fedcore.simulation.engines import Evaluation
 from fedcore.simulation.in_process import InProcess
 from fedcore.simulation.participation import Schedule, Trace, Uniform
-from tests.experiment.kit import records_in, rounds_of, timeless
+from tests.experiment.kit import interrupt, records_in, rounds_of, timeless, write_times
+
+NAMES = ["best", *(f"round{round}" for round in range(5))]
+"""The models of a trial that stops after five rounds."""
 
 
 def run(tmp_path, *overrides):
@@ -26,6 +36,75 @@ def test_equal_trials_differ_only_in_seconds_and_other_seeds_in_more(tmp_path, s
     assert records_in(tmp_path / "one") == records_in(tmp_path / "two")
     zero, one = (rounds_of(Trial(small, 0, seed), tmp_path / "one") for seed in (0, 1))
     assert timeless(zero) != timeless(one)
+
+
+def test_an_algorithm_has_its_own_rate_local_work_limits_and_rules(tmp_path):
+    shared = ("rounds=2", "local.epochs=1")
+    own = "label='a', rate={lr=0.2, optimizer='Adam'}, local={steps=3, clip=0.5}, aggregation=['ClipToMedian']"
+    one = run(tmp_path / "one", *shared, f"algorithms=[{{name='FedAvg', {own}, limits={{max_norm=0.29}}}}]")
+    keys = ["rate.lr=0.2", "rate.optimizer='Adam'", "local.epochs=none", "local.steps=3", "local.clip=0.5"]
+    keys += ["aggregation=['ClipToMedian']", "limits={max_norm=0.29}", "algorithms=[{name='FedAvg', label='a'}]"]
+    same = run(tmp_path / "same", *shared, *keys)
+    assert timeless(one) == timeless(same)
+    assert sum(line.refused for line in one) > 0
+    assert sum(line.heard for line in one) > 0
+    alias = "algorithms=[{name='FedAdam', eta=0.1, label='a', rate={lr=0.2}}]"
+    keys = ["rate.lr=0.2", "rate.optimizer={name='Adam', eta=0.1}", "algorithms=[{name='FedAvg', label='a'}]"]
+    assert timeless(run(tmp_path / "alias", *shared, alias)) == timeless(run(tmp_path / "table", *shared, *keys))
+
+
+def test_best_model_and_early_stop(tmp_path, monkeypatch):
+    curve = [0.1, 0.5, 0.4, 0.5, 0.3, 0.9, 0.9]  # no improvement in rounds 2, 3 and 4
+    monkeypatch.setattr(TrialParts, "evaluate", lambda parts, round, x: Evaluation(curve[round], 1 - curve[round]))
+    changes = ["rounds=7", "local.epochs=1", "algorithms=['FedAvg']"]
+    for metric in ("accuracy", "loss"):
+        evaluate = f"evaluate={{patience=3, best=true, keep=1, metric='{metric}'}}"
+        trial = Trial(load_preset("quickstart", [*changes, evaluate]), 0, 0)
+        folder = tmp_path / metric
+        interrupt(trial, folder, 2)
+        run_trial(trial, folder)
+        record = read(folder / "records" / trial.file_name)
+        assert [line.stopped for line in record.rounds] == [None] * 4 + [True]
+        assert record.is_complete
+        best, *kept = (torch.load(folder / "models" / trial.file_name[:-6] / f"{name}.pt") for name in NAMES)
+        same = [all(torch.equal(best[key], one[key]) for key in best) for one in kept]
+        assert same == [False, True, False, False, False]
+    times = write_times(folder)
+    run_trial(trial, folder)
+    assert write_times(folder) == times
+    assert summarise([record]).notes[0] == "FedAvg, seed 0: stopped early after 5 of 7 rounds (evaluate.patience)"
+    longer = Trial(load_preset("quickstart", [*changes, evaluate, "rounds=9"]), 0, 0)
+    run_trial(longer, folder)  # repeats the trial, which stops after the same round
+    extended = read(folder / "records" / trial.file_name)
+    assert extended.header.rounds == 9
+    assert timeless(extended.rounds) == timeless(record.rounds)
+    least = "evaluate={patience=1, min_delta=0.5}"  # 0.1 to 0.5 is no improvement
+    assert len(run(tmp_path / "least", *changes, least)) == 2
+
+
+def test_record_has_hashes_of_data_and_traces(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("log.csv").write_text("round,client\n0,3\n1,4\n2,5\n")
+    pattern = "participation={name='Bernoulli', p=1.0, among={name='Trace', traces='log.csv'}}"
+    experiment = load_preset("quickstart", ["rounds=3", "local.epochs=1", "algorithms=['FedAvg']", pattern])
+    trial = Trial(Experiment.model_validate_json(experiment.model_dump_json()), 0, 0)
+    monkeypatch.chdir("/")  # the configuration has the absolute path
+    interrupt(trial, tmp_path / "run", 1)
+    header = read(tmp_path / "run" / "records" / trial.file_name).header
+    assert header.traces == [hashlib.blake2b((tmp_path / "log.csv").read_bytes(), digest_size=16).hexdigest()]
+    assert header.data == data_hash("digits", ())
+    (tmp_path / "log.csv").write_text("round,client\n0,3\n1,4\n2,6\n")
+    with pytest.raises(ConfigError, match=r"traces: changed since .* was begun"):
+        run_trial(trial, tmp_path / "run")
+    (tmp_path / "log.csv").write_text("round,client\n0,3\n1,4\n2,5\n")
+    with monkeypatch.context() as patched:
+        patched.setattr("fedcore.experiment.config.data_hash", lambda name, options: "0" * 32)
+        with pytest.raises(ConfigError, match=r"data: changed since .* was begun"):
+            run_trial(trial, tmp_path / "run")
+    run_trial(trial, tmp_path / "run")
+    assert [line.active for line in rounds_of(trial, tmp_path / "run")] == [[3], [4], [5]]
+    options = [tuple({"alpha": 1.0, "beta": 1.0, "largest": 60, "clients": 3, "seed": s}.items()) for s in (0, 1)]
+    assert data_hash("synthetic", options[0]) != data_hash("synthetic", options[1])
 
 
 def test_long_label(tmp_path):

@@ -56,7 +56,8 @@ def drawn(monkeypatch):
     save = Figure.savefig
 
     def keep(figure, *arguments, **options):
-        figures.append(figure)
+        if figure not in figures:  # a figure may be saved in several formats
+            figures.append(figure)
         save(figure, *arguments, **options)
 
     monkeypatch.setattr(Figure, "savefig", keep)

@@ -6,7 +6,7 @@ import pytest
 
 from fedcore.experiment import load_preset
 from fedcore.experiment.results import read_folder
-from fedcore.experiment.schema import trials
+from fedcore.experiment.schema import ReportSettings, trials
 from fedcore.experiment.trial import run_trial
 from fedcore.reports.figures import AXES, COLOURS, STYLES, band, draw_curves, look
 from fedcore.reports.papers import Comparison
@@ -16,9 +16,39 @@ def test_band_is_the_range_of_the_seeds(record):
     group = [record("A", 0, 0, [0.1, None, 0.3, 0.5]), record("A", 0, 1, [0.3, None, 0.3])]
     curve = band(group, "rounds")
     assert list(curve.index) == [1, 3]
-    assert list(curve["min"]) == pytest.approx([10, 30])
+    assert list(curve["low"]) == pytest.approx([10, 30])
     assert list(curve["mean"]) == pytest.approx([20, 30])
-    assert list(curve["max"]) == pytest.approx([30, 30])
+    assert list(curve["high"]) == pytest.approx([30, 30])
+
+
+def test_band_of_the_mean(record):
+    group = [record("A", 0, seed, [value]) for seed, value in enumerate((0.1, 0.2, 0.3))]
+    standard_error = 10 / 3**0.5
+    for kind, half in (("se", standard_error), ("95%", 4.302652729911275 * standard_error)):  # t with 2 degrees
+        curve = band(group, "rounds", settings=ReportSettings(band=kind))
+        assert curve.values.tolist() == [pytest.approx([20 - half, 20, 20 + half])]
+        assert band(group[:1], "rounds", settings=ReportSettings(band=kind)).values.tolist() == [[10, 10, 10]]
+
+
+def test_curves_are_smoothed_over_evaluated_rounds(record):
+    curve = band([record("A", 0, 0, [0.1, None, 0.3, 0.8])], "rounds", settings=ReportSettings(smooth=3))
+    assert list(curve.index) == [1, 3, 4]
+    assert list(curve["mean"]) == pytest.approx([20, 40, 55])
+
+
+def test_formats_and_notes_of_a_plot(tmp_path, record, drawn):
+    records = [record(label, order, seed, [0.1, 0.4]) for order, label in enumerate("AB") for seed in (0, 1)]
+    settings = ReportSettings(formats=("pdf", "svg"), band="se", smooth=2)
+    svg = draw_curves(records, tmp_path / "a.png", settings=settings)
+    note = drawn[-1].axes[0].get_title(loc="left").replace("\n", " ")
+    assert "mean of 2 seeds, band: standard error of the mean, smoothed over 2 evaluated rounds" in note
+    assert draw_curves(records, tmp_path / "b.png", settings=settings) == svg
+    for suffix, begin in ((".pdf", b"%PDF"), (".svg", b"<?xml")):
+        one, other = (tmp_path / f"{name}{suffix}" for name in "ab")
+        assert one.read_bytes().startswith(begin)
+        assert one.read_bytes() == other.read_bytes()
+    for part in ("line", "band", "handle-key", "text-key"):
+        assert svg.count(f'id="curve-1-{part}"') == 1
 
 
 def test_wide_range_of_losses_has_a_logarithmic_axis(tmp_path, record, drawn):

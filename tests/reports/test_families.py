@@ -176,7 +176,8 @@ def test_report_of_a_sweep_has_the_plot(tmp_path, runs):
     written = write_overview(tmp_path)
     assert tmp_path / "mine" / "figure-over-p.png" in written.files
     assert (tmp_path / "mine" / "figure-over-p.png").read_bytes().startswith(b"\x89PNG")
-    assert len(Page(tmp_path / "overview.html").images) == 7
+    page = Page(tmp_path / "overview.html")
+    assert len(page.images) + page.tags.count("svg") == 7
     assert "| Test accuracy (%) over p | 1 | 4 | 9 |" in (tmp_path / "overview.md").read_text()
     assert len(read_csv(tmp_path / "overview.csv")) == 6
 

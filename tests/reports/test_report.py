@@ -1,7 +1,7 @@
 """The files of a run's report."""
 
-import base64
 import json
+import re
 
 import pytest
 
@@ -12,7 +12,7 @@ from fedcore.experiment.schema import trials
 from fedcore.experiment.trial import run_trial
 from fedcore.reports import write_report
 from fedcore.reports.figures import draw_curves
-from fedcore.reports.report import Config
+from fedcore.reports.report import FILES, Config
 from tests.reports.kit import Page, write_lines
 
 
@@ -31,7 +31,7 @@ def test_incomplete_run_has_a_report(tmp_path, record):
     torn = tmp_path / "records" / "B-0.jsonl"
     torn.write_text(torn.read_text() + '{"round": 2, "act')
     written = write_report(tmp_path)
-    assert [path.name for path in written.files] == ["table.md", "table.csv", "curves.png", "loss.png", "report.html"]
+    assert [path.name for path in written.files] == list(FILES)
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert written.summary.notes == (
         "B, seed 0: stopped after 2 of 3 rounds",
@@ -97,14 +97,23 @@ def test_page_is_self_contained(tmp_path, record):
     (tmp_path / "config.json").write_text('{"name": "x & y"}')
     write_report(tmp_path)
     page = Page(tmp_path / "report.html")
-    assert page.addresses == []
-    assert "script" not in page.tags
+    assert (page.addresses, page.images, page.tags.count("svg"), page.tags.count("script")) == ([], [], 2, 1)
     assert "link" not in page.tags
-    for image, file in zip(page.images, ("curves.png", "loss.png"), strict=True):
-        kind, _, data = image.partition(",")
-        assert kind == "data:image/png;base64"
-        assert base64.b64decode(data) == (tmp_path / file).read_bytes()
     assert "FedAvg <b>" in page.text
     assert '{"name": "x & y"}' in page.text
-    assert "url(" not in (tmp_path / "report.html").read_text()
-    assert "@import" not in (tmp_path / "report.html").read_text()
+    text = (tmp_path / "report.html").read_text()
+    assert set(re.findall(r"url\((.)|xlink:href=\"(.)", text)) <= {("#", ""), ("", "#")}
+    assert "@import" not in text
+    assert re.search(r"<details><summary>Configuration</summary><pre>\{", text)
+
+
+def test_settings_of_a_report(tmp_path, record):
+    write(tmp_path, *(record("A", 0, seed, [0.1 * (seed + 1)] * 3) for seed in (0, 1)))
+    (tmp_path / "config.json").write_text('{"report": {"formats": ["svg"], "window": 1}, "note": "tuned"}')
+    written = write_report(tmp_path, formats=("pdf",))
+    assert {path.suffix for path in written.files} == {".md", ".csv", ".tex", ".png", ".pdf", ".html"}
+    assert (tmp_path / "loss.pdf").exists()
+    assert (written.summary.window, written.summary.notes) == (1, ("tuned",))
+    lines = (tmp_path / "table.tex").read_text().splitlines()
+    assert lines[0] == r"\begin{tabular}{lrrrrrrrrr}"
+    assert lines[4].startswith(r"A & \textbf{15.0 $\pm$ 7.1} & 15.0 $\pm$ 7.1 &")

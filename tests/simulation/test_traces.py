@@ -115,6 +115,48 @@ def test_a_file_of_shares(tmp_path):
     assert read_traces(file) == (Recorded("phone", (0.5, 0, 1)), Recorded("tablet", (1, 0.25, 1)))
 
 
+def active_in(pattern, rounds):
+    return [pattern.active(round).clients.tolist() for round in range(rounds)]
+
+
+def test_a_log_is_replayed_round_by_round(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("# of a real system\nround,client\n0,2\n0,0\n3,1\n1,2\n")
+    pattern = Trace(4, str(file))  # clients 0 to 3; the last one never takes part
+    assert active_in(pattern, 6) == [[0, 2], [2], [], [1], [0, 2], [2]]
+    assert pattern.active(0).steps(5).tolist() == [5, 5]
+    with pytest.raises(RangeError, match="traces: the log has 3 clients, not 4"):
+        Trace(4, read_traces(file))
+
+
+def test_a_log_with_names_and_shares(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("round,client,share\n0,site-b,0.5\n1,site-a,1\n1,site-b,0.2\n")
+    pattern = Trace(2, file)
+    assert active_in(pattern, 2) == [[1], [0, 1]]
+    assert [pattern.active(round).steps(10).tolist() for round in (0, 1)] == [[5], [10, 2]]
+    file.write_text("round,client\n0,101\n1,7\n")  # numbers of all clients are names too
+    assert active_in(Trace(2, file), 2) == [[1], [0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0,1\n0,3\n", "the log must name all 3 clients, or number them from 0; it names 2"),
+        ("0,a\n", "the log must name all 3 clients"),
+        ("0,a\n0,b\n0,c\n0,d\n", "the log must name all 3 clients, .* it names 4"),
+        ("0,1\n# later\n0,1\n", "line 4: names client 1 in round 0 a second time"),
+        ("1.5,1\n", "line 2: the round must be an integer of at least 0, got '1.5'"),
+        ("-1,1\n", "line 2: the round must be an integer of at least 0, got '-1'"),
+    ],
+)
+def test_a_malformed_log_is_rejected_with_its_line(tmp_path, text, message):
+    file = tmp_path / "log.csv"
+    file.write_text(f"round,client\n{text}")
+    with pytest.raises(MissingDataError, match=rf"traces: {file}: {message}"):
+        read_traces(file, clients=3)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

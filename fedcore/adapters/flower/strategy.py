@@ -8,7 +8,7 @@ from functools import partial
 from inspect import signature
 from logging import ERROR, INFO, WARNING
 from os import PathLike
-from typing import Any, ClassVar
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -104,7 +104,7 @@ class ServerStrategy(FlowerFedAvg):
             clients do more than plain steps.
     """
 
-    method: ClassVar[type[Algorithm]]
+    method: type[Algorithm]
 
     def __init_subclass__(cls, method: type[Algorithm] | None = None, **options: Any) -> None:
         """Set the method of a subclass."""
@@ -477,7 +477,29 @@ class FedYogi(FedAvg):
 
 
 class FedProx(ServerStrategy, method=algorithms.FedProx):
-    """``fedcore.algorithms.FedProx`` in Flower."""
+    """``fedcore.algorithms.FedProx`` in Flower.
+
+    Without ``lr`` it is Flower's FedProx: the nodes get mu as "proximal-mu" in their configuration and add the term
+    themselves, and the server averages their models. ``proximal_mu`` is Flower's name for ``mu``.
+    """
+
+    def __init__(
+        self, *, lr: float | Rate | None = None, mu: float = 0.01, proximal_mu: float | None = None, **options: Any
+    ) -> None:
+        self.proximal_mu = algorithms.FedProx(mu=mu if proximal_mu is None else proximal_mu).mu
+        if lr is None:
+            self.method = algorithms.FedAvg
+        else:
+            options["mu"] = self.proximal_mu
+        super().__init__(lr=lr, **options)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the messages of the round; without ``lr``, their configuration has "proximal-mu"."""
+        if self._lr is None:
+            config["proximal-mu"] = self.proximal_mu
+        return super().configure_train(server_round, arrays, config, grid)
 
 
 class SCAFFOLD(ServerStrategy, method=algorithms.SCAFFOLD):

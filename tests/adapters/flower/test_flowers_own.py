@@ -93,6 +93,17 @@ def test_server_momentum_is_flower_s_fedavgm():
     np.testing.assert_allclose(ours, theirs, rtol=3e-6, atol=3e-6)
 
 
+def test_fedprox_without_a_rate_is_flower_s_own():
+    how = dict(fraction_evaluate=0.0, min_available_nodes=3, min_train_nodes=3)
+    sent_by_them, sent_by_us = [], []
+    theirs = run(strategies.FedProx(proximal_mu=0.3, **how), 3, sent_by_them)
+    np.testing.assert_allclose(run(flower.FedProx(mu=0.3, **how), 3, sent_by_us), theirs, rtol=1e-6, atol=1e-6)
+    assert sent_by_us == sent_by_them
+    assert sent_by_us[0]["config"]["proximal-mu"] == 0.3
+    with pytest.raises(RangeError, match="mu"):
+        flower.FedProx(proximal_mu=-1.0)
+
+
 @pytest.mark.parametrize("nodes", [2, 5])
 def test_without_arguments_it_is_flower_s_fedavg(nodes):
     theirs, ours = FedAvg(), flower.FedAvg()
@@ -137,7 +148,7 @@ def test_averaging_needs_no_rate(method):
 
 @pytest.mark.parametrize(
     ("method", "how"),
-    [("MimiC", {}), ("MIFA", {}), ("SCAFFOLD", {}), ("FedProx", {}), ("FedAvg", {"server_lr": 1.0})],
+    [("MimiC", {}), ("MIFA", {}), ("SCAFFOLD", {}), ("FedAvg", {"server_lr": 1.0})],
 )
 def test_other_methods_need_a_rate(method, how):
     with pytest.raises(RangeError, match=r"^lr\b"):

@@ -32,7 +32,7 @@ def test_flwr_run(tmp_path):
     logs = [(tmp_path / f"run{rounds}.log").read_text() for rounds in (1, 2)]
     for log in logs:
         assert f"Received {NODES} results and 0 failures" in log
-        assert "refused ()" in log
+        assert "rejected ()" in log
         assert "'accuracy': 0." in log
     assert "Resuming after round 1" in logs[1]
     server = Server.load(tmp_path / "state", storage=Storage(medium="ram"))
