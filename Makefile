@@ -26,7 +26,7 @@ GROUP := $(BIN)/pip freeze -q --exclude-editable > $(VENV)/.there && $(BIN)/pip 
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help quickstart tutorials test test-device test-level test-deployment test-appfl test-newest conformance test-endurance lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
-	wheels-check wheels-emulated sdist-check workflows bench-commits mutants sbom lock docs docs-serve clean
+	wheels-check wheels-emulated sdist-check workflows bench-commits mutants sbom lock docs docs-check docs-serve clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -35,7 +35,7 @@ help:
 quickstart: $(SIMULATOR)
 	$(BIN)/fedcore run quickstart
 
-## make tutorials     run the tutorials as programs, in the environment of the quickstart (half a minute)
+## make tutorials     run the tutorials as programs, in the environment of the quickstart (under a minute)
 tutorials: $(SIMULATOR)
 	@for each in docs/tutorials/*.py; do MPLBACKEND=agg $(BIN)/python $$each || exit 1; done
 
@@ -115,7 +115,7 @@ aarch64-check: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m pytest bench
 
-## make bench-gate    fail if a ratio is below bench/gate.toml; SHORT=--short takes small arrays (half a minute)
+## make bench-gate    fail if a ratio is below bench/gate.toml; SHORT=--short takes small arrays (under a minute)
 bench-gate: $(INSTALLED)
 	$(BIN)/python -m bench.gate $(SHORT)
 
@@ -179,6 +179,12 @@ docs: $(DOCS)
 	rm -rf build/tutorials
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	$(BIN)/python -m release.site build/site
+
+## make docs-check    the built site in Chromium (apt-get install chromium): searches, console errors, contrast, screenshots in
+##                    build/screenshots; REPORT=runs/mine/report.html checks an experiment's page too (minutes)
+docs-check: docs
+	@$(GROUP) browser
+	$(BIN)/python -m release.browser build/site $(REPORT)
 
 ## make docs-serve    the site on http://127.0.0.1:8000, built again when a page changes
 docs-serve: $(DOCS)

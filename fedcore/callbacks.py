@@ -1,14 +1,16 @@
-"""Loggers of rounds (TensorBoard, MLflow, Weights & Biases, Prometheus), and progress bars.
+"""Loggers of rounds (TensorBoard, MLflow, Weights & Biases, Prometheus), log files, and progress bars.
 
 Their constructors raise MissingDependencyError if the package is not installed.
 """
 
+import json
+import logging
 import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from io import StringIO
 from time import monotonic, time
@@ -26,7 +28,7 @@ if TYPE_CHECKING:  # packages of the simulator, which a server does not need
     from fedcore.experiment import Event
     from fedcore.experiment.results import RoundRecord
 
-__all__ = ["Callback", "MLflow", "Progress", "Prometheus", "TensorBoard", "WandB"]
+__all__ = ["Callback", "JsonFormatter", "MLflow", "Progress", "Prometheus", "RejectionLog", "TensorBoard", "WandB"]
 
 Figures = dict[str, float]
 
@@ -330,6 +332,54 @@ class Prometheus:
         self._rounds.inc()
         self._round.set(report.round)
         self._ended.set_to_current_time()
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+class JsonFormatter(logging.Formatter):
+    """Log records as JSON, one object per line: ``handler.setFormatter(JsonFormatter())``.
+
+    The keys are ``time`` (UTC, ISO 8601), ``level``, ``logger``, ``message``, and ``exception`` with the traceback.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line = {
+            "time": _utc(record.created),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+class RejectionLog:
+    """A file with one JSON object per rejected update, for ``Server(callbacks=)``.
+
+    The keys are ``time`` (UTC, ISO 8601), ``round``, ``client`` and ``reason``. The lines are on disk when the round's
+    callbacks return. The file is opened for each round, so another program may rotate it.
+
+    Args:
+        path: the file. Lines are appended.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = absolute(path)
+
+    def __call__(self, report: Report) -> None:
+        """Append the rejections of a round."""
+        if not report.rejected:
+            return
+        head = {"time": _utc(time()), "round": report.round}
+        lines = [json.dumps(head | {"client": client, "reason": reason}) + "\n" for client, reason in report.rejected]
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 INTERVAL = 30.0  # seconds between two lines in a log

@@ -24,10 +24,22 @@ def as_markdown(text):
     return "".join(made)
 
 
+def example_first(text):
+    """Move the first examples behind the first paragraph, unless a sentence introduces them."""
+    paragraphs = text.split("\n\n")
+    examples = [number for number, each in enumerate(paragraphs) if each.lstrip().startswith(">>> ")]
+    if not examples or examples[0] == 0 or paragraphs[examples[0] - 1].rstrip().endswith(":"):
+        return text
+    first, last = examples[0], examples[0] + 1
+    while last in examples:
+        last += 1
+    return "\n\n".join([paragraphs[0], *paragraphs[first:last], *paragraphs[1:first], *paragraphs[last:]])
+
+
 class Docstrings(griffe.Extension):
     """Docstrings as Markdown."""
 
     def on_object(self, *, obj, **_):
         """Rewrite an object's docstring before it is parsed."""
         if obj.docstring:
-            obj.docstring.value = as_markdown(obj.docstring.value)
+            obj.docstring.value = as_markdown(example_first(obj.docstring.value))

@@ -8,6 +8,7 @@ comparison of two commits that was made in this clone.
 
 import posixpath
 import re
+import tomllib
 from pathlib import Path
 
 from mkdocs.structure.files import File
@@ -66,6 +67,13 @@ def relinked(text, source, place):
 def compared():
     """What `make bench-commits` wrote last in this clone."""
     return COMPARED.read_text() if COMPARED.exists() else "None was made where this site was built."
+
+
+def on_config(config):
+    """Put the package's version into the footer."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    config.copyright = f"fedcore {version}"
+    return config
 
 
 def on_files(files, config):

@@ -22,7 +22,12 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / ".github" / "workflows"
 CHEAP = ("quickstart", "gate")
 # What GitHub would fill in.
-FILLED_IN = {"github.event.pull_request.base.sha || github.event.before": "HEAD~1", "github.run_number": "1"}
+FILLED_IN = {
+    "github.event.pull_request.base.sha || github.event.before": "HEAD~1",
+    "github.repository": "owner/fedcore",
+    "github.run_number": "1",
+    "github.server_url": "https://example.org",
+}
 EXPRESSION = re.compile(r"\$\{\{\s*(.*?)\s*\}\}")
 
 

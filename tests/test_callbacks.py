@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import re
 import struct
 import sys
@@ -432,3 +433,52 @@ def test_estimates_of_the_bars(jobs):
     assert re.search(r"all trials.* 71/200 0:21:30", out.getvalue())  # 129 rounds of 20 s, two at a time
     assert re.search(r"FedAvg, seed 0.* 71/100 0:09:40", out.getvalue())
     assert re.search(r"MIFA, seed 0.* 0/100 +-:--:--", out.getvalue())
+
+
+def test_log_records_as_json():
+    def line(message, *arguments, **more):
+        record = logging.LogRecord("fedcore.server", logging.WARNING, "", 0, message, arguments, more.get("exc_info"))
+        record.created = 1.5
+        return callbacks.JsonFormatter().format(record)
+
+    assert json.loads(line("rejected %d:\n%s", 2, "\u2028")) == {
+        "time": "1970-01-01T00:00:01.500+00:00",
+        "level": "WARNING",
+        "logger": "fedcore.server",
+        "message": "rejected 2:\n\u2028",
+    }
+    try:
+        raise ValueError("x")
+    except ValueError:
+        found = line("failed", exc_info=sys.exc_info())
+    assert found.isascii()
+    assert len(found.splitlines()) == 1
+    assert json.loads(found)["exception"].endswith("ValueError: x")
+
+
+def test_rejections_in_a_file(tmp_path):
+    path = tmp_path / "rejected.jsonl"
+    server = Server(np.zeros(3, np.float32), "FedAvg", ["a", 7], lr=0.1, callbacks=[callbacks.RejectionLog(path)])
+    x = server.x.copy()
+    for wrong in ([], ["a", 7]):
+        with server.open_round() as round:
+            for client in ("a", 7):
+                round.add(client, x * np.nan if client in wrong else x, steps=1)
+    assert [
+        (line["round"], line["client"], "NaN" in line["reason"], line["time"][-6:])
+        for line in map(json.loads, path.read_text().splitlines())
+    ] == [(1, "a", True, "+00:00"), (1, 7, True, "+00:00")]
+    path.rename(tmp_path / "old")  # as logrotate does
+    with server.open_round() as round:
+        round.add(7, x[:2], steps=1)
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_the_dashboard_has_existing_metrics():
+    text = (Path(__file__).parents[1] / "docs" / "grafana.json").read_text()
+    found = set(re.findall(r"fedcore_\w+", text))
+    totals = {f"{name}_total" for name, _ in callbacks.TOTALS.values()} | {"rounds_total"}
+    latest = {name for name, _ in callbacks.LATEST.values()} | {"last_round_timestamp_seconds"}
+    assert len(found) > 8
+    assert found <= {f"fedcore_{name}" for name in totals | latest}
+    assert len(json.loads(text)["panels"]) == 6

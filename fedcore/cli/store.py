@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from time import time
 from typing import Any, Literal, NamedTuple
 
 from fedcore import cluster
@@ -35,6 +36,7 @@ from fedcore.server.folder import (
 )
 from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
+from fedcore.store.files.inventory import INDEX
 from fedcore.store.inspect import give_up, look
 from fedcore.validation import expand_home
 
@@ -58,6 +60,9 @@ def add_arguments(top: Parser) -> None:
         if run is verify:
             about = "compute the result of the open round from its journal, without a commit"
             parser.add_argument("--round", action="store_true", help=about)
+        if run is info:
+            about = "exit with status 1 if the last commit is older than SECONDS"
+            parser.add_argument("--max-age", type=terminal.whole_number(1), metavar="SECONDS", help=about)
     # The last parser of the loop is that of recover.
     parser.add_argument("--accept-loss", action="store_true", help="discard the lost commits (default: dry run)")
     parser = group.add_command("export", export)
@@ -86,11 +91,13 @@ def _add_folders(parser: Parser, name: str, about: str) -> None:
 def info(options: Options) -> None:
     """Show clients, rows, vectors, the last round and the disk space of a store.
 
-    The command only reads, and can run while a server writes to the store.
+    The command only reads, and can run while a server writes to the store. With --max-age,
+    it is a probe of whether rounds finish.
     """
     if (at := manifest_at(options.path)) is not None:
         _cluster_info(*at, options)
         return
+    age = _age(options.path)
     with ClientStore.open(options.path, readonly=True) as opened:
         found, undo = opened.info(), _undo(opened)
         problems = loading_problems(opened, read=False)
@@ -98,8 +105,9 @@ def info(options: Options) -> None:
         waiting = open_updates(options.path, opened.state)
     if options.json:
         last = None if undo is None else {"what": undo.transaction, "before": undo.before}
-        facts = {"undo": last, "open_round": waiting, "problems": problems, "to_load": hints}
+        facts = {"undo": last, "open_round": waiting, "problems": problems, "to_load": hints, "age": age}
         terminal.print_json(asdict(found) | facts)
+        _check_age(age, options)
         return
     rows = f"{found.rows:,} of {found.n:,} elements, {found.codec}, {terminal.bytes_text(found.row_bytes)} each"
     terminal.print_pairs(
@@ -107,6 +115,7 @@ def info(options: Options) -> None:
             ("path", found.path),
             ("format", found.format),
             ("last round", "none yet" if found.round is None else found.round),
+            ("last commit", f"{age:,.0f} s ago"),
             ("clients", f"{found.clients:,}"),
             ("rows", rows),
             ("free slots", f"{found.free:,}"),
@@ -122,6 +131,18 @@ def info(options: Options) -> None:
             ),
         ]
     )
+    _check_age(age, options)
+
+
+def _age(folder: Path) -> float:
+    """Return the seconds since the last commit, which writes to the index or its log. Readers create an empty log."""
+    files = [path.stat() for path in (folder / INDEX, folder / f"{INDEX}-wal") if path.is_file()]
+    return time() - max((found.st_mtime for found in files if found.st_size), default=0.0)
+
+
+def _check_age(age: float, options: Options) -> None:
+    if options.max_age is not None and age > options.max_age:
+        sys.exit(terminal.FAILED)
 
 
 def verify(options: Options) -> None:
@@ -312,8 +333,10 @@ def reshard(options: Options) -> None:
 
 def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
     layout, facts, state = manifest.layout, [], None
+    shards = manifest.shards(file.parent, options.folders)
+    age = max(_age(Path(shard.folder or "")) for shard in shards)
     pairs = [("manifest", str(file)), ("parameters", f"{layout.n_parameters:,} of {layout.n:,} elements")]
-    for shard, span in zip(manifest.shards(file.parent, options.folders), manifest.ranges, strict=True):
+    for shard, span in zip(shards, manifest.ranges, strict=True):
         with shard.open(readonly=True) as opened:
             found, last = opened.info(), transactions(opened)
             state = opened.state
@@ -325,9 +348,10 @@ def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
         pairs.append(("open round", f"{len(waiting):,} updates in the journal"))
     if options.json:
         whole = {"manifest": file, "parameters": layout.n_parameters, "elements": layout.n, "open_round": waiting}
-        terminal.print_json(whole | {"shards": facts})
+        terminal.print_json(whole | {"age": age, "shards": facts})
     else:
-        terminal.print_pairs(pairs)
+        terminal.print_pairs([*pairs, ("last commit", f"{age:,.0f} s ago")])
+    _check_age(age, options)
 
 
 def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:

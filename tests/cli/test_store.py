@@ -1,8 +1,10 @@
 """``fedcore store info``, ``verify``, ``compact`` and ``undo``."""
 
 import json
+import os
 import re
 import shutil
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -40,6 +42,18 @@ def test_info(path):
     assert lines["free slots"].endswith(" 10")
     assert lines["vector x"].endswith("<f4[50000]")
     assert "MB" in lines["on disk"]
+
+
+def test_info_as_a_probe(path):
+    for file in path.glob("index.sqlite*"):
+        os.utime(file, (0, time.time() - 1000))
+    assert re.search(r"last commit +1,00\d s ago", store("info", path).output)
+    assert store("info", path, "--max-age", "2000").status == 0
+    for json_too in ([], ["--json"]):
+        assert store("info", path, "--max-age", "900", *json_too).status == 1
+    with ClientStore.open(path) as opened:
+        opened.commit(6)
+        assert store("info", path, "--max-age", "900").status == 0
 
 
 def test_verify_lists_damaged_rows(path):

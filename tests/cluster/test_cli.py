@@ -1,6 +1,7 @@
 """``fedcore store`` on a cluster's manifest."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -30,12 +31,16 @@ def test_info_and_verify(tmp_path):
     told = said("info", tmp_path / "run" / "cluster.json")
     assert "shard 1" in told
     assert "transaction 2" in told
+    assert invoke("store", "info", tmp_path / "run", "--max-age", "600").status == 0
     shards = as_json("info", tmp_path / "run")["shards"]
     assert [(one["range"]["start"], one["transactions"]["last"]) for one in shards] == [(0, 2), (4 * BLOCK, 2)]
     assert "sound: 2 shards at transaction 2" in said("verify", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "shard-1")
     shutil.copytree(tmp_path / "before", tmp_path / "run" / "shard-1")
     assert "; 1 ahead of it" in said("verify", tmp_path / "run")
+    for file in (tmp_path / "run" / "shard-1").glob("index.sqlite*"):
+        os.utime(file, (0, 0))  # the shard that committed first counts
+    assert invoke("store", "info", tmp_path / "run", "--max-age", "600").status == 1
     found = as_json("verify", tmp_path / "run")
     assert (found["sound"], found["transaction"], found["shards"]) == (True, 1, [2, 1])
 

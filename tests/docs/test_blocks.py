@@ -14,6 +14,10 @@ REASONS = {
     "it needs Flower's own processes, which tests/adapters/wire runs",
     "it needs FedML",
     "it needs OpenFL",
+    "it needs PEFT",
+    "it needs a container runtime",
+    "it needs root",
+    "it needs transformers",
     "it creates a separate environment",
 }
 RUN_ELSEWHERE = {DOCS / "operations.md": "tests/test_operations.py"}

@@ -12,6 +12,12 @@ from tests.docs.running import restored_registries
 
 EXPECTED = {
     "dropouts": ["clients in rounds 1 to 10: [", "MimiC ", "accuracy 0."],
+    "non_iid": [
+        "FedAvg,  5 local steps: x = 0.811",
+        "SCAFFOLD, 5 local steps: x = 0.909",
+        "\n 5 local steps: x = 0.811",
+        "MimiC, IID: ",
+    ],
     "method": ["keeps_total", "same bits as the built-in method: True"],
     "survival": ["rounds are saved: True and rows are saved: True", "the same bits: True", "as before: True"],
 }

@@ -22,6 +22,7 @@ from fedcore.simulation.in_process import InProcess
 from fedcore.simulation.nets import build
 
 JOB = Path(__file__).parents[3] / "examples" / "nvflare_job.py"
+RECIPE = JOB.with_name("nvflare_recipe.py")
 SITES, ROUNDS = 4, 6
 
 
@@ -102,3 +103,15 @@ def test_a_killed_job_s_successor_ends_where_an_unbroken_run_does(tmp_path, meth
     for site in range(SITES):
         ours = found.store.read(f"site-{site + 1}")
         np.testing.assert_allclose(ours, straight.store.read(site), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.deployment
+def test_a_second_recipe_continues_from_the_folder(tmp_path):
+    """The sites' script is without fedcore. A recipe counts its own rounds, so the folder has those of both jobs."""
+    for rounds in (2, 1):
+        command = [sys.executable, str(RECIPE), str(tmp_path), str(rounds)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    server = Server.load(tmp_path / "rows", storage=Storage(medium="ram"))
+    assert server.round_number == 3
+    assert [len(document["updates"]) for document in server.audit_log()] == [3, 3, 3]
