@@ -1,7 +1,7 @@
 """Code shared by the adapters: a job's server, the methods that a framework supports, and log lines."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedcore.algorithms import Algorithm, Direction, named
 from fedcore.algorithms.rates import Rate
-from fedcore.errors import ArrayError, CheckpointError, RangeError, UnknownClientError, UnknownNameError
+from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, UnknownClientError, UnknownNameError
 from fedcore.model import Layout, Model
 from fedcore.options import MOST_CLIENT_LR, Compute, Limits, RoundPolicy, Storage
 from fedcore.profiling import span
@@ -22,7 +22,7 @@ from fedcore.simulation.local_rules import name_of
 from fedcore.store import ClientStore
 from fedcore.store.inspect import state_of
 from fedcore.store.registry import ClientId, canonical
-from fedcore.validation import as_integer, describe_integers, is_integer, rejection_reason
+from fedcore.validation import as_integer, check_integer, describe_integers, is_integer, rejection_reason
 
 # The options of a job, as objects or as mappings from a configuration.
 
@@ -324,6 +324,30 @@ def add_reply(round: Round, client: ClientId, read: Callable[[], Update]) -> boo
 def may_close_early(round: Round) -> bool:
     """Whether the policy lets a round close although some asked clients have not answered."""
     return round.may_close() not in (None, "all clients")
+
+
+@dataclass
+class RejectedRounds:
+    """Ends a run after ``abort_after`` rounds in a row that accepted no update and rejected at least one.
+
+    A round without any update does not count, since its clients may only be offline. Default: never end the run.
+    """
+
+    abort_after: int | None
+    _rounds: int = 0
+
+    def __post_init__(self) -> None:
+        if self.abort_after is not None:
+            check_integer("abort_after", self.abort_after, 1)
+
+    def note(self, accepted: Sequence[ClientId], rejected: Sequence[tuple[ClientId, str]]) -> None:
+        """Count a round; raise a RoundError if it is the last one that ``abort_after`` allows."""
+        self._rounds = 0 if accepted else self._rounds + bool(rejected)
+        if self.abort_after is not None and self._rounds >= self.abort_after:
+            raise RoundError(
+                f"updates: none was accepted in the last {self._rounds} rounds with updates: "
+                f"{rejection_summary(rejected)}; correct the clients, or set abort_after=None to continue"
+            )
 
 
 LISTED = 5

@@ -52,13 +52,24 @@ class Optimizer(Protocol):
 
 @dataclass(frozen=True)
 class SGD:
-    """Server momentum, u = m' = momentum m + v. Many frameworks call it FedAvgM (Hsu et al. 2019)."""
+    """Server momentum, u = m' = momentum m + v. Many frameworks call it FedAvgM (Hsu et al. 2019).
+
+    Args:
+        eta: the server's rate if ``server_lr`` is None. With None the server uses the algorithm's rate.
+    """
 
     elementwise: ClassVar[bool] = True
     momentum: float = 0.9
+    eta: float | None = None
 
     def __post_init__(self) -> None:
         check_number("momentum", self.momentum, "[0, 1]")
+        if self.eta is not None:
+            check_number("eta", self.eta, "(0, 1e6]")
+
+    def rate(self, round: int) -> float | None:
+        """See ``Optimizer``."""
+        return self.eta
 
     def start(self, n: int) -> Moments:
         """m = 0."""
@@ -78,21 +89,9 @@ class Nesterov(SGD):
 
     With the defaults and ``FedAvg`` this is DiLoCo (Douillard et al. 2023, arXiv 2311.08105): v is its outer gradient,
     the mean of x - y_i.
-
-    Args:
-        eta: the server's rate if ``server_lr`` is None. With None the server uses the algorithm's rate.
     """
 
     eta: float | None = 0.7
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.eta is not None:
-            check_number("eta", self.eta, "(0, 1e6]")
-
-    def rate(self, round: int) -> float | None:
-        """See ``Optimizer``."""
-        return self.eta
 
     def turn(self, v: F32, moments: Moments, x: F32, *, gamma: float, moments_out: Moments, x_out: F32) -> float:
         """See ``Optimizer``."""

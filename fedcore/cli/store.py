@@ -63,6 +63,9 @@ def add_arguments(top: Parser) -> None:
         if run is info:
             about = "exit with status 1 if the last commit is older than SECONDS"
             parser.add_argument("--max-age", type=terminal.whole_number(1), metavar="SECONDS", help=about)
+        if run is compact:
+            about = "also erase all bytes of removed clients and replaced rows from the files"
+            parser.add_argument("--erase", action="store_true", help=about)
     # The last parser of the loop is that of recover.
     parser.add_argument("--accept-loss", action="store_true", help="discard the lost commits (default: dry run)")
     parser = group.add_command("export", export)
@@ -72,6 +75,7 @@ def add_arguments(top: Parser) -> None:
     parser.add_argument("path", type=expand_home, metavar="STATE", help="folder of a server with an mmap store")
     parser.add_argument("client", metavar="ID", help="id of the client")
     parser.add_argument("--keep-in-objective", action="store_true", help="keep the weights of the other clients")
+    parser.add_argument("--erase", action="store_true", help="erase the client's bytes from the files")
     terminal.add_imports(parser)
     parser = group.add_command("reshard", reshard)
     parser.add_argument(
@@ -203,10 +207,11 @@ def compact(options: Options) -> None:
     interrupt leaves the store unchanged.
     """
     before = after = 0
-    for folder in (options.path, *group_folders(options.path)):
+    journals = [options.path / JOURNAL] if (options.path / JOURNAL).exists() else []
+    for folder in (options.path, *group_folders(options.path), *journals):
         with ClientStore.open(folder) as opened:
             before += opened.info().bytes
-            opened.compact()
+            opened.compact(erase=options.erase)
             after += opened.info().bytes
     print(f"{terminal.bytes_text(before)} on disk before, {terminal.bytes_text(after)} now")
 
@@ -300,6 +305,9 @@ def remove_client(options: Options) -> None:
     server. If the folder keeps the state before the last transaction, `fedcore store undo`
     restores the client.
 
+    With --erase the files no longer contain the client's id, rows and updates in the
+    journal. Then nothing can be undone.
+
     Example:
       fedcore store remove-client state 6718209338712947
     """
@@ -308,7 +316,7 @@ def remove_client(options: Options) -> None:
         client: int | str = options.client
         if re.fullmatch(r"[0-9]{1,20}", options.client) and int(options.client) in server.clients:
             client = int(options.client)
-        server.remove_client(client, from_objective=not options.keep_in_objective)
+        server.remove_client(client, from_objective=not options.keep_in_objective, erase=options.erase)
         left = len(server.clients)
     print(f"{client!r} removed after round {server.round_number}; {left:,} clients remain")
 

@@ -495,9 +495,9 @@ class ShardedBackend:
         """See ``Server.checkpoint``."""
         self.coordinator.call("checkpoint")
 
-    def compact(self) -> None:
+    def compact(self, erase: bool) -> None:
         """See ``Server.compact``."""
-        self.coordinator.call("compact")
+        self.coordinator.call("compact", erase)
 
     def close(self) -> None:
         """Close the shards."""

@@ -449,10 +449,10 @@ class GroupedState(State):
         for state in self._states:
             state.store.checkpoint()
 
-    def compact(self) -> None:
+    def compact(self, erase: bool) -> None:
         """See ``Server.compact``."""
         for state in self._states:
-            state.store.compact()
+            state.store.compact(erase=erase)
 
     def verify(self) -> list[str]:
         """Return the damage found, by group."""

@@ -609,6 +609,14 @@ class Journal:
             store.rollback()
             raise
 
+    def drop(self, client: ClientId) -> None:
+        """Drop a client's update durably, if the journal has one."""
+        self.retain([other for other in self._store.registry if other != client])
+
+    def erase(self) -> None:
+        """Erase the bytes of dropped updates from the files."""
+        self._store.compact(erase=True)
+
     def close(self) -> None:
         """Close the journal; its updates stay in the folder."""
         self._store.close()

@@ -95,7 +95,7 @@ class Server(Represented, Unpicklable):
             ``add_clients`` and ``open_round`` add clients.
         lr: eta, the rate of the clients' local steps: a number, or a function of the round.
         server_lr: gamma: a number, or a function of the round. Default: the rate that the method computes (FedExP);
-            else the ``eta`` of the adaptive optimizer; else 1, if the method averages the clients' models (FedAvg);
+            else the ``eta`` of the optimizer; else 1, if the method averages the clients' models (FedAvg);
             else the mean of eta_i K_i over the cohort. A round without clients has no such mean and uses the last
             gamma.
         optimizer: one of ``fedcore.algorithms.optimizers``, which turns the method's direction into the step.
@@ -347,10 +347,17 @@ class Server(Represented, Unpicklable):
         self._between_rounds()
         self._backend.checkpoint()
 
-    def compact(self) -> None:
-        """Free unused slots; see ``ClientStore.compact``. A round must not be open."""
+    def compact(self, *, erase: bool = False) -> None:
+        """Free unused slots; see ``ClientStore.compact``. A round must not be open.
+
+        Args:
+            erase: whether the files must no longer contain bytes of removed clients, of earlier rows and vectors, and
+                of updates that the journal has dropped.
+        """
         self._between_rounds()
-        self._backend.compact()
+        self._backend.compact(erase)
+        if erase and self._journal is not None:
+            self._journal.erase()
 
     def verify(self) -> list[str]:
         """Read every row and vector; return a line for each damaged one."""
@@ -516,20 +523,32 @@ class Server(Represented, Unpicklable):
         if sizes:
             self._backend.update_clients(dict(sizes))
 
-    def remove_client(self, client: ClientId, *, from_objective: bool = True) -> None:
+    def remove_client(self, client: ClientId, *, from_objective: bool = True, erase: bool = False) -> None:
         """Remove a client: subtract its row from every running sum, and free its slot.
 
         Args:
             from_objective: True: the shares p^k of the other clients grow (*exclude*), and the rate should restart.
                 False: the shares stay (*include*). See Ruan et al. 2021, Sec. 4.3.
+            erase: whether to erase the client's bytes from the server's files too: its id, its present and earlier
+                rows, and its updates in the journal. The earlier state of ``keep_previous`` is dropped. The model, the
+                audit log and copies of the folder stay.
 
         Raises:
             RoundError: a round is open.
             RangeError: the server cannot subtract the row: clients keep their own rows, or T is not the sum of the
                 rows.
+            StoreError: a reader uses the folder. The client is removed, but some of its bytes are left; end the reader
+                and call ``compact(erase=True)``.
+
+        Cost: one commit. With ``erase`` also the cost of ``ClientStore.compact``, which moves at most one row for each
+            unused slot and rewrites the index.
         """
         self._between_rounds()
         self._backend.remove_client(client, from_objective)
+        if erase:
+            if self._journal is not None:
+                self._journal.drop(client)
+            self.compact(erase=True)
 
     def change(self, **options: Unpack[Changes]) -> None:
         """Change rates, limits, rules or the policy from the next round on; its report lists them as ``changed``.

@@ -310,7 +310,7 @@ class State:
         self.reducer = Reducer(has_buffers=n > p) if reducer is None else reducer
         vectors = BufferPool(n, most=2, device=device)
         self._sum = Sum(settings, store, self.reducer, vectors)
-        self.checkpoint, self.compact, self.verify = store.checkpoint, store.compact, store.verify
+        self.checkpoint, self.verify = store.checkpoint, store.verify
         self.newcomers = Newcomers(store, weighs_shares=algorithm.needs_shares)
         self.forget_newcomers = self.newcomers.forget
         self.upper_population = 0  # the number of clients of an edge's upper server
@@ -783,6 +783,10 @@ class State:
         with self._changing():
             self.store.forget(client)
             self._become(after, now.round_number)
+
+    def compact(self, erase: bool) -> None:
+        """See ``Server.compact``."""
+        self.store.compact(erase=erase)
 
     def require_removable(self, client: ClientId) -> None:
         """Raise RangeError if the server cannot subtract a client's row from T."""

@@ -350,19 +350,24 @@ class ClientStore(CommittedRows):
         self._session.require_files()
         self._content.save(absolute(path), vectors, _text(state), self.documents())
 
-    def compact(self) -> None:
+    def compact(self, *, erase: bool = False) -> None:
         """Move the highest rows to free slots, and free the memory or disk space after the last slot.
 
         This is a transaction that cannot be undone and drops the data kept for ``undo``. Slots that readers still use
         stay. Existing views stay at the old slots: read the rows again.
 
+        Args:
+            erase: whether the files must no longer contain any bytes of earlier rows, vectors and clients. It has no
+                effect on stores in memory.
+
         Raises:
-            StoreError: rows are staged, or the folder cannot be written to.
+            StoreError: rows are staged, or the folder cannot be written to. With ``erase`` also: a reader, or a view of
+                a vector, uses an earlier commit; the store is compacted, but has some of the bytes.
         """
         self._session.require_right()
         if self._content.rows.staged:
             raise StoreError(f"compact: {len(self._content.rows.staged)} rows are staged; commit or discard them first")
-        self._session.compact()
+        self._session.compact(erase=erase)
 
     def refresh(self) -> None:
         """Show a reader the last commit. The content of existing views may change afterwards."""

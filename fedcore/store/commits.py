@@ -298,10 +298,13 @@ class Session:
         for number in numbers[(previous.rows["slot"] == 0) & (rows.slot[numbers] > 0)].tolist():
             self._drop(number)
 
-    def compact(self) -> None:
+    def compact(self, *, erase: bool) -> None:
         """Move the highest rows and vectors to free slots, in a transaction, and free the space after them.
 
         Slots that readers may still use stay. The previous commit is dropped, so ``undo`` is no longer possible.
+
+        With ``erase`` the files then have no bytes of unused slots and deleted entries; raise a StoreError if a reader
+        or a view uses such a slot. Vectors stay in place, since the caller may have views of them.
         """
         content = self.content
         self.publish()
@@ -310,7 +313,7 @@ class Session:
         self._reclaim()
         entries = _lowered_rows(content)
         try:
-            table, taken = content.vectors.lowered()
+            table, taken = (content.vectors.table, []) if erase else content.vectors.lowered()
             change = Change(content.round, content.state, table, taken, entries)
             self._change(change, published=self.folder is not None, keeps=False)
         except BaseException:
@@ -321,6 +324,14 @@ class Session:
         if self.folder is None or self.folder.unpinned() == self.folder.head.sequence:
             for slots in content.all_slots:
                 slots.shrink()
+        if erase and self.folder is not None:
+            left = content.vectors.retired + sum(slots.waiting for slots in content.all_slots)
+            if left or self.folder.unpinned() < self.folder.head.sequence:
+                raise StoreError(
+                    f"{self._name}: {left} unused slots still have their bytes, since readers, or views of vectors, "
+                    "use them; end the readers, and compact again with erase=True"
+                )
+            self.folder.erase()
 
     def _change(self, change: Change, *, published: bool, keeps: bool = True, is_undo: bool = False) -> None:
         """Commit a change in memory and, if ``published``, in the folder."""

@@ -172,11 +172,11 @@ class DeviceStore(ClientStore):
             self._is_cached(number, self._content.rows.slot_of(number))
         return was_undone
 
-    def compact(self) -> None:
+    def compact(self, *, erase: bool = False) -> None:
         """Compact the store, and empty the cache; see ``ClientStore.compact``."""
         self._settle()
         self._unpin()
-        super().compact()
+        super().compact(erase=erase)
         for number in list(self._cache):
             self._evict(number)
 

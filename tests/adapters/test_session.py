@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Limits, Server, Update
-from fedcore.adapters.session import newcomers, open_server, require_steps, with_plain_steps
+from fedcore.adapters.session import RejectedRounds, newcomers, open_server, require_steps, with_plain_steps
 from fedcore.algorithms import MIFA, SCAFFOLD
 from fedcore.algorithms.optimizers import Adam
-from fedcore.errors import CheckpointError, RangeError
+from fedcore.errors import CheckpointError, RangeError, RoundError
 from fedcore.server.broadcast import Instructions
 from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
 from tests.rejections import rejected_arguments
@@ -55,6 +55,17 @@ def test_a_job_must_give_the_saved_optimizer(tmp_path):
     with pytest.raises(CheckpointError, match="optimizer"):
         open_server(X0, "FedAvg", [0], lr=0.1, storage=storage)
     open_server(X0, "FedAvg", [0], lr=0.1, storage=storage, optimizer=Adam()).close()
+
+
+def test_only_rejected_rounds_in_a_row_end_a_run():
+    rejected = [("b", "lr=2: must be 1")]
+    rounds = RejectedRounds(2)
+    for accepted, refused in (((), rejected), ((), ()), (("a",), rejected), ((), rejected), ((), ())):
+        rounds.note(accepted, refused)
+    with pytest.raises(RoundError, match=r"1 x lr=2: must be 1"):
+        rounds.note((), rejected)
+    with pytest.raises(RangeError, match=r"^abort_after"):
+        RejectedRounds(0)
 
 
 @pytest.mark.parametrize("name", ORDERS)

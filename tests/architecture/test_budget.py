@@ -17,20 +17,20 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 5_890,
     "csrc": 10_680,
-    "tests": 52_700,
+    "tests": 53_000,
     "fedcore": 2_700,
-    "fedcore/adapters": 2_040,
+    "fedcore/adapters": 2_120,
     "fedcore/algorithms": 990,
-    "fedcore/cli": 1_100,
+    "fedcore/cli": 1_150,
     "fedcore/cluster": 2_260,
     "fedcore/experiment": 2_480,
     "fedcore/kernels": 600,
     "fedcore/model": 1_890,
     "fedcore/network": 600,
     "fedcore/reports": 1_350,
-    "fedcore/server": 4_810,
+    "fedcore/server": 4_850,
     "fedcore/simulation": 3_760,
-    "fedcore/store": 3_860,
+    "fedcore/store": 3_900,
 }
 
 

@@ -21,6 +21,7 @@ from fedcore.adapters.flower.grid import UNREADABLE, Failure, Request, Streaming
 from fedcore.adapters.flower.metrics import Collected, Rejected, Sizes, ask_sizes, mean_of, only_record, records_of
 from fedcore.adapters.flower.records import CONTROL, METHOD, Wire, instructions, model_alone, read_vector
 from fedcore.adapters.session import (
+    RejectedRounds,
     add_reply,
     beyond_plain_steps,
     is_begun,
@@ -48,12 +49,12 @@ from fedcore.rules import Chain
 from fedcore.sampling import without_replacement
 from fedcore.server import Report, Round, Server, Update
 from fedcore.server.server import Aggregation
-from fedcore.validation import absolute, as_integer
+from fedcore.validation import absolute, as_integer, is_integer
 
 __all__ = [
-    "MBSTORM", "MIFA", "SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM",
-    "FedAvgMVR", "FedDyn", "FedExP", "FedNova", "FedProx", "FedStale", "FedVARP", "FedYogi", "FlexibleFedAvg",
-    "LocalDescent", "MimiC", "ServerStrategy",
+    "MBSTORM", "MIFA", "SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgLocalM",
+    "FedAvgM", "FedAvgMVR", "FedDyn", "FedExP", "FedNova", "FedProx", "FedStale", "FedVARP", "FedYogi",
+    "FlexibleFedAvg", "LocalDescent", "MimiC", "ServerStrategy",
 ]  # fmt: skip
 
 UNKNOWN = 1.0
@@ -75,7 +76,7 @@ class ServerStrategy(FlowerFedAvg):
         steps: K, the number of local steps, for replies of ClientApps that do not use fedcore: a number, or the name of
             the metric that holds it. It requires a method whose clients take plain local steps, and ``lr`` must be the
             rate that the ClientApps use. If ``steps`` is a number, it is also the ``max_steps`` of a new server, unless
-            ``limits`` set one.
+            ``limits`` set one. A log line warns if BatchNorm layers counted more steps than the number.
         storage: as for ``fedcore.Server``. If the folder already holds a server, ``start`` resumes it.
         resume: a folder written by ``Server.save``, which ``start`` resumes.
         client_sizes: n_k by node id, or a function of the node id. Default: the strategy queries the nodes if the
@@ -87,6 +88,8 @@ class ServerStrategy(FlowerFedAvg):
             ``fedcore.Server``, or as saved.
         seed: the seed for drawing the nodes of a round.
         poll: the seconds between two checks for replies.
+        abort_after: the run ends with an error after this many rounds in a row that accepted no reply and rejected at
+            least one. None: the run continues.
         parts: the arguments ``partial``, ``personal`` and ``frozen`` of ``fedcore.Model``, as a mapping. With
             ``partial``, a reply may lack the arrays of some groups. Messages have no personal and frozen arrays.
         options: options of the method (``fedcore.algorithms``) and of Flower's FedAvg (``fraction_train``,
@@ -129,6 +132,7 @@ class ServerStrategy(FlowerFedAvg):
         steps: int | str | None = None,
         seed: int = 0,
         poll: float = 0.1,
+        abort_after: int | None = 3,
         parts: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -156,7 +160,7 @@ class ServerStrategy(FlowerFedAvg):
         self._ratio = Chain.of(self._options["aggregation"]).examples_ratio
         self._resume = None if resume is None else absolute(resume)
         self._client_sizes = client_sizes
-        self._seed, self._poll = seed, poll
+        self._seed, self._poll, self._rejected_rounds = seed, poll, RejectedRounds(abort_after)
         self._server: Server | None = None
         self._round: Round | None = None
         self._asked: list[Request] = []
@@ -165,6 +169,7 @@ class ServerStrategy(FlowerFedAvg):
         self._lost: dict[int, Mapping[str, Any]] = {}
         self._written: tuple[int, ArrayRecord] | None = None
         self._first = 0
+        self._has_hinted = False
 
     @property
     def server(self) -> Server:
@@ -278,11 +283,12 @@ class ServerStrategy(FlowerFedAvg):
 
         Raises:
             DivergedError: the model would become infinite or NaN; the round is rolled back.
+            RoundError: no reply was accepted in ``abort_after`` rounds in a row; the message has the reasons.
         """
         if self.fraction_train == 0.0:  # no messages were sent, and the server may not exist
             return None, None
         pending, collected = by_id(self._asked), Collected()
-        self.failures = []
+        self.failures, counted = [], self._count_batches()
         new = newcomers(self.server, (one.node for one in self._asked), self._sizes if self._is_sized else None)
         with self.server.open_round(newcomers=new) as round:
             self._round = round
@@ -303,8 +309,10 @@ class ServerStrategy(FlowerFedAvg):
                 round.abort(keep=True)
                 self._asked = []
                 log(ERROR, "aggregate_train: the model stays: %s", error)
+                self._rejected_rounds.note(round.clients, round.rejected)
                 return self._write_model(), None
         assert round.report is not None
+        self._hint_at_steps(round.report, counted)
         return self._after(round.report, [*pending.values()], collected)
 
     def _read(self, request: Request, reply: Message) -> Update:
@@ -347,12 +355,32 @@ class ServerStrategy(FlowerFedAvg):
         if line := rejection_line(report):
             log(WARNING if report.accepted else ERROR, "\t> %s", line)
         _log_failures(self.failures)
+        self._rejected_rounds.note(report.accepted, report.rejected)
         accepted = [int(node) for node in report.accepted]
         metrics, odd = collected.usual(self.weighted_by_key, "aggregate_train", self._ratio, accepted)
         if odd:
             log(WARNING, "\t> Metrics: %s", rejections(odd, len(metrics)))
         mean = mean_of(lambda some: self.train_metrics_aggr_fn(some, self.weighted_by_key), metrics)
         return self._write_model(), mean
+
+    def _count_batches(self) -> int | None:
+        """Return the training steps that the model's BatchNorm layers counted; None without such a layer."""
+        names = [piece.name for piece in self.server.layout.counters if piece.name.endswith("num_batches_tracked")]
+        tensors = self.server.tensors(library="numpy", copy=False) if names else {}
+        return min((int(tensors[name]) for name in names), default=None)
+
+    def _hint_at_steps(self, report: Report, before: int | None) -> None:
+        """Warn once if BatchNorm layers counted more steps than ``steps``; mean gradients are then too long."""
+        steps, now = self._steps, self._count_batches()
+        if self._has_hinted or before is None or now is None or not is_integer(steps) or not report.accepted:
+            return
+        if (counted := now - before) > max(steps, report.steps / len(report.accepted)):
+            self._has_hinted = True
+            text = (
+                "aggregate_train: steps=%d: BatchNorm counted %d local steps, so mean gradients are %.3g times too "
+                "long; set steps=%d, or the name of a metric with the number of steps"
+            )
+            log(WARNING, text, steps, counted, counted / steps, counted)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -476,6 +504,14 @@ class FedYogi(FedAvg):
         super().__init__(optimizer=yogi, **options)
 
 
+class FedAvgM(FedAvg):
+    """FedAvg with ``fedcore.algorithms.optimizers.SGD``: the arguments and results of Flower's FedAvgM."""
+
+    def __init__(self, *, server_learning_rate: float = 1.0, server_momentum: float = 0.0, **options: Any) -> None:
+        momentum = optimizers.SGD(momentum=server_momentum, eta=server_learning_rate)
+        super().__init__(optimizer=momentum, **options)
+
+
 class FedProx(ServerStrategy, method=algorithms.FedProx):
     """``fedcore.algorithms.FedProx`` in Flower.
 
@@ -518,8 +554,8 @@ class FlexibleFedAvg(ServerStrategy, method=algorithms.FlexibleFedAvg):
     """``fedcore.algorithms.FlexibleFedAvg`` in Flower. Nodes report their numbers of examples on a query."""
 
 
-class FedAvgM(ServerStrategy, method=algorithms.FedAvgM):
-    """``fedcore.algorithms.FedAvgM`` in Flower: momentum in the local steps, unlike Flower's FedAvgM."""
+class FedAvgLocalM(ServerStrategy, method=algorithms.FedAvgM):
+    """``fedcore.algorithms.FedAvgM`` in Flower: momentum in the local steps, unlike ``FedAvgM`` here."""
 
 
 class SCAFFOLDM(ServerStrategy, method=algorithms.SCAFFOLDM):

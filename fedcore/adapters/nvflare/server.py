@@ -21,6 +21,7 @@ from nvflare.app_common.workflows.model_controller import ModelController
 from fedcore.adapters.nvflare.client import KEY
 from fedcore.adapters.session import (
     PLAIN_DICT,
+    RejectedRounds,
     add_reply,
     beyond_plain_steps,
     may_close_early,
@@ -87,6 +88,8 @@ class Controller(ModelController):
         callbacks: as for ``fedcore.Server``, or one function. In a job's configuration: one object whose class the
             server can import.
         seed: the seed for drawing clients.
+        abort_after: the job ends with an error after this many rounds in a row that accepted no reply and rejected at
+            least one. None: the job continues.
         parts: the arguments ``partial``, ``personal`` and ``frozen`` of ``fedcore.Model``, as a dictionary. With
             ``partial``, a reply may lack the tensors of some groups.
         task_name: the name of the clients' task.
@@ -116,6 +119,7 @@ class Controller(ModelController):
         seed: int = 0,
         task_name: str = "train",
         ignore_result_error: bool = True,
+        abort_after: int | None = 3,
         parts: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -126,7 +130,8 @@ class Controller(ModelController):
         self.num_rounds, self.num_clients, self.policy, self.seed = num_rounds, num_clients, policy, seed
         self.aggregation, self.storage, self.task_name = _marked(aggregation), _marked(storage), task_name
         self.limits, self.compute, self.callbacks, self.client_sizes = limits, compute, callbacks, client_sizes
-        self.parts = parts
+        self.parts, self.abort_after = parts, abort_after
+        self._rejected_rounds = RejectedRounds(abort_after)
         checked = server_options({"limits": limits, "policy": policy})  # The other options need the server's machine.
         if checked["policy"] is not None and checked["policy"].max_staleness:
             raise RangeError("policy: NVFlare delivers no late results; leave max_staleness out")
@@ -235,6 +240,7 @@ class Controller(ModelController):
         if line := rejection_line(report):
             self.warning(line) if report.accepted else self.error(line)
         self.info(f"round {report.round}: accepted {len(report.accepted)}, rejected {len(report.rejected)}")
+        self._rejected_rounds.note(report.accepted, report.rejected)
 
 
 def _failure_of(result: Shareable) -> str:

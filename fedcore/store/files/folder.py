@@ -219,6 +219,12 @@ class Folder:
             inherited, self._pin = self._pin, ReaderPin(self.path)
             inherited.close()
 
+    def erase(self) -> None:
+        """Erase the content of free slots and the deleted entries of the index, durably."""
+        for file in self._slot_files():
+            file.erase()
+        self.index.vacuum()
+
     def trim(self) -> None:
         """Shorten the files to their last slot, unless a reader may still use slots after it."""
         if self.unpinned() == self.head.sequence:

@@ -236,8 +236,18 @@ class Index:
                 with disk.opened(log, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) as fd:
                     disk.renew(fd)
         with self._using() as connection:
-            if not disk.work_in(connection):
-                raise StoreError(f"{self.path}: another process keeps reading the log; end that process and try again")
+            self._empty_log(connection)
+
+    def vacuum(self) -> None:
+        """Rewrite the file and empty its log, so that neither contains deleted entries."""
+        with self._using() as connection:
+            connection.execute("PRAGMA temp_store = MEMORY")  # no temporary file has the entries
+            connection.execute("VACUUM")
+            self._empty_log(connection)
+
+    def _empty_log(self, connection: sqlite3.Connection) -> None:
+        if not disk.work_in(connection):
+            raise StoreError(f"{self.path}: another process keeps reading the log; end that process and try again")
 
     def head(self) -> Head:
         """Return the head of the last commit."""

@@ -201,6 +201,13 @@ class SlotFile(Slots):
             disk.write_back(self._maps.values())
             disk.sync(self._fd)
 
+    def erase(self) -> None:
+        """Overwrite the free slots with zeros, durably."""
+        with disk.explained("erasing", self.path):
+            for slot in self._free:
+                disk.write(self._fd, bytes(self.stride), self._end(slot - 1))
+        self.sync()
+
     def require_whole(self) -> None:
         """Raise a CorruptionError if the writer's file was truncated. Reading its mapping would kill the process."""
         if self._writable:

@@ -82,7 +82,7 @@ class ShuffledGrid(LocalGrid):
 def strategy_of(algorithm, **options):
     """The strategy of an algorithm with its options."""
 
-    class Mine(getattr(flower, type(algorithm).__name__, flower.ServerStrategy), method=type(algorithm)):
+    class Mine(flower.ServerStrategy, method=type(algorithm)):
         def __init__(self, **how):
             super().__init__(**how)
             self.algorithm = algorithm

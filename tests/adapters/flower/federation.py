@@ -76,7 +76,8 @@ def initial_arrays():
 def make_strategy(method, **options):
     """A strategy that asks all connected nodes, and does not evaluate."""
     how = {"lr": 0.1, "fraction_evaluate": 0.0, "min_available_nodes": 1, "min_train_nodes": 1, "poll": 0.001}
-    return getattr(flower, method)(**{**how, **METHODS[method], **options})
+    name = "FedAvgLocalM" if method == "FedAvgM" else method
+    return getattr(flower, name)(**{**how, **METHODS[method], **options})
 
 
 def run(method, grid, rounds, *, before_round=lambda t: None, timeout=5, **options):

@@ -12,13 +12,13 @@ from flwr.serverapp.strategy import FedAvg
 from fedcore import Compute, Server
 from fedcore.adapters import flower
 from fedcore.adapters.flower import Task
-from fedcore.algorithms.optimizers import SGD
-from fedcore.errors import ArrayError, RangeError
+from fedcore.errors import ArrayError, RangeError, RoundError
 from fedcore.rules import Mean
 from tests.adapters.flower.local_grid import LocalGrid
 
 ROUNDS, STEPS = 3, 4
 MODEL = {"w": np.ones((7, 12), np.float32), "b": np.zeros(7, np.float32), "scale": np.float32([2, 3])}
+COUNTER = "norm.num_batches_tracked"
 results = []
 """Of the runs of this file, the last one last."""
 
@@ -74,22 +74,19 @@ def test_fedavg_is_flower_s_own(nodes, batch_size):
         ("FedAdam", {"eta": 0.3, "beta_1": 0.5, "beta_2": 0.8, "tau": 0.1, "eta_l": 0.2}),
         ("FedYogi", {}),
         ("FedYogi", {"eta": 0.2, "beta_1": 0.3, "beta_2": 0.9, "tau": 0.01}),
+        ("FedAvgM", {}),
+        ("FedAvgM", {"server_learning_rate": 0.5, "server_momentum": 0.7}),
+        ("FedProx", {"proximal_mu": 0.3}),
         ("FedAdagrad", {}),
         ("FedAdagrad", {"eta": 0.02, "tau": 0.05}),
     ],
 )
-def test_the_adaptive_optimisers_are_flower_s_own(name, options):
-    how = dict(fraction_evaluate=0.0, min_available_nodes=3, min_train_nodes=3)
-    theirs = run(getattr(strategies, name)(**how, **options), 3)
-    ours = run(getattr(flower, name)(poll=0.001, **how, **options), 3)
+def test_flower_s_other_strategies_by_their_names(name, options):
+    how, sent_by_them, sent_by_us = dict(fraction_evaluate=0.0, min_available_nodes=3, min_train_nodes=3), [], []
+    theirs = run(getattr(strategies, name)(**how, **options), 3, sent_by_them)
+    ours = run(getattr(flower, name)(poll=0.001, **how, **options), 3, sent_by_us)
+    assert sent_by_us == sent_by_them  # FedProx sends "proximal-mu"
     assert np.abs(np.diff(theirs, axis=0)).max(axis=0).min() > 1e-3
-    np.testing.assert_allclose(ours, theirs, rtol=3e-6, atol=3e-6)
-
-
-def test_server_momentum_is_flower_s_fedavgm():
-    how = dict(fraction_evaluate=0.0, min_available_nodes=3, min_train_nodes=3)
-    theirs = run(strategies.FedAvgM(server_momentum=0.7, **how), 3)
-    ours = run(flower.FedAvg(optimizer=SGD(momentum=0.7), poll=0.001, **how), 3)
     np.testing.assert_allclose(ours, theirs, rtol=3e-6, atol=3e-6)
 
 
@@ -148,7 +145,7 @@ def test_averaging_needs_no_rate(method):
 
 @pytest.mark.parametrize(
     ("method", "how"),
-    [("MimiC", {}), ("MIFA", {}), ("SCAFFOLD", {}), ("FedAvg", {"server_lr": 1.0})],
+    [("MimiC", {}), ("MIFA", {}), ("SCAFFOLD", {}), ("FedProx", {"server_lr": 1.0}), ("FedAvg", {"server_lr": 1.0})],
 )
 def test_other_methods_need_a_rate(method, how):
     with pytest.raises(RangeError, match=r"^lr\b"):
@@ -193,10 +190,43 @@ def test_steps_of_client_apps_that_do_not_report_them(method, steps):
     ],
 )
 def test_a_rejection_without_steps_names_the_options(how, reason):
-    strategy = flower.MimiC(lr=0.5, poll=0.001, **how)
+    strategy = flower.MimiC(lr=0.5, abort_after=None, poll=0.001, **how)
     run(strategy, 2)
     for report in strategy.reports:
         assert report.rejected[0][1].endswith(reason)
+
+
+@pytest.mark.parametrize(("abort_after", "rounds"), [(1, 1), (2, 2), (None, ROUNDS)])
+def test_a_run_that_accepts_no_reply_ends(abort_after, rounds):
+    strategy = flower.MimiC(lr=0.5, abort_after=abort_after, poll=0.001)
+    if abort_after is None:
+        run(strategy, 2)
+    else:
+        with pytest.raises(RoundError, match=r"^updates\b.*2 x steps: .*Task\.reply"):
+            run(strategy, 2)
+    assert [len(report.rejected) for report in strategy.reports] == [2] * rounds
+
+
+@pytest.mark.parametrize(("steps", "hints"), [(6, ["2.5", "steps=15"]), (15, []), ("batches", [])])
+def test_a_hint_if_batchnorm_counted_more_steps(steps, hints, caplog):
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        sent = message.content["arrays"]
+        record = ArrayRecord(
+            {"w": Array(sent["w"].numpy() / 2), COUNTER: Array(np.asarray(sent[COUNTER].numpy() + 15))}
+        )
+        metrics = MetricRecord({"num-examples": 4, "batches": 15})
+        return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
+
+    strategy = flower.MimiC(lr=0.5, steps=steps, fraction_evaluate=0.0, poll=0.001)
+    first = ArrayRecord({"w": Array(MODEL["w"]), COUNTER: Array(np.array(30, np.int64))})
+    strategy.start(LocalGrid({1: (app, {}), 2: (app, {})}), first, 2)
+    assert strategy.server.tensors()[COUNTER] == 60
+    lines = [record.message for record in caplog.records if "BatchNorm" in record.message]
+    assert len(lines) == bool(hints)  # in the first round only
+    assert all(hint in line for hint in hints for line in lines)
 
 
 def test_start_has_flower_s_own_defaults():

@@ -109,6 +109,14 @@ def test_a_client_can_join_later():
     assert [len(report.accepted) for report in controller.reports] == [2, 3, 3]
 
 
+def test_a_job_that_accepts_no_reply_ends():
+    liars = {name: lie(params={}) for name in NAMES}
+    controller = LocalController(liars, x0(), "MIFA", lr=0.1, num_rounds=5, abort_after=2)
+    with pytest.raises(errors.RoundError, match=r"^updates\b.* 2 rounds"):
+        controller.run()
+    assert [len(report.rejected) for report in controller.reports] == [len(NAMES)] * 2
+
+
 @pytest.mark.parametrize("name", ["MIFA", "MimiC", "SCAFFOLD"])
 def test_sites_that_are_connected_and_never_answer_change_nothing(name):
     silent = {f"phantom-{i}": lambda got: None for i in range(90)}
