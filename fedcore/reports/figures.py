@@ -315,6 +315,7 @@ def _saved(figure: Figure, suffix: str) -> bytes:
     file = BytesIO()
     with rc_context(STYLE):
         figure.savefig(file, format=suffix, metadata=METADATA.get(suffix))
+    figure.set_layout_engine("none")  # the layout is final; computing it is most of the time
     return file.getvalue()
 
 

@@ -29,8 +29,9 @@ def test_a_run_and_its_results(tmp_path, monkeypatch, capsys):
     (axes,) = run.plot("loss", band="se").axes
     assert [line.get_label() for line in axes.lines] == ["FedAvg", "MimiC"]
     assert run.plot()._repr_png_().startswith(b"\x89PNG")
-    assert run.report() == run.folder / "report.html"
-    assert run.report().exists()
+    page = run.report()
+    assert page == run.folder / "report.html"
+    assert page.exists()
     more = fedcore.experiment.run(run.folder / "config.json", out=run.folder, resume=True, progress=False, seeds=3)
     assert set(more.frame["seed"]) == {0, 1, 2}
     assert repr(Run(run.folder)).splitlines()[3:5] != repr(run).splitlines()[3:5]

@@ -42,7 +42,7 @@ def test_formats_and_notes_of_a_plot(tmp_path, record, drawn):
     svg = draw_curves(records, tmp_path / "a.png", settings=settings)
     note = drawn[-1].axes[0].get_title(loc="left").replace("\n", " ")
     assert "mean of 2 seeds, band: standard error of the mean, smoothed over 2 evaluated rounds" in note
-    assert draw_curves(records, tmp_path / "b.png", settings=settings) == svg
+    assert draw_curves(records, tmp_path / "b.png", settings=settings) == svg == (tmp_path / "a.svg").read_text()
     for suffix, begin in ((".pdf", b"%PDF"), (".svg", b"<?xml")):
         one, other = (tmp_path / f"{name}{suffix}" for name in "ab")
         assert one.read_bytes().startswith(begin)
