@@ -658,7 +658,7 @@ class LocalRound(Round):
             self._held.append(batch)
             is_safe = self._may_hold or update.keep or fixed
             if self._keeps_vectors and not is_safe:
-                batch.vectors = [immutable_copy(y) for y in batch.vectors]
+                batch.vectors = [immutable_copy(y, self._settings.device) for y in batch.vectors]
             at_once |= not (is_safe or self._keeps_vectors)
         if at_once or len(self._held) >= self._batch_size:
             self._fold_held()
@@ -718,7 +718,7 @@ class LocalRound(Round):
         self._known.update(batch.clients)
         self._bytes += batch.vectors[0].nbytes * len(batch)
         if self._keeps_vectors and not self._may_hold:
-            batch.vectors = [immutable_copy(y) for y in batch.vectors]
+            batch.vectors = [immutable_copy(y, self._settings.device) for y in batch.vectors]
         self._fold([batch])
         self._note_arrivals()
         self._seconds += time.perf_counter() - began

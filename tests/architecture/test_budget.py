@@ -15,10 +15,10 @@ FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 5_890,
-    "csrc": 10_680,
-    "tests": 53_000,
-    "fedcore": 2_700,
+    "bench": 5_950,
+    "csrc": 10_750,
+    "tests": 53_620,
+    "fedcore": 2_840,
     "fedcore/adapters": 2_120,
     "fedcore/algorithms": 990,
     "fedcore/cli": 1_150,
@@ -28,7 +28,7 @@ BUDGET = {
     "fedcore/model": 1_890,
     "fedcore/network": 600,
     "fedcore/reports": 1_350,
-    "fedcore/server": 4_850,
+    "fedcore/server": 4_880,
     "fedcore/simulation": 3_760,
     "fedcore/store": 3_900,
 }
