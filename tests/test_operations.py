@@ -109,7 +109,7 @@ def test_each_section_prints_its_results(printed):
     rejections = printed["Dishonest clients"]
     for line in (r"^  0: .*finite", r"^  1: .*median", r"^  2: "):
         assert re.search(line, rejections, re.MULTILINE)
-    assert "is rolled back" in rejections
+    assert "rolled back " in rejections
     assert "3 removed after round " in rejections
     lines = printed["Inactive clients"].splitlines()
     assert set(map(str, range(490, 500))) <= set(lines)
