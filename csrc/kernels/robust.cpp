@@ -78,9 +78,8 @@ std::vector<Comparator> sorting_network(std::int64_t rows, std::int64_t first, s
 
 void gram(const Updates& updates, std::int64_t n, double* gram) {
     const std::int64_t k = updates.k, pairs = k * (k + 1) / 2;
-    const std::int64_t rows = (k + kGramRows - 1) / kGramRows * kGramRows;
     std::vector<double> shares(block_count(n) * pairs), sums(pairs);
-    for_blocks_with_scratch<double>(n, bytes_of(updates, n), rows * kGramStride,
+    for_blocks_with_scratch<double>(n, bytes_of(updates, n), gram_scratch(k),
                                     [&](double* tile, std::int64_t block, std::int64_t begin, std::int64_t end) {
                                         table().gram(updates, begin, end, tile, shares.data() + block * pairs);
                                     });

@@ -17,13 +17,20 @@ struct Updates {
     std::int64_t tensors, k;
 };
 
-// Elements that a tile of the inner products holds of each row. The bits depend on it.
-inline constexpr std::int64_t kGramTile = 512;
-inline constexpr std::int64_t kGramStride = kGramTile + 8;  // else all rows would share one set of the L1
-inline constexpr std::int64_t kGramRows = 3;                // multiplied by as many at once
+// Elements that a tile of the inner products holds of each row, and between its rows, which would share one set of the
+// L1 otherwise.
+inline constexpr std::int64_t kGramTile = 512, kGramStride = kGramTile + 8;
+inline constexpr int kGramRows = 3, kGramLanes = 8;  // rows are multiplied by as many at once, on lanes
+
+// The float64 elements that one thread needs for the inner products of k rows: a tile of the rows, then the lanes of
+// each pair of groups of kGramRows.
+inline constexpr std::int64_t gram_scratch(std::int64_t k) {
+    const std::int64_t groups = (k + kGramRows - 1) / kGramRows;
+    return groups * kGramRows * kGramStride + groups * (groups + 1) / 2 * kGramRows * kGramRows * kGramLanes;
+}
 
 // gram[i * k + j] = sum over the elements of h_i * h_j, float64[k, k]. Products of float32 are exact in float64. They
-// are added on 8 lanes in each tile; lanes are folded in a fixed tree; tiles and blocks are added in order.
+// are added on 8 lanes in each block; lanes are folded in a fixed tree; blocks are added in order.
 //   Moves the bytes of all updates once, with k^2 / 2 multiplications an element. Scratch: 4 k^2 bytes a block.
 void gram(const Updates& updates, std::int64_t n, double* gram);
 

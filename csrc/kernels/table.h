@@ -72,8 +72,8 @@ struct Table {
                      void* codes, float* scales);
     void (*dequantise)(const void* codes, const float* scales, Codec codec, std::int64_t begin, std::int64_t end,
                        float* out);
-    // tile: scratch; shares: float64[k (k + 1) / 2], the block's share of the upper triangle
-    void (*gram)(const Updates& updates, std::int64_t begin, std::int64_t end, double* tile, double* shares);
+    // scratch: float64[gram_scratch(k)]; shares: float64[k (k + 1) / 2], the block's share of the upper triangle
+    void (*gram)(const Updates& updates, std::int64_t begin, std::int64_t end, double* scratch, double* shares);
     void (*column_statistic)(const Updates& updates, const ColumnPlan& plan, std::int64_t begin, std::int64_t end,
                              float* scratch, float* out);
 };

@@ -305,6 +305,7 @@ def gram_matrix(g, kind):
 
 def column_statistics(g, given):
     k, kind = given
+    k = min(k, 10) if g.n > 10_000 else k
     bases, ys, scales, _ = sent(g, k, DTYPES[:2] if g.kind == "huge" else DTYPES)
     if kind == "ties":
         bases, ys, scales = [None] * k, [np.round(g() * 2) for _ in range(k)], -np.ones(k)

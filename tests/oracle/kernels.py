@@ -117,21 +117,17 @@ def accumulate(
 
 
 def gram(bases: Sequence[F32 | None], ys: Sequence[Any], scales: F64) -> F64:
-    """Return the inner products of all h_i, added on 8 lanes in each tile of 512, folded in a tree, block by block."""
-    rows = np.array([gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)])
-    n = rows.shape[1]
-    padded = -(-n // BLOCK) * BLOCK
-    h = np.zeros((len(ys), padded))
-    h[:, :n] = rows
-    products = np.zeros((len(ys), len(ys), padded // 512))
-    for tile in range(padded // 512):
-        part = h[:, 512 * tile : 512 * (tile + 1)]
-        lanes = np.add.accumulate((part[:, None] * part[None]).reshape(len(ys), len(ys), 64, 8), axis=2)[:, :, -1]
+    """Return the inner products of all h_i, added on 8 lanes in each block, folded in a tree, block by block."""
+    h = np.array([gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)], np.float64)
+    total = np.zeros((len(h), len(h)))
+    for start in range(0, h.shape[1], BLOCK):
+        block = h[:, start : start + BLOCK]
+        block = np.pad(block, ((0, 0), (0, -block.shape[1] % 8))).reshape(len(h), -1, 8)
+        lanes = np.add.accumulate(block[:, None] * block[None], axis=2)[:, :, -1]
         for width in (4, 2, 1):
             lanes = lanes[..., :width] + lanes[..., width : 2 * width]
-        products[..., tile] = lanes[..., 0]
-    blocks = np.add.accumulate(products.reshape(*products.shape[:2], -1, 32), axis=3)[..., -1]
-    return np.add.accumulate(blocks, axis=2)[..., -1] if n else np.zeros((len(ys), len(ys)))
+        total += lanes[..., 0]
+    return total
 
 
 def column_statistic(

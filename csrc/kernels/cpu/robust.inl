@@ -52,14 +52,18 @@ inline std::int64_t tensor_of(const Updates& updates, std::int64_t element) {
     return low;
 }
 
-constexpr int kGramLanes = 8;
-static_assert(kGramTile % kGramLanes == 0, "tiles end with the lanes");
-
-// products[a][b] = the inner product of rows a of `left` and b of `right`, on lanes, folded in a fixed tree.
-inline void multiply_rows(const double* left, const double* right, std::int64_t count, double (*products)[kGramRows]) {
-    double lanes[kGramRows][kGramRows][kGramLanes];
+// lanes[r][c] += the products of rows r of `left` and c of `right`, element j on lane j mod 8; c >= r where both are
+// the same rows.
+template <bool kSame>
+inline void multiply_rows(const double* left, const double* right, std::int64_t count,
+                          double (*lanes)[kGramRows][kGramLanes]) {
     for (int lane = 0; lane < kGramLanes; lane += kWidth) {
-        Doubles sums[kGramRows][kGramRows] = {};
+        Doubles sums[kGramRows][kGramRows];
+#pragma GCC unroll 4
+        for (int r = 0; r < kGramRows; ++r)
+#pragma GCC unroll 4
+            for (int c = kSame ? r : 0; c < kGramRows; ++c)
+                __builtin_memcpy(&sums[r][c], lanes[r][c] + lane, sizeof sums[r][c]);
         for (std::int64_t j = lane; j < count; j += kGramLanes) {
             Doubles a[kGramRows], b[kGramRows];
 #pragma GCC unroll 4
@@ -70,25 +74,31 @@ inline void multiply_rows(const double* left, const double* right, std::int64_t 
 #pragma GCC unroll 4
             for (int r = 0; r < kGramRows; ++r)
 #pragma GCC unroll 4
-                for (int c = 0; c < kGramRows; ++c) sums[r][c] = fused(a[r], b[c], sums[r][c]);
+                for (int c = kSame ? r : 0; c < kGramRows; ++c) sums[r][c] = fused(a[r], b[c], sums[r][c]);
         }
+#pragma GCC unroll 4
         for (int r = 0; r < kGramRows; ++r)
-            for (int c = 0; c < kGramRows; ++c) __builtin_memcpy(lanes[r][c] + lane, &sums[r][c], sizeof sums[r][c]);
+#pragma GCC unroll 4
+            for (int c = kSame ? r : 0; c < kGramRows; ++c)
+                __builtin_memcpy(lanes[r][c] + lane, &sums[r][c], sizeof sums[r][c]);
     }
-    for (int r = 0; r < kGramRows; ++r)
-        for (int c = 0; c < kGramRows; ++c) {
-            double* const of = lanes[r][c];
-            for (int width = kGramLanes / 2; width > 0; width /= 2)
-                for (int l = 0; l < width; ++l) of[l] += of[l + width];
-            products[r][c] = of[0];
-        }
 }
 
-// The block's share of the upper triangle, row by row. tile: float64[rows, kGramStride], rows a multiple of kGramRows.
-void gram(const Updates& updates, std::int64_t begin, std::int64_t end, double* tile, double* shares) {
+// The total of lanes, in a fixed tree; they hold anything afterwards.
+inline double fold_gram_lanes(double* lane) {
+    for (int width = kGramLanes / 2; width > 0; width /= 2)
+        for (int l = 0; l < width; ++l) lane[l] += lane[l + width];
+    return lane[0];
+}
+
+// The block's share of the upper triangle, row by row. scratch: as gram_scratch says.
+void gram(const Updates& updates, std::int64_t begin, std::int64_t end, double* scratch, double* shares) {
     alignas(64) float h[kGramTile];
-    const std::int64_t k = updates.k, rows = (k + kGramRows - 1) / kGramRows * kGramRows;
-    for (std::int64_t pair = 0; pair < k * (k + 1) / 2; ++pair) shares[pair] = 0;
+    const std::int64_t k = updates.k, rows = (k + kGramRows - 1) / kGramRows * kGramRows, groups = rows / kGramRows;
+    double* const tile = scratch;
+    const auto lanes = reinterpret_cast<double (*)[kGramRows][kGramRows][kGramLanes]>(scratch + rows * kGramStride);
+    const std::int64_t pairs = groups * (groups + 1) / 2, some = k * kGramTile / 16 / pairs + 1;
+    __builtin_memset(lanes, 0, pairs * sizeof *lanes);
     for (std::int64_t e = k * kGramStride; e < rows * kGramStride; ++e) tile[e] = 0;
     for (std::int64_t first = begin; first < end; first += kGramTile) {
         const std::int64_t count = end - first < kGramTile ? end - first : kGramTile;
@@ -99,17 +109,24 @@ void gram(const Updates& updates, std::int64_t begin, std::int64_t end, double* 
             for (std::int64_t j = 0; j < padded; j += kFull) write(tile + i * kGramStride + j, doubles_at(h + j));
         }
         Fetching next = fetching(updates, tensor, first, kGramTile);
-        const std::int64_t blocks = rows / kGramRows, some = k * kGramTile / 16 / (blocks * (blocks + 1) / 2) + 1;
-        for (std::int64_t i = 0; i < rows; i += kGramRows)
-            for (std::int64_t j = i; j < rows; j += kGramRows) {
+        std::int64_t pair = 0;
+        for (std::int64_t i = 0; i < groups; ++i)
+            for (std::int64_t j = i; j < groups; ++j, ++pair) {
                 next.lines(some);
-                double products[kGramRows][kGramRows];
-                multiply_rows(tile + i * kGramStride, tile + j * kGramStride, padded, products);
-                for (std::int64_t a = i; a < i + kGramRows && a < k; ++a)
-                    for (std::int64_t b = a > j ? a : j; b < j + kGramRows && b < k; ++b)
-                        shares[a * k - a * (a - 1) / 2 + b - a] += products[a - i][b - j];
+                const double *const left = tile + i * kGramRows * kGramStride, *const right =
+                                                                                   tile + j * kGramRows * kGramStride;
+                const auto multiply = i == j ? multiply_rows<true> : multiply_rows<false>;
+                multiply(left, right, padded, lanes[pair]);
             }
     }
+    std::int64_t pair = 0;
+    for (std::int64_t i = 0; i < groups; ++i)
+        for (std::int64_t j = i; j < groups; ++j, ++pair)
+            for (int r = 0; r < kGramRows; ++r)
+                for (int c = i == j ? r : 0; c < kGramRows; ++c) {
+                    const std::int64_t a = i * kGramRows + r, b = j * kGramRows + c;
+                    if (a < k && b < k) shares[a * k - a * (a - 1) / 2 + b - a] = fold_gram_lanes(lanes[pair][r][c]);
+                }
 }
 
 inline FullFloats lesser(FullFloats a, FullFloats b) {

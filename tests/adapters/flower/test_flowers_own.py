@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg
 
@@ -23,9 +24,9 @@ results = []
 """Of the runs of this file, the last one last."""
 
 
-def app_of(seed, seen):
+def app_of(seed, seen, mods=()):
     """A client app that goes half-way to a model of its own, with seed + 1 examples."""
-    rng, app = np.random.default_rng(seed), ClientApp()
+    rng, app = np.random.default_rng(seed), ClientApp(mods=[*mods])
     target = {name: rng.normal(size=x.shape).astype(np.float32) for name, x in MODEL.items()}
 
     @app.train()
@@ -44,14 +45,14 @@ def app_of(seed, seen):
     return app
 
 
-def run(strategy, nodes, seen=None):
+def run(strategy, nodes, seen=None, mods=()):
     """The model of each round; ``seen`` takes the configurations that the client apps get."""
     models, seen = [], [] if seen is None else seen
 
     def keep(_, arrays):
         models.append(np.concatenate([array.ravel() for array in arrays.to_numpy_ndarrays()]))
 
-    grid = LocalGrid({17 + seed: (app_of(seed, seen), {}) for seed in range(nodes)})
+    grid = LocalGrid({17 + seed: (app_of(seed, seen, mods), {}) for seed in range(nodes)})
     first = ArrayRecord({name: Array(x) for name, x in MODEL.items()})
     results.append(strategy.start(grid, first, ROUNDS, evaluate_fn=keep))
     return np.array(models)
@@ -117,22 +118,47 @@ def test_without_arguments_it_is_flower_s_fedavg(nodes):
             assert dict(got[number]) == pytest.approx(dict(due[number]))
 
 
-@pytest.mark.parametrize("kind", ["ServerSideFixed", "ClientSideFixed", "ServerSideAdaptive"])
+WRAPPERS = {"ServerSideFixed": [], "ServerSideAdaptive": [], "ClientSideFixed": [fixedclipping_mod]}
+WRAPPERS["ClientSideAdaptive"] = [adaptiveclipping_mod]
+
+
+def run_wrapped(kind, strategy, noise):
+    """A run under Flower's wrapper, with its mod at the clients."""
+    wrapper = getattr(strategies, f"DifferentialPrivacy{kind}Clipping")
+    how = {"clipped_count_stddev": noise} if kind.endswith("Adaptive") else {"clipping_norm": 0.1}
+    return run(wrapper(strategy, noise_multiplier=noise, num_sampled_clients=3, **how), 3, mods=WRAPPERS[kind])
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
 def test_noise_that_a_wrapper_adds_to_the_model_is_an_error(kind):
     """Clients get the server's own model without the noise, so that the next round would reveal the hidden values."""
-    wrapper = getattr(strategies, f"DifferentialPrivacy{kind}Clipping")
-    adaptive = {"clipped_count_stddev": 1.0} if kind.endswith("Adaptive") else {"clipping_norm": 1.0}
-    wrapped = wrapper(flower.FedAvg(poll=0.001), noise_multiplier=1.0, num_sampled_clients=3, **adaptive)
     with pytest.raises(ArrayError, match=r"^model\b.*noise"):
-        run(wrapped, 3)
+        run_wrapped(kind, flower.FedAvg(poll=0.001), 1.0)
 
 
-def test_clipping_without_noise_is_flower_s_own():
-    def clipped(strategy):
-        wrapper = strategies.DifferentialPrivacyServerSideFixedClipping
-        return run(wrapper(strategy, noise_multiplier=0.0, clipping_norm=0.1, num_sampled_clients=3), 3)
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_clipping_without_noise_is_flower_s_own(kind):
+    ours, theirs = (run_wrapped(kind, strategy, 0.0) for strategy in (flower.FedAvg(poll=0.001), FedAvg()))
+    assert np.linalg.norm(theirs[-1] - run(FedAvg(), 3)[-1]) > 0.1  # the updates were clipped
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
-    np.testing.assert_allclose(clipped(flower.FedAvg(poll=0.001)), clipped(FedAvg()), rtol=1e-5, atol=1e-6)
+
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [("FedAvg", {}), ("FedAdam", {}), ("MIFA", {"lr": 0.5, "steps": STEPS}), ("MimiC", {"units": "update"})],
+)
+def test_noise_of_the_clients(method, how):
+    strategy = getattr(flower, method)(poll=0.001, **how)
+    mods = [LocalDpMod(clipping_norm=0.1, sensitivity=0.01, epsilon=1.0, delta=1e-5)]
+    run(strategy, 3, mods=mods)
+    assert [len(report.accepted) for report in strategy.reports] == [3] * ROUNDS
+
+
+def test_local_clipping_is_flower_s_own():
+    mods = [LocalDpMod(clipping_norm=0.1, sensitivity=0.0, epsilon=1.0, delta=1e-5)]
+    ours, theirs = (run(strategy, 3, mods=mods) for strategy in (flower.FedAvg(poll=0.001), FedAvg()))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert np.linalg.norm(np.diff(ours, axis=0), axis=1).max() < 0.11
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "LocalDescent", "FlexibleFedAvg", "MimiC"])
