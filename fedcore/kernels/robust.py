@@ -16,7 +16,7 @@ def gram_matrix(bases: Sequence[Any], ys: Sequence[Any], scales: F64) -> F64:
         bases, ys, scales: as for ``accumulate``, in CPU memory; they define h_i = (bases[i] - ys[i]) scales[i], or
             -ys[i] scales[i] without a base.
 
-    Determinism: h_i is float32. Products are exact in float64 and are added on 8 lanes in each block of 16,384 elements.
+    Determinism: h_i is float32. Products are exact in float64, added on 8 lanes in each block of 16,384 elements.
         Updates of the same bits have the same entries, so their distance is exactly zero. Separate tensors give the
         bits of flat vectors.
     Cost: reads all updates once, with k^2 / 2 multiplications per element; 4 k^2 bytes per 16,384 elements.
