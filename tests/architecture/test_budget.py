@@ -9,15 +9,15 @@ from pathlib import Path
 import fedcore
 
 ROOT = Path(fedcore.errors.__file__).parent.parent
-FILES_IN_FEDCORE = 140
+FILES_IN_FEDCORE = 142
 FILES_IN_A_FOLDER = 12
 FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 5_950,
-    "csrc": 10_750,
-    "tests": 53_620,
+    "csrc": 10_760,
+    "tests": 53_700,
     "fedcore": 2_840,
     "fedcore/adapters": 2_120,
     "fedcore/algorithms": 990,

@@ -30,7 +30,7 @@ def test_local_noise_works_with_plain_steps():
         assert accepted(method, [noise]) == ([3, 3], ""), method
 
 
-@pytest.mark.parametrize("method", ["SCAFFOLD", "FedAvgLocalM"])
+@pytest.mark.parametrize("method", ["SCAFFOLD", "FedAvgM"])
 def test_local_noise_takes_no_message_with_a_second_vector(method):
     found, reason = accepted(method, [mod.LocalDpMod(1.0, 1e-3, 10.0, 1e-5)])
     assert found == [0, 0]
