@@ -1,4 +1,4 @@
-"""Federated LoRA of a small transformer: each client trains the adapter and the head of its own task."""
+"""Federated LoRA of a small transformer: each client trains the adapter and the head of one task."""
 
 import copy
 

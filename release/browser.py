@@ -52,7 +52,7 @@ def found(page, words):
 
 
 def look(page, url, name):
-    """What is wrong with a page at both sizes."""
+    """Return the problems of a page at both sizes."""
     for size, (width, height) in SIZES.items():
         page.set_viewport_size({"width": width, "height": height})
         page.goto(url)
@@ -76,7 +76,7 @@ def opened(browser, scheme, wrong):
 
 
 def searches(browser, root):
-    """What is wrong with the search of the site below a URL."""
+    """Return the problems of the search of the site below a URL."""
     wrong = []
     page = opened(browser, "light", wrong)
     page.goto(f"{root}/index.html")
@@ -89,7 +89,7 @@ def searches(browser, root):
 
 
 def looks(browser, urls):
-    """What is wrong with pages, by their names, in both schemes."""
+    """Return the problems of pages, by their names, in both schemes."""
     wrong = []
     for scheme in ("light", "dark"):
         page = opened(browser, scheme, wrong)
@@ -100,7 +100,7 @@ def looks(browser, urls):
 
 
 def main(folder, report=None):
-    """Print what is wrong; 1 if anything is."""
+    """Print the problems; return 1 if there are any, else 0."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))

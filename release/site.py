@@ -106,7 +106,7 @@ def unlisted(folder):
 
 
 def main(folder):
-    """Print what is wrong; 1 if anything is."""
+    """Print the problems; return 1 if there are any, else 0."""
     wrong = [*broken(folder), *undocumented(folder), *unlisted(folder)]
     print(*wrong, f"{len(list(folder.rglob('*.html')))} pages, {len(inventory(folder))} names", sep="\n")
     return int(bool(wrong))

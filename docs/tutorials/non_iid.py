@@ -32,7 +32,7 @@ from fedcore.experiment import load_preset, load_results, run_experiment
 from fedcore.simulation import data
 
 # %% [markdown]
-# ## What is non-IID data?
+# ## Non-IID data
 #
 # Data are IID across clients (independent and identically distributed) if each client's examples are a random sample of
 # all examples. Then each client's data look like everybody's. In practice they do not: a phone has its owner's photos,
@@ -60,7 +60,7 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# ## What is client drift?
+# ## Client drift
 #
 # A client takes several steps before it replies, because communication is slow. These steps go towards the minimum of
 # the client's own loss. With non-IID data, the clients' minima differ, and the mean of their models can be far from the

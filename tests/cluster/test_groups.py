@@ -91,7 +91,7 @@ def run_round(server, sets, cohort=None, **options):
 
 
 def require_equal(server, oracles, report, reports):
-    """Each group of a server has the bytes of its own server."""
+    """Each group of a server has the bytes of a separate server."""
     layout, sent = server.layout, server.broadcast(server.clients)
     for group, own in oracles.items():
         own_sent, n, p = own.broadcast(own.clients), own.layout.n, own.layout.n_parameters

@@ -186,7 +186,7 @@ def test_a_kill_at_any_system_call(after, tmp_path):
 
 @pytest.mark.parametrize("most", [1, pytest.param(20, marks=pytest.mark.endurance)])
 def test_a_loss_of_power_at_any_write(most, tmp_path, monkeypatch):
-    """Disks with a random part of what was not synced, after every write: each accepted update is there once."""
+    """Disks with a random part of the unsynced bytes, after every write: each accepted update is there once."""
     made("FedVARP", path=tmp_path / "s", journal=True).close()
     straight, server = made("FedVARP"), Server.load(tmp_path / "s")  # with empty logs of SQLite
     recorder = Recorder(tmp_path / "s", monkeypatch, JOURNAL)
