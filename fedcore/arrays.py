@@ -106,6 +106,11 @@ def device_named(name: str) -> str:
     return f"cuda:{number}"
 
 
+def on_host(device: str) -> str:
+    """Return where the host's vectors of a server on ``device`` are: a ``FileMemory`` stays, a GPU gives "cpu"."""
+    return device if device == CPU else CPU
+
+
 def device_ordinal(name: str) -> int:
     """Return the number of a CUDA device."""
     return int(name[5:] or 0)
@@ -604,7 +609,7 @@ def full(n: int, value: float, dtype: Dtype = np.float32, *, device: str = CPU) 
     >>> full(2, 0.5)
     array([0.5, 0.5], dtype=float32)
     """
-    vector = empty(n, dtype, device=device if device == CPU else CPU)
+    vector = empty(n, dtype, device=on_host(device))
     for span in spans(n, vector.itemsize):
         vector[span] = value
     return vector if device == CPU else copied(vector, device=device)

@@ -14,7 +14,7 @@ from weakref import ref
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import CPU, F32, copy_into, core, empty, ieee
+from fedcore.arrays import F32, copy_into, core, empty, ieee, on_host
 from fedcore.errors import (
     FedcoreError,
     RangeError,
@@ -310,8 +310,7 @@ class Round(OpenRound):
         layout, algorithm = self._settings.layout, self._settings.algorithm
         n = layout.n_parameters if kind == "gradient" else layout.n
         controls = 0 if algorithm.second_vector is None else layout.n_parameters
-        device = self._settings.device
-        control = empty(controls, device=device if device == CPU else CPU)
+        control = empty(controls, device=on_host(self._settings.device))
         claims |= {"client": client, "steps": steps, "kind": kind, "round": round}
         return Incoming(self, claims, layout, n, control)
 

@@ -18,7 +18,7 @@ from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import REGISTRY as NAMED_RATES
 from fedcore.algorithms.rates import Rate
-from fedcore.arrays import CPU, F32, FileMemory, Library, copied, device_named, empty, freeze, to_host, zeros
+from fedcore.arrays import CPU, F32, FileMemory, Library, copied, device_named, empty, freeze, on_host, to_host, zeros
 from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, ShapeError, StoreError, UnknownNameError
 from fedcore.model import Layout, Model, Safetensors
 from fedcore.model.files import write_flat
@@ -827,7 +827,7 @@ def resumed_state(
 ) -> State:
     """Return the state of a saved server; for ``given`` see ``checked_objects``, for errors ``checkpoint_errors``."""
     settings = in_files(Settings.from_state(saved["settings"], given, compute), resident, rows)
-    vectors = vectors_of(rows, settings.device if settings.device == CPU else CPU)
+    vectors = vectors_of(rows, on_host(settings.device))
     if "nonnegative" not in saved["settings"]:  # a folder of a version that did not check buffers
         kept = never_negative(settings.layout, to_host(vectors["x"]), settings.limits.signed_buffers)
         settings = replace(settings, nonnegative=kept)
