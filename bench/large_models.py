@@ -4,9 +4,9 @@
 
 FOLDER is on a disk with room for seven models; the clients' updates stay there as safetensors files. Each way runs in a
 new process. Its peak is the sum of VmHWM over its processes, and ``anonymous`` the largest sampled sum of RssAnon.
-``memory`` and ``windows`` read each update from its file; ``windows`` may keep 256 MiB of vectors in memory. In Flower
-the six messages exist before the server aggregates them. In NVFlare's simulator one thread trains the six sites in
-turns; the simulator of 2.9 accepts the offload of tensors to disk, but passes them in memory.
+``memory`` and ``windows`` read each update from its file; the three ``windows`` may keep 256 MiB of vectors in memory.
+In Flower the six messages exist before the server aggregates them. In NVFlare's simulator one thread trains the six
+sites in turns; the simulator of 2.9 accepts the offload of tensors to disk, but passes them in memory.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def windows(folder, out):
     server.write(out / "model")
 
 
-def flower(folder, out, module="flwr.serverapp.strategy"):
+def flower(folder, out, module="flwr.serverapp.strategy", **options):
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
 
@@ -100,13 +100,17 @@ def flower(folder, out, module="flwr.serverapp.strategy"):
         metrics = MetricRecord({"num-examples": 1, "steps": 1})
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
-    strategy = import_module(module).FedAvg(fraction_evaluate=0.0)
+    strategy = import_module(module).FedAvg(fraction_evaluate=0.0, **options)
     grid = LocalGrid({i: (app, {}) for i in range(1, CLIENTS + 1)})
     strategy.start(grid, ArrayRecord(as_torch(folder / "0.safetensors")), num_rounds=1)
 
 
 def flower_ours(folder, out):
     flower(folder, out, "fedcore.adapters.flower")
+
+
+def flower_windows(folder, out):
+    flower(folder, out, "fedcore.adapters.flower", storage=Storage(out / "server", resident=RESIDENT))
 
 
 def nvflare(folder, out, aggregator=None):
@@ -129,6 +133,13 @@ def nvflare_ours(folder, out):
     from fedcore.adapters.nvflare import Aggregator
 
     nvflare(folder, out, Aggregator("FedAvg"))
+
+
+def nvflare_windows(folder, out):
+    from fedcore.adapters.nvflare import Aggregator
+
+    storage = {"path": str(out / "server"), "resident": RESIDENT}
+    nvflare(folder, out, Aggregator("FedAvg", storage=storage))
 
 
 def net(folder):
@@ -158,8 +169,10 @@ WAYS = {
     "windows": windows,
     "flower": flower,
     "flower-ours": flower_ours,
+    "flower-windows": flower_windows,
     "nvflare": nvflare,
     "nvflare-ours": nvflare_ours,
+    "nvflare-windows": nvflare_windows,
 }
 
 

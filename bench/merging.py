@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,11 +45,15 @@ def read_only(paths, out, write_first=False):
     """Read the files with as many threads as a merge; with ``write_first``, copy the first one."""
     target = os.open(out, os.O_WRONLY | os.O_CREAT) if write_first else None
 
+    own = threading.local()
+
     def read(job):
         fd, start, first = job
-        memory = os.pread(fd, PIECE, start)
+        if not hasattr(own, "memory"):
+            own.memory = bytearray(PIECE)  # new memory for each piece would take as long as the disk
+        count = os.preadv(fd, [own.memory], start)
         if first and target is not None:
-            os.pwrite(target, memory, start)
+            os.pwrite(target, memoryview(own.memory)[:count], start)
 
     fds = [os.open(path, os.O_RDONLY) for path in paths]
     for fd in fds:
@@ -136,6 +141,7 @@ def main():
     parser.add_argument("--gigabytes", type=float, default=4)
     parser.add_argument("--models", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS))
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     inputs, out = options.folder / "inputs", options.folder / "out"
@@ -148,9 +154,9 @@ def main():
         for seed, path in enumerate(paths):
             write(path, int(options.gigabytes * 1e9), seed)
         os.sync()
-        found = {way: [] for way in WAYS}
+        found = {way: [] for way in options.ways}
         for _ in range(options.rounds):
-            for way in WAYS:
+            for way in options.ways:
                 found[way].append(turn(way, paths, options.folder))
                 shutil.rmtree(out, ignore_errors=True)
                 out.unlink(missing_ok=True)
