@@ -436,6 +436,8 @@ class Settings:
                 f"max_norm={self.limits.max_norm:g}: models and second vectors have different units here; pass a "
                 "server_lr, or the rule RejectLong, which measures each by its own median"
             )
+        if method.own_starts and (self.max_staleness or self.layout.groups):
+            raise RangeError(f"algorithm: {method} supports neither max_staleness nor partial updates; leave them out")
         if self.rules.weights is not None:
             require_weighing(method, "weights")
         if self.rules.robust is not None:

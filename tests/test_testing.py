@@ -10,12 +10,14 @@ from fedcore.algorithms import Algorithm, FedAvg, Linear, Step, Terms
 from fedcore.errors import AlgorithmError
 from fedcore.testing import check_algorithm
 from tests.algorithms import outsiders
-from tests.outsiders.house.mine.methods import FedACG
+from tests.outsiders.house.mine.methods import Accelerated
 from tests.server.rounds import METHODS, made
 
 
 @pytest.mark.parametrize(
-    "method", [*METHODS, *outsiders.METHODS.values(), FedACG], ids=lambda method: getattr(method, "__name__", method)
+    "method",
+    [*METHODS, *outsiders.METHODS.values(), Accelerated],
+    ids=lambda method: getattr(method, "__name__", method),
 )
 def test_correct_algorithms_pass(method):
     check_algorithm(made(method).algorithm if isinstance(method, str) else method())

@@ -15,7 +15,7 @@ namespace fedcore::bindings {
 namespace {
 
 // The fields of fedcore.Update, in order; a test compares them.
-enum Field { kClient, kValue, kSteps, kExamples, kLr, kControl, kCount, kRound, kKind, kKeep, kWeight, kFields };
+enum Field { kClient, kValue, kSteps, kExamples, kLr, kControl, kCount, kRound, kKind, kKeep, kWeight, kLoss, kFields };
 
 // A plain int within 1..most; else 0.
 double whole(PyObject* object, double most) {

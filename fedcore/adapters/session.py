@@ -227,10 +227,14 @@ def beyond_plain_steps(algorithm: Algorithm) -> str | None:
         return "whose clients keep their own rows"
     if algorithm.looks_ahead:
         return "whose clients start ahead of the model"
+    if algorithm.own_starts:
+        return "whose clients start from different models"
     if not algorithm.local_rule.ordinary:
         return f"whose clients follow the local rule {name_of(algorithm.local_rule)!r}"
     if algorithm.second_vector is not None:
         return "whose clients send a second vector"
+    if algorithm.needs_loss:
+        return "whose clients report their losses"
     if algorithm.direction == Direction(mu=algorithm.direction.mu) != Direction():
         return "whose clients add a proximal term (with FedAvg, clients can add the term themselves)"
     return None if algorithm.direction == Direction() else "whose clients add terms to their gradient"

@@ -3,7 +3,7 @@
 from inspect import isclass, signature
 from typing import Any
 
-from fedcore.algorithms.averaging import FedAvg, FedExP, FedNova, FedProx, FlexibleFedAvg, LocalDescent
+from fedcore.algorithms.averaging import FedAU, FedAvg, FedExP, FedNova, FedProx, FlexibleFedAvg, LocalDescent, QFedAvg
 from fedcore.algorithms.base import (
     MEAN_GRADIENT,
     ROW_CHANGE,
@@ -19,14 +19,15 @@ from fedcore.algorithms.base import (
     is_computed_locally,
 )
 from fedcore.algorithms.controls import SCAFFOLD, SCAFFOLDM, SCAFFOLDMVR, FedDyn
-from fedcore.algorithms.memory import MIFA, FedStale, FedVARP, MimiC
-from fedcore.algorithms.momentum import MBSTORM, FedAvgM, FedAvgMVR
+from fedcore.algorithms.memory import MIFA, FedAWE, FedStale, FedVARP, MimiC
+from fedcore.algorithms.momentum import MBSTORM, FedACG, FedAvgM, FedAvgMVR
 from fedcore.errors import UnknownNameError
 from fedcore.kernels import Linear, Terms
 from fedcore.validation import Registry
 
 _METHODS: tuple[type[Algorithm], ...] = (
-    *(FedAvg, FedAvgM, FedAvgMVR, FedDyn, FedExP, FedNova, FedStale, FedVARP, FedProx, FlexibleFedAvg, LocalDescent),
+    *(FedACG, FedAU, FedAvg, FedAvgM, FedAvgMVR, FedDyn, FedExP, FedNova, FedStale, FedVARP, FedProx),
+    *(FedAWE, FlexibleFedAvg, LocalDescent, QFedAvg),
     *(MBSTORM, MIFA, MimiC, SCAFFOLD, SCAFFOLDM, SCAFFOLDMVR),
 )
 REGISTRY: Registry[type[Algorithm]] = Registry(
@@ -62,6 +63,9 @@ __all__ = [
     "Claims",
     "Cohort",
     "Direction",
+    "FedACG",
+    "FedAU",
+    "FedAWE",
     "FedAvg",
     "FedAvgM",
     "FedAvgMVR",
@@ -76,6 +80,7 @@ __all__ = [
     "LocalDescent",
     "MimiC",
     "Placement",
+    "QFedAvg",
     "Step",
     "Terms",
     "check_step",

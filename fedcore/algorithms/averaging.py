@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from fedcore.algorithms.base import Algorithm, Claims, Cohort, Direction, Step
 from fedcore.arrays import F64
 from fedcore.kernels import Linear
@@ -139,6 +141,86 @@ class FedExP(Algorithm):
         S = cohort.W
         extrapolated = float(cohort.squares @ cohort.weights) / (2 * S * (cohort.square_of_sum / S**2 + self.epsilon))
         return Step(v=Linear(A=1 / S), gamma=max(1.0, extrapolated))
+
+
+# q-FedAvg: Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020, arXiv 1905.10497.
+
+
+@dataclass(frozen=True)
+class QFedAvg(Algorithm):
+    """x' = x - sum_i F_i^q L d_i / sum_i [q F_i^(q-1) |L d_i|^2 + L F_i^q], d_i = x - y_i, L = 1 / eta (Algorithm 2).
+
+    F_i is the mean loss of x over client i's examples, which the client reports. The step decreases the mean of
+    F_i^(q+1), so clients with larger losses count more. The sums are over the cohort, or over its draws. A client can
+    report any loss >= 0, and a dishonest one could decide the step.
+
+    Args:
+        q: the weight of fairness, in [0, 100]. The paper chooses it for each data set, from 0.001 to 5. With 0, clients
+            need not report losses, and this is FedAvg with uniform weights. Default: 0.
+    """
+
+    q: float = 0.0
+
+    unit = "model"
+    sets_gamma = True
+    takes_server_rate = False
+    weighs_claims = False  # losses are not examples
+    _intervals = (("q", "[0, 100]"),)
+
+    @property
+    def needs_loss(self) -> bool:
+        """Whether q > 0."""
+        return bool(self.q > 0)
+
+    def weigh(self, claims: Claims) -> F64:
+        """F_i^q times the number of draws."""
+        return self._power(claims, self.q) * claims.counts
+
+    def step(self, cohort: Cohort) -> Step:
+        """v = A / W; gamma = L W / sum of [q F_i^(q-1) |L d_i|^2 + L F_i^q]."""
+        claims, W = cohort.claims, cohort.W
+        L = float((claims.steps / cohort.eta_steps).mean())
+        more = self.q * self._power(claims, self.q - 1) * cohort.squares @ claims.counts
+        return Step(v=Linear(A=1 / W), gamma=float(W / (L * more + W)))
+
+    def _power(self, claims: Claims, power: float) -> F64:
+        """Return F_i^power, with 1e-10 added to F_i as in the authors' code, so that it is finite."""
+        return np.ones(len(claims.steps)) if claims.losses is None else (claims.losses + 1e-10) ** power
+
+
+# FedAU: Wang, Ji, "A Lightweight Method for Tackling Unknown Participation Statistics in Federated Averaging",
+# ICLR 2024, arXiv 2306.03401.
+
+
+@dataclass(frozen=True)
+class FedAU(Algorithm):
+    """x' = x - gamma v, v = (1/N) sum over the cohort of w_i h_i (Algorithm 1).
+
+    w_i estimates 1 / p_i, the inverse of the probability that client i takes part in a round. It is the mean of the
+    intervals between the client's appearances until this round, and 1 before the first interval ended (Algorithm 2).
+    The first interval starts with the client's first round, so a client that replies in every round has w_i = 1.
+
+    Args:
+        cutoff: K, the longest interval in rounds. A longer absence counts as several intervals of K rounds, so
+            w_i <= K. Smaller values have less variance and more bias. The paper uses 50.
+    """
+
+    cutoff: int = 50
+
+    weighs_claims = False  # the intervals are the server's own numbers
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("cutoff", self.cutoff, 1, 2**31)
+
+    def weigh(self, claims: Claims) -> F64:
+        """The mean intervals."""
+        assert claims.intervals is not None  # because of cutoff
+        return claims.intervals
+
+    def step(self, cohort: Cohort) -> Step:
+        """v = A / N."""
+        return Step(v=Linear(A=1 / cohort.N))
 
 
 # LFGD and LFSGD: Haddadpour and Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019,

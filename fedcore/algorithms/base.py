@@ -16,7 +16,7 @@ from fedcore.errors import AlgorithmError, UnknownNameError
 from fedcore.kernels import Linear, Terms
 from fedcore.simulation.local_rules import LocalRule, Sgd
 from fedcore.store.registry import ClientId
-from fedcore.validation import check_number, describe_interval
+from fedcore.validation import check_number, describe_interval, is_integer
 
 # The data that a round passes to an algorithm.
 
@@ -37,6 +37,11 @@ class Claims:
         ages: t - t0, the rounds since the client joined: 1 in its first round, infinite for clients registered at the
             start. None if no client joined later.
         clients: the clients' ids.
+        intervals: the mean of the intervals between the client's appearances, 1 before the first one ended. None
+            unless the method has a ``cutoff``.
+        absences: t - tau_i for the last round tau_i that accepted an update of the client, or the round before its
+            first one. It is at least 1. None unless the method has ``own_starts``.
+        losses: F_i, the reported mean losses of x over the clients' examples, >= 0. None unless ``needs_loss``.
     """
 
     steps: F64 = field(default_factory=_none)
@@ -45,6 +50,9 @@ class Claims:
     shares: F64 | None = None
     ages: F64 | None = None
     clients: Sequence[ClientId] | None = None
+    intervals: F64 | None = None
+    losses: F64 | None = None
+    absences: F64 | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +266,29 @@ class Algorithm(ABC):
         """Whether ``weigh`` reads the shares. If so, the server must know its clients' numbers of examples."""
         return False
 
+    @cached_property
+    def own_starts(self) -> bool:
+        """Whether each client starts from the model after the last round that accepted it, x_(i), instead of from x.
+
+        h_i is then measured from x_(i), and A also has the sum over the cohort of x - x_(i). A new client starts from
+        the model of its first round. The server keeps each earlier model while a client starts from it.
+        """
+        return False
+
+    @cached_property
+    def needs_loss(self) -> bool:
+        """Whether ``weigh`` or ``step`` reads the losses. If so, clients must report them."""
+        return False
+
+    @cached_property
+    def cutoff(self) -> int | None:
+        """The longest interval between a client's appearances, in rounds, if ``weigh`` reads ``Claims.intervals``.
+
+        An interval ends when the server accepts the client's update, or after this many rounds without one; the next
+        interval starts with the next round. An interval that ends in a round counts from the next round on.
+        """
+        return None
+
     @abstractmethod
     def step(self, cohort: Cohort) -> Step:
         """Return v and T' as forms over A, B, T and g."""
@@ -284,7 +315,8 @@ class Algorithm(ABC):
     def only_sums_updates(self) -> bool:
         """Whether the only effect of an update is that w_i h_i is added to A."""
         keeps = self.keeps_rows or self.sums_changes or self.second_vector is not None
-        return self.adds == H and self.row == NOTHING and not (keeps or self.needs_shares)
+        knows = self.needs_shares or self.needs_loss or self.counts_appearances
+        return self.adds == H and self.row == NOTHING and not (keeps or knows)
 
     @cached_property
     def rows_at_clients(self) -> bool:
@@ -304,7 +336,13 @@ class Algorithm(ABC):
     @cached_property
     def updates_once(self) -> bool:
         """Whether a client may be drawn, and send an update, only once in a round."""
-        return self.keeps_rows or self.second_vector is not None or self.needs_shares
+        by_client = self.needs_shares or self.counts_appearances
+        return self.keeps_rows or self.second_vector is not None or by_client
+
+    @cached_property
+    def counts_appearances(self) -> bool:
+        """Whether the server stores the last round that accepted each client."""
+        return self.cutoff is not None or self.own_starts
 
     @cached_property
     def weighs_claims(self) -> bool:
@@ -330,7 +368,8 @@ class Algorithm(ABC):
     @cached_property
     def hides_mean(self) -> bool:
         """Whether A and the offset do not determine the cohort's mean of h."""
-        return not self.sums.h or bool(self.sums.r) or bool(self.sums.q and self.keeps_history)
+        hides = self.own_starts or bool(self.sums.r) or bool(self.sums.q and self.keeps_history)
+        return not self.sums.h or hides
 
     @cached_property
     def needs_plain_steps(self) -> bool:
@@ -413,6 +452,7 @@ def is_whole_sum(form: Linear) -> bool:
 FLAGS = (
     *("keeps_total", "keeps_momentum", "sums_changes", "takes_server_rate", "steps_without_clients", "needs_shares"),
     *("total_sums_rows", "total_is_whole", "sets_gamma", "looks_ahead", "needs_square_of_sum"),
+    *("needs_loss", "own_starts"),
 )
 CHOICES = (("anchor", get_args(Anchor)), ("placement", get_args(Placement)), ("unit", get_args(Unit)))
 
@@ -448,6 +488,10 @@ def check_table(algorithm: Algorithm) -> None:
     expect(isinstance(d, Direction) and _are_finite(d), "direction", "a Direction of finite numbers")
     for flag in FLAGS:
         expect(isinstance(getattr(algorithm, flag), bool), flag, "True or False")
+    is_plain = algorithm.averages and not algorithm.takes_server_rate and not d.mu
+    only_plain = "False unless h is always x - y and clients have no proximal term"
+    expect(not algorithm.own_starts or is_plain, "own_starts", only_plain)
+    expect(algorithm.cutoff is None or is_integer(algorithm.cutoff, 1), "cutoff", "None or an integer >= 1")
     row, adds = algorithm.row, algorithm.adds
     expect(not row.row, "row", "a form over h, r and q")
     expect(row == NOTHING or algorithm.placement == "server", "row", "Terms() because placement is 'client'")

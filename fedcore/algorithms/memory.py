@@ -218,3 +218,40 @@ class FedStale(Algorithm):
         """v = A / N + beta T / N, or A / S + beta T / N without ``chances``; T' = T + B, the sum of all rows."""
         divisor = cohort.S if self.chances is None else cohort.N
         return Step(v=Linear(A=1 / divisor, T=self.beta / cohort.N), T=Linear(T=1, B=1))
+
+
+# FedAWE: Xiang, Ioannidis, Yeh, Joe-Wong, Su, "Efficient Federated Learning against Heterogeneous and Non-stationary
+# Client Unavailability", NeurIPS 2024, arXiv 2409.17446, Algorithm 1.
+
+
+@dataclass(frozen=True)
+class FedAWE(Algorithm):
+    """x' = (1/S) sum over the cohort of [x_(i) - eta (t - tau_i) (x_(i) - y_i)].
+
+    x_(i) is the model from which client i starts: the one after round tau_i, the last round that accepted its update.
+    A client without an update starts from the first model (tau_i = -1), or from that of its first round. A long absence
+    is compensated by a longer step. A round without clients changes nothing.
+
+    The server keeps each earlier model while a client starts from it: up to one per client. The authors' public code
+    also limits the norm of the cohort's mean of (t - tau_i) (x_(i) - y_i) to 0.5, which the paper does not mention.
+
+    Args:
+        eta: the server's rate eta_g, > 0. The paper uses 1.
+    """
+
+    eta: float = 1.0
+
+    unit = "model"
+    own_starts = True
+    takes_server_rate = False
+    weighs_claims = False  # the absences are the server's own numbers
+    _intervals = (("eta", "(0, 1e6]"),)
+
+    def weigh(self, claims: Claims) -> F64:
+        """eta (t - tau_i)."""
+        assert claims.absences is not None  # because of own_starts
+        return self.eta * claims.absences
+
+    def step(self, cohort: Cohort) -> Step:
+        """v = A / S; A has the sum of x - x_(i) too."""
+        return Step(v=Linear(A=1 / cohort.S))

@@ -71,6 +71,40 @@ class FedAvgMVR(Algorithm):
         return Step(v=Linear(A=1 / cohort.W))
 
 
+# FedACG: Kim, Kim, Han, "Communication-Efficient Federated Learning with Accelerated Client Gradient", CVPR 2024,
+# arXiv 2201.03172.
+
+
+@dataclass(frozen=True)
+class FedACG(Algorithm):
+    """Clients start from z = x + lam m and step along grad(y) + beta (y - z).
+
+    m' = lam m + (1/S) sum over the cohort of (y_i - z); x' = x + m'. The server's model is x, and it sends z.
+
+    Args:
+        lam: the weight of the momentum, in [0, 1). With 0 this is FedProx with uniform weights.
+        beta: the weight of the proximal term. The paper uses 0.85 for ``lam``, and 0.01 or 0.001 for ``beta``.
+    """
+
+    lam: float = 0.85
+    beta: float = 0.01
+
+    unit = "model"
+    takes_server_rate = False
+    keeps_momentum = True
+    looks_ahead = True
+    _intervals = (("lam", "[0, 1)"), ("beta", "[0, 1e6]"))
+
+    @property
+    def direction(self) -> Direction:
+        """grad(y) + beta (y - z)."""
+        return Direction(mu=self.beta)
+
+    def step(self, cohort: Cohort) -> Step:
+        """v = -m' = A / W + lam g; clients get x' + lam (x' - x)."""
+        return Step(v=Linear(A=1 / cohort.W, g=self.lam), lookahead=self.lam)
+
+
 # MB-STORM: Patel et al., "Towards Optimal Communication Complexity in Distributed Non-Convex Optimization", 2022.
 #
 # fedcore does not have CE-LSGD of the same paper. CE-LSGD continues from MB-STORM's v_t with local steps along

@@ -212,7 +212,7 @@ def data_hash(name: str, options: tuple[tuple[str, Any], ...]) -> str:
 
 
 def hashes(experiment: Experiment, seed: int) -> tuple[str, list[str]]:
-    """Return the hash of a trial's data set, and of each file of traces in its participation."""
+    """Return the hash of a trial's data set, and of each file of traces in its participation and its clock."""
     found: list[str] = []
     table: Any = experiment.participation.options
     while isinstance(table, Mapping):
@@ -220,6 +220,8 @@ def hashes(experiment: Experiment, seed: int) -> tuple[str, list[str]]:
         if isinstance(source, str) and source.endswith(".csv"):
             found.append(blake2b(Path(source).read_bytes(), digest_size=16).hexdigest())
         table = table.get("among")
+    if experiment.clock is not None and experiment.clock.trace is not None:
+        found.append(blake2b(Path(experiment.clock.trace).read_bytes(), digest_size=16).hexdigest())
     return data_hash(experiment.data.name, _data_options(experiment, seed)), found
 
 

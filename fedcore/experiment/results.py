@@ -91,6 +91,7 @@ class RoundRecord:
         together: whether the clients of the round were trained as a batch (see ``InProcess``).
         awaited: the number of clients whose first update MIFA waits for before the model changes; else 0.
         stopped: True in the last round of a trial that stopped early (``evaluate.patience``), else None.
+        clock: the virtual seconds from the start to the end of this round; None without a virtual clock.
     """
 
     round: Number
@@ -114,6 +115,7 @@ class RoundRecord:
     together: bool | None = None
     awaited: Number | None = None
     stopped: bool | None = None
+    clock: Annotated[float, Field(ge=0)] | None = None
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -317,7 +319,7 @@ def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
     - ``round``, counted from 0, and the other fields of ``fedcore.experiment.results.RoundRecord``: ``active`` (a tuple
       of clients), ``heard``, ``refused``, ``accuracy`` and ``loss`` (NaN if the round was not evaluated), ``lr``,
       ``gamma``, ``steps``, ``uploads``, ``norm``, ``bytes``, ``uploadings``, ``bytes_down``, ``diversity``,
-      ``correction_norm``, ``staleness``, ``together``, ``awaited``, ``stopped``;
+      ``correction_norm``, ``staleness``, ``together``, ``awaited``, ``stopped``, ``clock``;
     - the time of each phase of the round: ``seconds_broadcast``, ``seconds_local``, ``seconds_aggregate``,
       ``seconds_evaluate``, ``seconds_waited`` (NaN without worker processes).
 

@@ -37,6 +37,7 @@ from fedcore.experiment.changes import Change
 from fedcore.network.topology import NAMES, Topology
 from fedcore.runtime import import_quietly
 from fedcore.simulation import MODELS, data, participation
+from fedcore.simulation.clock import Clock, Durations
 from fedcore.simulation.data import partitions
 from fedcore.simulation.engines import check_method
 from fedcore.validation import Registry, absolute, describe_interval, describe_value, html_table, in_interval, is_number
@@ -312,10 +313,11 @@ class Pictures(Section):
     """The axes of an experiment's plots. Results do not depend on them, so a resumed run may change them.
 
     ``over`` is the x axis of the curves. Uploadings are rounds times the vectors that a client sends per round, as in
-    the MimiC paper. ``varied`` is the key that the experiment's family varies, or None.
+    the MimiC paper, and seconds are those of the virtual ``clock``. ``varied`` is the key that the experiment's family
+    varies, or None.
     """
 
-    over: Literal["rounds", "uploadings"] = "rounds"
+    over: Literal["rounds", "uploadings", "seconds"] = "rounds"
     varied: Varied | None = None
 
 
@@ -637,6 +639,28 @@ class Participation(FromRegistry):
         """Do nothing: ``Experiment`` builds the pattern for its clients."""
 
 
+class VirtualClock(Section):
+    """The virtual clock of a trial's rounds (``fedcore.simulation.clock``); records then have virtual seconds.
+
+    Attributes:
+        median, spread, jitter, trace: as for ``Durations``; a relative path of ``trace`` becomes absolute.
+        cohort, policy: as for ``Clock``.
+    """
+
+    median: float = Field(default=1.0, gt=0, le=1e9)
+    spread: float = Field(default=0.5, ge=0, le=10)
+    jitter: float = Field(default=0.25, ge=0, le=10)
+    trace: Annotated[str, AfterValidator(lambda path: str(absolute(path)))] | None = None
+    cohort: Count | None = None
+    policy: Mapping[str, Any] = Field(default_factory=dict)
+
+    def over(self, pattern: participation.Participation) -> Clock:
+        """Return the pattern's clients on this clock."""
+        options = self.model_dump(exclude={"cohort", "policy"})
+        durations = Durations(pattern.clients, seed=pattern.seed, **options)
+        return Clock(durations, policy=self.policy, cohort=self.cohort, among=pattern)
+
+
 class Evaluate(Section):
     """When the model is evaluated and stored.
 
@@ -679,6 +703,7 @@ class Experiment(Section):
         device: where clients are trained and models evaluated: the CPU or a GPU. Participants, examples and minibatches
             do not depend on it; results differ in rounding.
         server_device: where the server keeps its vectors: host memory or a GPU. Results do not depend on it.
+        clock: a virtual clock, on which late clients do not count. Default: rounds have no duration.
         network: replaces the server; the clients are nodes that average their models with their neighbours'.
         limits, aggregation: limits of single updates, and rules that reject, cap or scale updates.
         grid: the values that a sweep tries (``experiment.config.points``); a run ignores it.
@@ -703,6 +728,7 @@ class Experiment(Section):
     local: Local
     rate: Rate
     participation: Participation
+    clock: VirtualClock | None = None
     limits: UpdateLimits | None = None
     aggregation: Aggregation = None
     objective: Objective | None = None
@@ -799,6 +825,14 @@ class Experiment(Section):
             with _as_problem():
                 participation.named(pattern.name, info.data["partition"].clients, **pattern.options)
         return pattern
+
+    @field_validator("clock")
+    @classmethod
+    def _clock_fits(cls, clock: VirtualClock | None, info: ValidationInfo) -> VirtualClock | None:
+        if clock is not None and "partition" in info.data:
+            with _as_problem():
+                clock.over(participation.Always(info.data["partition"].clients))
+        return clock
 
     @field_validator("evaluate")
     @classmethod

@@ -26,6 +26,7 @@ from fedcore.network import Network
 from fedcore.options import Compute, Limits
 from fedcore.server import Report, Server, Update
 from fedcore.simulation import nets, participation
+from fedcore.simulation.clock import Clock
 from fedcore.simulation.data import Dataset
 from fedcore.simulation.engines import Engine, Evaluation, KeepingClients, Nodes, NodesEngine, RecoveringClients
 from fedcore.simulation.in_process import InProcess
@@ -153,7 +154,16 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
     clients, active = experiment.partition.clients, experiment.participation
     module = nets.build(experiment.model.name, seed=seed, **experiment.model.options)
     dataset, parts = load_and_partition(experiment, seed)
-    pattern = participation.named(active.name, clients, seed=seed, first_round=active.first_round, **active.options)
+    pattern = participation.named(
+        active.name,
+        clients,
+        labels=[dataset.train_y[part] for part in parts],
+        seed=seed,
+        first_round=active.first_round,
+        **active.options,
+    )
+    if experiment.clock is not None:
+        pattern = experiment.clock.over(pattern)
     sizes = [len(part) for part in parts]
     as_made = copy.deepcopy(module)  # the engine changes the module, and moves it to its device
 
@@ -279,7 +289,9 @@ def trial_rounds(
         progress = _Improvement(experiment.evaluate)
         for line in before:
             progress.is_best(line)
-        for line in rounds(parts, count=experiment.rounds, evaluate=experiment.evaluate, uploads=uploads):
+        clock = before[-1].clock or 0.0 if before else 0.0
+        count, evaluate = experiment.rounds, experiment.evaluate
+        for line in rounds(parts, count=count, evaluate=evaluate, uploads=uploads, clock=clock):
             names = [f"round{line.round}"] if experiment.evaluate.keeps(line.round, experiment.rounds) else []
             names += ["best"] if progress.is_best(line) and experiment.evaluate.best else []
             for name in names:
@@ -320,16 +332,23 @@ class _Improvement:
         return self.evaluate.patience is not None and self.since >= self.evaluate.patience
 
 
-def rounds(parts: TrialParts, *, count: int, evaluate: Evaluate, uploads: int = 0) -> Iterator[RoundRecord]:
+def rounds(
+    parts: TrialParts, *, count: int, evaluate: Evaluate, uploads: int = 0, clock: float = 0.0
+) -> Iterator[RoundRecord]:
     """Run the server's rounds up to ``count``; yield the record of each.
 
-    ``evaluate`` selects the rounds that are evaluated; ``uploads`` is the number of vectors sent earlier.
+    ``evaluate`` selects the rounds that are evaluated; ``uploads`` is the number of vectors sent earlier, and ``clock``
+    the virtual time.
     """
     server = parts.server
     for round in range(server.round_number, count):
         begun = perf_counter()
         parts.begin(round)
-        active = parts.pattern.active(round)
+        if isinstance(parts.pattern, Clock):
+            active, seconds = parts.pattern.closing(round)
+            clock += seconds
+        else:
+            active = parts.pattern.active(round)
         broadcast = server.broadcast(active.clients)
         stream, waited = _TimedUpdates(parts.engine.updates(broadcast, active)), -parts.engine.waited
         start = perf_counter()
@@ -366,6 +385,7 @@ def rounds(parts: TrialParts, *, count: int, evaluate: Evaluate, uploads: int = 
             staleness=report.staleness,
             together=parts.engine.together,
             awaited=report.waiting_for,
+            clock=clock if isinstance(parts.pattern, Clock) else None,
         )
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from statistics import fmean
 from textwrap import fill
 from typing import Any, Literal
 
@@ -59,7 +59,7 @@ _SETTINGS = ReportSettings()
 WIDTH, HEIGHT = 8.0, 4.8
 WIDE = 10
 """The least ratio of an axis's largest to its smallest value that makes the axis logarithmic."""
-AXES = {"rounds": "round", "uploadings": "uploads (rounds × vectors per round)"}
+AXES = {"rounds": "round", "uploadings": "uploads (rounds × vectors per round)", "seconds": "virtual seconds"}
 MEASURES = {
     "accuracy": ("Test accuracy (%)", accuracies, 100.0),
     "loss": ("Test loss (mean cross entropy)", losses, 1.0),
@@ -115,12 +115,14 @@ def curves(
         records: the records of one experiment.
         settings: the kind of the band, and the number of rounds over which curves are smoothed.
         paper: a comparison whose final accuracies are drawn as dotted lines.
-        over: the x axis, "rounds" or "uploadings"; records of older versions have only rounds.
+        over: the x axis, "rounds", "uploadings" or "seconds"; records of older versions have only rounds. On the
+            virtual clock, a round is at its mean time over the seeds.
         changed: the experiment's changes to its preset.
         shifts: the rounds in which the objective changes, drawn as dashed lines on an axis of rounds.
     """
     accuracy = paper.accuracy if paper and measure == "accuracy" else {}
-    if any(line.uploadings is None for record in records for line in record.rounds):
+    needed = {"uploadings": "uploadings", "seconds": "clock"}.get(over, "round")
+    if any(getattr(line, needed) is None for record in records for line in record.rounds):
         over = "rounds"
     shifts = shifts if over == "rounds" else ()
     groups, means, waits = by_algorithm(records), [], False
@@ -136,8 +138,8 @@ def curves(
             shade: dict[str, Any] = {"color": colour, "alpha": 0.13, "linewidth": 0, "gid": f"curve-{number}-band"}
             axes.fill_between(curve.index, curve["low"], curve["high"], **shade)
             axes.plot(curve["mean"], color=colour, linestyle=style, label=name, gid=f"curve-{number}-line")
-            stayed = [replace(one, rounds=[line for line in one.rounds if line.awaited]) for one in group]
-            waited = curve[curve.index.isin({x for one in stayed for x in band([one], over, measure).index})]
+            at = _positions(group, over)
+            waited = curve[curve.index.isin({at[line.round] for one in group for line in one.rounds if line.awaited})]
             if len(waited):
                 waits = True
                 crosses: dict[str, Any] = {
@@ -189,9 +191,20 @@ def band(
         half *= 1 if settings.band == "se" else students_t(len(found))
         low, high = mean - half, mean + half
     values = DataFrame({"low": low, "mean": mean, "high": high})
-    sent = {line.round: line.uploadings or 0 for record in group for line in record.rounds}
-    values.index = [sent[round] if over == "uploadings" else round + 1 for round in values.index]
+    at = _positions(group, over)
+    values.index = [at[round] for round in values.index]
     return values
+
+
+def _positions(group: Sequence[Record], over: str) -> dict[int, float]:
+    """Return the x position of each round; seconds are the mean over the records."""
+    lines = [line for record in group for line in record.rounds]
+    if over == "seconds":
+        times: dict[int, list[float]] = {}
+        for line in lines:
+            times.setdefault(line.round, []).append(line.clock or 0.0)
+        return {round: fmean(found) for round, found in times.items()}
+    return {line.round: line.uploadings or 0 if over == "uploadings" else line.round + 1 for line in lines}
 
 
 def draw_family(path: Path, title: str, notes: str, label: str, figures: DataFrame) -> None:

@@ -313,7 +313,9 @@ def difference_table(records: Sequence[Record]) -> DataFrame:
 def cost_table(records: Sequence[Record]) -> DataFrame:
     """Return a table of traffic, seconds per phase and diagnostics, with a row per algorithm."""
     parts = list(dict.fromkeys(part for record in records for line in record.rounds for part in line.seconds))
+    timed = any(line.clock is not None for record in records for line in record.rounds)
     headings = ("algorithm", "vectors up", "MB up", "MB down", *(f"{part} s" for part in parts), *DIAGNOSTICS)
+    headings += ("virtual s",) * timed
     rows = []
     for label, group in by_algorithm(record for record in records if record.rounds).items():
         lines = [line for record in group for line in record.rounds]
@@ -326,6 +328,8 @@ def cost_table(records: Sequence[Record]) -> DataFrame:
         for name in DIAGNOSTICS:
             known = [value for line in lines if (value := getattr(line, name)) is not None]
             cells.append(f"{median(known):.3g}" if known else NONE)
+        if timed:
+            cells.append(f"{fmean(end.clock or 0.0 for end in ends):.1f}")
         rows.append(cells)
     return frame(headings, rows)
 

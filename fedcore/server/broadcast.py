@@ -36,6 +36,7 @@ class LocalWork(Represented):
     local_rule: LocalRule = field(default_factory=Sgd)
     keeps_row: bool = False
     plain: bool = False
+    needs_loss: bool = False
 
     @property
     def second(self) -> bool:
@@ -63,23 +64,31 @@ class Instructions(LocalWork):
         keeps_row: whether the client keeps its own row; the offset then lacks the row's part.
         plain: whether local momentum and clipping are forbidden, since the server derives the mean gradient from the
             model.
+        needs_loss: whether the client must report the mean loss of x over its examples, as ``Update.loss``.
         offset: float32[n_parameters], or None for zero.
         x_prev: float32[n], the model of the previous round; None if ``b`` is 0.
+        start: float32[n], the model from which this client starts, if the method has ``own_starts``, else None: the
+            broadcast's x. Messages cannot carry it: ``numbers`` rejects it.
     """
 
     offset: F32 | None = None
     x_prev: F32 | None = None
+    start: F32 | None = None
 
     def numbers(self) -> dict[str, Any]:
         """Return the fields that are not vectors, by name, as any message can carry them; "" stands for None.
 
         Raises:
-            RangeError: the rate changes between steps.
+            RangeError: the rate changes between steps, or the client has its own start.
             ConfigError: JSON cannot hold an option of the local rule.
         """
         if self.lr_of_step is not None:
             raise RangeError(
                 "lr: a message has one rate for all steps of a round; use a rate that does not change within a round"
+            )
+        if self.start is not None:
+            raise RangeError(
+                "start: a message has one model for all clients; use this method in simulations or in your own loop"
             )
         numbers = {name: getattr(self, name) for name in NUMBERS if name not in BESIDE_FIELDS}
         numbers |= written(self.local_rule)
@@ -167,7 +176,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         ("lr", "a", "b", "mu"), (lambda value: is_number(value) and math.isfinite(value), "a finite number")
     ),
-    **dict.fromkeys(("keeps_row", "plain"), (lambda value: isinstance(value, bool), "true or false")),
+    **dict.fromkeys(("keeps_row", "plain", "needs_loss"), (lambda value: isinstance(value, bool), "true or false")),
     "round": (lambda value: is_integer(value, -1), "an integer >= -1"),
 }
 """The checks of the entries, and their descriptions; entries without a check must be text."""
@@ -200,11 +209,12 @@ class SentVectors(Protocol):
 
 @dataclass(frozen=True)
 class WholeVectors:
-    """Vectors in memory, not in slices. ``make`` computes an offset."""
+    """Vectors in memory, not in slices. ``make`` computes an offset, and ``starts`` a client's own start."""
 
     x: F32
     x_prev: F32 | None
     make: Callable[[ClientId, Any], Any]
+    starts: Callable[[ClientId], F32] | None = None
     slices: ClassVar[None] = None
 
     def offset(self, client: ClientId, out: Any) -> Any:
@@ -223,11 +233,13 @@ class WholeVectors:
             copy_into(out, made)
             return out
 
+        own = self.starts
+        starts = None if own is None else lambda client: to_host(own(client))
         x, x_prev = to_host(self.x), None if self.x_prev is None else to_host(self.x_prev)
         for vector in (x, x_prev):
             if vector is not None:
                 freeze(vector)
-        return WholeVectors(x, x_prev, offset)
+        return WholeVectors(x, x_prev, offset, starts)
 
     def facts(self) -> dict[str, Any]:
         """See ``SentVectors``."""
@@ -285,7 +297,25 @@ class Broadcast(LocalWork, Unpicklable):
 
     def of(self, client: ClientId) -> Instructions:
         """Return the instructions to one client; it raises as ``offset`` does."""
-        return self._instructions(self.offset(client) if self.has_offset else None, self.x_prev)
+        told = self._instructions(self.offset(client) if self.has_offset else None, self.x_prev)
+        return replace(told, start=self.start(client)) if self.has_starts else told
+
+    @property
+    def has_starts(self) -> bool:
+        """Whether each client has its own start (``Algorithm.own_starts``)."""
+        return self._starts is not None
+
+    @property
+    def _starts(self) -> Callable[[ClientId], F32] | None:
+        return self.vectors.starts if isinstance(self.vectors, WholeVectors) else None
+
+    def start(self, client: ClientId) -> F32:
+        """Return the model from which a client starts, float32[n], read-only: x, unless the method has ``own_starts``.
+
+        Raises:
+            RoundError, UnknownClientError: as ``offset``, if the method has ``own_starts``.
+        """
+        return self.x if self._starts is None else self._starts(client)
 
     @property
     def common(self) -> Instructions:
@@ -320,7 +350,7 @@ class Broadcast(LocalWork, Unpicklable):
         return replace(self.on_host()._with(offset), has_offset=True)
 
     def _with(self, offset: Callable[[ClientId, Any], Any]) -> "Broadcast":
-        return replace(self, vectors=WholeVectors(self.x, self.x_prev, offset))
+        return replace(self, vectors=WholeVectors(self.x, self.x_prev, offset, self._starts))
 
     def offset(self, client: ClientId, out: Any = None) -> Any:
         """Return the constant part of a client's direction, float32[n_parameters]; zeros if the method has no offsets.
@@ -365,6 +395,7 @@ def broadcast_of(settings: Settings, round: int, clients: tuple[ClientId, ...], 
         keeps_row=algorithm.rows_at_clients,
         has_offset=algorithm.sends_offset,
         plain=algorithm.needs_plain_steps,
+        needs_loss=algorithm.needs_loss,
         bytes=4 * elements * len(clients),
         vectors=vectors,
     )

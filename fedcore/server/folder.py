@@ -510,7 +510,7 @@ JOURNAL = "round"
 """The journal's folder in that of a server."""
 HEADER = 1024
 """The bytes at the start of a row that hold the claims as JSON."""
-CLAIMS = ("steps", "examples", "lr", "count", "round", "kind", "weight")
+CLAIMS = ("steps", "examples", "lr", "count", "round", "kind", "weight", "loss")
 
 
 class Journal:
@@ -655,7 +655,7 @@ class Journal:
         layout, row = self._layout, self._store.row(client)
         assert isinstance(row, np.ndarray)
         about = json.loads(bytes(row[: HEADER // 4].view(np.uint8)))
-        claims = {name: about[name] for name in CLAIMS}
+        claims = {name: about.get(name) for name in CLAIMS}  # an older journal has no loss
         rest: F32 = row[HEADER // 4 :]
         value: Any = rest[: layout.n_parameters if claims["kind"] == "gradient" else layout.n]
         if about["apart"] or about["outside"]:

@@ -264,10 +264,11 @@ class Round(OpenRound):
         round: int | None = None,
         keep: bool = False,
         weight: float | None = None,
+        loss: float | None = None,
     ) -> bool:
         """Add one client's update; the arguments are those of ``Update``.
 
-        An update with invalid content (value, steps, examples, lr, control, round) is rejected and listed in the
+        An update with invalid content (value, steps, examples, lr, control, round, loss) is rejected and listed in the
         report; the round continues, and the client may send a new one. The round rejects a second update of a client,
         and an update of a client that is part of an edge's partial sum.
 
@@ -284,7 +285,7 @@ class Round(OpenRound):
         Cost: that of ``kernels.accumulate`` or ``kernels.exchange`` for one row. Held updates share one pass over
             ``batch_size`` rows.
         """
-        sent = value, steps, examples, lr, control, count, round, kind, keep, weight
+        sent = value, steps, examples, lr, control, count, round, kind, keep, weight, loss
         return self.add_batch([Update(client, *sent)])[0]
 
     def begin(

@@ -70,6 +70,9 @@ from fedcore.store.registry import ClientId, Registry, canonical
 
 Vector = npt.NDArray[Any]
 
+MOST_ROUNDS = 2**53
+"""The cutoff of intervals for methods without one."""
+
 
 class Upload:
     """Copies vectors from host memory into reused memory on a device; vectors on the device are not copied.
@@ -306,6 +309,8 @@ class State:
     ) -> None:
         layout, algorithm, device = settings.layout, settings.algorithm, settings.device
         n, p = layout.n, layout.n_parameters
+        if algorithm.own_starts and type(reducer) not in (Reducer, type(None)):
+            raise RangeError(f"shards: {algorithm} keeps a start for each client; leave shards and executor out")
         self.settings, self.snapshot, self.store = settings, snapshot, store
         self.reducer = Reducer(has_buffers=n > p) if reducer is None else reducer
         vectors = BufferPool(n, most=2, device=device)
@@ -400,16 +405,26 @@ class State:
         if algorithm.keeps_rows:
             self.store.prefetch(client for client in clients if client not in new)
 
-        def offset(client: ClientId, out: Any) -> Any:
+        def require_current(what: str) -> None:
             if self.snapshot.round_number != now.round_number:
                 raise RoundError(
-                    f"offset: the broadcast was for round {now.round_number}, but round {self.snapshot.round_number} "
+                    f"{what}: the broadcast was for round {now.round_number}, but round {self.snapshot.round_number} "
                     "is next; make a new broadcast"
                 )
+
+        def offset(client: ClientId, out: Any) -> Any:
+            require_current("offset")
             return self.offset(client, out, is_new=client in new and client not in registry)
 
+        def start(client: ClientId) -> Any:
+            require_current("start")
+            if client in new and client not in registry:
+                return view_of(self.as_sent(now.sent))
+            return view_of(self.start_of(int(now.population.starts(registry.numbers([registry.check(client)]))[0])))
+
         x_prev = view_of(as_sent(layout, now.x_prev)) if algorithm.direction.b else None
-        return WholeVectors(view_of(self.as_sent(now.sent)), x_prev, offset)
+        starts = start if algorithm.own_starts else None
+        return WholeVectors(view_of(self.as_sent(now.sent)), x_prev, offset, starts)
 
     def as_sent(self, x: F32) -> F32:
         """Return ``as_sent`` of a model, which is kept until the step or the next model."""
@@ -524,6 +539,9 @@ class State:
         """
         algorithm, now, settings = self.settings.algorithm, self.snapshot, self.settings
         population, number = self.newcomers.settle(batch.clients, now), now.round_number
+        if algorithm.counts_appearances:
+            numbers = self.store.registry.numbers(batch.clients)
+            population = population.with_appearances(numbers, number, algorithm.cutoff or MOST_ROUNDS)
         window = self.claimed.of("steps", settings.rules.steps_ratio, now.norms)
         steps, eta_steps, most_steps = counted_steps(settings, now, batch, window)
         rounds = self.store.rounds_of(batch.clients) if algorithm.keeps_rows else []
@@ -549,6 +567,10 @@ class State:
         changes: dict[str, Any] = {"round_number": number + 1, "norms": norms, "population": population}
         if result.center is not None:
             changes["center"] = result.center
+        if algorithm.own_starts:
+            past, needed = {**now.past, number: now.sent}, population.all_starts(N)
+            changes["past"] = {t: x for t, x in past.items() if t in needed}
+            result = self._with_starts(result, batch)
         if late := settings.max_staleness:
             # x of every round, even if it is unchanged: a client may have started from it.
             past = {**now.past, number: now.sent}
@@ -580,6 +602,34 @@ class State:
                 changes["history"] = self._history(changes, rounds, batch.clients)
         after = now._replace(changed={}, **changes)
         return PreparedStep(now, result, cohort, after, step, v_square, gamma, waiting_for, most_steps, rounds)
+
+    def _with_starts(self, result: Result, batch: UpdateBatch) -> Result:
+        """Return the sums with x - x_(i) of each client added: once to A, and w_i times to the float buffers.
+
+        Cost: a pass over each earlier model from which a client of the cohort started.
+        """
+        p, now = self.settings.layout.n_parameters, self.snapshot
+        earlier = sorted({*batch.starts.tolist()} - {now.round_number})
+        if not earlier:
+            return result
+        models = [now.x, *(self.start_of(t) for t in earlier)]
+
+        def shifted(sum: Any, part: slice, weights: F64) -> Any:
+            counts = [float(weights[batch.starts == t].sum()) for t in earlier]
+            out = empty(len(sum), sum.dtype, device=device_of(sum))
+            terms = [sum, *(model[part] for model in models)]
+            return kernels.combine(terms, [1.0, math.fsum(counts), *(-count for count in counts)], out)
+
+        A = shifted(result.A, slice(0, p), np.ones(len(batch)))
+        buffers = result.buffers
+        if len(buffers):
+            buffers = shifted(buffers, slice(p, None), batch.weights * batch.has_buffers)
+        return result._replace(A=A, buffers=buffers)
+
+    def start_of(self, round: int) -> F32:
+        """Return the model of a round as clients got it: the current one, or an earlier one in ``Snapshot.past``."""
+        now = self.snapshot
+        return self.as_sent(now.sent) if round == now.round_number else as_sent(self.settings.layout, now.past[round])
 
     def _history(self, changes: dict[str, Any], rounds: Sequence[int | None], clients: Sequence[ClientId]) -> History:
         """Return the history after the round, with the surplus folded into rows; update the totals in ``changes``."""
@@ -753,7 +803,7 @@ class State:
         """See ``Server.change``."""
         changed, now = self.settings.changed(options), self.snapshot
         after = now._replace(changed={**now.changed, **changed.shown(options)})
-        if "lr" in options:
+        if "lr" in options and self.settings.max_staleness:
             after = after._replace(past={})  # late clients of these rounds used the old rate
         with self._changing():
             self.settings = changed

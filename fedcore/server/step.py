@@ -38,16 +38,19 @@ _REMOVED = -1
 _RATIO = 8
 """The least ratio of a run's length to that of the next run."""
 _UNUSED = np.iinfo(np.int64).max  # a number that no client has
+COLUMNS = ("sizes", "arrived", "heard", "ended")
+"""The fields of ``Population`` that are columns."""
 _EMPTY = np.zeros((2, 0), np.int64)
 
 
 @dataclass(frozen=True)
 class Population:
-    """The sizes n_k and the rounds of arrival, by the clients' numbers in the registry. It is immutable.
+    """Sizes n_k, rounds of arrival and appearances, by the clients' numbers in the registry. It is immutable.
 
-    A change of clients makes a new population; other rounds keep it, so that commits need not write it. A column is
-    int64[2, m]: ascending numbers and their values, with unused entries at the end. A field has several columns, called
-    runs, of falling length. A change writes only the last runs, and the last run with a number has its value.
+    A change of clients makes a new population; other rounds keep it, so that commits need not write it. If the method
+    has ``counts_appearances``, each round with updates makes one. A column is int64[2, m]: ascending numbers and their
+    values, with unused entries at the end. A field has several columns, called runs, of falling length. A change writes
+    only the last runs, and the last run with a number has its value.
 
     Attributes:
         sizes: n_k of the clients in the objective; () without sizes.
@@ -55,6 +58,8 @@ class Population:
         included: n_k of removed clients whose shares stay in the objective.
         total: n, the sum of the sizes in the objective.
         sized: the number of clients with a size.
+        heard: the last round that accepted an update of each client, if the method has ``counts_appearances``.
+        ended: how many intervals between its appearances had ended then.
     """
 
     sizes: Runs = ()
@@ -62,6 +67,8 @@ class Population:
     included: Mapping[ClientId, int] = field(default_factory=dict)
     total: int = 0
     sized: int = 0
+    heard: Runs = ()
+    ended: Runs = ()
 
     @classmethod
     def of(cls, client_sizes: Sizes | None, registry: Registry, *, needed: bool) -> "Population":
@@ -110,7 +117,8 @@ class Population:
     def without_client(self, number: int, client: ClientId, *, from_objective: bool) -> "Population":
         """Return the population without a client; ``from_objective`` also removes its share."""
         size = int(_of(self.sizes, np.array([number]), 0)[0])
-        after = replace(self, arrived=_without(self.arrived, number))
+        columns: dict[str, Any] = {of: _without(getattr(self, of), number) for of in COLUMNS[1:]}
+        after = replace(self, **columns)
         if not size:
             return after
         sized = self.sized - 1
@@ -148,17 +156,49 @@ class Population:
         came = _of(self.arrived, registry.numbers(clients), _REMOVED)
         return np.where(came == _REMOVED, np.inf, round + 1 - came)
 
+    def intervals(self, registry: Registry, clients: Sequence[ClientId], round: int, cutoff: int) -> F64:
+        """Return the mean of each client's intervals that ended before a round, float64[k]; 1 without any."""
+        numbers = registry.numbers(clients)
+        ended, since = self._intervals(numbers, round, cutoff)
+        lengths = round - since - _of(self.arrived, numbers, 0)
+        return np.where(ended > 0, lengths / np.maximum(ended, 1), 1.0)
+
+    def _intervals(self, numbers: Column, round: int, cutoff: int) -> tuple[Column, Column]:
+        """Return how many intervals of each client ended before a round, and the rounds since then, int64[k] each."""
+        away = round - self.starts(numbers)
+        return _of(self.ended, numbers, 0) + away // cutoff, away % cutoff
+
+    def starts(self, numbers: Column) -> Column:
+        """Return the round after each client's last appearance, or its first round, int64[k]."""
+        heard = _of(self.heard, numbers, _REMOVED)
+        return np.where(heard == _REMOVED, _of(self.arrived, numbers, 0), heard + 1)
+
+    def all_starts(self, clients: int) -> set[int]:
+        """Return the values of ``starts`` over all registered clients, of which there are ``clients``. Cost: O(N)."""
+        heard, arrived = (_present(_merged(runs)) for runs in (self.heard, self.arrived))
+        new = arrived[1, ~np.isin(arrived[0], heard[0])]
+        rest = {0} if clients > heard.shape[1] + len(new) else set()
+        return rest | set(np.unique(np.concatenate([heard[1] + 1, new])).tolist())
+
+    def with_appearances(self, numbers: Column, round: int, cutoff: int) -> "Population":
+        """Return the population after a round that accepted updates of these clients."""
+        ended = self._intervals(numbers, round, cutoff)[0] + 1
+        heard = _with(self.heard, numbers, np.full_like(numbers, round))
+        return replace(self, heard=heard, ended=_with(self.ended, numbers, ended))
+
     def vectors(self) -> dict[str, Column]:
         """Return the columns by name, for a store."""
-        return dict(zip(self._names(), (*self.sizes, *self.arrived), strict=True))
+        columns = [column for of in COLUMNS for column in getattr(self, of)]
+        return dict(zip(self._names(), columns, strict=True))
 
     def _names(self) -> list[str]:
-        return [_name(of, i) for of in ("sizes", "arrived") for i in range(len(getattr(self, of)))]
+        return [_name(of, i) for of in COLUMNS for i in range(len(getattr(self, of)))]
 
     def on_disk(self, store: ClientStore) -> "Population":
         """Return the population with the store's committed columns in place of those in memory."""
         columns = {name: column for name in self._names() if (column := store.vector(name)) is not None}
-        return replace(self, sizes=_runs(columns, "sizes"), arrived=_runs(columns, "arrived"))
+        runs: dict[str, Any] = {of: _runs(columns, of) for of in COLUMNS}
+        return replace(self, **runs)
 
     def to_state(self) -> dict[str, Any]:
         """Return the fields that are not columns, as JSON."""
@@ -177,7 +217,8 @@ class Population:
             sizes, arrived = (_with((), registry.numbers(list(of)), list(of.values())) for of in listed)
         else:
             sizes, arrived = _runs(vectors, "sizes"), _runs(vectors, "arrived")
-        return cls(sizes, arrived, included, state["total"], _present(_merged(sizes)).shape[1])
+        heard, ended = _runs(vectors, "heard"), _runs(vectors, "ended")
+        return cls(sizes, arrived, included, state["total"], _present(_merged(sizes)).shape[1], heard, ended)
 
 
 def checked_sizes(clients: Sequence[ClientId], sizes: Sizes | None, *, sized: bool) -> list[int] | None:
@@ -229,7 +270,7 @@ def _of(runs: Runs, numbers: npt.NDArray[np.int64], absent: int) -> npt.NDArray[
     return np.where(values == _REMOVED, absent, values)
 
 
-def _with(runs: Runs, numbers: Numbers, values: Sequence[int]) -> Runs:
+def _with(runs: Runs, numbers: Numbers, values: Numbers) -> Runs:
     """Return the runs with new values of these numbers.
 
     Cost: O(k log N) for k values on average: a run shorter than 8 times the next one is merged with it.

@@ -151,6 +151,8 @@ class Update(NamedTuple):
             ``Round.buffer``. It folds any other vector at once, and the caller may then reuse it.
         weight: a number >= 0 that replaces n_i as the weight, for methods that weight by examples. Limits of examples
             do not apply to it. Default: n_i.
+        loss: F_i >= 0, the mean loss of x over the client's examples before its steps, for methods that weight by it
+            (``Broadcast.needs_loss``).
     """
 
     client: ClientId
@@ -164,6 +166,7 @@ class Update(NamedTuple):
     kind: Kind = "model"
     keep: bool = False
     weight: float | None = None
+    loss: float | None = None
 
     def __repr__(self) -> str:
         defaults = self._field_defaults

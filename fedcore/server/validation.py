@@ -24,7 +24,6 @@ from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Counters, Le
 from fedcore.server.update import (
     Kind,
     Update,
-    as_sent,
     as_vector,
     digest_of_numbers,
     in_float32,
@@ -49,12 +48,13 @@ def check_claims(update: Update, limits: Limits, rounds: range) -> Update:
     examples = update.examples
     if examples is not None:
         examples = check_number("examples", examples, f"(0, {limits.max_examples}]")
+    loss = None if update.loss is None else check_number("loss", update.loss, "[0, inf)")
     if update.round is not None and not is_integer(update.round, rounds[0], rounds[-1]):
         earlier = f", or an earlier round >= {rounds[0]}" if len(rounds) > 1 else ""
         must = f"must be {rounds[-1]}, the open round{earlier}"
         raise RangeError(f"round={short_repr(update.round)}: {must}")
     round = None if update.round is None else index(update.round)
-    return update._replace(steps=steps, examples=examples, round=round, count=index(update.count))
+    return update._replace(steps=steps, examples=examples, round=round, count=index(update.count), loss=loss)
 
 
 class SentRates:
@@ -475,8 +475,13 @@ class Weighing:
         number, population = self._state.snapshot.round_number, self._state.population
         registry, clients, claims = self._state.store.registry, batch.clients, batch.claims
         shares, ages = population.shares(registry, clients), population.ages(registry, clients, number)
-        if claims.clients is not clients or shares is not claims.shares or ages is not claims.ages:
-            batch.claims = replace(claims, shares=shares, ages=ages, clients=clients)
+        cutoff = self._algorithm.cutoff
+        intervals = None if cutoff is None else population.intervals(registry, clients, number, cutoff)
+        absences = number + 1.0 - batch.starts if self._algorithm.own_starts else None
+        known = shares is claims.shares and ages is claims.ages and intervals is claims.intervals
+        if claims.clients is not clients or absences is not claims.absences or not known:
+            found = {"shares": shares, "ages": ages, "intervals": intervals, "absences": absences}
+            batch.claims = replace(claims, clients=clients, **found)
         weights = self._algorithm.weigh(batch.claims)
         batch.weights = check_weights(self._algorithm, weights, batch.claims)
 
@@ -546,7 +551,8 @@ class UpdateReader:
         settings, algorithm, now = self._settings, self._settings.algorithm, self._state.snapshot
         kind, number = update.kind, now.round_number
         y, fixed = self._read_vector(update)
-        update = check_claims(update, settings.asked, range(min(now.past, default=number), number + 1))
+        oldest = number if algorithm.own_starts else min(now.past, default=number)
+        update = check_claims(update, settings.asked, range(oldest, number + 1))
         if self._weights is not None and update.weight is None:
             update = update._replace(weight=weight_of(self._weights, update, client))
         started = number if update.round is None else update.round
@@ -558,10 +564,14 @@ class UpdateReader:
         has_controls = algorithm.second_vector is not None or algorithm.direction.from_row != 0
         if started != number and (has_controls or algorithm.needs_plain_steps):
             raise RangeError(f"round={started}: must be {number}, because {algorithm} does not keep earlier controls")
+        if algorithm.own_starts:
+            started = int(self._state.population.starts(self._state.store.registry.numbers([client]))[0])
         if kind != "gradient":
             self.check_buffers(y, kind, started)
         counters = settle_counters(settings.layout, self._read_counters(update), now.counters, kind)
         control = self._read_control(update.control)
+        if algorithm.needs_loss and update.loss is None:
+            raise RangeError(f"loss: missing, but {algorithm} weights clients by their losses at x; send it")
         if self._state.upload is not None:  # the fold may run on a different stream of the library
             core.await_arrays([*(y if isinstance(y, list) else [y]), *([] if control is None else [control])])
         fixed = fixed or self._state.update_buffers.owns(y)
@@ -569,7 +579,12 @@ class UpdateReader:
         batch = batch_of(
             [client],
             [y],
-            Claims(_column(update.steps), _column(size), _column(update.count)),
+            Claims(
+                _column(update.steps),
+                _column(size),
+                _column(update.count),
+                losses=_column(update.loss) if algorithm.needs_loss else None,
+            ),
             _column(distance),
             bases=[self.start_of(started) if kind == "model" else None],
             scales=_column(-distance * scale if kind == "gradient" else scale),
@@ -614,6 +629,8 @@ class UpdateReader:
             return None
         if self._weights is not None or settings.audit:
             return None
+        if settings.algorithm.needs_loss or settings.algorithm.own_starts:
+            return None
         index, of_lr = (
             self._state.store.registry.index,
             (limits.max_client_lr is not None, limits.max_client_lr or self._lr),
@@ -629,11 +646,10 @@ class UpdateReader:
 
     def start_of(self, round: int) -> Any:
         """Return the model of that round as it was sent."""
-        now = self._state.snapshot
-        if round == now.round_number:
-            return self._state.as_sent(now.sent)
+        if round == self._state.snapshot.round_number:
+            return self._state.start_of(round)
         if round not in self._starts:
-            self._starts[round] = as_sent(self._settings.layout, now.past[round])
+            self._starts[round] = self._state.start_of(round)
         return self._starts[round]
 
     def _read_vector(self, update: Update) -> tuple[Any, bool]:

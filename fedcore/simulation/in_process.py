@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ from fedcore.simulation.data import Dataset
 from fedcore.simulation.engines import Evaluation, Parts, Plan, standing
 from fedcore.simulation.local_rules import LocalRule, Table
 from fedcore.simulation.participation import Active
-from fedcore.simulation.sgd import FlatModel, LocalOptions, Work, sgd
+from fedcore.simulation.sgd import FlatModel, LocalOptions, Work, mean_loss, sgd
 from fedcore.simulation.torch_device import on_host, repeatable, seeded, torch_device
 from fedcore.store.registry import ClientId
 from fedcore.validation import check_integer
@@ -149,14 +150,22 @@ class InProcess:
     def _updates(self, plan: Plan) -> Iterator[Update]:
         keep = self.together or self._device.type != "cpu"
         for (client, y, work), count in zip(self.trained(plan), plan.counts, strict=True):
-            examples = len(self.parts[client])
-            yield Update(
-                client, y, work.steps, examples=examples, lr=work.lr, control=work.control, count=count, keep=keep
-            )
+            claims: dict[str, Any] = {"lr": work.lr, "control": work.control, "loss": work.loss}
+            claims["examples"] = len(self.parts[client])
+            yield Update(client, y, work.steps, count=count, keep=keep, **claims)
 
     def trained(self, plan: Plan) -> Iterator[Trained]:
         """Train clients by a plan, as ``updates`` does; yield the y and the work of each."""
-        return self._one_by_one(plan) if self._net is None else self._in_groups(self._net, plan)
+        trained = self._one_by_one(plan) if self._net is None else self._in_groups(self._net, plan)
+        return self._with_losses(plan, trained) if plan.sent.common.needs_loss else trained
+
+    def _with_losses(self, plan: Plan, trained: Iterator[Trained]) -> Iterator[Trained]:
+        """Add each client's loss at x, which is computed before the first client is trained."""
+        self._model.load(plan.sent.x)
+        with repeatable(self._device):
+            losses = {client: mean_loss(self._model, *self._train, self.parts[client]) for client in plan.clients}
+        for client, y, work in trained:
+            yield client, y, replace(work, loss=losses[client])
 
     def gradients(self, broadcast: Broadcast, minibatches: int | None = None) -> dict[ClientId, F32]:
         """Return the mean of each client's minibatch gradients at a broadcast's x, for a warm start.
@@ -204,7 +213,8 @@ class InProcess:
         rule, round, seed = common.local_rule, common.round, self.parts.seed
         previous = None if common.x_prev is None else self._model_at(common.x_prev)
         for client, steps in zip(plan.clients, plan.steps, strict=True):
-            self._model.load(x)
+            told = sent.of(client)
+            self._model.load(x if told.start is None else told.start)
             self._model.module.train()
             part = self.parts[client]
             batches = rule.along(islice(self.parts.minibatches(round, client, rule, max(1, steps)), steps), len(part))
@@ -214,7 +224,7 @@ class InProcess:
                     self._model,
                     *self._train,
                     (part[indices] for indices in batches),
-                    sent.of(client),
+                    told,
                     x=x[: self._model.layout.n_parameters],
                     previous=previous,
                     options=self.parts.options,
@@ -238,6 +248,9 @@ class InProcess:
     def _train_group(self, net: Net, x: F32, group: Group) -> list[Trained]:
         clients, tables, instructions = zip(*group, strict=True)
         ys = np.tile(x, (len(group), 1))
+        for y, told in zip(ys, instructions, strict=True):
+            if told.start is not None:
+                y[:] = told.start
         with repeatable(self._device):
             works = batched_sgd(net, ys, *self._train, tables, instructions, x=x, options=self.parts.options)
         return list(zip(clients, ys, works, strict=True))

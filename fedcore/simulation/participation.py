@@ -25,7 +25,9 @@ __all__ = [
     "Always",
     "AtLeast",
     "Bernoulli",
+    "Fluctuating",
     "Generated",
+    "Markov",
     "OverSelection",
     "Participation",
     "Recorded",
@@ -35,6 +37,7 @@ __all__ = [
     "Trace",
     "Uniform",
     "Weighted",
+    "class_chances",
     "named",
     "read_traces",
 ]
@@ -223,6 +226,10 @@ class AtLeast(Participation):
         return Active(present[np.sort(drawn)])
 
 
+Chances: TypeAlias = float | Sequence[float] | Mapping[int | str, Any]
+"""Probabilities of the clients; see ``Bernoulli``. In an experiment also the options of ``class_chances``."""
+
+
 class Bernoulli(Participation):
     """Client i is active with probability p_i, or p_i^t in round t, independently of other clients and rounds.
 
@@ -245,11 +252,13 @@ class Bernoulli(Participation):
     (array([0, 1, 2]), array([0, 1]))
     """
 
+    _stream_name = "bernoulli"
+
     @ieee
     def __init__(
         self,
         clients: int,
-        p: float | Sequence[float] | Mapping[int | str, float | Sequence[float]],
+        p: Chances,
         *,
         levels: int = 1,
         among: Among = None,
@@ -285,9 +294,165 @@ class Bernoulli(Participation):
 
     def _choose(self, round: int, candidates: Active) -> Active:
         # All clients are drawn, so that a client's result does not depend on the other candidates.
-        p = next(p for start, p in reversed(self._by_round) if start <= round)
-        drawn = bernoulli(self.clients, p, **self._stream("bernoulli", round))
+        drawn = bernoulli(self.clients, self.chances(round), **self._stream(self._stream_name, round))
         return candidates.only(np.isin(candidates.clients, drawn, assume_unique=True))
+
+    def chances(self, round: int) -> F64:
+        """Return the probability of each client in a round, float64[N]."""
+        return next(p for start, p in reversed(self._by_round) if start <= round)
+
+
+class Fluctuating(Bernoulli):
+    """Client i is active with probability p_i f(t) in round t, independently. f has a period of P rounds.
+
+    - "sine": f(t) = g sin(2 pi t / P) + 1 - g.
+    - "staircase": f(t) = 1 in the first half of each period, and 1 - g in the second.
+
+    Args:
+        p: as for ``Bernoulli``.
+        shape: "sine" or "staircase".
+        period: P, at least 1.
+        depth: g, in [0, 1]. Default: 0.3 for a sine and 0.6 for a staircase, as in the paper's public code.
+        least: probabilities below this number are 0 instead. The paper's "interleaved sine" is a sine with 0.1.
+
+    Reference: Xiang, Ioannidis, Yeh, Joe-Wong, Su, "Efficient Federated Learning against Heterogeneous and
+    Non-stationary Client Unavailability", NeurIPS 2024, arXiv 2409.17446.
+
+    >>> day = Fluctuating(2, [1.0, 0.5], shape="staircase", period=4, least=0.3)
+    >>> [day.chances(t).tolist() for t in (0, 1, 2, 3)]
+    [[1.0, 0.5], [1.0, 0.5], [0.4, 0.0], [0.4, 0.0]]
+    """
+
+    _stream_name = "fluctuating"
+
+    @ieee
+    def __init__(
+        self,
+        clients: int,
+        p: Chances,
+        *,
+        shape: Literal["sine", "staircase"] = "sine",
+        period: int = 20,
+        depth: float | None = None,
+        least: float = 0.0,
+        levels: int = 1,
+        among: Among = None,
+        seed: int = 0,
+        first_round: First = None,
+    ) -> None:
+        super().__init__(clients, p, levels=levels, among=among, seed=seed, first_round=first_round)
+        _require("shape", shape, "sine", "staircase")
+        self.shape, self.period = shape, check_integer("period", period, 1, 2**31)
+        default = 0.3 if shape == "sine" else 0.6
+        self.depth = default if depth is None else check_number("depth", depth, "[0, 1]")
+        self.least = check_number("least", least, "[0, 1]")
+
+    @ieee
+    def chances(self, round: int) -> F64:
+        """Return p_i f(t) of each client, float64[N]; 0 below ``least``."""
+        at = round % self.period
+        if self.shape == "sine":
+            f = self.depth * math.sin(2 * math.pi * at / self.period) + (1 - self.depth)
+        else:
+            f = 1.0 if 2 * at < self.period else 1 - self.depth
+        p = np.clip(super().chances(round) * f, 0, 1)
+        return np.where(p < self.least, 0.0, p)
+
+
+class Markov(Participation):
+    """Each client is up or down, by its own chain with two states; clients that are up are active.
+
+    A client that is down comes up in the next round with probability p_up, and a client that is up goes down with
+    probability p_down. Round 0 has the stationary law: client i is up with probability p_up / (p_up + p_down). The
+    mean length of an absence is 1 / p_up rounds. With p_up + p_down = 1 the rounds are independent (``Bernoulli``).
+
+    Args:
+        p_up, p_down: one probability in [0, 1] for all clients, or N of them. The sum of a client's two is > 0.
+
+    Cost: a round that follows the last one costs O(N); any other round t costs O(t N).
+
+    >>> pattern = Markov(4, p_up=0.1, p_down=[0.0, 0.1, 0.3, 0.9])
+    >>> pattern.stationary.round(3)
+    array([1.  , 0.5 , 0.25, 0.1 ])
+    """
+
+    @ieee
+    def __init__(
+        self,
+        clients: int,
+        p_up: Chances,
+        p_down: Chances,
+        *,
+        among: Among = None,
+        seed: int = 0,
+        first_round: First = None,
+    ) -> None:
+        super().__init__(clients, among=among, seed=seed, first_round=first_round)
+        self.p_up, self.p_down = self._each("p_up", p_up), self._each("p_down", p_down)
+        total = self.p_up + self.p_down
+        if (still := np.flatnonzero(total == 0)).size:
+            raise RangeError(f"p_up: client {still[0]} has p_up = p_down = 0; one of them must be > 0")
+        self.stationary: F64 = self.p_up / total
+        self.stationary.flags.writeable = False
+        self._last: tuple[int, npt.NDArray[np.bool_]] | None = None
+
+    def _each(self, name: str, p: Any) -> F64:
+        return _by_client(name, [p] * self.clients if np.ndim(p) == 0 else list(p), self.clients, "[0, 1]")
+
+    def _choose(self, round: int, candidates: Active) -> Active:
+        at, up = self._last or (-1, np.zeros(0, np.bool_))
+        if at > round:
+            at = -1
+        while at < round:
+            at += 1
+            p = np.where(up, 1 - self.p_down, self.p_up) if at else self.stationary
+            up = self._random("markov", at).random(self.clients) < p
+        self._last = at, up  # only saves time: an earlier or later round has the same clients without it
+        return candidates.only(up[candidates.clients])
+
+
+@ieee
+def class_chances(
+    labels: Sequence[npt.NDArray[np.integer[Any]]],
+    *,
+    seed: int,
+    popularity: Literal["halves", "dirichlet"] = "halves",
+    alpha: float = 0.1,
+    mean: float | None = None,
+    least: float = 0.0,
+) -> F64:
+    """Return p_i = sum_c u_c m_ic of each client, float64[N]; m_ic is the share of class c in the client's examples.
+
+    Clients with similar data thus have similar probabilities. In an experiment, a table with ``popularity`` is a ``p``:
+    ``participation = {name = "Bernoulli", p = {popularity = "halves"}}``.
+
+    Args:
+        labels: the labels of each client's examples, integers >= 0.
+        seed: the run's seed.
+        popularity: the law of u, one number per class. "halves": u_c ~ U(0, 1) for the first half of the classes, and
+            U(0, 0.5) for the others, as in the public code of Xiang et al. (NeurIPS 2024). "dirichlet": u is drawn from
+            a symmetric Dirichlet law, as in Wang and Ji (ICLR 2024).
+        alpha: the parameter of the Dirichlet law, > 0.
+        mean: scales all p_i so that this is their mean, in (0, 1]. Default: no scaling.
+        least: smaller p_i are raised to this number, in [0, 1]. Numbers above 1 become 1.
+
+    >>> class_chances([np.array([0, 0]), np.array([1, 1]), np.array([0, 1])], seed=1).round(3)
+    array([0.42 , 0.317, 0.369])
+    """
+    _require("popularity", popularity, "halves", "dirichlet")
+    check_number("alpha", alpha, "(0, 1e6]")
+    check_number("least", least, "[0, 1]")
+    classes = 1 + max(int(own.max()) for own in labels)
+    mix = np.array([np.bincount(own, minlength=classes) / len(own) for own in labels])
+    random = generator(seed, "participation: class popularity")
+    if popularity == "halves":
+        u = random.random(classes) * np.where(2 * np.arange(classes) < classes, 1.0, 0.5)
+    else:
+        u = random.dirichlet(np.full(classes, alpha))
+    p: F64 = mix @ u
+    if mean is not None:
+        p = p * (check_number("mean", mean, "(0, 1]") / p.mean())
+    return np.clip(p, least, 1)
 
 
 def _require(name: str, value: str, *known: str) -> None:
@@ -662,7 +827,10 @@ class Weighted(Participation):
         return Active(kept.clients, kept.shares, counts.astype(np.int64))
 
 
-_PATTERNS = (Always, AtLeast, Bernoulli, OverSelection, RoundRobin, Schedule, TimeVarying, Trace, Uniform, Weighted)
+_PATTERNS = (
+    *(Always, AtLeast, Bernoulli, Fluctuating, Markov, OverSelection, RoundRobin, Schedule, TimeVarying, Trace),
+    *(Uniform, Weighted),
+)
 REGISTRY: Registry[type[Participation]] = Registry(
     "participation",
     {pattern.__name__: pattern for pattern in _PATTERNS},
@@ -673,12 +841,16 @@ REGISTRY: Registry[type[Participation]] = Registry(
 """The patterns, keyed by name."""
 
 
-def named(name: str, clients: int, **options: Any) -> Participation:
+def named(
+    name: str, clients: int, *, labels: Sequence[npt.NDArray[np.integer[Any]]] | None = None, **options: Any
+) -> Participation:
     """Make the pattern with a given name.
 
     Args:
         name: a key of ``REGISTRY``, the name of an entry point, or ``module:Name`` of a custom pattern.
         clients: N.
+        labels: the labels of each client's examples, for options that are tables with ``popularity``; see
+            ``class_chances``. Default: such options are only checked, and all clients get the same probability.
         options: the pattern's arguments, including ``seed`` and ``first_round``. ``among`` may be a pattern, its name,
             or a mapping with its name and options; a named inner pattern gets the same ``seed`` and ``first_round``.
 
@@ -696,5 +868,11 @@ def named(name: str, clients: int, **options: Any) -> Participation:
         if "name" not in among:
             raise RangeError(f"among={dict(among)!r}: needs the name of a pattern")
         common = {key: options[key] for key in ("seed", "first_round") if key in options}
-        among = named(**{"clients": clients, **common, **among})
+        among = named(**{"clients": clients, "labels": labels, **common, **among})
+    for key, value in options.items():
+        if isinstance(value, Mapping) and "popularity" in value:
+            if unknown := value.keys() - {"popularity", "alpha", "mean", "least"}:
+                raise UnknownNameError.of(key, min(unknown), ["popularity", "alpha", "mean", "least"])
+            known = [np.arange(2)] * clients if labels is None else labels
+            options[key] = class_chances(known, seed=options.get("seed", 0), **value)
     return pattern(clients, **options, **({} if among is None else {"among": among}))

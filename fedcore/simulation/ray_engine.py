@@ -141,6 +141,8 @@ class Ray(EngineWrapper, AbstractContextManager["Ray"]):
     def _updates(self, broadcast: Broadcast, plan: Plan) -> Iterator[Update]:
         if not plan.clients:
             return
+        if broadcast.has_starts:
+            raise RangeError("algorithm: on Ray all clients must start from one model; use the engine in this process")
         spans = self._spans(len(plan.clients))
         shards = 0 if broadcast.slices is None else len(broadcast.slices.ranges)
         tasks = Tasks(
@@ -221,10 +223,16 @@ class Ray(EngineWrapper, AbstractContextManager["Ray"]):
     def _read(self, plan: Plan, span: range, done: "Done", shards: int) -> Iterator[Update]:
         trained: Trained = done.result
         vectors = trained.vectors(done.references, shards)
-        for place, (y, control), steps, lr in zip(span, vectors, trained.steps, trained.rates, strict=True):
-            client, count = plan.clients[place], plan.counts[place]
-            examples = len(self._local.parts[client])
-            yield Update(client, y, steps, examples=examples, lr=lr, control=control, count=count, keep=True)
+        work = zip(span, vectors, trained.steps, trained.rates, trained.losses, strict=True)
+        for place, (y, control), steps, lr, loss in work:
+            client = plan.clients[place]
+            claims: dict[str, Any] = {
+                "examples": len(self._local.parts[client]),
+                "lr": lr,
+                "control": control,
+                "loss": loss,
+            }
+            yield Update(client, y, steps, count=plan.counts[place], keep=True, **claims)
 
 
 class Done(NamedTuple):
@@ -356,7 +364,7 @@ class Tasks:
 
 
 class Trained(NamedTuple):
-    """The work of a task's clients: y, second vector (if any), steps and mean rate of each.
+    """The work of a task's clients: y, second vector (if any), steps, mean rate and loss (or None) of each.
 
     If slices are separate results, ``ys`` and ``controls`` are empty. ``digests`` then has, for each client, the
     digests of its slices of y, and of its second vector.
@@ -366,6 +374,7 @@ class Trained(NamedTuple):
     controls: list[F32]
     steps: list[int]
     rates: list[float]
+    losses: list[float | None]
     digests: Sequence[Sequence[Sequence[str]]] = ()
 
     def cut(self, ranges: Ranges) -> list[Any]:
@@ -430,13 +439,14 @@ class Trainer:
         If the vectors are in slices, return a list of the work and all slices of the results.
         """
         sent = _Received(header, vectors, self._buffers)
-        trained = Trained([], [], [], [])
+        trained = Trained([], [], [], [], [])
         for _, y, work in self._engine.trained(Plan(header.clients, header.steps, [1] * len(header.clients), sent)):
             trained.ys.append(np.array(y))
             if work.control is not None:
                 trained.controls.append(work.control)
             trained.steps.append(work.steps)
             trained.rates.append(work.lr)
+            trained.losses.append(work.loss)
         return trained if header.ranges is None else trained.cut(header.ranges)
 
 

@@ -204,12 +204,14 @@ class Descent:
 class Work:
     """The local work of a client: K_i steps, their mean rate eta_i, and the mean of its gradients (``control``).
 
-    ``control`` is float32[n_parameters], or None if the instructions do not ask for it.
+    ``control`` is float32[n_parameters], and ``loss`` is ``mean_loss`` at x. Each is None if the instructions do not
+    ask for it.
     """
 
     steps: int
     lr: float
     control: F32 | None
+    loss: float | None = None
 
 
 @np.errstate(over="ignore", invalid="ignore")  # The server rejects and reports updates that diverged.
@@ -271,6 +273,27 @@ def sgd(
     if mean is not None and steps:
         mean /= np.float32(steps)
     return Work(steps, mean_rate(instructions, steps), mean)
+
+
+LOSS_BATCH = 500
+"""Examples per call of ``mean_loss``."""
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def mean_loss(model: FlatModel, inputs: Tensor, labels: Tensor, part: npt.NDArray[np.int64] | None = None) -> float:
+    """Return the mean cross entropy of the model over the examples with these indices, or over all; in training mode
+    afterwards.
+    """
+    model.module.eval()
+    part = np.arange(len(labels)) if part is None else part
+    total = 0.0
+    with torch.inference_mode():
+        for start in range(0, len(part), LOSS_BATCH):
+            batch = torch.from_numpy(part[start : start + LOSS_BATCH]).to(model.device)
+            scores = model.module(inputs.index_select(0, batch))
+            total += float(cross_entropy(scores, labels.index_select(0, batch), reduction="sum"))
+    model.module.train()
+    return total / len(part)
 
 
 def _gradient(model: FlatModel, examples: tuple[Tensor, Tensor], options: LocalOptions) -> None:

@@ -1,4 +1,4 @@
-"""Traces: laws of the share of its local steps that a device does, and the files that define them."""
+"""Traces: laws of the share of its local steps that a device does, and the files of traces and of durations."""
 
 import csv
 import math
@@ -134,6 +134,38 @@ def read_traces(source: str | Path, clients: int | None = None) -> tuple[Law, ..
         return tuple(map(Recorded, header, columns))
     except ValueError as error:  # A RangeError is a ValueError too.
         raise MissingDataError(f"traces: {source}: {error}") from None
+
+
+def read_durations(source: str | Path, clients: int) -> tuple[F64, ...]:
+    """Read how long clients work from a comma-separated file with the header ``client,seconds``.
+
+    Clients are numbers from 0, and each has at least one row. Lines that begin with # are comments.
+
+    Returns:
+        The seconds of each client in the order of its rows, float64.
+
+    Raises:
+        MissingDataError: the file cannot be read, is malformed, or lacks a client.
+    """
+    try:
+        rows = list(_rows(str(source), absolute(source).read_text(encoding="utf-8").splitlines()))
+    except (OSError, UnicodeDecodeError) as error:
+        raise MissingDataError(f"trace: cannot read {source}: {error}") from None
+    if not rows or rows[0][1] != ["client", "seconds"]:
+        raise MissingDataError(f"trace: {source}: expected the header client,seconds")
+    found: list[list[float]] = [[] for _ in range(clients)]
+    for line, (name, seconds) in rows[1:]:
+        if not name.isdecimal() or int(name) >= clients:
+            raise MissingDataError(
+                f"trace: {source}: line {line}: expected a client in 0 .. {clients - 1}, got {name!r}"
+            )
+        try:
+            found[int(name)].append(check_number("seconds", float(seconds), "(0, inf)"))
+        except ValueError as error:  # A RangeError is a ValueError too.
+            raise MissingDataError(f"trace: {source}: line {line}: {error}") from None
+    if missing := [client for client, own in enumerate(found) if not own]:
+        raise MissingDataError(f"trace: {source}: client {missing[0]} has no row; each client needs one")
+    return tuple(np.array(own) for own in found)
 
 
 def _of_log(body: list[tuple[int, list[str]]], clients: int | None) -> tuple[Logged, ...]:

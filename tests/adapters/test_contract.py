@@ -269,7 +269,9 @@ def test_every_field_of_the_instructions_reaches_the_client(rich, name):
         assert task == server.broadcast([ids[i]], newcomers=[ids[i]]).of(ids[i])
         seen.append(i)
         return honest(t, i, sent)._replace(
-            steps=task.local_rule.most_steps or 2, control=np.full(10, i, np.float32) if task.second else None
+            steps=task.local_rule.most_steps or 2,
+            control=np.full(10, i, np.float32) if task.second else None,
+            loss=1.0 if task.needs_loss else None,
         )
 
     sizes = [5, 7] if ORDERS[name].needs_shares else None

@@ -8,6 +8,10 @@ from fedcore.algorithms.memory import FedStale
 from fedcore.errors import FedcoreError
 
 BAD = [
+    ("FedACG", "beta", -1.0),
+    ("FedACG", "lam", 1.0),
+    ("FedAU", "cutoff", 0),
+    ("FedAWE", "eta", 0.0),
     ("FedAvg", "weights", "odd"),
     ("FedAvgM", "beta", 0.0),
     ("FedAvgM", "placement", "moon"),
@@ -25,6 +29,7 @@ BAD = [
     ("MBSTORM", "steps", 0),
     ("MimiC", "units", "metres"),
     ("MimiC", "placement", "moon"),
+    ("QFedAvg", "q", -1.0),
     ("SCAFFOLD", "control", "lost"),
     ("SCAFFOLD", "placement", "moon"),
     ("SCAFFOLDM", "beta", 0.0),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore import Server, Update
+from fedcore import Compute, RoundPolicy, Server, Update
 from fedcore.algorithms import (
     MBSTORM,
     MIFA,
@@ -15,9 +15,12 @@ from fedcore.algorithms import (
     Claims,
     Cohort,
     Direction,
+    FedACG,
+    FedAU,
     FedAvg,
     FedAvgM,
     FedAvgMVR,
+    FedAWE,
     FedDyn,
     FedExP,
     FedNova,
@@ -27,6 +30,7 @@ from fedcore.algorithms import (
     Linear,
     LocalDescent,
     MimiC,
+    QFedAvg,
     Step,
     Terms,
 )
@@ -39,6 +43,8 @@ CLAIMS = Claims(
     counts=np.array([1.0, 3.0]),
     shares=np.array([0.25, 0.75]),
     clients=[1, 0],
+    intervals=np.array([2.5, 1.0]),
+    absences=np.array([3.0, 1.0]),
 )
 COHORT = Cohort(
     S=2,
@@ -91,6 +97,92 @@ def test_fedexps_step_by_hand():
     assert step.v == Linear(A=0.25)
     assert step.gamma == pytest.approx(5)
     assert FedExP(0.2).step(replace(COHORT, square_of_sum=16.0 * 28)).gamma == 1  # never less
+
+
+def test_q_fedavgs_weights_and_step():
+    """L = 10; sum w = 4^2 + 3 1^2; sum q F^(q-1) |d|^2 = 2 (4 16 + 3 1 4)."""
+    method, claims = QFedAvg(2.0), replace(CLAIMS, losses=np.array([4.0, 1.0]))
+    np.testing.assert_allclose(method.weigh(claims), [16, 3], rtol=1e-8)
+    step = method.step(replace(COHORT, claims=claims, W=19.0))
+    assert step.v == Linear(A=1 / 19)
+    assert step.gamma == pytest.approx(10 * 19 / (100 * 152 + 10 * 19))
+    assert QFedAvg().weigh(CLAIMS).tolist() == [1, 3]
+    assert QFedAvg().step(COHORT) == Step(v=Linear(A=1 / 4), gamma=1.0)
+
+
+def test_q_fedavg_needs_losses():
+    server = Server(np.zeros(1, np.float32), QFedAvg(1.0), clients=3, lr=0.1)
+    assert server.broadcast([0]).needs_loss
+    report = server.round([Update(i, server.x + 1, 1, loss=loss) for i, loss in enumerate([0.0, -1.0, None])])
+    assert report.accepted == (0,)
+    assert [reason.partition(":")[0].partition("=")[0] for _, reason in report.rejected] == ["loss", "loss"]
+
+
+def test_fedaus_weights_and_step():
+    assert FedAU().weigh(CLAIMS).tolist() == [2.5, 1]
+    assert FedAU().step(COHORT) == Step(v=Linear(A=1 / 8))
+
+
+def test_fedaus_intervals_by_hand():
+    """Client 0 is heard in rounds 1, 3 and 8, client 1 in all, and client 2 joins before round 2; K = 3."""
+    server = Server(np.zeros(1, np.float32), FedAU(cutoff=3), clients=2, lr=0.1)
+    heard = [[1], [0, 1], [1], [0, 1, 2], [1], [1], [1], [1], [0, 1, 2]]
+    # Client 0's intervals: 2 | 2 | 3, then 2. Client 2's: 2, then 3 of K.
+    due = {1: [1, 1], 3: [2, 1, 1], 8: [7 / 3, 1, 5 / 2]}
+    for t, cohort in enumerate(heard):
+        if t == 2:
+            server.add_clients([2])
+        report = server.round([Update(i, server.x + 1, 1) for i in cohort])
+        assert report.weights.tolist() == due.get(t, [1])
+    server.remove_client(0)
+    server.add_clients([0])  # counting starts anew
+    assert server.round([Update(0, server.x, 1)]).weights.tolist() == [1]
+
+
+def test_fedawes_weights_and_step():
+    assert FedAWE(0.5).weigh(CLAIMS).tolist() == [1.5, 0.5]
+    assert FedAWE(0.5).step(COHORT) == Step(v=Linear(A=1 / 2))
+
+
+def test_fedawe_by_hand():
+    """The first model is 0. Client 1 is heard first in round 1, so its move counts twice; then both start from x."""
+    model = {"w": np.zeros(1, np.float32), "running_mean": np.zeros(1, np.float32)}
+    server = Server(model, FedAWE(), clients=2, lr=0.1)
+
+    def sends(client, w, mean):
+        return Update(client, {"w": np.float32([w]), "running_mean": np.float32([mean])}, 1)
+
+    server.round([sends(0, -1, 4)])
+    np.testing.assert_allclose(server.x, [-1, 4])
+    sent = server.broadcast([0, 1])
+    assert [sent.start(i).tolist() for i in (0, 1)] == [[-1, 4], [0, 0]]
+    assert [sent.of(i).start.tolist() for i in (0, 1)] == [[-1, 4], [0, 0]]
+    report = server.round([sends(0, -1.5, 6), sends(1, -1, 3)])
+    assert report.weights.tolist() == [1, 2]
+    np.testing.assert_allclose(server.x, [(-1.5 - 2) / 2, (6 + 2 * 3) / 3])
+    assert server._backend.snapshot.past == {}  # no client starts from an earlier model
+    server.round([])
+    server.add_clients([2])
+    server.round([sends(0, -1.75, 4), Update(2, np.float32([-1, 0]), 1, kind="delta")])
+    np.testing.assert_allclose(server.x, [(-1.75 - 2.75) / 2, (2 * 4 + 4) / 3], rtol=1e-6)
+    assert server._backend.snapshot.past.keys() == {2}
+
+
+def test_fedawes_limits():
+    server = Server(np.zeros(3, np.float32), FedAWE(), clients=2, lr=0.1)
+    with pytest.raises(RangeError, match=r"^start\b"):
+        server.broadcast([0]).of(0).numbers()
+    for options in ({"policy": RoundPolicy(max_staleness=1)}, {"compute": Compute(shards=2)}):
+        with pytest.raises(RangeError, match="FedAWE"):
+            Server(np.zeros(40_000, np.float32), FedAWE(), clients=2, lr=0.1, **options)
+    server.round([Update(0, server.x, 1)])
+    server.change(lr=0.2)  # client 1 still starts from the first model
+    assert server.broadcast([1]).start(1).tolist() == [0, 0, 0]
+
+
+def test_fedacgs_step():
+    assert FedACG(0.5, 0.25).step(COHORT) == Step(v=Linear(A=1 / 4, g=0.5), lookahead=0.5)
+    assert FedACG(0.5, 0.25).direction == Direction(mu=0.25)
 
 
 def test_mb_storms_gamma():

@@ -16,6 +16,7 @@ from fedcore.algorithms import (
     FlexibleFedAvg,
     Linear,
     MimiC,
+    QFedAvg,
     Step,
     Terms,
     named,
@@ -33,6 +34,7 @@ METHODS = {name: named(name) for name in REGISTRY} | {
     "MBSTORM, three steps": MBSTORM(steps=3),
     "MIFA, at once": MIFA(wait=False),
     "MimiC, on clients": MimiC(placement="client"),
+    "QFedAvg, q = 2": QFedAvg(2.0),
     "MimiC, update units": MimiC(units="update"),
     "SCAFFOLD, sent": SCAFFOLD(control="sent"),
     "SCAFFOLD, on clients": SCAFFOLD(placement="client"),
@@ -48,7 +50,8 @@ CLIENTS_CONTROLS = {"SCAFFOLD, on clients", "SCAFFOLDM, on clients"}
 SCAFFOLDS = DERIVED | SENT | CLIENTS_CONTROLS
 MIMICS = {"MimiC", "MimiC, update units"}
 FLEXIBLE = {"FlexibleFedAvg", "Flexible A", "Flexible B"}
-MODELS = {"FedAvg", "FedAvg, uniform", "FedProx", "LocalDescent", "FedDyn", "FedExP", "MimiC, update units"} | FLEXIBLE
+MODELS = {"FedAvg", "FedAvg, uniform", "FedProx", "LocalDescent", "FedACG", "FedAWE", "FedDyn"} | FLEXIBLE
+MODELS |= {"FedExP", "MimiC, update units", "QFedAvg", "QFedAvg, q = 2"}
 ROWS = {"FedDyn", "FedVARP"} | MIFAS | STALE | DERIVED | SENT | MIMICS
 
 DUE = {
@@ -64,21 +67,23 @@ DUE = {
     "keeps_history": MIMICS,
     "folds_history": MIMICS,
     # g: beta < 1, where the server sends it.
-    "keeps_momentum": {"FedAvgM", "FedAvgMVR", "SCAFFOLDM", "SCAFFOLDMVR", "SCAFFOLDM, on clients"} | STORM,
+    "keeps_momentum": {"FedACG", "FedAvgM", "FedAvgMVR", "SCAFFOLDM", "SCAFFOLDMVR", "SCAFFOLDM, on clients"} | STORM,
     "sends_offset": {"FedAvgM", "FedAvgMVR", "FedDyn"} | STORM | SCAFFOLDS,
     "reads_offset": DERIVED,
     "needs_plain_steps": DERIVED,
     # A is a sum of changes h - r (or h - beta r), or of h + c, of which the mean of h is no part.
-    "hides_mean": {"FedVARP"} | MIFAS | STALE | MIMICS,
-    "updates_once": ROWS | CLIENTS_CONTROLS | FLEXIBLE,
+    "hides_mean": {"FedAWE", "FedVARP"} | MIFAS | STALE | MIMICS,
+    "updates_once": ROWS | CLIENTS_CONTROLS | FLEXIBLE | {"FedAU", "FedAWE"},
+    "own_starts": {"FedAWE"},
     "weighs_claims": {"FedAvg", "FedProx", "FedNova"},
     "needs_shares": FLEXIBLE,
     "takes_warm_start": {"FedVARP", "FedAvgMVR"} | MIFAS | STALE | STORM | SCAFFOLDS,
-    "sets_gamma": {"FedExP", "FedNova", "MBSTORM, three steps"},
-    "looks_ahead": set(),
+    "sets_gamma": {"FedExP", "FedNova", "MBSTORM, three steps", "QFedAvg", "QFedAvg, q = 2"},
+    "needs_loss": {"QFedAvg, q = 2"},
+    "looks_ahead": {"FedACG"},
     "steps_without_clients": MIFAS | {"FedStale, chances"},
     "averages": MODELS,
-    "takes_server_rate": EVERYONE - ({"FedDyn", "FedExP", "MimiC, update units"} | FLEXIBLE),
+    "takes_server_rate": EVERYONE - (MODELS - {"FedAvg", "FedAvg, uniform", "FedProx", "LocalDescent"}),
 }
 
 

@@ -1,6 +1,7 @@
 """The rounds of one trial."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +10,14 @@ import torch
 
 from fedcore.errors import ConfigError
 from fedcore.experiment import Experiment, load_preset
-from fedcore.experiment.config import data_hash
+from fedcore.experiment.config import data_hash, load_and_partition
 from fedcore.experiment.results import read
 from fedcore.experiment.schema import Trial, trials
 from fedcore.experiment.trial import TrialParts, build, run_trial
 from fedcore.reports.statistics import summarise
 from fedcore.simulation.engines import Evaluation
 from fedcore.simulation.in_process import InProcess
-from fedcore.simulation.participation import Schedule, Trace, Uniform
+from fedcore.simulation.participation import Schedule, Trace, Uniform, class_chances
 from tests.experiment.kit import interrupt, records_in, rounds_of, timeless, write_times
 
 NAMES = ["best", *(f"round{round}" for round in range(5))]
@@ -51,6 +52,60 @@ def test_an_algorithm_has_its_own_rate_local_work_limits_and_rules(tmp_path):
     alias = "algorithms=[{name='FedAdam', eta=0.1, label='a', rate={lr=0.2}}]"
     keys = ["rate.lr=0.2", "rate.optimizer={name='Adam', eta=0.1}", "algorithms=[{name='FedAvg', label='a'}]"]
     assert timeless(run(tmp_path / "alias", *shared, alias)) == timeless(run(tmp_path / "table", *shared, *keys))
+
+
+def test_a_virtual_clock_drops_late_clients_and_survives_an_interruption(tmp_path):
+    shared = ["rounds=3", "local.epochs=1", "algorithms=['FedAvg']", "participation={name='Uniform', k=8}"]
+    plain = run(tmp_path / "plain", *shared)
+    slow = run(tmp_path / "slow", *shared, "clock={median=10}")
+    assert [replace(line, clock=None) for line in timeless(slow)] == timeless(plain)
+    assert plain[0].clock is None
+    trial = Trial(load_preset("quickstart", [*shared, "clock={median=10, policy={deadline=10}}"]), 0, 0)
+    interrupt(trial, tmp_path / "late", 1)
+    run_trial(trial, tmp_path / "late")
+    late, clock = rounds_of(trial, tmp_path / "late"), build(trial).pattern
+    assert all(0 < line.heard < 8 for line in late)
+    assert [line.active for line in late] == [clock.active(t).clients.tolist() for t in range(3)]
+    assert [line.clock for line in late] == np.cumsum([clock.closing(t)[1] for t in range(3)]).tolist()
+    assert late[-1].clock < slow[-1].clock
+
+
+def test_probabilities_follow_from_the_clients_classes():
+    pattern = "participation={name='Uniform', k=3, among={name='Bernoulli', p={popularity='halves'}}}"
+    trial = Trial(load_preset("quickstart", [pattern]), 0, 1)
+    dataset, parts = load_and_partition(trial.experiment, 1)
+    expected = class_chances([dataset.train_y[part] for part in parts], seed=1)
+    np.testing.assert_array_equal(build(trial).pattern.among.p, expected)
+    assert len(set(expected)) > 5
+    with pytest.raises(ConfigError, match=r"participation: .*did you mean 'halves'"):
+        load_preset("quickstart", [pattern.replace("halves", "halfs")])
+
+
+@pytest.mark.parametrize("method", ["{name='QFedAvg', q=1.0}", "'FedAWE'", "'FedAU'", "'FedACG'"])
+def test_a_resumed_trial_of_each_new_method_equals_the_straight_one(tmp_path, method):
+    changes = [
+        "rounds=3",
+        "local.epochs=1",
+        f"algorithms=[{method}]",
+        "participation={name='Markov', p_up=0.3, p_down=0.3}",
+    ]
+    trial = Trial(load_preset("quickstart", changes), 0, 0)
+    run_trial(trial, tmp_path / "straight")
+    interrupt(trial, tmp_path / "resumed", 1)
+    run_trial(trial, tmp_path / "resumed")
+    straight = timeless(rounds_of(trial, tmp_path / "straight"))
+    assert timeless(rounds_of(trial, tmp_path / "resumed")) == straight
+    assert straight[-1].accuracy != straight[0].accuracy
+
+
+def test_a_clock_that_does_not_fit_is_rejected():
+    for clock, message in (
+        ("{cohort=31}", r"clock: cohort=31"),
+        ("{policy={dead_line=1}}", r"clock: policy: .*did you mean 'deadline'"),
+        ("{median=0}", r"clock\.median"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_preset("quickstart", [f"clock={clock}"])
 
 
 def test_best_model_and_early_stop(tmp_path, monkeypatch):

@@ -13,14 +13,14 @@ from fedcore.experiment.results import read_folder
 
 HOUSE = Path(__file__).parent / "house"
 NAMES = {
-    "mine.methods:FedACG": "FedACG",
+    "mine.methods:Accelerated": "Accelerated",
     "mine.data:clouds": "clouds",
     "mine.models:line": "line",
     "mine.patterns:OddAndEven": "OddAndEven",
 }
 ENTRY_POINTS = """
 [fedcore.algorithms]
-FedACG = mine.methods:FedACG
+Accelerated = mine.methods:Accelerated
 [fedcore.data]
 clouds = mine.data:clouds
 [fedcore.models]
@@ -67,11 +67,11 @@ def registered_file(folder):
 
 def test_by_dotted_names_in_spawned_workers(straight):
     found = figures(straight)
-    assert found.keys() == {(label, seed) for label in ("FedAvg", "FedACG (lam=0.5)") for seed in (0, 1)}
+    assert found.keys() == {(label, seed) for label in ("FedAvg", "Accelerated (lam=0.5)") for seed in (0, 1)}
     assert all(len(rounds) == 6 for rounds in found.values())
-    assert found["FedAvg", 0] != found["FedACG (lam=0.5)", 0]
+    assert found["FedAvg", 0] != found["Accelerated (lam=0.5)", 0]
     assert found["FedAvg", 0][0][0] == [1, 3]
-    assert found["FedACG (lam=0.5)", 0][-1][1] > 0.5
+    assert found["Accelerated (lam=0.5)", 0][-1][1] > 0.5
 
 
 def cut_short(folder):
@@ -116,13 +116,13 @@ def test_modules_beside_the_configuration_are_found(tmp_path):
     shutil.copytree(HOUSE, tmp_path / "lab")
     words = ("--rounds", 1, "--seeds", 1, "--workers", 1, "--out", tmp_path / "run")
     fedcore("run", "lab/experiment.toml", *words, path=(), folder=tmp_path)
-    assert [label for label, _ in figures(tmp_path / "run")] == ["FedAvg", "FedACG (lam=0.5)"]
+    assert [label for label, _ in figures(tmp_path / "run")] == ["FedAvg", "Accelerated (lam=0.5)"]
 
 
 def test_a_report_of_a_folder_imports_nothing(straight, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text("raise SystemExit('imported')")
-    assert "FedACG (lam=0.5)" in fedcore("report", straight, path=[tmp_path]).stdout
+    assert "Accelerated (lam=0.5)" in fedcore("report", straight, path=[tmp_path]).stdout
 
 
 def test_in_a_notebook(tmp_path):

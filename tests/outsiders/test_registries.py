@@ -82,12 +82,12 @@ def test_every_registry_has_the_same_errors(registry):
 
 
 def test_a_user_s_class_by_its_module(house):
-    method = named("mine.methods:FedACG", lam=0.25)
+    method = named("mine.methods:Accelerated", lam=0.25)
     assert type(method).__module__ == "mine.methods"
     assert method.lam == 0.25
     with pytest.raises(UnknownNameError, match=r"^option of mine.methods\b.*'lam'"):
-        named("mine.methods:FedACG", lams=1.0)
-    with pytest.raises(UnknownNameError, match=r"\battribute\b.*'FedACG'"):
+        named("mine.methods:Accelerated", lams=1.0)
+    with pytest.raises(UnknownNameError, match=r"\battribute\b.*'Accelerated'"):
         named("mine.methods:FedAC")
     with pytest.raises(UnknownNameError, match=r"^algorithm\b.*Algorithm"):
         named("mine.patterns:OddAndEven")
@@ -106,7 +106,7 @@ def test_errors_of_modules_name_the_place(tmp_path):
 
 
 def test_errors_of_an_experiment_with_a_user_s_classes(house):
-    own = "algorithms=[{name='mine.methods:FedACG', lam='much'}]"
+    own = "algorithms=[{name='mine.methods:Accelerated', lam='much'}]"
     with pytest.raises(ConfigError, match=r"\balgorithms.0.lam\b"):
         load_preset("quickstart", [own])
     with pytest.raises(ConfigError, match=r"\bparticipation.shft\b.*'shift'"):
@@ -125,12 +125,12 @@ def saved(folder, method):
 
 
 def test_a_saved_method_is_found_if_its_module_is_imported(house, tmp_path):
-    x = saved(tmp_path / "s", named("mine.methods:FedACG", lam=0.25))
+    x = saved(tmp_path / "s", named("mine.methods:Accelerated", lam=0.25))
     loaded = Server.load(tmp_path / "s")
     assert (loaded.x == x).all()
     assert loaded.algorithm.lam == 0.25
     loaded.round([Update(1, loaded.x + 1, 1)])
-    given = sys.modules["mine.methods"].FedACG
+    given = sys.modules["mine.methods"].Accelerated
     assert Server.load(tmp_path / "s", algorithm=given(0.25)).algorithm.lam == 0.25
     with pytest.raises(CheckpointError, match=r"^algorithm\b.*lam=0\.25"):
         Server.load(tmp_path / "s", algorithm=given(0.5))
@@ -138,7 +138,7 @@ def test_a_saved_method_is_found_if_its_module_is_imported(house, tmp_path):
 
 def test_a_folder_cannot_import_a_module(house, tmp_path):
     """A folder may come from anyone, so it must not run code."""
-    saved(tmp_path / "s", named("mine.methods:FedACG"))
+    saved(tmp_path / "s", named("mine.methods:Accelerated"))
     forget_mine()
     with pytest.raises(CheckpointError, match=r"^algorithm\b.*'mine.methods'"):
         Server.load(tmp_path / "s")
@@ -146,10 +146,10 @@ def test_a_folder_cannot_import_a_module(house, tmp_path):
     about = tmp_path / "mine-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[fedcore.algorithms]\nACG = mine.methods:FedACG\n")
+    (about / "entry_points.txt").write_text("[fedcore.algorithms]\nACG = mine.methods:Accelerated\n")
     sys.path.insert(0, str(tmp_path))
     try:
-        assert type(Server.load(tmp_path / "s").algorithm).__name__ == "FedACG"  # installed packages are trusted
+        assert type(Server.load(tmp_path / "s").algorithm).__name__ == "Accelerated"  # installed packages are trusted
     finally:
         sys.path.remove(str(tmp_path))
 

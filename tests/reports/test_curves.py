@@ -10,6 +10,7 @@ from fedcore.experiment.schema import ReportSettings, trials
 from fedcore.experiment.trial import run_trial
 from fedcore.reports.figures import AXES, COLOURS, STYLES, band, draw_curves, look
 from fedcore.reports.papers import Comparison
+from fedcore.reports.statistics import cost_table
 
 
 def test_band_is_the_range_of_the_seeds(record):
@@ -105,6 +106,22 @@ def test_method_with_two_vectors_has_twice_the_uploadings(tmp_path, drawn):
         (axes,) = drawn[-1].axes
         assert [max(line.get_xdata()) for line in axes.lines] == ends
         assert axes.get_xlabel() == AXES[over]
+
+
+def test_curves_over_virtual_seconds(tmp_path, record, drawn):
+    """A round is at its mean time over the seeds, also where the model waits."""
+    records = []
+    for seed, times in ((0, (2.0, 3.0)), (1, (4.0, 9.0))):
+        one = record("A", 0, seed, [0.5, 0.6])
+        lines = [
+            replace(line, clock=time, awaited=1 - line.round) for line, time in zip(one.rounds, times, strict=True)
+        ]
+        records.append(replace(one, rounds=lines))
+    draw_curves(records, tmp_path / "a.png", over="seconds")
+    (axes,) = drawn[-1].axes
+    assert [line.get_xdata().tolist() for line in axes.lines] == [[3, 6], [3]]
+    assert axes.get_xlabel() == AXES["seconds"]
+    assert cost_table(records)["virtual s"].tolist() == ["6.0"]
 
 
 def test_older_records_are_drawn_over_rounds(tmp_path, record, drawn):

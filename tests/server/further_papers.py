@@ -104,3 +104,46 @@ def fedacg(clients, x, lr, course, lam, beta):
             m = lam * m + np.mean([y - z for y in ys], axis=0)
             x = x + m
         yield x
+
+
+def qfedavg(clients, x, lr, course, q):
+    """Algorithm 2 of Li et al., with L = 1 / eta."""
+    for t, S, steps, *_ in course.rounds():
+        if S:
+            L, D, c = 1 / lr(t), 0.0, 0.0
+            for i in S:
+                F, move = clients.loss(i, x), L * (x - clients.train(i, x, lr(t), steps[i])[0])
+                D, c = D + F**q * move, c + q * F ** (q - 1) * move @ move + L * F**q
+            x = x - D / c
+        yield x
+
+
+def fedau(clients, x, lr, course, cutoff):
+    """Algorithms 1 and 2 of Wang and Ji; M, S and w of a client start when it joins."""
+    M, S_n, w, here = np.zeros(N), np.zeros(N), np.ones(N), set(course.start)
+    for t, S, steps, _, registered in course.rounds():
+        for what, i in course.changes.get(t, ()):
+            (here.add if what == "arrive" else here.remove)(i)
+            M[i], S_n[i], w[i] = 0, 0, 1
+        if S:
+            sent = plain(clients, x, lr, t, steps, S)
+            x = x - np.mean([g for _, g in sent.values()]) * sum(w[i] * h for i, (h, _) in sent.items()) / registered
+        for i in here:
+            S_n[i] += 1
+            if i in S or S_n[i] == cutoff:
+                w[i] = (M[i] * w[i] + S_n[i]) / (M[i] + 1)
+                M[i], S_n[i] = M[i] + 1, 0
+        yield x
+
+
+def fedawe(clients, x, lr, course, eta):
+    """Algorithm 1 of Xiang et al.; a client that joins starts from the present model."""
+    own, tau = np.tile(x, (N, 1)), np.full(N, -1)
+    for t, S, steps, *_ in course.rounds():
+        for what, i in course.changes.get(t, ()):
+            own[i], tau[i] = (x, t - 1) if what == "arrive" else (np.nan, t)
+        if S:
+            moves = {i: own[i] - clients.train(i, own[i], lr(t), steps[i])[0] for i in S}
+            x = sum(own[i] - eta * (t - tau[i]) * move for i, move in moves.items()) / len(S)
+            own[S], tau[S] = x, t
+        yield x

@@ -27,6 +27,9 @@ class Clients:
     def gradient(self, i, y):
         return self.a[i] * (y - self.optimum[i])
 
+    def loss(self, i, x):
+        return float(np.sum(self.a[i] * (x - self.optimum[i]) ** 2) / 2)
+
     def train(self, i, x, lr, steps, direction=None):
         """y after the steps, and the mean of the gradients at the y's; plain steps unless there is a direction."""
         y, raw = x.astype(np.float64), 0
@@ -44,8 +47,10 @@ class Clients:
 
     def work(self, broadcast, i, steps):
         """A client's update of its broadcast by any method, as arguments of ``Round.add``."""
-        y, raw = self.train(i, broadcast.x, broadcast.lr, steps, self.direction(broadcast, i))
-        return dict(value=y.astype(np.float32), control=raw.astype(np.float32) if broadcast.second else None)
+        y, raw = self.train(i, broadcast.start(i), broadcast.lr, steps, self.direction(broadcast, i))
+        control = raw.astype(np.float32) if broadcast.second else None
+        loss = self.loss(i, broadcast.x) if broadcast.needs_loss else None
+        return dict(value=y.astype(np.float32), control=control, loss=loss)
 
     def direction(self, broadcast, i, own=0.0):
         """The direction of a client's steps; ``own`` is its part of the offset if it keeps the row itself."""

@@ -24,7 +24,7 @@ METHODS = {name: {} for name in algorithms.REGISTRY} | {
     "MimiC, on clients": dict(name="MimiC", placement="client"),
     "SCAFFOLD, two vectors": dict(name="SCAFFOLD", control="sent"),
     "SCAFFOLDM, on clients": dict(name="SCAFFOLDM", placement="client"),
-    "FedACG, an outsider": dict(name=f"{methods.__name__}:FedACG", lam=0.5),
+    "Accelerated, an outsider": dict(name=f"{methods.__name__}:Accelerated", lam=0.5),
 }
 
 

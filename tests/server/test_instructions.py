@@ -24,6 +24,7 @@ FULL = Assignment(
     local_rule=Share(0.25),
     keeps_row=True,
     plain=True,
+    needs_loss=True,
     offset=np.float32([1, 2]),
     x_prev=np.float32([3, 4, 5]),
 )
@@ -31,13 +32,13 @@ PLAIN = Assignment(round=0, lr=0.1, plain=True)
 
 
 def test_every_field_is_sent_or_rejected():
-    assert {*NUMBERS, *VECTORS, "lr_of_step"} == {field.name for field in fields(Assignment)} | {
+    assert {*NUMBERS, *VECTORS, "lr_of_step", "start"} == {field.name for field in fields(Assignment)} | {
         "rule_options",
         "vectors",
     }
     default = Assignment(round=0, lr=0.1)
     for field in fields(Assignment):
-        if field.name not in ("lr_of_step", "lr", "round"):
+        if field.name not in ("lr_of_step", "lr", "round", "start"):
             assert getattr(FULL, field.name) is not getattr(default, field.name)
 
 
@@ -111,14 +112,15 @@ def test_rates_of_steps_are_not_sent():
         told.numbers()
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "SCAFFOLD", "SCAFFOLDMVR", "MBSTORM", "LocalDescent", "MimiC"])
+@pytest.mark.parametrize("method", ["FedAvg", "FedAWE", "SCAFFOLD", "SCAFFOLDMVR", "MBSTORM", "LocalDescent", "MimiC"])
 def test_instructions_have_the_fields_of_their_broadcast(method):
     broadcast = Server(np.ones(3, np.float32), method, 2, lr=0.5).broadcast([0, 1])
     told = broadcast.of(1)
-    shared = {field.name for field in fields(Assignment)} - {"offset"}
+    shared = {field.name for field in fields(Assignment)} - {"offset", "start"}
     for name in shared:
         assert getattr(told, name) is getattr(broadcast, name) or getattr(told, name) == getattr(broadcast, name)
     assert (told.offset is None) == (not broadcast.has_offset)
+    assert (told.start is None) == (not broadcast.has_starts)
     beside = {"ids", "from_row", "has_offset", "bytes", "vectors"}
     assert {field.name for field in fields(Broadcast)} - beside == shared - {"x_prev"}
 

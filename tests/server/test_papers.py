@@ -6,9 +6,9 @@ import pytest
 import fedcore
 from fedcore import Server, algorithms
 from fedcore.algorithms.rates import Exponential, Staircase
-from tests.outsiders.house.mine.methods import FedACG
+from tests.outsiders.house.mine.methods import Accelerated
 from tests.server import papers
-from tests.server.further_papers import fedacg, feddyn, fedexp, fednova, fedstale, fedvarp
+from tests.server.further_papers import fedacg, fedau, fedawe, feddyn, fedexp, fednova, fedstale, fedvarp, qfedavg
 from tests.server.papers import (
     ROUNDS,
     Clients,
@@ -58,7 +58,14 @@ METHODS = {
     "FedDyn": (algorithms.FedDyn(0.5), feddyn, dict(alpha=0.5), ""),
     "FedNova": (algorithms.FedNova(), fednova, {}, "D"),
     "FedExP": (algorithms.FedExP(), fedexp, {}, "D"),
-    "FedACG of a caller": (FedACG(0.6, 0.3), fedacg, dict(lam=0.6, beta=0.3), ""),
+    "FedACG": (algorithms.FedACG(0.6, 0.3), fedacg, dict(lam=0.6, beta=0.3), "D"),
+    "FedAU": (algorithms.FedAU(), fedau, dict(cutoff=50), "R"),
+    "FedAU, cutoff": (algorithms.FedAU(3), fedau, dict(cutoff=3), "R"),
+    "FedAWE": (algorithms.FedAWE(0.2), fedawe, dict(eta=0.2), "R"),
+    "QFedAvg": (algorithms.QFedAvg(2.0), qfedavg, dict(q=2.0), "D"),
+    "QFedAvg, small q": (algorithms.QFedAvg(0.1), qfedavg, dict(q=0.1), "D"),
+    "QFedAvg, q = 0": (algorithms.QFedAvg(), fedavg, UNIFORM, "D"),
+    "Accelerated of a caller": (Accelerated(0.6, 0.3), fedacg, dict(lam=0.6, beta=0.3), ""),
 }
 
 
@@ -86,7 +93,7 @@ def test_any_cohorts(method, seed):
 
 def test_every_method_is_transcribed():
     names = {type(algorithm).__name__ for algorithm, *_ in METHODS.values()}
-    assert names == {*algorithms.REGISTRY, "FedACG"}
+    assert names == {*algorithms.REGISTRY, "Accelerated"}
     several = {name for name, method in algorithms.REGISTRY.items() if not method().updates_once}
     assert {type(METHODS[name][0]).__name__ for name in methods("D")} == several
 

@@ -22,7 +22,7 @@ from tests.server.rounds import everything, go_on, made
 ROOT = Path(__file__).parents[2]
 
 
-ALWAYS = ["MIFA", "MimiC", "MimiC, short history", "SCAFFOLDM", "FedDyn", "FedACG, an outsider"]
+ALWAYS = ["MIFA", "MimiC", "MimiC, short history", "SCAFFOLDM", "FedDyn", "FedAU", "FedAWE", "Accelerated, an outsider"]
 AT_LENGTH = [
     pytest.param(method, marks=pytest.mark.endurance) for method in ("FedVARP", "FedStale", "FedNova", "FedExP")
 ]

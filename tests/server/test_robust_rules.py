@@ -178,7 +178,7 @@ def test_byzfl_has_the_same_results():
 # Rounds.
 
 
-REFUSED = {"FedExP", "FlexibleFedAvg", "FedDyn", "FedStale", "FedVARP", "MIFA", "MimiC"}
+REFUSED = {"FedAU", "FedAWE", "FedExP", "FlexibleFedAvg", "FedDyn", "FedStale", "FedVARP", "MIFA", "MimiC"}
 REFUSED |= {name for name in REGISTRY if name.startswith("SCAFFOLD")}
 
 RULES = {

@@ -12,6 +12,8 @@ from fedcore.sampling import bernoulli, weighted_without_replacement, with_repla
 from fedcore.simulation.participation import (
     AtLeast,
     Bernoulli,
+    Fluctuating,
+    Markov,
     OverSelection,
     Recorded,
     RoundRobin,
@@ -20,6 +22,8 @@ from fedcore.simulation.participation import (
     Trace,
     Uniform,
     Weighted,
+    class_chances,
+    named,
     read_traces,
 )
 
@@ -67,6 +71,61 @@ def test_bernoulli_draws_from_its_stream(p):
     assert Bernoulli(N, p.tolist(), seed=SEED).active(T).clients.tolist() == expected.tolist()
     if len(set(p)) == 1:
         assert Bernoulli(N, float(p[0]), seed=SEED).active(T).clients.tolist() == expected.tolist()
+
+
+def test_fluctuating_draws_from_its_stream_with_the_round_s_chances():
+    """p f(t), f = 0.3 sin(2 pi t / 20) + 0.7: 0.7, 1, 0.7 and 0.4 at the quarters of a period."""
+    pattern, p = Fluctuating(N, WEIGHTS / N, seed=SEED), WEIGHTS / N
+    expected = bernoulli(N, p * (0.3 * np.sin(2 * np.pi * T / 20) + 0.7), **stream("fluctuating"))
+    assert pattern.active(T).clients.tolist() == expected.tolist()
+    for t, f in ((0, 0.7), (5, 1.0), (10, 0.7), (15, 0.4), (20, 0.7), (10**9 + 5, 1.0)):
+        np.testing.assert_allclose(pattern.chances(t), p * f, rtol=1e-12)
+    interleaved = Fluctuating(N, WEIGHTS / N, least=0.09)
+    np.testing.assert_allclose(interleaved.chances(15), np.where(p * 0.4 < 0.09, 0, p * 0.4), rtol=1e-12)
+
+
+def test_a_staircase_by_hand():
+    pattern = Fluctuating(1, {0: 1.0, 4: 0.5}, shape="staircase", period=3, depth=0.25)
+    assert [pattern.chances(t).item() for t in range(6)] == [1, 1, 0.75, 1, 0.5, 0.375]
+
+
+def test_markov_draws_from_its_streams():
+    up_down = np.linspace(0.1, 1, N), np.linspace(1, 0, N)
+    up = random("markov").random(N) < up_down[0] / (up_down[0] + up_down[1])
+    for t in range(1, T + 1):
+        u = random("markov", t).random(N)
+        up = np.where(up, u < 1 - up_down[1], u < up_down[0])
+    found = Markov(N, *map(list, up_down), seed=SEED).active(T).clients
+    assert found.tolist() == np.flatnonzero(up).tolist()
+
+
+def test_markovs_stationary_law_and_absences():
+    """In each round, p_up / (p_up + p_down) of the clients are up; an absence lasts 1 / p_up rounds on average."""
+    clients, rounds, p_up, p_down = 2000, 60, 0.2, 0.05
+    pattern = Markov(clients, p_up, p_down, seed=1)
+    up = np.zeros((rounds, clients), bool)
+    for t in range(rounds):
+        up[t, pattern.active(t).clients] = True
+    deviation = np.sqrt(0.8 * 0.2 / clients)
+    assert (np.abs(up.mean(axis=1) - 0.8) < 4.5 * deviation).all()
+    comes = (~up[:-1] & up[1:]).sum() / (~up[:-1]).sum()
+    goes = (up[:-1] & ~up[1:]).sum() / up[:-1].sum()
+    assert (comes, goes) == (pytest.approx(p_up, rel=0.05), pytest.approx(p_down, rel=0.05))
+
+
+def test_chances_by_class():
+    labels = [np.array([0, 0, 1, 3]), np.array([2, 3]), np.array([3])]
+    u = random("class popularity").random(4) * [1, 1, 0.5, 0.5]
+    due = [u[0] / 2 + u[1] / 4 + u[3] / 4, u[2] / 2 + u[3] / 2, u[3]]
+    np.testing.assert_allclose(class_chances(labels, seed=SEED), due, rtol=1e-12)
+    one, other = (class_chances(labels, seed=seed, popularity="dirichlet", mean=0.3, least=0.02) for seed in (1, 2))
+    assert (one != other).any()
+    assert one.min() >= 0.02
+    assert one.mean() == pytest.approx(0.3, abs=0.03)  # but for the least
+    pattern = named(
+        "Uniform", 3, k=2, seed=SEED, labels=labels, among={"name": "Bernoulli", "p": {"popularity": "halves"}}
+    )
+    np.testing.assert_allclose(pattern.among.p, due, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("among", "ids"), [(None, list(range(N))), (SOME, PRESENT)], ids=["all", "present"])

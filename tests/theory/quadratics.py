@@ -42,12 +42,13 @@ class Clients:
             steps: one number of steps for all, or one for each client.
             noise: returns a factor and an addend of each minibatch's gradient, for a shape [S, K, n].
         """
-        steps, x = np.broadcast_to(steps, len(ids))[:, None], broadcast.x.astype(np.float64)
+        steps = np.broadcast_to(steps, len(ids))[:, None]
+        x = np.array([broadcast.start(i) for i in ids], np.float64)
         shape = len(ids), int(steps.max()), self.n
         part, added = (np.broadcast_to(value, shape) for value in ((1, 0) if noise is None else noise(shape)))
         offset = np.array([broadcast.offset(i) for i in ids]) if broadcast.has_offset else 0
         before = self.gradient(ids, broadcast.x_prev.astype(np.float64)) if broadcast.b else 0
-        y, raw = np.tile(x, (len(ids), 1)), 0
+        y, raw = x.copy(), 0
         for k in range(shape[1]):
             gradient = part[:, k] * self.gradient(ids, y) + added[:, k]
             direction = broadcast.a * gradient + broadcast.mu * (y - x) + offset

@@ -1,10 +1,9 @@
-"""FedVARP, FedStale, FedDyn, FedNova and FedExP on least squares with full gradients."""
+"""FedVARP, FedStale, FedAU, FedDyn, FedACG, FedNova and FedExP on least squares with full gradients."""
 
 import numpy as np
 import pytest
 
 from fedcore import Update, algorithms
-from tests.outsiders.house.mine.methods import FedACG
 from tests.theory.quadratics import Clients, distance, run, server_of
 
 N, n = 8, 20
@@ -49,6 +48,28 @@ def test_fedstale_is_unbiased_and_fedavg_is_not(clients):
     assert distances["FedAvg"] > 0.05
 
 
+def test_fedaus_weights_tend_to_the_inverse_probabilities(clients):
+    """So it is nearly unbiased; the intervals are geometric, with means 1 / p_i."""
+    server, mean, rounds, weights = server_of(algorithms.FedAU(), clients, lr=0.04), np.zeros(n), 1500, {}
+    for t in range(rounds):
+        report = run(server, clients, 1, cohort=lambda _, t=t: dropouts(t), steps=one_step)
+        weights |= dict(zip(report.accepted, report.weights, strict=True))
+        mean += server.x * (t >= rounds // 2) / (rounds // 2)
+    np.testing.assert_allclose([weights[i] for i in range(N)], 1 / np.array(CHANCES), rtol=0.1)
+    assert distance(mean, clients.optimum()) < 0.04
+
+
+def test_fedawe_has_less_bias_than_fedavg_under_uneven_dropouts(clients):
+    ends = {}
+    for algorithm in (algorithms.FedAWE(), algorithms.FedAvg("uniform")):
+        server, mean, rounds = server_of(algorithm, clients, lr=0.02), np.zeros(n), 1000
+        for t in range(rounds):
+            run(server, clients, 1, cohort=lambda _, t=t: dropouts(t), steps=one_step)
+            mean += server.x * (t >= rounds // 2) / (rounds // 2)
+        ends[type(algorithm).__name__] = distance(mean, clients.optimum())
+    assert ends["FedAWE"] < 0.3 * ends["FedAvg"]
+
+
 def test_a_shared_minimiser_is_reached_with_any_beta():
     clients = Clients(N, n, seed=0, shared=True)
     server = server_of(algorithms.FedStale(0.5, chances=CHANCES), clients, lr=0.1)
@@ -90,7 +111,7 @@ def test_feddyn_s_fixed_point_is_stationary_with_gradients_as_rows(clients):
 
 def test_fedacg_without_momentum_is_fedprox(clients):
     fedprox = path(algorithms.FedProx(0.3, weights="uniform"), clients, cohort=all_clients)
-    assert same(path(FedACG(lam=0.0, beta=0.3), clients, cohort=all_clients), fedprox)
+    assert same(path(algorithms.FedACG(lam=0.0, beta=0.3), clients, cohort=all_clients), fedprox)
 
 
 def test_fednova_with_equal_steps_is_fedavg(clients):

@@ -101,6 +101,7 @@ class Task(Instructions):
         metrics: Mapping[str, Any] | None = None,
         control: F32 | None = None,
         lr: float | None = None,
+        loss: float | None = None,
     ) -> Message:
         """Return the reply to the server.
 
@@ -113,6 +114,7 @@ class Task(Instructions):
             metrics: further numbers, which the server averages.
             control: the second vector, float32[n_parameters], if ``second`` is set.
             lr: the rate of the steps. Default: the rate that the server sent.
+            loss: the mean loss of ``x`` over the client's examples, if ``needs_loss`` is set.
 
         Raises:
             ArrayError, DtypeError, ShapeError, RangeError: ``y`` does not fit the model, or ``steps`` the local rule.
@@ -123,7 +125,8 @@ class Task(Instructions):
             raise RangeError(f"steps={steps!r}: must be {describe_integers(1, most)}, since the local rule is {rule!r}")
         model = Wire.of(self.arrays).write(self._named(y))
         numbers = MetricRecord({**(metrics or {}), EXAMPLES: examples})
-        done = ConfigRecord({"steps": steps} if lr is None else {"steps": steps, "lr": lr})
+        claims = {"steps": steps, "lr": lr, "loss": loss}
+        done = ConfigRecord({name: value for name, value in claims.items() if value is not None})
         content = RecordDict({self._arrays: model, "metrics": numbers, METHOD: done})
         if control is not None:
             content[CONTROL] = write_vector(np.ascontiguousarray(control, np.float32))

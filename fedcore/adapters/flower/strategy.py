@@ -52,9 +52,9 @@ from fedcore.server.server import Aggregation
 from fedcore.validation import absolute, as_integer, is_integer
 
 __all__ = [
-    "MBSTORM", "MIFA", "SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgLocalM",
-    "FedAvgM", "FedAvgMVR", "FedDyn", "FedExP", "FedNova", "FedProx", "FedStale", "FedVARP", "FedYogi",
-    "FlexibleFedAvg", "LocalDescent", "MimiC", "ServerStrategy",
+    "MBSTORM", "MIFA", "SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "FedACG", "FedAU", "FedAdagrad", "FedAdam",
+    "FedAvg", "FedAvgLocalM", "FedAvgM", "FedAvgMVR", "FedDyn", "FedExP", "FedNova", "FedProx", "FedStale", "FedVARP",
+    "FedYogi", "FlexibleFedAvg", "LocalDescent", "MimiC", "QFedAvg", "ServerStrategy",
 ]  # fmt: skip
 
 UNKNOWN = 1.0
@@ -335,6 +335,7 @@ class ServerStrategy(FlowerFedAvg):
             steps=steps_of(done.get("steps"), metrics, self._steps, self.server),
             examples=as_integer(metrics.get(weight)),
             lr=done.get("lr"),
+            loss=done.get("loss"),
             control=read_vector(CONTROL, vectors[CONTROL]) if CONTROL in vectors else None,
             count=request.draws,
             round=request.round,
@@ -592,6 +593,18 @@ class FedDyn(ServerStrategy, method=algorithms.FedDyn):
 
 class FedNova(ServerStrategy, method=algorithms.FedNova):
     """``fedcore.algorithms.FedNova`` in Flower."""
+
+
+class QFedAvg(ServerStrategy, method=algorithms.QFedAvg):
+    """``fedcore.algorithms.QFedAvg`` in Flower."""
+
+
+class FedAU(ServerStrategy, method=algorithms.FedAU):
+    """``fedcore.algorithms.FedAU`` in Flower."""
+
+
+class FedACG(ServerStrategy, method=algorithms.FedACG):
+    """``fedcore.algorithms.FedACG`` in Flower."""
 
 
 class FedExP(ServerStrategy, method=algorithms.FedExP):

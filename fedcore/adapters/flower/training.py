@@ -11,7 +11,7 @@ from torch import nn
 
 from fedcore.adapters.flower.client import Task
 from fedcore.simulation.local_rules import minibatches
-from fedcore.simulation.sgd import FlatModel, LocalOptions, sgd
+from fedcore.simulation.sgd import FlatModel, LocalOptions, mean_loss, sgd
 
 
 def train(
@@ -54,8 +54,10 @@ def train(
     order = dict(epochs=epochs, steps=steps, seed=seed, round=task.round, client=client)
     batches = minibatches(len(labels), task.local_rule.batch(batch), **order)  # type: ignore[arg-type]
     batches, x = task.local_rule.along(batches, len(labels)), task.x[: task.layout.n_parameters]
+    loss = mean_loss(model, inputs, labels) if task.needs_loss else None
     work = sgd(model, inputs, labels, batches, task, x=x, previous=previous, options=options)
-    return task.reply(module, steps=work.steps, examples=len(labels), metrics=metrics, control=work.control)
+    claims: dict[str, Any] = {"examples": len(labels), "control": work.control, "loss": loss}
+    return task.reply(module, steps=work.steps, metrics=metrics, **claims)
 
 
 def _at(task: Task, module: nn.Module, x: npt.NDArray[np.float32]) -> FlatModel:

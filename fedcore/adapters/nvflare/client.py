@@ -14,7 +14,7 @@ from fedcore.arrays import F32
 from fedcore.errors import ArrayError
 from fedcore.model import Layout
 from fedcore.server.broadcast import VECTORS, Instructions
-from fedcore.simulation.sgd import FlatModel, LocalOptions, sgd
+from fedcore.simulation.sgd import FlatModel, LocalOptions, mean_loss, sgd
 
 KEY = "fedcore"
 """The key of the instructions in ``FLModel.meta``."""
@@ -59,6 +59,7 @@ def reply(
     examples: float | None = None,
     lr: float | None = None,
     control: F32 | None = None,
+    loss: float | None = None,
     **more: Any,
 ) -> FLModel:
     """Return a client's reply.
@@ -69,9 +70,10 @@ def reply(
         examples: n_i, the client's number of examples. Default: ``steps`` is the weight, as in NVFlare.
         lr: the rate of the steps. Default: the rate that the server sent.
         control: the mean of the raw gradients, float32[n_parameters], if ``Order.second`` is set.
+        loss: the mean loss of the received model over the client's examples, if ``Order.needs_loss`` is set.
         more: further arguments of FLModel, such as ``metrics``.
     """
-    own = {"examples": examples, "lr": lr, "control": control}
+    own = {"examples": examples, "lr": lr, "control": control, "loss": loss}
     return FLModel(params=params, meta={FLMetaKey.NUM_STEPS_CURRENT_ROUND: steps, KEY: own}, **more)
 
 
@@ -115,6 +117,7 @@ class Trainer:
             previous = self._previous = self._previous or FlatModel(copy.deepcopy(self.model.module))
             previous.load(x_prev)
             previous.module.train()
+        loss = mean_loss(self.model, inputs, labels) if work.needs_loss else None
         result = sgd(
             self.model,
             inputs,
@@ -129,7 +132,7 @@ class Trainer:
         tensors = {name: tensor.detach().clone() for name, tensor in self.model.module.state_dict().items()}
         params = tensors if is_torch else {name: tensor.numpy() for name, tensor in tensors.items()}
         control = _reordered(result.control, layout, work.layout)
-        return reply(params, steps=result.steps, examples=len(labels), control=control, **more)
+        return reply(params, steps=result.steps, examples=len(labels), control=control, loss=loss, **more)
 
 
 def _reordered(vector: F32 | None, old: Layout, new: Layout) -> F32 | None:

@@ -419,7 +419,8 @@ def update_of(client: ClientId, model: FLModel, *, counts_steps: bool) -> Update
     params = model.params
     if isinstance(params, Mapping):  # read NVFlare's references to tensors on disk
         params = {name: leaf.materialize() if hasattr(leaf, "materialize") else leaf for name, leaf in params.items()}
-    update = Update(client, params, steps, as_integer(examples), own.get("lr"), own.get("control"))
+    claims: dict[str, Any] = {name: own.get(name) for name in ("lr", "control", "loss")}
+    update = Update(client, params, steps, as_integer(examples), **claims)
     return update._replace(kind="delta") if model.params_type == ParamsType.DIFF else update
 
 

@@ -122,7 +122,8 @@ class Flower(Driver):
         form = {"arrays": {"kind": "arrays", "items": {name: array(y) for name, y in update.value.items()}}}
         if update.control is not None:
             form["fedcore.control"] = {"kind": "arrays", "items": {"0": array(update.control)}}
-        done = {"steps": update.steps} if update.lr is None else {"steps": update.steps, "lr": update.lr}
+        claims = {"steps": update.steps, "lr": update.lr, "loss": update.loss}
+        done = {name: value for name, value in claims.items() if value is not None}
         metrics = {"num-examples": update.examples, "loss": 1.0}
         return form | {"metrics": {"kind": "metrics", "items": metrics}, "fedcore": {"kind": "config", "items": done}}
 

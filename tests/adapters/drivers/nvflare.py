@@ -100,7 +100,7 @@ class Workflow(Driver):
         return client
 
     def form(self, update, sent):
-        more = {"lr": update.lr, "control": update.control}
+        more = {"lr": update.lr, "control": update.control, "loss": update.loss}
         params = {name: np.array(y) for name, y in update.value.items()}
         model = wired(reply(params, steps=update.steps, examples=update.examples, **more))
         return dict(FLModelUtils.to_shareable(model))

@@ -65,6 +65,17 @@ def test_one_s_own_loop_is_asked_for_what_its_row_adds():
     assert len(strategy.reports[0].accepted) == 2
 
 
+def test_losses_reach_the_server():
+    dataset, _ = make_data()
+    x, y = torch.from_numpy(dataset.train_x[:20]), torch.from_numpy(dataset.train_y[:20])
+    strategy, _ = run(
+        "QFedAvg", one_app(lambda message: train(message, make_module(), x, y, batch=BATCH, steps=2)), 1, q=1.0
+    )
+    assert strategy.failures == []
+    loss = float(torch.nn.functional.cross_entropy(make_module()(x), y))
+    np.testing.assert_allclose(strategy.reports[0].weights, loss, rtol=1e-5)
+
+
 ODD = {
     "a field too few": (lambda content: content["fedcore"].pop("plain"), ConfigError, r"missing fields \['plain'\]"),
     "a field too many": (

@@ -103,6 +103,21 @@ def test_an_update_does_not_depend_on_other_clients_or_groups(dataset, parts, mo
         np.testing.assert_array_equal(y, together[client])
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_losses_are_those_of_the_model_that_was_sent(dataset, parts, together):
+    work = engine(dataset, parts, together=together)
+    plain = sent(work, 2, 0)
+    before = {update.client: (np.array(update.value), update.loss) for update in work.updates(plain)}
+    for update in work.updates(replace(plain, needs_loss=True)):
+        own = (torch.from_numpy(values[parts[update.client]]) for values in (dataset.train_x, dataset.train_y))
+        inputs, labels = own
+        with torch.no_grad():
+            due = float(cross_entropy(build("mlp", seed=1)(inputs), labels))
+        assert update.loss == pytest.approx(due, rel=1e-5)
+        assert before[update.client][1] is None
+        np.testing.assert_array_equal(update.value, before[update.client][0])
+
+
 def test_updates_have_their_number_of_steps(dataset, parts):
     by_epochs = engine(dataset, parts)
     assert [update.steps for update in by_epochs.updates(sent(by_epochs, 0, 3))] == [2 * -(-len(parts[0]) // 8), 2]

@@ -1,4 +1,4 @@
-"""FedACG, a user's method: Kim, Kim, Han, "Communication-Efficient Federated Learning with Accelerated
+"""FedACG as a user's method: Kim, Kim, Han, "Communication-Efficient Federated Learning with Accelerated
 Client Gradient", CVPR 2024, arXiv 2201.03172.
 """
 
@@ -8,7 +8,7 @@ from fedcore.algorithms import Algorithm, Cohort, Direction, Linear, Step
 
 
 @dataclass(frozen=True)
-class FedACG(Algorithm):
+class Accelerated(Algorithm):
     """Clients start from z = x + lam m and step along grad(y) + beta (y - z); m' = lam m + mean (y - z), x' = x + m'.
 
     Args:

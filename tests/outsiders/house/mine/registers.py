@@ -3,11 +3,11 @@
 from fedcore import algorithms
 from fedcore.simulation import data, nets, participation
 from mine.data import clouds
-from mine.methods import FedACG
+from mine.methods import Accelerated
 from mine.models import line
 from mine.patterns import OddAndEven
 
-algorithms.REGISTRY["FedACG"] = FedACG
+algorithms.REGISTRY["Accelerated"] = Accelerated
 participation.REGISTRY["OddAndEven"] = OddAndEven
 data.REGISTRY["clouds"] = clouds
 nets.REGISTRY["line"] = line

@@ -12,7 +12,7 @@ import pytest
 from fedcore import algorithms
 from tests.simulation.engines.ray.problems import Problem, program, results
 
-METHODS = sorted(algorithms.REGISTRY.own)
+METHODS = sorted(algorithms.REGISTRY.own - {"FedAWE"})  # its clients start from different models
 
 
 class Storm:
