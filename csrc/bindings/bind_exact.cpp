@@ -10,6 +10,7 @@
 #include "bindings/exchanged_rows.h"
 #include "bindings/partials.h"
 #include "bindings/where_arrays_lie.h"
+#include "bindings/without_gil.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/exact.h"
 
@@ -174,6 +175,22 @@ void read_exact(const py::object& sum, const py::object& out) {
         read_to(arrays, from, static_cast<float*>(to.data));
 }
 
+void add_words(const py::object& sum, const py::object& terms) {
+    const py::tuple listed = items_of(terms, "terms");
+    Arrays arrays;
+    std::vector<const std::uint64_t*> pointers;
+    std::int64_t n = kAnyLength;
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(listed.size()); ++i) {
+        const auto term = arrays.input<std::int64_t>(listed[i], {"terms", i}, n);
+        n = term.n;
+        pointers.push_back(reinterpret_cast<const std::uint64_t*>(term.data));
+    }
+    const auto out = arrays.output<std::int64_t>(sum, {"sum"}, n);
+    const WithoutGil scope;
+    fedcore::add_words(pointers.data(), static_cast<std::int64_t>(pointers.size()),
+                       reinterpret_cast<std::uint64_t*>(out.data), out.n);
+}
+
 }  // namespace
 
 void bind_exact(py::module_& module) {
@@ -185,6 +202,7 @@ void bind_exact(py::module_& module) {
                py::arg("partials"));
     module.def("combine_exact", &combine_exact, py::arg("terms"), py::arg("coefficients"), py::arg("out"));
     module.def("read_exact", &read_exact, py::arg("sum"), py::arg("out"));
+    module.def("add_words", &add_words, py::arg("sum"), py::arg("terms"));
 }
 
 }  // namespace fedcore::bindings

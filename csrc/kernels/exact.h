@@ -70,4 +70,7 @@ bool combine_exact(const ExactTerm* terms, std::int64_t k, ExactSum out, std::in
 template <class Out>
 void read_exact(ConstExactSum sum, Out* out, std::int64_t n);
 
+// out[j] += sum_i terms[i][j], modulo 2^64. Moves (8 k + 16) n bytes.
+void add_words(const std::uint64_t* const* terms, std::int64_t k, std::uint64_t* out, std::int64_t n);
+
 }  // namespace fedcore

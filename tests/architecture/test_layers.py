@@ -29,6 +29,7 @@ OPTIONAL = {
     "mlflow": {"callbacks"},
     "networkx": {"network"},
     "prometheus_client": {"callbacks"},
+    "cryptography": {"secure"},
     "tensorboard": {"callbacks"},
     "wandb": {"callbacks"},
     "rich": {"callbacks", "experiment.notebook", "reports", "cli"},

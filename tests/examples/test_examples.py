@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         ("torch_loop", "torch", "(1, 2) ()"),
         ("lora", "torch", "the server has 452 of 2836 numbers"),
         ("edges", "numpy", "5 rounds, 2 edges: the same bits as one server"),
+        ("private_round", "cryptography", "round 4: the sum of 8 hospitals, 835 examples"),
         ("pfl_mifa", "pfl", "60 rounds, accuracy 0.9"),
         ("fedlab_mimic", "fedlab", "30 rounds, accepted in the last one: ("),
     ],

@@ -9,7 +9,17 @@ except ImportError as error:
 
 from fedcore.adapters.flower.client import Task, examples_reply
 from fedcore.adapters.flower.grid import StreamingGrid
+from fedcore.adapters.flower.secure import SecureFedAvg, SecureFedNova, SecureStrategy, secure_mod
 from fedcore.adapters.flower.strategy import *  # noqa: F403
 from fedcore.adapters.flower.strategy import __all__ as strategies
 
-__all__ = ["StreamingGrid", "Task", "examples_reply", *strategies]
+__all__ = [
+    "SecureFedAvg",
+    "SecureFedNova",
+    "SecureStrategy",
+    "StreamingGrid",
+    "Task",
+    "examples_reply",
+    "secure_mod",
+    *strategies,
+]

@@ -4,6 +4,7 @@ A client's script uses ``Trainer``, or ``order`` and ``reply`` around a custom t
 """
 
 from fedcore.adapters.nvflare.client import Order, Trainer, order, reply
+from fedcore.adapters.nvflare.secure import SecureController, SecureSite
 from fedcore.adapters.nvflare.server import Aggregator, Controller
 
-__all__ = ["Aggregator", "Controller", "Order", "Trainer", "order", "reply"]
+__all__ = ["Aggregator", "Controller", "Order", "SecureController", "SecureSite", "Trainer", "order", "reply"]

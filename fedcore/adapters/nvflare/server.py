@@ -147,27 +147,33 @@ class Controller(ModelController):
         self.info(f"{type(server.algorithm).__name__} starts at round {server.round_number} of {self.num_rounds}")
         try:
             while server.round_number < self.num_rounds and not self.abort_signal.triggered:
-                names = self.choose(self._connected(), server.round_number)
-                with server.open_round(newcomers=newcomers(server, names, self.client_sizes)) as opened:
-                    answered: set[str] = set()
-                    self._open = opened, answered
-                    self._ask(server, opened, names, answered)
-                    while self.get_num_standing_tasks() and not self.abort_signal.triggered:
-                        if may_close_early(opened):
-                            self.cancel_all_tasks()
-                            break
-                        time.sleep(self._task_check_period)
-                    if self.abort_signal.triggered:
-                        opened.abort()
-                        return
-                assert opened.report is not None
-                if silent := [name for name in names if name not in answered]:
-                    self.info(f"round {opened.report.round}: {silence(silent)}")
-                self._finished(opened.report)
+                if (report := self._run_round(server)) is None:
+                    return
+                self._finished(report)
                 self.save_model(FLModel(params=server.tensors(), current_round=server.round_number))
         finally:
             if options["storage"].path is not None:
                 server.close()  # so that the next job can open the folder
+
+    def _run_round(self, server: Server) -> Report | None:
+        """Run a round; return None if the job was aborted."""
+        names = self.choose(self._connected(), server.round_number)
+        with server.open_round(newcomers=newcomers(server, names, self.client_sizes)) as opened:
+            answered: set[str] = set()
+            self._open = opened, answered
+            self._ask(server, opened, names, answered)
+            while self.get_num_standing_tasks() and not self.abort_signal.triggered:
+                if may_close_early(opened):
+                    self.cancel_all_tasks()
+                    break
+                time.sleep(self._task_check_period)
+            if self.abort_signal.triggered:
+                opened.abort()
+                return None
+        assert opened.report is not None
+        if silent := [name for name in names if name not in answered]:
+            self.info(f"round {opened.report.round}: {silence(silent)}")
+        return opened.report
 
     def choose(self, names: list[str], round: int) -> list[str]:
         """Return the names to ask; seed and round determine the draw. A subclass may override this."""

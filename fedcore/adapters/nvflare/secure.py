@@ -1,0 +1,146 @@
+"""Masked sums in NVFlare: a workflow whose server cannot read a single update, and the sites' side."""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from nvflare.app_common.abstract.fl_model import FLModel
+
+from fedcore.adapters.nvflare.server import Controller, model_of, update_of
+from fedcore.algorithms import Algorithm
+from fedcore.errors import ArrayError
+from fedcore.model import Layout
+from fedcore.secure import Encoding, SecureClient, SecureServer
+from fedcore.server import Report, Server
+from fedcore.validation import as_integer
+
+SECURE = "fedcore.secure"
+"""The key of a message of the protocol: in ``FLModel.meta`` to a site, and in ``FLModel.params`` of its answer."""
+SUM = "masked sum"
+"""The sender of a sum in ``Report.rejected``."""
+
+
+class SecureController(Controller):
+    """A ``Controller`` that adds up masked updates: the server learns their sum, and no single update or size.
+
+    Each site answers with a ``SecureSite``. A round has four tasks for each site, or five with identities. A site that
+    fails, or that misses the ``deadline`` of ``policy`` in a phase, drops out. If too few sites are left, the job stops
+    with a RoundError; a job with the same folder resumes.
+
+    Args:
+        algorithm, options: as for ``Controller``. Needed are ``limits`` with ``max_norm`` and ``max_examples``,
+            ``compute={"accumulator": "exact"}``, and as ``min_clients`` of ``policy`` the smallest number of sites
+            whose sum the server may learn.
+        identities: the public key of each site, by name, in hexadecimal, if the sites have an ``identity``.
+
+    Raises:
+        RangeError: as for ``Encoding.of``, in the first round.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm | str = "FedAvg", *, identities: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
+        super().__init__(algorithm, **options)
+        self.identities = identities
+
+    def _run_round(self, server: Server) -> Report | None:
+        names = self.choose(self._connected(), server.round_number)
+        fewest = max(2, server.policy.min_clients)
+        identities = None
+        if self.identities is not None:
+            identities = {name: bytes.fromhex(key) for name, key in self.identities.items()}
+        encoding = Encoding.of(server, clients=max(2, len(names)))
+        secure = SecureServer(names, encoding, min_clients=fewest, identities=identities)
+        while secure.messages:
+            self._exchange(server, secure)
+            if self.abort_signal.triggered:
+                return None
+            secure.close_phase()
+        server.add_clients([name for name in secure.survivors if name not in server.clients])
+        with server.open_round() as opened:
+            opened.add_partial_sum(secure.partial_sum(server), SUM)
+        return opened.report
+
+    def _exchange(self, server: Server, secure: SecureServer) -> None:
+        """Send the messages of the open phase, and read the answers until all tasks end or the deadline is over."""
+        sent = server.broadcast([*secure.messages], newcomers=[*secure.messages]).on_host()
+        for name, message in secure.messages.items():
+            has_model = SecureClient.needs_words(message)
+            model = model_of(server, sent, name) if has_model else _message(np.zeros(1, np.uint8), sent.round)
+            model.meta[SECURE] = message
+            self.send_model(
+                task_name=self.task_name,
+                data=model,
+                targets=[str(name)],
+                callback=lambda answer, secure=secure: _receive(secure, answer),
+            )
+        deadline = server.policy.deadline
+        end = float("inf") if deadline is None else time.monotonic() + deadline
+        while self.get_num_standing_tasks() and not self.abort_signal.triggered:
+            if time.monotonic() > end:
+                self.cancel_all_tasks()
+                break
+            time.sleep(self._task_check_period)
+
+
+def _message(data: npt.NDArray[np.uint8], round: int | None) -> FLModel:
+    """Return a model of bytes, since NVFlare sends no FLModel without parameters."""
+    return FLModel(params={SECURE: data}, current_round=round, meta={})
+
+
+def _receive(secure: SecureServer, answer: FLModel) -> None:
+    name = answer.meta["client_name"]  # NVFlare sets it to the name of the task's client
+    sent: Any = answer.params.get(SECURE) if isinstance(answer.params, Mapping) else None
+    is_bytes = isinstance(sent, np.ndarray) and sent.dtype == np.uint8
+    secure.receive(name, sent.tobytes() if is_bytes else None)
+
+
+class SecureSite:
+    """A site's side of ``SecureController``: ``flare.send(site.answer(flare.receive()))`` in a loop.
+
+    The site refuses to train for a server that asks for an update without masks.
+
+    Args:
+        train: returns the reply to a received model, as without masks; called once per round.
+        min_clients, identity, peers: as for ``SecureClient``.
+    """
+
+    def __init__(
+        self,
+        train: Callable[[FLModel], FLModel],
+        *,
+        min_clients: int = 2,
+        identity: bytes | None = None,
+        peers: Collection[bytes] = (),
+    ) -> None:
+        self._train = train
+        self._new = partial(SecureClient, min_clients=min_clients, identity=identity, peers=peers)
+        self._client = self._new()
+
+    def answer(self, received: FLModel) -> FLModel:
+        """Return the answer to a received model.
+
+        Raises:
+            ArrayError: the message is not from a ``SecureController``, or is malformed.
+            RangeError, RoundError: as for ``SecureClient.answer`` and ``Encoding.encode``.
+        """
+        message = (received.meta or {}).get(SECURE)
+        if not isinstance(message, bytes):
+            raise ArrayError("model: the server asks for an update without masks; use a SecureController")
+        if SecureClient.opens(message):
+            self._client = self._new()
+        words = self._words(received) if SecureClient.needs_words(message) else None
+        return _message(np.frombuffer(self._client.answer(message, words), np.uint8), received.current_round)
+
+    def _words(self, received: FLModel) -> Any:
+        encoding, layout = self._client.encoding, Layout.of(received.params)
+        if encoding is None:
+            raise ArrayError("model: the server did not open this sum")
+        x = layout.flatten(received.params).copy()  # training may change the tensors
+        update = update_of(0, self._train(received), counts_steps=encoding.eta is not None)
+        y = layout.flatten(update.value)
+        y, examples = x + y if update.kind == "delta" else y, as_integer(update.examples)
+        return encoding.encode(x, y, steps=update.steps, examples=examples)

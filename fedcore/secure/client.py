@@ -1,0 +1,307 @@
+"""The client's side of a masked sum: a state machine that answers the server's messages."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Self
+
+from fedcore.errors import ArrayError, CheckpointError, FedcoreError, RangeError, RoundError
+from fedcore.secure import messages as wire
+from fedcore.secure.encoding import Encoding
+from fedcore.secure.messages import INBOX, OPEN, ROSTER, SIGNATURES, SURVIVORS, Dealt, PublicKeys
+from fedcore.secure.primitives import (
+    SHARE,
+    U64,
+    add_masks,
+    as_words,
+    digest,
+    envelope,
+    identity_of,
+    is_signed,
+    new_secret,
+    pairwise_mask,
+    public_key,
+    seal,
+    self_mask,
+    sign,
+    split,
+    unseal,
+)
+from fedcore.validation import Represented, check_integer
+
+PHASES = (OPEN, ROSTER, INBOX, SURVIVORS, SIGNATURES)
+OF_KEYS, OF_SURVIVORS = b"keys", b"survivors"
+"""The purposes of signatures."""
+
+
+class SecureClient(Represented):
+    """One client's part in one masked sum. Create a new object for each round.
+
+    The client answers each kind of message once. It never shows shares of both secrets of a client, and shows none if
+    fewer than ``min_clients`` clients are in the sum.
+
+    Args:
+        min_clients: the smallest number of clients whose sum the server may learn; the server may set a larger number.
+        identity: the 32 bytes of the client's Ed25519 private key, which lasts for many rounds. The client then takes
+            part only with signed keys, and shows shares only if enough clients of its group signed the same survivors.
+            Default: none; the client trusts the keys that the server sends.
+        peers: with ``identity``, the public keys of the clients that may be in its group; see ``identity_of``.
+
+    Attributes:
+        encoding: the server's ``Encoding``, once the client has answered the first message.
+
+    >>> import numpy as np
+    >>> from fedcore import Compute, Limits, Server
+    >>> from fedcore.secure import Encoding, SecureServer
+    >>> limits, exact = Limits(max_norm=10, max_examples=100), Compute(accumulator="exact")
+    >>> server = Server(np.zeros(2, np.float32), "FedAvg", clients=3, lr=0.1, limits=limits, compute=exact)
+    >>> secure = SecureServer(range(3), Encoding.of(server, clients=3))
+    >>> clients = [SecureClient() for _ in range(3)]
+    >>> while secure.messages:
+    ...     for i, message in secure.messages.items():
+    ...         words = None
+    ...         if SecureClient.needs_words(message):
+    ...             words = clients[i].encoding.encode(server.x, np.float32([i, 4]), steps=5, examples=30)
+    ...         accepted = secure.receive(i, clients[i].answer(message, words))
+    ...     secure.close_phase()
+    >>> with server.open_round() as round:
+    ...     round.add_partial_sum(secure.partial_sum(server), "masked sum")
+    >>> server.x
+    array([1., 4.], dtype=float32)
+    """
+
+    def __init__(self, *, min_clients: int = 2, identity: bytes | None = None, peers: Collection[bytes] = ()) -> None:
+        self.encoding: Encoding | None = None
+        self._min_clients = check_integer("min_clients", min_clients, 2)
+        self._identity, self._peers = identity, frozenset(peers)
+        self._own_identity = None if identity is None else identity_of(identity)
+        self._survivors = b""  # the list that the client signed
+        self._session: bytes | None = None
+        self._answered = 0  # how many of PHASES
+        self._index = self._clients = self._threshold = 0
+        self._sealing = self._masking = self._seed = b""
+        self._group: dict[int, PublicKeys] = {}
+        self._held: dict[int, bytes] = {}  # the shares of seed and key of each client that dealt valid shares
+        self._dealers: list[int] = []  # the clients of the group with which this client's words are masked
+
+    @staticmethod
+    def needs_words(message: bytes) -> bool:
+        """Whether the answer to a message contains the masked words.
+
+        Raises:
+            ArrayError: the bytes are no message of a server.
+        """
+        return wire.read_header(message, PHASES, None)[0] == INBOX
+
+    @staticmethod
+    def opens(message: bytes) -> bool:
+        """Whether a message invites to a new sum, for which a new ``SecureClient`` is needed.
+
+        Raises:
+            ArrayError: the bytes are no message of a server.
+        """
+        return wire.read_header(message, PHASES, None)[0] == OPEN
+
+    def answer(self, message: bytes, words: U64 | None = None) -> bytes:
+        """Return the answer to the server's message.
+
+        Args:
+            words: uint64[encoding.words] from ``Encoding.encode``, if ``needs_words(message)``; they do not change.
+
+        Raises:
+            ArrayError: the message is malformed, or not the next one of this session, or a key is not valid.
+            RangeError: the server's numbers break the rules, such as a threshold of half of the group or less.
+            RoundError: too few clients are left. The client leaves the sum.
+
+        Cost: of the masked words, 8 n bytes of AES for each client of the group; a few messages of 100 bytes for each
+            client of the group.
+        """
+        phases = PHASES if self._identity is not None else PHASES[:-1]
+        expected = phases[self._answered : self._answered + 1]
+        kind, session, body = wire.read_header(message, expected, self._session)
+        if kind == OPEN:
+            answer = self._open(session, body)
+        elif kind == ROSTER:
+            answer = self._deal(session, body)
+        elif kind == INBOX:
+            answer = self._mask(session, body, words)
+        elif kind == SURVIVORS and self._identity is not None:
+            self._survivors = self._checked(body)
+            answer = wire.write_signed(session, sign(self._identity, OF_SURVIVORS, session, self._survivors))
+        elif kind == SURVIVORS:
+            answer = self._show(session, self._checked(body))
+        else:
+            self._require_signatures(session, body)
+            answer = self._show(session, self._survivors)
+        self._answered += 1
+        return answer
+
+    def _open(self, session: bytes, body: memoryview) -> bytes:
+        opening = wire.read_open(body)
+        encoding = Encoding.read(opening.encoding)
+        if self._min_clients > opening.clients:
+            raise RoundError(f"min_clients={self._min_clients}: the server invites only {opening.clients} clients")
+        if opening.is_signed != (self._identity is not None):
+            has = "uses" if opening.is_signed else "does not use"
+            raise RoundError(f"identity: the server {has} signatures; the client must agree")
+        self.encoding, self._min_clients = encoding, max(self._min_clients, opening.min_clients)
+        self._session, self._index, self._clients = session, opening.number, opening.clients
+        self._sealing, self._masking, self._seed = new_secret(), new_secret(), new_secret()
+        return wire.write_keys(session, self._own_keys(session))
+
+    def _own_keys(self, session: bytes) -> PublicKeys:
+        keys = PublicKeys(public_key(self._sealing), public_key(self._masking))
+        if self._identity is None or self._own_identity is None:
+            return keys
+        signature = sign(self._identity, OF_KEYS, session, signed_part(self._index, keys))
+        return keys._replace(identity=self._own_identity, signature=signature)
+
+    def _deal(self, session: bytes, body: memoryview) -> bytes:
+        threshold, group = wire.read_roster(body)
+        if group.get(self._index) != self._own_keys(session) or max(group) >= self._clients:
+            raise ArrayError("roster: the client's own keys are missing or differ, or an index is out of range")
+        if len({key for keys in group.values() for key in keys[:2]}) < 2 * len(group):
+            raise ArrayError("roster: a key occurs twice")
+        if self._identity is not None:
+            self._require_peers(session, group)
+        parts, part = (3, "two thirds") if self._identity is not None else (2, "half")
+        if len(group) < 2 or not (parts - 1) * len(group) < parts * threshold <= parts * len(group):
+            raise RangeError(
+                f"threshold={threshold}: must be more than {part} of the group's {len(group)} clients, and at most all"
+            )
+        seeds, keys = (split(secret, group, threshold) for secret in (self._seed, self._masking))
+        dealt = {}
+        for index, member in group.items():
+            sealed = seal(*self._between(member.sealing, session, self._index, index, seeds[index] + keys[index]))
+            dealt[index] = Dealt(digest(seeds[index], session), digest(keys[index], session), sealed)
+        self._threshold, self._group = threshold, group
+        return wire.write_dealt(wire.SHARES, session, digest(self._seed, session), dealt)
+
+    def _require_peers(self, session: bytes, group: Mapping[int, PublicKeys]) -> None:
+        """Check that each other client of the group is a different peer that signed its keys."""
+        others = {index: keys for index, keys in group.items() if index != self._index}
+        for index, keys in others.items():
+            signed = signed_part(index, keys)
+            if keys.identity not in self._peers - {self._own_identity} or not is_signed(
+                keys.identity, keys.signature, OF_KEYS, session, signed
+            ):
+                raise ArrayError(f"roster: no known peer signed the keys of client {index}")
+        if len({keys.identity for keys in others.values()}) < len(others):
+            raise ArrayError("roster: a peer occurs twice")
+
+    def _between(self, public: bytes, session: bytes, sender: int, receiver: int, data: bytes) -> Any:
+        """Return the arguments of ``seal`` and ``unseal``."""
+        key, context = envelope(self._sealing, public, session, sender, receiver)
+        return key, data, context
+
+    def _mask(self, session: bytes, body: memoryview, words: U64 | None) -> bytes:
+        dealt = wire.read_inbox(body)
+        if self._index not in dealt or not dealt.keys() <= self._group.keys():
+            raise ArrayError("inbox: the client's own shares are missing, or a client is not of the group")
+        if len(dealt) < self._threshold:
+            raise RoundError(f"inbox: {len(dealt)} clients dealt shares, but the threshold is {self._threshold}")
+        assert self.encoding is not None  # since the client answered the first message
+        masked = as_words(words, self.encoding.words).copy()
+        held = {index: self._opened(session, index, sent) for index, sent in dealt.items()}
+        others = [index for index in dealt if index != self._index]
+        masks = [
+            pairwise_mask(self._masking, self._group[index].masking, session, self._index, index) for index in others
+        ]
+        add_masks(masked, [(self_mask(self._seed, session), False), *masks])
+        self._held = {index: shares for index, shares in held.items() if shares is not None}
+        self._dealers = list(dealt)
+        return wire.write_masked(session, masked)
+
+    def _opened(self, session: bytes, sender: int, dealt: Dealt) -> bytes | None:
+        """Return the shares of seed and key that a client dealt, or None if they differ from their digests."""
+        arguments = self._between(self._group[sender].sealing, session, sender, self._index, dealt.sealed)
+        shares = unseal(*arguments)
+        if shares is None or len(shares) != 2 * SHARE:
+            return None
+        found = digest(shares[:SHARE], session), digest(shares[SHARE:], session)
+        return shares if found == (dealt.seed_digest, dealt.key_digest) else None
+
+    def _checked(self, body: memoryview) -> bytes:
+        """Return the list of survivors, if the client may show shares for it."""
+        survivors = set(wire.read_survivors(body))
+        if self._index not in survivors or max(survivors) >= self._clients:
+            raise ArrayError("survivors: the client's own index is missing, or an index is out of range")
+        if not survivors & self._group.keys() <= set(self._dealers):
+            raise ArrayError("survivors: a client of the group dealt no shares")
+        if self._identity is not None and not survivors <= self._group.keys():
+            raise ArrayError("survivors: a client is not of the group; with identities, all clients form one group")
+        if len(survivors) < self._min_clients:
+            raise RoundError(f"survivors: the sum has {len(survivors)} clients, but min_clients={self._min_clients}")
+        if (left := len(survivors & self._group.keys())) < self._threshold:
+            raise RoundError(f"survivors: {left} clients of the group are left, but the threshold is {self._threshold}")
+        return bytes(body)
+
+    def _require_signatures(self, session: bytes, body: memoryview) -> None:
+        """Check that ``threshold`` clients of the group signed the same survivors as this client."""
+        signed = {
+            index
+            for index, signature in wire.read_signatures(body).items()
+            if index in self._group
+            and is_signed(self._group[index].identity, signature, OF_SURVIVORS, session, self._survivors)
+        }
+        if len(signed) < self._threshold:
+            raise RoundError(
+                f"signatures: {len(signed)} clients signed the same survivors, but the threshold is {self._threshold}"
+            )
+
+    def _show(self, session: bytes, listed: bytes) -> bytes:
+        survivors = set(wire.read_survivors(memoryview(listed)))
+        shown = {}
+        for index, shares in self._held.items():
+            is_seed = index in survivors
+            shown[index] = is_seed, shares[:SHARE] if is_seed else shares[SHARE:]
+        self._held, self._seed, self._masking = {}, b"", b""  # they are of no further use
+        return wire.write_opened(session, shown)
+
+    # A client whose process ends between two messages keeps its state.
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the client's state as plain values, for ``from_state``. It contains the client's secrets."""
+        return {
+            "session": None if self._session is None else self._session.hex(),
+            "encoding": None if self.encoding is None else self.encoding.to_state(),
+            "numbers": [self._min_clients, self._answered, self._index, self._clients, self._threshold],
+            "secrets": [secret.hex() for secret in (self._sealing, self._masking, self._seed)],
+            "identity": None if self._identity is None else self._identity.hex(),
+            "peers": [peer.hex() for peer in self._peers],
+            "survivors": self._survivors.hex(),
+            "group": {str(index): [key.hex() for key in keys] for index, keys in self._group.items()},
+            "held": {str(index): shares.hex() for index, shares in self._held.items()},
+            "dealers": self._dealers,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the client of a state.
+
+        Raises:
+            CheckpointError: ``to_state`` did not return this state.
+        """
+        try:
+            identity = None if state["identity"] is None else bytes.fromhex(state["identity"])
+            client = cls(identity=identity, peers=[bytes.fromhex(peer) for peer in state["peers"]])
+            client._survivors = bytes.fromhex(state["survivors"])
+            client._session = None if state["session"] is None else bytes.fromhex(state["session"])
+            client.encoding = None if state["encoding"] is None else Encoding.read(state["encoding"])
+            numbers = [int(number) for number in state["numbers"]]
+            client._min_clients, client._answered, client._index, client._clients, client._threshold = numbers
+            client._sealing, client._masking, client._seed = map(bytes.fromhex, state["secrets"])
+            client._group = {
+                int(index): PublicKeys(*map(bytes.fromhex, keys)) for index, keys in state["group"].items()
+            }
+            client._held = {int(index): bytes.fromhex(shares) for index, shares in state["held"].items()}
+            client._dealers = [int(index) for index in state["dealers"]]
+        except (FedcoreError, KeyError, ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"state: SecureClient.to_state did not return it: {error!r}") from None
+        return client
+
+    def _facts(self) -> dict[str, Any]:
+        return {"index": self._index, "answered": self._answered, "min_clients": self._min_clients}
+
+
+def signed_part(index: int, keys: PublicKeys) -> bytes:
+    """Return what a client signs of its keys."""
+    return index.to_bytes(4, "little") + keys.sealing + keys.masking

@@ -1,0 +1,223 @@
+"""The messages of masked sums: fixed fields after a header, which every reader checks."""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcore.errors import ArrayError
+from fedcore.secure.primitives import HASH, KEY, PRIME, SEALED, SHARE, SIGNATURE, U64
+
+MAGIC = b"fedcore secure 1"
+SESSION = 16
+"""The bytes of a session's random name."""
+MOST_CLIENTS = 1 << 20
+OPEN, ROSTER, INBOX, SURVIVORS, SIGNATURES = 1, 2, 3, 4, 5
+"""The server's messages, one for each phase; ``SIGNATURES`` only if clients have identities."""
+KEYS, SHARES, MASKED, SIGNED, OPENED = 17, 18, 19, 20, 21
+"""The clients' answers. The last is that to ``SIGNATURES`` or, without identities, to ``SURVIVORS``."""
+NAMES = {
+    **{OPEN: "open", ROSTER: "roster", INBOX: "inbox", SURVIVORS: "survivors", SIGNATURES: "signatures"},
+    **{KEYS: "keys", SHARES: "shares", MASKED: "masked", SIGNED: "signed", OPENED: "opened"},
+}
+HEADER = struct.Struct(f"<{len(MAGIC)}s{SESSION}sB7x")  # 40 bytes, so that words are aligned
+NUMBER = struct.Struct("<I")
+ADVERTISED = struct.Struct(f"<{KEY}s{KEY}s{KEY}s{SIGNATURE}s")
+MEMBER = struct.Struct(f"<I{KEY}s{KEY}s{KEY}s{SIGNATURE}s")
+VOUCHED = struct.Struct(f"<I{SIGNATURE}s")
+DEALT = struct.Struct(f"<I{HASH}s{HASH}s{SEALED}s")
+SHOWN = struct.Struct(f"<IB{SHARE}s")
+
+
+class Opening(NamedTuple):
+    """The body of ``OPEN``; ``number`` is the client's index."""
+
+    number: int
+    clients: int
+    min_clients: int
+    is_signed: bool
+    encoding: Mapping[str, Any]
+
+
+class PublicKeys(NamedTuple):
+    """A client's two public keys, its identity, and the identity's signature of both; zeros without identities."""
+
+    sealing: bytes
+    masking: bytes
+    identity: bytes = bytes(KEY)
+    signature: bytes = bytes(SIGNATURE)
+
+
+class Dealt(NamedTuple):
+    """The two shares for one holder: their digests, and the shares encrypted for the holder."""
+
+    seed_digest: bytes
+    key_digest: bytes
+    sealed: bytes
+
+
+def header(kind: int, session: bytes) -> bytes:
+    """Return the first bytes of a message."""
+    return HEADER.pack(MAGIC, session, kind)
+
+
+def read_header(message: Any, expected: Sequence[int], session: bytes | None) -> tuple[int, bytes, memoryview]:
+    """Return the kind, the session and the body of a message.
+
+    Raises:
+        ArrayError: the bytes are no message, or the message is of another kind or session.
+    """
+    try:
+        data = memoryview(message).cast("B")
+    except TypeError:
+        raise ArrayError(f"message: expected bytes, got {type(message).__name__}") from None
+    if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
+        raise ArrayError(f"message: these {len(data)} bytes are no message of this protocol")
+    _, found, kind = HEADER.unpack(data[: HEADER.size])
+    if kind not in expected:
+        wanted = " or ".join(NAMES[one] for one in expected) or "no further message"
+        raise ArrayError(f"message: expected {wanted}, got {NAMES.get(kind, f'kind {kind}')}")
+    if session is not None and found != session:
+        raise ArrayError("message: it belongs to another session")
+    return kind, found, data[HEADER.size :]
+
+
+def _require_size(name: str, body: memoryview, size: int) -> None:
+    if len(body) != size:
+        raise ArrayError(f"{name}: expected {size} bytes after the header, got {len(body)}")
+
+
+def _entries(name: str, body: memoryview, fields: struct.Struct) -> list[tuple[Any, ...]]:
+    """Return the entries that fill a body; each starts with the index of a different client, in ascending order."""
+    if len(body) % fields.size:
+        raise ArrayError(f"{name}: {len(body)} bytes are no multiple of {fields.size}")
+    entries = list(fields.iter_unpack(body))
+    indices = [entry[0] for entry in entries]
+    if any(after <= before for before, after in pairwise(indices)):
+        raise ArrayError(f"{name}: the clients' indices must ascend")
+    return entries
+
+
+def write_open(session: bytes, opening: Opening) -> bytes:
+    """Return the message that invites a client."""
+    return header(OPEN, session) + json.dumps(opening._asdict()).encode()
+
+
+def read_open(body: memoryview) -> Opening:
+    """Return the checked fields of an invitation, except those of the encoding."""
+    try:
+        found = json.loads(bytes(body))
+        opening = Opening(**found)
+    except (ValueError, TypeError, RecursionError):
+        raise ArrayError("open: the fields are malformed") from None
+    numbers = opening.number, opening.clients, opening.min_clients
+    types = [type(number) for number in numbers] + [type(opening.is_signed), type(opening.encoding)]
+    if types != [int, int, int, bool, dict]:
+        raise ArrayError("open: the fields have wrong types")
+    if not (0 <= opening.number < opening.clients <= MOST_CLIENTS and 2 <= opening.min_clients <= opening.clients):
+        raise ArrayError("open: number or min_clients is out of range")
+    return opening
+
+
+def write_keys(session: bytes, keys: PublicKeys) -> bytes:
+    """Return a client's advertised keys."""
+    return header(KEYS, session) + ADVERTISED.pack(*keys)
+
+
+def read_keys(body: memoryview) -> PublicKeys:
+    """Return advertised keys; whether a key is valid shows when it is used."""
+    _require_size("keys", body, ADVERTISED.size)
+    return PublicKeys(*ADVERTISED.unpack(body))
+
+
+def write_roster(session: bytes, threshold: int, group: Mapping[int, PublicKeys]) -> bytes:
+    """Return the keys of a client's group, itself included."""
+    members = (MEMBER.pack(index, *group[index]) for index in sorted(group))
+    return header(ROSTER, session) + NUMBER.pack(threshold) + b"".join(members)
+
+
+def read_roster(body: memoryview) -> tuple[int, dict[int, PublicKeys]]:
+    """Return the threshold and the group's keys by index."""
+    if len(body) < NUMBER.size:
+        raise ArrayError("roster: the threshold is missing")
+    (threshold,) = NUMBER.unpack(body[: NUMBER.size])
+    members = _entries("roster", body[NUMBER.size :], MEMBER)
+    return threshold, {index: PublicKeys(*keys) for index, *keys in members}
+
+
+def write_dealt(kind: int, session: bytes, first: bytes, dealt: Mapping[int, Dealt]) -> bytes:
+    """Return a client's shares for its group (``SHARES``), or a group's shares for a client (``INBOX``)."""
+    return header(kind, session) + first + b"".join(DEALT.pack(index, *dealt[index]) for index in sorted(dealt))
+
+
+def read_shares(body: memoryview) -> tuple[bytes, dict[int, Dealt]]:
+    """Return the digest of a client's seed, and what it dealt to each holder."""
+    if len(body) < HASH:
+        raise ArrayError("shares: the digest is missing")
+    return bytes(body[:HASH]), read_inbox(body[HASH:])
+
+
+def read_inbox(body: memoryview) -> dict[int, Dealt]:
+    """Return what each client dealt."""
+    return {index: Dealt(*dealt) for index, *dealt in _entries("shares", body, DEALT)}
+
+
+def write_masked(session: bytes, words: U64) -> bytes:
+    """Return a client's masked words. Cost: 8 n bytes."""
+    return b"".join([header(MASKED, session), words.data.cast("B")])
+
+
+def read_masked(body: memoryview, n: int) -> U64:
+    """Return the words as a view of the message, uint64[n]."""
+    _require_size("masked", body, 8 * n)
+    return np.frombuffer(body, "<u8", n)
+
+
+def write_survivors(session: bytes, survivors: Sequence[int]) -> bytes:
+    """Return the list of the clients whose masked words arrived."""
+    return header(SURVIVORS, session) + b"".join(NUMBER.pack(index) for index in sorted(survivors))
+
+
+def read_survivors(body: memoryview) -> list[int]:
+    """Return the indices."""
+    return [index for (index,) in _entries("survivors", body, NUMBER)]
+
+
+def write_signed(session: bytes, signature: bytes) -> bytes:
+    """Return a client's signature of the survivors that it was sent."""
+    return header(SIGNED, session) + signature
+
+
+def read_signed(body: memoryview) -> bytes:
+    """Return the signature."""
+    _require_size("signed", body, SIGNATURE)
+    return bytes(body)
+
+
+def write_signatures(session: bytes, signatures: Mapping[int, bytes]) -> bytes:
+    """Return the signatures of a client's group."""
+    entries = (VOUCHED.pack(index, signatures[index]) for index in sorted(signatures))
+    return header(SIGNATURES, session) + b"".join(entries)
+
+
+def read_signatures(body: memoryview) -> dict[int, bytes]:
+    """Return the signatures by client."""
+    return dict(_entries("signatures", body, VOUCHED))
+
+
+def write_opened(session: bytes, shown: Mapping[int, tuple[bool, bytes]]) -> bytes:
+    """Return a holder's shares: (whether the client survived, so that the share is of its seed, the share)."""
+    entries = (SHOWN.pack(index, *shown[index]) for index in sorted(shown))
+    return header(OPENED, session) + b"".join(entries)
+
+
+def read_opened(body: memoryview) -> dict[int, tuple[bool, bytes]]:
+    """Return the shares by client."""
+    entries = _entries("opened", body, SHOWN)
+    for _, is_seed, share in entries:
+        if is_seed > 1 or int.from_bytes(share, "little") >= PRIME:
+            raise ArrayError("opened: a share is out of range")
+    return {index: (bool(is_seed), share) for index, is_seed, share in entries}

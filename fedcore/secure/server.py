@@ -1,0 +1,419 @@
+"""The server's side of a masked sum: a state machine that collects the clients' answers phase by phase."""
+
+import logging
+import math
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.arrays import core
+from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError, UnknownClientError
+from fedcore.secure import messages as wire
+from fedcore.secure.client import OF_KEYS, OF_SURVIVORS, signed_part
+from fedcore.secure.encoding import Encoding
+from fedcore.secure.messages import KEYS, MASKED, MOST_CLIENTS, OPENED, SHARES, SIGNED, Dealt, Opening, PublicKeys
+from fedcore.secure.primitives import (
+    U64,
+    add_masks,
+    agree,
+    digest,
+    is_signed,
+    join,
+    lagrange,
+    new_secret,
+    pairwise_mask,
+    public_key,
+    self_mask,
+)
+from fedcore.server import PartialSum, Server
+from fedcore.store.registry import ClientId, canonical
+from fedcore.validation import Represented, check_integer, rejection_reason, short_repr
+
+LOGGER = logging.getLogger("fedcore.secure")
+ALWAYS_ALL = 32
+"""The greatest number of clients of which each shares with all others by default."""
+COLLUDING, DROPPING = 1 / 5, 3 / 10
+"""The shares of clients that may collude with the server or drop out, for the size of groups."""
+MOST_HELD = 4
+"""The number of messages that are added in one pass, which reads and writes the sum once."""
+SECURITY, CORRECTNESS = 2.0**-40, 2.0**-20
+"""The probabilities, over the choice of groups, that colluding clients open an update, or that no sum opens."""
+
+
+class SecureServer(Represented):
+    """One masked sum: the server learns the sum of its clients' words modulo 2^64, and no single client's words.
+
+    It is a state machine without a transport. In each phase, send ``messages``, pass the answers to
+    ``receive``, and call ``close_phase``. A client that does not answer in a phase drops out.
+
+    Args:
+        clients: the ids of the invited clients.
+        encoding: the form of the words, which clients receive with the first message.
+        min_clients: the smallest number of clients in the sum. Clients may ask for more.
+        group: the number of clients, itself included, among which each client splits its secrets and with which it
+            agrees on masks. Default: all up to 32 clients; above, the smallest number for 1/5 of colluding and 3/10 of
+            dropping clients, if it is below the number of clients.
+        identities: each client's public key, by id, if the clients have identities. A fifth phase then collects their
+            signatures of the survivors, and all clients form one group. Default: none; see ``SecureClient``.
+
+    Attributes:
+        messages: the open phase's message for each client; empty at the end.
+        total: int64[encoding.words], the sum, after the last phase; else None.
+        survivors: the clients in the sum, once the third phase is closed.
+
+    Raises:
+        RangeError: fewer clients than ``min_clients``, or more than 2^20, or a group that is out of range.
+
+    Reference: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, the
+        protocol against an honest-but-curious server and, with identities, that against an active one; groups of Bell
+        et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", CCS 2020.
+    Cost: 8 n bytes for the sum, and up to four masked messages of 8 n bytes. Unmasking costs 8 n bytes of AES for each
+        survivor, and for each pair of a client that dropped out in the third phase and a survivor in its group.
+    """
+
+    def __init__(
+        self,
+        clients: Iterable[ClientId],
+        encoding: Encoding,
+        *,
+        min_clients: int = 2,
+        group: int | None = None,
+        identities: Mapping[Any, bytes] | None = None,
+    ) -> None:
+        self._ids = [canonical(client) for client in clients]
+        self._indices = {client: index for index, client in enumerate(self._ids)}
+        count = len(self._ids)
+        if len(self._indices) < count or not 2 <= count <= MOST_CLIENTS:
+            raise RangeError(f"clients: must be 2 to {MOST_CLIENTS} different ids, got {count}")
+        self._min_clients = check_integer("min_clients", min_clients, 2, count)
+        self._group_size = None if group is None else check_integer("group", group, 2, count)
+        if identities is not None and group not in (None, count):
+            raise RangeError(f"group={group}: with identities, all clients form one group; leave group out")
+        if identities is not None and (missing := [one for one in self._ids if one not in identities]):
+            raise RangeError(f"identities: the public key of client {missing[0]!r} is missing; add it")
+        self._identities = identities
+        self._phases = (KEYS, SHARES, MASKED, OPENED) if identities is None else (KEYS, SHARES, MASKED, SIGNED, OPENED)
+        self.total: npt.NDArray[np.int64] | None = None
+        self.survivors: tuple[ClientId, ...] = ()
+        self.encoding, self._phase = encoding, 0
+        self._session = secrets.token_bytes(wire.SESSION)
+        self._rejected: list[tuple[ClientId, str]] = []
+        self._probe = new_secret()  # the key with which advertised keys are tried
+        self._threshold = 0
+        self._keys: dict[int, PublicKeys] = {}
+        self._known: set[bytes] = set()  # all advertised keys
+        self._groups: dict[int, list[int]] = {}
+        self._dealt: dict[int, tuple[bytes, dict[int, Dealt]]] = {}  # the seed's digest and the shares
+        self._sum: U64 = np.zeros(encoding.words, np.uint64)
+        self._held: list[U64] = []  # masked words that are not in the sum yet
+        self._summed: set[int] = set()
+        self._survivors, self._signatures = b"", dict[int, bytes]()
+        self._shown: dict[int, dict[int, tuple[bool, bytes]]] = {}  # by holder
+        opening = Opening(0, count, self._min_clients, identities is not None, encoding.to_state())
+        self.messages: dict[ClientId, bytes] = {}
+        self._send({i: wire.write_open(self._session, opening._replace(number=i)) for i in range(count)})
+
+    @property
+    def phase(self) -> str:
+        """The answers that the open phase collects: "keys", "shares", "masked", "signed" or "opened"; else "closed"."""
+        return "closed" if self._kind is None else wire.NAMES[self._kind]
+
+    @property
+    def _kind(self) -> int | None:
+        return self._phases[self._phase] if self._phase < len(self._phases) else None
+
+    @property
+    def rejected(self) -> tuple[tuple[ClientId, str], ...]:
+        """(client, reason) of each rejected message."""
+        return tuple(self._rejected)
+
+    @property
+    def waiting_for(self) -> tuple[ClientId, ...]:
+        """The clients whose answers of the open phase are missing."""
+        answered = self._answered
+        return tuple(client for client in self.messages if self._indices[client] not in answered)
+
+    def receive(self, client: ClientId, message: Any) -> bool:
+        """Read a client's answer.
+
+        A malformed answer is rejected and listed; the client may send another until the phase is closed. The server
+        cannot see whether masked words are wrong.
+
+        Args:
+            client: the sender, which the transport has authenticated.
+            message: the bytes.
+
+        Returns:
+            Whether the answer is accepted.
+
+        Raises:
+            UnknownClientError: the client was not invited.
+
+        Cost: for masked words, reads 8 n bytes; four messages of ``bytes`` are added to the sum in one pass.
+        """
+        index = self._indices.get(canonical(client))
+        if index is None:
+            raise UnknownClientError(f"client={short_repr(client)}: it was not invited to this sum")
+        try:
+            if self._ids[index] not in self.messages:
+                raise RoundError(f"message: the client is not part of the phase {self.phase!r}")
+            _, _, body = wire.read_header(message, self._phases[self._phase : self._phase + 1], self._session)
+            if index in self._answered:
+                raise RoundError("message: only the first answer of a phase counts")
+            readers = {KEYS: self._read_keys, SHARES: self._read_shares, MASKED: self._read_masked}
+            readers |= {SIGNED: self._read_signed, OPENED: self._read_opened}
+            readers[self._phases[self._phase]](index, body)
+        except FedcoreError as error:
+            self._rejected.append((self._ids[index], rejection_reason(error)))
+            return False
+        return True
+
+    def close_phase(self) -> None:
+        """End the phase without the clients that did not answer; the next messages are in ``messages``.
+
+        Raises:
+            RoundError: no phase is open, or too few clients are left. The sum is then closed, and nothing opens.
+
+        Cost: see the class; the last phase removes the masks.
+        """
+        kind = self._kind
+        if kind is None:
+            raise RoundError("close_phase: the sum is closed; create a new SecureServer for the next round")
+        closes = {KEYS: self._send_rosters, SHARES: self._send_inboxes, MASKED: self._send_survivors}
+        closes |= {SIGNED: self._send_signatures, OPENED: self._open_sum}
+        self.messages = {}
+        try:
+            closes[kind]()
+        except BaseException:
+            self._phase, self.messages = len(self._phases), {}
+            raise
+        self._phase += 1
+
+    def partial_sum(self, server: Server) -> PartialSum:
+        """Return the total for ``Round.add_partial_sum`` of an open round of the server that made the encoding.
+
+        Each client of the sum is listed with an equal part of the examples and steps, and with the norm of the mean
+        update. The server knows no others.
+
+        Raises:
+            RoundError: the sum is not open.
+            RangeError: the total cannot be a sum of valid updates: a client sent wrong words, and the protocol hides
+                which one.
+        """
+        if self.total is None:
+            raise RoundError("partial_sum: the sum is not open; close all phases first")
+        return self.encoding.partial_sum(server, self.total, self.survivors, self.rejected)
+
+    def _send(self, messages: Mapping[int, bytes]) -> None:
+        self.messages = {self._ids[index]: message for index, message in messages.items()}
+
+    @property
+    def _answered(self) -> Any:
+        """The clients with an answer in the open phase."""
+        answered: dict[int, Any] = {KEYS: self._keys, SHARES: self._dealt, MASKED: self._summed}
+        answered |= {SIGNED: self._signatures, OPENED: self._shown}
+        return () if self._kind is None else answered[self._kind]
+
+    def _require_enough(self, what: str, count: int, needed: int | None = None) -> None:
+        needed = self._min_clients if needed is None else needed
+        if count < needed:
+            raise RoundError(f"{what}: {count} clients are left, but the sum needs {needed}; open a new sum")
+
+    # Phase 1: keys.
+
+    def _read_keys(self, index: int, body: memoryview) -> None:
+        keys = wire.read_keys(body)
+        for key in keys[:2]:
+            agree(self._probe, key, self._session, b"probe")  # raises for a key of low order
+        if self._known & set(keys[:2]) or keys.sealing == keys.masking:
+            raise ArrayError("keys: a key occurs twice")
+        own = None if self._identities is None else self._identities[self._ids[index]]
+        signed = signed_part(index, keys)
+        if own is not None and not (
+            own == keys.identity and is_signed(own, keys.signature, OF_KEYS, self._session, signed)
+        ):
+            raise ArrayError("keys: the client's identity did not sign them")
+        self._known.update(keys[:2])
+        self._keys[index] = keys
+
+    def _send_rosters(self) -> None:
+        members = list(self._keys)
+        self._require_enough("keys", len(members))
+        size = len(members) if self._identities is not None else self._group_size or least_group(len(members))
+        self._groups = choose_groups(members, size)
+        size = len(self._groups[members[0]])
+        self._threshold = 2 * size // 3 + 1 if size == len(members) else size // 2 + 1
+        self._send({i: self._roster(i) for i in members})
+
+    def _roster(self, index: int) -> bytes:
+        group = {other: self._keys[other] for other in self._groups[index]}
+        return wire.write_roster(self._session, self._threshold, group)
+
+    # Phase 2: shares.
+
+    def _read_shares(self, index: int, body: memoryview) -> None:
+        seed_digest, dealt = wire.read_shares(body)
+        if dealt.keys() != set(self._groups[index]):
+            raise ArrayError("shares: must be for exactly the clients of the group")
+        self._dealt[index] = seed_digest, dealt
+
+    def _send_inboxes(self) -> None:
+        self._require_enough("shares", len(self._dealt))
+        self._require_groups("shares", self._dealt, self._dealt)
+        self._send({i: self._inbox(i) for i in self._dealt})
+
+    def _inbox(self, index: int) -> bytes:
+        dealers = [other for other in self._groups[index] if other in self._dealt]
+        dealt = {other: self._dealt[other][1][index] for other in dealers}
+        return wire.write_dealt(wire.INBOX, self._session, b"", dealt)
+
+    def _require_groups(self, what: str, owners: Iterable[int], holders: Any) -> None:
+        """Check that enough holders are left in the group of each owner of secrets."""
+        fewest = min(sum(holder in holders for holder in self._groups[owner]) for owner in owners)
+        self._require_enough(what, fewest, self._threshold)
+
+    # Phase 3: masked words.
+
+    def _read_masked(self, index: int, body: memoryview) -> None:
+        self._held.append(wire.read_masked(body, len(self._sum)))
+        self._summed.add(index)
+        if len(self._held) == MOST_HELD or not isinstance(body.obj, bytes):  # only bytes cannot change later
+            self._add_held()
+
+    def _add_held(self) -> None:
+        if self._held:
+            core.add_words(self._sum.view(np.int64), [words.view(np.int64) for words in self._held])
+            self._held = []
+
+    def _send_survivors(self) -> None:
+        self._add_held()
+        self._require_enough("masked", len(self._summed))
+        self._require_groups("masked", self._dealt, self._summed)
+        self._survivors = wire.write_survivors(self._session, sorted(self._summed))
+        self._send(dict.fromkeys(self._summed, self._survivors))
+        self.survivors = tuple(self._ids[index] for index in sorted(self._summed))
+
+    # With identities: signatures.
+
+    def _read_signed(self, index: int, body: memoryview) -> None:
+        signature, survivors = wire.read_signed(body), self._survivors[wire.HEADER.size :]
+        if not is_signed(self._keys[index].identity, signature, OF_SURVIVORS, self._session, survivors):
+            raise ArrayError("signed: not the client's signature of the survivors")
+        self._signatures[index] = signature
+
+    def _send_signatures(self) -> None:
+        self._require_groups("signed", self._dealt, self._signatures)
+        self._send({i: self._signatures_for(i) for i in self._signatures})
+
+    def _signatures_for(self, index: int) -> bytes:
+        group = {other: self._signatures[other] for other in self._groups[index] if other in self._signatures}
+        return wire.write_signatures(self._session, group)
+
+    # The last phase: opening.
+
+    def _read_opened(self, index: int, body: memoryview) -> None:
+        shown = wire.read_opened(body)
+        for owner, (is_seed, share) in shown.items():
+            if owner not in self._dealt or index not in self._dealt[owner][1]:
+                raise ArrayError(f"opened: the client holds no share of client {owner}")
+            if is_seed != (owner in self._summed):
+                raise ArrayError(f"opened: the share of client {owner} is of the wrong secret")
+            dealt = self._dealt[owner][1][index]
+            if digest(share, self._session) != (dealt.seed_digest if is_seed else dealt.key_digest):
+                raise ArrayError(f"opened: the share of client {owner} is not the one that it dealt")
+        self._shown[index] = shown
+
+    def _open_sum(self) -> None:
+        weights: dict[tuple[int, ...], list[int]] = {}
+        masks = []
+        for owner in sorted(self._dealt):
+            alive = [other for other in self._groups[owner] if other in self._summed]
+            secret = self._secret(owner, weights)
+            if owner in self._summed:
+                masks.append((self_mask(secret, self._session), True))
+                continue
+            for other in alive:  # the survivor added this mask, so that the server subtracts it
+                key, negative = pairwise_mask(secret, self._keys[other].masking, self._session, owner, other)
+                masks.append((key, negative))
+        total, self._sum = self._sum, self._sum[:0]
+        add_masks(total, masks)
+        self.total = total.view(np.int64)
+
+    def _secret(self, owner: int, weights: dict[tuple[int, ...], list[int]]) -> bytes:
+        """Return a survivor's seed, or the private key of a client that dropped out, from ``threshold`` shares."""
+        shown = self._shown
+        holders = tuple(holder for holder in self._groups[owner] if owner in shown.get(holder, ()))[: self._threshold]
+        if len(holders) < self._threshold:
+            raise RoundError(
+                f"opened: {len(holders)} clients showed a share of client {self._ids[owner]!r}, but the sum needs "
+                f"{self._threshold}; open a new sum"
+            )
+        if holders not in weights:
+            weights[holders] = lagrange(holders)
+        secret = join({holder: shown[holder][owner][1] for holder in holders}, weights[holders])
+        is_seed = owner in self._summed
+        if secret is None or not (
+            digest(secret, self._session) == self._dealt[owner][0]
+            if is_seed
+            else public_key(secret) == self._keys[owner].masking
+        ):
+            raise RoundError(f"opened: client {self._ids[owner]!r} dealt shares of a wrong secret; open a new sum")
+        return secret
+
+    def _facts(self) -> dict[str, Any]:
+        return {"phase": self.phase, "clients": len(self._ids), "rejected": len(self._rejected)}
+
+
+# The groups of Bell et al.: a random circle of clients, each grouped with its nearest on both sides.
+
+
+def choose_groups(members: Sequence[int], size: int) -> dict[int, list[int]]:
+    """Return each client's group of ``size`` clients with itself: all, or the nearest on a random circle.
+
+    Membership is mutual. An even size that is not the number of clients is raised by one.
+    """
+    if size >= len(members):
+        return dict.fromkeys(members, sorted(members))
+    circle = list(members)
+    secrets.SystemRandom().shuffle(circle)
+    reach, count = size // 2, len(circle)
+    if 2 * reach + 1 >= count:
+        return dict.fromkeys(members, sorted(members))
+    return {
+        client: sorted(circle[(at + step) % count] for step in range(-reach, reach + 1))
+        for at, client in enumerate(circle)
+    }
+
+
+def least_group(count: int) -> int:
+    """Return the smallest size of groups with which a sum of so many clients is secure and opens.
+
+    For ``COLLUDING`` and ``DROPPING`` shares of the clients: with probability 1 - ``SECURITY``, no group has
+    ``threshold`` colluding clients, and the others stay connected; with 1 - ``CORRECTNESS``, each group keeps
+    ``threshold`` clients. Thresholds are just above half of the group.
+    """
+    colluding, dropping = math.ceil(COLLUDING * count), math.ceil(DROPPING * count)
+    for size in range(3, count, 2) if count > ALWAYS_ALL else ():
+        others, threshold = size - 1, size // 2 + 1
+        opened = count * _tail(count - 1, colluding, others, threshold)
+        apart = count**2 / 2 * _tail(count - 1, min(colluding + dropping, count - 1), others, others)
+        stuck = count * _tail(count - 1, dropping, others, others - threshold + 1)
+        if opened + apart <= SECURITY and stuck <= CORRECTNESS:
+            return size
+    return count
+
+
+def _tail(count: int, marked: int, drawn: int, least: int) -> float:
+    """Return the probability that at least ``least`` of ``drawn`` elements of ``count`` are among the marked ones."""
+
+    def ways(n: int, k: int) -> float:
+        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+    low, high = max(least, drawn - (count - marked)), min(drawn, marked)
+    all_ways = ways(count, drawn)
+    return math.fsum(
+        math.exp(ways(marked, k) + ways(count - marked, drawn - k) - all_ways) for k in range(low, high + 1)
+    )

@@ -1,0 +1,104 @@
+"""Masked sums in NVFlare: the models of unmasked rounds, with sites that drop out."""
+
+import numpy as np
+import pytest
+
+from fedcore import RoundPolicy
+from fedcore.adapters.nvflare import SecureController, SecureSite, reply
+from fedcore.adapters.nvflare.secure import SECURE
+from fedcore.errors import ArrayError, RoundError
+from fedcore.secure import identity_of
+from tests.adapters.drivers.nvflare import LocalController
+
+X = {"w": np.arange(12, dtype=np.float32).reshape(3, 4) / 8}
+NAMES = [f"site-{i}" for i in range(5)]
+OPTIONS = dict(
+    lr=0.5,
+    num_rounds=1,
+    limits={"max_norm": 100.0, "max_examples": 1000, "max_steps": 8},
+    compute={"accumulator": "exact"},
+)
+
+
+class LocalSecure(LocalController, SecureController):
+    """A SecureController whose clients are functions."""
+
+
+def train(number):
+    """Return updates of short numbers, so that no float operation rounds in the first round."""
+
+    def trained(received):
+        params = {name: x - np.float32((number + 1) / 64) for name, x in received.params.items()}
+        return reply(params, steps=2, examples=10 + number)
+
+    return trained
+
+
+def masked(name, dropped=(), **options):
+    """Return a site; those in ``dropped`` do not answer with an update."""
+    site = SecureSite(train(NAMES.index(name)), **options)
+    return lambda received: None if name in dropped and "w" in received.params else site.answer(received)
+
+
+@pytest.mark.parametrize("dropped", [(), ("site-3",)])
+@pytest.mark.parametrize("method", ["FedAvg", "FedNova"])
+def test_a_masked_round_gives_the_model_of_an_unmasked_round(method, dropped):
+    controller = LocalSecure({name: masked(name, dropped) for name in NAMES}, X, method, **OPTIONS)
+    controller.run()
+    left = {name: train(i) for i, name in enumerate(NAMES) if name not in dropped}
+    plain = LocalController(left, X, method, **OPTIONS)
+    plain.run()
+    assert controller.server.x.tobytes() == plain.server.x.tobytes()
+    assert not np.array_equal(controller.server.x, X["w"].ravel())
+    assert set(controller.reports[0].accepted) == set(left)
+    assert controller.saved[-1].params["w"].shape == (3, 4)
+
+
+def test_sites_with_identities_sign():
+    secrets = {name: bytes([i + 1] * 32) for i, name in enumerate(NAMES)}
+    public = {name: identity_of(secret) for name, secret in secrets.items()}
+    sites = {name: masked(name, identity=secret, peers=public.values()) for name, secret in secrets.items()}
+    identities = {name: key.hex() for name, key in public.items()}
+    controller = LocalSecure(sites, X, "FedAvg", identities=identities, **OPTIONS)
+    controller.run()
+    assert len(controller.arrived) == 5 * len(NAMES)
+    assert len(controller.reports[0].accepted) == len(NAMES)
+
+
+def test_the_job_ends_if_too_few_sites_are_left():
+    sites = {name: masked(name, NAMES[:2]) for name in NAMES}
+    controller = LocalSecure(sites, X, "FedAvg", policy=RoundPolicy(min_clients=4), **OPTIONS)
+    with pytest.raises(RoundError, match="3 clients are left, but the sum needs 4"):
+        controller.run()
+    assert controller.server.round_number == 0
+
+
+def test_a_malformed_answer_leaves_the_others():
+    sites = {name: masked(name) for name in NAMES}
+    honest = sites["site-0"]
+
+    def spoiled(received):
+        answer = honest(received)
+        answer.params[SECURE] = answer.params[SECURE][:-1]
+        return answer
+
+    controller = LocalSecure(sites | {"site-0": spoiled}, X, "FedAvg", **OPTIONS)
+    controller.run()
+    (report,) = controller.reports
+    assert set(report.accepted) == set(NAMES[1:])
+    assert report.rejected[0][0] == "site-0"
+
+
+def test_a_site_never_trains_without_masks():
+    def never(received):
+        raise AssertionError("it trained")
+
+    site, seen = SecureSite(never), []
+
+    def answer(received):
+        with pytest.raises(ArrayError, match="without masks"):
+            site.answer(received)
+        seen.append(received)
+
+    LocalController(dict.fromkeys(NAMES, answer), X, "FedAvg", **OPTIONS).run()
+    assert len(seen) == len(NAMES)

@@ -1,0 +1,163 @@
+"""Hostile messages: the sender is rejected, and the others' sum opens or the sum ends as the protocol defines."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+from fedcore.errors import ArrayError, CheckpointError, FedcoreError, RoundError
+from fedcore.secure import SecureClient
+from fedcore.secure import messages as wire
+from tests.secure.sessions import PHASES, Session, outcome
+
+LOW_ORDER = bytes(32)
+
+
+def mutations(message, others, rng, count):
+    """Yield random bytes and changed copies of a message."""
+    for _ in range(count):
+        changed = bytearray(message)
+        kind = rng.integers(6)
+        if kind == 0:
+            yield rng.bytes(int(rng.integers(0, 2 * wire.HEADER.size)))
+        elif kind == 1:
+            yield message[: int(rng.integers(0, len(message)))]
+        elif kind == 2:
+            yield message + rng.bytes(int(rng.integers(1, 300)))
+        elif kind == 3:  # the header of this phase, with a random body
+            yield message[: wire.HEADER.size] + rng.bytes(int(rng.integers(0, len(message))))
+        elif kind == 4:
+            changed[int(rng.integers(0, len(changed)))] ^= 1 << int(rng.integers(8))
+            yield bytes(changed)
+        else:
+            yield others[int(rng.integers(len(others)))]
+
+
+@pytest.mark.parametrize("is_honest_at_first", [True, False])
+def test_ten_thousand_hostile_messages_open_nothing_but_the_sum(is_honest_at_first):
+    """Clients 0 and 1 of 10 are hostile; the sum opens, or ends with the name of the one that dealt no valid shares."""
+    rng, session = np.random.default_rng(5), Session(10)
+    server, seen, sent = session.server, [b""], 0
+    for phase in PHASES:
+        answers = {}
+        for i in list(server.messages):
+            try:
+                answers[i] = session.answer(i)
+            except FedcoreError:
+                assert i < 2  # it got a roster with other keys than its own, for example
+        for hostile in (0, 1):
+            if is_honest_at_first and phase in ("keys", "shares"):
+                assert server.receive(hostile, answers[hostile])
+            for message in mutations(answers.get(hostile, answers[2]), [*seen, answers[2]], rng, 1250):
+                sent += 1
+                is_words = phase == "masked" and len(message) == len(answers[2])
+                if not is_words:  # the server cannot detect a client's wrong words
+                    server.receive(hostile, message)
+        seen += answers.values()
+        for i in range(2, 10):
+            assert server.receive(i, answers[i])
+            assert not server.receive(i, answers[i])  # only the first counts
+        ending = outcome(server.close_phase)
+        assert ending == "valid" or (phase == "opened" and not is_honest_at_first)
+    assert sent == 10_000
+    assert len(server.rejected) > 8000
+    assert {client for client, _ in server.rejected} == set(range(10))
+    if is_honest_at_first:
+        np.testing.assert_array_equal(server.total, session.sum_of(range(2, 10)))
+    else:  # each shared secrets that do not belong to the keys it sent
+        assert ending == "RoundError"
+        assert server.total is None
+
+
+CRAFTED = {
+    "keys": [
+        (lambda good: good[:72] + LOW_ORDER + good[104:], "not a valid X25519 public key"),
+        (lambda good: good[:72] + good[40:72] + good[104:], "a key occurs twice"),
+        (lambda good: good[:-1], "expected 160 bytes"),
+    ],
+    "shares": [
+        (lambda good: good[: -wire.DEALT.size], "exactly the clients of the group"),
+        (lambda good: good + good[-wire.DEALT.size :], "must ascend"),
+        (lambda good: good[:50], "the digest is missing"),
+    ],
+    "masked": [(lambda good: good[:-8], "expected 56 bytes"), (lambda good: good + bytes(8), "expected 56 bytes")],
+    "opened": [
+        (lambda good: good[:-1] + b"\xff", "out of range"),
+        (lambda good: good[:-2] + bytes([good[-2] ^ 1]) + good[-1:], "not the one that it dealt"),
+        (lambda good: good[: -wire.SHOWN.size + 4] + b"\0" + good[-wire.SHOWN.size + 5 :], "of the wrong secret"),
+        (lambda good: good[: -wire.SHOWN.size] + b"\x07" + good[-wire.SHOWN.size + 1 :], "holds no share of client 7"),
+    ],
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_reason_names_what_is_wrong(phase):
+    session = Session(4).until(phase)
+    good = session.answer(3)
+    for change, reason in CRAFTED[phase]:
+        assert not session.server.receive(3, change(good))
+        assert reason in session.server.rejected[-1][1]
+    for message in (b"", None, good[:20], Session(2).until(phase).answer(1), bytes(100)):
+        assert not session.server.receive(3, message)
+    assert session.server.receive(3, good)  # the client may correct its answer
+
+
+def test_a_client_without_an_earlier_answer_is_rejected():
+    session = Session(4)
+    late = session.answer(3)
+    session.phase({3})
+    assert not session.server.receive(3, late)
+    assert "not part of the phase 'shares'" in session.server.rejected[-1][1]
+
+
+def test_a_client_that_deals_wrong_shares_is_named():
+    """Its own shares are valid encryptions of another secret's, so the holders cannot notice."""
+    session = Session(4).until("shares")
+    session.clients[2]._seed, kept = b"\1" * 32, session.clients[2]._seed
+    answer = session.answer(2)
+    session.clients[2]._seed = kept
+    honest = bytearray(answer)
+    honest[wire.HEADER.size] ^= 1  # the digest of the seed
+    for i in (0, 1, 3):
+        session.server.receive(i, session.answer(i))
+    session.server.receive(2, bytes(honest))
+    session.server.close_phase()
+    session.phase()
+    with pytest.raises(RoundError, match="client 2 dealt shares of a wrong secret"):
+        session.phase()
+    assert session.server.total is None
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_client_survives_hostile_messages_of_the_server(phase):
+    rng, session = np.random.default_rng(6), Session(4).until(phase)
+    message, words = session.server.messages[1], session.words[1].view(np.uint64)
+    state = session.clients[1].to_state()
+    for hostile in mutations(message, list(session.server.messages.values()), rng, 500):
+        client = SecureClient.from_state(state)
+        try:
+            client.answer(hostile, words)
+        except FedcoreError:
+            assert client.to_state() == state
+    assert len(session.answer(1)) > wire.HEADER.size
+
+
+def test_a_client_never_shows_both_secrets_of_another():
+    """A server that asks twice, or leaves the client out, gets no answer; nor does one with a low threshold."""
+    session = Session(4).until("opened")
+    session.answer(1)
+    survivors = wire.write_survivors(session.server._session, [1, 2, 3])
+    with pytest.raises(ArrayError, match="expected no further message"):
+        session.clients[1].answer(survivors)
+    with pytest.raises(ArrayError, match="own index is missing"):
+        session.clients[0].answer(survivors)
+    fresh = Session(4).until("shares")
+    roster = wire.write_roster(fresh.server._session, 2, fresh.server._keys)
+    with pytest.raises(FedcoreError, match="more than half"):
+        fresh.clients[0].answer(roster)
+
+
+def test_a_state_of_something_else_is_refused():
+    for state in ({}, SecureClient().to_state() | {"secrets": ["zz"]}, SecureClient().to_state() | {"numbers": 3}):
+        with pytest.raises(CheckpointError, match="did not return it"):
+            SecureClient.from_state(state)
