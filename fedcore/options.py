@@ -407,6 +407,11 @@ class Settings:
         if changed.averages_models != self.averages_models:
             must = "stay None, because this server averages models" if self.averages_models else "not become None"
             raise RangeError(f"server_lr: must {must}; or create a new server from tensors()")
+        before, after = self.rules.private, changed.rules.private
+        if (before and (before.seed,)) != (after and (after.seed,)):
+            raise RangeError(
+                "aggregation: a server has PrivateMean, and its seed, in all rounds or in none; create a new server"
+            )
         changed._require_fitting()
         return changed
 
@@ -442,6 +447,8 @@ class Settings:
             require_weighing(method, "weights")
         if self.rules.robust is not None:
             self._require_combinable(self.rules.robust)
+        if self.rules.private is not None:
+            self._require_private_step()
         if self.is_exact and method.keeps_total and not method.total_is_whole:
             raise RangeError(
                 f'accumulator="exact": the total of {method} has fractional coefficients; use "float32" or "float64"'
@@ -464,6 +471,27 @@ class Settings:
                 raise RangeError(
                     f"aggregation: {rule} is not supported, because {reason}; use FedAvg on a CPU, or Mean()"
                 )
+
+    def _require_private_step(self) -> None:
+        """Raise RangeError if x would depend on more of the updates than their sum with noise."""
+        method, layout, rate = self.algorithm, self.layout, getattr(self.optimizer, "rate", None)
+        has_rate = self.server_lr is not None or (rate is not None and rate(0) is not None)
+        is_late = self.max_staleness > 0
+        reasons = {
+            f"{method} uses more than the sum of updates; use FedAvg, FedProx or FedAvgM": not method.only_takes_mean,
+            "the step's length is the mean of the clients' steps; pass server_lr": not (
+                has_rate or self.averages_models
+            ),
+            "the model has float buffers or counters, which get no noise; use layers such as GroupNorm": (
+                layout.n > layout.n_parameters or bool(layout.counters)
+            ),
+            "the model has partial updates; leave partial out": bool(layout.groups),
+            f"device={self.device!r}: the noise is added on CPUs; leave device out": self.device != CPU,
+            "late updates would count in rounds that did not sample them; leave max_staleness out": is_late,
+        }
+        for reason, applies in reasons.items():
+            if applies:
+                raise RangeError(f"aggregation: PrivateMean is not supported, because {reason}")
 
     def to_state(self, round: int = 0) -> dict[str, Any]:
         """Return the settings before a round as JSON, with the keys of the folder format."""

@@ -4,7 +4,8 @@ A rule is a class. It decides on updates after the server has measured them and 
 
     Server(model, "FedAvg", lr=0.1, aggregation=[CapExamples(2), ClipToMedian(), Mean()])
 
-The last rule combines the updates: ``Mean``, or a ``RobustRule`` such as ``Median`` that tolerates dishonest clients::
+The last rule combines the updates: ``Mean``, a ``RobustRule`` such as ``Median`` that tolerates dishonest clients, or
+``PrivateMean``, which adds noise for differential privacy::
 
     Server(model, "FedAvg", lr=0.1, aggregation=[NearestNeighborMixing(2), TrimmedMean(2)])
 
@@ -12,7 +13,9 @@ To write a rule, derive a frozen dataclass from ``Rule`` and implement ``decide`
 path ``"mypackage.rules:RejectOpposite"``.
 """
 
+import hashlib
 import math
+import os
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import deque
@@ -27,8 +30,9 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms import Claims
+from fedcore.algorithms.privacy import Ledger, epsilon_of, noise_for
 from fedcore.arrays import F32, F64, core, empty_beside, ieee
-from fedcore.errors import RangeError, UnknownNameError
+from fedcore.errors import RangeError, RoundError, UnknownNameError
 from fedcore.sampling import permutation
 from fedcore.store.registry import ClientId
 from fedcore.validation import Registry, check_integer, check_number
@@ -198,6 +202,165 @@ class Mean(Rule):
 
     def decide(self, group: Group) -> None:
         """Do nothing."""
+
+
+# Differential privacy at the level of clients.
+
+
+GRID_BITS = 24
+"""The noise has a standard deviation of at least 2^24 steps of its grid."""
+SLACK = 2.0**-12
+"""Relative bound of the errors of norms (below 1e-5), of clipping, and of float64 sums of up to 2^19 updates."""
+MOST_PRIVATE = 2**19
+"""The maximum number of updates in a private round."""
+SEEDED = "the noise is reproducible (seed=), so this round is not private"
+
+
+@dataclass(frozen=True)
+class PrivateMean(Rule):
+    """The only rule of a chain: (sum of h_i min(1, C / |h_i|) + noise) / m, with noise of standard deviation z C.
+
+    Each client counts once, whatever its number of examples. m is fixed. A client thus changes the sum by at most C.
+    The noise is a discrete Gaussian on a grid of 2^-24 z C. Its key is 32 random bytes of the operating system for
+    each round. The sum is rounded to the grid first, and z is raised by at most .1 % for the rounding of the sum and of
+    the norms; then no bit of the result depends on a client except through the sum with its noise.
+
+    Args:
+        clip: C, the greatest norm of an update that counts fully, > 0: |x - y| where models are averaged, else the norm
+            of the mean gradient.
+        noise: z, the standard deviation of the noise as a multiple of C, > 0; see ``for_budget`` and
+            ``fedcore privacy``.
+        expected: m, the expected number of clients in a round, > 0: rate times the number of clients.
+        rate: q, the probability with which each client takes part in a round, independently of the others (Poisson
+            sampling). Default: 1, all clients may take part in every round.
+        rounds: the budget, as a number of rounds. The server opens no round after them. Default: no limit.
+        quantile: adapts C so that this share of the updates is not clipped, in (0, 1) (Andrew et al., NeurIPS 2021,
+            1905.03871): C <- C exp(-clip_rate (b - quantile)), b the share of unclipped updates with noise. Default:
+            C is fixed.
+        clip_rate: the rate of that change, > 0.
+        count_noise: the standard deviation of the noise of the number of unclipped updates, above z / 2. Default:
+            the greater of m / 20 and z. The noise of the sum is (z^-2 - (2 count_noise)^-2)^-1/2 C in place of z C, so
+            that both together have the privacy of z.
+        seed: makes the noise a function of the seed and the round, for tests. Such rounds are not private: each report
+            states it, and ``rounds`` is not accepted.
+    """
+
+    clip: float
+    noise: float
+    expected: float
+    rate: float = 1.0
+    rounds: int | None = None
+    quantile: float | None = None
+    clip_rate: float = 0.2
+    count_noise: float | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        positive = ("clip", "noise", "expected", "clip_rate")
+        checked: dict[str, Any] = {name: check_number(name, getattr(self, name), "(0, inf)") for name in positive}
+        checked["rate"] = check_number("rate", self.rate, "(0, 1]")
+        if self.rounds is not None:
+            checked["rounds"] = check_integer("rounds", self.rounds, 1)
+        if self.quantile is not None:
+            checked["quantile"] = check_number("quantile", self.quantile, "(0, 1)")
+            least = checked["noise"] / 2
+            given = max(checked["expected"] / 20, 2 * least) if self.count_noise is None else self.count_noise
+            checked["count_noise"] = check_number("count_noise", given, f"({least!r}, inf)")
+        elif self.count_noise is not None:
+            raise RangeError("count_noise: only an adaptive clip counts updates; pass quantile, or leave it out")
+        if self.seed is not None:
+            checked["seed"] = check_integer("seed", self.seed, 0, 2**64 - 1)
+            if self.rounds is not None:
+                raise RangeError("seed: reproducible noise protects no one, so it has no budget; leave rounds out")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def for_budget(
+        cls, epsilon: float, delta: float, *, clip: float, expected: float, rounds: int, rate: float = 1.0, **more: Any
+    ) -> "PrivateMean":
+        """Return the rule with the least noise with which ``rounds`` rounds are (epsilon, delta)-private.
+
+        Args:
+            epsilon, delta: the budget, > 0 and in (0, 1).
+            clip, expected, rounds, rate, more: the fields of the rule.
+
+        Raises:
+            MissingDependencyError: ``dp_accounting`` is missing (extra ``dp``).
+
+        Cost: that of ``fedcore.algorithms.privacy.noise_for``, a few seconds.
+        """
+        noise = noise_for(epsilon, delta, rounds=rounds, rate=rate)
+        return cls(clip, noise, expected, rate, rounds, **more)
+
+    def epsilon(self, delta: float) -> float:
+        """Return epsilon of the whole budget, ``rounds`` rounds; see ``fedcore.algorithms.privacy.epsilon_of``."""
+        if self.rounds is None:
+            raise RangeError("rounds=None: without a number of rounds, epsilon has no bound; pass rounds")
+        return epsilon_of([(self.rounds, self.rate, self.noise)], delta)
+
+    def decide(self, group: Group) -> None:
+        """Clip each update to the norm C."""
+        for i, norm in enumerate(group.norms["parameters"]):
+            if norm > self.clip:
+                group.scale(i, self.clip / norm)
+
+    def at(self, ledger: Ledger) -> "PrivateMean":
+        """Return the rule with the C of the next round."""
+        return self if ledger.clip is None else replace(self, clip=ledger.clip)
+
+    def require_budget(self, ledger: Ledger) -> None:
+        """Raise RoundError if the budget is spent."""
+        if self.rounds is not None and ledger.rounds >= self.rounds:
+            raise RoundError(
+                f"PrivateMean: the budget of {self.rounds} rounds is spent; stop here, or change the rule with more "
+                "rounds and report the higher epsilon"
+            )
+
+    def add_noise(self, sum: F64, factors: F64, ledger: Ledger, round: int) -> Ledger:
+        """Add the noise to the sum of the clipped updates, float64[n], in place; return the ledger after the round.
+
+        Args:
+            factors: float64[k], the factors by which ``decide`` scaled the updates.
+            ledger: the ledger before the round; this rule is ``at`` it.
+            round: the round's number, for ``seed``.
+
+        Raises:
+            RangeError: the round has more than 2^19 updates.
+
+        Cost: reads and writes 8 n bytes; about 10 ns an element on one thread.
+        """
+        if len(factors) > MOST_PRIVATE:
+            raise RangeError(f"updates: a private round has at most {MOST_PRIVATE}, got {len(factors)}")
+        z = self.noise if self.count_noise is None else (self.noise**-2 - (2 * self.count_noise) ** -2) ** -0.5
+        grid = _grid(z * self.clip)
+        sensitivity = self.clip * (1 + SLACK) + math.sqrt(len(sum)) * grid
+        kernels.add_discrete_gaussian(sum, grid, math.ceil(z * sensitivity / grid), self._key(round, "sum"), out=sum)
+        clip = ledger.clip
+        if self.quantile is not None and self.count_noise is not None:
+            # Of +1/2 or -1/2 for each update, one client changes the sum by 1/2.
+            count, grid = np.array([_sum(np.append((factors == 1) - 0.5, 0.0))]), _grid(self.count_noise)
+            sigma = math.ceil(self.count_noise / grid)
+            kernels.add_discrete_gaussian(count, grid, sigma, self._key(round, "count"), out=count)
+            share = float(count[0]) / self.expected + 0.5
+            clip = self.clip * math.exp(-self.clip_rate * (share - self.quantile))
+        return ledger.after(self.rate, self.noise, clip)
+
+    def shown(self, ledger: Ledger) -> dict[str, Any]:
+        """Return the entries of a report's ``privacy``; ``ledger`` is the one after the round."""
+        shown: dict[str, Any] = {"rounds": ledger.rounds, "of": self.rounds, "rate": self.rate}
+        shown |= {"noise": self.noise, "clip": self.clip}
+        return shown if self.seed is None else shown | {"warning": SEEDED}
+
+    def _key(self, round: int, purpose: str) -> bytes:
+        if self.seed is None:
+            return os.urandom(32)
+        return hashlib.blake2b(f"{self.seed} {round} {purpose}".encode(), digest_size=32).digest()
+
+
+def _grid(deviation: float) -> float:
+    """Return the grid of a noise: a power of two."""
+    return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - GRID_BITS)
 
 
 # Robust rules. They see the vectors of the whole cohort, h_1 ... h_k, in the order of the clients' ids, so the order of
@@ -599,7 +762,7 @@ NAMED: dict[str, tuple[Rule, ...]] = {"mean": (Mean(),), "open": OPEN, "median":
 _RULES: tuple[type[Rule], ...] = (
     *(CapExamples, CapSteps, ClipToMedian, Mean, RejectLong),
     *(Median, TrimmedMean, MeaMed, Krum, MultiKrum, Bulyan, GeometricMedian, CentredClipping, ClipNorm),
-    *(NearestNeighborMixing, Bucketing),
+    *(NearestNeighborMixing, Bucketing, PrivateMean),
 )
 REGISTRY: Registry[type[Rule]] = Registry(
     "rule",
@@ -609,7 +772,7 @@ REGISTRY: Registry[type[Rule]] = Registry(
     group="fedcore.rules",
 )
 
-LAST = (Mean, RobustRule)
+LAST = (Mean, RobustRule, PrivateMean)
 """The rules that combine the updates."""
 
 R = TypeVar("R", bound=Rule)
@@ -617,7 +780,7 @@ R = TypeVar("R", bound=Rule)
 
 @dataclass(frozen=True)
 class Chain:
-    """The rules of a server, in order; the last rule is a ``Mean`` or a ``RobustRule``."""
+    """The rules of a server, in order; the last rule is a ``Mean``, a ``RobustRule`` or a ``PrivateMean``."""
 
     rules: tuple[Rule, ...] = (Mean(),)
 
@@ -642,6 +805,11 @@ class Chain:
         kinds = [type(rule) for rule in rules]
         if len(set(kinds)) < len(kinds):
             raise RangeError("aggregation: a rule occurs twice; pass each rule once")
+        if isinstance(rules[-1], PrivateMean) and len(rules) > 1:
+            raise RangeError(
+                f"aggregation: PrivateMean is the only rule of its chain, but {type(rules[0]).__name__} is before it; "
+                "a rule that compares clients would let one client change how much another one counts"
+            )
         for rule in rules[:-1]:
             if isinstance(rule, LAST):
                 raise RangeError(f"aggregation: {type(rule).__name__} must be the last rule of the chain")
@@ -669,6 +837,20 @@ class Chain:
     def robust(self) -> RobustRule | None:
         """The last rule if it is robust, else None."""
         return rule if isinstance(rule := self.rules[-1], RobustRule) else None
+
+    @cached_property
+    def private(self) -> PrivateMean | None:
+        """The last rule if it adds noise, else None."""
+        return rule if isinstance(rule := self.rules[-1], PrivateMean) else None
+
+    @cached_property
+    def counts_clients(self) -> bool:
+        """Whether each client counts once, whatever its number of examples."""
+        return self.robust is not None or self.private is not None
+
+    def at(self, ledger: Ledger) -> "Chain":
+        """Return the chain for the next round of a private server, and itself for other servers."""
+        return self if self.private is None else Chain((self.private.at(ledger),))
 
     def combination(self, k: int, products: Callable[[], F64], round: int) -> Combination:
         """Return the robust combination of k updates in a round.
@@ -713,12 +895,12 @@ class Chain:
     @cached_property
     def deciding(self) -> tuple[Rule, ...]:
         """The rules that decide on single updates."""
-        return tuple(rule for rule in self.rules if not isinstance(rule, (CapSteps, MixingRule, *LAST)))
+        return tuple(rule for rule in self.rules if not isinstance(rule, CapSteps | MixingRule | Mean | RobustRule))
 
     @cached_property
     def is_plain(self) -> bool:
         """Whether the chain is the plain mean, in which every valid update counts unchanged."""
-        return len(self.rules) == 1 and self.robust is None and self.weights is None
+        return len(self.rules) == 1 and not self.counts_clients and self.weights is None
 
     @cached_property
     def examples_ratio(self) -> float | None:

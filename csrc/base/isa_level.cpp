@@ -4,6 +4,7 @@
 
 namespace fedcore::FEDCORE_LEVEL {
 
+#include "base/chacha_cpu.inl"
 #include "base/random_cpu.inl"
 
 }  // namespace fedcore::FEDCORE_LEVEL

@@ -2,13 +2,18 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstring>
 #include <new>
 
+#include "base/chacha.h"
 #include "base/random.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/bytes.h"
 #include "bindings/without_gil.h"
 #include "sampling/bernoulli.h"
+#include "sampling/gaussian.h"
 #include "sampling/permutation.h"
 #include "sampling/uniform.h"
 #include "sampling/weighted.h"
@@ -143,11 +148,48 @@ Drawn permuted(std::int64_t population, std::int64_t start, std::int64_t count, 
     return out;
 }
 
+// Little-endian words from exactly as many bytes.
+template <std::size_t kCount>
+std::array<std::uint32_t, kCount> little_endian_words(const py::object& object, const char* name) {
+    const Bytes bytes(object, {name});
+    check_range(name, bytes.size(), 4 * kCount, 4 * kCount);
+    const auto* byte = static_cast<const unsigned char*>(bytes.data());
+    std::array<std::uint32_t, kCount> words;
+    for (std::size_t i = 0; i < kCount; ++i, byte += 4)
+        words[i] = byte[0] | byte[1] << 8 | byte[2] << 16 | static_cast<std::uint32_t>(byte[3]) << 24;
+    return words;
+}
+
+py::array_t<std::uint32_t> chacha20_words(const py::object& key, std::uint32_t counter, const py::object& nonce,
+                                          std::int64_t groups) {
+    const auto keys = little_endian_words<8>(key, "key");
+    const auto nonces = little_endian_words<3>(nonce, "nonce");
+    check_range("groups", groups, 0, INT64_MAX / (4 * kChachaWords));
+    auto out = room_for<std::uint32_t>("groups", groups * kChachaWords);
+    chacha20(keys.data(), counter, nonces.data(), groups, out.mutable_data());
+    return out;
+}
+
+void add_noise(const py::object& sum, const py::object& out, double grid, std::int64_t sigma, const py::object& key) {
+    const auto words = little_endian_words<8>(key, "key");
+    check_range("sigma", sigma, 1, kMostSigma);
+    int exponent;
+    if (!(grid > 0) || std::frexp(grid, &exponent) != 0.5) raise("RangeError", "grid: must be a power of two");
+    Arrays arrays;
+    const auto from = arrays.input<double>(sum, {"sum"});
+    const auto to = arrays.output<double>(out, {"out"}, from.n, from.number);
+    const WithoutGil scope;  // some nanoseconds an element
+    add_discrete_gaussian(from.data, from.n, grid, sigma, words.data(), to.data);
+}
+
 }  // namespace
 
 void bind_sampling(py::module_& module) {
     // Only for the known-answer tests.
     module.def("random_words", &words, py::arg("key"), py::arg("use"), py::arg("first"), py::arg("blocks"));
+    module.def("chacha20", &chacha20_words, py::arg("key"), py::arg("counter"), py::arg("nonce"), py::arg("groups"));
+    module.def("add_discrete_gaussian", &add_noise, py::arg("sum"), py::arg("out"), py::arg("grid"), py::arg("sigma"),
+               py::arg("key"));
     module.def("without_replacement", &uniform, py::arg("population"), py::arg("k"), py::arg("key"));
     module.def("weighted_without_replacement", &weighted_without, py::arg("weights"), py::arg("k"), py::arg("key"));
     module.def("with_replacement", &weighted_with, py::arg("weights"), py::arg("k"), py::arg("key"));

@@ -16,6 +16,7 @@ include(isa)
 function(fedcore_add_core target)
   set(sources
     base/cached.cpp
+    base/chacha.cpp
     base/copy.cpp
     base/cores.cpp
     base/isa.cpp
@@ -48,6 +49,7 @@ function(fedcore_add_core target)
     kernels/robust.cpp
     kernels/tuner.cpp
     sampling/bernoulli.cpp
+    sampling/gaussian.cpp
     sampling/permutation.cpp
     sampling/uniform.cpp
     sampling/weighted.cpp

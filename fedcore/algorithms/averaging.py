@@ -23,6 +23,7 @@ class WeightedMean(Algorithm):
     weights: Weights
 
     unit = "model"
+    only_takes_mean = True
     _choices = (("weights", ("uniform", "examples")),)
 
     @property

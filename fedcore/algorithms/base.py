@@ -319,6 +319,14 @@ class Algorithm(ABC):
         return self.adds == H and self.row == NOTHING and not (keeps or knows)
 
     @cached_property
+    def only_takes_mean(self) -> bool:
+        """Whether an update has no effect but on A / W, with a weight of 1 if each client has one example.
+
+        ``PrivateMean`` needs it: ``step`` and ``moves`` must read no other number of the cohort.
+        """
+        return False
+
+    @cached_property
     def rows_at_clients(self) -> bool:
         """Whether each client keeps its own row."""
         return self.placement == "client"

@@ -33,6 +33,7 @@ class FedAvgM(Algorithm):
     reparameterised: bool = False
     placement: Placement = "server"
 
+    only_takes_mean = True
     _intervals = (("beta", "(0, 1]"),)
     _choices = (("placement", ("server", "client")),)
 

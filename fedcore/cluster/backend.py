@@ -615,9 +615,9 @@ def _require_supported(storage: Storage, compute: Compute) -> None:
 
 
 def require_plain_mean(settings: Settings) -> None:
-    """Raise a RangeError for weights of a ``Mean`` and for robust rules, which are not supported with shards."""
-    if settings.rules.robust is not None:
-        raise RangeError(f"aggregation: {settings.rules.robust} is not supported with shards; use shards=1")
+    """Raise a RangeError for weights of a ``Mean``, and for robust and private rules: shards do not support them."""
+    if settings.rules.counts_clients:
+        raise RangeError(f"aggregation: {settings.rules.rules[-1]} is not supported with shards; use shards=1")
     if settings.rules.weights is not None:
         raise RangeError("weights: not supported with shards; give each update its weight with add(weight=...)")
 

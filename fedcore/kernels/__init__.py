@@ -17,7 +17,15 @@ from fedcore.kernels.forms import Linear, Terms
 from fedcore.kernels.norms import all_finite, squared_norms, sum_of_partials
 from fedcore.kernels.robust import gram_matrix, mean_near_median, trimmed_mean
 from fedcore.kernels.rows import Codes, dequantise, exchange, quantise
-from fedcore.kernels.step import combine, combined_square, direction_step, mix, optimizer_step, server_step
+from fedcore.kernels.step import (
+    add_discrete_gaussian,
+    combine,
+    combined_square,
+    direction_step,
+    mix,
+    optimizer_step,
+    server_step,
+)
 
 __all__ = [
     "Codes",
@@ -27,6 +35,7 @@ __all__ = [
     "Terms",
     "accumulate",
     "accumulate_exact",
+    "add_discrete_gaussian",
     "all_finite",
     "combine",
     "combine_exact",

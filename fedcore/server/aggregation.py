@@ -12,12 +12,13 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import Claims
 from fedcore.algorithms.base import NOTHING, H
+from fedcore.algorithms.privacy import Ledger
 from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, Floats, core, device_of, empty, set_to_zero, zeros
 from fedcore.kernels import ExactSum, Terms
 from fedcore.kernels.rows import CHANGE
 from fedcore.options import Settings
 from fedcore.profiling import span
-from fedcore.rules import Chain
+from fedcore.rules import Chain, PrivateMean
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
 from fedcore.store.registry import ClientId
@@ -268,6 +269,8 @@ class Result(NamedTuple):
     """A and B as exact sums; the fields above are then their float64 values."""
     center: F32 | None = None
     """Float32[n_parameters], the robust combination, if the rule needs it in the next round."""
+    ledger: Ledger | None = None
+    """The ledger after a private round."""
 
 
 SumVector: TypeAlias = npt.NDArray[Any] | ExactSum
@@ -319,7 +322,7 @@ class Sum:
         algorithm, layout, device = settings.algorithm, settings.layout, settings.device
         self._exact, p = settings.is_exact, layout.n_parameters
         dtype: Any = settings.accumulator
-        if algorithm.keeps_total or algorithm.keeps_rows or self._exact:
+        if algorithm.keeps_total or algorithm.keeps_rows or self._exact or settings.rules.private:
             dtype = np.float64
         self._value, self._spare = _two(layout.n, dtype, exact=self._exact, device=device)
         self._pool = vectors if dtype == "float32" and layout.n >= LARGE else None  # has the spare between two rounds
@@ -425,6 +428,13 @@ class Sum:
         weights = math.fsum(self._weights), math.fsum(self._buffer_weights)
         exact = self._value.cut(slice(0, p)), self._changes
         return Result(self._read[:p], changes, self._read[p:], *weights, exact=exact)
+
+    def noised(self, batch: UpdateBatch, rule: PrivateMean, ledger: Ledger) -> Result:
+        """Return ``result`` with the rule's noise, and with the expected number of clients as W."""
+        result = self.result()
+        with span("noise", None, (result.A,)):
+            ledger = rule.add_noise(result.A, batch.factors, ledger, self._round)
+        return result._replace(W=rule.expected, ledger=ledger)
 
     def combined(self, batch: UpdateBatch, rules: Chain, previous: F32 | None) -> Result:
         """Return ``result`` with the robust combination of the updates, times W, in place of their weighted sum.

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms import REGISTRY
+from fedcore.algorithms.privacy import Ledger
 from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import CPU, F32, F64, NARROW, Library, copied, device_named, ieee, spans
 from fedcore.errors import CheckpointError, DeviceError, StoreError
@@ -90,6 +91,9 @@ def require_plausible(
     rate = 0.0
     with suppress(Exception):  # a user's rate may have no further values
         rate = rate_at(settings.lr, round)
+    ledger = Ledger.from_state(numbers.get("privacy"))
+    spent = 0 if settings.rules.private is None else round
+    require(ledger.rounds == spent, f"privacy: the ledger has {ledger.rounds} rounds; expected {spent}")
     gamma = numbers["gamma"]
     require(math.isfinite(gamma) and rate <= LARGEST, f"gamma={gamma!r} or lr={rate!r} is outside the range of float32")
     _require_vectors(vectors, n, p)

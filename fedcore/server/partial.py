@@ -168,6 +168,8 @@ def require_partial_sums(settings: Settings) -> None:
             f"partial sum: {settings.algorithm} needs rows, second vectors or shares; use a method that only sums "
             "updates, such as FedAvg, FedProx or FedAvg-M, or add each client's update to the server itself"
         )
+    if settings.rules.private is not None:
+        raise RangeError("aggregation: PrivateMean clips each update, and a partial sum has none; use Mean()")
     if settings.layout.groups:
         raise RangeError("model: partial sums do not support partial updates; leave Model.partial out")
     if settings.layout.counters:

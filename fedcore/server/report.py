@@ -64,6 +64,9 @@ class Report(Represented):
         changed: the options that ``Server.change`` or ``Server.load`` changed before the round. Default: none.
         closed: the reason of ``Round.may_close`` when the round was finished; None if it was finished earlier.
         missing: the asked clients without an update, neither accepted nor rejected; see ``RoundPolicy``.
+        privacy: with ``PrivateMean``, the private rounds so far and in the budget (``rounds``, ``of``), their ``rate``
+            and ``noise``, the ``clip`` of the next round, and a ``warning`` if the noise is reproducible. The report
+            then has no ``norms``, ``weights``, ``factors`` and ``diversity``. Default: None.
         groups: with partial updates (``Model.partial``), the report of each group, whose ``accepted`` are the clients
             that sent it and whose ``norms`` are those of its tensors. The report of the round then has the norms of
             whole updates, the greatest ``gamma``, and no ``diversity``, ``staleness`` and ``correction_norm``.
@@ -86,6 +89,7 @@ class Report(Represented):
     changed: Mapping[str, Any] | None = None
     closed: str | None = None
     missing: tuple[ClientId, ...] = ()
+    privacy: Mapping[str, Any] | None = None
     groups: Mapping[str, "Report"] | None = None
 
 
@@ -249,7 +253,7 @@ class Diagnosis(NamedTuple):
             Otherwise the cohort's rows are read and decoded: 12 n S bytes. 30 clients of 44,426 parameters add 1 to 3
             ms to a round of 2 ms.
         """
-        if self.prepared.step is None:
+        if self.prepared.step is None or self.settings.rules.private is not None:
             return Diagnostics()
         with span("diagnose"):
             correction, mean = self._corrections()
@@ -354,16 +358,18 @@ def report_of(
     attendance: Attendance,
 ) -> Report:
     """Return the report of a committed round with the cohort ``batch``."""
-    norms, claims = np.sqrt(batch.squares), batch.claims
+    norms, claims, ledger = np.sqrt(batch.squares), batch.claims, prepared.after.ledger
+    if (private := settings.rules.at(ledger).private) is None:
+        norms = norms / batch.eta_steps if settings.averages_models else norms  # |h_i| as a gradient
+        measured: dict[str, Any] = {"norms": norms, "weights": batch.weights, "factors": batch.factors}
+        measured["diversity"] = diversity_of(batch.weights, batch.squares, found.mean_square)
+    else:
+        measured = {"privacy": private.shown(ledger)}
     return Report(
         round=prepared.before.round_number,
         accepted=tuple(batch.clients),
         rejected=rejected,
         steps=int(core.column_sum(0.0, claims.steps, claims.counts)),
-        norms=norms / batch.eta_steps if settings.averages_models else norms,  # |h_i| as a gradient
-        weights=batch.weights,
-        factors=batch.factors,
-        diversity=diversity_of(batch.weights, batch.squares, found.mean_square),
         staleness=stale,
         correction_norm=found.correction_norm,
         gamma=prepared.gamma,
@@ -374,6 +380,7 @@ def report_of(
         closed=attendance.reason(batch.clients, rejected),
         missing=attendance.missing(batch.clients, rejected),
         groups=prepared.groups,
+        **measured,
     )
 
 
@@ -396,6 +403,8 @@ def record(
         "steps": batch.claims.steps.tolist(),
         "start": batch.starts.tolist(),
     }
+    if settings.rules.private is not None:
+        columns = {name: columns[name] for name in ("client", "start")}
     options = {name: value for name, value in settings.to_state(before.round_number).items() if name != "layout"}
     document = {
         "what": "a round of a fedcore server",

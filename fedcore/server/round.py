@@ -453,7 +453,7 @@ class Round(OpenRound):
         if update.weight is not None:
             require_weighing(self._settings.algorithm, "weight")
             check_number("weight", update.weight, "[0, inf)")
-        most = 1 if self._settings.algorithm.updates_once else 2**31
+        most = 1 if self._settings.algorithm.updates_once or self._settings.rules.private else 2**31
         if not is_integer(update.count, 1, most):
             allowed = (
                 describe_integers(1, most) if most > 1 else "1, because the method accepts each client once per round"
@@ -593,12 +593,13 @@ class LocalRound(Round):
             settings, remembered = self._settings, self._state.snapshot.norms
             unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
             self._by_claims = settings.algorithm.weighs_claims and not (
-                self._state.population.is_sized or settings.rules.robust
+                self._state.population.is_sized or settings.rules.counts_clients
             )
             ratio = settings.rules.examples_ratio if self._by_claims else None
             examples = None if ratio is None else self._state.claimed.of("examples", ratio, remembered)
             square = self._state.buffers_square
-            self._validator = Validator(settings.limits, settings.rules, unit, remembered, examples, square)
+            rules = settings.rules.at(self._state.snapshot.ledger)
+            self._validator = Validator(settings.limits, rules, unit, remembered, examples, square)
         except BaseException:
             self._abort()
             raise
@@ -884,7 +885,13 @@ class LocalRound(Round):
         return self.report
 
     def _result(self, batch: UpdateBatch) -> Result:
-        """Return the sums of all accepted updates, or the robust combination; raise RangeError for too few updates."""
+        """Return the sums of all accepted updates, the robust combination, or the sums with noise.
+
+        Raise RangeError for too few updates.
+        """
+        ledger = self._state.snapshot.ledger
+        if (private := self._settings.rules.at(ledger).private) is not None:
+            return self._sum.noised(batch, private, ledger)
         if not self._keeps_vectors or not len(batch):
             return self._sum.result()
         result = self._sum.combined(batch, self._settings.rules, self._state.snapshot.center)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
+from fedcore.algorithms.privacy import Ledger
 from fedcore.algorithms.rates import REGISTRY as NAMED_RATES
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import CPU, F32, FileMemory, Library, copied, device_named, empty, freeze, on_host, to_host, zeros
@@ -36,7 +37,7 @@ from fedcore.options import (
     is_same_rate,
 )
 from fedcore.profiling import begin, span
-from fedcore.rules import Chain, Rule
+from fedcore.rules import SEEDED, Chain, Rule
 from fedcore.runtime import Unpicklable, uninterrupted
 from fedcore.server.aggregation import Counters, Reducer
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
@@ -100,9 +101,9 @@ class Server(Represented, Unpicklable):
             gamma.
         optimizer: one of ``fedcore.algorithms.optimizers``, which turns the method's direction into the step.
         aggregation: the rules that reject, cap or scale updates, and a robust rule that combines them in place of the
-            mean (``fedcore.rules``): a list such as ``[CapExamples(2), ClipToMedian()]`` or ``[TrimmedMean(2)]``, or a
-            name: "open" for a federation that anyone can join, "median". Default: no rules; every valid update counts
-            unchanged.
+            mean (``fedcore.rules``): a list such as ``[CapExamples(2), ClipToMedian()]`` or ``[TrimmedMean(2)]``; a
+            ``PrivateMean``, which adds noise for differential privacy; or a name: "open" for a federation that anyone
+            can join, "median". Default: no rules; every valid update counts unchanged.
         limits: the limits that each update must respect.
         storage: where rows are stored: a ``Storage``, the path of a new folder (``Server.load`` resumes it), or a
             ``ClientStore`` with rows of ``n_parameters`` elements. Default: in memory.
@@ -227,6 +228,18 @@ class Server(Represented, Unpicklable):
     def policy(self) -> RoundPolicy:
         """When a round may close."""
         return self._settings.policy
+
+    @property
+    def privacy(self) -> Ledger:
+        """The finished rounds of a server with ``PrivateMean``; ``privacy.epsilon(delta)`` is what they have spent.
+
+        Raises:
+            RangeError: the server has no ``PrivateMean``, or its noise is reproducible.
+        """
+        rule = self._settings.rules.private
+        if rule is None or rule.seed is not None:
+            raise RangeError("privacy: " + ("the server has no PrivateMean" if rule is None else SEEDED))
+        return self._backend.snapshot.ledger
 
     @property
     def averages_models(self) -> bool:

@@ -271,6 +271,16 @@ def without_client(
     return now._replace(total=kernels.read_exact(total), exact_total=total)
 
 
+def require_lasting_ledger(store: ClientStore) -> None:
+    """Raise RangeError if the folder of a private server could lose or undo a finished round."""
+    if store.keep_previous:
+        raise RangeError("keep_previous: an undo would forget the privacy that a round has spent; leave it out")
+    if store.medium == "mmap" and store.durability != "round":
+        raise RangeError(
+            f"durability={store.durability!r}: a crash could forget the privacy that a round has spent; leave it out"
+        )
+
+
 class AwaitedClients:
     """Logs the clients that a method waits for: x is unchanged until each has an update."""
 
@@ -312,6 +322,8 @@ class State:
         if algorithm.own_starts and type(reducer) not in (Reducer, type(None)):
             raise RangeError(f"shards: {algorithm} keeps a start for each client; leave shards and executor out")
         self.settings, self.snapshot, self.store = settings, snapshot, store
+        if settings.rules.private is not None:
+            require_lasting_ledger(store)
         self.reducer = Reducer(has_buffers=n > p) if reducer is None else reducer
         vectors = BufferPool(n, most=2, device=device)
         self._sum = Sum(settings, store, self.reducer, vectors)
@@ -447,6 +459,8 @@ class State:
         """Begin a round in which these clients may join, and return its sums."""
         self.store.require_files()
         self.abandon()
+        if (private := self.settings.rules.private) is not None:
+            private.require_budget(self.snapshot.ledger)
         now, offset = self.snapshot, self.shared_offset()  # as sent, without the newcomers' share
         longest = longest_update(farthest_gamma(self.settings, now), squared=self.settings.takes_squares)
         term = longest_term(max(len(self.store.registry), self.upper_population))
@@ -571,6 +585,8 @@ class State:
             past, needed = {**now.past, number: now.sent}, population.all_starts(N)
             changes["past"] = {t: x for t, x in past.items() if t in needed}
             result = self._with_starts(result, batch)
+        if result.ledger is not None:
+            changes["ledger"] = result.ledger
         if late := settings.max_staleness:
             # x of every round, even if it is unchanged: a client may have started from it.
             past = {**now.past, number: now.sent}
@@ -803,6 +819,8 @@ class State:
         """See ``Server.change``."""
         changed, now = self.settings.changed(options), self.snapshot
         after = now._replace(changed={**now.changed, **changed.shown(options)})
+        if "aggregation" in options:
+            after = after._replace(ledger=replace(after.ledger, clip=None))
         if "lr" in options and self.settings.max_staleness:
             after = after._replace(past={})  # late clients of these rounds used the old rate
         with self._changing():
@@ -857,6 +875,8 @@ class State:
         """See ``Server.warm_start``."""
         algorithm, now, k = self.settings.algorithm, self.snapshot, len(gradients)
         vectors = [v for v in (now.momentum, now.total) if v is not None]
+        if self.settings.rules.private is not None:
+            raise RangeError("warm_start: the gradients have no noise, so a private server cannot start from them")
         if now.round_number or any(combined_square(self.reducer, [v], [1.0]) > 0 for v in vectors):
             raise RoundError("warm_start: it is possible only once, and before the first round")
         if not algorithm.takes_warm_start:

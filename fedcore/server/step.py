@@ -13,6 +13,7 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import Algorithm, Cohort, Linear, Step
 from fedcore.algorithms.base import is_whole_sum
+from fedcore.algorithms.privacy import Ledger
 from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import CPU, F32, F64, BufferPool, FileMemory, copied, device_of, empty, freeze, full, zeros
 from fedcore.errors import AlgorithmError, DivergedError, RangeError, UnknownClientError
@@ -410,6 +411,8 @@ class Snapshot(NamedTuple):
         exact_total: T as an exact sum; ``total`` is then its float64 value.
         changed: the options that were changed since the last round, for JSON.
         audited: the digest of the last round's document; None without audit.
+        center: float32[n_parameters], the last result of a robust rule that needs it; else None.
+        ledger: the private rounds.
     """
 
     x: F32
@@ -431,6 +434,7 @@ class Snapshot(NamedTuple):
     changed: Mapping[str, Any] = {}
     audited: str | None = None
     center: F32 | None = None
+    ledger: Ledger = Ledger()
 
     @property
     def sent(self) -> F32:
@@ -497,7 +501,7 @@ class Snapshot(NamedTuple):
             "changed": dict(self.changed),
             "starts": list(self.starts.items()),
             "audited": self.audited,
-        }
+        } | ({"privacy": self.ledger.to_state()} if self.ledger.entries else {})
 
     @classmethod
     def of(
@@ -535,6 +539,7 @@ class Snapshot(NamedTuple):
             transactions=count_of(numbers),
             changed=dict(numbers.get("changed", {})),
             audited=numbers.get("audited"),
+            ledger=Ledger.from_state(numbers.get("privacy")),
             starts={client: int(t) for client, t in numbers.get("starts", [])},
         )
 
@@ -742,11 +747,12 @@ class ModelStep:
         if ahead is not None:
             x_square += kernels.squared_norms([ahead])[0]
         v_square = float(self._reducer.add(Squares(np.array(squares), room))[0][0])
+        longest = "" if self._settings.rules.private else batch.longest()
         past = self._past_dtype(x if ahead is None else ahead) if gamma else None
         if not self._reducer.agree(math.isfinite(x_square) and past is None):
             raise DivergedError(
                 f"round {now.round_number}: the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would make "
-                f"{past or 'x'} infinite or NaN, so x is unchanged; lower the rates{batch.longest()}"
+                f"{past or 'x'} infinite or NaN, so x is unchanged; lower the rates{longest}"
             )
         freeze(x)
         made: dict[str, Any] = {"x": x if gamma else now.x, "ahead": ahead, "moments": moments}

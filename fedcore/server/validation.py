@@ -437,7 +437,7 @@ class Weighing:
 
     def __init__(self, settings: Settings, state: Any) -> None:  # state is a State, whose module imports this one
         self._algorithm, self._state = settings.algorithm, state
-        self._counts_none = settings.rules.robust is not None
+        self._counts_none = settings.rules.counts_clients
         self.lowered: list[CappedClaim] = []
 
     def close(self) -> None:
@@ -454,7 +454,7 @@ class Weighing:
         return np.where(claims_less | (batch.sources == WEIGHTED), claimed, known)
 
     def count_known_examples(self, batch: UpdateBatch) -> None:
-        """Cap the updates' examples at the client sizes if the server has them; a robust rule counts none."""
+        """Cap the updates' examples at the client sizes if the server has them; some rules count none."""
         if self._counts_none:
             batch.claims = replace(batch.claims, examples=np.ones(len(batch)))
         else:

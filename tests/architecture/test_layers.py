@@ -17,6 +17,7 @@ LAYER = {"_core": 0} | {name.replace("/", "."): int(layer) for layer, name in RO
 APART = {name for name in LAYER if "." in name}
 # The folders that may import each optional package.
 OPTIONAL = {
+    "dp_accounting": {"algorithms"},
     "torch": {"simulation", "experiment", "adapters"},
     "sklearn": {"simulation"},
     "pooch": {"simulation"},

@@ -35,7 +35,9 @@ from tests.oracle.messages import (
     read_plain_updates,
 )
 from tests.oracle.sampling import (
+    add_discrete_gaussian,
     bernoulli,
+    chacha20,
     permutation,
     random_words,
     unit,
@@ -47,8 +49,10 @@ from tests.oracle.sampling import (
 __all__ = [
     "accumulate",
     "accumulate_exact",
+    "add_discrete_gaussian",
     "are_immutable",
     "bernoulli",
+    "chacha20",
     "checksum",
     "column_range",
     "column_statistic",

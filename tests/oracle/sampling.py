@@ -6,7 +6,7 @@ Reference: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2
 from collections.abc import Iterator, Sequence
 from itertools import count as counting
 from itertools import pairwise
-from math import isqrt
+from math import exp, isqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -168,3 +168,73 @@ def permutation(population: int, start: int, count: int, key: Key) -> I64:
         x[outside] = left * np.uint64(columns) + right
         outside = outside[x[outside] >= np.uint64(population)]
     return x.astype(np.int64)
+
+
+def chacha20(key: bytes, counter: int, nonce: bytes, groups: int) -> npt.NDArray[np.uint32]:
+    """Return the words of the blocks from ``counter`` on (RFC 8439, Sec. 2.3): of each 16 blocks word 0, word 1, ..."""
+    start = np.zeros((16, 16 * groups), np.uint32)
+    start[:4] = np.frombuffer(b"expand 32-byte k", "<u4")[:, None]
+    start[4:12] = np.frombuffer(key, "<u4")[:, None]
+    start[12] = np.arange(counter, counter + 16 * groups) % 2**32
+    start[13:] = np.frombuffer(nonce, "<u4")[:, None]
+    x = start.copy()
+    columns = [(0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15)]
+    diagonals = [(0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14)]
+    for _ in range(10):
+        for a, b, c, d in columns + diagonals:
+            for to, other, turned, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+                x[to] += x[other]
+                x[turned] ^= x[to]
+                x[turned] = x[turned] << np.uint32(bits) | x[turned] >> np.uint32(32 - bits)
+    return (x + start).reshape(16, groups, 16).transpose(1, 0, 2).ravel()
+
+
+def _alias_table(masses: list[int], column: int) -> list[tuple[int, int]]:
+    """Return Vose's table: for each column the mass that it keeps, and the entry with the rest."""
+    small = [j for j, mass in enumerate(masses) if mass < column]
+    large = [j for j, mass in enumerate(masses) if mass >= column]
+    table = [(column, j) for j in range(len(masses))]
+    while small:
+        low, high = small.pop(), large[-1]
+        table[low] = masses[low], high
+        masses[high] -= column - masses[low]
+        if masses[high] < column:
+            small.append(large.pop())
+    return table
+
+
+def add_discrete_gaussian(sum: F64, out: F64, grid: float, sigma: int, key: bytes) -> None:
+    """Write (round(sum / grid) + y) grid, with y by rejection from 512 intervals of a power of two integers."""
+    bits = max(0, sigma.bit_length() - 5)  # 2^bits <= sigma / 16
+    scale = 0.5 / float(sigma**2)
+    weights = [exp(-(float(j << bits) ** 2) * scale) for j in range(512)]
+    total = 0.0
+    for weight in weights:
+        total += weight
+    masses = [round(weight / total * 2.0**62) for weight in weights]
+    masses[0] += 2**62 - int(np.sum(masses, dtype=object))
+    table = _alias_table(masses, 2**53)
+    for begin in range(0, len(sum), 16384):
+        nonce = (begin // 16384).to_bytes(8, "little") + bytes(4)
+        words = iter(_stream(key, nonce))
+        for j in range(begin, min(begin + 16384, len(sum))):
+            out[j] = (np.rint(sum[j] / grid) + _gaussian(words, table, bits, scale)) * grid
+
+
+def _stream(key: bytes, nonce: bytes) -> Iterator[int]:
+    for counter in counting(0, 64):
+        yield from chacha20(key, counter, nonce, 4).view("<u8").tolist()
+
+
+def _gaussian(words: Iterator[int], table: list[tuple[int, int]], bits: int, scale: float) -> int:
+    while True:
+        first, second = next(words), next(words)
+        column = first % 512
+        kept, other = table[column]
+        start = (column if first >> 11 < kept else other) << bits
+        y, negative = start + second % 2**bits, first >> 9 & 1
+        if negative and not y:
+            continue
+        x = float((y - start) * (y + start)) * scale
+        if (second >> 22) * 2.0**-42 < (1.0 if x == 0 else exp(-x)):
+            return -y if negative else y

@@ -336,7 +336,8 @@ class Aggregator(ModelAggregator):
         self.reports.append(report := opened.finish())
         if line := rejection_line(report):
             self._warn(line)
-        weights = dict(zip(report.accepted, report.weights.tolist(), strict=True))
+        shown = report.weights.tolist() or [1.0] * len(report.accepted)  # a private round does not report them
+        weights = dict(zip(report.accepted, shown, strict=True))
         metrics = mean_metrics([(weights[name], own) for name, own in self._metrics.items() if name in weights])
         self._metrics, meta = {}, {"nr_aggregated": len(report.accepted)}
         return FLModel(params_type=ParamsType.FULL, params=self.server.tensors(), metrics=metrics, meta=meta)

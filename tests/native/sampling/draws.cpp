@@ -4,9 +4,11 @@
 #include <vector>
 
 #include "base/blocks.h"
+#include "base/chacha.h"
 #include "check.h"
 #include "memory.h"
 #include "sampling/bernoulli.h"
+#include "sampling/gaussian.h"
 #include "sampling/permutation.h"
 #include "sampling/uniform.h"
 #include "sampling/weighted.h"
@@ -189,4 +191,31 @@ TEST(permutations_at_the_edges) {
         CHECK(all_different(out, out.size()));
         return out;
     });
+}
+
+TEST(chacha20_of_every_count) {
+    const std::uint32_t key[8] = {1, 2, 3, 4, 5, 6, 7, 8}, nonce[3] = {9, 10, 11};
+    for (const std::int64_t groups : {0, 1, 2, 3, 17}) {
+        Array<std::uint32_t> words(kChachaWords * groups, Place{Place::before_guard, 0});
+        chacha20(key, UINT32_MAX - 3, nonce, groups, words.data());  // the counter passes 2^32
+        for (std::int64_t g = 0; g < groups; ++g) {
+            std::uint32_t due[kChachaWords];
+            chacha20(key, UINT32_MAX - 3 + static_cast<std::uint32_t>(16 * g), nonce, 1, due);
+            CHECK(std::equal(due, due + kChachaWords, words.data() + kChachaWords * g));
+        }
+    }
+}
+
+TEST(noise_of_every_count) {
+    const std::uint32_t key[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    for (const std::int64_t n : kCounts)
+        for (const std::int64_t sigma : {std::int64_t{1}, std::int64_t{100}, kMostSigma})
+            on_every_thread_count([&] {
+                Array<double> sums(n, Place{Place::before_guard, 0});
+                std::fill(sums.data(), sums.data() + n, 0.0);
+                add_discrete_gaussian(sums.data(), n, 0.5, sigma, key, sums.data());
+                Drawn drawn(n, Place{Place::before_guard, 0});
+                for (std::int64_t i = 0; i < n; ++i) drawn[i] = static_cast<std::int64_t>(2 * sums[i]);
+                return drawn;
+            });
 }

@@ -1,0 +1,54 @@
+"""``fedcore privacy``: the noise of a privacy budget, or the budget of a noise."""
+
+import argparse
+
+from fedcore.algorithms.privacy import epsilon_of, noise_for
+from fedcore.cli import terminal
+from fedcore.cli.terminal import Options, Parser
+
+
+def add_arguments(top: Parser) -> None:
+    """Add the command."""
+    parser = top.add_command("privacy", run)
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--epsilon", type=_positive, metavar="E", help="the budget; computes the noise")
+    given.add_argument("--noise", type=_positive, metavar="Z", help="the noise multiplier; computes epsilon")
+    parser.add_argument("--delta", type=_positive, metavar="D", required=True, help="in (0, 1), such as 1e-6")
+    rounds = terminal.whole_number(1)
+    parser.add_argument("--rounds", type=rounds, metavar="R", required=True, help="the number of rounds")
+    about = "probability with which each client takes part in a round (default: 1)"
+    parser.add_argument("--rate", type=_positive, default=1.0, metavar="Q", help=about)
+    terminal.add_json(parser)
+
+
+def run(options: Options) -> None:
+    """Compute the noise of PrivateMean for a privacy budget, or the budget of a noise.
+
+    The guarantee is for one client: all its data. It holds if each client takes part in
+    each round with probability Q, independently of the others, and the cohorts stay secret.
+    A delta below 1 / number of clients is usual. The accountant is that of dp_accounting.
+
+    Examples:
+      fedcore privacy --epsilon 4 --delta 1e-6 --rounds 1000 --rate 0.01
+      fedcore privacy --noise 1.1 --delta 1e-6 --rounds 1000 --rate 0.01
+    """
+    noise = options.noise
+    if noise is None:
+        noise = noise_for(options.epsilon, options.delta, rounds=options.rounds, rate=options.rate)
+        noise = float(f"{noise * 1.0005:.4g}")  # what is printed must suffice
+    epsilon = epsilon_of([(options.rounds, options.rate, noise)], options.delta)
+    found = {"noise": noise, "epsilon": epsilon, "delta": options.delta}
+    found |= {"rounds": options.rounds, "rate": options.rate}
+    if options.json:
+        terminal.print_json(found)
+        return
+    terminal.print_pairs((name, f"{value:.4g}" if isinstance(value, float) else value) for name, value in found.items())
+    rate = "" if options.rate == 1 else f", rate={options.rate:g}"
+    print(f"\nPrivateMean(clip=C, noise={noise:g}, expected=m{rate}, rounds={options.rounds})")
+
+
+def _positive(text: str) -> float:
+    """Parse a finite number above 0."""
+    if not (number := terminal.share(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be above 0")
+    return number

@@ -1,0 +1,329 @@
+"""Rounds with ``PrivateMean``: the sum with noise, the ledger, and what is neither reported nor supported."""
+
+import hashlib
+import math
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from fedcore import Compute, EdgeAggregator, Limits, RoundPolicy, Server, Storage, Update
+from fedcore.algorithms import REGISTRY, optimizers
+from fedcore.errors import CheckpointError, RangeError, RoundError
+from fedcore.rules import CapExamples, Mean, Median, PrivateMean
+from tests import oracle
+from tests.server.rounds import SIZES
+
+n, N = 5, 4
+RULE = PrivateMean(clip=2.0, noise=1.5, expected=4, rate=0.5, rounds=10)
+UPDATES = np.float32([[1, 0, 0, 0, 0], [3, 4, 0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, -20, 0]])
+CLIPPED = [[1, 0, 0, 0, 0], [1.2, 1.6, 0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, -2, 0]]
+
+
+def server_of(rule=RULE, x=None, method="FedAvg", **options):
+    x = np.zeros(n, np.float32) if x is None else x
+    return Server(x, method, clients=options.pop("clients", N), lr=0.1, aggregation=[rule], **options)
+
+
+def updates(rows=UPDATES, **more):
+    """Updates h = x - y from x = 0, as differences y - x, with very unequal claims."""
+    return [Update(i, -row, 1 + i, kind="delta", examples=10**i, **more) for i, row in enumerate(rows)]
+
+
+def noise_of(rule, round, clip, dimension=n):
+    """The noise of a seeded round, by the oracle."""
+    z = rule.noise if rule.quantile is None else (rule.noise**-2 - (2 * rule.count_noise) ** -2) ** -0.5
+    grid = 2.0 ** (math.floor(math.log2(z * clip)) - 24)
+    sigma = math.ceil(z * (clip * (1 + 2**-12) + math.sqrt(dimension) * grid) / grid)
+    noise, key = np.zeros(dimension), hashlib.blake2b(f"{rule.seed} {round} sum".encode(), digest_size=32).digest()
+    oracle.add_discrete_gaussian(noise, noise, grid, sigma, key)
+    return noise
+
+
+@pytest.mark.parametrize("accumulator", ["float32", "exact"])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_round_by_hand(accumulator, one_by_one):
+    rule = PrivateMean(2.0, 0.5, 8, seed=3)
+    server = server_of(rule, compute=Compute(accumulator=accumulator))
+    assert abs(noise_of(rule, 0, 2.0)).max() > 0.1
+    for round in range(2):
+        before = server.x
+        if one_by_one:
+            with server.open_round() as opened:
+                for update in updates():
+                    assert opened.add_batch([update]) == [True]
+        else:
+            server.round(updates())
+        due = before - (np.sum(CLIPPED, axis=0) + noise_of(rule, round, 2.0)) / 8  # m = 8, though 4 took part
+        np.testing.assert_allclose(server.x, due, rtol=0, atol=1e-6)
+
+
+def test_the_noise_is_new_in_each_round_and_run():
+    seen = []
+    for _ in range(2):
+        server = server_of()
+        for _ in range(2):
+            before = server.x
+            server.round(updates())
+            seen.append(tuple(server.x - before))
+    assert len(set(seen)) == 4
+
+
+def test_the_deviation_of_the_noise():
+    x = np.zeros(100_000, np.float32)
+    server = server_of(PrivateMean(3.0, 2.0, 10), x)
+    server.round([Update(0, x, 1)])
+    assert server.x.std() == pytest.approx(3.0 * 2.0 / 10, rel=0.01)
+
+
+def test_an_empty_round_moves_x_by_noise():
+    rule = PrivateMean(2.0, 1.0, 4, seed=1)
+    server = server_of(rule)
+    report = server.round([])
+    assert report.accepted == ()
+    np.testing.assert_allclose(server.x, -noise_of(rule, 0, 2.0) / 4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("FedProx", {}),
+        ("FedAvgM", {"server_lr": 0.5}),
+        ("FedAvg", {"optimizer": optimizers.Adam(eta=0.1)}),
+        ("FedAvg", {"clients": dict(enumerate([5, 6, 7, 8]))}),
+    ],
+)
+def test_methods_that_take_a_mean(method, options):
+    server = server_of(method=method, **options)
+    report = server.round(updates())
+    assert report.privacy == {"rounds": 1, "of": 10, "rate": 0.5, "noise": 1.5, "clip": 2.0}
+    assert (server.x != 0).all()
+
+
+def test_the_numbers_of_a_client_have_no_effect():
+    rule, models = PrivateMean(2.0, 0.5, 8, seed=3), []
+    for claims in ({}, {"steps": 9}, {"examples": 1e6}, {"weight": 50}):
+        server = server_of(rule)
+        server.round([update._replace(**claims) for update in updates()])
+        models.append(server.x.tolist())
+    assert models == models[:1] * 4
+    with pytest.raises(RangeError, match=r"^count"), server.open_round() as round:
+        round.add(0, np.zeros(n, np.float32), steps=1, count=2)
+
+
+# Adaptive clipping.
+
+
+def test_the_clip_follows_the_quantile():
+    rule = PrivateMean(2.0, 0.5, 4, quantile=0.5, clip_rate=0.4, count_noise=1.0, seed=3)
+    server = server_of(rule)
+    report = server.round(updates())
+    key, count = hashlib.blake2b(b"3 0 count", digest_size=32).digest(), np.zeros(1)
+    oracle.add_discrete_gaussian(count, count, 2.0**-24, 2**24, key)
+    clip = 2.0 * math.exp(-0.4 * ((2 + count[0]) / 4 - 0.5))  # 2 of 4 are not clipped
+    assert report.privacy["clip"] == pytest.approx(clip, rel=1e-12)
+    z = (0.5**-2 - 2.0**-2) ** -0.5
+    np.testing.assert_allclose(server.x, -(np.sum(CLIPPED, axis=0) + noise_of(rule, 0, 2.0)) / 4, atol=1e-6)
+    assert abs(noise_of(rule, 0, 2.0)).max() < 5 * 2 * z
+    before = server.x
+    server.round(updates()[3:])
+    due = np.array([0, 0, 0, -clip, 0]) + noise_of(rule, 1, clip)
+    np.testing.assert_allclose(server.x, before - due / 4, atol=1e-6)
+
+
+def test_the_clip_reaches_the_quantile():
+    rng, rule = np.random.default_rng(0), PrivateMean(50.0, 0.5, 200, quantile=0.7, count_noise=5.0)
+    server = server_of(rule, clients=200)
+    norms = rng.uniform(0, 10, 200)
+    for _ in range(40):
+        rows = np.zeros((200, n), np.float32)
+        rows[:, 0] = norms
+        report = server.round(updates(rows))
+    assert report.privacy["clip"] == pytest.approx(7.0, rel=0.1)
+
+
+# The report.
+
+
+def test_a_report_has_nothing_of_single_clients(tmp_path):
+    server = server_of(storage=Storage(tmp_path / "s", audit=True))
+    report = server.round(updates())
+    assert [len(report.norms), len(report.weights), len(report.factors)] == [0, 0, 0]
+    assert report.diversity is report.correction_norm is None
+    (document,) = server.audit_log()
+    assert all(entry.keys() == {"client", "start"} for entry in document["updates"])
+
+
+def test_reproducible_noise_is_stated_and_has_no_budget():
+    server = server_of(PrivateMean(1.0, 1.0, 4, seed=0))
+    assert "not private" in server.round(updates()).privacy["warning"]
+    with pytest.raises(RangeError, match=r"^privacy"):
+        _ = server.privacy
+    with pytest.raises(RangeError, match=r"^seed"):
+        PrivateMean(1.0, 1.0, 4, rounds=3, seed=0)
+
+
+def test_a_step_that_diverges_names_no_client():
+    server = server_of(PrivateMean(1e30, 1e9, 1e-9))
+    with pytest.raises(ArithmeticError) as raised:
+        server.round(updates())
+    assert "client" not in str(raised.value)
+
+
+# The ledger.
+
+
+def test_a_spent_budget_opens_no_round(tmp_path):
+    rule = PrivateMean(1.0, 1.0, 4, rounds=2)
+    server = server_of(rule, storage=tmp_path / "s")
+    server.round(updates())
+    with server.open_round() as round:
+        round.abort()
+    server.close()
+    with Server.load(tmp_path / "s") as server:
+        assert server.privacy.entries == ((1, 1.0, 1.0),)
+        server.round(updates())
+        for _ in range(2):
+            with pytest.raises(RoundError, match="budget of 2 rounds"):
+                server.open_round()
+        x = server.x
+    with Server.load(tmp_path / "s") as server:
+        with pytest.raises(RoundError, match="budget of 2 rounds"):
+            server.round(updates())
+        np.testing.assert_array_equal(server.x, x)
+        server.change(aggregation=[PrivateMean(1.0, 3.0, 4, rounds=3)])
+        report = server.round(updates())
+        assert server.privacy.entries == ((2, 1.0, 1.0), (1, 1.0, 3.0))
+        assert report.privacy["rounds"] == 3
+
+
+def test_an_adapted_clip_is_resumed(tmp_path):
+    server = server_of(PrivateMean(2.0, 0.5, 4, quantile=0.5), storage=tmp_path / "s")
+    clip = server.round(updates()).privacy["clip"]
+    server.close()
+    with Server.load(tmp_path / "s") as server:
+        assert server.privacy.clip == clip != 2.0
+
+
+def test_a_folder_whose_ledger_lacks_rounds_is_not_loaded(tmp_path):
+    server = server_of(storage=tmp_path / "s")
+    server.round(updates())
+    backend = server._backend
+    state = backend.to_state(backend.snapshot)
+    state["numbers"].pop("privacy")
+    backend.store.commit(1, backend._vectors(backend.snapshot), state)
+    server.close()
+    with pytest.raises(CheckpointError, match="privacy"):
+        Server.load(tmp_path / "s")
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.endurance)])
+def test_a_killed_server_forgets_no_spent_round(tmp_path, kills):
+    """A child prints each round's number and x once it has them; the folder has them too after any kill."""
+    server_of(PrivateMean(1.0, 1.0, 4, rounds=10**6), storage=tmp_path / "s").close()
+    rng, released = np.random.default_rng(0), {}
+    for _ in range(kills):
+        reading, writing = os.pipe()
+        if not (child := os.fork()):
+            try:
+                server = Server.load(tmp_path / "s")
+                while True:
+                    report = server.round(updates())
+                    os.write(writing, f"{report.round} {server.x.tobytes().hex()}\n".encode())
+            finally:
+                os._exit(1)
+        os.close(writing)
+        time.sleep(rng.uniform(0.01, 0.06))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with os.fdopen(reading) as lines:
+            for line in lines:
+                round, x = line.split()
+                assert int(round) not in released  # no round is spent twice
+                released[int(round)] = x
+        with Server.load(tmp_path / "s") as server:
+            spent = server.privacy.rounds
+            assert spent >= len(released)
+            if spent - 1 in released:
+                assert server.x.tobytes().hex() == released[spent - 1]
+    assert len(released) > kills
+
+
+# What is not supported.
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_method_takes_a_mean_or_is_refused(name):
+    if REGISTRY[name]().only_takes_mean:
+        assert name in ("FedAvg", "FedAvgM", "FedProx")
+        return
+    with pytest.raises(RangeError, match=f"aggregation: PrivateMean is not supported, because {name}"):
+        server_of(method=name, clients=SIZES)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"method": "FedAvgM"}, "server_lr"),
+        ({"policy": RoundPolicy(max_staleness=1)}, "max_staleness"),
+        ({"compute": Compute(shards=2)}, "shards"),
+        ({"storage": "keep_previous"}, "keep_previous"),
+        ({"storage": "durability"}, "durability"),
+    ],
+)
+def test_options_that_would_break_the_guarantee(options, error, tmp_path):
+    if isinstance(place := options.get("storage"), str):
+        wrong = {"keep_previous": True, "durability": "none"}[place]
+        options = options | {"storage": Storage(tmp_path / "s", **{place: wrong})}
+    with pytest.raises(RangeError, match=error):
+        server_of(**options)
+    assert not (tmp_path / "s").exists()
+
+
+def test_buffers_get_no_noise_so_they_are_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RangeError, match="buffers"):
+        Server(torch.nn.BatchNorm1d(3), "FedAvg", clients=2, lr=0.1, aggregation=[RULE])
+
+
+def test_chains_and_changes():
+    for chain in ([CapExamples(2), RULE], [RULE, Mean()]):
+        with pytest.raises(RangeError, match="aggregation"):
+            Server(np.zeros(n, np.float32), clients=2, lr=0.1, aggregation=chain)
+    server = server_of()
+    for chain in ([Mean()], [Median()], [PrivateMean(1.0, 1.0, 4, seed=1)], None):
+        with pytest.raises(RangeError, match="all rounds or in none"):
+            server.change(aggregation=chain)
+    with pytest.raises(RangeError, match="all rounds or in none"):
+        Server(np.zeros(n, np.float32), clients=2, lr=0.1).change(aggregation=[RULE])
+    exact = server_of(compute=Compute(accumulator="exact"))
+    with exact.open_round() as round, pytest.raises(RangeError, match="partial sum"):
+        round.add_partial_sum(b"", "edge")
+    with pytest.raises(RangeError, match="partial sum"):
+        EdgeAggregator(np.zeros(n, np.float32), "FedAvg", [0], lr=0.1, aggregation=[RULE])
+
+
+def test_a_limit_of_one_update_stays_possible():
+    server = server_of(limits=Limits(max_norm=10.0))
+    assert [client for client, _ in server.round(updates()).rejected] == [3]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"clip": 0}, "clip"),
+        ({"noise": -1}, "noise"),
+        ({"noise": math.inf}, "noise"),
+        ({"expected": 0}, "expected"),
+        ({"rate": 1.5}, "rate"),
+        ({"rounds": 0}, "rounds"),
+        ({"quantile": 1}, "quantile"),
+        ({"quantile": 0.5, "count_noise": 0.5}, "count_noise"),
+        ({"count_noise": 2.0}, "count_noise"),
+    ],
+)
+def test_wrong_options(options, name):
+    with pytest.raises(RangeError, match=f"^{name}"):
+        PrivateMean(**({"clip": 1.0, "noise": 1.0, "expected": 4.0} | options))
