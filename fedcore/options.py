@@ -457,10 +457,14 @@ class Settings:
     def _require_combinable(self, rule: RobustRule) -> None:
         """Raise RangeError if the method or an option cannot be combined with a robust rule."""
         method = self.algorithm
+        sums_more = method.keeps_rows or method.keeps_total or method.sums_changes
+        if sums_more and not (self.rules.needs_medians or self.limits.max_norm is not None):
+            raise RangeError(
+                f"aggregation: {rule} needs a bound with {method}, which also sums vectors of all clients as sent; put "
+                "ClipToMedian() or RejectLong() before it, or set Limits(max_norm=)"
+            )
         reasons = {
-            f"{method} does not only sum updates: it keeps rows, second vectors, shares or a total": (
-                not method.only_sums_updates or method.keeps_total
-            ),
+            f"the shares of the clients are the weights of {method}": method.needs_shares,
             f"the step of {method} grows with the norms of all updates": method.needs_square_of_sum,
             'accumulator="exact" does not keep the updates': self.is_exact,
             f"device={self.device!r}: the kernels run on CPUs": self.device != CPU,

@@ -387,14 +387,15 @@ class Combination:
     mixing: F64 | None = None
 
     @ieee
-    def write(self, bases: Sequence[Any], ys: Sequence[Any], scales: F64, out: F32, *, times: float = 1.0) -> None:
-        """Write ``times`` the combination of h_i = (bases[i] - ys[i]) scales[i], as for ``kernels.accumulate``.
+    def write(self, bases: Sequence[Any], ys: Sequence[Any], scales: F64, out: F32) -> None:
+        """Write the combination of h_i = (bases[i] - ys[i]) scales[i], as for ``kernels.accumulate``.
 
         Cost: reads all updates once.
         """
         mixing = self.mixing
         if self.weights is not None:
-            weights = (self.weights if mixing is None else _product(self.weights[None], mixing)[0]) * times
+            weights = self.shares(len(ys))
+            assert weights is not None
             used = np.flatnonzero(weights)
             bases, ys = _chosen(used, bases, ys)
             kernels.accumulate(None, bases, ys, scales[used], weights[used], out=out)
@@ -409,8 +410,18 @@ class Combination:
             kernels.mean_near_median(bases, ys, scales, self.nearest, out=to, mixing=mixing)
         else:
             kernels.trimmed_mean(bases, ys, scales, self.trim, out=to, mixing=mixing)
-        if to is not out or times != 1:
-            kernels.combine([to], [times], out)
+        if to is not out:
+            kernels.combine([to], [1.0], out)
+
+    def shares(self, k: int) -> F64 | None:
+        """Return the weights of k updates, float64[k]; equal ones for a statistic of some updates, None of all."""
+        if self.weights is not None:
+            return self.weights if self.mixing is None else _product(self.weights[None], self.mixing)[0]
+        if self.chosen is None:
+            return None
+        mixing = np.eye(k) if self.mixing is None else self.mixing
+        used = mixing[self.chosen].any(axis=0)
+        return used / np.count_nonzero(used)
 
 
 def _chosen(at: npt.NDArray[np.int64], *columns: Sequence[Any]) -> list[list[Any]]:
@@ -425,9 +436,11 @@ class RobustRule(Rule):
 
     Attributes:
         needs_previous: whether the result of the last round, or zero, is the last vector of ``combine``.
+        needs_base: whether the result depends on the model before the round, from which the updates are differences.
     """
 
     needs_previous: ClassVar[bool] = False
+    needs_base: ClassVar[bool] = False
 
     def decide(self, group: Group) -> None:
         """Do nothing."""
@@ -606,6 +619,7 @@ class CentredClipping(RobustRule):
     tau: float
     passes: int = 1
     needs_previous: ClassVar[bool] = True
+    needs_base: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tau", check_number("tau", self.tau, "(0, inf)"))
@@ -632,6 +646,7 @@ class ClipNorm(RobustRule):
     """
 
     most: float | str = "median"
+    needs_base: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.most != "median":
@@ -653,6 +668,10 @@ class MixingRule(Rule):
     def decide(self, group: Group) -> None:
         """Do nothing."""
 
+    def size(self, k: int) -> int:
+        """Return the number of new vectors that k vectors make."""
+        return k
+
     @abstractmethod
     def matrix(self, k: int, products: Callable[[], F64], round: int) -> F64:
         """Return the weights of k vectors in each new vector, float64[r, k]."""
@@ -671,10 +690,14 @@ class NearestNeighborMixing(MixingRule):
     def __post_init__(self) -> None:
         object.__setattr__(self, "f", check_integer("f", self.f, 0, 2**31))
 
-    def matrix(self, k: int, products: Callable[[], F64], round: int) -> F64:
-        """Rows with k - f equal weights."""
+    def size(self, k: int) -> int:
+        """k, more than f."""
         if k <= self.f:
             raise RangeError(f"f={self.f}: NearestNeighborMixing needs more than f updates, got {k}; add updates")
+        return k
+
+    def matrix(self, k: int, products: Callable[[], F64], round: int) -> F64:
+        """Rows with k - f equal weights."""
         nearest = np.argsort(squared_distances(products()), axis=1, kind="stable")[:, : k - self.f]
         weights = np.zeros((k, k))
         np.put_along_axis(weights, nearest, 1 / (k - self.f), axis=1)
@@ -699,9 +722,13 @@ class Bucketing(MixingRule):
         object.__setattr__(self, "s", check_integer("s", self.s, 1, 2**31))
         object.__setattr__(self, "seed", check_integer("seed", self.seed, 0, 2**63 - 1))
 
+    def size(self, k: int) -> int:
+        """The number of buckets."""
+        return -(-k // self.s)
+
     def matrix(self, k: int, products: Callable[[], F64], round: int) -> F64:
         """A row for each bucket."""
-        order, weights = permutation(k, seed=self.seed, round=round, purpose="buckets"), np.zeros((-(-k // self.s), k))
+        order, weights = permutation(k, seed=self.seed, round=round, purpose="buckets"), np.zeros((self.size(k), k))
         for bucket, row in enumerate(weights):
             members = order[bucket * self.s : (bucket + 1) * self.s]
             row[members] = 1 / len(members)
@@ -778,6 +805,16 @@ LAST = (Mean, RobustRule, PrivateMean)
 R = TypeVar("R", bound=Rule)
 
 
+def spelled(name: str) -> str:
+    """Return the name of a rule's class in ``REGISTRY`` for another spelling, such as "trimmed-mean" and "krum".
+
+    >>> spelled("trimmed-mean"), spelled("Unknown")
+    ('TrimmedMean', 'Unknown')
+    """
+    plain = name.replace("-", "").replace("_", "").lower()
+    return next((known for known in REGISTRY if known.lower() == plain), name)
+
+
 @dataclass(frozen=True)
 class Chain:
     """The rules of a server, in order; the last rule is a ``Mean``, a ``RobustRule`` or a ``PrivateMean``."""
@@ -793,10 +830,10 @@ class Chain:
             return PLAIN
         if isinstance(aggregation, str) and aggregation in NAMED:
             return cls(NAMED[aggregation])
-        if isinstance(aggregation, str) and ":" not in aggregation and aggregation not in REGISTRY:
+        if isinstance(aggregation, str) and ":" not in aggregation and spelled(aggregation) not in REGISTRY:
             raise UnknownNameError.of("aggregation", aggregation, (*NAMED, *REGISTRY))
         entries = [aggregation] if isinstance(aggregation, str | Rule) else list(aggregation)
-        rules = [REGISTRY.find(entry)() if isinstance(entry, str) else entry for entry in entries]
+        rules = [REGISTRY.find(spelled(entry))() if isinstance(entry, str) else entry for entry in entries]
         for rule in rules:
             if not isinstance(rule, Rule):
                 raise UnknownNameError.of("aggregation", rule, (*NAMED, *REGISTRY))
@@ -816,6 +853,28 @@ class Chain:
             if isinstance(rule, MixingRule) and not isinstance(rules[-1], RobustRule):
                 raise RangeError(f"aggregation: {type(rule).__name__} needs a robust rule at the end, such as Median()")
         return cls(tuple(rules))
+
+    @classmethod
+    def of_models(cls, rule: "str | Rule | Sequence[Rule | str] | Chain", *, has_base: bool) -> "Chain":
+        """Return the chain that combines models without a server; ``has_base``: whether the model before is known.
+
+        Raises:
+            UnknownNameError: the name is unknown.
+            RangeError: the chain has a rule that acts on single updates or needs more than the models.
+        """
+        chain = cls.of(rule)
+        if chain.robust is None:
+            raise RangeError(f"rule={rule!r}: must be a robust rule, such as 'median'; leave it out for the mean")
+        for one in chain.rules[:-1]:
+            if not isinstance(one, MixingRule):
+                raise RangeError(
+                    f"rule: {type(one).__name__} acts on the updates of a server; use Server(aggregation=)"
+                )
+        if chain.robust.needs_previous:
+            raise RangeError(f"rule: {chain.robust} starts from the round before; use Server(aggregation=)")
+        if chain.robust.needs_base and not has_base:
+            raise RangeError(f"rule: {chain.robust} needs the model before the round; pass it as base to fedcore.merge")
+        return chain
 
     def __iter__(self) -> Iterator[Rule]:
         return iter(self.rules)
@@ -851,6 +910,21 @@ class Chain:
     def at(self, ledger: Ledger) -> "Chain":
         """Return the chain for the next round of a private server, and itself for other servers."""
         return self if self.private is None else Chain((self.private.at(ledger),))
+    def require_enough(self, k: int) -> None:
+        """Raise RangeError if the robust rule needs more than k updates."""
+        rule, left = self.robust, k
+        assert rule is not None
+        for one in self._mixing:
+            left = one.size(left)
+        if left < rule.least:
+            unit = "updates" if left == k else f"mixed vectors of {k} updates"
+            raise RangeError(
+                f"aggregation: {rule} needs at least {rule.least} updates, got {left} {unit}; add updates, or lower f"
+            )
+
+    @cached_property
+    def _mixing(self) -> list[MixingRule]:
+        return [rule for rule in self.rules if isinstance(rule, MixingRule)]
 
     def combination(self, k: int, products: Callable[[], F64], round: int) -> Combination:
         """Return the robust combination of k updates in a round.
@@ -864,9 +938,9 @@ class Chain:
 
         Cost: k^2 to k^3 operations, and one call of ``products`` at most.
         """
-        rule, matrix, products = self.robust, np.eye(k), cache(products)
+        self.require_enough(k)
+        rule, matrix, products, mixing = self.robust, np.eye(k), cache(products), self._mixing
         assert rule is not None
-        mixing = [one for one in self.rules if isinstance(one, MixingRule)]
 
         def mixed(matrix: F64) -> F64:
             """Return the inner products of the vectors that the matrix makes."""
@@ -875,12 +949,6 @@ class Chain:
 
         for one in mixing:
             matrix = _product(one.matrix(len(matrix), partial(mixed, matrix), round), matrix)
-        if len(matrix) < rule.least:
-            unit = "updates" if len(matrix) == k else f"mixed vectors of {k} updates"
-            raise RangeError(
-                f"aggregation: {rule} needs at least {rule.least} updates, got {len(matrix)} {unit}; add updates, or "
-                "lower f"
-            )
         if rule.needs_previous:
             updates, matrix = matrix, np.zeros((len(matrix) + 1, k + 1))
             matrix[:-1, :-1], matrix[-1, -1] = updates, 1

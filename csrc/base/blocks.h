@@ -24,10 +24,10 @@ inline std::int64_t block_count(std::int64_t n) {
     return n / kBlock + (n % kBlock != 0);  // a sum might pass 2^63
 }
 
-// Calls body(piece) for every piece of [0, pieces), on the pool if `bytes` of traffic are enough. With a limit of
-// resident memory, groups of pieces follow each other, each with a quarter of the limit as traffic.
+// Calls body(first, count) for all pieces of [0, pieces) at once. With a limit of resident memory, groups of pieces
+// follow each other, each with a quarter of the limit as traffic.
 template <class Body>
-void for_pieces(std::int64_t pieces, std::int64_t bytes, const Body& body) {
+void for_groups(std::int64_t pieces, std::int64_t bytes, const Body& body) {
     const std::int64_t limit = resident_limit.load(std::memory_order_relaxed);
     const std::int64_t each = pieces == 0 ? 0 : bytes / pieces + 1;
     const std::int64_t together =
@@ -35,12 +35,20 @@ void for_pieces(std::int64_t pieces, std::int64_t bytes, const Body& body) {
     for (std::int64_t first = 0; first < pieces; first += together) {
         const std::int64_t count = std::min(together, pieces - first);
         if (limit != 0) count_traffic(count * each, limit);
+        body(first, count);
+    }
+}
+
+// Calls body(piece) for every piece of [0, pieces), on the pool if `bytes` of traffic are enough, in groups.
+template <class Body>
+void for_pieces(std::int64_t pieces, std::int64_t bytes, const Body& body) {
+    for_groups(pieces, bytes, [&](std::int64_t first, std::int64_t count) {
         if (count < 2 || bytes < kSerialBytes) {
             for (std::int64_t piece = first; piece < first + count; ++piece) body(piece);
         } else {
             parallel_for(count, [&](std::int64_t piece) { body(first + piece); });
         }
-    }
+    });
 }
 
 // Calls body(block, begin, end) for every block of [0, n), likewise.

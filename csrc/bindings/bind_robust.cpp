@@ -1,8 +1,10 @@
 #include <vector>
 
+#include "base/blocks.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/client_updates.h"
+#include "bindings/partials.h"
 #include "bindings/without_gil.h"
 #include "kernels/robust.h"
 
@@ -40,13 +42,15 @@ Updates updates_of(const ClientTensors& read) {
     return {read.sent.data(), read.starts.data(), static_cast<std::int64_t>(read.starts.size()) - 1, read.k};
 }
 
-py::array_t<double> gram(const py::object& bases, const py::object& ys, const py::object& scales) {
+py::array_t<double> gram(const py::object& bases, const py::object& ys, const py::object& scales,
+                         const py::object& partials) {
     Arrays arrays;
     const auto [read, n] = read_updates(arrays, bases, ys, scales);
+    const Partials shares(arrays, partials, block_count(n), read.k * (read.k + 1) / 2);
     py::array_t<double> products({read.k, read.k});
     double* const product = products.mutable_data();
     const WithoutGil scope;
-    fedcore::gram(updates_of(read), n, product);
+    fedcore::gram(updates_of(read), n, shares.data(), product);
     return products;
 }
 
@@ -72,7 +76,7 @@ void column_statistic(const py::object& bases, const py::object& ys, const py::o
 }  // namespace
 
 void bind_robust(py::module_& module) {
-    module.def("gram", &gram, py::arg("bases"), py::arg("ys"), py::arg("scales"));
+    module.def("gram", &gram, py::arg("bases"), py::arg("ys"), py::arg("scales"), py::arg("partials"));
     module.def("column_statistic", &column_statistic, py::arg("bases"), py::arg("ys"), py::arg("scales"),
                py::arg("out"), py::kw_only(), py::arg("mixing"), py::arg("rows"), py::arg("first"), py::arg("last"),
                py::arg("nearest"));

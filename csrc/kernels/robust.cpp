@@ -27,7 +27,7 @@ std::int64_t bytes_of(const Updates& updates, std::int64_t n) {
     return 4 * (updates.k + 1) * n;
 }
 
-// Calls work(scratch, block, begin, end) for all blocks. Each worker has its own scratch and claims blocks.
+// Calls work(scratch, block, begin, end) for all blocks, in groups. Each worker has its own scratch and claims blocks.
 template <class Number, class Work>
 void for_blocks_with_scratch(std::int64_t n, std::int64_t bytes, std::int64_t size, const Work& work) {
     const std::int64_t workers = bytes < kSerialBytes ? 1 : std::min<std::int64_t>(threads(), block_count(n));
@@ -35,10 +35,12 @@ void for_blocks_with_scratch(std::int64_t n, std::int64_t bytes, std::int64_t si
     const std::unique_ptr<Number[]> scratch(new Number[workers * stride + 64]);
     Number* aligned = scratch.get();
     while (reinterpret_cast<std::uintptr_t>(aligned) % 64 != 0) ++aligned;
-    std::atomic<std::int64_t> next{0};
-    parallel_for(workers, [&](std::int64_t worker) {
-        for (std::int64_t block; (block = next.fetch_add(1, std::memory_order_relaxed)) < block_count(n);)
-            work(aligned + worker * stride, block, block * kBlock, std::min((block + 1) * kBlock, n));
+    for_groups(block_count(n), bytes, [&](std::int64_t first, std::int64_t count) {
+        std::atomic<std::int64_t> next{first};
+        parallel_for(workers, [&](std::int64_t worker) {
+            for (std::int64_t block; (block = next.fetch_add(1, std::memory_order_relaxed)) < first + count;)
+                work(aligned + worker * stride, block, block * kBlock, std::min((block + 1) * kBlock, n));
+        });
     });
 }
 
@@ -76,14 +78,14 @@ std::vector<Comparator> sorting_network(std::int64_t rows, std::int64_t first, s
 
 }  // namespace
 
-void gram(const Updates& updates, std::int64_t n, double* gram) {
+void gram(const Updates& updates, std::int64_t n, double* shares, double* gram) {
     const std::int64_t k = updates.k, pairs = k * (k + 1) / 2;
-    std::vector<double> shares(block_count(n) * pairs), sums(pairs);
+    std::vector<double> sums(pairs);
     for_blocks_with_scratch<double>(n, bytes_of(updates, n), gram_scratch(k),
                                     [&](double* tile, std::int64_t block, std::int64_t begin, std::int64_t end) {
-                                        table().gram(updates, begin, end, tile, shares.data() + block * pairs);
+                                        table().gram(updates, begin, end, tile, shares + block * pairs);
                                     });
-    add_partials(shares.data(), block_count(n), pairs, sums.data());
+    add_partials(shares, block_count(n), pairs, sums.data());
     const double* sum = sums.data();
     for (std::int64_t i = 0; i < k; ++i)
         for (std::int64_t j = i; j < k; ++j) gram[i * k + j] = gram[j * k + i] = *sum++;

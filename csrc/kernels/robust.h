@@ -31,8 +31,9 @@ inline constexpr std::int64_t gram_scratch(std::int64_t k) {
 
 // gram[i * k + j] = sum over the elements of h_i * h_j, float64[k, k]. Products of float32 are exact in float64. They
 // are added on 8 lanes in each block; lanes are folded in a fixed tree; blocks are added in order.
-//   Moves the bytes of all updates once, with k^2 / 2 multiplications an element. Scratch: 4 k^2 bytes a block.
-void gram(const Updates& updates, std::int64_t n, double* gram);
+//   shares: output, float64[blocks, k (k + 1) / 2]: each block's share of the upper triangle, row by row.
+//   Moves the bytes of all updates once, with k^2 / 2 multiplications an element.
+void gram(const Updates& updates, std::int64_t n, double* shares, double* gram);
 
 // A step of a sorting network: the lesser of two rows goes to `low`, the greater to `high`, where they are needed.
 struct Comparator {

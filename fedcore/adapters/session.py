@@ -14,7 +14,7 @@ from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, 
 from fedcore.model import Layout, Model
 from fedcore.options import MOST_CLIENT_LR, Compute, Limits, RoundPolicy, Storage
 from fedcore.profiling import span
-from fedcore.rules import REGISTRY, Chain, Rule
+from fedcore.rules import REGISTRY, Chain, Rule, spelled
 from fedcore.server import Report, Round, Server, Update, rejection_summary
 from fedcore.server.folder import checkpoint_errors, server_state
 from fedcore.server.server import manifest_in
@@ -56,7 +56,7 @@ def _rule(rule: Any) -> Rule | str:
     if not isinstance(rule, Mapping):
         return rule  # type: ignore[no-any-return]
     return _from_mapping(  # type: ignore[no-any-return]
-        REGISTRY.find(str(rule.get("name"))), {name: value for name, value in rule.items() if name != "name"}
+        REGISTRY.find(spelled(str(rule.get("name")))), {name: value for name, value in rule.items() if name != "name"}
     )
 
 

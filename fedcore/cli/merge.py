@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from dataclasses import fields
 from typing import Any
 
 from fedcore.algorithms import optimizers
@@ -10,6 +11,7 @@ from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
 from fedcore.errors import ConfigError
 from fedcore.model.merging import merge
+from fedcore.rules import REGISTRY, Rule, spelled
 from fedcore.validation import expand_home, shorten
 
 
@@ -29,7 +31,9 @@ def add_arguments(top: Parser) -> None:
     parser.add_argument("--key", metavar="KEY", help="key of the state_dict in torch files, such as model")
     names = sorted(name.lower() for name in optimizers.REGISTRY)
     parser.add_argument("--server-optimizer", metavar="NAME", help=f"{', '.join(names)}, or module:Name; needs --base")
-    about = "option of the server optimizer, such as momentum=0.9; repeatable"
+    rules = "robust rule in place of the average, such as median or trimmed-mean; repeatable, mixing rules first"
+    parser.add_argument("--rule", dest="rules", action="append", default=[], metavar="NAME", help=rules)
+    about = "option of the rules or the server optimizer, such as f=2 or momentum=0.9; repeatable"
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=about)
     parser.add_argument("--server-lr", type=terminal.share, metavar="GAMMA", help="server rate; needs --base")
     parser.add_argument("--clip-norm", type=terminal.share, metavar="C", help="maximum norm of an update; needs --base")
@@ -54,9 +58,13 @@ def run(options: Options) -> None:
     DiLoCo (Nesterov momentum 0.9, rate 0.7):
       fedcore merge round1 a1/ b1/ --base start/ --server-optimizer nesterov
       fedcore merge round2 a2/ b2/ --base round1/ --server-optimizer nesterov
+    A mean without the two smallest and the two largest values of each coordinate:
+      fedcore merge merged a/ b/ c/ d/ e/ --rule trimmed-mean --set f=2
     FedAdam, and updates of norm at most 1:
       fedcore merge out a/ b/ --base x/ --server-optimizer adam --set eta=0.01 --clip-norm 1
     """
+    options_given = _options(options.changes)
+    rules = _rules(options.rules, options_given)
     weights = None if options.weights is None else [_number(text) for text in options.weights.split(",")]
     with terminal.progress("bytes read") as show:
         report = merge(
@@ -65,9 +73,10 @@ def run(options: Options) -> None:
             weights,
             base=options.base,
             key=options.key,
-            optimizer=_optimizer(options.server_optimizer, options.changes),
+            optimizer=_optimizer(options.server_optimizer, options_given),
             server_lr=options.server_lr,
             clip_norm=options.clip_norm,
+            rule=rules or None,
             progress=show,
         )
     inputs = list(zip(options.inputs, report["inputs"], strict=True))
@@ -91,13 +100,8 @@ def _number(text: str) -> float:
         raise ConfigError(f"--weights: {shorten(text)!r} is not a number; pass numbers, such as 1,2.5,3") from None
 
 
-def _optimizer(name: str | None, changes: list[str]) -> Any:
-    """Return the server optimizer with its options, or None."""
-    if name is None:
-        if changes:
-            raise ConfigError("--set: sets an option of --server-optimizer, which is missing")
-        return None
-    known = {known.lower(): known for known in optimizers.REGISTRY}
+def _options(changes: list[str]) -> dict[str, Any]:
+    """Return the values of --set."""
     options = {}
     for change in changes:
         key, equals, value = change.partition("=")
@@ -107,6 +111,33 @@ def _optimizer(name: str | None, changes: list[str]) -> Any:
             options[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             raise ConfigError(f"--set {change!r}: {shorten(value)!r} is not a number") from None
+    return options
+
+
+def _rules(names: list[str], options: dict[str, Any]) -> list[Rule]:
+    """Return the rules with their options, and remove these; several rules may have one option in common."""
+    kinds = [REGISTRY.find(spelled(name)) for name in names]
+    known = [{field.name for field in fields(kind)} for kind in kinds]
+    try:
+        rules = [
+            kind(**{key: options[key] for key in own & options.keys()}) for kind, own in zip(kinds, known, strict=True)
+        ]
+    except TypeError as error:
+        raise ConfigError(f"--rule: {error}; pass the option with --set KEY=VALUE") from None
+    for key in set().union(*known) & options.keys():
+        del options[key]
+    return rules
+
+
+def _optimizer(name: str | None, options: dict[str, Any]) -> Any:
+    """Return the server optimizer with its options, or None."""
+    if name is None:
+        if options:
+            raise ConfigError(
+                f"--set: no rule has the option {next(iter(options))!r}, and --server-optimizer is missing"
+            )
+        return None
+    known = {known.lower(): known for known in optimizers.REGISTRY}
     try:
         return optimizers.named(known.get(name.lower(), name), **options)
     except TypeError as error:

@@ -172,10 +172,11 @@ class ShardedRound(Round):
         return finished, self.report
 
     def _settle(self) -> None:
-        """Send the held updates; if the policy needs a number of clients, also decide on all updates."""
+        """Send the held updates; if a number of clients is needed, also decide on all updates."""
         self._require_enough()
         self._fold_held()
-        if self.attendance.policy.min_clients:
+        chain = self._settings.rules
+        if self.attendance.policy.min_clients or chain.robust is not None:
             try:
                 rejected: list[tuple[ClientId, str]] = self._coordinator.call("settle")[0]
             except BaseException:
@@ -183,6 +184,8 @@ class ShardedRound(Round):
                 raise
             self._reject(rejected)
             self._require_enough()
+        if chain.robust is not None and self._known:
+            chain.require_enough(len(self._known))
 
     def _reject(self, rejected: Sequence[tuple[ClientId, str]]) -> None:
         self._rejected += rejected
@@ -433,7 +436,7 @@ class ShardedBackend:
         """See ``Server.change``."""
         changed, due = self.settings.changed(options), self.transactions + 1
         require_named_rates(changed, options)
-        require_plain_mean(changed)
+        require_shardable(changed)
         try:
             self.coordinator.change("change", dict(options))
         finally:
@@ -516,7 +519,7 @@ def new_backend(
     """Return the backend of a new server in shards. For arguments see ``Server``."""
     layout = settings.layout
     require_elementwise(settings.optimizer)
-    require_plain_mean(settings)
+    require_shardable(settings)
     _require_supported(storage, compute)
     if given is not None:
         raise RangeError("storage: a ClientStore is not supported with shards; pass Storage(path=...)")
@@ -614,10 +617,10 @@ def _require_supported(storage: Storage, compute: Compute) -> None:
             raise RangeError(f"{name}: not supported with shards: {reason}; leave it out")
 
 
-def require_plain_mean(settings: Settings) -> None:
-    """Raise a RangeError for weights of a ``Mean``, and for robust and private rules: shards do not support them."""
-    if settings.rules.counts_clients:
-        raise RangeError(f"aggregation: {settings.rules.rules[-1]} is not supported with shards; use shards=1")
+def require_shardable(settings: Settings) -> None:
+    """Raise a RangeError for weights of a ``Mean`` and for ``PrivateMean``, which are not supported with shards."""
+    if settings.rules.private is not None:
+        raise RangeError("aggregation: PrivateMean is not supported with shards; use shards=1")
     if settings.rules.weights is not None:
         raise RangeError("weights: not supported with shards; give each update its weight with add(weight=...)")
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedcore import runtime
+from fedcore import kernels, runtime
 from fedcore.arrays import F32, F64, copied, freeze
 from fedcore.cluster.manifest import BLOCK, ShardInfo, delete_shard, shard_in
 from fedcore.errors import ArrayError, FedcoreError, LockedError, StoreError
@@ -134,6 +134,13 @@ class ClusterReducer(Reducer):
         assert all(one is not None for one in partials)
         # Copied, since shards share an answer and Ray's arrays are read-only.
         return [np.array(one) for one in self._thread.ask("add", partials)]
+
+    def gram_matrix(self, n: int, bases: Sequence[Any], ys: Sequence[Any], scales: F64) -> F64:
+        """See ``Reducer``."""
+        k = len(scales)
+        room = self.room(n, k * (k + 1) // 2)
+        products = kernels.gram_matrix(bases, ys, scales, partials=room)
+        return kernels.symmetric(self.add(Squares(products, room))[0], k)
 
     def rejections(self, reasons: list[str | None]) -> Any:
         """See ``Reducer``."""

@@ -409,9 +409,22 @@ class UpdateLimits(Section):
 
 
 class AggregationRule(FromRegistry):
-    """The name of a rule in ``fedcore.rules``, with its options, such as ``ClipToMedian``."""
+    """The name of a rule in ``fedcore.rules``, with its options, such as ``ClipToMedian`` or ``trimmed-mean``."""
 
     registry = staticmethod(lambda: rules.REGISTRY)
+
+    @field_validator("name")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        _find(cls.registry(), name := rules.spelled(name))
+        return name
+
+
+def _listed_rules(value: Any) -> Any:
+    """Return a list of rules for one rule, or for the name of a chain."""
+    if isinstance(value, str) and value in rules.NAMED:
+        return [type(rule).__name__ for rule in rules.NAMED[value]]
+    return [value] if isinstance(value, str | Mapping) else value
 
 
 def _chain(names: tuple[AggregationRule, ...] | None) -> tuple[AggregationRule, ...] | None:
@@ -421,7 +434,9 @@ def _chain(names: tuple[AggregationRule, ...] | None) -> tuple[AggregationRule, 
     return names
 
 
-Aggregation = Annotated[tuple[AggregationRule, ...] | None, Field(strict=False), AfterValidator(_chain)]
+Aggregation = Annotated[
+    tuple[AggregationRule, ...] | None, Field(strict=False), BeforeValidator(_listed_rules), AfterValidator(_chain)
+]
 
 
 def changed(section: T, changes: Mapping[str, Any] | None) -> T:

@@ -3,18 +3,25 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fedcore.arrays import F32, F64, core, ieee
+import numpy as np
+
+from fedcore.arrays import F32, F64, Bfloat16Array, core, ieee
 from fedcore.errors import RangeError
 from fedcore.validation import check_integer, check_list, length
 
+BLOCK = 16_384
+"""The elements of a block, whose share of a sum is added at once."""
+
 
 @ieee
-def gram_matrix(bases: Sequence[Any], ys: Sequence[Any], scales: F64) -> F64:
+def gram_matrix(bases: Sequence[Any], ys: Sequence[Any], scales: F64, *, partials: F64 | None = None) -> F64:
     """Return the inner products of k clients' updates, float64[k, k]: G[i, j] = sum over the elements of h_i h_j.
 
     Args:
         bases, ys, scales: as for ``accumulate``, in CPU memory; they define h_i = (bases[i] - ys[i]) scales[i], or
             -ys[i] scales[i] without a base.
+        partials: output, float64[blocks, k (k + 1) / 2], blocks = ceil(n / 16,384): the share of each block in the
+            upper triangle of G, row by row, for ``sum_of_partials`` and ``symmetric``. Default: no output.
 
     Determinism: h_i is float32. Products are exact in float64, added on 8 lanes in each block of 16,384 elements.
         Updates of the same bits have the same entries, so their distance is exactly zero. Separate tensors give the
@@ -26,8 +33,84 @@ def gram_matrix(bases: Sequence[Any], ys: Sequence[Any], scales: F64) -> F64:
     array([[5., 3.],
            [3., 9.]])
     """
-    products: F64 = core.gram(bases, ys, scales)
+    products: F64 = core.gram(bases, ys, scales, partials)
     return products
+
+
+def symmetric(triangle: F64, k: int) -> F64:
+    """Return the symmetric matrix, float64[k, k], of an upper triangle, row by row.
+
+    >>> import numpy as np
+    >>> symmetric(np.float64([5, 3, 9]), 2)
+    array([[5., 3.],
+           [3., 9.]])
+    """
+    matrix: F64 = np.empty((k, k))
+    rows, columns = np.triu_indices(k)
+    matrix[rows, columns] = matrix[columns, rows] = triangle
+    return matrix
+
+
+class GramSum:
+    """``gram_matrix`` of updates that come in windows of columns, with the bits of one call.
+
+    A window may have any length; less than a block of it, k vectors of 16,384 elements, is kept for the next one.
+
+    >>> import numpy as np
+    >>> total = GramSum(2)
+    >>> for window in ([np.float32([1]), np.float32([3])], [np.float32([2]), np.float32([0])]):
+    ...     total.add(None, window)
+    >>> total.result()
+    array([[5., 3.],
+           [3., 9.]])
+    """
+
+    def __init__(self, k: int) -> None:
+        self._k, self._sum = k, np.zeros(k * (k + 1) // 2)
+        self._base: list[Any] = []
+        self._rows: list[list[Any]] = [[] for _ in range(k)]
+        self._length = 0
+
+    def add(self, base: F32 | None, rows: Sequence[Any]) -> None:
+        """Add a window: h_i = base - rows[i], or -rows[i]; vectors of one length."""
+        if not len(rows[0]):
+            return
+        self._base.append(base)
+        for kept, row in zip(self._rows, rows, strict=True):
+            kept.append(row)
+        self._length += len(rows[0])
+        if self._length >= BLOCK:
+            self._take(self._length // BLOCK * BLOCK)
+        for kept in (*self._rows, self._base):
+            kept[-1:] = [_copied(vector) for vector in kept[-1:]]  # the caller reuses its memory
+
+    def result(self) -> F64:
+        """Return the inner products, float64[k, k]."""
+        if self._length:
+            self._take(self._length)
+        return symmetric(self._sum, self._k)
+
+    def _take(self, n: int) -> None:
+        """Add the first n elements, and keep the rest, which is a part of the last window."""
+        rest = self._length - n
+        ends = [len(row) for row in self._rows[0]]
+        ends[-1] -= rest
+        heads = [[row[:end] for row, end in zip(kept, ends, strict=True)] for kept in self._rows]
+        bases = [None if base is None else base[:end] for base, end in zip(self._base, ends, strict=True)]
+        base = None if bases[0] is None else np.concatenate(bases)
+        partials = np.empty((-(-n // BLOCK), len(self._sum)))
+        gram_matrix([base] * self._k, heads, np.ones(self._k), partials=partials)
+        for share in partials:
+            self._sum += share
+        self._rows = [[kept[-1][ends[-1] :]] if rest else [] for kept in self._rows]
+        self._base = [None if base is None else self._base[-1][ends[-1] :]] if rest else []
+        self._length = rest
+
+
+def _copied(vector: Any) -> Any:
+    if isinstance(vector, Bfloat16Array):
+        return Bfloat16Array(vector.codes.copy())
+    return vector.clone() if hasattr(vector, "clone") else None if vector is None else np.array(vector)
 
 
 @ieee

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from fnmatch import fnmatch
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -14,12 +15,15 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.arrays import (
+    F32,
+    F64,
     LINE,
     NARROW,
     BufferPool,
     as_array,
     as_tensor,
     dtype_name,
+    empty,
     has_infinities,
     ieee,
     library_of,
@@ -27,9 +31,10 @@ from fedcore.arrays import (
     tensor_over,
 )
 from fedcore.errors import ArrayError, FedcoreError, RangeError, ShapeError, UnknownClientError
-from fedcore.kernels import Codes
+from fedcore.kernels import Codes, GramSum
 from fedcore.model.files import open_model
 from fedcore.model.layout import (
+    BUFFERS,
     Kind,
     Tree,
     check_dtype,
@@ -43,6 +48,7 @@ from fedcore.model.layout import (
 from fedcore.model.safetensors import Bfloat16, Safetensors, StoredTensor, over
 from fedcore.model.windows import Windows, cast
 from fedcore.profiling import span
+from fedcore.rules import Chain, Combination, Rule
 from fedcore.validation import LONGEST_REASON, check_number, length, numbers, shorten
 
 # ``aggregate`` averages models tensor by tensor, without a flat vector.
@@ -67,8 +73,10 @@ class TensorForm(NamedTuple):
     has_c_export: bool
 
 
-def aggregate(models: Any, weights: Any = None, *, key: str | None = None) -> Any:
-    """Return the weighted average of models, sum_i w_i x_i / sum_i w_i.
+def aggregate(
+    models: Any, weights: Any = None, *, key: str | None = None, rule: "str | Rule | Sequence[Rule | str] | None" = None
+) -> Any:
+    """Return the weighted average of models, sum_i w_i x_i / sum_i w_i, or their robust combination.
 
     - Float tensors (parameters and BatchNorm statistics) are averaged.
     - A counter (an integer scalar of 32 or 64 bits, or ``num_batches_tracked``) becomes its largest value.
@@ -85,6 +93,10 @@ def aggregate(models: Any, weights: Any = None, *, key: str | None = None) -> An
         weights: k finite numbers >= 0, not all zero, such as numbers of examples; or a mapping with the ids of
             ``models``. Default: equal weights.
         key: the key of the ``state_dict`` in torch files with several entries.
+        rule: a robust rule of ``fedcore.rules`` in place of the average, by name ("median", "krum") or as an object
+            (``TrimmedMean(2)``), or a sequence of mixing rules and a robust rule. Each model counts once, so weights
+            are not allowed. Distances are over all float tensors except BatchNorm statistics, which are combined like
+            the others. Equal scores go to the first model.
 
     Returns:
         The average in the first model's library, dtypes and nesting: a mapping by name, a list, a tree, or an array.
@@ -94,14 +106,17 @@ def aggregate(models: Any, weights: Any = None, *, key: str | None = None) -> An
         ArrayError, ShapeError, DtypeError, RangeError: names or a shape differ, a constant differs, or a tensor is
             sparse, not in CPU memory or not finite. The message names the client and the tensor.
         RangeError, ShapeError, DtypeError: ``models`` is empty, or the weights are invalid.
+        UnknownNameError, RangeError: the rule is unknown, needs more models, or needs the model before the round.
         StoreError: a file cannot be read.
 
     Determinism: float64 products and sums in the order of the models, rounded once; bit-identical on every ISA level
         and thread count, and for files and models in memory. For an iterator without weights, the sum is divided by
-        k at the end, which may change the last bit.
+        k at the end, which may change the last bit. With a rule, the bits are those of a round of FedAvg with this
+        rule from a model of zeros, with numbers rounded to float32 first.
     Cost: reads every model once and writes the average, which is read once more if all floats are float32; no scratch.
         Files are read in windows with four threads; windows need at most 160 MiB beside the average. An iterator needs
-        8 n bytes for a sum in float64, and 4 to 8 times the time of a list.
+        8 n bytes for a sum in float64, and 4 to 8 times the time of a list. A rule reads the models once or twice more,
+        and holds all models of an iterator.
         The float tensors of the average share one block of memory. When all of them are freed, the process keeps a
         block of up to 256 MiB for the next average of the same size, and returns a larger block to the system.
 
@@ -109,10 +124,17 @@ def aggregate(models: Any, weights: Any = None, *, key: str | None = None) -> An
     {'w': array([1.5, 3. ], dtype=float32), 'n': array(5)}
     >>> aggregate({"hospital": {"w": np.float32([1])}, "clinic": {"w": np.float32([4])}}, {"clinic": 1, "hospital": 2})
     {'w': array([2.], dtype=float32)}
+    >>> aggregate([{"w": np.float32([1])}, {"w": np.float32([4])}, {"w": np.float32([-100])}], rule="median")
+    {'w': array([1.], dtype=float32)}
     """
     try:
+        chain = None if rule is None else Chain.of_models(rule, has_base=False)
+        if chain is not None:
+            require_no_weights(weights)
         if _is_file(models):
             raise ArrayError("models: expected several models, got one path; pass a list of paths")
+        if chain is not None and isinstance(models, Iterator):
+            models = list(models)
         if isinstance(models, Iterator):
             first = [*itertools.islice(models, 1)]
             if first and not _is_file(first[0]):
@@ -128,8 +150,8 @@ def aggregate(models: Any, weights: Any = None, *, key: str | None = None) -> An
             models = models.values()
         given = list(models)
         if any(map(_is_file, given)):
-            return _aggregated_files(given, labels, weights, key)
-        return _aggregated(given, labels, weights)
+            return _aggregated_files(given, labels, weights, key, chain)
+        return _aggregated(given, labels, weights, chain)
     except FedcoreError as error:  # shortened, since clients may send names of any length
         if len(text := str(error)) <= LONGEST_REASON:
             raise
@@ -141,7 +163,7 @@ def _is_file(model: Any) -> bool:
 
 
 @ieee
-def _aggregated(given: list[Any], labels: list[Any], weights: Any) -> Any:
+def _aggregated(given: list[Any], labels: list[Any], weights: Any, chain: Chain | None) -> Any:
     shares = shares_of(weights, len(given))
     form = ResultForm.of(given[0])
     is_plain = form.tree is None and isinstance(given[0], Mapping)
@@ -156,6 +178,8 @@ def _aggregated(given: list[Any], labels: list[Any], weights: Any) -> Any:
     if not finite:
         for client, row in zip(labels, rows, strict=True):  # raises nothing if only a float64 sum overflows
             _require_finite(client, dict(zip(outs, row, strict=True)))
+    if chain is not None:
+        _combine(chain, plan, rows, outs)
     return form.result(plan, outs | _unaveraged(plan, models, labels))
 
 
@@ -180,11 +204,62 @@ class ResultForm(NamedTuple):
         return ordered["x"] if self.is_array else ordered
 
 
+# A robust rule combines h_i = -y_i, so that the result has the bits of a server's step from x = 0.
+
+
+def require_no_weights(weights: Any) -> None:
+    """Raise RangeError for weights beside a robust rule."""
+    if weights is not None:
+        raise RangeError("weights: a robust rule counts each model once; leave weights or the rule out")
+
+
+def is_parameter(name: str, form: TensorForm) -> bool:
+    """Whether a tensor is a parameter, and neither a BatchNorm statistic nor a tensor that is not averaged."""
+    return form.kind == "parameter" and not any(fnmatch(name, pattern) for pattern in BUFFERS)
+
+
+def write_combination(combination: Combination, rows: Sequence[Any], out: F32) -> None:
+    """Write the robust combination of k vectors y_i to ``out``, float32[n]."""
+    if len(out):
+        combination.write([None] * len(rows), rows, np.ones(len(rows)), out)
+        np.subtract(0, out, out=out)  # a zero stays positive
+
+
+def _combine(chain: Chain, plan: Mapping[str, TensorForm], rows: list[list[Any]], outs: dict[str, Any]) -> None:
+    """Replace the averages by the robust combinations of the models' tensors."""
+    names = [name for name, form in plan.items() if form.kind == "parameter"]
+    rows = [[_row(name, row, plan[name]) for name, row in zip(names, model, strict=True)] for model in rows]
+    where, k = [j for j, name in enumerate(names) if is_parameter(name, plan[name])], len(rows)
+
+    def products() -> F64:
+        if not where:
+            return np.zeros((k, k))
+        return kernels.gram_matrix([None] * k, [[model[j] for j in where] for model in rows], np.ones(k))
+
+    with span("aggregate", None, (rows, list(outs.values()))):
+        combination = chain.combination(k, products, 0)
+        for j, name in enumerate(names):
+            vectors = [_flat(model[j]) for model in rows]
+            outs[name] = _combined(combination, vectors, plan[name], outs[name])
+
+
+def _combined(combination: Combination, rows: Sequence[Any], form: TensorForm, out: Any) -> Any:
+    """Return the robust combination of k vectors in the form of ``out``, and in its memory unless it is of JAX."""
+    is_jax, kind = library_of([form.like]) == "jax", dtype_name(form.like)
+    to = _flat(np.asarray(out)) if kind == "float32" and not is_jax else empty(len(rows[0]))
+    write_combination(combination, rows, to)
+    if is_jax:
+        return as_tensor(to.reshape(form.shape), form.dtype, "jax")
+    if kind != "float32":
+        _round_into(_flat(out), to.astype(np.float64), kind)
+    return out
+
+
 # Models in files are averaged window by window.
 
 
 @ieee
-def _aggregated_files(given: list[Any], labels: list[Any], weights: Any, key: str | None) -> Any:
+def _aggregated_files(given: list[Any], labels: list[Any], weights: Any, key: str | None, chain: Chain | None) -> Any:
     shares, models = shares_of(weights, len(given)), []
     labels = [f"{i} ({_path_of(one)})" if _is_file(one) else i for i, one in zip(labels, given, strict=True)]
     for client, one in zip(labels, given, strict=True):
@@ -196,6 +271,7 @@ def _aggregated_files(given: list[Any], labels: list[Any], weights: Any, key: st
     outs, _ = _allocate_outs(floats)
     rows_of = [{name: _window_row(model[name], form) for name, form in floats.items()} for model in models]
     bad: dict[str, Any] = {}
+    combination = None if chain is None else _combination_of_files(chain, rows_of, floats, labels)
     for parts, rows in Windows(rows_of, floats).read():
         given_rows = [
             [cast(row, floats[part.name].dtype) for part, row in zip(parts, each, strict=True)] for each in rows
@@ -207,11 +283,39 @@ def _aggregated_files(given: list[Any], labels: list[Any], weights: Any, key: st
             for part, row in zip(parts, given_rows[client], strict=True):
                 if part.name not in bad and not is_finite(row):
                     bad[part.name] = labels[client]
+        if combination is not None:
+            for j, part in enumerate(parts):
+                if part.name not in bad:
+                    vectors = [each[j] for each in given_rows]
+                    _combined(combination, vectors, floats[part.name], targets[j])
     for name, client in bad.items():
         if not has_infinities(models[0][name]):
             raise ArrayError(f"client {client}, {name}: {NOT_FINITE}")
         plan[name] = plan[name]._replace(kind="constant")
     return ResultForm.of(given[0]).result(plan, outs | _unaveraged(plan, models, labels))
+
+
+def _combination_of_files(
+    chain: Chain, rows_of: list[dict[str, Any]], floats: Mapping[str, TensorForm], labels: list[Any]
+) -> Combination:
+    """Return the robust combination; distances need one pass over the parameters."""
+
+    def products() -> F64:
+        masks: set[str] = set()
+        for _ in range(2):
+            names = [name for name, form in floats.items() if is_parameter(name, form) and name not in masks]
+            total = GramSum(len(rows_of))
+            for parts, rows in Windows(rows_of, names).read():
+                for j, part in enumerate(parts):
+                    total.add(None, [cast(each[j], floats[part.name].dtype) for each in rows])
+            found = total.result()
+            if np.isfinite(found).all():
+                return found
+            masks = {name for name in names if has_infinities(rows_of[0][name])}
+        client = labels[int(np.flatnonzero(~np.isfinite(np.diag(found)))[0])]
+        raise ArrayError(f"client {client}: {NOT_FINITE}")
+
+    return chain.combination(len(rows_of), products, 0)
 
 
 def _path_of(model: Any) -> str:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms.optimizers import Optimizer
-from fedcore.arrays import Bfloat16Array, core, dtype_name, empty, ieee
+from fedcore.arrays import F64, Bfloat16Array, core, dtype_name, empty, ieee
 from fedcore.errors import (
     ArrayError,
     DivergedError,
@@ -28,12 +27,23 @@ from fedcore.errors import (
     RangeError,
     StoreError,
 )
-from fedcore.kernels import Linear
-from fedcore.model.averaging import NOT_FINITE, TensorForm, check_model, is_finite, plan_of, shares_of
+from fedcore.kernels import GramSum, Linear
+from fedcore.model.averaging import (
+    NOT_FINITE,
+    TensorForm,
+    check_model,
+    is_finite,
+    is_parameter,
+    plan_of,
+    require_no_weights,
+    shares_of,
+    write_combination,
+)
 from fedcore.model.files import TORCH_SUFFIXES, bytes_of, open_model
-from fedcore.model.layout import BUFFERS, FLOATS
+from fedcore.model.layout import FLOATS
 from fedcore.model.safetensors import BYTES, Safetensors, StoredTensor, header_of, over
 from fedcore.model.windows import UNIT, Part, Windows, cast
+from fedcore.rules import Chain, Combination, Rule
 from fedcore.runtime import __version__, replacing, sync_folder
 from fedcore.validation import absolute, check_number, shorten
 
@@ -71,12 +81,14 @@ def merge(
     optimizer: Optimizer | None = None,
     server_lr: float | None = None,
     clip_norm: float | None = None,
+    rule: str | Rule | Sequence[Rule | str] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Take a round of FedAvg over models in files, in windows, and write the result to a new folder.
 
     Without a base the result is the weighted average of the inputs. With a base x and an optimizer, a rate or clipping,
-    the result is x - gamma u; u is v = sum_i w_i (x - y_i) / sum_i w_i, or what the optimizer makes of v.
+    the result is x - gamma u; u is v = sum_i w_i (x - y_i) / sum_i w_i, or what the optimizer makes of v. A robust rule
+    replaces the weighted average of the inputs, or v; with a base, the result is then always a step.
 
     - Float tensors are averaged; counters become their largest value; other tensors must be equal, as in ``aggregate``.
     - The step is in float32, as in a server. It does not move BatchNorm statistics, which are averaged.
@@ -95,6 +107,7 @@ def merge(
         optimizer: an elementwise server optimizer, such as ``Nesterov()``.
         server_lr: gamma. Default: the optimizer's rate, or 1.
         clip_norm: the largest norm of an update x - y_i over all parameters; a longer one is scaled down.
+        rule: a robust rule, as for ``aggregate``. Not allowed with weights and ``clip_norm``.
         progress: called with the bytes that were read and their total.
 
     Returns:
@@ -111,15 +124,21 @@ def merge(
         OSError: the disk is full or fails. Call the function again to continue.
 
     Determinism: without an optimizer, rate or clipping, the bits of ``aggregate``; else float64 sums that are rounded
-        to v in float32, and the optimizer's own arithmetic.
-    Cost: reads every file once, twice with ``clip_norm``, and writes the result. Memory: 160 MiB of windows, and three
-        windows of the result, for a model of any size and up to about 100 inputs.
+        to v in float32, and the optimizer's own arithmetic. With a rule, the parameters have the bits of a round
+        of FedAvg with this rule from the base, or from a model of zeros without one.
+    Cost: reads every file once, twice with ``clip_norm`` or a rule that needs distances, and writes the result. Memory:
+        160 MiB of windows, and three windows of the result, for a model of any size and up to about 100 inputs.
 
     Reference: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023,
         arXiv 2311.08105, for ``Nesterov``.
     """
     if len(inputs) == 0:
         raise RangeError("inputs: must not be empty")
+    chain = None if rule is None else Chain.of_models(rule, has_base=base is not None)
+    if chain is not None:
+        require_no_weights(weights)
+        if clip_norm is not None:
+            raise RangeError(f"clip_norm={clip_norm:g}: not supported with a rule; pass rule=ClipNorm({clip_norm:g})")
     step = optimizer is not None or server_lr is not None or clip_norm is not None
     if step and base is None:
         raise RangeError("base: is missing; an optimizer, a server rate and clipping need the model before the round")
@@ -131,7 +150,7 @@ def merge(
     target = absolute(out)
     if target.suffix.lower() in (".safetensors", *TORCH_SUFFIXES):
         raise StoreError(f"{target}: the result is a folder; pass a name without {target.suffix}")
-    job = _Job([*inputs], weights, base, key, optimizer, server_lr, clip_norm)
+    job = _Job([*inputs], weights, base, key, optimizer, server_lr, clip_norm, chain)
     if target.exists():
         return job.finished(target)
     with _part_of(target) as part:
@@ -217,6 +236,7 @@ class _State:
         self.done: int = found.get("done", 0)
         self.digests = [_Digest(state) for state in found.get("digests", [])] or [_Digest() for _ in range(sources)]
         self.squares: dict[str, list[float]] = found.get("squares", {})
+        self.products: list[list[float]] | None = found.get("products")
 
     def text(self, fingerprint: str) -> str:
         digests = [digest.state() for digest in self.digests]
@@ -235,8 +255,9 @@ class _Job:
         optimizer: Optimizer | None,
         server_lr: float | None,
         clip_norm: float | None,
+        chain: Chain | None,
     ) -> None:
-        self.optimizer, self.clip_norm = optimizer, clip_norm
+        self.optimizer, self.clip_norm, self.chain = optimizer, clip_norm, chain
         shares_of(weights, len(inputs))
         self.weights = [1.0] * len(inputs) if weights is None else [float(weight) for weight in weights]
         self.paths = [str(absolute(path)) for path in inputs]
@@ -255,12 +276,13 @@ class _Job:
                 pattern = shorten(self.base_path or self.paths[0])
                 raise type(error)(f"{error}; pass models with the tensors of {pattern}") from None
         self.models = models
-        self.steps = optimizer is not None or server_lr is not None or clip_norm is not None
+        self.steps = base is not None and (optimizer, server_lr, clip_norm, chain) != (None,) * 4
         self.round, self.old_moments = self._before()
         rate = getattr(optimizer, "rate", lambda round: None)(self.round)
         self.gamma = float(next(value for value in (server_lr, rate, 1.0) if value is not None))
         self.moments = 0 if optimizer is None else len(optimizer.start(1))
         facts = [__version__, self.weights, self.gamma, repr(optimizer), clip_norm, key, self.round, self.steps]
+        facts += [repr(chain)] if chain is not None else []
         states = [_state_of(model) for model in (*models, self.pattern, *self.old_moments)]
         self.fingerprint = hashlib.blake2b(json.dumps([facts, self.paths, states]).encode(), digest_size=16).hexdigest()
 
@@ -317,6 +339,8 @@ class _Job:
                 pass_ = _Pass(self, state, output, progress)
             if self.clip_norm is not None and state.clips is None:
                 pass_.measure()
+            if self.chain is not None:
+                pass_.combine()
             pass_.run()
         self._check_ties(part)
         report = pass_.report()
@@ -347,7 +371,7 @@ class _Job:
 
     def is_stepped(self, name: str, form: TensorForm) -> bool:
         """Whether the server's step moves a tensor; other float tensors are averaged."""
-        return self.steps and form.kind == "parameter" and not any(fnmatch(name, pattern) for pattern in BUFFERS)
+        return self.steps and is_parameter(name, form)
 
     def _check_ties(self, part: Path) -> None:
         """Raise ArrayError if tensors that are tied in the pattern differ in the result."""
@@ -369,8 +393,8 @@ def _report_of(folder: Path) -> dict[str, Any]:
     return report if isinstance(report, dict) else {}
 
 
-def _described(optimizer: Optimizer | None) -> Any:
-    return None if optimizer is None else {"name": type(optimizer).__name__, **vars(optimizer)}
+def _described(one: Optimizer | Rule | None) -> Any:
+    return None if one is None else {"name": type(one).__name__, **vars(one)}
 
 
 def _target(path: Path, forms: Mapping[str, tuple[str, tuple[int, ...]]]) -> Target:
@@ -511,8 +535,11 @@ class _Pass:
         self._base = [] if job.base is None else [job.base]
         models = [job.models[i] for i in self._kept]
         self._windows = Windows([*models, *self._base, *job.old_moments], job.plan)
-        self._measured = Windows([*models, *self._base], [n for n, form in job.plan.items() if job.is_stepped(n, form)])
-        self._total = self._windows.bytes[-1] + (self._measured.bytes[-1] if job.clip_norm is not None else 0)
+        parameters = [name for name, form in job.plan.items() if is_parameter(name, form)]
+        self._measured = Windows([*models, *self._base], parameters if job.steps or job.chain is not None else [])
+        self._combination: Combination | None = None
+        self._measured_bytes = self._measured.bytes[-1] if job.clip_norm is not None else 0
+        self._total = self._windows.bytes[-1] + self._measured_bytes
 
     def is_intact(self) -> bool:
         """Whether the windows that a killed merge has written are as they were written."""
@@ -551,11 +578,46 @@ class _Pass:
         self._state.clips = [min(1.0, limit / norm) if norm else 1.0 for norm in np.sqrt(squares).tolist()]
         self._output.record(self._state, now=True)
 
+    def combine(self) -> None:
+        """Choose the robust combination; a rule that needs distances reads the parameters first."""
+        k, chain = len(self._kept), self._job.chain
+        assert chain is not None
+
+        def products() -> F64:
+            if self._state.products is None:
+                self._state.products = self._products().tolist()
+                self._output.record(self._state, now=True)
+            return np.array(self._state.products)
+
+        self._combination = chain.combination(k, products, self._job.round)
+
+    @ieee
+    def _products(self) -> F64:
+        """Return the inner products of the updates."""
+        k = len(self._kept)
+        total = GramSum(k)
+        self._measured_bytes = self._measured.bytes[-1]
+        self._total += self._measured_bytes
+        for number, (parts, rows) in enumerate(self._measured.read()):
+            self._progress(self._measured.bytes[number], self._total)
+            for j, part in enumerate(parts):
+                given = self._cast([rows[i][j] for i in range(k)], part)
+                x = cast(rows[k][j], "float32") if self._base else None
+                summed = kernels.weighted_sum(
+                    given, self._shares, empty(part.stop - part.start), base=x, accumulate="float64", norms=True
+                )
+                self._require_finite(part, given, summed, x)
+                total.add(x, given)
+        found = total.result()
+        if not np.isfinite(found).all():
+            client = self._job.labels[self._kept[int(np.flatnonzero(~np.isfinite(np.diag(found)))[0])]]
+            raise ArrayError(f"client {client}: has numbers beyond the range of float32, in which rules compute")
+        return found
+
     @ieee
     def run(self) -> None:
         """Merge the windows that are not done."""
-        state, first = self._state, self._state.done
-        before = 0 if self._job.clip_norm is None else self._measured.bytes[-1]
+        state, first, before = self._state, self._state.done, self._measured_bytes
         for number, (parts, rows) in enumerate(self._windows.read(first), first):
             self._progress(before + self._windows.bytes[number], self._total)
             outs = [self._merge_part(part, [each[j] for each in rows]) for j, part in enumerate(parts)]
@@ -596,11 +658,18 @@ class _Pass:
             mean = over(np.empty(n * BYTES[kind], np.uint8), kind)
             summed = kernels.weighted_sum(given, self._shares, mean, accumulate="float64", norms=True)
             self._require_finite(part, given, summed)
+            if self._combination is not None:
+                mean = empty(n)
+                write_combination(self._combination, given, mean)
+            self._count_norms(part, summed, mean)
             return [cast(mean, form.dtype)]
         x, v, x_out = cast(rows[k], "float32"), empty(n), empty(n)
         shares = self._shares if self._state.clips is None else self._shares * self._state.clips
         summed = kernels.weighted_sum(given, shares, v, base=x, accumulate="float64", norms=True)
         self._require_finite(part, given, summed, x)
+        if self._combination is not None:
+            self._combination.write([x] * k, given, np.ones(k), v)
+        self._count_norms(part, summed, v)
         outs: tuple[Any, ...] = ()
         if job.optimizer is None:
             _, square = kernels.server_step(
@@ -616,11 +685,7 @@ class _Pass:
         return [merged, *outs]
 
     def _require_finite(self, part: Part, rows: list[Any], summed: Any, x: Any = None) -> None:
-        """Add the norms of a part. Start again without an input that is not finite, or if the tensor is a mask."""
-        found = self._state.squares.setdefault(part.name, [0.0] * (len(self._kept) + 1))
-        if self._state.clips is not None or self._job.clip_norm is None:
-            squares = [*summed.squared_norms.tolist(), summed.squared_norm_of_sum]
-            self._state.squares[part.name] = [a + b for a, b in zip(found, squares, strict=True)]
+        """Start again without an input that is not finite, or if the tensor is a mask."""
         if summed.finite.all():
             return
         if _is_mask(part.name, self._job.pattern[part.name]):
@@ -637,6 +702,15 @@ class _Pass:
         self._output.record(again, now=True)
         raise _Restart
 
+    def _count_norms(self, part: Part, summed: Any, combined: Any) -> None:
+        """Add the squared norms of a part of the models and of the result."""
+        square = summed.squared_norm_of_sum
+        if self._combination is not None:
+            square = float(kernels.squared_norms([combined])[0])
+        found = self._state.squares.setdefault(part.name, [0.0] * (len(self._kept) + 1))
+        squares = [*summed.squared_norms.tolist(), square]
+        self._state.squares[part.name] = [a + b for a, b in zip(found, squares, strict=True)]
+
     def report(self) -> dict[str, Any]:
         """Return the content of the report."""
         job, state = self._job, self._state
@@ -646,6 +720,9 @@ class _Pass:
         )
         shares, clips = np.zeros(len(job.models)), [1.0] * len(self._kept) if state.clips is None else state.clips
         shares[self._kept] = self._shares
+        by_rule = None if self._combination is None else self._combination.shares(len(self._kept))
+        if by_rule is not None:
+            shares[self._kept] = by_rule
         inputs = []
         for i, path in enumerate(job.paths):
             found = {"path": path, "weight": job.weights[i], "share": float(shares[i])}
@@ -665,6 +742,8 @@ class _Pass:
             "optimizer": _described(job.optimizer),
             "server_lr": job.gamma,
             "clip_norm": job.clip_norm,
+            **({} if job.chain is None else {"rule": [_described(one) for one in job.chain]}),
+            **({} if by_rule is None else {"chosen": [job.paths[i] for i in np.flatnonzero(shares).tolist()]}),
             "inputs": inputs,
             "base": base,
             "digest": state.digests[-1 - job.moments].state()[0],

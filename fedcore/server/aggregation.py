@@ -100,8 +100,9 @@ class UpdateBatch:
 
     def count(self, squares: F64, *, keep: bool = False) -> None:
         """Store |h_i|^2 of the folded updates from ``squares``, float64[k], before clipping; drop their vectors unless
-        ``keep``."""
+        ``keep``, and second vectors."""
         self.squares = squares * self.factors**2
+        self.controls = [None] * len(self)
         if not keep:
             self.drop()
 
@@ -175,6 +176,10 @@ class Reducer:
     def add(self, *squares: Squares) -> list[F64]:
         """Return the squared norms of the whole vectors, with the bits of one kernel call over each."""
         return [one.here for one in squares]
+
+    def gram_matrix(self, n: int, bases: Sequence[Any], ys: Sequence[Any], scales: F64) -> F64:
+        """Return ``kernels.gram_matrix`` of whole vectors with the bits of one call; the slices have n elements."""
+        return kernels.gram_matrix(bases, ys, scales)
 
     def rejections(self, reasons: list[str | None]) -> list[str | None]:
         """Return for each update the reason of the first shard that rejects it, or None."""
@@ -271,6 +276,10 @@ class Result(NamedTuple):
     """Float32[n_parameters], the robust combination, if the rule needs it in the next round."""
     ledger: Ledger | None = None
     """The ledger after a private round."""
+    times: float = 1.0
+    """The factor of ``A``: W for a robust combination, which thus keeps its bits if the step divides by W."""
+    plain: F64 | None = None
+    """float64[n_parameters], the sum that A would be without a robust rule, for the total; None without a total."""
 
 
 SumVector: TypeAlias = npt.NDArray[Any] | ExactSum
@@ -320,6 +329,7 @@ class Sum:
     def __init__(self, settings: Settings, store: ClientStore, reducer: Reducer, vectors: BufferPool) -> None:
         self._algorithm, self._layout, self._store, self._reducer = settings.algorithm, settings.layout, store, reducer
         algorithm, layout, device = settings.algorithm, settings.layout, settings.device
+        self._device = device
         self._exact, p = settings.is_exact, layout.n_parameters
         dtype: Any = settings.accumulator
         if algorithm.keeps_total or algorithm.keeps_rows or self._exact or settings.rules.private:
@@ -437,9 +447,10 @@ class Sum:
         return result._replace(W=rule.expected, ledger=ledger)
 
     def combined(self, batch: UpdateBatch, rules: Chain, previous: F32 | None) -> Result:
-        """Return ``result`` with the robust combination of the updates, times W, in place of their weighted sum.
+        """Return ``result`` with the robust combination of the updates in place of their weighted mean.
 
-        Float buffers are combined in the same way; an update without buffers counts as one that left them unchanged.
+        The rule acts on the terms of A, so on differences from rows and anchors for methods that have them. Float
+        buffers are combined in the same way; an update without buffers counts as one that left them unchanged.
 
         Args:
             batch: all accepted updates with their vectors, in the order of the clients' ids.
@@ -448,26 +459,55 @@ class Sum:
         p, rule = self._layout.n_parameters, rules.robust
         more: list[F32] = []
         if rule is not None and rule.needs_previous:
-            more = [zeros(p) if previous is None else previous]
-        vectors = _with(*self._cut_updates(batch, slice(0, p)), batch.scales, more)
-        combination = rules.combination(len(batch), lambda: kernels.gram_matrix(*vectors), self._round)
+            more = [zeros(p, device=self._device) if previous is None else previous]
+        form = self._algorithm.sums
+        terms = self._terms(batch) if form.r or form.q else (*self._cut_updates(batch, slice(0, p)), batch.scales)
+        vectors = _with(*terms, more)
+        combination = rules.combination(len(batch), lambda: self._reducer.gram_matrix(p, *vectors), self._round)
         result = self.result()
-        times = result.W * self._algorithm.adds.h
+        if self._algorithm.keeps_total:
+            result = result._replace(A=self._spare[:p], plain=result.A)
+        combination.write(*vectors, result.A)
+        result = result._replace(times=result.W * (1.0 if form.r or form.q else form.h))
         if more:
-            center: F32 = empty(p)
-            combination.write(*vectors, center)
-            kernels.combine([center], [times], result.A)
+            center: F32 = empty(p, device=self._device)
+            kernels.combine([result.A], [1.0], center)
             result = result._replace(center=center)
-        else:
-            combination.write(*vectors, result.A, times=times)
         if result.buffer_weight > 0 and self._layout.n > p:
             unchanged = zeros(self._layout.n - p)
             bases, ys = self._cut_updates(batch, slice(p, self._layout.n))
             ys = [y if has else unchanged for y, has in zip(ys, batch.has_buffers, strict=True)]
             bases = [base if has else None for base, has in zip(bases, batch.has_buffers, strict=True)]
             vectors = _with(bases, ys, batch.factors, [unchanged] * len(more))
-            combination.write(*vectors, result.buffers, times=result.buffer_weight)
+            combination.write(*vectors, result.buffers)
+            result = result._replace(buffer_weight=1.0)
         return result
+
+    def _terms(self, batch: UpdateBatch) -> tuple[list[None], list[F32], F64]:
+        """Return each update's term of A, float32[n_parameters], as differences h."""
+        form, p, terms = self._algorithm.sums, self._layout.n_parameters, []
+        for client, base, y, scale, anchor in zip(
+            batch.clients,
+            *self._cut_updates(batch, slice(0, p)),
+            batch.scales.tolist(),
+            self._anchors(batch.clients),
+            strict=True,
+        ):
+            term: F32 = empty(p, device=self._device)
+            given = [(self._store.read(client), form.r), (anchor, form.q)]
+            given = [(vector, c) for vector, c in given if vector is not None and c]
+            if given:
+                kernels.combine([vector for vector, _ in given], [c for _, c in given], term)
+            acc = term if given else None
+            kernels.accumulate(acc, [base], [y], np.array([scale]), np.array([form.h]), out=term)
+            terms.append(term)
+        return [None] * len(terms), terms, -np.ones(len(terms))
+
+    def _anchors(self, clients: Sequence[ClientId]) -> list[F32 | None]:
+        """Return the vectors q_i."""
+        if self._algorithm.keeps_history:
+            return list(map(self._direction_of, self._store.rounds_of(clients)))
+        return [self._offset if self._algorithm.reads_offset else None] * len(clients)
 
     def _count(self, batch: UpdateBatch) -> None:
         """Add the weights of a batch."""
@@ -518,10 +558,7 @@ class Sum:
         """Stage the rows, and add the terms of ``adds`` to a sum over the parameters."""
         p, clients = self._layout.n_parameters, batch.clients
         old, new = self._store.replace_rows(clients)
-        if self._algorithm.keeps_history:
-            anchors = list(map(self._direction_of, self._store.rounds_of(clients)))
-        else:
-            anchors = [self._offset if self._algorithm.reads_offset else None] * len(batch)
+        anchors = self._anchors(clients)
         options: dict[str, Any] = {"row": self._algorithm.row, "adds": adds, "keys": self._keys(batch)}
         squares = np.zeros(len(batch))
         for piece, bases, ys in self._pieces(batch, p):

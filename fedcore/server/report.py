@@ -291,7 +291,7 @@ class Diagnosis(NamedTuple):
         share = times * form.q / form.h
         multiple = Linear(step.v.A, 0.0, -share * d.from_mean / N, -share * d.from_momentum)
         is_near = all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(step.v, multiple, strict=True))
-        if times and (step.v == multiple or is_near):
+        if times and (step.v == multiple or is_near) and self.prepared.result.plain is None:
             return self.prepared.v_square / times**2
         mean = self._mean(read_rows=False)
         return None if mean is None else self._length(mean) ** 2
@@ -301,7 +301,8 @@ class Diagnosis(NamedTuple):
         form, result, hidden = self.settings.algorithm.sums, self.prepared.result, self.settings.algorithm.hides_mean
         if not form.h or (hidden and not read_rows):
             return None
-        mean: list[tuple[Floats, float]] = [(result.A, 1 / (result.W * form.h))]
+        A, times = (result.A, result.times) if result.plain is None else (result.plain, 1.0)
+        mean: list[tuple[Floats, float]] = [(A, times / (result.W * form.h))]
         if not hidden:
             return [*mean, (self.offset, -form.q / form.h)] if form.q and self.offset is not None else mean
         if form.r:

@@ -14,7 +14,7 @@ from weakref import ref
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import F32, copy_into, core, empty, ieee, on_host
+from fedcore.arrays import F32, FileMemory, copy_into, core, empty, ieee, on_host
 from fedcore.errors import (
     FedcoreError,
     RangeError,
@@ -581,6 +581,7 @@ class LocalRound(Round):
         self._folded: list[UpdateBatch] = []
         self._summed: set[ClientId] = set()  # the clients of partial sums
         self._keeps_vectors = settings.rules.robust is not None  # until the step
+        self._is_in_files = isinstance(settings.device, FileMemory)
         self._has_examples = False  # whether an update of the round has a number of examples or a weight
         self._most_steps: int | None = None
 
@@ -658,8 +659,9 @@ class LocalRound(Round):
             self._known.add(client)
             self._held.append(batch)
             is_safe = self._may_hold or update.keep or fixed
-            if self._keeps_vectors and not is_safe:
+            if self._keeps_vectors and (self._is_in_files or not is_safe):
                 batch.vectors = [immutable_copy(y, self._settings.device) for y in batch.vectors]
+                batch.controls = [immutable_copy(control, self._settings.device) for control in batch.controls]
             at_once |= not (is_safe or self._keeps_vectors)
         if at_once or len(self._held) >= self._batch_size:
             self._fold_held()
@@ -718,7 +720,7 @@ class LocalRound(Round):
             self._has_examples = have
         self._known.update(batch.clients)
         self._bytes += batch.vectors[0].nbytes * len(batch)
-        if self._keeps_vectors and not self._may_hold:
+        if self._keeps_vectors and (self._is_in_files or not self._may_hold):
             batch.vectors = [immutable_copy(y, self._settings.device) for y in batch.vectors]
         self._fold([batch])
         self._note_arrivals()

@@ -296,7 +296,7 @@ class Server(Represented, Unpicklable):
             try:
                 change_on_loading(backend, manifest or path, saved, given, aggregation, limits, policy)
                 if manifest is not None:
-                    shards().require_plain_mean(backend.settings)
+                    shards().require_shardable(backend.settings)
                     server._keep_journal(storage, manifest.parent)
             except BaseException:
                 server.close()

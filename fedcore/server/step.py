@@ -717,15 +717,20 @@ class ModelStep:
         p, optimizer = self._settings.layout.n_parameters, self._settings.optimizer
         x = self.vectors.get()  # a new array: clients may still train on the old x
         room = self._reducer.room(p, 2)
+        total_of, changes = step.T, result.B
+        if result.plain is not None and step.T.A:
+            if step.T.B or step.v.B:
+                raise AlgorithmError(f"{self._settings.algorithm}: T' needs A and B, so v cannot have a robust rule")
+            total_of, changes = step.T._replace(A=0.0, B=step.T.A), result.plain
         squares = kernels.server_step(
             result.A,
             now.total,
             now.x[:p],
-            v_of=step.v,
-            total_of=step.T,
+            v_of=step.v._replace(A=step.v.A * result.times),
+            total_of=total_of,
             gamma=gamma,
             momentum=now.momentum if step.v.g or step.T.g else None,
-            control=result.B,
+            control=changes,
             v=self.v(),
             total_out=self.spare_total,
             x_out=x[:p],

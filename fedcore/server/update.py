@@ -326,11 +326,16 @@ def bytes_of(y: Any) -> int:
 
 
 def immutable_copy(y: Any, device: str) -> Any:
-    """Return a vector of ``read_vector``, tensors, or None; the caller's mutable memory is copied to the device."""
+    """Return a vector of ``read_vector``, tensors, or None; the caller's mutable memory is copied to the device.
+
+    On a ``FileMemory``, immutable memory is copied to a file too.
+    """
     if y is None or isinstance(y, Bfloat16Array):
         return y
     if isinstance(y, list):
         return [immutable_copy(piece, device) for piece in y]
+    if isinstance(device, FileMemory) and isinstance(y, np.ndarray):
+        return y if device_of(y) is device else copied(y, device=device)
     if is_device_array(y):
         return copied(y)
     if core.are_immutable([y]):

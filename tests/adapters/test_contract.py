@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedcore import Limits, Server, Storage, Update, errors
-from fedcore.adapters.session import beyond_plain_steps
+from fedcore.adapters.session import beyond_plain_steps, server_options
 from fedcore.algorithms import MIFA, SCAFFOLD, FedAvg
 from fedcore.rules import CapSteps, RejectLong
 from tests.adapters import corrections
@@ -192,6 +192,23 @@ def test_a_later_run_resumes_after_the_last_finished_round(place, tmp_path, monk
     with pytest.raises(errors.CheckpointError, match="model"):
         place.run("MimiC", lambda t, i, sent, task: Update(i, {"w": sent["w"]}, 1, 1), rounds=5, storage="rows",
                   x0={"w": np.zeros(5, np.float32)})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "aggregation", ["median", {"name": "trimmed-mean", "f": 2}, [{"name": "NearestNeighborMixing", "f": 1}, "krum"]]
+)
+def test_robust_rules_by_name(place, aggregation):
+    def work(t, i, sent, task):
+        update = honest(t, i, sent, task)
+        return update if i else update._replace(value={name: -1e3 * y for name, y in update.value.items()})
+
+    server, reports, _ = place.run("FedAvg", work, n=6, rounds=2, aggregation=aggregation)
+    assert [len(report.accepted) for report in reports] == [6, 6]
+    rules = server_options({"aggregation": aggregation})["aggregation"]
+    assert_same(server, due_server(place, "FedAvg", reports, work, n=6, aggregation=rules), place.ids(6))
+    assert np.abs(server.x).max() < 10
+    with pytest.raises(errors.UnknownNameError, match="did you mean 'median'"):
+        place.run("FedAvg", honest, rounds=1, aggregation="medain")
 
 
 def test_options_of_a_configuration_reach_the_server(place, tmp_path):

@@ -8,15 +8,16 @@ import shutil
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Storage, cluster
+from fedcore import ClientStore, Compute, Server, Storage, cluster
 from fedcore.algorithms import optimizers
 from fedcore.cluster import manifest
 from fedcore.cluster.manifest import BLOCK, INTENT
 from fedcore.errors import ArrayError, CheckpointError, CorruptionError, LockedError, RangeError, StoreError
+from fedcore.rules import CentredClipping, NearestNeighborMixing
 from fedcore.store.files import disk as system_calls
 from tests.cli.command import invoke
 from tests.cluster.pairs import METHODS, SIZES, alike, made, n, one_round, same
-from tests.cluster.test_same_bits import batch_norm
+from tests.cluster.test_same_bits import batch_norm, robust_pair, robust_round
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 
@@ -48,6 +49,19 @@ def test_every_method(run, method):
     options = dict(clients=SIZES, diagnostics=True, codec=("f32", "bf16", "int8")[place % 3])
     since, to = ((1, 3), (2, 7), (3, 2), (7, 1))[place % 4]
     cut_between(made(method, X0, **options), made(method, X0, shards=since, path=run, **options), run, to).close()
+
+
+def test_the_last_result_of_a_robust_rule_is_cut(run):
+    one, many = robust_pair([NearestNeighborMixing(1), CentredClipping(40.0)], X0, 3)
+    many.close()
+    many = Server(X0, "FedAvg", 8, lr=0.1, aggregation=one.aggregation, storage=Storage(run), compute=Compute(shards=3))
+    for _ in range(2):
+        alike(robust_round(one), robust_round(many))
+    many.close()
+    cluster.reshard(run, 7)
+    with Server.load(run) as many:
+        alike(robust_round(one), robust_round(many))
+        same(one, many, opened_again=True)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,17 @@ import pytest
 from fedcore import Compute, Server, algorithms, cluster
 from fedcore.algorithms import Step, optimizers
 from fedcore.cluster.coordinator import ANSWERS
-from fedcore.errors import DivergedError
+from fedcore.errors import DivergedError, RangeError
 from fedcore.kernels import Linear
+from fedcore.rules import (
+    Bulyan,
+    CentredClipping,
+    ClipToMedian,
+    GeometricMedian,
+    Krum,
+    NearestNeighborMixing,
+    TrimmedMean,
+)
 from tests.cluster.pairs import METHODS, SIZES, N, alike, both, made, n, nearly_alike, one_round, same
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
@@ -293,5 +302,67 @@ def test_a_method_asks_the_sum_s_length_where_python_locks_its_class():
     rounds.join(60)
     assert not rounds.is_alive(), "the shards wait for each other"
     assert one.round_number == 3
+    same(one, many)
+    many.close()
+
+
+ROBUST = {
+    "median": "median",
+    "trimmed mean": TrimmedMean(2),
+    "Krum": Krum(1),
+    "Bulyan": Bulyan(1),
+    "mixed": [ClipToMedian(), NearestNeighborMixing(1), GeometricMedian()],
+    "clipping": CentredClipping(40.0),
+}
+
+
+def robust_round(server, k=8, start=None):
+    """A round of k clients near each other, of which two lie, as named tensors that do not end at a shard's border."""
+    rng, start = np.random.default_rng(server.round_number), server.x if start is None else start
+    names = {piece.name: (piece.start, piece.stop, piece.shape) for piece in server.layout.slices}
+    with server.open_round() as opened:
+        for i in rng.permutation(k).tolist():
+            y = start + np.float32(0.1) * rng.normal(size=len(start)).astype(np.float32)
+            if i in (2, 5):
+                y = y * np.float32(30 + i)
+            model = {name: y[a:b].reshape(shape).copy() for name, (a, b, shape) in names.items()}
+            opened.add(i, model, steps=2)
+            for w in model.values():
+                w[...] = np.nan  # the caller reuses its memory
+    return opened.report
+
+
+def robust_pair(rule, model, shards, **options):
+    options = dict(lr=0.1, aggregation=rule) | options
+    return Server(model, "FedAvg", 8, **options), Server(model, "FedAvg", 8, compute=Compute(shards=shards), **options)
+
+
+PARTS = {"a": X0[: n // 2 - 7], "b.running_mean": X0[:9], "c": X0[n // 2 - 7 :]}
+
+
+@pytest.mark.parametrize("rule", ROBUST.values(), ids=ROBUST)
+@pytest.mark.parametrize("shards", [2, 7])
+def test_robust_rules(rule, shards):
+    one, many = robust_pair(rule, PARTS, shards)
+    for _ in range(3):
+        nearly_alike(robust_round(one), robust_round(many))
+    if rule == ROBUST["mixed"]:  # clipping reads norms
+        np.testing.assert_allclose(many.x, one.x, rtol=1e-5)
+    else:
+        same(one, many)
+    many.close()
+
+
+def test_a_robust_round_with_too_few_updates_stays_open():
+    one, many = robust_pair(Krum(1), X0, 3)
+    for server in (one, many):
+        with server.open_round() as opened:
+            for i in range(4):
+                opened.add(i, X0 + np.float32(i), steps=1)
+            with pytest.raises(RangeError, match="needs at least 5 updates, got 4"):
+                opened.finish()
+            opened.add(4, X0, steps=1)
+        with server.open_round():
+            pass
     same(one, many)
     many.close()

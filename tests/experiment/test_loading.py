@@ -7,6 +7,7 @@ import pytest
 
 from fedcore.errors import ConfigError, UnknownNameError
 from fedcore.experiment import config, load_preset
+from fedcore.rules import OPEN, Krum, Median, MultiKrum, NearestNeighborMixing, TrimmedMean
 from fedcore.simulation import MODELS, nets
 from tests.experiment.kit import preset
 
@@ -99,6 +100,10 @@ def test_every_preset_is_valid(name):
         ("algorithms=[{name='FedAdam', etaa=1}]", "algorithms.0.rate.optimizer.etaa: unknown key; did you mean 'eta'?"),
         ("algorithms=[{name='MIFA', limits={max_norm=0}}]", "algorithms.0.limits.max_norm: Input should be greater"),
         ("aggregation=['ClipToMedan']", "aggregation.0.name: 'ClipToMedan' is unknown; did you mean 'ClipToMedian'?"),
+        ("aggregation=medain", "aggregation.0.name: 'medain' is unknown; did you mean 'Median'?"),
+        ("aggregation={name='trimmed-mean', g=2}", "aggregation.0.g: unknown key"),
+        ("aggregation={name='krum', f=-1}", "aggregation.0: f=-1"),
+        ("aggregation=['Median', 'RejectLong']", "aggregation: Median must be the last rule"),
         ("aggregation=['Mean', 'Mean']", "aggregation: a rule occurs twice"),
         (f"algorithms=[{{name='MIFA', label='{'a' * 1001}'}}]", "label: String should have at most 1000 characters"),
         (f"title='{'a' * 10**5}'", "title: String should have at most 1000 characters"),
@@ -204,6 +209,21 @@ def test_default_label_of_an_algorithm_lists_its_options():
     own = "{name='MIFA', rate={lr=0.1, optimizer={name='Adam', eta=1.0}}, aggregation=['RejectLong']}"
     methods = load_preset("quickstart", [f"algorithms=['FedYogi', {own}]"]).algorithms
     assert [method.label for method in methods] == ["FedYogi", "MIFA (lr=0.1, optimizer=Adam, RejectLong)"]
+
+
+@pytest.mark.parametrize(
+    ("override", "due"),
+    [
+        ("median", [Median()]),
+        ("trimmed-mean", [TrimmedMean()]),
+        ("{name='krum', f=2}", [Krum(2)]),
+        ("[{name='NearestNeighborMixing', f=2}, 'multi-krum']", [NearestNeighborMixing(2), MultiKrum()]),
+        ("open", list(OPEN)),
+    ],
+)
+def test_rules_by_name(override, due):
+    experiment = load_preset("quickstart", [f"aggregation={override}", "algorithms=['FedAvg']"])
+    assert [rule.make() for rule in experiment.aggregation] == due
 
 
 def test_configuration_round_trips_through_json(tmp_path):

@@ -116,17 +116,19 @@ def accumulate(
     return added(squares_of_blocks(hs, sizes_of(ys)), partials)
 
 
-def gram(bases: Sequence[F32 | None], ys: Sequence[Any], scales: F64) -> F64:
+def gram(bases: Sequence[F32 | None], ys: Sequence[Any], scales: F64, partials: F64 | None) -> F64:
     """Return the inner products of all h_i, added on 8 lanes in each block, folded in a tree, block by block."""
     h = np.array([gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)], np.float64)
     total = np.zeros((len(h), len(h)))
-    for start in range(0, h.shape[1], BLOCK):
+    for number, start in enumerate(range(0, h.shape[1], BLOCK)):
         block = h[:, start : start + BLOCK]
         block = np.pad(block, ((0, 0), (0, -block.shape[1] % 8))).reshape(len(h), -1, 8)
         lanes = np.add.accumulate(block[:, None] * block[None], axis=2)[:, :, -1]
         for width in (4, 2, 1):
             lanes = lanes[..., :width] + lanes[..., width : 2 * width]
         total += lanes[..., 0]
+        if partials is not None:
+            partials[number] = lanes[..., 0][np.triu_indices(len(h))]
     return total
 
 

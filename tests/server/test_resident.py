@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore import Compute, Safetensors, Server, Storage, arrays, write_model
+from fedcore import Compute, Safetensors, Server, Storage, Update, arrays, write_model
 from fedcore.algorithms import optimizers
 from fedcore.arrays import FileMemory, core, device_of
 from fedcore.cluster import LocalThreads
 from fedcore.errors import RangeError, StoreError
+from fedcore.rules import Bulyan, CentredClipping, Krum, MultiKrum, NearestNeighborMixing
 from tests.cluster.pairs import METHODS, SIZES, both, made, one_round, same
 
 ROOT = Path(__file__).parents[2]
@@ -223,3 +224,70 @@ def test_a_folder_that_is_only_read_is_refused(tmp_path):
     made("FedAvg", X0, path=tmp_path / "s").close()
     with pytest.raises(RangeError, match=r"^resident"):
         Server.load(tmp_path / "s", storage=Storage(medium="ram", resident=1))
+
+
+def updates(server, k=8):
+    """Close models of k clients, two of which lie."""
+    for i in range(k):
+        rng = np.random.default_rng([server.round_number, i])
+        y = server.x + rng.normal(size=len(server.x)).astype(np.float32)
+        yield Update(i, y * np.float32(40) if i < 2 else y, 1, keep=True)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("rule", ["median", Krum(1), Bulyan(1), CentredClipping(100.0), "mixed"], ids=str)
+def test_robust_rules_have_the_bits_in_memory(rule, window, tmp_path):
+    rule = [NearestNeighborMixing(1), MultiKrum(1)] if rule == "mixed" else rule
+    model = {"a": X0[:-7], "b.running_mean": X0[-7:]}
+    options = dict(lr=0.1, aggregation=rule)
+    one = Server(model, "FedAvg", 8, **options)
+    many = Server(model, "FedAvg", 8, storage=Storage(tmp_path / "s", resident=WINDOWS[window]), **options)
+    for _ in range(2):
+        both(one, many, lambda server: server.round(updates(server)))
+    with many.open_round() as round:
+        for update in updates(many):
+            round.add(update.client, update.value, steps=1, keep=True)
+        for held in [*round._held, *round._folded]:
+            assert all(isinstance(device_of(y), FileMemory) for y in held.vectors)
+    one.round(updates(one))
+    same(one, many)
+    many.close()
+    both(one, loaded := Server.load(tmp_path / "s", storage=Storage(resident=1)), lambda s: s.round(updates(s)))
+    same(one, loaded)
+    loaded.close()
+
+
+COHORT = """
+import sys
+import numpy as np
+from pathlib import Path
+from fedcore import Safetensors, Server, Storage, Update, write_model
+from fedcore.rules import NAMED, REGISTRY
+
+def mebibytes(name):
+    return int(Path("/proc/self/status").read_text().partition(name + ":")[2].split()[0]) >> 10
+
+folder, rule, n, k = Path(sys.argv[1]), sys.argv[2], 6 << 20, 9
+write_model({"w": np.zeros(n, np.float32)}, folder / "x.safetensors")
+storage = Storage(folder / "s", resident=16 << 20)
+server = Server(Safetensors(folder / "x.safetensors"), "FedAvg", k, lr=0.1, storage=storage, aggregation=rule)
+Path("/proc/self/clear_refs").write_text("5")
+before = mebibytes("VmRSS")
+with server.open_round() as round:
+    for i in range(k):
+        round.add(i, np.full(n, 100 if i in (3, 4) else i, np.float32), steps=1, keep=True)
+print(mebibytes("VmHWM") - before, float(server.x[0]), float(server.x[-1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of resident memory is Linux's")
+@pytest.mark.parametrize(("rule", "due"), [("median", 6.0), ("bulyan", None)])
+def test_a_cohort_larger_than_memory(rule, due, tmp_path):
+    """Nine updates of 24 MiB with a limit of 16 MiB: one in the caller's memory, and the limit with its windows."""
+    run = subprocess.run([sys.executable, "-c", COHORT, tmp_path, rule], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    peak, first, last = run.stdout.split()
+    assert int(peak) < 64
+    assert first == last
+    assert 0 <= float(first) <= 8
+    assert due in (None, float(first))
