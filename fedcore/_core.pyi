@@ -191,7 +191,21 @@ def read_plain_updates(
     max_examples: float,
     own_rates: bool,
     max_lr: float,
-) -> tuple[list[Any], list[Any], npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]] | None: ...
+    oldest: int = 0,
+    newest: int = -1,
+    absent: int = 0,
+    repeats: bool = False,
+) -> (
+    tuple[
+        list[Any],
+        list[Any],
+        npt.NDArray[np.float64],
+        npt.NDArray[np.float64],
+        npt.NDArray[np.float64],
+        npt.NDArray[np.int64],
+    ]
+    | None
+): ...
 
 class DeviceArray:
     def __init__(self, n: int, dtype: Any, device: int = 0) -> None: ...

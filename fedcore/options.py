@@ -18,7 +18,7 @@ from fedcore.algorithms.averaging import WeightedMean
 from fedcore.algorithms.base import NOTHING, Direction, H
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Constant, Rate, as_rate, rate_at
-from fedcore.arrays import CPU, device_named
+from fedcore.arrays import CPU, F64, device_named
 from fedcore.errors import CheckpointError, RangeError, UnknownNameError
 from fedcore.model import Layout
 from fedcore.rules import CapExamples, CapSteps, Chain, ClipToMedian, Mean, RatioRule, RejectLong, RobustRule, Rule
@@ -56,6 +56,14 @@ def _executor(name: str, value: Any) -> Any:
     return value
 
 
+def _discount(name: str, value: Any) -> float | tuple[float, float]:
+    if isinstance(value, tuple | list):  # JSON has lists
+        if len(value) != 2:
+            raise RangeError(f"{name}={value!r}: must be a number a, or a pair (a, b)")
+        return check_number(name, value[0], "(0, inf)"), check_number(name, value[1], "[0, inf)")
+    return check_number(name, value, "[0, inf)")
+
+
 CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "max_steps": _integer(1),
     "max_examples": _integer(1),
@@ -79,6 +87,8 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "grace": lambda name, value: check_number(name, value, "[0, inf)"),
     "max_staleness": _integer(0, 31),
     "over_selection": lambda name, value: check_number(name, value, "[1, inf)"),
+    "buffer": _integer(1, 31),
+    "discount": _discount,
 }
 """For each option, a function that checks a value and returns its plain form."""
 
@@ -226,10 +236,23 @@ class RoundPolicy(Options):
         grace: the time to wait for further clients after ``min_share`` and ``min_clients`` are reached, >= 0.
         over_selection: the factor by which more clients are asked than are needed, >= 1; see ``asked``.
         max_staleness: the greatest age of an update in rounds. A late update is measured against the model from which
-            its client started. Default: 0, only updates of the open round.
+            its client started. The server keeps that many past models, 4 n bytes each. Default: 0, only updates of the
+            open round.
+        buffer: K, for asynchronous rounds (FedBuff): the round may close once K updates are accepted. Each update must
+            name its start ``round``, and a client may be in a round several times unless the method allows one update.
+            ``Server.push`` closes and opens these rounds. Not with ``min_share`` and ``grace``. Default: rounds are
+            synchronous.
+        discount: the law s(tau) for an update of age tau, which multiplies the update but not its weight: a number a
+            for (1 + tau)^-a (FedBuff: 0.5), or a pair (a, b) for 1 if tau <= b, else 1 / (a (tau - b) + 1) (FedAsync's
+            hinge). Default: 0, no discount.
 
-    >>> RoundPolicy(min_clients=10, min_share=0.8, deadline=600, grace=30)
-    RoundPolicy(min_clients=10, min_share=0.8, deadline=600.0, grace=30.0, over_selection=1.0, max_staleness=0)
+    Raises:
+        RangeError: a value is out of range, or options contradict each other.
+
+    >>> RoundPolicy(min_clients=10, min_share=0.8, deadline=600, grace=30).asked(10)
+    10
+    >>> RoundPolicy(buffer=8, max_staleness=20, discount=0.5).discounts([0, 3])
+    array([1. , 0.5])
     """
 
     min_clients: int = 0
@@ -238,6 +261,25 @@ class RoundPolicy(Options):
     grace: float = 0.0
     over_selection: float = 1.0
     max_staleness: int = 0
+    buffer: int | None = None
+    discount: float | tuple[float, float] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.buffer is None:
+            return
+        if self.min_share != 1 or self.grace:
+            raise RangeError(f"buffer={self.buffer}: min_share and grace do not apply to a buffer; leave them out")
+        if self.min_clients > self.buffer:
+            raise RangeError(f"min_clients={self.min_clients}: must be at most buffer={self.buffer}")
+
+    def discounts(self, ages: Any) -> F64:
+        """Return s(tau), float64[k], for the ages of k updates in rounds."""
+        tau = np.asarray(ages, np.float64)
+        if isinstance(self.discount, tuple):
+            a, b = self.discount
+            return 1 / (a * np.maximum(tau - b, 0) + 1)
+        return (1 + tau) ** -self.discount
 
     def asked(self, k: int) -> int:
         """Return the number of clients to ask if k are needed: k times ``over_selection``, rounded up.
@@ -308,7 +350,7 @@ class Settings:
     @cached_property
     def closes_anytime(self) -> bool:
         """Whether the policy lets the caller close a round at any time."""
-        return replace(self.policy, max_staleness=0) == RoundPolicy()
+        return replace(self.policy, max_staleness=0, discount=0.0) == RoundPolicy()
 
     @cached_property
     def asked(self) -> Limits:
@@ -449,10 +491,28 @@ class Settings:
             self._require_combinable(self.rules.robust)
         if self.rules.private is not None:
             self._require_private_step()
+        self._require_fitting_policy()
         if self.is_exact and method.keeps_total and not method.total_is_whole:
             raise RangeError(
                 f'accumulator="exact": the total of {method} has fractional coefficients; use "float32" or "float64"'
             )
+
+    def _require_fitting_policy(self) -> None:
+        """Raise RangeError if the method, the rules or the model do not allow a buffer or a discount."""
+        policy, method, rule = self.policy, self.algorithm, self.rules.robust
+        if policy.buffer is not None and rule is not None:
+            raise RangeError(f"buffer={policy.buffer}: {rule} counts each client once; use Mean()")
+        if policy.discount and (rule is not None or not method.only_sums_updates or method.keeps_total):
+            raise RangeError(
+                f"discount={policy.discount}: {rule or method} does not only sum updates; leave it out, or use FedAvg"
+            )
+        if (policy.buffer is not None or policy.discount) and self.layout.groups:
+            raise RangeError("policy: buffers and discounts are not supported with partial updates; leave them out")
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether a round may have several updates of one client."""
+        return self.policy.buffer is not None and not self.algorithm.updates_once
 
     def _require_combinable(self, rule: RobustRule) -> None:
         """Raise RangeError if the method or an option cannot be combined with a robust rule."""
@@ -463,8 +523,9 @@ class Settings:
                 f"aggregation: {rule} needs a bound with {method}, which also sums vectors of all clients as sent; put "
                 "ClipToMedian() or RejectLong() before it, or set Limits(max_norm=)"
             )
+        own_weights = method.needs_shares or method.counts_appearances or method.needs_loss
         reasons = {
-            f"the shares of the clients are the weights of {method}": method.needs_shares,
+            f"its weights of the clients are the method {method}": own_weights,
             f"the step of {method} grows with the norms of all updates": method.needs_square_of_sum,
             'accumulator="exact" does not keep the updates': self.is_exact,
             f"device={self.device!r}: the kernels run on CPUs": self.device != CPU,
@@ -490,6 +551,7 @@ class Settings:
                 layout.n > layout.n_parameters or bool(layout.counters)
             ),
             "the model has partial updates; leave partial out": bool(layout.groups),
+            "a buffer may have several updates of one client; leave buffer out": self.policy.buffer is not None,
             f"device={self.device!r}: the noise is added on CPUs; leave device out": self.device != CPU,
             "late updates would count in rounds that did not sample them; leave max_staleness out": is_late,
         }

@@ -228,7 +228,7 @@ class PrivateMean(Rule):
     Args:
         clip: C, the greatest norm of an update that counts fully, > 0: |x - y| where models are averaged, else the norm
             of the mean gradient.
-        noise: z, the standard deviation of the noise as a multiple of C, > 0; see ``for_budget`` and
+        noise: z, the standard deviation of the noise as a multiple of C, in (0, 1000]; see ``for_budget`` and
             ``fedcore privacy``.
         expected: m, the expected number of clients in a round, > 0: rate times the number of clients.
         rate: q, the probability with which each client takes part in a round, independently of the others (Poisson
@@ -238,7 +238,7 @@ class PrivateMean(Rule):
             1905.03871): C <- C exp(-clip_rate (b - quantile)), b the share of unclipped updates with noise. Default:
             C is fixed.
         clip_rate: the rate of that change, > 0.
-        count_noise: the standard deviation of the noise of the number of unclipped updates, above z / 2. Default:
+        count_noise: the standard deviation of the noise of the number of unclipped updates, at least .6 z. Default:
             the greater of m / 20 and z. The noise of the sum is (z^-2 - (2 count_noise)^-2)^-1/2 C in place of z C, so
             that both together have the privacy of z.
         seed: makes the noise a function of the seed and the round, for tests. Such rounds are not private: each report
@@ -256,16 +256,17 @@ class PrivateMean(Rule):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        positive = ("clip", "noise", "expected", "clip_rate")
+        positive = ("clip", "expected", "clip_rate")
         checked: dict[str, Any] = {name: check_number(name, getattr(self, name), "(0, inf)") for name in positive}
+        checked["noise"] = check_number("noise", self.noise, "(0, 1000]")
         checked["rate"] = check_number("rate", self.rate, "(0, 1]")
         if self.rounds is not None:
             checked["rounds"] = check_integer("rounds", self.rounds, 1)
         if self.quantile is not None:
             checked["quantile"] = check_number("quantile", self.quantile, "(0, 1)")
-            least = checked["noise"] / 2
-            given = max(checked["expected"] / 20, 2 * least) if self.count_noise is None else self.count_noise
-            checked["count_noise"] = check_number("count_noise", given, f"({least!r}, inf)")
+            z = checked["noise"]
+            given = max(checked["expected"] / 20, z) if self.count_noise is None else self.count_noise
+            checked["count_noise"] = check_number("count_noise", given, f"[{0.6 * z!r}, inf)")
         elif self.count_noise is not None:
             raise RangeError("count_noise: only an adaptive clip counts updates; pass quantile, or leave it out")
         if self.seed is not None:
@@ -910,6 +911,7 @@ class Chain:
     def at(self, ledger: Ledger) -> "Chain":
         """Return the chain for the next round of a private server, and itself for other servers."""
         return self if self.private is None else Chain((self.private.at(ledger),))
+
     def require_enough(self, k: int) -> None:
         """Raise RangeError if the robust rule needs more than k updates."""
         rule, left = self.robust, k

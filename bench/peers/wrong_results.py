@@ -1,10 +1,10 @@
 """Wrong results of other frameworks, next to the expected results and those of fedcore.
 
-    python -m bench.peers.wrong_results --fedml WHEEL --into bench/peers/wrong_results.md
+    python -m bench.peers.wrong_results --fedml WHEEL --appfl WHEEL --into bench/peers/wrong_results.md
 
-The frameworks' own functions compute every result, in the versions that the table lists. FedML has about sixty
-dependencies, so its two required modules are loaded from the wheel (``pip download --no-deps fedml==0.9.6``) without
-running the package's ``__init__``.
+The frameworks' own functions compute every result, in the versions that the table lists. FedML and APPFL have 60 and
+170 dependencies, so the required modules are loaded from the wheels (``pip download --no-deps fedml==0.9.6
+appfl==1.12.0``) without running the packages' ``__init__``. APPFL's need ``pip install omegaconf``.
 """
 
 import argparse
@@ -274,6 +274,85 @@ def nvflare():
     ours = fedcore.aggregate([{"seen": torch.tensor(seen)} for seen in (3, 5)])["seen"]
     yield Row(name, "the average of int64 counters 3 and 5", "int64", described(their_seen), described(ours))
     yield Row(name, "two models, one with a NaN", "rejected", *nan_among_two(nvflare_average))
+    for what, due, buffers in (FRESH, STILL):
+        yield Row(name, f"`BuffModelManager`, {what}", due, nvflare_buffers(buffers), ours_of(buffers))
+
+
+FIRST = [("a", 0, 1.0), ("b", 0, 3.0)]
+FRESH = "FedBuff with K = 2: two fresh updates move x = 0 to 1 and to 3", "2", [FIRST]
+STILL = (
+    "FedBuff with K = 2: of two updates that move x = 0 to 1, one is late by a round; s = (1 + tau)^-1/2",
+    shown((2**-0.5 + 1) / 2),
+    [[("a", 0, 0.0), ("b", 0, 0.0)], [("a", 0, 1.0), ("b", 1, 1.0)]],
+)
+LATE = (
+    "FedBuff with K = 2: a late update moves x = 0 to 1, a fresh one x = 2 to 4; s = (1 + tau)^-1/2",
+    shown(2 + (2**-0.5 + 2) / 2),
+    [FIRST, [("a", 0, 1.0), ("b", 1, 4.0)]],
+)
+"""Cases of FedBuff: the text, the expected x, and buffers of updates (client, start round, model)."""
+
+
+def ours_of(buffers):
+    policy = fedcore.RoundPolicy(buffer=2, max_staleness=1, discount=0.5)
+    server = fedcore.Server(np.zeros(1, np.float32), "FedAvg", ["a", "b"], lr=1.0, policy=policy)
+    for buffer in buffers:
+        server.push([fedcore.Update(client, np.float32([y]), 1, round=start) for client, start, y in buffer])
+    return shown(server.x[0])
+
+
+def nvflare_buffers(buffers):
+    """NVFlare counts the new version before it computes ages, and weights an update by 1 / (1 + sqrt(age))."""
+    from nvflare.apis.dxo import DXO, DataKind
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.edge.assessors.buff_model_manager import BuffModelManager
+    from nvflare.edge.mud import ModelUpdate
+
+    manager, context = BuffModelManager(2, staleness_weight=True), FLContext()
+    manager.fire_event = lambda *_: None  # no engine
+    manager.initialize_model(DXO(DataKind.WEIGHTS, data={"w": np.zeros(1)}), context)
+    manager.generate_new_model(context)  # version 1 has the first weights
+    xs = [0.0]
+    for buffer in buffers:
+        for client, start, y in buffer:
+            update = DXO(DataKind.WEIGHT_DIFF, data={"dict": {"w": np.array([y - xs[start]])}}).to_shareable()
+            manager.process_updates({start + 1: ModelUpdate(start + 1, update, {client: 0.0})}, context)
+        xs.append(float(manager.current_model.data["w"][0]))
+    return shown(xs[-1])
+
+
+def loaded(wheel, package, *modules):
+    """Let modules be imported from a wheel without the ``__init__`` of their packages."""
+    for name in (package, *(f"{package}.{module}" for module in modules)):
+        module = types.ModuleType(name)
+        module.__path__ = [f"{wheel}/{name.replace('.', '/')}"]
+        sys.modules[name] = module
+
+
+def appfl(wheel):
+    """APPFL takes the difference to the present x, and divides by the number of all clients, not by K."""
+    from omegaconf import DictConfig
+
+    loaded(wheel, "appfl", "algorithm", "algorithm.aggregator", "misc")
+    sys.path.append(str(wheel))
+    package = sys.modules["appfl.algorithm.aggregator"]
+    from appfl.algorithm.aggregator.base_aggregator import BaseAggregator
+
+    package.BaseAggregator = BaseAggregator
+    from appfl.algorithm.aggregator.fedasync_aggregator import FedAsyncAggregator
+
+    package.FedAsyncAggregator = FedAsyncAggregator
+    from appfl.algorithm.aggregator.fedbuff_aggregator import FedBuffAggregator
+
+    name = Path(wheel).name.split("-py")[0].replace("-", " ")
+    for clients, (what, due, buffers) in ((10, FRESH), (2, LATE)):
+        law = {"staleness_fn": "polynomial", "staleness_fn_kwargs": {"a": 0.5}}
+        aggregator = FedBuffAggregator(Point(), DictConfig({"K": 2, "alpha": 1.0, "num_clients": clients} | law))
+        for buffer in buffers:
+            for client, _, y in buffer:
+                found = aggregator.aggregate(client, {"w": torch.tensor([y])})
+        what = f"`FedBuffAggregator` with {clients} clients, {what}"
+        yield Row(name, what, due, shown(found["w"].item()), ours_of(buffers))
 
 
 def nvflare_average(models):
@@ -347,13 +426,7 @@ def fedlab():
 
 def fedml(wheel):
     """For SCAFFOLD, ``FedMLAggOperator`` of the wheel returns the last client's difference."""
-    package = types.ModuleType("fedml")
-    package.__path__ = [f"{wheel}/fedml"]
-    sys.modules["fedml"] = package
-    for name in ("core", "core.common", "ml", "ml.aggregator"):
-        module = types.ModuleType(f"fedml.{name}")
-        module.__path__ = [f"{wheel}/fedml/{name.replace('.', '/')}"]
-        sys.modules[f"fedml.{name}"] = module
+    loaded(wheel, "fedml", "core", "core.common", "ml", "ml.aggregator")
     from fedml.ml.aggregator.agg_operator import FedMLAggOperator
 
     args = types.SimpleNamespace(federated_optimizer="SCAFFOLD", client_num_in_total=2, ml_engine="torch")
@@ -369,8 +442,9 @@ def fedml(wheel):
     yield Row(name, what, "x + 2, c + 2", f"x + {x['w'].item():g}, c + {c['w'].item():g}", ours)
 
 
-def table(wheel):
-    rows = [*pfl_scaffold(), *pfl_storage(), *nvflare(), *flower(), *fedlab(), *(fedml(wheel) if wheel else [])]
+def table(of_fedml, of_appfl):
+    rows = [*pfl_scaffold(), *pfl_storage(), *nvflare(), *flower(), *fedlab()]
+    rows += [*(fedml(of_fedml) if of_fedml else []), *(appfl(of_appfl) if of_appfl else [])]
     lines = ["| framework | computation | expected | result | fedcore |", "|---|---|---:|---:|---:|"]
     for row in rows:
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in vars(row).values()) + " |")
@@ -380,11 +454,13 @@ def table(wheel):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fedml", metavar="WHEEL", help="pip download --no-deps fedml==0.9.6")
+    parser.add_argument("--appfl", metavar="WHEEL", help="pip download --no-deps appfl==1.12.0")
     parser.add_argument("--into", metavar="FILE")
     asked = parser.parse_args()
-    command = "python -m bench.peers.wrong_results" + (" --fedml WHEEL" if asked.fedml else "")
+    wheels = "".join(f" --{name} WHEEL" for name in ("fedml", "appfl") if getattr(asked, name))
+    command = f"python -m bench.peers.wrong_results{wheels}"
     ran = f"`{command}`, which runs the frameworks' own code, gave these results."
-    text = f"# Wrong results of other frameworks\n\n{ran}\n\n" + "\n".join(table(asked.fedml)) + NOT_RUN
+    text = f"# Wrong results of other frameworks\n\n{ran}\n\n" + "\n".join(table(asked.fedml, asked.appfl)) + NOT_RUN
     print(text)
     if asked.into:
         Path(asked.into).write_text(text)

@@ -49,6 +49,17 @@ py::object plain_model(PyObject* model, std::int64_t n) {
     }
 }
 
+// A plain int within oldest..newest, or `absent` for None; else kNoRound.
+constexpr std::int64_t kNoRound = -2;
+
+std::int64_t round_of(PyObject* object, std::int64_t oldest, std::int64_t newest, std::int64_t absent) {
+    if (object == Py_None) return absent;
+    if (!PyLong_CheckExact(object)) return kNoRound;
+    int overflow = 0;
+    const long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    return overflow == 0 && value >= oldest && value <= newest ? value : kNoRound;
+}
+
 bool is_model(PyObject* kind) {
     return PyUnicode_CheckExact(kind) && PyUnicode_CompareWithASCIIString(kind, "model") == 0;
 }
@@ -67,12 +78,14 @@ bool are_different(std::vector<std::int64_t>& numbers) {
 }
 
 // Reads a list of updates at once, if each is of the usual form: a model as a float32 vector of n elements, of NumPy or
-// torch, from one draw of a registered client with no other update, in the open round, without a control. Otherwise
-// returns None, and Python reads the updates one by one and reports errors. This saves time on small models, for which
-// reading takes most of a round. Missing numbers of examples are NaN.
+// torch, from one draw of a registered client, of a round within oldest..newest, without a control. A missing round is
+// `absent`, or unusual if that is kNoRound. Unless `repeats`, the clients must differ. Otherwise returns None, and Python
+// reads the updates one by one and reports errors. This saves time on small models, for which reading takes most of a
+// round. Missing numbers of examples are NaN.
 py::object read_plain_updates(const py::object& updates, const py::handle& type, const Registered& index,
                               std::int64_t n, double lr, double max_steps, double max_examples, bool own_rates,
-                              double max_lr) {
+                              double max_lr, std::int64_t oldest, std::int64_t newest, std::int64_t absent,
+                              bool repeats) {
     const bool named = PyType_Check(type.ptr()) &&
                        PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_TPFLAGS_TUPLE_SUBCLASS);
     if (!named) raise("ArrayError", "type: expected a type of named tuples");
@@ -82,6 +95,8 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
     clients.reserve(static_cast<std::size_t>(k));
     ys.reserve(static_cast<std::size_t>(k));
     py::array_t<double> steps(k), examples(k), distances(k);
+    py::array_t<std::int64_t> starts(k);
+    std::int64_t* const start = starts.mutable_data();
     double *const step = steps.mutable_data(), *const example = examples.mutable_data(),
                   *const distance = distances.mutable_data();
     std::vector<std::int64_t> numbers(static_cast<std::size_t>(k));
@@ -94,8 +109,9 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
         const double done = whole(field(kSteps), max_steps);
         const double held = counted ? whole(field(kExamples), max_examples) : 1;
         const double rate_used = rate(field(kLr), lr, own_rates, max_lr);
+        start[i] = round_of(field(kRound), oldest, newest, absent);
         const bool plain = done > 0 && held > 0 && rate_used > 0 && std::isfinite(1 / (rate_used * done)) &&
-                           whole(field(kCount), 1) == 1 && field(kControl) == Py_None && field(kRound) == Py_None &&
+                           whole(field(kCount), 1) == 1 && field(kControl) == Py_None && start[i] != kNoRound &&
                            is_model(field(kKind)) && field(kWeight) == Py_None;
         if (!plain) return py::none();
         py::object model = plain_model(field(kValue), n);
@@ -111,8 +127,8 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
         example[i] = counted ? held : std::numeric_limits<double>::quiet_NaN();
         distance[i] = rate_used * done;
     }
-    if (!are_different(numbers)) return py::none();
-    return py::make_tuple(list_of(clients), list_of(ys), steps, examples, distances);
+    if (!repeats && !are_different(numbers)) return py::none();
+    return py::make_tuple(list_of(clients), list_of(ys), steps, examples, distances, starts);
 }
 
 }  // namespace
@@ -120,7 +136,8 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
 void bind_plain_updates(py::module_& module) {
     module.def("read_plain_updates", &read_plain_updates, py::arg("updates"), py::arg("type"), py::arg("index"),
                py::arg("n"), py::arg("lr"), py::arg("max_steps"), py::arg("max_examples"), py::arg("own_rates"),
-               py::arg("max_lr"));
+               py::arg("max_lr"), py::arg("oldest") = 0, py::arg("newest") = -1, py::arg("absent") = 0,
+               py::arg("repeats") = false);
 }
 
 }  // namespace fedcore::bindings

@@ -3,7 +3,17 @@
 from inspect import isclass, signature
 from typing import Any
 
-from fedcore.algorithms.averaging import FedAU, FedAvg, FedExP, FedNova, FedProx, FlexibleFedAvg, LocalDescent, QFedAvg
+from fedcore.algorithms.averaging import (
+    FedAsync,
+    FedAU,
+    FedAvg,
+    FedExP,
+    FedNova,
+    FedProx,
+    FlexibleFedAvg,
+    LocalDescent,
+    QFedAvg,
+)
 from fedcore.algorithms.base import (
     MEAN_GRADIENT,
     ROW_CHANGE,
@@ -27,7 +37,7 @@ from fedcore.validation import Registry
 
 _METHODS: tuple[type[Algorithm], ...] = (
     *(FedACG, FedAU, FedAvg, FedAvgM, FedAvgMVR, FedDyn, FedExP, FedNova, FedStale, FedVARP, FedProx),
-    *(FedAWE, FlexibleFedAvg, LocalDescent, QFedAvg),
+    *(FedAsync, FedAWE, FlexibleFedAvg, LocalDescent, QFedAvg),
     *(MBSTORM, MIFA, MimiC, SCAFFOLD, SCAFFOLDM, SCAFFOLDMVR),
 )
 REGISTRY: Registry[type[Algorithm]] = Registry(
@@ -66,6 +76,7 @@ __all__ = [
     "FedACG",
     "FedAU",
     "FedAWE",
+    "FedAsync",
     "FedAvg",
     "FedAvgM",
     "FedAvgMVR",

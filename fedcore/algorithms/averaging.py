@@ -53,6 +53,32 @@ class FedAvg(WeightedMean):
     weights: Weights = "examples"
 
 
+# FedAsync: Xie, Koyejo, Gupta, "Asynchronous Federated Optimization", 2019, arXiv 1903.03934.
+
+
+@dataclass(frozen=True)
+class FedAsync(Algorithm):
+    """x' = (1 - a) x + a y_i, a = alpha s(tau), for an update of age tau; s is ``RoundPolicy(discount=)``.
+
+    Use it with ``RoundPolicy(buffer=1, max_staleness=S)``. In a round of k updates x' = x - (1/k) sum of a_i (x - y_i).
+    x is always the present model, so the server keeps no past models, and late updates must be models.
+
+    Args:
+        alpha: the share of a fresh update, in (0, 1].
+    """
+
+    alpha: float = 0.6
+
+    unit = "model"
+    takes_server_rate = False
+    mixes_models = True
+    _intervals = (("alpha", "(0, 1]"),)
+
+    def step(self, cohort: Cohort) -> Step:
+        """v = alpha A / W, W = k draws."""
+        return Step(v=Linear(A=self.alpha / cohort.W))
+
+
 # FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 
 

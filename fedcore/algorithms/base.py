@@ -304,6 +304,11 @@ class Algorithm(ABC):
         """Whether x moves in a round with this cohort."""
         return cohort.W > 0 or self.steps_without_clients
 
+    @cached_property
+    def mixes_models(self) -> bool:
+        """Whether h_i is the difference to the present x, and not to the x from which the client started (FedAsync)."""
+        return False
+
     # These defaults follow from the entries above. A method may override them.
 
     @cached_property
@@ -459,7 +464,7 @@ def is_whole_sum(form: Linear) -> bool:
 
 FLAGS = (
     *("keeps_total", "keeps_momentum", "sums_changes", "takes_server_rate", "steps_without_clients", "needs_shares"),
-    *("total_sums_rows", "total_is_whole", "sets_gamma", "looks_ahead", "needs_square_of_sum"),
+    *("total_sums_rows", "total_is_whole", "sets_gamma", "looks_ahead", "needs_square_of_sum", "mixes_models"),
     *("needs_loss", "own_starts"),
 )
 CHOICES = (("anchor", get_args(Anchor)), ("placement", get_args(Placement)), ("unit", get_args(Unit)))

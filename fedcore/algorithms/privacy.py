@@ -10,7 +10,7 @@ from fedcore.validation import check_integer, check_number
 
 Entry = tuple[int, float, float]
 """A number of rounds, the rate q with which they sampled each client, and their noise multiplier z."""
-LEAST_NOISE, MOST_NOISE = 0.05, 1e4
+LEAST_NOISE, MOST_NOISE = 0.05, 1000.0
 """The interval in which ``noise_for`` searches."""
 
 
@@ -52,7 +52,7 @@ def noise_for(epsilon: float, delta: float, *, rounds: int, rate: float = 1.0) -
 
     Raises:
         MissingDependencyError: ``dp_accounting`` is missing (extra ``dp``).
-        RangeError: z would be outside [0.05, 10,000].
+        RangeError: z would be outside [0.05, 1000].
 
     Cost: about 20 times that of ``epsilon_of``.
     """

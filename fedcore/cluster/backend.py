@@ -618,7 +618,9 @@ def _require_supported(storage: Storage, compute: Compute) -> None:
 
 
 def require_shardable(settings: Settings) -> None:
-    """Raise a RangeError for weights of a ``Mean`` and for ``PrivateMean``, which are not supported with shards."""
+    """Raise a RangeError for weights of a ``Mean``, ``PrivateMean`` and buffers: shards do not support them."""
+    if settings.policy.buffer is not None:
+        raise RangeError(f"buffer={settings.policy.buffer}: not supported with shards; use shards=1")
     if settings.rules.private is not None:
         raise RangeError("aggregation: PrivateMean is not supported with shards; use shards=1")
     if settings.rules.weights is not None:

@@ -103,6 +103,9 @@ class GroupSums:
         layout = self._state.settings.layout
         return Lengths(parameters, buffers if layout.n > layout.n_parameters else None)
 
+    def discounts(self, batch: UpdateBatch) -> None:
+        """Return None: partial updates have no discount."""
+
     def accept(self, batch: UpdateBatch) -> None:
         """See ``Sum``."""
         for name, part, _, squares in self._tried:

@@ -319,6 +319,6 @@ def add_discrete_gaussian(sum: F64, grid: float, sigma: int, key: bytes, *, out:
     >>> noise = np.zeros(3)
     >>> add_discrete_gaussian(noise, 0.5, 8, bytes(32), out=noise)
     >>> noise
-    array([0. , 0. , 0.])
+    array([ 0.5, -2. ,  0. ])
     """
     core.add_discrete_gaussian(sum, out, grid, sigma, key)

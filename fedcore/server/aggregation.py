@@ -16,7 +16,7 @@ from fedcore.algorithms.privacy import Ledger
 from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, Floats, core, device_of, empty, set_to_zero, zeros
 from fedcore.kernels import ExactSum, Terms
 from fedcore.kernels.rows import CHANGE
-from fedcore.options import Settings
+from fedcore.options import RoundPolicy, Settings
 from fedcore.profiling import span
 from fedcore.rules import Chain, PrivateMean
 from fedcore.store import ClientStore
@@ -59,6 +59,8 @@ class UpdateBatch:
     """``NO_COUNT``, ``COUNTED`` or ``WEIGHTED``."""
     starts: npt.NDArray[np.int64] = field(default_factory=partial(_none, np.int64))
     """The round from whose model each client started."""
+    orders: npt.NDArray[np.int64] = field(default_factory=partial(_none, np.int64))
+    """The number of each update in the order of arrival, in a buffer that may have several updates of a client."""
     digests: list[str | None] = field(default_factory=list)
     """The digests of the vectors, if rounds are audited."""
     factors: F64 = field(default_factory=_none)
@@ -92,15 +94,17 @@ class UpdateBatch:
 
     def ordered(self, numbers: npt.NDArray[np.int64]) -> "UpdateBatch":
         """Return the updates ordered by these numbers, int64[k]."""
-        return self.chosen(np.argsort(numbers))
+        return self.chosen(np.argsort(numbers, kind="stable"))
 
     def clip(self, factors: F64) -> None:
         """Scale the updates by these factors, float64[k]."""
         self.factors, self.scales = factors, self.scales * factors
 
-    def count(self, squares: F64, *, keep: bool = False) -> None:
-        """Store |h_i|^2 of the folded updates from ``squares``, float64[k], before clipping; drop their vectors unless
-        ``keep``, and second vectors."""
+    def count(self, squares: F64, *, discounts: F64 | None = None, keep: bool = False) -> None:
+        """Store |h_i|^2 of the folded updates from ``squares``, float64[k], before clipping and discounts; drop their
+        vectors unless ``keep``, and second vectors."""
+        if discounts is not None:
+            self.factors = self.factors * discounts
         self.squares = squares * self.factors**2
         self.controls = [None] * len(self)
         if not keep:
@@ -355,6 +359,7 @@ class Sum:
         offset: F32 | None,
         longest: float,
         longest_term: float,
+        policy: RoundPolicy,
     ) -> None:
         """Start a round with empty sums. ``offset`` is sent to every client; None for zero.
 
@@ -362,6 +367,7 @@ class Sum:
         """
         self._round, self._direction_of, self._offset, self._longest = round, direction_of, offset, longest
         self._longest_term = longest_term if self._exact else LONGEST
+        self._policy = policy
         self._has_value = False
         if self._spare is None and self._pool is not None:
             self._spare = self._pool.get()
@@ -369,6 +375,10 @@ class Sum:
             _clear(self._changes)
         self._weight = self._buffer_weight = 0.0
         self._weights, self._buffer_weights = [], []
+
+    def discounts(self, batch: UpdateBatch) -> F64 | None:
+        """Return s(tau) of the updates, float64[k]; None if the policy has no discount."""
+        return self._policy.discounts(self._round - batch.starts) if self._policy.discount else None
 
     def try_fold(self, batch: UpdateBatch) -> Lengths:
         """Fold a batch into the spare sums, stage its rows, and measure it; ``accept`` or ``refold`` must follow."""
@@ -576,6 +586,8 @@ class Sum:
         """Fold h over the parameters, or x - y over the float buffers, in one pass."""
         bases, ys = self._cut_updates(batch, part)
         acc, weights = _part(self._value, part) if self._has_value else None, batch.weights
+        if (discounts := self.discounts(batch)) is not None:
+            weights = weights * discounts
         if part.start == 0 and self._algorithm.adds != H:
             weights = weights * self._algorithm.adds.h
         return self._add(acc, bases, ys, scales, weights, _part(self._spare, part))

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -518,10 +519,11 @@ CLAIMS = ("steps", "examples", "lr", "count", "round", "kind", "weight", "loss")
 
 
 class Journal:
-    """The accepted updates of an open round, in a ``ClientStore`` with one row per client.
+    """The accepted updates of an open round, in a ``ClientStore`` with one row per update.
 
-    A row holds the claims, the vector as float32, the second vector, and the tensors that are not averaged. The order
-    of the updates is stored with the claims, so that a resumed round adds them in the same order. The journal of
+    A row holds the claims, the vector as float32, the second vector, and the tensors that are not averaged. Its id in
+    the store has the order of the update and its client, so that a resumed round adds them in the same order. A client
+    can have several updates in a buffer. The journal of
     another round than the open one is outdated: the server committed that round, and was killed before it emptied the
     journal.
 
@@ -547,7 +549,6 @@ class Journal:
             self._store = ClientStore.open(path, readonly=readonly)
         else:
             self._store = ClientStore([], n, medium="mmap", path=path)
-        self._count = 0
         if self._store.n != n:
             self._store.close()
             raise CheckpointError(f"{path}: the journal belongs to a different model; delete this folder")
@@ -559,22 +560,22 @@ class Journal:
             return {**(given if isinstance(given, Mapping) else {}), **dict(before)}
         return list(dict.fromkeys([*before, *given])) if before else given
 
-    def updates(self, round: int) -> list[Update]:
-        """Return the updates of an interrupted round, in the order in which they were accepted.
+    def updates(self, round: int) -> list[tuple[int, Update]]:
+        """Return the updates of an interrupted round with their orders, the first accepted one first.
 
-        Their vectors are views of the journal, valid until the next ``append`` of the same client.
+        Their vectors are views of the journal, valid until the update is dropped.
 
         Raises:
             CorruptionError: an update is damaged.
         """
         if not self._state(round):
             return []
-        found = sorted((self._read(client) for client in self._store.registry), key=lambda pair: pair[0])
-        self._count = found[-1][0] + 1 if found else 0
-        return [update for _, update in found]
+        return [
+            (_entry(row)[0], self._read(row)) for row in sorted(self._store.registry, key=lambda row: _entry(row)[0])
+        ]
 
-    def append(self, round: int, update: Update, newcomers: NewClients) -> None:
-        """Write a valid update durably.
+    def append(self, round: int, order: int, update: Update, newcomers: NewClients) -> None:
+        """Write a valid update durably; ``order`` is its number in the round.
 
         Raises:
             StoreError: the disk is full, for example; the journal is unchanged.
@@ -583,39 +584,37 @@ class Journal:
         state = {"round": round, "newcomers": list(newcomers.items() if isinstance(newcomers, Mapping) else newcomers)}
         try:
             if not self._state(round):
-                for client in list(store.registry):
-                    store.forget(client)
-                self._count = 0
-            if update.client not in store.registry:
-                store.add(update.client)
-            self._write(update, store.stage(update.client))
+                for row in list(store.registry):
+                    store.forget(row)
+            row = f"{order} {json.dumps(update.client)}"
+            store.add(row)
+            self._write(update, store.stage(row))
             store.commit(round, state=state)
         except BaseException:
             store.rollback()
             raise
-        self._count += 1
 
-    def retain(self, clients: Collection[ClientId]) -> None:
-        """Drop the updates of all other clients durably. ``clients`` are some of those with an update.
+    def retain(self, known: Collection[Any]) -> None:
+        """Drop all other updates durably. ``known`` has the clients, or (order, client), of some of the updates.
 
         Raises:
             StoreError: the disk is full, for example.
         """
         store = self._store
-        if len(store.registry) == len(clients):
+        if len(store.registry) == len(known):
             return
         try:
-            for client in list(store.registry):
-                if client not in clients:
-                    store.forget(client)
-            store.commit(store.round or 0, state=store.state if clients else {})
+            for row in list(store.registry):
+                if (entry := _entry(row)) not in known and entry[1] not in known:
+                    store.forget(row)
+            store.commit(store.round or 0, state=store.state if known else {})
         except BaseException:
             store.rollback()
             raise
 
     def drop(self, client: ClientId) -> None:
-        """Drop a client's update durably, if the journal has one."""
-        self.retain([other for other in self._store.registry if other != client])
+        """Drop a client's updates durably, if the journal has any."""
+        self.retain({entry for entry in map(_entry, self._store.registry) if entry[1] != client})
 
     def erase(self) -> None:
         """Erase the bytes of dropped updates from the files."""
@@ -635,7 +634,7 @@ class Journal:
         vector, _ = read_vector(update, layout, apart=True)
         counters = read_counters(update, layout)
         claims = {name: getattr(update, name) for name in CLAIMS}
-        about = {"order": self._count, "apart": isinstance(vector, list), "outside": list(counters), **claims}
+        about = {"apart": isinstance(vector, list), "outside": list(counters), **claims}
         header = np.frombuffer(json.dumps(about, default=_plain).encode().ljust(HEADER), np.uint8)
         row[: HEADER // 4].view(np.uint8)[:] = header
         n = layout.n_parameters if update.kind == "gradient" else layout.n
@@ -654,9 +653,8 @@ class Journal:
                 after[start : start + size] = np.ascontiguousarray(counters[name], dtype).reshape(-1).view(np.uint8)
             start += size
 
-    def _read(self, client: ClientId) -> tuple[int, Update]:
-        """Return the place of a client's update in the order, and the update."""
-        layout, row = self._layout, self._store.row(client)
+    def _read(self, id: ClientId) -> Update:
+        layout, row = self._layout, self._store.row(id)
         assert isinstance(row, np.ndarray)
         about = json.loads(bytes(row[: HEADER // 4].view(np.uint8)))
         claims = {name: about.get(name) for name in CLAIMS}  # an older journal has no loss
@@ -665,7 +663,7 @@ class Journal:
         if about["apart"] or about["outside"]:
             value = layout.unflatten(value) | self._outside_of(rest, about["outside"])
         control = rest[layout.n : layout.n + self._controls] if self._controls else None
-        return about["order"], Update(client, value, control=control, **claims)
+        return Update(_entry(id)[1], value, control=control, **claims)
 
     def _outside_of(self, rest: F32, names: list[str]) -> dict[str, Any]:
         """Return the tensors that are not averaged, as the client sent them."""
@@ -678,8 +676,14 @@ class Journal:
         return found
 
 
+def _entry(row: ClientId) -> tuple[int, ClientId]:
+    """Return the order and the client of an update from the id of its row in a journal."""
+    order, _, client = str(row).partition(" ")
+    return int(order), json.loads(client)
+
+
 def open_updates(path: Path, state: Any) -> list[ClientId]:
-    """Return the clients with an update of the open round in the journal of a server's folder.
+    """Return the client of each update of the open round in the journal of a server's folder, in their order.
 
     ``state`` is that of the server's store, or of one of its shards.
     """
@@ -688,7 +692,7 @@ def open_updates(path: Path, state: Any) -> list[ClientId]:
         if (path / JOURNAL).exists():
             with ClientStore.open(path / JOURNAL, readonly=True) as store:
                 if store.state["round"] == round:
-                    return list(store.registry)
+                    return [client for _, client in sorted(map(_entry, store.registry), key=itemgetter(0))]
     return []
 
 

@@ -170,6 +170,8 @@ def require_partial_sums(settings: Settings) -> None:
         )
     if settings.rules.private is not None:
         raise RangeError("aggregation: PrivateMean clips each update, and a partial sum has none; use Mean()")
+    if settings.policy.buffer is not None:
+        raise RangeError(f"buffer={settings.policy.buffer}: partial sums do not support buffers; leave buffer out")
     if settings.layout.groups:
         raise RangeError("model: partial sums do not support partial updates; leave Model.partial out")
     if settings.layout.counters:

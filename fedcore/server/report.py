@@ -46,7 +46,9 @@ class Report(Represented):
         steps: the sum of the accepted clients' local steps.
         norms: float64[len(accepted)], |h_i|, the norms of the clients' mean gradients.
         weights: float64[len(accepted)], w_i, the method's weights, not divided by their sum.
-        factors: float64[len(accepted)], the factors by which rules scaled the updates; 1 if unscaled.
+        factors: float64[len(accepted)], the factors by which rules and ``RoundPolicy(discount=)`` scaled the updates; 1
+            if unscaled.
+        ages: int64[len(accepted)], the rounds between the model from which each client started and this round.
         diversity: sum q_i |h_i|^2 / |sum q_i h_i|^2 with q_i = w_i / W, and h_i = x - y_i where models are averaged:
             the weighted gradient diversity (Haddadpour and Mahdavi 2019, eq. 7). None for an empty cohort or a zero
             mean. Methods that sum h_i - r_i (MIFA, MimiC) do not compute the mean: None unless
@@ -79,6 +81,7 @@ class Report(Represented):
     norms: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     weights: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     factors: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    ages: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     diversity: float | None = None
     staleness: float | None = None
     correction_norm: float | None = None
@@ -104,12 +107,12 @@ class Attendance:
 
     def __init__(self, policy: RoundPolicy, asked: Iterable[ClientId] | None = None, *, is_final: bool = False) -> None:
         self.policy, self._opened, self._is_final = policy, monotonic(), is_final
-        self._asked = None if asked is None else dict.fromkeys(asked)
+        self._asked = None if asked is None or policy.buffer is not None else dict.fromkeys(asked)
         self._reached: tuple[float, int] | None = None  # when the share was reached, and the rejections before
 
     def ask(self, clients: Iterable[ClientId]) -> None:
         """Replace the asked clients, unless the caller of ``open_round`` named them."""
-        if not self._is_final:
+        if not self._is_final and self.policy.buffer is None:
             self._asked, self._reached = dict.fromkeys(clients), None
 
     def note(self, accepted: Collection[ClientId], rejected: Rejections) -> None:
@@ -120,6 +123,8 @@ class Attendance:
 
     def reason(self, accepted: Collection[ClientId], rejected: Rejections) -> str | None:
         """Return why the round may close, or None; see ``Round.may_close``."""
+        if self.policy.buffer is not None and len(accepted) >= self.policy.buffer:
+            return "buffer"
         if self._asked is None and self.policy.deadline is None and self.policy.min_share:
             return None  # the usual case, in which a small round must not take longer
         if len(accepted) < self.policy.min_clients:
@@ -371,6 +376,7 @@ def report_of(
         accepted=tuple(batch.clients),
         rejected=rejected,
         steps=int(core.column_sum(0.0, claims.steps, claims.counts)),
+        ages=prepared.before.round_number - batch.starts,
         staleness=stale,
         correction_norm=found.correction_norm,
         gamma=prepared.gamma,

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import wraps
+from operator import itemgetter
 from threading import Lock, RLock
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import ref
@@ -191,14 +192,21 @@ class Round(OpenRound):
     ) -> None:
         super().__init__(number, callbacks, logger)
         self._settings, self._batch_size, self._may_hold = settings, batch_size, may_hold
-        self._known: set[ClientId] = set()  # clients of held and folded updates
+        # The clients of held and folded updates, or (order, client) of each where clients may send several.
+        self._known: set[Any] = set()
+        self._arrivals = 0  # the order of the next valid update
         self._newcomers: NewClients = ()
         self._journal: Journal | None = None
         self.attendance = Attendance(settings.policy)
 
     @property
     def clients(self) -> tuple[ClientId, ...]:
-        """The clients whose updates are accepted so far; the updates of a resumed round are among them."""
+        """The clients whose updates are accepted so far; the updates of a resumed round are among them.
+
+        A buffer lists them in the order of arrival, and a client once for each of its updates.
+        """
+        if self._settings.repeats:
+            return tuple(client for _, client in sorted(self._known, key=itemgetter(0)))
         return tuple(self._known)
 
     @one_call
@@ -207,8 +215,8 @@ class Round(OpenRound):
 
         Returns:
             "all clients": every asked client has sent an update, accepted or rejected. "min_share": the share was
-            reached, and the grace is over. "deadline": the deadline is over. None: the round should wait, or has fewer
-            than ``min_clients`` accepted clients.
+            reached, and the grace is over. "buffer": the buffer has its K updates. "deadline": the deadline is over.
+            None: the round should wait, or has fewer than ``min_clients`` accepted clients.
 
         Raises:
             RoundError: the round is closed.
@@ -217,7 +225,11 @@ class Round(OpenRound):
             arrived.
         """
         self._require_open()
-        return self.attendance.reason(self._accepted, self._rejected)
+        reason = self.attendance.reason(self._accepted, self._rejected)
+        if reason == "buffer":
+            self._fold_held()  # may reject some
+            reason = self.attendance.reason(self._accepted, self._rejected)
+        return reason
 
     @one_call
     def wait(self) -> float | None:
@@ -233,8 +245,8 @@ class Round(OpenRound):
         return self.attendance.wait(self._accepted, self._rejected)
 
     @property
-    def _accepted(self) -> set[ClientId]:
-        """The clients whose updates count so far."""
+    def _accepted(self) -> set[Any]:
+        """The entries of ``_known``, with the clients of partial sums."""
         return self._known
 
     def _note_arrivals(self) -> None:
@@ -270,7 +282,7 @@ class Round(OpenRound):
 
         An update with invalid content (value, steps, examples, lr, control, round, loss) is rejected and listed in the
         report; the round continues, and the client may send a new one. The round rejects a second update of a client,
-        and an update of a client that is part of an edge's partial sum.
+        except in a buffer (``RoundPolicy``), and an update of a client that is part of an edge's partial sum.
 
         Returns:
             Whether the update is accepted so far. A held update can still be rejected when it is folded;
@@ -396,7 +408,8 @@ class Round(OpenRound):
 
     def replay(self, journal: Journal) -> None:
         """Add the updates of an interrupted round."""
-        for update in journal.updates(self._number):
+        for order, update in journal.updates(self._number):
+            self._arrivals = order
             try:
                 self.add_batch([update])
             except UnknownClientError as error:
@@ -409,10 +422,11 @@ class Round(OpenRound):
         self._keep_in_journal(self._known)
 
     def _write_to_journal(self, client: ClientId, update: Update) -> str | None:
-        """Write a valid update to the journal, if the round has one; return why it is rejected if this fails."""
+        """Number a valid update, and write it to the journal, if any; return why it is rejected if this fails."""
+        order, self._arrivals = self._arrivals, self._arrivals + 1
         if self._journal is not None:
             try:
-                self._journal.append(self._number, update._replace(client=client), self._newcomers)
+                self._journal.append(self._number, order, update._replace(client=client), self._newcomers)
             except StoreError as error:
                 return f"journal: {error}"
         return None
@@ -420,11 +434,11 @@ class Round(OpenRound):
     def _empty_journal(self) -> None:
         self._keep_in_journal(())  # if the round is committed, its journal is outdated even if this fails
 
-    def _keep_in_journal(self, clients: Collection[ClientId]) -> None:
-        """Drop the updates of other clients, which a fold has rejected; a resumed round would reject them again."""
+    def _keep_in_journal(self, known: Collection[Any]) -> None:
+        """Drop the other updates, which a fold has rejected; a resumed round would reject them again."""
         if self._journal is not None:
             try:
-                self._journal.retain(clients)
+                self._journal.retain(known)
             except StoreError as error:
                 self._logger.warning("journal: %s", error)
 
@@ -440,7 +454,9 @@ class Round(OpenRound):
         return {"accepted": len(self._known), "rejected": len(self._rejected)}
 
     def _is_second(self, client: ClientId) -> bool:
-        """Whether the round has an update of the client already."""
+        """Whether the round has an update of the client already, and accepts no second one."""
+        if self._settings.repeats:
+            return False
         if client in self._known:
             self._fold_held()  # may still reject the first one
         return client in self._known
@@ -610,7 +626,7 @@ class LocalRound(Round):
         return self._state.store.registry
 
     @property
-    def _accepted(self) -> set[ClientId]:
+    def _accepted(self) -> set[Any]:
         return self._known | self._summed if self._summed else self._known
 
     @property
@@ -632,8 +648,8 @@ class LocalRound(Round):
     @ieee
     def add_batch(self, updates: Sequence[Update]) -> list[bool]:
         """See ``Round``."""
-        if len(updates) > 1 and self._journal is None and self._add_plain(list(updates)):
-            return [update.client in self._known for update in updates]
+        if len(updates) > 1 and self._journal is None and (taken := self._add_plain(list(updates))) is not None:
+            return taken
         return [self.add_group([update])[0] for update in updates]
 
     @ieee
@@ -646,17 +662,19 @@ class LocalRound(Round):
             read = [self._read(update) for update in updates]
         reasons = self._state.reducer.rejections([reason for _, _, _, reason in read])
         at_once = False
-        taken = []
+        taken: list[bool] = []
+        keys: list[Any] = []
         for update, (client, batch, fixed, _), reason in zip(updates, read, reasons, strict=True):
             if batch is not None and reason is None:
                 reason = self._write_to_journal(client, update) or self._settle_examples(batch)
+            keys += [client] if batch is None else self._keys_of(batch, self._arrivals - 1)
             taken.append(batch is not None and reason is None)
             if batch is None or reason is not None:
                 self._rejected.append((client, str(reason)))
                 self._bytes += bytes_of(update.value)
                 continue
             self._bytes += batch.bytes
-            self._known.add(client)
+            self._known.add(keys[-1])
             self._held.append(batch)
             is_safe = self._may_hold or update.keep or fixed
             if self._keeps_vectors and (self._is_in_files or not is_safe):
@@ -668,7 +686,15 @@ class LocalRound(Round):
         self._keep_in_journal(self._known)
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
-        return [new and client in self._known for new, (client, *_) in zip(taken, read, strict=True)]
+        return [new and key in self._known for new, key in zip(taken, keys, strict=True)]
+
+    def _keys_of(self, batch: UpdateBatch, first: int | None = None) -> list[Any]:
+        """Return the entries of ``_known`` for a batch, after numbering its updates from ``first`` on."""
+        if not self._settings.repeats:
+            return batch.clients
+        if first is not None:
+            batch.orders = np.arange(first, first + len(batch))
+        return list(zip(batch.orders.tolist(), batch.clients, strict=True))
 
     def _read(self, update: Update) -> tuple[ClientId, UpdateBatch | None, bool, str | None]:
         """Return the client, the update, whether its memory is immutable, and the reason of a rejection."""
@@ -696,36 +722,38 @@ class LocalRound(Round):
         before = [*self._held, *self._folded, *([self._undecided] if self._undecided is not None else [])]
         if dropped := [client for part in before for client in part.clients]:
             self._rejected += [(client, NO_EXAMPLES) for client in dropped]
-            self._known.difference_update(dropped)
+            self._known.difference_update(key for part in before for key in self._keys_of(part))
             self._summed.difference_update(dropped)
             self._held, self._folded, self._undecided = [], [], None
             self.start(self._newcomers)
         return None
 
     @one_call
-    def _add_plain(self, updates: list[Update]) -> bool:
-        """Fold the updates if all are flat float32 models of different clients; return whether they are."""
+    def _add_plain(self, updates: list[Update]) -> list[bool] | None:
+        """Fold the updates and return whether each is accepted, if all are flat float32 models; else return None."""
         began = time.perf_counter()
         self._require_open()
         with span("read", self._state):
             batch = self._reader.read_all(updates) if not self._held else None
-        if batch is None or not (self._known | self._summed).isdisjoint(batch.clients):
-            return False
+        if batch is None or not (self._settings.repeats or (self._known | self._summed).isdisjoint(batch.clients)):
+            return None
         if self._by_claims:  # in a round, all updates must have examples, or none
             have = bool(batch.sources.all())  # NO_COUNT is 0
             if not have and batch.sources.any():
-                return False
+                return None
             if (self._known or self._summed) and have != self._has_examples:
-                return False
+                return None
             self._has_examples = have
-        self._known.update(batch.clients)
+        keys = self._keys_of(batch, self._arrivals)
+        self._arrivals += len(batch)
+        self._known.update(keys)
         self._bytes += batch.vectors[0].nbytes * len(batch)
         if self._keeps_vectors and (self._is_in_files or not self._may_hold):
             batch.vectors = [immutable_copy(y, self._settings.device) for y in batch.vectors]
         self._fold([batch])
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
-        return True
+        return [key in self._known for key in keys]
 
     @ieee
     @one_call
@@ -737,6 +765,8 @@ class LocalRound(Round):
         self._partials.require()
         if self._journal is not None:
             raise RangeError("add_partial_sum: the journal has no partial sums; leave Storage(journal=True) out")
+        if self._settings.policy.buffer is not None:
+            raise RangeError("add_partial_sum: a buffer has no partial sums; leave RoundPolicy(buffer=...) out")
         own = None if clients is None else {self._state.store.registry.check(client) for client in clients}
         self._fold_held()
         joined = self._partials.join(self._sum, partial, own, self._known | self._summed, self._settle_examples)
@@ -817,16 +847,17 @@ class LocalRound(Round):
             self._abort()
             raise
         if len(batch):
-            batch.count(squares, keep=self._keeps_vectors)
+            batch.count(squares, discounts=self._sum.discounts(batch), keep=self._keeps_vectors)
             self._folded.append(batch)
 
     def _leave_out(self, batch: UpdateBatch, decision: Decision) -> None:
         """List rejected updates, and keep undecided updates: copies, or the updates themselves if their memory is
         immutable."""
+        keys = self._keys_of(batch) if decision.rejected else []
         for i, reason in sorted(decision.rejected.items()):
             if reason == NOT_FINITE and (name := first_not_finite(batch.vectors[i], self._settings.layout)):
                 reason = f"{reason}, in {name}"
-            self._known.discard(batch.clients[i])
+            self._known.discard(keys[i])
             self._rejected.append((batch.clients[i], reason))
         if decision.undecided.any():
             self._undecided = batch.chosen(decision.undecided)
@@ -992,7 +1023,7 @@ def whole_round(
         if not all(core.column_range(column)[1] < math.inf for column in columns):  # also false for a NaN
             return None
         sums.accept(batch)
-        batch.count(lengths.parameters)
+        batch.count(lengths.parameters, discounts=sums.discounts(batch))
         # A method without rows commits by one assignment, which a signal cannot interrupt.
         with uninterrupted() if settings.algorithm.keeps_rows else nullcontext():
             prepared, found = take_step(state, opened, sums.result(), batch, {})
@@ -1011,8 +1042,8 @@ def _step_by_mean(
     """Run a round that only moves x along the mean of the updates; None as for ``whole_round``."""
     if columns is None:
         return None
-    clients, ys, steps, examples, distances = columns
-    ones, _, _, factors, _ = usual(len(ys))
+    clients, ys, steps, examples, distances, _ = columns
+    ones, _, _, factors, ages = usual(len(ys))
     weights = examples if settings.algorithm.weighs_claims else ones
     if not core.column_range(weights)[0] > 0:  # also false for a NaN, which means no examples
         if not np.isnan(weights).all():
@@ -1030,6 +1061,7 @@ def _step_by_mean(
         norms=norms / distances if settings.averages_models else norms,
         weights=weights,
         factors=factors,
+        ages=ages,
         diversity=diversity_of(weights, squares, mean_square),
         gamma=after.gamma,
         seconds=time.perf_counter() - began,
@@ -1046,10 +1078,10 @@ RoundT = TypeVar("RoundT", bound=Round | WholeRound)
 
 
 class RoundLock:
-    """The last round that was opened, and a lock for the call that opens the next one."""
+    """The last round that was opened, and locks for the calls that open the next one and that push updates."""
 
     def __init__(self) -> None:
-        self._opening = Lock()
+        self._opening, self.pushing = Lock(), RLock()
         # A weak reference, so that a dropped round does not stay open.
         self._last: Callable[[], Round | WholeRound | None] = lambda: None
 

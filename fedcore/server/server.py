@@ -192,6 +192,7 @@ class Server(Represented, Unpicklable):
         self._base = base if isinstance(base, Safetensors) else None
         self._round_lock = RoundLock()
         self._journal: Journal | None = None
+        self._buffer: Round | None = None  # which would be aborted without a reference
         self._asked: tuple[int, tuple[ClientId, ...]] | None = None  # the last broadcast: its round and its clients
 
     def _keep_journal(self, storage: Storage, folder: str | os.PathLike[str] | None) -> None:
@@ -603,7 +604,7 @@ class Server(Represented, Unpicklable):
         Args:
             newcomers: the clients among ``ids`` that are not registered and may join with the round.
         """
-        with span("broadcast", self._backend):
+        with span("broadcast", self._backend), self._round_lock.pushing:  # x and its round number must agree
             asked, new = addressed_clients(self._backend.registry, ids, newcomers)
             self._asked = self.round_number, asked
             if isinstance(opened := self._round_lock.opened, Round):
@@ -629,6 +630,71 @@ class Server(Represented, Unpicklable):
         if expected is not None:
             expected = addressed_clients(self._backend.registry, expected, newcomers)[0]
         return self._open(self._settings.batch_size, may_hold=False, newcomers=newcomers, expected=expected)
+
+    def open_buffer(self, *, newcomers: NewClients = ()) -> Round:
+        """Return the open round of an asynchronous server; open it if none is open. The server keeps it open.
+
+        ``finish()`` closes it with fewer than K updates.
+
+        Args:
+            newcomers: as for ``open_round``; without effect if a round is open.
+
+        Raises:
+            RangeError: the server has no buffer, or as ``open_round``.
+        """
+        if self.policy.buffer is None:
+            raise RangeError("policy: the server has no buffer; pass RoundPolicy(buffer=...)")
+        with self._round_lock.pushing:
+            opened = self._round_lock.opened
+            self._buffer = opened if isinstance(opened, Round) else self.open_round(newcomers=newcomers)
+            return self._buffer
+
+    def push(self, updates: Iterable[Update], *, newcomers: NewClients = ()) -> list[Report]:
+        """Add updates to the open buffer in the order of arrival; close it at each K-th accepted update, and open anew.
+
+        A round also closes when its ``deadline`` is over; ``push([])`` only checks that. After a crash, a server with a
+        journal continues the buffer. Several threads may call it; each call waits for the one before it.
+
+        Args:
+            updates: finished updates, such as ``[Update(client, y, steps, round=started)]``; many of them are folded in
+                one native pass. An update that a transport delivers twice counts twice.
+            newcomers: as for ``open_round``, for each round that the call opens.
+
+        Returns:
+            The reports of the rounds that the updates closed. ``accepted`` is in the order of arrival (with exact sums,
+            of the clients' ids), and ``ages`` has the ages. The same updates in this order give the same bits.
+
+        Raises:
+            RangeError: the server has no buffer, or as ``Round.add``.
+            UnknownClientError, UnknownNameError, DivergedError: as ``Round.add`` and ``Round.finish``.
+
+        Cost: that of ``Round.add_batch``, and of a step for each closed round.
+
+        >>> import numpy as np
+        >>> policy = RoundPolicy(buffer=2, max_staleness=4, discount=0.5)
+        >>> server = Server(np.zeros(1, np.float32), "FedAvg", clients=3, lr=0.1, policy=policy)
+        >>> server.push([Update(0, np.float32([2]), 1, round=0)])
+        []
+        >>> [report] = server.push([Update(1, np.float32([4]), 1, round=0)])
+        >>> report.closed, report.accepted, server.x
+        ('buffer', (0, 1), array([3.], dtype=float32))
+        >>> [report] = server.push([Update(client, np.float32([4]), 1, round=client) for client in (0, 1)])
+        >>> report.ages, report.factors.round(3), server.x.round(3)
+        (array([1, 0]), array([0.707, 1.   ]), array([4.914], dtype=float32))
+        """
+        listed, reports, start = list(updates), [], 0
+        with self._round_lock.pushing:
+            while True:
+                opened = self.open_buffer(newcomers=newcomers)
+                is_due = opened.may_close() is not None and len(opened._accepted) > 0
+                if is_due:
+                    reports.append(opened.finish())
+                if start >= len(listed):
+                    return reports
+                if not is_due:
+                    room = (self.policy.buffer or 0) - len(opened._accepted)
+                    opened.add_batch(listed[start : start + room])
+                    start += room
 
     def round(self, updates: Iterable[Update]) -> Report:
         """Run a round from an iterable of updates, which may be produced while they are read.

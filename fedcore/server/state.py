@@ -464,7 +464,7 @@ class State:
         now, offset = self.snapshot, self.shared_offset()  # as sent, without the newcomers' share
         longest = longest_update(farthest_gamma(self.settings, now), squared=self.settings.takes_squares)
         term = longest_term(max(len(self.store.registry), self.upper_population))
-        self._sum.begin(now.round_number, now.history.get, offset, longest, term)
+        self._sum.begin(now.round_number, now.history.get, offset, longest, term, self.settings.policy)
         self._admit(newcomers)
         return self._sum
 
@@ -589,9 +589,11 @@ class State:
             changes["ledger"] = result.ledger
         if late := settings.max_staleness:
             # x of every round, even if it is unchanged: a client may have started from it.
-            past = {**now.past, number: now.sent}
-            starts = {**now.starts, **dict(zip(batch.clients, batch.starts.tolist(), strict=True))}
+            past = {} if algorithm.mixes_models else {**now.past, number: now.sent}
             changes["past"] = {t: x for t, x in past.items() if t > number - late}
+            starts = {}  # a client may start several updates of a buffer from one round
+            if settings.policy.buffer is None:
+                starts = {**now.starts, **dict(zip(batch.clients, batch.starts.tolist(), strict=True))}
             changes["starts"] = {client: t for client, t in starts.items() if t > number - late}
         waits = not moves and algorithm.keeps_rows and algorithm.moves(replace(cohort, rows=cohort.N))
         waiting_for = cohort.N - cohort.rows if waits else 0

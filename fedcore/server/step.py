@@ -488,7 +488,9 @@ class Snapshot(NamedTuple):
             return self._replace(population=population)
         committed = {t: store.vector(f"v/{t}") for t in self.history}
         directions = {t: v for t, v in committed.items() if v is not None}
-        return self._replace(history=replace(self.history, directions=directions), population=population)
+        past = {t: x if (kept := store.vector(f"past/{t}")) is None else kept for t, x in self.past.items()}
+        history = replace(self.history, directions=directions)
+        return self._replace(history=history, population=population, past=past)
 
     def numbers(self) -> dict[str, Any]:
         """Return the other fields, for JSON."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms import Claims, check_weights
-from fedcore.algorithms.rates import Rate, rate_at, rate_of_steps
+from fedcore.algorithms.rates import Constant, Rate, rate_at, rate_of_steps
 from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, copy_into, core, device_of, dtype_name, freeze, to_host
 from fedcore.errors import DtypeError, RangeError
 from fedcore.model import Layout
@@ -503,7 +503,9 @@ def weight_of(weights: Weights, update: Update, client: ClientId) -> float:
 # The updates as the round sums them.
 
 
-PlainColumns: TypeAlias = tuple[list[ClientId], list[Any], F64, F64, F64]
+PlainColumns: TypeAlias = tuple[list[ClientId], list[Any], F64, F64, F64, npt.NDArray[np.int64]]
+UNNAMED = -2
+"""The round of an update that must name it, for ``core.read_plain_updates``."""
 
 NO_COUNTERS: Counters = {}
 
@@ -531,6 +533,7 @@ def batch_of(
         "controls": [None] * k,
         "sources": sources,
         "starts": zeros,
+        "orders": zeros,
         "digests": [None] * k,
         "factors": factors,
     }
@@ -551,19 +554,23 @@ class UpdateReader:
         settings, algorithm, now = self._settings, self._settings.algorithm, self._state.snapshot
         kind, number = update.kind, now.round_number
         y, fixed = self._read_vector(update)
-        oldest = number if algorithm.own_starts else min(now.past, default=number)
-        update = check_claims(update, settings.asked, range(oldest, number + 1))
+        update = check_claims(update, settings.asked, range(self.oldest(), number + 1))
+        if settings.policy.buffer is not None and update.round is None:
+            raise RangeError("round=None: a buffer needs the round of the broadcast from which the client started")
         if self._weights is not None and update.weight is None:
             update = update._replace(weight=weight_of(self._weights, update, client))
         started = number if update.round is None else update.round
-        if started != number and (last := now.starts.get(client, -1)) >= started:
+        is_late = started != number
+        if is_late and (last := now.starts.get(client, -1)) >= started:
             raise RangeError(f"round={started}: an update of this client from round {last} was already counted")
         distance = check_distance(self._rates.read(update, started), update.steps, update.lr)
         # h has the unit of x if models are averaged, else of a gradient.
         scale = 1.0 if settings.averages_models else 1 / distance
         has_controls = algorithm.second_vector is not None or algorithm.direction.from_row != 0
-        if started != number and (has_controls or algorithm.needs_plain_steps):
+        if is_late and (has_controls or algorithm.needs_plain_steps):
             raise RangeError(f"round={started}: must be {number}, because {algorithm} does not keep earlier controls")
+        if is_late and algorithm.mixes_models and kind != "model":
+            raise RangeError(f"kind={kind!r}: a late update must be a model, because {algorithm} keeps no past models")
         if algorithm.own_starts:
             started = int(self._state.population.starts(self._state.store.registry.numbers([client]))[0])
         if kind != "gradient":
@@ -586,7 +593,7 @@ class UpdateReader:
                 losses=_column(update.loss) if algorithm.needs_loss else None,
             ),
             _column(distance),
-            bases=[self.start_of(started) if kind == "model" else None],
+            bases=[self._base_of(started) if kind == "model" else None],
             scales=_column(-distance * scale if kind == "gradient" else scale),
             has_buffers=np.array([kind != "gradient"]),
             counters=[counters],
@@ -602,9 +609,14 @@ class UpdateReader:
         read = self.read_columns(updates)
         if read is None:
             return None
-        clients, ys, steps, examples, distances = read
+        clients, ys, steps, examples, distances, starts = read
         k, number = len(clients), self._state.snapshot.round_number
-        ones, sources, _, _, zeros = usual(k)
+        ones, sources, _, _, _ = usual(k)
+        if self._settings.policy.buffer is None:
+            bases = [self.start_of(number)] * k
+        else:
+            models = {started: self._base_of(started) for started in np.unique(starts).tolist()}
+            bases = [models[started] for started in starts.tolist()]
         if not core.column_range(examples)[0] >= 0:  # a NaN stands for no number
             missing = np.isnan(examples)
             examples, sources = np.where(missing, 1.0, examples), (~missing).astype(np.int8)
@@ -613,16 +625,16 @@ class UpdateReader:
             ys,
             Claims(steps, examples, ones, None, None, clients),
             distances,
-            bases=[self.start_of(number)] * k,
+            bases=bases,
             scales=ones if self._settings.averages_models else 1 / distances,
             sources=sources,
-            starts=zeros + number,
+            starts=starts,
         )
 
     def read_columns(self, updates: list[Update]) -> PlainColumns | None:
         """Read flat float32 models of different clients into columns; return None for other updates.
 
-        The columns are the clients, their ys, steps, examples (NaN for no number) and eta_i K_i.
+        The columns are the clients, their ys, steps, examples (NaN for no number), eta_i K_i and start rounds.
         """
         settings, limits = self._settings, self._settings.asked
         if settings.algorithm.second_vector is not None or settings.layout.outside or not updates:
@@ -635,14 +647,33 @@ class UpdateReader:
             self._state.store.registry.index,
             (limits.max_client_lr is not None, limits.max_client_lr or self._lr),
         )
+        number = self._state.snapshot.round_number
+        rounds = number, number, number
+        if settings.policy.buffer is not None:
+            same = isinstance(settings.lr, Constant) and not settings.algorithm.needs_plain_steps
+            rounds = self.oldest() if same else number, number, UNNAMED
         read: PlainColumns | None = core.read_plain_updates(
-            updates, Update, index, settings.layout.n, self._lr, limits.max_steps, limits.max_examples, *of_lr
+            *(updates, Update, index, settings.layout.n, self._lr, limits.max_steps, limits.max_examples),
+            *(*of_lr, *rounds, settings.repeats),
         )
         return None if read is None or not self._state.buffers.allow(read[1]) else read
 
     def check_buffers(self, y: Any, kind: Kind, started: int) -> None:
         """Raise RangeError if a model or a difference makes a buffer negative that must not be."""
         self._state.buffers.check(y, self.start_of(started) if kind == "delta" else None)
+
+    def oldest(self) -> int:
+        """Return the oldest round of which the open round accepts updates."""
+        number: int = self._state.snapshot.round_number
+        if self._settings.algorithm.own_starts:
+            return number
+        if self._settings.algorithm.mixes_models:
+            return max(0, number - self._settings.max_staleness)
+        return min(self._state.snapshot.past, default=number)
+
+    def _base_of(self, started: int) -> Any:
+        """Return the model from which an update of that round is subtracted."""
+        return self.start_of(self._state.snapshot.round_number if self._settings.algorithm.mixes_models else started)
 
     def start_of(self, round: int) -> Any:
         """Return the model of that round as it was sent."""

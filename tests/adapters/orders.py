@@ -53,6 +53,6 @@ ORDERS = {
     "everything": Everything(),
 }
 PLAIN = ["FedAvg", "MIFA", "MimiC", "FlexibleFedAvg", "LocalDescent", "FedProx, mu 0", "MimiC, units update"]
-PLAIN += ["FedAU", "FedVARP", "FedStale", "FedNova", "FedExP", "QFedAvg"]
+PLAIN += ["FedAU", "FedAsync", "FedVARP", "FedStale", "FedNova", "FedExP", "QFedAvg"]
 """Methods whose clients only step along their gradients, so that messages need only the model."""
 OF_STEPS = InverseStep(mu=1.0, alpha=3.0, E=4)

@@ -16,6 +16,7 @@ from fedcore.algorithms import (
     Cohort,
     Direction,
     FedACG,
+    FedAsync,
     FedAU,
     FedAvg,
     FedAvgM,
@@ -230,6 +231,7 @@ def test_steps_of_methods_with_rows():
     assert SCAFFOLDM(0.25).step(COHORT) == Step(v=Linear(A=0.25 / 2, T=0.25 / 8, g=0.75), T=Linear(T=1, A=1))
     assert SCAFFOLDMVR(0.25).step(COHORT) == Step(v=Linear(A=1 / 2), T=Linear(T=1, B=1))
     assert LocalDescent().step(COHORT) == Step(v=Linear(A=1 / 4))
+    assert FedAsync(0.5).step(COHORT) == Step(v=Linear(A=0.5 / 4))
 
 
 def test_rounds_in_which_x_moves():
@@ -266,6 +268,7 @@ def test_local_rules():
 @pytest.mark.parametrize(
     ("make", "ends", "beyond"),
     [
+        (lambda end: FedAsync(end), (1e-9, 1), (0, 1.001)),
         (lambda end: FedAvgM(end), (1e-9, 1), (0, 1.001)),
         (lambda end: FedAvgMVR(end), (1e-9, 1), (0, 1.001)),
         (lambda end: MBSTORM(end), (1e-9, 1), (0, 1.001)),

@@ -51,7 +51,7 @@ SCAFFOLDS = DERIVED | SENT | CLIENTS_CONTROLS
 MIMICS = {"MimiC", "MimiC, update units"}
 FLEXIBLE = {"FlexibleFedAvg", "Flexible A", "Flexible B"}
 MODELS = {"FedAvg", "FedAvg, uniform", "FedProx", "LocalDescent", "FedACG", "FedAWE", "FedDyn"} | FLEXIBLE
-MODELS |= {"FedExP", "MimiC, update units", "QFedAvg", "QFedAvg, q = 2"}
+MODELS |= {"FedAsync", "FedExP", "MimiC, update units", "QFedAvg", "QFedAvg, q = 2"}
 ROWS = {"FedDyn", "FedVARP"} | MIFAS | STALE | DERIVED | SENT | MIMICS
 
 DUE = {
@@ -84,6 +84,7 @@ DUE = {
     "steps_without_clients": MIFAS | {"FedStale, chances"},
     "averages": MODELS,
     "takes_server_rate": EVERYONE - (MODELS - {"FedAvg", "FedAvg, uniform", "FedProx", "LocalDescent"}),
+    "mixes_models": {"FedAsync"},
 }
 
 

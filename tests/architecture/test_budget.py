@@ -9,25 +9,26 @@ from pathlib import Path
 import fedcore
 
 ROOT = Path(fedcore.errors.__file__).parent.parent
+FILES_IN_FEDCORE = 152
 FILES_IN_A_FOLDER = 12
 FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 13, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 6_060,
-    "csrc": 10_790,
-    "tests": 54_600,
-    "fedcore": 2_885,
-    "fedcore/adapters": 2_370,
-    "fedcore/algorithms": 1_080,
-    "fedcore/cli": 1_170,
-    "fedcore/cluster": 2_265,
-    "fedcore/experiment": 2_525,
-    "fedcore/kernels": 630,
+    "bench": 6_225,
+    "csrc": 11_020,
+    "tests": 56_320,
+    "fedcore": 3_055,
+    "fedcore/adapters": 2_445,
+    "fedcore/algorithms": 1_180,
+    "fedcore/cli": 1_205,
+    "fedcore/cluster": 2_270,
+    "fedcore/experiment": 2_530,
+    "fedcore/kernels": 645,
     "fedcore/model": 2_030,
     "fedcore/network": 600,
     "fedcore/reports": 1_360,
-    "fedcore/server": 4_980,
+    "fedcore/server": 5_165,
     "fedcore/simulation": 4_035,
     "fedcore/secure": 930,
     "fedcore/store": 3_900,

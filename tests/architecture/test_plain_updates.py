@@ -56,6 +56,27 @@ def test_clients_are_registered_and_different():
             assert found is None or found[0] == ids
 
 
+@pytest.mark.parametrize(
+    ("rounds", "oldest", "newest", "absent", "due"),
+    [
+        ([None, 3], 3, 3, 3, [3, 3]),
+        ([None, 3], 3, 3, -2, None),  # a buffer needs the round
+        ([2, 3], 2, 3, -2, [2, 3]),
+        ([1, 3], 2, 3, -2, None),
+        ([4], 2, 3, -2, None),
+        ([True], 0, 3, -2, None),
+        ([np.int64(3)], 2, 3, -2, None),
+        ([2**70], 0, 2**62, -2, None),
+    ],
+)
+def test_rounds_lie_in_a_range_and_clients_may_repeat(rounds, oldest, newest, absent, due):
+    updates = [Update(1, Y, 2, round=round) for round in rounds]
+    for read, index in READERS:
+        found = read(updates, Update, index, *LIMITS, oldest, newest, absent, True)
+        assert (None if found is None else found[5].tolist()) == due
+        assert len(updates) == 1 or read(updates, Update, index, *LIMITS, oldest, newest, absent, False) is None
+
+
 COLUMNS = (
     [], [1.0], [3.0, -2.0, 5e-324], [np.inf, 1.0], [np.nan, 1.0], [1.0, -np.inf], [1e308, 1e308, -1e308], [0.1] * 9
 )  # fmt: skip

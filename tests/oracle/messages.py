@@ -76,14 +76,19 @@ def read_plain_updates(
     max_examples: float,
     own_rates: bool,
     max_lr: float,
-) -> tuple[list[Any], list[Any], F64, F64, F64] | None:
-    """Return clients, ys, steps, examples and lr * steps if all updates have the usual form; otherwise None.
+    oldest: int = 0,
+    newest: int = -1,
+    absent: int = 0,
+    repeats: bool = False,
+) -> tuple[list[Any], list[Any], F64, F64, F64, npt.NDArray[np.int64]] | None:
+    """Return clients, ys, steps, examples, lr * steps and rounds if all updates have the usual form; otherwise None.
 
     An update has the usual form if:
 
     * It is an instance of ``type`` itself.
-    * Its value is a model of the open round, a float32 vector of n elements of NumPy or torch.
-    * Its client is registered, was drawn once and sent one update.
+    * Its value is a model, a float32 vector of n elements of NumPy or torch.
+    * Its round is within oldest..newest, or None for ``absent``, unless that is -2.
+    * Its client is registered, was drawn once and, unless ``repeats``, sent one update.
     * It has no control and no weight.
 
     Missing examples are NaN.
@@ -94,7 +99,11 @@ def read_plain_updates(
     if any(y is None for y in ys):
         return None
     numbers = index.numbers(clients).tolist()
-    if -1 in numbers or len({*numbers}) != len(numbers):
+    if -1 in numbers or (not repeats and len({*numbers}) != len(numbers)):
+        return None
+    rounds = [absent if update.round is None else update.round for update in updates]
+    named = [update.round for update in updates if update.round is not None]
+    if -2 in rounds or any(round.__class__ is not int or not oldest <= round <= newest for round in named):
         return None
     steps = [_whole(update.steps, max_steps) for update in updates]
     examples = [math.nan if u.examples is None else _whole(u.examples, max_examples) for u in updates]
@@ -104,14 +113,14 @@ def read_plain_updates(
         plain = np.isfinite(1 / distances)
     if not (all(steps) and all(examples) and all(rates) and plain.all()):
         return None
-    return clients, ys, np.array(steps, np.float64), np.array(examples, np.float64), distances
+    columns = np.array(steps, np.float64), np.array(examples, np.float64), distances, np.array(rounds, np.int64)
+    return clients, ys, *columns
 
 
 def _is_plain(update: Any) -> bool:
     return (
         _whole(update.count, 1) == 1
         and update.control is None
-        and update.round is None
         and type(update.kind) is str
         and update.kind == "model"
         and update.weight is None

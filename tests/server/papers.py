@@ -146,13 +146,13 @@ def follow(server, clients, course, paper, work=None, after=None):
     return worst
 
 
-def fedavg(clients, x, lr, course, weigh=lambda n_k: n_k, mu=0.0):
+def fedavg(clients, x, lr, course, weigh=lambda n_k: n_k, mu=0.0, alpha=1.0):
     for t, S, steps, *_ in course.rounds():
         if S:
             start = x
             ys = [clients.train(i, x, lr(t), steps[i], lambda y, g, start=start: g + mu * (y - start))[0] for i in S]
             w = [weigh(clients.examples[i]) for i in S]
-            x = x + sum(w_i / sum(w) * (y - x) for w_i, y in zip(w, ys, strict=True))
+            x = x + alpha * sum(w_i / sum(w) * (y - x) for w_i, y in zip(w, ys, strict=True))
         yield x
 
 

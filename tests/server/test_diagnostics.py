@@ -170,6 +170,7 @@ VECTORS = {
     "FedACG": (1, 1),
     "FedAU": (1, 1),
     "FedAWE": (1, 1),
+    "FedAsync": (1, 1),
     "FedAvg": (1, 1),
     "FedAvgM": (1, 2),
     "FedAvgMVR": (1, 3),

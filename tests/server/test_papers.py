@@ -33,6 +33,7 @@ UNIFORM = dict(weigh=lambda n_k: 1)
 METHODS = {
     "FedAvg": (algorithms.FedAvg(), fedavg, {}, "D"),
     "FedAvg, uniform": (algorithms.FedAvg("uniform"), fedavg, UNIFORM, "D"),
+    "FedAsync": (algorithms.FedAsync(0.6), fedavg, UNIFORM | dict(alpha=0.6), "D"),
     "FedProx": (algorithms.FedProx(mu=0.5), fedavg, dict(mu=0.5), "D"),
     "MIFA": (algorithms.MIFA(), mifa, dict(wait=True), "WR"),
     "MIFA, no waiting": (algorithms.MIFA(wait=False), mifa, dict(wait=False), "WR"),

@@ -11,7 +11,7 @@ import pytest
 
 from fedcore import Compute, EdgeAggregator, Limits, RoundPolicy, Server, Storage, Update
 from fedcore.algorithms import REGISTRY, optimizers
-from fedcore.errors import CheckpointError, RangeError, RoundError
+from fedcore.errors import CheckpointError, DivergedError, RangeError, RoundError
 from fedcore.rules import CapExamples, Mean, Median, PrivateMean
 from tests import oracle
 from tests.server.rounds import SIZES
@@ -29,7 +29,7 @@ def server_of(rule=RULE, x=None, method="FedAvg", **options):
 
 def updates(rows=UPDATES, **more):
     """Updates h = x - y from x = 0, as differences y - x, with very unequal claims."""
-    return [Update(i, -row, 1 + i, kind="delta", examples=10**i, **more) for i, row in enumerate(rows)]
+    return [Update(i, -row, 1 + i, kind="delta", examples=10 ** (i % 8), **more) for i, row in enumerate(rows)]
 
 
 def noise_of(rule, round, clip, dimension=n):
@@ -134,14 +134,14 @@ def test_the_clip_follows_the_quantile():
 
 
 def test_the_clip_reaches_the_quantile():
-    rng, rule = np.random.default_rng(0), PrivateMean(50.0, 0.5, 200, quantile=0.7, count_noise=5.0)
+    rng, rule = np.random.default_rng(0), PrivateMean(20.0, 0.5, 200, quantile=0.7, clip_rate=1.0, count_noise=5.0)
     server = server_of(rule, clients=200)
     norms = rng.uniform(0, 10, 200)
-    for _ in range(40):
+    for _ in range(20):
         rows = np.zeros((200, n), np.float32)
         rows[:, 0] = norms
         report = server.round(updates(rows))
-    assert report.privacy["clip"] == pytest.approx(7.0, rel=0.1)
+    assert report.privacy["clip"] == pytest.approx(np.quantile(norms, 0.7), rel=0.1)
 
 
 # The report.
@@ -166,8 +166,8 @@ def test_reproducible_noise_is_stated_and_has_no_budget():
 
 
 def test_a_step_that_diverges_names_no_client():
-    server = server_of(PrivateMean(1e30, 1e9, 1e-9))
-    with pytest.raises(ArithmeticError) as raised:
+    server = server_of(PrivateMean(1e30, 1e3, 1e-9))
+    with pytest.raises(DivergedError) as raised:
         server.round(updates())
     assert "client" not in str(raised.value)
 
@@ -315,7 +315,7 @@ def test_a_limit_of_one_update_stays_possible():
     [
         ({"clip": 0}, "clip"),
         ({"noise": -1}, "noise"),
-        ({"noise": math.inf}, "noise"),
+        ({"noise": 1001}, "noise"),
         ({"expected": 0}, "expected"),
         ({"rate": 1.5}, "rate"),
         ({"rounds": 0}, "rounds"),

@@ -52,7 +52,7 @@ from fedcore.server.server import Aggregation
 from fedcore.validation import absolute, as_integer, is_integer
 
 __all__ = [
-    "MBSTORM", "MIFA", "SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "FedACG", "FedAU", "FedAdagrad", "FedAdam",
+    "MBSTORM", "MIFA", "SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "FedACG", "FedAU", "FedAdagrad", "FedAdam", "FedAsync",
     "FedAvg", "FedAvgLocalM", "FedAvgM", "FedAvgMVR", "FedDyn", "FedExP", "FedNova", "FedProx", "FedStale", "FedVARP",
     "FedYogi", "FlexibleFedAvg", "LocalDescent", "MimiC", "QFedAvg", "ServerStrategy",
 ]  # fmt: skip
@@ -84,7 +84,8 @@ class ServerStrategy(FlowerFedAvg):
         policy: when a round may close, before the ``timeout`` of ``start``. The strategy waits for ``min_clients``
             connected nodes, and asks ``over_selection`` times as many nodes as Flower's options give. If the timeout
             leaves fewer than ``min_clients`` accepted replies, the model stays. If ``max_staleness`` is above 0, a node
-            that misses the timeout gets no new task until it replies or its reply would be too late. Default: as for
+            that misses the timeout gets no new task until it replies or its reply would be too late. With ``buffer``, a
+            round ends at its K-th reply, and the nodes still at work count as asked in the next round. Default: as for
             ``fedcore.Server``, or as saved.
         seed: the seed for drawing the nodes of a round.
         poll: the seconds between two checks for replies.
@@ -252,6 +253,8 @@ class ServerStrategy(FlowerFedAvg):
         nodes = self._connected(arrays, grid)
         needed = max(int(len(nodes) * self.fraction_train), self.min_train_nodes, self._policy.min_clients)
         k = self._policy.asked(needed)
+        if self._policy.buffer is not None:
+            k = max(0, k - len(self._asked))  # the others are still at work
         free = sorted({*nodes} - {request.node for request in self._asked})
         chosen = Counter(self.choose(self.server.round_number, free, k))
         log(INFO, "configure_train: Sampled %s nodes (out of %s)", len(chosen), len(nodes))
@@ -605,6 +608,10 @@ class FedAU(ServerStrategy, method=algorithms.FedAU):
 
 class FedACG(ServerStrategy, method=algorithms.FedACG):
     """``fedcore.algorithms.FedACG`` in Flower."""
+
+
+class FedAsync(ServerStrategy, method=algorithms.FedAsync):
+    """``fedcore.algorithms.FedAsync`` in Flower; see ``RoundPolicy(buffer=)``."""
 
 
 class FedExP(ServerStrategy, method=algorithms.FedExP):

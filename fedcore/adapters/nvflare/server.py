@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
+from threading import RLock
 from typing import Any
 
 from nvflare.apis.client import Client
@@ -133,11 +135,14 @@ class Controller(ModelController):
         self.parts, self.abort_after = parts, abort_after
         self._rejected_rounds = RejectedRounds(abort_after)
         checked = server_options({"limits": limits, "policy": policy})  # The other options need the server's machine.
-        if checked["policy"] is not None and checked["policy"].max_staleness:
-            raise RangeError("policy: NVFlare delivers no late results; leave max_staleness out")
+        if (waiting := checked["policy"]) is not None and waiting.max_staleness and waiting.buffer is None:
+            raise RangeError("policy: the tasks of a round end with it; leave max_staleness out, or set buffer")
         self.server: Server | None = None
         self.reports: list[Report] = []
         self._open: tuple[Round, set[str]] | None = None
+        self._at_work: dict[str, int] = {}  # with a buffer: the sites with a task, and the rounds of their broadcasts
+        self._closed: list[Report] = []
+        self._turn: Any = None  # the lock of pushes and broadcasts, which NVFlare cannot copy
 
     def run(self) -> None:
         """Run the workflow."""
@@ -146,6 +151,9 @@ class Controller(ModelController):
         self.server = server = open_server(model, self.algorithm, [], **options)
         self.info(f"{type(server.algorithm).__name__} starts at round {server.round_number} of {self.num_rounds}")
         try:
+            if server.policy.buffer is not None:
+                self._run_buffers(server)
+                return
             while server.round_number < self.num_rounds and not self.abort_signal.triggered:
                 if (report := self._run_round(server)) is None:
                     return
@@ -161,7 +169,7 @@ class Controller(ModelController):
         with server.open_round(newcomers=newcomers(server, names, self.client_sizes)) as opened:
             answered: set[str] = set()
             self._open = opened, answered
-            self._ask(server, opened, names, answered)
+            self._ask(server, names, partial(self._add, opened, answered))
             while self.get_num_standing_tasks() and not self.abort_signal.triggered:
                 if may_close_early(opened):
                     self.cancel_all_tasks()
@@ -175,10 +183,72 @@ class Controller(ModelController):
             self.info(f"round {opened.report.round}: {silence(silent)}")
         return opened.report
 
+    def _run_buffers(self, server: Server) -> None:
+        """Keep ``num_clients`` sites at work; their results are pushed as they arrive."""
+        self._turn = RLock()
+        while server.round_number < self.num_rounds and not self.abort_signal.triggered:
+            before, oldest = server.round_number, server.round_number - server.policy.max_staleness
+            for name, started in list(self._at_work.items()):
+                if started < oldest:  # its result would be rejected
+                    self._at_work.pop(name, None)
+            names = self.choose([name for name in self._connected() if name not in self._at_work], before)
+            self._at_work |= dict.fromkeys(names, before)
+            with self._turn:
+                self._ask(server, names, self._push)
+            self.get_num_standing_tasks()
+            with self._turn:
+                self._open_buffer()  # closes a buffer whose deadline is over
+            time.sleep(self._task_check_period)
+            while self._closed:
+                self._finished(self._closed.pop(0))
+            if server.round_number > before:
+                self.save_model(FLModel(params=server.tensors(), current_round=server.round_number))
+        self.cancel_all_tasks()
+
+    def _push(self, started: int, model: FLModel) -> bool:
+        """Push a result; return whether it could be read."""
+        assert self.server is not None
+        name = model.meta["client_name"]
+        self._at_work.pop(name, None)
+        try:
+            update = self._read(name, model)._replace(round=started)
+            with self._turn:
+                self._open_buffer(name)
+                self._closed += self.server.push([update], newcomers=self._newcomers())
+        except FedcoreError as error:
+            self._reject(name, rejection_reason(error))
+            return False
+        return True
+
+    def _reject(self, name: str, reason: str) -> None:
+        """List a site as rejected in the open buffer."""
+        self.warning(f"{name}: {reason}")
+        with self._turn:
+            self._open_buffer().reject(name, reason)
+
+    def _open_buffer(self, name: str | None = None) -> Round:
+        """Return the open buffer. A site that joined after it was opened closes it early, to be registered."""
+        assert self.server is not None
+        self._closed += self.server.push([], newcomers=self._newcomers())
+        opened = self.server.open_buffer(newcomers=self._newcomers())
+        if name is None or name in self.server.clients:
+            return opened
+        if opened.clients:
+            self._closed.append(opened.finish())
+        else:
+            opened.abort()
+        return self.server.open_buffer(newcomers=self._newcomers())
+
+    def _newcomers(self) -> Any:
+        assert self.server is not None
+        return newcomers(self.server, self._connected(), self.client_sizes)
+
     def choose(self, names: list[str], round: int) -> list[str]:
         """Return the names to ask; seed and round determine the draw. A subclass may override this."""
         assert self.server is not None
-        k = len(names) if self.num_clients is None else self.server.policy.asked(self.num_clients)
+        k = len(names)
+        if self.num_clients is not None:
+            k = max(0, self.server.policy.asked(self.num_clients) - len(self._at_work))
         if k >= len(names):
             return names
         drawn = without_replacement(len(names), k, seed=self.seed, round=round)
@@ -188,21 +258,24 @@ class Controller(ModelController):
         names = (client.name for client in self.engine.get_clients())
         return sorted(name for name in names if self.client_sizes is None or name in self.client_sizes)
 
-    def _ask(self, server: Server, opened: Round, names: list[str], answered: set[str]) -> None:
-        """Send the same task to all clients, or a separate task to each client if a vector differs between clients."""
+    def _ask(self, server: Server, names: list[str], take: Callable[[int, FLModel], bool]) -> None:
+        """Send the same task to all clients, or a separate task to each client if a vector differs between clients.
+
+        ``take`` gets the round of the broadcast and each result.
+        """
         if not names:
             return
-        sent = server.broadcast(names).on_host()
+        sent = server.broadcast(names, newcomers=names).on_host()
         own = server.algorithm.keeps_rows and server.algorithm.direction.from_row != 0
         for targets in [[name] for name in names] if own else [names]:
             self.send_model(
                 task_name=self.task_name,
                 data=model_of(server, sent, targets[0]),
                 targets=targets,
-                callback=lambda model: self._add(opened, answered, model),
+                callback=partial(take, sent.round),
             )
 
-    def _add(self, opened: Round, answered: set[str], model: FLModel) -> bool:
+    def _add(self, opened: Round, answered: set[str], _: int, model: FLModel) -> bool:
         """Add a reply to the round; return whether it is accepted so far."""
         name = model.meta["client_name"]  # NVFlare sets it to the name of the task's client
         answered.add(name)
@@ -231,7 +304,11 @@ class Controller(ModelController):
         except Exception as error:
             client_task.result = None
             self.warning(f"{name}: {rejection_reason(error)}")
-        if self._open is None or self.server is None or client_task.task.name != self.task_name:
+        if self.server is None or client_task.task.name != self.task_name:
+            return
+        if self._open is None:
+            if self._at_work.pop(name, None) is not None:  # the result was not pushed
+                self._reject(name, _failure_of(result))
             return
         if client_task.task.data.get_header(AppConstants.CURRENT_ROUND) != self.server.round_number:
             return  # the result of a cancelled task

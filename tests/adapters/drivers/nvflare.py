@@ -64,6 +64,9 @@ class LocalController(Controller):
             self._process_result(client_task, FLContext())
         return 0
 
+    def cancel_all_tasks(self):
+        self.asked = []
+
     def event(self, event_type):
         pass
 

@@ -146,6 +146,37 @@ def test_replies_after_the_deadline_count_later_against_the_x_that_they_started_
     np.testing.assert_array_equal(strategy.server.x, server.x)
 
 
+def test_a_buffer_closes_at_its_kth_reply_while_other_nodes_work():
+    """Rounds: C, D, E are fast; then A and B are ready, one round late, beside E; then all three are fresh."""
+    grid, (a, b, c, d, e) = make_grid(), [NODES[i] for i in ORDER]
+
+    def before_round(t):
+        grid.slow = [{a, b}, {c, d}, set(), set()][t] | grid.slow
+        for node in [[], [a, b], [], []][t]:
+            grid.go(node)
+
+    policy = RoundPolicy(buffer=3, max_staleness=3, discount=0.5)
+    strategy, _ = run("FedAvg", grid, 3, before_round=before_round, policy=policy, min_train_nodes=5)
+    index = dict(zip((a, b, c, d, e), ORDER, strict=True))
+    accepted = [list(zip(report.accepted, report.ages.tolist(), strict=True)) for report in strategy.reports]
+    assert accepted == [[(c, 0), (d, 0), (e, 0)], [(e, 0), (a, 1), (b, 1)], [(a, 0), (b, 0), (e, 0)]]
+    assert {report.closed for report in strategy.reports} == {"buffer"}
+    asked = [node for kind, node, _ in grid.sent if kind == "train"]
+    assert asked == [a, b, c, d, e, c, d, e, a, b, e]  # those at work are not asked again
+
+    from fedcore.simulation.in_process import InProcess
+    from tests.adapters.flower.federation import BATCH, SEED, STEPS, make_module
+
+    server = simulate("FedAvg", {}, [], policy=policy)
+    server.add_clients(list(range(5)))
+    engine, sent = InProcess(make_module(), *make_data(), batch=BATCH, steps=STEPS, seed=SEED), {}
+    for t, updates in enumerate(accepted):
+        for update in engine.updates(server.broadcast(ORDER)):
+            sent[update.client, t] = update._replace(value=update.value.copy(), round=t)
+        server.push([sent[index[node], t - age] for node, age in updates])
+    np.testing.assert_array_equal(strategy.server.x, server.x)
+
+
 def test_a_round_does_not_wait_past_its_deadline_and_late_replies_are_dropped_by_default():
     grid = make_grid()
     grid.slow = {NODES[0]}

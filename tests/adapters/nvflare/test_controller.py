@@ -6,7 +6,9 @@ import pytest
 import torch
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import make_reply
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils.component_builder import ComponentBuilder
@@ -17,6 +19,7 @@ from fedcore.adapters.nvflare.server import _server_options
 from fedcore.algorithms import MIFA, SCAFFOLD, FlexibleFedAvg, MimiC
 from fedcore.rules import RejectLong
 from fedcore.simulation.local_rules import minibatches
+from tests.adapters.drivers import Raw
 from tests.adapters.drivers.nvflare import LocalController
 from tests.adapters.nvflare.sites import (
     NAMES,
@@ -25,6 +28,7 @@ from tests.adapters.nvflare.sites import (
     WITHOUT_SIZES,
     X,
     Y,
+    engine,
     lie,
     net,
     sites,
@@ -228,6 +232,71 @@ def test_a_policy_closes_rounds_without_the_silent_sites():
     assert [(report.closed, report.missing) for report in controller.reports] == [("min_share", ("phantom",))] * 3
     assert controller.waiting == ()
     np.testing.assert_array_equal(controller.server.x, straight("FedAvg", 3, [[0, 1, 2]] * 3).x)
+
+
+LAG = {("site-3", 0): 2, ("site-1", 3): 5}
+
+
+class LaggingController(LocalController):
+    """Some results arrive in a later round: ``LAG``, by (site, round of its task)."""
+
+    def get_num_standing_tasks(self):
+        now, asked = self.server.round_number, self.asked
+        later = [one for one in asked if LAG.get((one[0], one[1].current_round), 0) > now]
+        self.asked = [one for one in asked if one not in later]
+        super().get_num_standing_tasks()
+        self.asked += later
+        return len(self.asked)
+
+
+def test_a_buffer_takes_results_while_other_sites_work():
+    policy = RoundPolicy(buffer=2, max_staleness=2, discount=0.5)
+    controller = LaggingController(sites(), x0(), "FedAvg", lr=0.1, num_rounds=4, policy=policy)
+    controller.run()
+    accepted = [list(zip(report.accepted, report.ages.tolist(), strict=True)) for report in controller.reports]
+    assert accepted[:3] == [
+        [("site-1", 0), ("site-2", 0)],
+        [("site-1", 0), ("site-2", 0)],
+        [("site-3", 2), ("site-1", 0)],
+    ]
+    assert accepted[3][0] == ("site-2", 1)
+    assert [model.current_round for model in controller.saved] == [1, 2, 3, 4]
+    server, simulated, sent = Server(net(), "FedAvg", 3, lr=0.1, policy=policy), engine(), {}
+    for t, updates in enumerate(accepted):
+        for update in simulated.updates(server.broadcast(range(3))):
+            sent[NAMES[update.client], t] = update._replace(value=update.value.copy(), round=t)
+        server.push([sent[name, t - age] for name, age in updates])
+    np.testing.assert_array_equal(controller.server.x, server.x)
+
+
+def test_a_buffer_rejects_unreadable_results_and_asks_again():
+    clients = {"failing": lambda received: Raw(make_reply(ReturnCode.EXECUTION_EXCEPTION)), "liar": lie(params={})}
+    controller = LocalController(clients | sites(), x0(), "FedAvg", lr=0.1, num_rounds=3, policy={"buffer": 3})
+    controller.run()
+    assert [len(report.accepted) for report in controller.reports] == [3] * 3
+    assert [client for report in controller.reports for client, _ in report.rejected] == ["failing", "liar"] * 3
+
+
+def test_a_site_that_joins_closes_a_buffer_early():
+    """The third site is there from the second task of the first site on."""
+    clients, asked = sites(NAMES[:2]), []
+    first = clients["site-1"]
+
+    def joined(received):
+        asked.append(received)
+        if len(asked) == 2:
+            clients.update(sites(NAMES[2:]))
+        return first(received)
+
+    clients["site-1"] = joined
+    controller = LocalController(
+        clients, x0(), "FedAvg", lr=0.1, num_rounds=2, policy={"buffer": 9, "max_staleness": 1}
+    )
+    controller.run()
+    assert [report.accepted for report in controller.reports] == [
+        ("site-1", "site-2") * 3,
+        ("site-3", *NAMES, *NAMES, "site-1", "site-2"),
+    ]
 
 
 def test_over_selection_asks_more_sites():

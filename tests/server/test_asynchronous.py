@@ -1,0 +1,346 @@
+"""Buffers: FedBuff, FedAsync and CA2FL equal their definitions, and a buffer survives crashes with the same bits."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from fedcore import Compute, EdgeAggregator, RoundPolicy, Server, Storage, Update
+from fedcore.algorithms import FedAsync, FedAvg, FedVARP
+from fedcore.algorithms.optimizers import SGD
+from fedcore.errors import RangeError
+from fedcore.server import report
+from fedcore.server.folder import open_updates
+from fedcore.store.inspect import state_of
+from tests.server.asynchronous import (
+    POLICY,
+    arrivals,
+    ca2fl,
+    fedasync,
+    fedbuff,
+    follow,
+    go_on,
+    hinge,
+    next_of,
+    nth,
+    polynomial,
+)
+from tests.server.papers import Clients, N, n, start_of
+from tests.server.rounds import everything
+
+ROOT, CLOSE = Path(__file__).parents[2], 2e-6
+LAWS = {"constant": (0.0, polynomial(0)), "polynomial": (0.5, polynomial(0.5)), "hinge": ((2.0, 1.0), hinge(2, 1))}
+
+
+def numbers(*values):
+    return np.float32(values)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_fedbuff_is_its_definition(law, rate):
+    discount, s = LAWS[law]
+    course, data = arrivals(0, 100, 7, 4), Clients(0)
+    server = Server(
+        start_of(0),
+        FedAvg("uniform"),
+        N,
+        lr=0.1,
+        optimizer=None if rate == 1 else SGD(momentum=0, eta=rate),
+        policy=RoundPolicy(buffer=7, max_staleness=4, discount=discount),
+    )
+    assert follow(server, data, course, fedbuff(data, start_of(0).astype(np.float64), 0.1, course, s, rate)) < CLOSE
+    assert len(server._backend.snapshot.past) == 4
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_fedasync_is_its_definition(law):
+    discount, s = LAWS[law]
+    course, data = arrivals(1, 100, 1, 5), Clients(1)
+    policy = RoundPolicy(buffer=1, max_staleness=5, discount=discount)
+    server = Server(start_of(1), FedAsync(0.7), N, lr=0.1, policy=policy)
+    paper = fedasync(data, start_of(1).astype(np.float64), 0.1, course, 0.7, s)
+    assert follow(server, data, course, paper) < CLOSE
+    assert not server._backend.snapshot.past  # the difference is to the present x
+
+
+def test_fedvarp_with_a_buffer_is_ca2fl():
+    course, data = arrivals(2, 100, 5, 4, repeats=False, steps=3), Clients(2)
+    server = Server(start_of(2), FedVARP(), N, lr=0.1, policy=RoundPolicy(buffer=5, max_staleness=4))
+    assert follow(server, data, course, ca2fl(data, start_of(2).astype(np.float64), 0.1, course)) < CLOSE
+
+
+def test_two_clients_by_hand():
+    server = Server(numbers(0), "FedAvg", 2, lr=1.0, policy=RoundPolicy(buffer=2, max_staleness=3, discount=0.5))
+    assert server.push([Update(0, numbers(4), 1, round=0)]) == []
+    [first] = server.push([Update(1, numbers(8), 1, round=0)])
+    assert server.x == 6
+    # Client 0 is faster: it sends twice from x = 6, and client 1 is late by one round.
+    [second, third] = server.push(
+        [
+            Update(0, numbers(8), 1, round=1),
+            Update(0, numbers(5), 1, round=1),
+            Update(1, numbers(4), 1, round=0),
+            Update(0, numbers(7), 1, round=1),
+        ]
+    )
+    assert (second.accepted, second.ages.tolist()) == ((0, 0), [0, 0])
+    assert (third.accepted, third.ages.tolist()) == ((1, 0), [2, 1])
+    np.testing.assert_allclose(server.x, 6.5 + (4 * 3**-0.5 + 1 * 2**-0.5) / 2, rtol=1e-7)
+    np.testing.assert_allclose(third.factors, [3**-0.5, 2**-0.5])
+    np.testing.assert_allclose(third.norms, [4 * 3**-0.5, 2**-0.5], rtol=1e-7)
+    assert (first.weights == 1).all()
+    assert (third.weights == 1).all()
+
+    server = Server(
+        numbers(0), FedAsync(0.5), 2, lr=1.0, policy=RoundPolicy(buffer=1, max_staleness=9, discount=(1, 1))
+    )
+    server.push([Update(0, numbers(4), 1, round=0)])
+    assert server.x == 2
+    server.push([Update(1, numbers(8), 1, round=0)])  # age 1: no discount
+    assert server.x == 5
+    server.push([Update(1, numbers(9), 1, round=0)])  # age 2: 1 / (1 + 1)
+    assert server.x == 6
+
+
+def test_the_order_in_the_reports_gives_the_same_bits():
+    course, data = arrivals(3, 12, 6, 3), Clients(3)
+    make = lambda: Server(start_of(3), "FedAvg", N, lr=0.1, policy=RoundPolicy(buffer=6, max_staleness=3, discount=1))  # noqa: E731
+    server, sent, came, reports = make(), [], defaultdict(list), []
+    for t, buffer in enumerate(course):
+        sent.append(server.x)
+        updates = []
+        for i, start, steps in buffer:
+            y = data.train(i, sent[start], 0.1, steps)[0].astype(np.float32)
+            updates.append(Update(i, y, steps, examples=i + 1, round=start))
+            came[i, start].append(updates[-1])
+        assert server.round_number == t
+        reports += server.push(updates)
+    again = make()
+    for one in reports:
+        for client, age in zip(one.accepted, one.ages.tolist(), strict=True):
+            again.push([came[client, one.round - age].pop(0)])
+    assert not any(came.values())
+    assert np.array_equal(again.x, server.x)
+
+
+def test_a_batch_is_read_at_once_and_counts_like_single_updates():
+    """Also with a NaN in it, updates that are too old, and a client of its own twice."""
+    policy = RoundPolicy(buffer=50, max_staleness=2, discount=0.5)
+    rng = np.random.default_rng(0)
+    servers = [Server(np.zeros(70, np.float32), FedAvg("uniform"), 5, lr=0.1, policy=policy) for _ in range(3)]
+    for _ in range(4):
+        number = servers[0].round_number
+        ages = rng.integers(0, 4, 80)
+        updates = [
+            Update(i % 5, rng.normal(size=70).astype(np.float32), 1 + i % 3, round=int(max(0, number - age)))
+            for i, age in enumerate(ages)
+        ]
+        updates[7].value[3] = np.nan
+        for update in updates:
+            servers[0].push([update])
+        servers[1].push(updates)
+        servers[2].push(updates[:33])
+        servers[2].push(updates[33:])
+        rejected = [server.open_buffer().rejected for server in servers]
+        assert rejected[0] == rejected[1] == rejected[2]
+        accepted = [server.open_buffer().clients for server in servers]
+        assert accepted[0] == accepted[1] == accepted[2]
+        for server in servers:
+            server.open_buffer().finish()
+        assert np.array_equal(servers[0].x, servers[1].x)
+        assert np.array_equal(servers[0].x, servers[2].x)
+
+
+def test_a_rejected_update_leaves_the_others_of_its_client(tmp_path):
+    server = Server(numbers(0), "FedAvg", 2, lr=1.0, policy=POLICY, storage=Storage(tmp_path / "s", journal=True))
+    assert server.push([Update(0, numbers(value), 1, round=0) for value in (1, np.nan, 3)]) == []
+    opened = server.open_buffer()
+    assert (opened.clients, [client for client, _ in opened.rejected]) == ((0, 0), [0])
+    server.close()
+    with Server.load(tmp_path / "s") as server:
+        assert server.policy == POLICY
+        opened = server.open_buffer()
+        assert (opened.clients, opened.rejected) == ((0, 0), ())
+        server.push([Update(1, numbers(2), 1, round=0), Update(0, numbers(6), 1, round=0)])
+        assert server.x == 3
+
+
+def test_what_a_buffer_rejects():
+    def refused(algorithm, *updates, **policy):
+        server = Server(np.zeros(2, np.float32), algorithm, 3, lr=0.1, policy=RoundPolicy(buffer=9, **policy))
+        for _ in range(3):
+            server.push([Update(0, numbers(1, 1), 1, round=server.round_number)])
+            server.open_buffer().finish()
+        server.push(updates)
+        return [reason.split(":")[0] for _, reason in server.open_buffer().rejected]
+
+    y = numbers(1, 2)
+    assert refused("FedAvg", Update(0, y, 1, round=0), Update(1, y, 1), max_staleness=2) == ["round=0", "round=None"]
+    assert refused("FedAvg", Update(0, y, 1, round=4), max_staleness=2) == ["round=4"]
+    assert refused("FedVARP", Update(0, y, 1, round=3), Update(0, y, 1, round=3)) == ["update"]
+    assert refused("SCAFFOLD", Update(0, y, 1, round=2), max_staleness=2) == ["round=2"]
+    assert refused("FedAsync", Update(0, y, 1, kind="delta", round=2), max_staleness=2) == ["kind='delta'"]
+    assert refused("FedAsync", Update(0, y, 1, kind="delta", round=3), Update(1, y, 1, round=1), max_staleness=2) == []
+    assert refused("FedAsync", Update(1, y, 1, round=0), max_staleness=2) == ["round=0"]
+
+
+def test_options_that_contradict_a_buffer_are_named():
+    x0 = np.zeros(40_000, np.float32)
+    for name, options in {
+        "Median": dict(aggregation="median"),
+        "shards": dict(compute=Compute(shards=2)),
+        "discount": dict(algorithm="FedVARP"),
+    }.items():
+        with pytest.raises(RangeError, match=name):
+            Server(x0, clients=3, lr=0.1, policy=POLICY, **options)
+    for wrong in (
+        dict(buffer=0),
+        dict(buffer=2, grace=1),
+        dict(buffer=2, min_share=0.5),
+        dict(buffer=2, min_clients=3),
+    ):
+        with pytest.raises(RangeError):
+            RoundPolicy(**wrong)
+    for wrong in (-1, (1,), (0, 1), (1, -1), "hinge"):
+        with pytest.raises((RangeError, TypeError)):
+            RoundPolicy(discount=wrong)
+    with pytest.raises(RangeError, match="buffer"):
+        Server(x0, clients=3, lr=0.1).push([])
+    server = Server(numbers(0), clients=2, lr=0.1, policy=POLICY, compute=Compute(accumulator="exact"))
+    partial = EdgeAggregator(numbers(0), "FedAvg", [0], lr=0.1).fold(numbers(0), [], round=0)
+    with pytest.raises(RangeError, match="buffer"):
+        server.open_buffer().add_partial_sum(partial, "edge")
+
+
+def test_only_the_deadline_depends_on_the_clock(monkeypatch):
+    class Clock:
+        now = 1e6
+
+    monkeypatch.setattr(report, "monotonic", lambda: Clock.now)
+    server = Server(numbers(0), clients=2, lr=0.1, policy=RoundPolicy(buffer=3, deadline=10, min_clients=2))
+    server.broadcast([0])  # those asked have no part in it
+    assert server.push([Update(0, numbers(2), 1, round=0)]) == []
+    opened = server.open_buffer()
+    Clock.now += 100
+    assert (opened.may_close(), opened.wait()) == (None, None)  # one update is too few
+    assert server.push([]) == []
+    Clock.now -= 95
+    assert server.push([Update(0, numbers(4), 1, round=0)]) == []
+    assert (opened.may_close(), opened.wait()) == (None, 5)
+    Clock.now += 5
+    [closed] = server.push([])
+    assert (closed.closed, closed.accepted, closed.missing) == ("deadline", (0, 0), ())
+    assert server.x == 3
+    server.add_clients("new")  # no round is open between two buffers
+    server.callbacks = [lambda report: server.add_clients("newer")]
+    [closed] = server.push([Update("new", numbers(4), 1, round=1) for _ in range(3)])
+    assert closed.closed == "buffer"
+    assert list(server.clients) == [0, 1, "new", "newer"]
+
+
+def test_threads_push_into_one_buffer():
+    server = Server(numbers(0), FedAvg("uniform"), 4, lr=0.1, policy=RoundPolicy(buffer=7, max_staleness=100))
+    reports = []
+    server.callbacks = [reports.append]
+
+    def push(client):
+        for _ in range(35):
+            server.push([Update(client, numbers(0), 1, round=0)])
+
+    threads = [Thread(target=push, args=[client]) for client in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(one.round, len(one.accepted)) for one in reports] == [(t, 7) for t in range(20)]
+    assert sorted(client for one in reports for client in one.accepted) == sorted([*range(4)] * 35)
+
+
+def test_a_broadcast_beside_pushes_has_the_x_of_its_round():
+    policy = RoundPolicy(buffer=1, max_staleness=2**20)
+    server = Server(np.zeros(70, np.float32), FedAvg("uniform"), 4, lr=0.1, policy=policy)
+    delta = np.ones(70, np.float32)
+
+    def push():
+        for _ in range(300):
+            server.push([Update(0, delta, 1, kind="delta", round=0)])
+
+    thread = Thread(target=push)
+    thread.start()
+    while thread.is_alive():
+        sent = server.broadcast([1])
+        assert sent.x[0] == sent.round
+    thread.join()
+    assert server.x[0] == 300
+
+
+def made(path=None):
+    storage = None if path is None else Storage(path, journal=True, audit=True)
+    return Server(np.zeros(n, np.float32), FedAvg("uniform"), 3, lr=0.1, policy=POLICY, storage=storage)
+
+
+def test_a_full_buffer_is_closed_after_a_crash(tmp_path):
+    server, straight = made(tmp_path / "s"), made()
+    go_on(straight, 1)
+    server.open_buffer().add_batch([nth(server, j) for j in range(4)])
+    server.close()
+    with Server.load(tmp_path / "s") as server:
+        [closed] = server.push([])
+        assert (closed.closed, closed.accepted) == ("buffer", (0, 2, 1, 0))
+        assert np.array_equal(server.x, straight.x)
+
+
+def test_an_erased_client_has_no_update_in_the_journal(tmp_path):
+    server = made(tmp_path / "s")
+    server.push([nth(server, j) for j in range(3)])
+    assert open_updates(tmp_path / "s", state_of(tmp_path / "s")) == [0, 2, 1]
+    server.open_buffer().abort(keep=True)
+    server.remove_client(2, erase=True)
+    assert server.open_buffer().clients == (0, 1)
+    server.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")
+@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.endurance)])
+def test_a_buffer_survives_kills_with_the_same_bits(kills, tmp_path):
+    straight, moments, rounds, count, pushed = made(), random.Random(0), 3 * kills, 0, []
+    made(tmp_path / "s").close()
+    while True:
+        command = [sys.executable, "-m", "tests.server.asynchronous", str(tmp_path / "s"), str(rounds)]
+        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ)
+        assert child.stdout.readline() == "loaded\n"
+        if count < kills:
+            pushed += [int(child.stdout.readline() or -1) for _ in range(moments.randrange(11))]
+            time.sleep(moments.uniform(0, 0.004))
+            child.send_signal(signal.SIGKILL)
+        pushed += [int(line) for line in child.stdout.read().split()]
+        child.stdout.close()
+        child.wait()
+        count += 1
+        with Server.load(tmp_path / "s") as server:
+            assert next_of(server) > max(pushed, default=-1)  # what was pushed is there
+            server.open_buffer().abort(keep=True)
+            if server.round_number == rounds:
+                break
+    assert len(set(pushed)) == len(pushed)
+    go_on(straight, rounds)
+    with Server.load(tmp_path / "s") as server:
+        log, keeping = server.audit_log(), everything(server, range(3))
+        assert [v for name, v in keeping[0].items()] == [v for name, v in everything(straight, range(3))[0].items()]
+    # The audit log has the order, too: a replay of it gives the same bits.
+    again = made()
+    for document in log:
+        for j, update in enumerate(document["updates"], 4 * document["round"]):
+            one = nth(again, j)
+            assert (update["client"], update["start"]) == (one.client, one.round)
+            again.push([one])
+    assert np.array_equal(again.x, straight.x)
