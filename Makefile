@@ -26,7 +26,7 @@ GROUP := $(BIN)/pip freeze -q --exclude-editable > $(VENV)/.there && $(BIN)/pip 
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help quickstart tutorials test test-device test-level test-deployment test-appfl test-newest conformance test-endurance lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
-	wheels-check wheels-emulated sdist-check workflows bench-commits mutants sbom lock docs docs-check docs-serve clean
+	wheels-check wheels-emulated sdist-check workflows bench-commits mutants sbom lock docs docs-links docs-check docs-serve clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -173,18 +173,25 @@ lock: $(RELEASE)
 	$(LOCK) --extra dev --group build -o locks/dev.txt
 	$(LOCK) --extra sim --group build -c locks/dev.txt -o locks/sim.txt
 
-## make docs          build the site strictly into build/site, run its tutorials, and look for broken links and public names
-##                    without a place in it (a minute)
+## make docs          check the spelling, build the site strictly into build/site, run its tutorials, and look for broken
+##                    links and public names without a place in it (a minute)
 docs: $(DOCS)
+	$(BIN)/codespell
 	rm -rf build/tutorials
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	$(BIN)/python -m release.site build/site
 
-## make docs-check    the built site in Chromium (apt-get install chromium): searches, console errors, contrast, screenshots in
-##                    build/screenshots; REPORT=runs/mine/report.html checks an experiment's page too (minutes)
+## make docs-links    request every link of the built site to another one (needs a network)
+docs-links: docs
+	$(BIN)/python -m release.site build/site --external
+
+## make docs-check    the built site and the quickstart's report in Chromium (apt-get install chromium): searches, console
+##                    errors, contrast, screenshots in build/screenshots (minutes)
 docs-check: docs
 	@$(GROUP) browser
-	$(BIN)/python -m release.browser build/site $(REPORT)
+	rm -rf build/report
+	$(BIN)/fedcore run quickstart --out build/report
+	$(BIN)/python -m release.browser build/site build/report/report.html
 
 ## make docs-serve    the site on http://127.0.0.1:8000, built again when a page changes
 docs-serve: $(DOCS)

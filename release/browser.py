@@ -1,8 +1,8 @@
-"""The built site in a real browser, from disk and over HTTP: ``python -m release.browser FOLDER [REPORT]``.
+"""The built site in a real browser, from disk and over HTTP: ``python -m release.browser FOLDER REPORT``.
 
-It searches, looks for console errors and failed requests, for horizontal scrolling and text with too little contrast,
-and writes screenshots to build/screenshots. REPORT is a report.html of an experiment, which it then checks too. It
-needs the group ``browser`` and Chromium of the system.
+It searches and follows the results. It finds console errors, failed requests, horizontal scrolling and text with too
+little contrast, and writes screenshots to build/screenshots. REPORT is a report.html of an experiment, whose curves it
+hides and shows. It needs the group ``browser`` and Chromium of the system.
 """
 
 import shutil
@@ -28,7 +28,15 @@ SEARCHES = {
     "non-IID": "tutorials/non_iid.html",
     "median": "trust.html",
 }
-PAGES = ("index.html", "flower.html", "cookbook.html", "trust.html", "tutorials/non_iid.html", "api/server.html")
+PAGES = (
+    "index.html",
+    "flower.html",
+    "cookbook.html",
+    "trust.html",
+    "experiments.html",
+    "tutorials/non_iid.html",
+    "api/server.html",
+)
 SIZES = {"desk": (1280, 900), "phone": (390, 844)}
 
 
@@ -40,15 +48,14 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 def found(page, words):
-    """The pages that a search lists, best first."""
+    """The links that a search lists, best first."""
     page.evaluate("document.querySelector('#__search').checked || document.querySelector('#__search').click()")
     page.fill("input.md-search__input", "")
     page.focus("input.md-search__input")
     page.keyboard.type(words)
     page.wait_for_selector("a.md-search-result__link", timeout=30_000)
     page.wait_for_timeout(1500)
-    links = page.eval_on_selector_all("a.md-search-result__link", "all => all.map(each => each.href)")
-    return list(dict.fromkeys(link.partition("?")[0].partition("#")[0] for link in links))
+    return page.eval_on_selector_all("a.md-search-result__link", "all => all.map(each => each.href)")
 
 
 def look(page, url, name):
@@ -72,6 +79,7 @@ def opened(browser, scheme, wrong):
     page.on("console", lambda message: message.type == "error" and wrong.append(f"console: {message.text}"))
     page.on("pageerror", lambda error: wrong.append(f"script: {error}"))
     page.on("requestfailed", lambda request: wrong.append(f"request failed: {request.url}"))
+    page.on("response", lambda reply: reply.status >= 400 and wrong.append(f"status {reply.status}: {reply.url}"))
     return page
 
 
@@ -79,11 +87,16 @@ def searches(browser, root):
     """Return the problems of the search of the site below a URL."""
     wrong = []
     page = opened(browser, "light", wrong)
-    page.goto(f"{root}/index.html")
     for words, expected in SEARCHES.items():
-        first = [link.removeprefix(f"{root}/") for link in found(page, words)[:3]]
-        if expected not in first:
-            wrong.append(f"search for {words}: {first}")
+        page.goto(f"{root}/index.html")
+        links = found(page, words)
+        pages = list(dict.fromkeys(link.removeprefix(f"{root}/").partition("?")[0].partition("#")[0] for link in links))
+        if expected not in pages[:3]:
+            wrong.append(f"search for {words}: {pages[:3]}")
+            continue
+        page.goto(next(link for link in links if link.startswith(f"{root}/{expected}")))
+        if not page.evaluate("!location.hash || !!document.getElementById(decodeURIComponent(location.hash.slice(1)))"):
+            wrong.append(f"search for {words}: {page.url} has no such heading")
     page.context.close()
     return [f"{root[:4]}: {each}" for each in wrong]
 
@@ -99,7 +112,23 @@ def looks(browser, urls):
     return wrong
 
 
-def main(folder, report=None):
+def toggles(browser, report):
+    """Return the problems of a report's legends: a click hides a curve, another click shows it."""
+    wrong = []
+    page = opened(browser, "light", wrong)
+    page.goto(report)
+    keys = page.locator('g[id$="-key"]')
+    if not keys.count():
+        wrong.append("report: no curve can be hidden")
+    for expected in (True, False) if keys.count() else ():
+        keys.first.dispatch_event("click")
+        if (page.locator("g.off:not([id$='-key'])").count() > 0) != expected:
+            wrong.append(f"report: a click does not {'hide' if expected else 'show'} the curve")
+    page.context.close()
+    return wrong
+
+
+def main(folder, report):
     """Print the problems; return 1 if there are any, else 0."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
@@ -109,8 +138,9 @@ def main(folder, report=None):
         browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
         disk, web = folder.as_uri(), f"http://127.0.0.1:{server.server_port}"
         urls = {place.replace("/", "-").removesuffix(".html"): f"{disk}/{place}" for place in PAGES}
-        urls |= {"report": report.as_uri()} if report else {}
+        urls["report"] = report.as_uri()
         wrong = [*searches(browser, disk), *searches(browser, web), *looks(browser, urls)]
+        wrong += toggles(browser, urls["report"])
         browser.close()
     server.shutdown()
     print(*wrong, f"{len(wrong)} problems; screenshots in {SCREENSHOTS}", sep="\n")
@@ -118,4 +148,4 @@ def main(folder, report=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main(*(Path(name).resolve() for name in sys.argv[1:3])))
+    sys.exit(main(*(Path(name).resolve() for name in sys.argv[1:])))

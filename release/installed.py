@@ -1,11 +1,13 @@
-"""Wheels as a stranger gets them: ``python -m release.installed [TESTS]...``.
+"""Wheels as a user installs them: ``python -m release.installed [TESTS]...``.
 
-Every wheel of dist for this machine and an interpreter on PATH is installed beside NumPy alone in an empty environment,
-with warnings as errors and no compiler on PATH, and runs a round. It then runs tests of a copy of this tree that has no
-package in it: with this interpreter, which has torch and all else beside it, those that are named; with another, those
-that need pytest and Hypothesis alone.
+Each wheel of dist that fits this machine and an interpreter on PATH becomes, with NumPy's wheel, an index in
+build/installed/simple. pip installs ``fedcore-fl`` by name from this index only, into an empty environment without a
+compiler on PATH. The package then runs a round, with warnings as errors, and tests of a copy of this tree without the
+package: with this interpreter, which has torch and the other packages, the tests that are named; with another one,
+those that need only pytest and Hypothesis.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -33,16 +35,33 @@ def interpreter(wheel: Path) -> str | None:
     return path if path and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0 else None
 
 
+def index(python: Path, wheel: Path) -> str:
+    """The URL of a new package index (PEP 503) with a wheel and the wheels that it needs."""
+    folder, files = BUILD / "simple", BUILD / "files"
+    for each in (folder, files):
+        shutil.rmtree(each, ignore_errors=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "download", "-q", "--only-binary", ":all:"]
+    subprocess.run([*pip, "-d", str(files), str(wheel)], check=True)
+    for file in list(files.iterdir()):
+        project = folder / file.name.partition("-")[0].replace("_", "-").lower()
+        project.mkdir(parents=True)
+        file = file.rename(project / file.name)
+        (project / "index.html").write_text(f'<!DOCTYPE html><a href="{file.name}">{file.name}</a>')
+    return folder.as_uri()
+
+
 def alone(python: str, wheel: Path) -> tuple[float, float]:
-    """Seconds to install a wheel beside NumPy alone, and to run a first round there."""
+    """Seconds to install a wheel with NumPy from an index of these two, and to run a first round there."""
     folder = BUILD / "alone"
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True)
     inside = folder / "bin" / "python"
-    env = without_compiler(BUILD)
+    source = ["--index-url", index(inside, wheel), "--only-binary", ":all:"]
+    # No other index: neither from the environment and files of settings, nor from the cache.
+    env = without_compiler(BUILD) | {"PIP_CONFIG_FILE": os.devnull}
     start = time.monotonic()
-    pip = [sys.executable, "-m", "pip", "--python", str(inside), "install", "-q", "--only-binary", ":all:", str(wheel)]
-    subprocess.run(pip, env=env, check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(inside), "--isolated", "--no-cache-dir"]
+    subprocess.run([*pip, "install", "-q", *source, f"fedcore-fl=={wheel.name.split('-')[1]}"], env=env, check=True)
     installed = time.monotonic()
     watched = [inside, "-W", "error", "-X", "dev"]
     subprocess.run([*watched, "-c", "import fedcore"], env=env, cwd=folder, check=True)

@@ -92,3 +92,13 @@ def on_page_markdown(markdown, page, config, files):
     if source.startswith("docs/tutorials/"):  # its links are to what lies beside it in the site
         return markdown
     return relinked(markdown, source, place)
+
+
+def on_post_page(output, page, config):
+    """Keep the repository link from loading the repository's figures from GitHub."""
+    return output.replace(' data-md-component="source"', "")
+
+
+def on_post_template(output, template_name, config):
+    """Do the same for 404.html."""
+    return on_post_page(output, None, config)

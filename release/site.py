@@ -1,15 +1,20 @@
-"""Checks of the built site: ``python -m release.site FOLDER``.
+"""Checks of the built site: ``python -m release.site FOLDER [--external]``.
 
 Every link of every page leads to a file of the site, and to a heading in it, and nothing is fetched from elsewhere;
-every public name of the package is in the API; llms.txt names every page.
+every public name of the package is in the API; llms.txt names every page. With ``--external`` it instead requests every
+link to another site, which needs a network.
 """
 
 import ast
 import sys
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).parent.parent
 # Rooms whose names are nobody's but the package's own, and why.
@@ -105,6 +110,35 @@ def unlisted(folder):
             yield f"llms.txt: {place} is missing"
 
 
+def answer(url):
+    """The status of another site's page, or the error."""
+    try:
+        with urlopen(Request(url, headers={"User-Agent": "Mozilla/5.0 (fedcore)"}), timeout=30) as reply:
+            return reply.status
+    except HTTPError as error:
+        return error.code
+    except (OSError, HTTPException) as error:
+        return str(error)
+
+
+def external(folder):
+    """Print the links to other sites that do not work; return 1 if a page or a site does not exist, else 0."""
+    pages = {}
+    for path in sorted(folder.rglob("*.html")):
+        for link in Page(path).links:
+            if urlsplit(link).scheme in ("http", "https"):
+                pages.setdefault(link.partition("#")[0], path.relative_to(folder))
+    with ThreadPoolExecutor(8) as pool:
+        answers = dict(zip(pages, pool.map(answer, pages), strict=True))
+    # Many sites answer 403 or 429 to programs, although the page exists.
+    wrong = [url for url, status in answers.items() if isinstance(status, str) or status in (404, 410)]
+    for url, status in answers.items():
+        if status != 200:
+            print(f"{pages[url]}: {url}: {status}" + ("" if url in wrong else " (not judged)"))
+    print(f"{len(pages)} links to other sites, {len(wrong)} lead nowhere")
+    return int(bool(wrong))
+
+
 def main(folder):
     """Print the problems; return 1 if there are any, else 0."""
     wrong = [*broken(folder), *undocumented(folder), *unlisted(folder)]
@@ -113,4 +147,5 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).resolve()))
+    check = external if "--external" in sys.argv else main
+    sys.exit(check(Path(sys.argv[1]).resolve()))

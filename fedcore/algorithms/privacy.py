@@ -24,7 +24,7 @@ def _accounting() -> Any:
 
 
 def epsilon_of(entries: Sequence[Entry], delta: float) -> float:
-    """Return epsilon of rounds that each release a sum with Gaussian noise, if one client is added or removed.
+    """Return epsilon of rounds that each release a sum with Gaussian noise, for a client that takes part or does not.
 
     Args:
         entries: the rounds. A rate below 1 requires Poisson sampling: each client is drawn independently of the others,

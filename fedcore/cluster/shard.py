@@ -20,6 +20,7 @@ from fedcore import kernels, runtime
 from fedcore.arrays import F32, F64, copied, freeze
 from fedcore.cluster.manifest import BLOCK, ShardInfo, delete_shard, shard_in
 from fedcore.errors import ArrayError, FedcoreError, LockedError, StoreError
+from fedcore.kernels.robust import symmetric
 from fedcore.options import Settings
 from fedcore.server.aggregation import Counters, Reducer, Squares
 from fedcore.server.folder import Transactions, checkpoint_errors, go_back, transactions
@@ -140,7 +141,7 @@ class ClusterReducer(Reducer):
         k = len(scales)
         room = self.room(n, k * (k + 1) // 2)
         products = kernels.gram_matrix(bases, ys, scales, partials=room)
-        return kernels.symmetric(self.add(Squares(products, room))[0], k)
+        return symmetric(self.add(Squares(products, room))[0], k)
 
     def rejections(self, reasons: list[str | None]) -> Any:
         """See ``Reducer``."""

@@ -15,7 +15,7 @@ from fedcore.kernels.exact import (
 )
 from fedcore.kernels.forms import Linear, Terms
 from fedcore.kernels.norms import all_finite, squared_norms, sum_of_partials
-from fedcore.kernels.robust import GramSum, gram_matrix, mean_near_median, symmetric, trimmed_mean
+from fedcore.kernels.robust import gram_matrix, mean_near_median, trimmed_mean
 from fedcore.kernels.rows import Codes, dequantise, exchange, quantise
 from fedcore.kernels.step import (
     add_discrete_gaussian,
@@ -30,7 +30,6 @@ from fedcore.kernels.step import (
 __all__ = [
     "Codes",
     "ExactSum",
-    "GramSum",
     "Linear",
     "Summed",
     "Terms",
@@ -55,7 +54,6 @@ __all__ = [
     "squared_norms",
     "sum_of_partials",
     "sum_of_partials_exact",
-    "symmetric",
     "trimmed_mean",
     "weighted_sum",
     "weighted_sum_segments",

@@ -21,7 +21,7 @@ def gram_matrix(bases: Sequence[Any], ys: Sequence[Any], scales: F64, *, partial
         bases, ys, scales: as for ``accumulate``, in CPU memory; they define h_i = (bases[i] - ys[i]) scales[i], or
             -ys[i] scales[i] without a base.
         partials: output, float64[blocks, k (k + 1) / 2], blocks = ceil(n / 16,384): the share of each block in the
-            upper triangle of G, row by row, for ``sum_of_partials`` and ``symmetric``. Default: no output.
+            upper triangle of G, row by row, for ``sum_of_partials``. Default: no output.
 
     Determinism: h_i is float32. Products are exact in float64, added on 8 lanes in each block of 16,384 elements.
         Updates of the same bits have the same entries, so their distance is exactly zero. Separate tensors give the

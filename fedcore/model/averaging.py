@@ -31,7 +31,8 @@ from fedcore.arrays import (
     tensor_over,
 )
 from fedcore.errors import ArrayError, FedcoreError, RangeError, ShapeError, UnknownClientError
-from fedcore.kernels import Codes, GramSum
+from fedcore.kernels import Codes
+from fedcore.kernels.robust import GramSum
 from fedcore.model.files import open_model
 from fedcore.model.layout import (
     BUFFERS,

@@ -27,7 +27,8 @@ from fedcore.errors import (
     RangeError,
     StoreError,
 )
-from fedcore.kernels import GramSum, Linear
+from fedcore.kernels import Linear
+from fedcore.kernels.robust import GramSum
 from fedcore.model.averaging import (
     NOT_FINITE,
     TensorForm,

@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_225,
     "csrc": 11_020,
-    "tests": 56_320,
+    "tests": 56_350,
     "fedcore": 3_055,
     "fedcore/adapters": 2_445,
     "fedcore/algorithms": 1_180,

@@ -1,4 +1,4 @@
-"""The commands of the public CI exist, and its jobs have only read permission."""
+"""The commands of the public CI exist, its actions are fixed, and only one job may publish."""
 
 import re
 import shlex
@@ -28,7 +28,24 @@ def test_workflows_have_read_permission_only():
     for file in FILES:
         content = yaml.safe_load(file.read_text())
         assert content["permissions"] == {"contents": "read"}, file.name
-        assert all("timeout-minutes" in job for job in content["jobs"].values()), file.name
+        assert all("timeout-minutes" in job or "uses" in job for job in content["jobs"].values()), file.name
+
+
+def test_each_action_is_a_commit():
+    used = [line for file in FILES for line in file.read_text().splitlines() if re.match(r"[\s-]*uses: [^.]", line)]
+    assert len(used) > 10
+    assert [line for line in used if not re.search(r"@[0-9a-f]{40}  # v\d", line)] == []
+
+
+def test_only_a_tag_publishes_and_only_after_every_other_job():
+    jobs = {file.name: yaml.safe_load(file.read_text())["jobs"] for file in FILES}
+    trusted = [(file, name) for file in jobs for name, job in jobs[file].items() if "id-token" in str(job)]
+    assert trusted == [("wheels.yml", "publish")]
+    publish = jobs["wheels.yml"]["publish"]
+    assert {*publish["needs"], "publish"} == {*jobs["wheels.yml"]}
+    assert publish["if"] == "github.event_name == 'push' && github.ref_type == 'tag'"
+    assert publish["environment"] == "pypi"
+    assert publish["permissions"] == {"id-token": "write"}
 
 
 def test_a_failing_command_ends_its_step(tmp_path):

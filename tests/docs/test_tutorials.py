@@ -4,10 +4,12 @@ import contextlib
 import io
 import re
 import runpy
+import sys
+import tomllib
 
 import pytest
 
-from tests.docs.pages import DOCS
+from tests.docs.pages import DOCS, ROOT
 from tests.docs.running import restored_registries
 
 EXPECTED = {
@@ -43,3 +45,15 @@ def test_the_tutorial_runs(name, monkeypatch):
 def test_the_tutorial_starts_with_its_title(name):
     text = (DOCS / "tutorials" / f"{name}.py").read_text()
     assert re.search(r"^# %% \[markdown\]\n# # \w", text, re.MULTILINE)
+
+
+def test_the_quickstart_installs_what_the_tutorials_import():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    simulator, frames = (
+        {re.match(r"[\w-]+", package)[0] for package in extras[extra] + extras["torch"]} for extra in ("sim", "pandas")
+    )
+    texts = [path.read_text() for path in (DOCS / "tutorials").glob("*.py")]
+    imported = {name for text in texts for name in re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)}
+    assert "matplotlib" in imported
+    assert imported - sys.stdlib_module_names - {"fedcore", "numpy"} <= simulator
+    assert frames <= simulator  # load_results

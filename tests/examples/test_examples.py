@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
     ("name", "needs", "expected"),
     [
         ("torch_loop", "torch", "(1, 2) ()"),
-        ("lora", "torch", "the server has 452 of 2836 numbers"),
+        ("lora", "torch", "the server has 578 of 2962 numbers"),
         ("edges", "numpy", "5 rounds, 2 edges: the same bits as one server"),
         ("private_round", "cryptography", "round 4: the sum of 8 hospitals, 835 examples"),
         ("pfl_mifa", "pfl", "60 rounds, accuracy 0.9"),

@@ -265,22 +265,25 @@ def test_threads_push_into_one_buffer():
     assert sorted(client for one in reports for client in one.accepted) == sorted([*range(4)] * 35)
 
 
-def test_a_broadcast_beside_pushes_has_the_x_of_its_round():
+def test_a_broadcast_beside_pushes_has_the_x_of_its_round(monkeypatch):
     policy = RoundPolicy(buffer=1, max_staleness=2**20)
     server = Server(np.zeros(70, np.float32), FedAvg("uniform"), 4, lr=0.1, policy=policy)
-    delta = np.ones(70, np.float32)
+    delta, thread = np.ones(70, np.float32), None
+    read = server._backend.sent_vectors
 
-    def push():
-        for _ in range(300):
-            server.push([Update(0, delta, 1, kind="delta", round=0)])
+    def pushed_meanwhile(*clients):
+        nonlocal thread
+        vectors = read(*clients)
+        thread = Thread(target=server.push, args=[[Update(0, delta, 1, kind="delta", round=0)]])
+        thread.start()
+        thread.join(0.02)  # waits for the broadcast, unless nothing stops it
+        return vectors
 
-    thread = Thread(target=push)
-    thread.start()
-    while thread.is_alive():
+    monkeypatch.setattr(server._backend, "sent_vectors", pushed_meanwhile)
+    for t in range(3):
         sent = server.broadcast([1])
-        assert sent.x[0] == sent.round
-    thread.join()
-    assert server.x[0] == 300
+        thread.join()
+        assert (sent.round, sent.x[0], server.x[0]) == (t, t, t + 1)
 
 
 def made(path=None):

@@ -224,7 +224,7 @@ def test_a_killed_server_forgets_no_spent_round(tmp_path, kills):
     """A child prints each round's number and x once it has them; the folder has them too after any kill."""
     server_of(PrivateMean(1.0, 1.0, 4, rounds=10**6), storage=tmp_path / "s").close()
     rng, released = np.random.default_rng(0), {}
-    for _ in range(kills):
+    for kill in range(kills):
         reading, writing = os.pipe()
         if not (child := os.fork()):
             try:
@@ -235,11 +235,12 @@ def test_a_killed_server_forgets_no_spent_round(tmp_path, kills):
             finally:
                 os._exit(1)
         os.close(writing)
-        time.sleep(rng.uniform(0.01, 0.06))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
         with os.fdopen(reading) as lines:
-            for line in lines:
+            first = [lines.readline()] if kill % 4 else []  # every fourth kill may come before the first round
+            time.sleep(rng.uniform(0, 0.03))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            for line in [*first, *lines]:
                 round, x = line.split()
                 assert int(round) not in released  # no round is spent twice
                 released[int(round)] = x
@@ -248,7 +249,7 @@ def test_a_killed_server_forgets_no_spent_round(tmp_path, kills):
             assert spent >= len(released)
             if spent - 1 in released:
                 assert server.x.tobytes().hex() == released[spent - 1]
-    assert len(released) > kills
+    assert len(released) >= kills // 2
 
 
 # What is not supported.

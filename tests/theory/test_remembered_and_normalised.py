@@ -50,19 +50,19 @@ def test_fedstale_is_unbiased_and_fedavg_is_not(clients):
 
 def test_fedaus_weights_tend_to_the_inverse_probabilities(clients):
     """So it is nearly unbiased; the intervals are geometric, with means 1 / p_i."""
-    server, mean, rounds, weights = server_of(algorithms.FedAU(), clients, lr=0.04), np.zeros(n), 1500, {}
+    server, mean, rounds, weights = server_of(algorithms.FedAU(), clients, lr=0.04), np.zeros(n), 700, {}
     for t in range(rounds):
         report = run(server, clients, 1, cohort=lambda _, t=t: dropouts(t), steps=one_step)
         weights |= dict(zip(report.accepted, report.weights, strict=True))
         mean += server.x * (t >= rounds // 2) / (rounds // 2)
-    np.testing.assert_allclose([weights[i] for i in range(N)], 1 / np.array(CHANCES), rtol=0.1)
-    assert distance(mean, clients.optimum()) < 0.04
+    np.testing.assert_allclose([weights[i] for i in range(N)], 1 / np.array(CHANCES), rtol=0.2)
+    assert distance(mean, clients.optimum()) < 0.1
 
 
 def test_fedawe_has_less_bias_than_fedavg_under_uneven_dropouts(clients):
     ends = {}
     for algorithm in (algorithms.FedAWE(), algorithms.FedAvg("uniform")):
-        server, mean, rounds = server_of(algorithm, clients, lr=0.02), np.zeros(n), 1000
+        server, mean, rounds = server_of(algorithm, clients, lr=0.02), np.zeros(n), 400
         for t in range(rounds):
             run(server, clients, 1, cohort=lambda _, t=t: dropouts(t), steps=one_step)
             mean += server.x * (t >= rounds // 2) / (rounds // 2)

@@ -3,6 +3,7 @@
 from unittest.mock import patch
 
 import pytest
+from flwr.client.mod import secagg_mod, secaggplus_mod
 from flwr.clientapp import ClientApp, mod
 from flwr.serverapp import strategy as strategies
 
@@ -49,3 +50,11 @@ def test_the_size_mod_cannot_count_instructions():
     found, reason = accepted("MIFA", [mod.message_size_mod])
     assert found == [0, 0]
     assert "Config values" in reason
+
+
+@pytest.mark.parametrize("masking", [secagg_mod, secaggplus_mod])
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA"])
+def test_masks_need_the_older_api_so_no_masked_update_becomes_a_row(method, masking):
+    found, reason = accepted(method, [masking])
+    assert found == [0, 0]
+    assert "secaggplus_configs" in reason
