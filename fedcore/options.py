@@ -403,7 +403,7 @@ class Settings:
         *,
         lr: float | Rate,
         server_lr: float | Rate | None,
-        optimizer: Optimizer | None,
+        optimizer: Optimizer | str | None,
         limits: Limits,
         aggregation: "str | Sequence[Rule | str] | Chain | None",
         compute: Compute,
@@ -417,7 +417,7 @@ class Settings:
             layout=layout,
             lr=as_rate(lr),
             server_lr=None if server_lr is None else as_rate(server_lr),
-            optimizer=optimizer,
+            optimizer=optimizers.as_optimizer(optimizer),
             limits=as_limits(limits),
             rules=Chain.of(aggregation),
             batch_size=compute.batch_size or max(BATCH, BATCH_BYTES // (4 * layout.n)),
@@ -674,14 +674,18 @@ def _with_history(description: Any, rounds: int | None) -> Any:
 
 
 def checked_objects(
-    algorithm: Algorithm | None, lr: float | Rate | None, server_lr: float | Rate | None, optimizer: Optimizer | None
+    algorithm: Algorithm | str | None,
+    lr: float | Rate | None,
+    server_lr: float | Rate | None,
+    optimizer: Optimizer | str | None,
 ) -> dict[str, Any]:
     """Return the objects that the caller of ``Server.load`` passes, checked before the folder is read."""
+    algorithm = algorithms.named(algorithm) if isinstance(algorithm, str) else algorithm
     if algorithm is not None:
         check_table(algorithm)
     rates = {"lr": lr, "server_lr": server_lr}
     checked = {what: None if rate is None else as_rate(rate) for what, rate in rates.items()}
-    return {"algorithm": algorithm, **checked, "optimizer": optimizer}
+    return {"algorithm": algorithm, **checked, "optimizer": optimizers.as_optimizer(optimizer)}
 
 
 def require_weighing(algorithm: Algorithm, name: str) -> None:

@@ -189,6 +189,12 @@ def test_personal_and_frozen_tensors_are_ignored():
     assert all(torch.equal(after[name], own[name] if name[0] == "1" else before[name]) for name in after)
 
 
+def test_a_module_does_not_fit_a_server_of_one_vector():
+    net = torch.nn.Linear(2, 1)
+    with pytest.raises(errors.ArrayError, match="without names of tensors"):
+        Server(np.zeros(3, np.float32), "FedAvg", clients=1, lr=0.1).load_into(net)
+
+
 def test_groups_partition_the_tensors():
     x = {name: np.zeros(2, np.float32) for name in ("a.w", "b.w", "a.k", "c", "own")}
     x["a.k"] = np.int64(1)

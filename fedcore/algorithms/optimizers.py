@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 from fedcore import arrays as memory
 from fedcore import kernels
 from fedcore.arrays import F32, ieee
+from fedcore.errors import RangeError
 from fedcore.validation import Registry, check_integer, check_number
 
 Moments: TypeAlias = tuple[F32, ...]
@@ -235,5 +236,14 @@ REGISTRY: Registry[Callable[..., Optimizer]] = Registry(
 
 
 def named(name: str, **options: float) -> Optimizer:
-    """Return the optimizer with a name: a key of ``REGISTRY``, an entry point, or ``module:Name``."""
-    return REGISTRY.find(name)(**options)
+    """Return the optimizer with a name: a key of ``REGISTRY`` in any case, an entry point, or ``module:Name``."""
+    return REGISTRY.find({known.lower(): known for known in REGISTRY}.get(name.lower(), name))(**options)
+
+
+def as_optimizer(optimizer: Optimizer | str | None) -> Optimizer | None:
+    """Return an optimizer, which may be given by its name; raise RangeError for other objects."""
+    if isinstance(optimizer, str):
+        return named(optimizer)
+    if optimizer is not None and (isclass(optimizer) or not hasattr(optimizer, "turn")):
+        raise RangeError(f"optimizer={optimizer!r}: must be an optimizer, such as Adam(eta=0.01), or its name")
+    return optimizer

@@ -59,7 +59,8 @@ def run(options: Options) -> None:
         terminal.print_json({"data": dataset.name, "partition": partition, "seed": seed, "counts": counts.tolist()})
         return
     console = Console()
-    console.print(holdings_table(counts, title=title, most=most))
+    names = dataset.clients if experiment.partition.name == "natural" else None
+    console.print(holdings_table(counts, title=title, most=most, names=names))
     if most is not None and len(counts) > most:
         terminal.print_plain(console, ["--all shows all clients"])
     if out is not None:

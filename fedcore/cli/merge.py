@@ -90,7 +90,7 @@ def run(options: Options) -> None:
     for path, one in kept:
         clipped = f", clipped to {one['norm'] * one['clip_factor']:.4g}" if one["clip_factor"] < 1 else ""
         print(f"{one['share']:8.4f}  {path}: norm {one['norm']:.4g}{clipped}")
-    print(f"wrote {options.out}: {len(kept)} of {len(inputs)} models, round {report['round'] + 1}")
+    print(f"wrote {options.out}: {len(kept)} of {len(inputs)} models, round {report['round']}")
 
 
 def _number(text: str) -> float:
@@ -137,8 +137,7 @@ def _optimizer(name: str | None, options: dict[str, Any]) -> Any:
                 f"--set: no rule has the option {next(iter(options))!r}, and --server-optimizer is missing"
             )
         return None
-    known = {known.lower(): known for known in optimizers.REGISTRY}
     try:
-        return optimizers.named(known.get(name.lower(), name), **options)
+        return optimizers.named(name, **options)
     except TypeError as error:
         raise ConfigError(f"--set: {error}; see the options of {name} in fedcore.algorithms.optimizers") from None

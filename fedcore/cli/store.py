@@ -75,7 +75,7 @@ def add_arguments(top: Parser) -> None:
     parser.add_argument("path", type=expand_home, metavar="STATE", help="folder of a server with an mmap store")
     parser.add_argument("client", metavar="ID", help="id of the client")
     parser.add_argument("--keep-in-objective", action="store_true", help="keep the weights of the other clients")
-    parser.add_argument("--erase", action="store_true", help="erase the client's bytes from the files")
+    parser.add_argument("--erase", action="store_true", help="erase the client's id, rows and updates from the files")
     terminal.add_imports(parser)
     parser = group.add_command("reshard", reshard)
     parser.add_argument(
@@ -305,8 +305,9 @@ def remove_client(options: Options) -> None:
     server. If the folder keeps the state before the last transaction, `fedcore store undo`
     restores the client.
 
-    With --erase the files no longer contain the client's id, rows and updates in the
-    journal. Then nothing can be undone.
+    With --erase the files no longer contain the client's rows, its updates in the journal
+    and its id, except in an audit log (Storage(audit=True)). Then nothing can be undone.
+    The model keeps what it learned from the client.
 
     Example:
       fedcore store remove-client state 6718209338712947
@@ -317,8 +318,13 @@ def remove_client(options: Options) -> None:
         if re.fullmatch(r"[0-9]{1,20}", options.client) and int(options.client) in server.clients:
             client = int(options.client)
         server.remove_client(client, from_objective=not options.keep_in_objective, erase=options.erase)
-        left = len(server.clients)
+        left, audited = len(server.clients), server._settings.audit
     print(f"{client!r} removed after round {server.round_number}; {left:,} clients remain")
+    if options.erase:
+        print("erased: its rows, its updates in the journal, and its id" + " outside the audit log" * audited)
+        print("kept: the model, with what it learned from the client" + ", and the audit log, with its id" * audited)
+    else:
+        print("its bytes stay in unused space of the files; `fedcore store compact --erase` erases them")
 
 
 def reshard(options: Options) -> None:

@@ -157,6 +157,9 @@ def on_base(tables: Tables) -> Tables:
         return tables
     below = read(base)
     below.get("pictures", {}).pop("varied", None)
+    data_of = [_as_table(one).get("name", one) for one in (below.get("data"), merged(below, tables).get("data"))]
+    if data_of[0] != data_of[1]:
+        below |= {"description": "", "source": ""}  # they describe the preset's data
     return merged(below, tables)
 
 

@@ -1,7 +1,7 @@
 """Experiments in a program or a notebook: run one, and look at its results."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,6 +116,7 @@ def run(
     workers: int | None = 0,
     progress: bool = True,
     check: bool = True,
+    on_event: Callable[[Event], object] | None = None,
     **settings: Any,
 ) -> Run:
     """Run an experiment and return its results.
@@ -129,6 +130,7 @@ def run(
             one per core; a program then needs the guard ``if __name__ == "__main__":``.
         progress: whether to show the progress.
         check: whether a failed trial raises an error.
+        on_event: called with the ``Event`` of each trial and round, as in ``run_experiment``.
         settings: changes of the configuration: ``rounds=4``, ``seeds=3`` (seeds 0, 1, 2) or ``seeds=[0, 4]``,
             ``algorithms=["FedAvg"]``, tables such as ``rate={"lr": 0.1}``, whose keys are merged unless the table has a
             name, or dotted keys, ``**{"rate.lr": 0.1}``. None removes a key.
@@ -153,7 +155,12 @@ def run(
     total = experiment.rounds * len(trials(experiment))
     bars = Progress(total) if progress else None
     with bars or nullcontext():
-        show = bars.event if bars else lambda _: None
+        listeners = [*([bars.event] if bars else []), *([on_event] if on_event else [])]
+
+        def show(event: Event) -> None:
+            for listener in listeners:
+                listener(event)
+
         failed = run_experiment(experiment, folder, resume=resumed, jobs=workers, on_event=show)
     if failed and check:
         first, count = failed[0], len(trials(experiment))

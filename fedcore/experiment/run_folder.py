@@ -94,7 +94,10 @@ def prepare(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not in_sweep and {file.name for file in folder.iterdir()} - {RECORDS, BUILD}:
-            raise ConfigError(f"output folder: must be new or empty, but {folder} contains files")
+            raise ConfigError(
+                f"output folder: must be new or empty, but {folder} contains files; resume or extend it "
+                "(resume=True, or fedcore run FOLDER --resume), or choose another folder"
+            )
         _require_unfinished(folder)
         (folder / RECORDS).mkdir(exist_ok=True)
         build = build_info() | {"engine": _engine_facts(engine), "device": _device_facts(experiment)}

@@ -698,6 +698,13 @@ class Evaluate(Section):
     patience: Count | None = None
     min_delta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
+    @field_validator("metric", mode="before")
+    @classmethod
+    def _is_recorded(cls, metric: Any) -> Any:
+        if metric not in ("accuracy", "loss"):
+            raise problem(f"must be 'accuracy' or 'loss', got {metric!r}; for another metric write the loop of rounds")
+        return metric
+
     def is_due(self, round: int, rounds: int) -> bool:
         """Whether a run of ``rounds`` rounds evaluates the model of this round."""
         return (round + 1) % self.every == 0 or round >= rounds - self.last

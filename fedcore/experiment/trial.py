@@ -3,7 +3,6 @@
 The first model, partition, active clients and minibatches depend only on the seed, so all algorithms share them.
 """
 
-import copy
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -56,12 +55,10 @@ class ChangingObjective:
     engines: dict[frozenset[int], Engine] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        inner: Participation | None = self.pattern
-        while inner is not None:
+        for inner in participation.nested(self.pattern):
             if isinstance(inner, Schedule):
                 self.arrivals |= {client: round for client, round in inner.arrivals.items() if round > 0}
                 self.departures |= inner.departures
-            inner = inner.among
 
     @property
     def excludes(self) -> bool:
@@ -162,14 +159,16 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
         first_round=active.first_round,
         **active.options,
     )
+    if dataset.clients is not None and experiment.partition.name == "natural":
+        for each in participation.nested(pattern):
+            if isinstance(each, participation.Trace):
+                each.check_names(dataset.clients)
     if experiment.clock is not None:
         pattern = experiment.clock.over(pattern)
     sizes = [len(part) for part in parts]
-    as_made = copy.deepcopy(module)  # the engine changes the module, and moves it to its device
 
     def evaluator(counted: Dataset) -> Engine:
-        model = copy.deepcopy(as_made)
-        return InProcess(model, counted, parts, batch=local.batch, steps=1, seed=0, together=False, device=device)
+        return InProcess(module, counted, parts, batch=local.batch, steps=1, seed=0, together=False, device=device)
 
     objective = trial.method.objective or experiment.objective
     changing = None if objective is None else ChangingObjective(objective, pattern, dataset, parts, evaluator)
@@ -188,7 +187,7 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
     )
     steps = engine.most_steps(algorithm.local_rule)
     if experiment.network is not None:
-        nodes = _nodes(trial, algorithm, as_made, sizes, steps, saved)
+        nodes = _nodes(trial, algorithm, module, sizes, steps, saved)
         return TrialParts(nodes, NodesEngine(engine, nodes), pattern)
     if algorithm.rows_at_clients:
         kept = RecoveringClients if isinstance(algorithm, FedAvgM) else KeepingClients
@@ -212,7 +211,7 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
         # A flat vector would not separate BatchNorm's statistics from parameters, so the server gets the module.
         # Diagnostics read the rows once more, which costs less than one local step.
         server = Server(
-            as_made,
+            module,
             algorithm,
             present,
             lr=lr if changing is None else changing.rate(lr),
@@ -309,11 +308,15 @@ def trial_rounds(
 
 @dataclass
 class _Improvement:
-    """The best value of the metric so far, and the number of evaluations since then."""
+    """The best value of the metric so far, and the number of evaluations of changed models since then.
+
+    Equal accuracy and loss mean an unchanged model, as in rounds without clients, or while MIFA waits.
+    """
 
     evaluate: Evaluate
     best: float = -inf
     since: int = 0
+    last: tuple[float | None, float | None] | None = None
 
     def is_best(self, line: RoundRecord) -> bool:
         """Count a round; return whether its model is the best so far."""
@@ -321,6 +324,10 @@ class _Improvement:
             return False
         loss = inf if line.loss is None else line.loss
         value = line.accuracy if self.evaluate.metric == "accuracy" else -loss
+        unchanged = line.loss is not None and (line.accuracy, line.loss) == self.last
+        self.last = line.accuracy, line.loss
+        if unchanged:
+            return False
         self.since += 1
         if value > self.best + self.evaluate.min_delta:
             self.best, self.since = value, 0

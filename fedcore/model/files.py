@@ -112,7 +112,7 @@ def _load_torch(path: Path, key: str | None, *, mmap: bool) -> dict[str, Any]:
     """Return the state_dict of a torch file. With ``mmap``, its tensors are views of the mapped file."""
     if find_spec("torch") is None:
         raise MissingDependencyError.of(path.name, "torch", extra="torch", instead="convert it to .safetensors")
-    torch, keys = import_module("torch"), ""
+    torch, keys, content = import_module("torch"), "", None
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         if isinstance(content, Mapping):
@@ -123,7 +123,12 @@ def _load_torch(path: Path, key: str | None, *, mmap: bool) -> dict[str, Any]:
             raise TypeError(f"{odd[0]!r} is not a tensor" if odd else "it is empty")
     except Exception as error:  # torch raises errors of many classes for invalid files
         reason = f"{type(error).__name__}: {shorten(str(error).partition(chr(10))[0])}"
-        advice = "name the key of the state_dict, or save the file with torch.save(model.state_dict(), path)"
+        advice = "pass the key of the state_dict, or save the file with torch.save(model.state_dict(), path)"
+        entries = content.items() if key is None and isinstance(content, Mapping) else ()
+        for name, entry in entries:
+            if isinstance(entry, Mapping) and any(isinstance(leaf, torch.Tensor) for leaf in entry.values()):
+                advice = f"pass key={name!r}, or --key {name} in a command"
+                break
         raise ArrayError(f"{path}: cannot be read as a state_dict ({reason}){keys}; {advice}") from None
     return {str(name): leaf.detach() for name, leaf in named.items()}
 

@@ -62,6 +62,9 @@ DUE = "float32, float64, bfloat16, float16, an integer dtype or bool"
 BUFFERS = ("*running_mean", "*running_var")
 """Name patterns of float buffers in a plain mapping."""
 
+FLAT = "x"
+"""The name of a model that is one array."""
+
 COUNTERS = ("*num_batches_tracked",)
 """Name patterns of counters that are not scalars of 32 or 64 bits."""
 
@@ -499,6 +502,11 @@ class Layout(Represented):
         if not strict:
             named = {name: leaf for name, leaf in named.items() if name in self._all}
         elif named.keys() != self._all.keys():
+            if list(self._all) == [FLAT]:
+                raise ArrayError(
+                    "model: the server was made from one array, without names of tensors; copy server.x, or make the "
+                    "server from the module"
+                )
             raise ArrayError(f"model: {describe_names(list(self._all), list(named))}")
         if to_read:
             named = {name: own_class(name, leaf) for name, leaf in named.items()}
@@ -577,7 +585,7 @@ def named_tensors(x: Any, what: str = "model") -> dict[str, Any]:
         return named
     x = read_leaf(x)
     if hasattr(x, "shape"):
-        return {"x": x}
+        return {FLAT: x}
     raise ArrayError(f"{what}: expected a module, a mapping or sequence of arrays, or an array, got {type(x).__name__}")
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import logging
 import math
 import os
 import shutil
@@ -17,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms.optimizers import Optimizer
-from fedcore.arrays import F64, Bfloat16Array, core, dtype_name, empty, ieee
+from fedcore.algorithms.optimizers import Optimizer, as_optimizer
+from fedcore.arrays import F64, NARROW, Bfloat16Array, core, dtype_name, empty, ieee
 from fedcore.errors import (
     ArrayError,
     DivergedError,
@@ -79,7 +80,7 @@ def merge(
     *,
     base: str | os.PathLike[str] | None = None,
     key: str | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | str | None = None,
     server_lr: float | None = None,
     clip_norm: float | None = None,
     rule: str | Rule | Sequence[Rule | str] | None = None,
@@ -92,7 +93,8 @@ def merge(
     replaces the weighted average of the inputs, or v; with a base, the result is then always a step.
 
     - Float tensors are averaged; counters become their largest value; other tensors must be equal, as in ``aggregate``.
-    - The step is in float32, as in a server. It does not move BatchNorm statistics, which are averaged.
+    - The step is in float32, as in a server. It does not move BatchNorm statistics, which are averaged. With a 16-bit
+      base a warning is logged: the result is rounded to 16 bits, which loses small steps.
     - An input with a NaN or an infinity is rejected, and the merge starts again without it.
     - A killed merge continues if it is called again with the same arguments and files. It checks the windows that were
       written before. The folder appears by one rename, as a whole.
@@ -105,7 +107,7 @@ def merge(
         base: the model from which the inputs were trained. If it is the result of a merge with the same optimizer, the
             optimizer continues with its moments.
         key: the key of the ``state_dict`` in torch files with several entries.
-        optimizer: an elementwise server optimizer, such as ``Nesterov()``.
+        optimizer: an elementwise server optimizer, such as ``Nesterov()``, or its name.
         server_lr: gamma. Default: the optimizer's rate, or 1.
         clip_norm: the largest norm of an update x - y_i over all parameters; a longer one is scaled down.
         rule: a robust rule, as for ``aggregate``. Not allowed with weights and ``clip_norm``.
@@ -140,6 +142,7 @@ def merge(
         require_no_weights(weights)
         if clip_norm is not None:
             raise RangeError(f"clip_norm={clip_norm:g}: not supported with a rule; pass rule=ClipNorm({clip_norm:g})")
+    optimizer = as_optimizer(optimizer)
     step = optimizer is not None or server_lr is not None or clip_norm is not None
     if step and base is None:
         raise RangeError("base: is missing; an optimizer, a server rate and clipping need the model before the round")
@@ -154,6 +157,11 @@ def merge(
     job = _Job([*inputs], weights, base, key, optimizer, server_lr, clip_norm, chain)
     if target.exists():
         return job.finished(target)
+    if narrow := {form.dtype for name, form in job.plan.items() if job.is_stepped(name, form)} & set(NARROW):
+        logging.getLogger("fedcore.model").warning(
+            "base: is %s, so the result loses steps below its precision; use a float32 copy of the base",
+            ", ".join(sorted(narrow)),
+        )
     with _part_of(target) as part:
         if target.exists():
             return job.finished(target)

@@ -251,6 +251,8 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         first = os.pread(fd, 8, 0)
         length = int.from_bytes(first, "little")
         if size < 8 or length > min(LONGEST_HEADER, size - 8):
+            if first.startswith((b"PK", b"\x80\x02")):
+                raise ArrayError(f"{path}: is not in safetensors format; read a torch file by read_model(path, key=)")
             raise ArrayError(f"{path}: a header of {length} bytes does not fit into {size} bytes; copy the file again")
         text = np.empty(length, np.uint8)
         read_at(fd, 8, text, str(path))

@@ -277,10 +277,10 @@ def draw_holdings(counts: Counts, path: Path, *, title: str) -> None:
         bar.outline.set_visible(False)
 
 
-def holdings_table(counts: Counts, *, title: str, most: int | None = None) -> Group:
+def holdings_table(counts: Counts, *, title: str, most: int | None = None, names: Sequence[str] | None = None) -> Group:
     """Return a terminal table of the clients' examples, with a line per client and a bar per class.
 
-    ``counts`` is int64[N, C]. The table has at most ``most`` clients; None means all.
+    ``counts`` is int64[N, C]. The table has at most ``most`` clients; None means all. ``names`` are the clients' names.
     """
     classes = counts.shape[1]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -290,7 +290,8 @@ def holdings_table(counts: Counts, *, title: str, most: int | None = None) -> Gr
     for client, row in enumerate(counts[:most]):
         highest = max(int(row.max()), 1)
         bars = [BARS[(count * len(BARS) - 1) // highest] if count else NO_BAR for count in row.tolist()]
-        table.add_row(str(client), f"{row.sum():,}", str(np.count_nonzero(row)), "".join(bars))
+        label = str(client) if names is None else f"{client}: {names[client]}"
+        table.add_row(Text(label), f"{row.sum():,}", str(np.count_nonzero(row)), "".join(bars))
     below = [f"{_holdings_summary(counts)}. A bar is as high as its share of the client's most frequent class."]
     if most is not None and len(counts) > most:
         below.insert(0, f"... and {len(counts) - most} more clients")

@@ -236,8 +236,9 @@ def report_on(records: Sequence[Record], folder: Path, config: Config, notes: Se
     markdown, table, tex, curves, loss, html = (folder / name for name in FILES)
     write_text(table, stats.summary_csv(summary))
     write_text(tex, tex_table(_with_best(summary)))
-    options: dict[str, Any] = {"over": config.pictures.over, "changed": summary.changed, "shifts": config.shifts}
-    options["settings"] = config.report
+    options: dict[str, Any] = {"over": config.pictures.over, "shifts": config.shifts}
+    # The note of a run with the best points of a sweep stands for its changes.
+    options |= {"settings": config.report, "changed": "" if config.note else summary.changed}
     drawings, plots = {"test accuracy": draw_curves(records, curves, paper, **options)}, [curves]
     if any(map(stats.losses, records)):  # older versions did not record the loss
         drawings["test loss"] = draw_curves(records, loss, measure="loss", **options)

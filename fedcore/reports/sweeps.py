@@ -10,6 +10,7 @@ with its own report.
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -299,9 +300,23 @@ def best(runs: Runs) -> tuple[list[Record], list[str], dict[str, str]]:
             of = f"{len(scores)} complete point{'s' * (len(scores) > 1)} of " if len(scores) < len(points) else ""
             best_of = f"{label}: {point}, the best of {of}{len(points)}{'' if of else ' points'}"
             moved = any(len(stats.waiting(record)) < len(record.rounds) for point in scores for record in points[point])
+            if ends := _ends(point, scores):
+                best_of += f", at an end of the values of {' and '.join(ends)}: try further ones"
             notes.append(best_of if moved else f"{label}: {point}, but no point is best: no model moved at any")
         found += [replace(record, header=replace(record.header, order=place)) for record in points[point]]
     return found, notes, chosen
+
+
+def _ends(point: str, points: Iterable[str]) -> list[str]:
+    """Return the keys of a point whose value is the least or the greatest of at least three numbers in the points."""
+    tried: dict[str, dict[str, float]] = {}
+    for part in chain.from_iterable(one.split(",") for one in points):
+        key, _, value = part.partition("=")
+        with suppress(ValueError):
+            tried.setdefault(key, {})[part] = float(value)
+    ends = {key: (min(own, key=own.__getitem__), max(own, key=own.__getitem__)) for key, own in tried.items()}
+    own = point.split(",")
+    return [key for key, of_key in ends.items() if len(tried[key]) > 2 and not set(of_key).isdisjoint(own)]
 
 
 def setting_of(point: str) -> str:

@@ -99,7 +99,8 @@ class Server(Represented, Unpicklable):
             else the ``eta`` of the optimizer; else 1, if the method averages the clients' models (FedAvg);
             else the mean of eta_i K_i over the cohort. A round without clients has no such mean and uses the last
             gamma.
-        optimizer: one of ``fedcore.algorithms.optimizers``, which turns the method's direction into the step.
+        optimizer: one of ``fedcore.algorithms.optimizers``, or its name such as "Adam". It turns the method's direction
+            into the step.
         aggregation: the rules that reject, cap or scale updates, and a robust rule that combines them in place of the
             mean (``fedcore.rules``): a list such as ``[CapExamples(2), ClipToMedian()]`` or ``[TrimmedMean(2)]``; a
             ``PrivateMean``, which adds noise for differential privacy; or a name: "open" for a federation that anyone
@@ -145,7 +146,7 @@ class Server(Represented, Unpicklable):
         *,
         lr: float | Rate,
         server_lr: float | Rate | None = None,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | str | None = None,
         aggregation: Aggregation = None,
         limits: Limits = Limits(),  # noqa: B008  # a frozen value
         storage: Storage | str | os.PathLike[str] | ClientStore | None = None,
@@ -252,10 +253,10 @@ class Server(Represented, Unpicklable):
         cls,
         path: str | os.PathLike[str] | ClientStore,
         *,
-        algorithm: Algorithm | None = None,
+        algorithm: Algorithm | str | None = None,
         lr: float | Rate | None = None,
         server_lr: float | Rate | None = None,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | str | None = None,
         aggregation: Aggregation = None,
         limits: Limits | None = None,
         storage: Storage | None = None,

@@ -54,7 +54,7 @@ class InProcess:
     by torch's own batching (``layers.Functional.of``).
 
     Args:
-        module: the model, on the CPU. The engine owns and changes it (see ``FlatModel``).
+        module: the model, on the CPU. The engine copies it and does not change it.
         dataset: clients have its training examples; ``evaluate`` uses its test examples.
         parts: client i has the training examples ``parts[i]``, int64[m_i].
         batch: the size of a minibatch.
@@ -112,6 +112,7 @@ class InProcess:
             seed=seed,
             options=options or LocalOptions(),
         )
+        module = copy.deepcopy(module)  # ``FlatModel`` changes it
         self._net = net_of(module, dataset.train_x.shape[1:], together, self._device)
         self._model = FlatModel(module, self._device)
         threads = check_integer("threads", threads, 1)

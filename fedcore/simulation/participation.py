@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import isabstract, isclass
 from pathlib import Path
@@ -170,10 +170,7 @@ class Participation(Represented, ABC):
 
     def _purpose(self, name: str) -> str:
         """Return the purpose of random numbers, which differs between nested patterns of one class."""
-        below, inner = 0, self.among
-        while inner is not None:
-            below += type(inner) is type(self)
-            inner = inner.among
+        below = sum(type(inner) is type(self) for inner in nested(self.among))
         return f"participation: {name}" + (f" ({below + 1})" if below else "")
 
     def _stream(self, name: str, round: int) -> dict[str, Any]:
@@ -734,6 +731,23 @@ class Trace(Participation):
             self.assigned = with_replacement(np.ones(len(self.traces)), self.clients, **self._stream("traces", 0))
         self.assigned.flags.writeable = False
 
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raise RangeError if a log's clients have other names than those of the data, N strings by number.
+
+        A log that numbers the clients from 0 fits any data whose names are not numbers themselves.
+        """
+        found = [trace.name for trace in self.traces if isinstance(trace, Logged)]
+        by_number = found == [str(client) for client in range(self.clients)] and not any(map(str.isdecimal, names))
+        if len(found) < self.clients or by_number:
+            return
+        for client, (name, logged) in enumerate(zip(names, found, strict=True)):
+            one, other = (int(each) if each.isdecimal() else each.strip() for each in (name, logged))
+            if one != other:
+                raise RangeError(
+                    f"traces: client {client} is {name!r} in the data and {logged!r} in the log; write the same "
+                    "names in both, and numbers as integers"
+                )
+
     def shares(self, round: int) -> F64:
         """Return the share of E that each device would do in a round, float64[N] in [0, 1]."""
         if self.draw == "replay":
@@ -825,6 +839,13 @@ class Weighted(Participation):
         places, counts = np.unique(drawn, return_counts=True)
         kept = candidates.only(places)
         return Active(kept.clients, kept.shares, counts.astype(np.int64))
+
+
+def nested(pattern: Participation | None) -> Iterator[Participation]:
+    """Yield a pattern and its inner patterns."""
+    while pattern is not None:
+        yield pattern
+        pattern = pattern.among
 
 
 _PATTERNS = (

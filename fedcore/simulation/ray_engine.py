@@ -104,7 +104,7 @@ class Ray(EngineWrapper, AbstractContextManager["Ray"]):
         options["device"] = device
         self._session = Session(address, cpus=workers * cpus)
         try:
-            pickled = self._session.pickled(module)  # before InProcess changes the module
+            pickled = self._session.pickled(module)
             self._local = InProcess(module, dataset, parts, **options)
             super().__init__(self._local)
             self.initial = self._local.initial

@@ -1,12 +1,14 @@
 """Traces: laws of the share of its local steps that a device does, and the files of traces and of durations."""
 
 import csv
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from multiprocessing import parent_process
 from pathlib import Path
 from statistics import NormalDist
 from typing import TypeAlias
@@ -23,6 +25,7 @@ MOMENTS = ["trace", "mean", "stdev", "least"]
 """The header of a file of generated traces."""
 LOGS = ["round", "client"], ["round", "client", "share"]
 """The headers of a log."""
+_warn_once = cache(logging.getLogger("fedcore.simulation").warning)
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,10 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Logged(Recorded):
-    """The share of one client in each round of a log; 0 in rounds without the client."""
+    """The share of one client in each round of a log; 0 in rounds without the client.
+
+    ``name`` is the client's name in the log.
+    """
 
 
 Law: TypeAlias = Generated | Recorded
@@ -95,7 +101,7 @@ def read_traces(source: str | Path, clients: int | None = None) -> tuple[Law, ..
     - ``round,client`` or ``round,client,share``: a log. A row states that the client took part in the round, which
       counts from 0, with this share of its local steps (default: 1). There is one trace per client, in the order of the
       client numbers. A log that names all clients numbers them in ascending order, as ``data.from_arrays`` does. In
-      any other log, clients are numbers from 0.
+      any other log, clients are numbers from 0. A log that starts in round 1 logs a warning: its round 0 is empty.
     - Any other header: each column is a recorded trace with the column's name.
 
     Args:
@@ -129,7 +135,9 @@ def read_traces(source: str | Path, clients: int | None = None) -> tuple[Law, ..
         if header == MOMENTS:
             return tuple(Generated(cells[0], *map(float, cells[1:])) for _, cells in body)
         if header in LOGS:
-            return _of_log(body, clients)
+            return _of_log(str(source), body, clients)
+        if "round" in map(str.lower, header):
+            raise ValueError(f"unknown header {','.join(header)}; a log has {' or '.join(map(','.join, LOGS))}")
         columns = zip(*(map(float, cells) for _, cells in body), strict=True)
         return tuple(map(Recorded, header, columns))
     except ValueError as error:  # A RangeError is a ValueError too.
@@ -168,7 +176,7 @@ def read_durations(source: str | Path, clients: int) -> tuple[F64, ...]:
     return tuple(np.array(own) for own in found)
 
 
-def _of_log(body: list[tuple[int, list[str]]], clients: int | None) -> tuple[Logged, ...]:
+def _of_log(source: str, body: list[tuple[int, list[str]]], clients: int | None) -> tuple[Logged, ...]:
     """Return a trace per client, from the rows of a log with their line numbers."""
     names = {cells[1] for _, cells in body}
     count = len(names) if clients is None else clients
@@ -179,7 +187,10 @@ def _of_log(body: list[tuple[int, list[str]]], clients: int | None) -> tuple[Log
     elif are_numbers and int(ordered[-1]) < count:
         numbers = {name: int(name) for name in names}
     else:
-        raise ValueError(f"the log must name all {count} clients, or number them from 0; it names {len(names)}")
+        raise ValueError(
+            f"the log must name all {count} clients, or number them from 0; it names {len(names)}; add a row with "
+            f"share 0 for each missing client, under the header {','.join(LOGS[1])}"
+        )
     found: dict[tuple[int, int], float] = {}
     for line, (round, name, *share) in body:
         if not round.isdecimal():
@@ -187,10 +198,13 @@ def _of_log(body: list[tuple[int, list[str]]], clients: int | None) -> tuple[Log
         if (key := (int(round), numbers[name])) in found:
             raise ValueError(f"line {line}: names client {name} in round {round} a second time")
         found[key] = float(share[0]) if share else 1.0
+    if min(at for at, _ in found) == 1 and parent_process() is None:  # once, and not again by each worker
+        _warn_once(f"traces: {source}: the log starts in round 1, so round 0 is empty; subtract 1 from its rounds")
     shares = np.zeros((count, 1 + max(at for at, _ in found)))
     for (at, client), value in found.items():
         shares[client, at] = value
-    return tuple(Logged(str(client), tuple(own.tolist())) for client, own in enumerate(shares))
+    named = {number: name for name, number in numbers.items()}
+    return tuple(Logged(named.get(client, str(client)), tuple(own.tolist())) for client, own in enumerate(shares))
 
 
 def _rows(source: str, lines: list[str]) -> Iterator[tuple[int, list[str]]]:

@@ -203,6 +203,14 @@ def test_changes_of_a_file(tmp_path, text, overrides, changes):
     assert changes in text_of(load_preset(again, ["local.batch=99"]).changes)
 
 
+def test_other_data_do_not_have_the_description_of_the_base(tmp_path):
+    path, base = tmp_path / "mine.toml", load_preset("quickstart")
+    for text, described in (("rounds = 7", base.description), ('[data]\nname = "mnist"\n[model]\nname = "lenet"', "")):
+        path.write_text(f'base = "quickstart"\n{text}\n')
+        mine = load_preset(path)
+        assert (mine.description, bool(mine.source)) == (described, bool(described))
+
+
 def test_changes_of_the_points_of_a_grid(tmp_path):
     grid = "grid={'rate.lr'=[0.2, 0.1], 'participation.p'=[0.1, 0.3]}"
     texts = [text_of(point.experiment.changes) for point in points(load_preset("quickstart", ["rounds=5", grid]))]

@@ -13,7 +13,9 @@ SMALL = {"rounds": 2, "local": {"epochs": 1}, "algorithms": ["FedAvg", "MimiC"]}
 def test_a_run_and_its_results(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     uniform = {"name": "Uniform", "k": 5}
-    run = fedcore.experiment.run("quickstart", seeds=2, participation=uniform, **SMALL, **{"rate.lr": 0.3})
+    events, more = [], {"on_event": lambda event: events.append(event)}
+    run = fedcore.experiment.run("quickstart", seeds=2, participation=uniform, **more, **SMALL, **{"rate.lr": 0.3})
+    assert sum(event.over for event in events) == 4
     assert "MimiC, seed 1: " in capsys.readouterr().out
     changes = ["rounds=2", "seeds=[0, 1]", "local.epochs=1", "algorithms=['FedAvg', 'MimiC']", "rate.lr=0.3"]
     experiment = load_preset("quickstart", [*changes, "participation={name='Uniform', k=5}"])
@@ -40,6 +42,8 @@ def test_a_run_and_its_results(tmp_path, monkeypatch, capsys):
 def test_a_run_that_fails_raises(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"rate\.lr: must be a number"):
         fedcore.experiment.run("quickstart", rate={"lr": -1})
+    with pytest.raises(ConfigError, match=r"evaluate\.metric: must be .*, got 'f1'; for another metric"):
+        fedcore.experiment.run("quickstart", evaluate={"metric": "f1"})
     with pytest.raises(ConfigError, match="grid: run"):
         fedcore.experiment.run("quickstart", grid={"rate.lr": [0.1]})
 

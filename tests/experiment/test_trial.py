@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, RangeError
 from fedcore.experiment import Experiment, load_preset
-from fedcore.experiment.config import data_hash, load_and_partition
+from fedcore.experiment.config import data_hash, load_and_partition, load_once
 from fedcore.experiment.results import read
 from fedcore.experiment.schema import Trial, trials
 from fedcore.experiment.trial import TrialParts, build, run_trial
 from fedcore.reports.statistics import summarise
+from fedcore.simulation.data import REGISTRY, Source, from_arrays
 from fedcore.simulation.engines import Evaluation
 from fedcore.simulation.in_process import InProcess
 from fedcore.simulation.participation import Schedule, Trace, Uniform, class_chances
@@ -133,6 +134,9 @@ def test_best_model_and_early_stop(tmp_path, monkeypatch):
     extended = read(folder / "records" / trial.file_name)
     assert extended.header.rounds == 9
     assert timeless(extended.rounds) == timeless(record.rounds)
+    curve[:] = [0.1, 0.1, 0.1, 0.5, 0.4, 0.4, 0.3]  # the model does not move in rounds 1, 2 and 5
+    assert len(run(tmp_path / "still", *changes, "evaluate={patience=2}")) == 7
+    curve[:] = [0.1, 0.5, 0.5]
     least = "evaluate={patience=1, min_delta=0.5}"  # 0.1 to 0.5 is no improvement
     assert len(run(tmp_path / "least", *changes, least)) == 2
 
@@ -160,6 +164,31 @@ def test_record_has_hashes_of_data_and_traces(tmp_path, monkeypatch):
     assert [line.active for line in rounds_of(trial, tmp_path / "run")] == [[3], [4], [5]]
     options = [tuple({"alpha": 1.0, "beta": 1.0, "largest": 60, "clients": 3, "seed": s}.items()) for s in (0, 1)]
     assert data_hash("synthetic", options[0]) != data_hash("synthetic", options[1])
+
+
+def test_clients_of_a_log_have_the_names_of_the_data(tmp_path, monkeypatch):
+    x, y, names = np.ones((6, 2), np.float32), np.zeros(6, int), ["site 2", "site 10", "site 1"]
+
+    def trace(log, clients):
+        mine = from_arrays(x, y, x, y, classes=2, clients=clients)
+        monkeypatch.setitem(REGISTRY, "mine", Source(lambda: mine, "mine", (2,), 2))
+        load_once.cache_clear()
+        (tmp_path / "log.csv").write_text("round,client\n" + log)
+        pattern = f"participation={{name='Bernoulli', p=1.0, among={{name='Trace', traces='{tmp_path}/log.csv'}}}}"
+        model = "model={name='logistic', inputs=2, classes=2}"
+        keys = ["data={name='mine'}", "partition={name='natural', clients=3}", model, pattern]
+        return build(Trial(load_preset("quickstart", keys), 0, 0)).pattern.active(0).clients.tolist()
+
+    assert trace("0,site 1\n1,site 10\n2,site 2\n", names * 2) == [0]
+    assert trace("0,0\n1,2\n", names * 2) == [0]  # numbers
+    assert trace("0,10\n0,02\n1,1\n", [2, 10, 1] * 2) == [1, 2]
+    for log, clients, message in (
+        ("0,site 01\n1,site 02\n1,site 10\n", names * 2, "client 0 is 'site 1' in the data and 'site 01' in the log"),
+        ("0,1\n1,2\n", [1, 2, 3] * 2, "client 0 is '1' in the data and '0' in the log"),
+        ("0,1\n0,2\n1,10\n", ["1", "2", "10"] * 2, "client 1 is '10' in the data and '2' in the log"),
+    ):
+        with pytest.raises(RangeError, match=message):
+            trace(log, clients)
 
 
 def test_long_label(tmp_path):

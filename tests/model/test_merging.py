@@ -122,6 +122,20 @@ def test_two_rounds_of_diloco_by_hand(tmp_path):
         merge(tmp_path / "r2", paths[:3], base=base, optimizer=Adam())
 
 
+def test_a_step_on_a_16_bit_base_logs_a_warning(tmp_path, caplog):
+    torch.save({"w": torch.full((4,), 1.001)}, tmp_path / "client.pt")
+    for kind, moved, warnings in ((torch.bfloat16, 1, 1), (torch.float32, 1.00133, 1)):  # 1 + 0.7 (1 + 0.9) 0.001
+        torch.save({"w": torch.ones(4, dtype=kind)}, tmp_path / "base.pt")
+        out = tmp_path / str(kind)
+        merge(out, [tmp_path / "client.pt"], base=tmp_path / "base.pt", optimizer="nesterov")
+        np.testing.assert_allclose(np.asarray(Safetensors(out)["w"], np.float32), moved, rtol=1e-6)
+        assert len(caplog.messages) == warnings
+    assert caplog.messages[0].startswith("base: is bfloat16, so the result loses steps")
+    for wrong in (Nesterov, 0.9):
+        with pytest.raises(errors.RangeError, match=r"optimizer=.*must be an optimizer"):
+            merge(tmp_path / "new", [tmp_path / "client.pt"], base=tmp_path / "base.pt", optimizer=wrong)
+
+
 @pytest.mark.parametrize("optimizer", [SGD(0.5), Nesterov(0.5), Adagrad(), Adam(corrected_from=1), Yogi()])
 def test_windows_do_not_change_the_bits_of_an_optimizer(tmp_path, optimizer):
     given = clients()

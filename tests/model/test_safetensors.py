@@ -107,6 +107,14 @@ def test_an_index_names_each_tensor_and_only_files_beside_it(tmp_path, change, m
         Safetensors(index)
 
 
+def test_a_torch_file_is_named(tmp_path):
+    torch.save({"epoch": 3, "best": {"w": torch.ones(2)}}, tmp_path / "a.pt")
+    with pytest.raises(errors.ArrayError, match=r"not in safetensors format; read a torch file by read_model"):
+        Safetensors(tmp_path / "a.pt")
+    with pytest.raises(errors.ArrayError, match="pass key='best', or --key best"):
+        fedcore.read_model(tmp_path / "a.pt")
+
+
 def test_a_model_of_several_files_needs_an_index(tmp_path):
     index, _ = sharded(tmp_path / "m")
     index.unlink()

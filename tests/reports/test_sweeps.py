@@ -48,6 +48,17 @@ def test_no_point_is_best_if_no_model_moved(tmp_path, put):
     assert write_overview(tmp_path).reports["p"].summary.notes[1] == "MIFA: lr=0.2, the best of 2 points"
 
 
+def test_a_best_point_at_an_end_of_the_values_has_a_note(tmp_path, put):
+    for lr, one, other in ((0.05, 0.4, 0.5), (0.1, 0.5, 0.6), (0.2, 0.6, 0.5)):
+        put(f"lr={lr},beta=0.5", "FedAvg", 0, 0, [one])
+        put(f"lr={lr},beta=0.5", "MimiC", 1, 0, [other])
+    notes = write_overview(tmp_path).reports["p"].summary.notes
+    assert notes == (
+        "FedAvg: lr=0.2,beta=0.5, the best of 3 points, at an end of the values of lr: try further ones",
+        "MimiC: lr=0.1,beta=0.5, the best of 3 points",
+    )
+
+
 def test_point_without_a_seed_of_another_is_incomplete(tmp_path, put):
     put("lr=0.1", "FedAvg", 0, 0, [0.7])
     put("lr=0.1", "FedAvg", 0, 1, [0.3])

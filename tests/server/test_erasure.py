@@ -75,6 +75,18 @@ def test_without_erase_the_bytes_stay_and_the_command_erases_them(tmp_path, caps
     capsys.readouterr()
 
 
+@pytest.mark.parametrize("audit", [False, True])
+def test_the_command_states_what_stays(tmp_path, capsys, audit):
+    run(tmp_path / "s", audit=audit)[0].close()
+    main(["store", "remove-client", str(tmp_path / "s"), GONE])
+    assert "`fedcore store compact --erase` erases them" in capsys.readouterr().out
+    main(["store", "remove-client", str(tmp_path / "s"), NAMES[3], "--erase"])
+    assert bool(files_with(tmp_path / "s", NAMES[3].encode())) == audit
+    said = capsys.readouterr().out
+    assert "kept: the model" in said
+    assert ("the audit log" in said) == audit
+
+
 def test_a_reader_keeps_the_bytes_and_is_an_error(tmp_path):
     server, secrets = run(tmp_path / "s")
     with ClientStore.open(tmp_path / "s", readonly=True) as reader:

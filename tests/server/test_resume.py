@@ -98,6 +98,16 @@ def test_counters_and_names_are_saved(tmp_path):
     assert again.layout.n_parameters == 6
 
 
+def test_methods_and_optimizers_may_be_named(tmp_path):
+    options = dict(lr=0.1, optimizer="yogi", storage=tmp_path / "s")
+    with Server(np.zeros(2, np.float32), "MIFA", 1, **options) as server:
+        assert server._settings.optimizer == optimizers.Yogi()
+    with Server.load(tmp_path / "s", algorithm="MIFA", optimizer="yogi") as again:
+        assert type(again.algorithm) is algorithms.MIFA
+    with pytest.raises(errors.RangeError, match=r"optimizer=.*Adam'>: must be an optimizer"):
+        Server(np.zeros(2, np.float32), "MIFA", 1, lr=0.1, optimizer=optimizers.Adam)
+
+
 def test_code_of_the_caller_is_needed_again(tmp_path):
     server = made("FedAvg", lr=lambda t: 0.1 / (t + 1))
     server.save(tmp_path / "s")

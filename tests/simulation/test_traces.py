@@ -165,6 +165,7 @@ def test_a_malformed_log_is_rejected_with_its_line(tmp_path, text, message):
         ("a,b\n0.5,1\n0.5\n", "expected 2 cells in line 3, got 1"),
         ("a,b\n0.5,x\n", "could not convert string to float: 'x'"),
         ("a\n0.5\n1.5\n", "trace 'a': share 1"),
+        ("round,name\n1,0\n", "unknown header round,name; a log has round,client or round,client,share"),
         ("a\nnan\n", "trace 'a': share 0"),
         ("trace,mean,stdev,least\nslow,0.5,0.9,0\n", "trace 'slow': stdev"),
         ("trace,mean,stdev,least\nslow,0.5,half,0\n", "could not convert string to float: 'half'"),
@@ -175,6 +176,15 @@ def test_a_malformed_file_is_rejected_with_its_line(tmp_path, text, message):
     file.write_text(text)
     with pytest.raises(MissingDataError, match=rf"traces: {file}: {message}"):
         read_traces(file)
+
+
+def test_a_log_that_starts_in_round_1_logs_a_warning(tmp_path, caplog):
+    for start in (0, 1):
+        file = tmp_path / f"{start}.csv"
+        file.write_text(f"round,client\n{start},0\n3,1\n")
+        Trace(2, file), Trace(2, file)
+    (line,) = caplog.messages
+    assert f"{tmp_path}/1.csv: the log starts in round 1" in line
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

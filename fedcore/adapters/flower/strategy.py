@@ -121,7 +121,7 @@ class ServerStrategy(FlowerFedAvg):
         *,
         lr: float | Rate | None = None,
         server_lr: float | Rate | None = None,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | str | None = None,
         aggregation: Aggregation = None,
         limits: Limits | None = None,
         storage: Storage | str | PathLike[str] | None = None,

@@ -29,6 +29,7 @@ class Dataset(Represented):
         parts: the training examples of each client, int64[m_i] each, without duplicates; None if the data set has no
             clients.
         test_parts: the test examples of each client, likewise.
+        clients: the name of each client; None if the clients have only numbers.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Dataset(Represented):
     classes: int
     parts: tuple[Indices, ...] | None = None
     test_parts: tuple[Indices, ...] | None = None
+    clients: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for part, x, y, parts in (
@@ -119,9 +121,9 @@ def from_arrays(
     if classes is None:
         classes = 1 + max((int(y.max()) for y in labels if y.size), default=-1)
     if clients is not None:
-        parts = _parts_of(clients, len(labels[0]))
+        clients, parts = _parts_of(clients, len(labels[0]))
     held = None if parts is None else tuple(parts)
-    return Dataset(name, inputs[0], labels[0], inputs[1], labels[1], classes, parts=held)
+    return Dataset(name, inputs[0], labels[0], inputs[1], labels[1], classes, parts=held, clients=clients)
 
 
 def from_torch(train: Any, test: Any, *, classes: int | None = None, name: str = "torch") -> Dataset:
@@ -196,12 +198,14 @@ def _inputs(name: str, value: Any) -> Inputs:
 def _labels(name: str, value: Any) -> Labels:
     array = _array(name, value)
     if not np.issubdtype(array.dtype, np.integer):
-        raise DtypeError(f"{name}: expected int[m], got {array.dtype}")
+        is_text = array.dtype.kind in "OUT"
+        way = "; number the classes, for example by pandas.factorize(labels, sort=True)[0]" if is_text else ""
+        raise DtypeError(f"{name}: expected int[m], got {array.dtype}{way}")
     return array.astype(np.int64)
 
 
-def _parts_of(clients: Any, examples: int) -> list[Indices]:
-    """Return the indices of each client's examples, with clients in ascending order."""
+def _parts_of(clients: Any, examples: int) -> tuple[tuple[str, ...], list[Indices]]:
+    """Return the names of the clients in ascending order, and the indices of each client's examples."""
     array = _array("clients", clients)
     if array.shape != (examples,):
         raise ShapeError(
@@ -210,8 +214,9 @@ def _parts_of(clients: Any, examples: int) -> list[Indices]:
     if not (array.dtype.kind in "iuU" or all(isinstance(client, str) for client in array)):
         odd = next((client for client in array.tolist() if not isinstance(client, str)), None)
         raise DtypeError(f"clients: must be integers or strings, got {odd!r}")
-    _, numbers, sizes = np.unique(array, return_inverse=True, return_counts=True)
-    return np.split(np.argsort(numbers, kind="stable").astype(np.int64), np.cumsum(sizes)[:-1])
+    names, numbers, sizes = np.unique(array, return_inverse=True, return_counts=True)
+    held = np.split(np.argsort(numbers, kind="stable").astype(np.int64), np.cumsum(sizes)[:-1])
+    return tuple(map(str, names.tolist())), held
 
 
 def _stack(name: str, examples: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

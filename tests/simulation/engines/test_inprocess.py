@@ -74,6 +74,14 @@ def test_initial_is_a_copy_of_the_module_s_values(dataset, parts):
     np.testing.assert_array_equal(work.initial, expected)
 
 
+def test_a_module_is_not_changed(dataset, parts):
+    for module in (build("mlp", seed=1), wide()):
+        work = InProcess(module, dataset, parts, batch=8, steps=1, seed=5)
+        models(work, sent(work, 0, 1))
+        work.evaluate(work.initial + 1)
+        np.testing.assert_array_equal(Layout.of(module).flatten(module), work.initial)
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_an_update_is_sgd_on_the_client_s_part(dataset, parts, together):
     work = engine(dataset, parts, together=together)
@@ -322,7 +330,7 @@ def test_evaluation_uses_trained_batchnorm_statistics(dataset, parts):
     y = models(work, sent(work, 0))[0]
     assert np.abs(y[-64:] - work.initial[-64:]).min() > 0  # The running variance.
     got = work.evaluate(y)
-    module.eval()
+    FlatModel(module.eval()).load(y)
     with torch.no_grad():
         scores = module(torch.from_numpy(dataset.test_x))
     assert got.loss == pytest.approx(float(cross_entropy(scores, torch.from_numpy(dataset.test_y))), rel=1e-5)
