@@ -4,6 +4,7 @@ import re
 
 END = "<!-- end -->"
 WORDS = ("line", "against", "met", "kernel", "compiled for", "bytes that spill", "step", "went", "words")
+WORDS += ("method", "rule")
 
 
 def table(columns, rows):

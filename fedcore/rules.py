@@ -422,7 +422,7 @@ class Combination:
             return None
         mixing = np.eye(k) if self.mixing is None else self.mixing
         used = mixing[self.chosen].any(axis=0)
-        return used / np.count_nonzero(used)
+        return np.asarray(used / np.count_nonzero(used))
 
 
 def _chosen(at: npt.NDArray[np.int64], *columns: Sequence[Any]) -> list[list[Any]]:

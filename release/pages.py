@@ -21,6 +21,7 @@ MOUNTED = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "bench/README.md": "bench/benchmarks.md",
+    "bench/attacks.md": "bench/attacks.md",
     "bench/gpu/README.md": "bench/gpu.md",
     "bench/papers/README.md": "bench/papers.md",
     "bench/peers/wrong_results.md": "bench/wrong-results.md",

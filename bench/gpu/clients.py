@@ -18,7 +18,7 @@ from fedcore.simulation.batching.batched_sgd import seconds_of_ways
 from fedcore.simulation.data import Dataset
 from fedcore.simulation.in_process import InProcess
 from fedcore.simulation.nets import build
-from fedcore.simulation.torch_device import torch_device
+from fedcore.simulation.sgd import torch_device
 
 REAL = not os.environ.get("FEDCORE_CUDA_DRIVER")
 CLIENTS, EXAMPLES = 6, 20

@@ -97,8 +97,8 @@ class DiscreteGaussian {
 
 }  // namespace
 
-void add_discrete_gaussian(const double* sum, std::int64_t n, double grid, std::int64_t sigma,
-                           const std::uint32_t* key, double* out) {
+void add_discrete_gaussian(const double* sum, std::int64_t n, double grid, std::int64_t sigma, const std::uint32_t* key,
+                           double* out) {
     const DiscreteGaussian noise(sigma);
     for_blocks(n, 16 * n * 16, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
         Keystream words(key, block);

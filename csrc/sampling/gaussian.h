@@ -21,7 +21,7 @@ inline constexpr std::int64_t kMostSigma = std::int64_t{1} << 26;
 // arguments alone: each block of elements (blocks.h) has its own nonce, the block's number.
 //   sigma in [1, kMostSigma]; grid: a power of two. `out` may be `sum`. Moves 16 n bytes, and computes about 17 bytes
 //   of ChaCha20 for each element.
-void add_discrete_gaussian(const double* sum, std::int64_t n, double grid, std::int64_t sigma,
-                           const std::uint32_t* key, double* out);
+void add_discrete_gaussian(const double* sum, std::int64_t n, double grid, std::int64_t sigma, const std::uint32_t* key,
+                           double* out);
 
 }  // namespace fedcore

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-KINDS = ("presets", "methods", "data", "partitions", "models", "participation", "rates", "optimizers")
+KINDS = ("presets", "methods", "data", "partitions", "models", "participation", "attacks", "rates", "optimizers")
 
 
 def add_arguments(top: Parser) -> None:
     """Add the command."""
     parser = top.add_command("list", run, needs=terminal.SIMULATOR)
-    parser.add_argument("kind", nargs="?", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("kind", nargs="?", choices=KINDS, metavar="KIND", help="|".join(KINDS))
     terminal.add_imports(parser)
     terminal.add_json(parser)
 
@@ -61,13 +61,14 @@ def _module(kind: str) -> Any:
     """Return the module with the registry of a kind."""
     from fedcore import algorithms
     from fedcore.algorithms import optimizers, rates
-    from fedcore.simulation import data, participation
+    from fedcore.simulation import attacks, data, participation
 
     if kind == "models":
         from fedcore.simulation import nets
 
         return nets
     modules = {"methods": algorithms, "participation": participation, "rates": rates, "optimizers": optimizers}
+    modules["attacks"] = attacks
     return (modules | {"data": data, "partitions": data.partitions})[kind]
 
 

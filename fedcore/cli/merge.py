@@ -116,7 +116,7 @@ def _options(changes: list[str]) -> dict[str, Any]:
 
 def _rules(names: list[str], options: dict[str, Any]) -> list[Rule]:
     """Return the rules with their options, and remove these; several rules may have one option in common."""
-    kinds = [REGISTRY.find(spelled(name)) for name in names]
+    kinds: list[Any] = [REGISTRY.find(spelled(name)) for name in names]
     known = [{field.name for field in fields(kind)} for kind in kinds]
     try:
         rules = [

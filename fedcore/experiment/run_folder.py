@@ -148,7 +148,7 @@ def _device_facts(experiment: Experiment) -> dict[str, str]:
     """Return the name of the clients' device; for a GPU of this machine, facts about it too."""
     name = experiment.device or CPU
     if name != CPU:
-        from fedcore.simulation.torch_device import device_facts  # imports torch
+        from fedcore.simulation.sgd import device_facts  # imports torch
 
         with suppress(DeviceError):  # only the workers' machines may have the GPU
             return device_facts(name)
@@ -200,7 +200,7 @@ def _module(model: str) -> Any:
 @cache
 def _can_be_measured(model: str, shape: tuple[int, ...], device: str) -> bool:
     from fedcore.simulation.batching import batched_sgd
-    from fedcore.simulation.torch_device import torch_device
+    from fedcore.simulation.sgd import torch_device
 
     return batched_sgd.can_be_measured(_module(model), shape, torch_device(device))
 
@@ -210,7 +210,7 @@ def _fastest(model: str, shape: tuple[int, ...], batch: int, device: str) -> "Wa
     import torch
 
     from fedcore.simulation.batching import batched_sgd
-    from fedcore.simulation.torch_device import torch_device
+    from fedcore.simulation.sgd import torch_device
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes that run the trials

@@ -241,6 +241,6 @@ def find_data(jobs: Iterable[Job]) -> None:
 def find_device(experiment: Experiment) -> None:
     """Check that torch has the device of an experiment's clients; raise a DeviceError if it is missing."""
     if experiment.device not in (None, CPU):
-        from fedcore.simulation.torch_device import torch_device  # imports torch
+        from fedcore.simulation.sgd import torch_device  # imports torch
 
         torch_device(experiment.device)

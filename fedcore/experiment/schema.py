@@ -36,7 +36,7 @@ from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameErro
 from fedcore.experiment.changes import Change
 from fedcore.network.topology import NAMES, Topology
 from fedcore.runtime import import_quietly
-from fedcore.simulation import MODELS, data, participation
+from fedcore.simulation import MODELS, attacks, data, participation
 from fedcore.simulation.clock import Clock, Durations
 from fedcore.simulation.data import partitions
 from fedcore.simulation.engines import check_method
@@ -439,6 +439,18 @@ Aggregation = Annotated[
 ]
 
 
+class AttackOfClients(FromRegistry):
+    """The name of an attack in ``fedcore.simulation.attacks``, with its options.
+
+    Attributes:
+        clients: the number of dishonest clients: the last ones of the partition.
+    """
+
+    registry = staticmethod(lambda: attacks.REGISTRY)
+
+    clients: Count = 1
+
+
 def changed(section: T, changes: Mapping[str, Any] | None) -> T:
     """Return an experiment's ``rate`` or ``local`` with the keys that one algorithm changes."""
     if not changes:
@@ -727,7 +739,8 @@ class Experiment(Section):
         server_device: where the server keeps its vectors: host memory or a GPU. Results do not depend on it.
         clock: a virtual clock, on which late clients do not count. Default: rounds have no duration.
         network: replaces the server; the clients are nodes that average their models with their neighbours'.
-        limits, aggregation: limits of single updates, and rules that reject, cap or scale updates.
+        limits, aggregation: limits of single updates, and rules that reject, cap, scale or combine updates.
+        attack: what dishonest clients send. Default: all clients are honest.
         grid: the values that a sweep tries (``experiment.config.points``); a run ignores it.
         note: a text that reports show below the table.
         changes: the differences from the preset with the same title (set by ``load_preset``).
@@ -753,6 +766,7 @@ class Experiment(Section):
     clock: VirtualClock | None = None
     limits: UpdateLimits | None = None
     aggregation: Aggregation = None
+    attack: AttackOfClients | None = None
     objective: Objective | None = None
     network: NetworkOfNodes | None = None
     evaluate: Evaluate = Evaluate()
@@ -856,6 +870,14 @@ class Experiment(Section):
                 clock.over(participation.Always(info.data["partition"].clients))
         return clock
 
+    @field_validator("attack")
+    @classmethod
+    def _some_are_honest(cls, attack: AttackOfClients | None, info: ValidationInfo) -> AttackOfClients | None:
+        clients = info.data["partition"].clients if "partition" in info.data else None
+        if attack is not None and clients is not None and attack.clients >= clients:
+            raise problem(f"must be less than the {clients} clients of the partition, got {attack.clients}", "clients")
+        return attack
+
     @field_validator("evaluate")
     @classmethod
     def _keep_needs_a_server(cls, evaluate: Evaluate, info: ValidationInfo) -> Evaluate:
@@ -871,7 +893,7 @@ class Experiment(Section):
             return network
         rate: Rate = info.data["rate"]
         serving = [rate.server_lr and "rate.server_lr", rate.optimizer and "rate.optimizer"]
-        serving += [key for key in ("objective", "limits", "aggregation") if info.data.get(key)]
+        serving += [key for key in ("objective", "limits", "aggregation", "attack") if info.data.get(key)]
         for method in info.data["algorithms"]:
             if not isinstance(method.make(), algorithms.LocalDescent):
                 raise problem(f"the method must be LocalDescent, got {method.label}")

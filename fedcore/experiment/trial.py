@@ -23,13 +23,14 @@ from fedcore.experiment.results import RoundRecord, finite, have_ended
 from fedcore.experiment.schema import Evaluate, Objective, Trial
 from fedcore.network import Network
 from fedcore.options import Compute, Limits
-from fedcore.server import Report, Server, Update
+from fedcore.server import Broadcast, Report, Server, Update
 from fedcore.simulation import nets, participation
+from fedcore.simulation.attacks import Liars
 from fedcore.simulation.clock import Clock
 from fedcore.simulation.data import Dataset
 from fedcore.simulation.engines import Engine, Evaluation, KeepingClients, Nodes, NodesEngine, RecoveringClients
 from fedcore.simulation.in_process import InProcess
-from fedcore.simulation.participation import Participation, Schedule
+from fedcore.simulation.participation import Active, Participation, Schedule
 from fedcore.simulation.sgd import LocalOptions
 from fedcore.store.registry import ClientId
 
@@ -123,6 +124,12 @@ class TrialParts:
     pattern: Participation
     changing: ChangingObjective | None = None
     uploads: int = 0
+    liars: Liars | None = None
+
+    def updates(self, broadcast: Broadcast, active: Active) -> Iterable[Update]:
+        """Return the updates of a round, including those of dishonest clients."""
+        updates = self.engine.updates(broadcast, active)
+        return updates if self.liars is None else self.liars.updates(broadcast, updates)
 
     def begin(self, round: int) -> None:
         """Prepare a round: apply arrivals and departures."""
@@ -151,6 +158,9 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
     clients, active = experiment.partition.clients, experiment.participation
     module = nets.build(experiment.model.name, seed=seed, **experiment.model.options)
     dataset, parts = load_and_partition(experiment, seed)
+    liars = None
+    if experiment.attack is not None:
+        liars = Liars(experiment.attack.make(), range(clients - experiment.attack.clients, clients), seed)
     pattern = participation.named(
         active.name,
         clients,
@@ -174,7 +184,7 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
     changing = None if objective is None else ChangingObjective(objective, pattern, dataset, parts, evaluator)
     engine = make_engine(
         module,
-        dataset,
+        dataset if liars is None else liars.poisoned(dataset, parts),
         parts,
         batch=local.batch,
         epochs=local.epochs,
@@ -225,7 +235,7 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
             minibatches = None if trial.method.warm_start is True else trial.method.warm_start
             server.warm_start(engine.gradients(server.broadcast(present), minibatches))
     uploads = len(present) if trial.method.warm_start else 0
-    return TrialParts(server, engine, pattern, changing, uploads)
+    return TrialParts(server, engine, pattern, changing, uploads, liars)
 
 
 def _nodes(
@@ -357,7 +367,7 @@ def rounds(
         else:
             active = parts.pattern.active(round)
         broadcast = server.broadcast(active.clients)
-        stream, waited = _TimedUpdates(parts.engine.updates(broadcast, active)), -parts.engine.waited
+        stream, waited = _TimedUpdates(parts.updates(broadcast, active)), -parts.engine.waited
         start = perf_counter()
         report = server.round(stream)
         parts.end(report)

@@ -96,14 +96,14 @@ class GramSum:
         ends = [len(row) for row in self._rows[0]]
         ends[-1] -= rest
         heads = [[row[:end] for row, end in zip(kept, ends, strict=True)] for kept in self._rows]
-        bases = [None if base is None else base[:end] for base, end in zip(self._base, ends, strict=True)]
-        base = None if bases[0] is None else np.concatenate(bases)
+        bases: list[Any] = [None if base is None else base[:end] for base, end in zip(self._base, ends, strict=True)]
+        whole = None if bases[0] is None else np.concatenate(bases)
         partials = np.empty((-(-n // BLOCK), len(self._sum)))
-        gram_matrix([base] * self._k, heads, np.ones(self._k), partials=partials)
+        gram_matrix([whole] * self._k, heads, np.ones(self._k), partials=partials)
         for share in partials:
             self._sum += share
         self._rows = [[kept[-1][ends[-1] :]] if rest else [] for kept in self._rows]
-        self._base = [None if base is None else self._base[-1][ends[-1] :]] if rest else []
+        self._base = [None if whole is None else self._base[-1][ends[-1] :]] if rest else []
         self._length = rest
 
 

@@ -44,7 +44,7 @@ from fedcore.runtime import inside, write_text
 
 MOST = 10
 """The maximum number of folders that a message lists."""
-PROBLEM = frozenset({"data", "model", "network", "objective", "partition", "participation"})
+PROBLEM = frozenset({"attack", "data", "model", "network", "objective", "partition", "participation"})
 """The tables of a configuration that define the problem; other keys of a grid are options of the methods."""
 CONDITIONS_NOTE = (
     "Accuracy in %, the mean over the seeds, and its 95 % interval by Student's t; of a method that was tried at "

@@ -452,8 +452,9 @@ class Sum:
     def noised(self, batch: UpdateBatch, rule: PrivateMean, ledger: Ledger) -> Result:
         """Return ``result`` with the rule's noise, and with the expected number of clients as W."""
         result = self.result()
-        with span("noise", None, (result.A,)):
-            ledger = rule.add_noise(result.A, batch.factors, ledger, self._round)
+        total: Any = result.A  # float64 for these rules
+        with span("noise", None, (total,)):
+            ledger = rule.add_noise(total, batch.factors, ledger, self._round)
         return result._replace(W=rule.expected, ledger=ledger)
 
     def combined(self, batch: UpdateBatch, rules: Chain, previous: F32 | None) -> Result:
@@ -471,12 +472,15 @@ class Sum:
         if rule is not None and rule.needs_previous:
             more = [zeros(p, device=self._device) if previous is None else previous]
         form = self._algorithm.sums
-        terms = self._terms(batch) if form.r or form.q else (*self._cut_updates(batch, slice(0, p)), batch.scales)
-        vectors = _with(*terms, more)
+        bases, ys, scales = (
+            self._terms(batch) if form.r or form.q else (*self._cut_updates(batch, slice(0, p)), batch.scales)
+        )
+        vectors = _with(bases, ys, scales, more)
         combination = rules.combination(len(batch), lambda: self._reducer.gram_matrix(p, *vectors), self._round)
         result = self.result()
         if self._algorithm.keeps_total:
-            result = result._replace(A=self._spare[:p], plain=result.A)
+            plain: Any = result.A
+            result = result._replace(A=self._spare[:p], plain=plain)
         combination.write(*vectors, result.A)
         result = result._replace(times=result.W * (1.0 if form.r or form.q else form.h))
         if more:

@@ -1,4 +1,4 @@
-"""The simulator: participation, data, local rules, and engines that train clients. This module needs only NumPy."""
+"""The simulator: participation, data, local rules, attacks, engines that train clients. It needs only NumPy."""
 
 MODELS = (
     "cnn-cifar10",

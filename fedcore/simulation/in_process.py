@@ -26,8 +26,17 @@ from fedcore.simulation.data import Dataset
 from fedcore.simulation.engines import Evaluation, Parts, Plan, standing
 from fedcore.simulation.local_rules import LocalRule, Table
 from fedcore.simulation.participation import Active
-from fedcore.simulation.sgd import FlatModel, LocalOptions, Work, mean_loss, sgd
-from fedcore.simulation.torch_device import on_host, repeatable, seeded, torch_device
+from fedcore.simulation.sgd import (
+    FlatModel,
+    LocalOptions,
+    Work,
+    mean_loss,
+    on_host,
+    repeatable,
+    seeded,
+    sgd,
+    torch_device,
+)
 from fedcore.store.registry import ClientId
 from fedcore.validation import check_integer
 

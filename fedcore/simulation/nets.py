@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from fedcore.errors import RangeError, ShapeError
-from fedcore.simulation.torch_device import seeded
+from fedcore.simulation.sgd import seeded
 from fedcore.validation import Registry, check_integer, check_number
 
 

@@ -9,7 +9,7 @@ from fedcore.errors import ConfigError, DeviceError
 from fedcore.experiment import Sweep, load_preset, run_experiment, run_sweep
 from fedcore.experiment.results import read_folder
 from fedcore.experiment.runner import processes_for
-from fedcore.simulation import torch_device
+from fedcore.simulation import sgd
 from fedcore.simulation.in_process import InProcess
 from tests.cli.command import invoke
 from tests.experiment.kit import timeless
@@ -33,7 +33,7 @@ def rounds(folder):
 @pytest.fixture
 def gpu(monkeypatch):
     """A simulated GPU of torch."""
-    monkeypatch.setattr(torch_device, "_missing", lambda: None)
+    monkeypatch.setattr(sgd, "_missing", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"pretended GPU {device.index}")
     with SimulatedGpu() as pretended:
@@ -42,7 +42,7 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(torch_device, "_missing", lambda: "no driver")
+    monkeypatch.setattr(sgd, "_missing", lambda: "no driver")
 
 
 def test_records_on_a_gpu_differ_only_in_rounding(tmp_path, gpu):

@@ -15,7 +15,7 @@ from fedcore.cli import run as cli_run
 from fedcore.errors import CheckpointError, ConfigError, RangeError, UnknownNameError
 from fedcore.experiment import load_preset
 from fedcore.experiment.config import load_and_partition
-from fedcore.simulation import data, local_rules, nets, participation
+from fedcore.simulation import attacks, data, local_rules, nets, participation
 from fedcore.simulation.data import partitions
 from fedcore.validation import Registry, load_module
 from tests.cli.command import invoke
@@ -23,6 +23,7 @@ from tests.cli.command import invoke
 HOUSE = Path(__file__).parent / "house"
 REGISTRIES = [
     algorithms.REGISTRY,
+    attacks.REGISTRY,
     data.REGISTRY,
     local_rules.REGISTRY,
     nets.REGISTRY,

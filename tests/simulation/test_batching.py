@@ -25,8 +25,7 @@ from fedcore.simulation.batching.convolutions import ConvNet
 from fedcore.simulation.batching.layers import BYTES, Block, Linear, Perceptron
 from fedcore.simulation.local_rules import Table, minibatch_table, minibatches
 from fedcore.simulation.nets import build
-from fedcore.simulation.sgd import FlatModel, LocalOptions, sgd
-from fedcore.simulation.torch_device import seeded
+from fedcore.simulation.sgd import FlatModel, LocalOptions, seeded, sgd
 from tests.simulation.kit import Doubled, check_gradients, frozen, hooked, instructions_of
 
 SHARED = nn.Linear(4, 4)

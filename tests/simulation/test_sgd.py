@@ -10,8 +10,7 @@ from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError
 from fedcore.model import Layout
 from fedcore.simulation.local_rules import minibatches
 from fedcore.simulation.nets import LeNet, build
-from fedcore.simulation.sgd import FlatModel, LocalOptions, sgd
-from fedcore.simulation.torch_device import seeded
+from fedcore.simulation.sgd import FlatModel, LocalOptions, seeded, sgd
 from tests.simulation.kit import instructions_of
 
 

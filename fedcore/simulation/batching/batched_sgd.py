@@ -17,8 +17,20 @@ from fedcore.server.broadcast import Instructions
 from fedcore.simulation.batching.convolutions import ConvNet
 from fedcore.simulation.batching.layers import Block, Functional, Net, Perceptron
 from fedcore.simulation.local_rules import Table
-from fedcore.simulation.sgd import Descent, FlatModel, LocalOptions, Work, mean_rate, rate_of, sgd
-from fedcore.simulation.torch_device import CPU, moved, on_host, repeatable, synchronize
+from fedcore.simulation.sgd import (
+    CPU,
+    Descent,
+    FlatModel,
+    LocalOptions,
+    Work,
+    mean_rate,
+    moved,
+    on_host,
+    rate_of,
+    repeatable,
+    sgd,
+    synchronize,
+)
 
 MOST_PARAMETERS = 1_000_000
 """The clients of larger networks are trained one by one. Speedup of batched training for perceptrons, on one thread,

@@ -29,7 +29,7 @@ from fedcore.simulation.batching.layers import (
 )
 from fedcore.simulation.local_rules import Indices
 from fedcore.simulation.nets import MaxPool2
-from fedcore.simulation.torch_device import CPU
+from fedcore.simulation.sgd import CPU
 
 Pair = tuple[int, ...]
 """Two numbers, one for each axis of an image."""

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from fedcore.model import Layout
-from fedcore.simulation.torch_device import CPU, repeatable
+from fedcore.simulation.sgd import CPU, repeatable
 
 DEVICE_BYTES = 2 << 30
 """The maximum memory of one call on a GPU, in bytes. The value is not measured."""

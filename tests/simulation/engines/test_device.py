@@ -10,13 +10,12 @@ from torch import nn
 from fedcore import algorithms
 from fedcore.errors import DeviceError, RangeError, UnknownNameError
 from fedcore.server import Server
-from fedcore.simulation import torch_device
+from fedcore.simulation import sgd
 from fedcore.simulation.data import Dataset
 from fedcore.simulation.in_process import InProcess
 from fedcore.simulation.nets import build
 from fedcore.simulation.participation import Active
-from fedcore.simulation.sgd import LocalOptions
-from fedcore.simulation.torch_device import seeded
+from fedcore.simulation.sgd import LocalOptions, seeded
 from tests.simulation.simulated_gpu import GPU, MixedDevicesError, SimulatedGpu
 
 CLIENTS = 3
@@ -37,7 +36,7 @@ def dataset():
 @pytest.fixture
 def gpu(monkeypatch):
     """A simulated GPU of torch."""
-    monkeypatch.setattr(torch_device, "_missing", lambda: None)
+    monkeypatch.setattr(sgd, "_missing", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with SimulatedGpu() as simulated:
         yield simulated
@@ -155,7 +154,7 @@ def test_repeatable_restores_torch_s_settings(gpu):
     before = cudnn.allow_tf32, cudnn.deterministic, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
-        with torch_device.repeatable(GPU):
+        with sgd.repeatable(GPU):
             assert (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark) == (False, True, False)
             assert torch.backends.cuda.matmul.allow_tf32 is False
         assert torch.backends.cuda.matmul.allow_tf32 is True

@@ -22,8 +22,7 @@ from fedcore.simulation.in_process import InProcess
 from fedcore.simulation.local_rules import OneMinibatch, minibatches
 from fedcore.simulation.nets import build
 from fedcore.simulation.participation import Active
-from fedcore.simulation.sgd import FlatModel, LocalOptions, sgd
-from fedcore.simulation.torch_device import seeded
+from fedcore.simulation.sgd import FlatModel, LocalOptions, seeded, sgd
 from tests.simulation.kit import instructions_of
 
 CLIENTS = 4

@@ -8,7 +8,7 @@ from bench.gpu.clients import MODELS, check, dataset
 from fedcore import Server
 from fedcore.simulation.in_process import InProcess
 from fedcore.simulation.nets import build
-from fedcore.simulation.torch_device import seeded
+from fedcore.simulation.sgd import seeded
 
 pytestmark = [
     pytest.mark.gpu,
