@@ -33,7 +33,6 @@ from bench.machine import describe
 from bench.markdown import put_into, table
 from fedcore import Server, algorithms, rules
 from fedcore.errors import FedcoreError
-from fedcore.reports.statistics import interval_of
 from fedcore.simulation import data, nets
 from fedcore.simulation.attacks import (
     ALIE,
@@ -101,7 +100,8 @@ ROBUST = {
 """The chains of FedAvg for f dishonest clients."""
 RULES = [*CHAINS, *ROBUST]
 WITH_MOMENTUM = ("FedAvgM", "FedAvgMVR", "MBSTORM")
-"""Methods that run with a trimmed mean too."""
+CAPPED = "CapSteps(2), TrimmedMean"
+"""The chain of these methods, whose step grows with the numbers of steps."""
 BY_EXAMPLES = ("FedAvg", "FedProx", "FedNova")
 """Methods whose weights are numbers of examples."""
 TAU = 0.5
@@ -163,14 +163,16 @@ def cells(alphas, seeds):
     """Yield the runs: method, alpha, seed, name of the rules, their chain by f, the liars and the attacks."""
     on_vectors = {HONEST: ATTACKS[HONEST], **ON_VECTORS}
     shared = {name: lambda _, chain=chain: chain for name, chain in CHAINS.items()}
+    shared[CAPPED] = lambda f: [rules.CapSteps(2), rules.TrimmedMean(f)]
     for alpha, seed in product(alphas, range(seeds)):
-        for rule, make in {**shared, **ROBUST}.items():
-            yield "FedAvg", alpha, seed, rule, make, LIARS, ATTACKS if rule in shared else on_vectors
-    others = [("open", METHODS), (EQUAL, BY_EXAMPLES), ("TrimmedMean", WITH_MOMENTUM), ("mean", METHODS)]
+        for rule in RULES:
+            make = ROBUST.get(rule) or shared[rule]
+            yield "FedAvg", alpha, seed, rule, make, LIARS, on_vectors if rule in ROBUST else ATTACKS
+    others = [(CAPPED, WITH_MOMENTUM), (EQUAL, BY_EXAMPLES), ("open", METHODS), ("mean", METHODS)]
     for (rule, methods), seed in product(others if 0.5 in alphas else (), range(seeds)):
         for method in methods:
             if method != "FedAvg":
-                yield method, 0.5, seed, rule, {**shared, **ROBUST}[rule], (1,), ATTACKS
+                yield method, 0.5, seed, rule, shared[rule], (1,), ATTACKS
 
 
 def run(path, alphas, seeds):
@@ -199,7 +201,7 @@ def run(path, alphas, seeds):
 
 
 def costs(frame):
-    """Return a row per cell with means over the seeds and 95 % intervals; accuracies and differences are in points.
+    """Return a row per cell with the mean, the lowest and the highest seed; all but distances are in points.
 
     ``loss`` is the difference to the honest federation with the same rules, ``price`` that of these honest federations:
     with the plain mean, and with the rules.
@@ -213,16 +215,15 @@ def costs(frame):
     frame = frame.assign(loss=frame["honest"] - frame["accuracy"], price=frame["plain"] - frame["honest"])
     rows = []
     for key, own in frame.groupby(CELL, sort=False):
-        row = dict(zip(CELL, key, strict=True)) | {"distance": own["distance"].mean()}
+        row = dict(zip(CELL, key, strict=True)) | {"distance": own["distance"].mean(), "seeds": len(own)}
         for name in ("accuracy", "loss", "price"):
-            low, high = interval_of(own[name].tolist()) or (float("nan"), float("nan"))
-            row |= {name: own[name].mean(), f"{name}_low": low, f"{name}_high": high}
+            row |= {name: own[name].mean(), f"{name}_low": own[name].min(), f"{name}_high": own[name].max()}
         rows.append(row)
     return pandas.DataFrame(rows)
 
 
 def of(row, name):
-    """Return a difference with its interval."""
+    """Return a difference with its lowest and highest seed."""
     return f"{row[name]:.1f} ({row[name + '_low']:.1f} .. {row[name + '_high']:.1f})"
 
 
@@ -237,12 +238,15 @@ def by_rule(found):
     """Return a table of FedAvg with a row per rule: its price, and its greatest losses."""
     found = found[(found["method"] == "FedAvg") & found["attack"].isin([HONEST, *ON_VECTORS])]
     columns, rows = ["rule"], [[name] for name in RULES]
-    for alpha, own in found.groupby("alpha"):
-        columns += [f"{KINDS[alpha]}, all honest", "price", *(f"greatest loss, {n} of {CLIENTS}" for n in LIARS)]
+    for (alpha, liars), own in found.groupby(["alpha", "liars"]):
+        kind = f"{KINDS[alpha]}, f = {liars}"
+        columns += [f"{kind}: all honest", "price", f"greatest loss, {liars} of {CLIENTS}"]
         for row in rows:
-            cells = [own[(own["rule"] == row[0]) & (own["liars"] == liars)] for liars in LIARS]
-            honest = cells[0][cells[0]["attack"] == HONEST].iloc[0]
-            row += [f"{honest['accuracy']:.1f}", of(honest, "price"), *(worst(c) if len(c) else "" for c in cells)]
+            cell = own[own["rule"] == row[0]]
+            honest = cell[cell["attack"] == HONEST]
+            for _, one in honest.iterrows():
+                row += [f"{one['accuracy']:.1f}", of(one, "price"), worst(cell)]
+            row += [""] * (3 * (not len(honest)))
     return table(columns, rows)
 
 
@@ -250,18 +254,22 @@ def by_method(found):
     """Return a table with a row per method and rule, for one dishonest client."""
     found = found[(found["alpha"] == 0.5) & (found["liars"] == 1)]
     chains = dict.fromkeys(METHODS, ("mean", "open"))
-    chains |= {name: (*chains[name], "TrimmedMean") for name in WITH_MOMENTUM}
+    chains |= {name: (*chains[name], CAPPED) for name in WITH_MOMENTUM}
     chains |= {name: (*chains[name], EQUAL) for name in BY_EXAMPLES}
     rows = []
     for method, rule in ((method, rule) for method, rules_ in chains.items() for rule in rules_):
         cell = found[(found["method"] == method) & (found["rule"] == rule)]
+        if not len(cell):
+            continue  # not measured yet
         honest, others = cell[cell["attack"] == HONEST].iloc[0], cell[cell["loss"] > MOST]["attack"]
-        rows.append([method, rule, f"{honest['accuracy']:.1f}", worst(cell), str(len(others))])
-    return table(["method", "rule", "all honest", "greatest loss", f"attacks that cost more than {MOST} points"], rows)
+        rows.append([method, rule, f"{honest['seeds']}", f"{honest['accuracy']:.1f}", worst(cell), str(len(others))])
+    return table(
+        ["method", "rule", "seeds", "all honest", "greatest loss", f"attacks that cost more than {MOST} points"], rows
+    )
 
 
 def _place(column):
-    order = {"rule": RULES, "method": METHODS}.get(column.name)
+    order = {"rule": [*RULES, CAPPED], "method": METHODS}.get(column.name)
     return column if order is None else column.map(order.index)
 
 
@@ -281,9 +289,10 @@ def pages(path):
     """Return the text of the page of all results, and the two tables of the page about rules."""
     frame, machine = pandas.read_csv(path), json.loads(path.with_suffix(".json").read_text())
     found = costs(frame)
+    seeds = f"{found['seeds'].min()} to {found['seeds'].max()}"
     blocks = [
         f"# Attacks on every method\n\n<!-- Made by bench/attacks.py. -->\n\n```text\n{__doc__.strip()}\n```",
-        f"Means over {frame['seed'].nunique()} seeds, on {machine['cpu']}, one thread, torch {machine['torch']}. "
+        f"Means over {seeds} seeds, on {machine['cpu']}, one thread, torch {machine['torch']}. "
         f"[{path.name}]({path.name}) has every run. alpha is that of the clients' Dirichlet partition. Bold: more than "
         f"{MOST} points below the honest federation with the same rules.",
     ]
@@ -319,7 +328,7 @@ def draw(path, picture):
         axes.set(xlabel="test accuracy, %", xlim=(0, 100))
         axes.set_title(title, fontsize=10)
         axes.grid(axis="x", alpha=0.3)
-        axes.legend(fontsize=8, loc="lower left")
+    figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9)
     figure.savefig(picture, dpi=110)
 
 

@@ -502,6 +502,8 @@ class Settings:
         policy, method, rule = self.policy, self.algorithm, self.rules.robust
         if policy.buffer is not None and rule is not None:
             raise RangeError(f"buffer={policy.buffer}: {rule} counts each client once; use Mean()")
+        if policy.buffer is not None and method.own_starts:
+            raise RangeError(f"buffer={policy.buffer}: {method} keeps one start for each client; leave buffer out")
         if policy.discount and (rule is not None or not method.only_sums_updates or method.keeps_total):
             raise RangeError(
                 f"discount={policy.discount}: {rule or method} does not only sum updates; leave it out, or use FedAvg"

@@ -22,7 +22,9 @@ from fedcore.validation import absolute, check_integer
 
 __all__ = ["PhaseTime", "Profile", "Recorded", "RoundTime", "absorb", "begin", "profile", "room", "span", "timed"]
 # The phases in the order of a round; the docstring of ``profile`` explains them.
-_OF_ROUND = "round broadcast clients train encode wait decode read validate fold step diagnose commit publish gather"
+_OF_ROUND = (
+    "round broadcast clients train encode wait decode read validate fold noise step diagnose commit publish gather"
+)
 PHASES = (*_OF_ROUND.split(), "evaluate", "save", "aggregate")
 # A Chrome trace shows the rounds of each server as a thread; these thread numbers start here, above real ones.
 _ROUNDS, _COLUMNS, _ZERO = 10_000_000, 8, np.zeros((len(PHASES), 3), np.int64)
@@ -346,6 +348,7 @@ def profile(*, timeline: int = 1_000_000) -> Profile:
     decode, read      an adapter decodes a reply; the server reads an update
     validate          weights updates and checks them against the limits
     fold              adds updates to the sums and exchanges rows
+    noise             adds the noise of ``PrivateMean`` to the sum
     step              computes x, v and the totals; a network mixes its models
     diagnose          computes norms and diversities
     commit, publish   commits rows and state; makes the folder's files durable

@@ -1,6 +1,5 @@
 #include "sampling/gaussian.h"
 
-#include <cmath>
 #include <numeric>
 #include <vector>
 
@@ -49,11 +48,14 @@ class DiscreteGaussian {
         while (std::int64_t{32} << bits_ <= sigma) ++bits_;
         double weight[kIntervals], total = 0;
         for (int j = 0; j < kIntervals; ++j) {
-            const double start = std::ldexp(j, bits_);
-            total += weight[j] = std::exp(-start * start * scale_);
+            const auto start = static_cast<double>(std::int64_t{j} << bits_);
+            const double x = start * start * scale_;
+            weight[j] = x < 64 ? exp_of_minus(x * 0x1p-10) : 0.0;  // exp(-64) has no mass in units of 2^-62
+            for (int i = 0; i < 10; ++i) weight[j] *= weight[j];
+            total += weight[j];
         }
         std::int64_t mass[kIntervals];
-        for (int j = 0; j < kIntervals; ++j) mass[j] = std::llround(std::ldexp(weight[j] / total, 62));
+        for (int j = 0; j < kIntervals; ++j) mass[j] = static_cast<std::int64_t>(weight[j] / total * 0x1p62 + 0.5);
         mass[0] += kIntervals * kColumn - std::accumulate(mass, mass + kIntervals, std::int64_t{0});
         std::vector<int> small, large;  // columns with less, and with at least, their mass
         for (int j = 0; j < kIntervals; ++j) (mass[j] < kColumn ? small : large).push_back(j);
@@ -84,7 +86,7 @@ class DiscreteGaussian {
             const bool negative = (first >> kColumnBits & 1) != 0;
             if (negative && start + within == 0) continue;
             const double x = static_cast<double>(within * (2 * start + within)) * scale_;
-            const double u = std::ldexp(static_cast<double>(second >> (64 - kKeptBits)), -kKeptBits);
+            const double u = static_cast<double>(second >> (64 - kKeptBits)) * 0x1p-42;
             if (u < 1.0 - x || u < exp_of_minus(x)) return negative ? -(start + within) : start + within;
         }
     }
@@ -103,7 +105,7 @@ void add_discrete_gaussian(const double* sum, std::int64_t n, double grid, std::
     for_blocks(n, 16 * n * 16, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
         Keystream words(key, block);
         for (std::int64_t j = begin; j < end; ++j)
-            out[j] = (std::nearbyint(sum[j] / grid) + static_cast<double>(noise.draw(words))) * grid;
+            out[j] = (__builtin_nearbyint(sum[j] / grid) + static_cast<double>(noise.draw(words))) * grid;
     });
 }
 

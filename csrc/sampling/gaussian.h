@@ -8,7 +8,7 @@
 // alias table draws the interval with the probability of its bound L exp(-(j L)^2 / (2 sigma^2)), in units of 2^-62. A
 // uniform y of the interval is kept with the probability exp((j L)^2 / (2 sigma^2) - y^2 / (2 sigma^2)) >= 1/2, in
 // units of 2^-42; else all is drawn again. The table leaves out |y| > 8.9 sigma. The distance in total variation from
-// the exact law is below 2^-52 apart from relative errors of at most 2^-41 of single probabilities.
+// the exact law is below 2^-52 apart from relative errors of at most 2^-40 of single probabilities.
 #pragma once
 
 #include <cstdint>

@@ -31,9 +31,9 @@ def add_arguments(top: Parser) -> None:
     parser.add_argument("--key", metavar="KEY", help="key of the state_dict in torch files, such as model")
     names = sorted(name.lower() for name in optimizers.REGISTRY)
     parser.add_argument("--server-optimizer", metavar="NAME", help=f"{', '.join(names)}, or module:Name; needs --base")
-    rules = "robust rule in place of the average, such as median or trimmed-mean; repeatable, mixing rules first"
+    rules = "robust rule instead of the average, such as median; repeat for a chain"
     parser.add_argument("--rule", dest="rules", action="append", default=[], metavar="NAME", help=rules)
-    about = "option of the rules or the server optimizer, such as f=2 or momentum=0.9; repeatable"
+    about = "option of the rules or the optimizer, such as f=2 or momentum=0.9; repeatable"
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=about)
     parser.add_argument("--server-lr", type=terminal.share, metavar="GAMMA", help="server rate; needs --base")
     parser.add_argument("--clip-norm", type=terminal.share, metavar="C", help="maximum norm of an update; needs --base")

@@ -314,7 +314,7 @@ def add_discrete_gaussian(sum: F64, grid: float, sigma: int, key: bytes, *, out:
     Cost: reads and writes 8 n bytes; 5 to 15 ns an element on one thread.
     Source: Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020; by rejection from
         the bounds of 512 intervals. The law is exact to within 2^-52 in total variation, apart from relative errors of
-        at most 2^-41 of single probabilities.
+        at most 2^-40 of single probabilities.
 
     >>> noise = np.zeros(3)
     >>> add_discrete_gaussian(noise, 0.5, 8, bytes(32), out=noise)

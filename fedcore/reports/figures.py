@@ -14,7 +14,7 @@ from matplotlib import colormaps, rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from pandas import DataFrame, Series, concat
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
@@ -169,6 +169,9 @@ def curves(
         axes.margins(x=0)
         if measure == "loss" and 0 < WIDE * min(means, default=0.0) < max(means, default=0.0):
             axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         _legend(axes)
         return figure
 

@@ -472,10 +472,10 @@ class Sum:
         if rule is not None and rule.needs_previous:
             more = [zeros(p, device=self._device) if previous is None else previous]
         form = self._algorithm.sums
-        bases, ys, scales = (
-            self._terms(batch) if form.r or form.q else (*self._cut_updates(batch, slice(0, p)), batch.scales)
-        )
-        vectors = _with(bases, ys, scales, more)
+        terms: tuple[Any, Any, F64] = (*self._cut_updates(batch, slice(0, p)), batch.scales)
+        if form.r or form.q:
+            terms = self._terms(batch)
+        vectors = _with(*terms, more)
         combination = rules.combination(len(batch), lambda: self._reducer.gram_matrix(p, *vectors), self._round)
         result = self.result()
         if self._algorithm.keeps_total:

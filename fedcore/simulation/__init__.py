@@ -1,4 +1,4 @@
-"""The simulator: participation, data, local rules, attacks, engines that train clients. It needs only NumPy."""
+"""The simulator: participation, data, local rules, attacks, and engines. This module needs only NumPy."""
 
 MODELS = (
     "cnn-cifar10",

@@ -31,6 +31,7 @@ class Everything(Algorithm):
     second_vector = "words of one's own"
     keeps_total = True
     needs_plain_steps = True
+    needs_loss = True
 
     def step(self, cohort):
         return Step(v=Linear(A=1 / cohort.S), T=Linear(T=1, B=1))

@@ -97,7 +97,7 @@ def test_steps_are_refused_for_methods_of_more_than_plain_steps():
 
 def test_the_method_everything_sets_every_field_of_the_instructions():
     server = Server(np.zeros(3, np.float32), ORDERS["everything"], clients=2, lr=0.5)
-    server.round([Update(0, np.float32([1, 2, 3]), 1, control=np.ones(3, np.float32))])
+    server.round([Update(0, np.float32([1, 2, 3]), 1, control=np.ones(3, np.float32), loss=1.0)])
     asked, usual = server.broadcast([0]).of(0), Instructions(round=0, lr=0.1)
-    for name in {field.name for field in fields(Instructions)} - {"lr_of_step"}:
+    for name in {field.name for field in fields(Instructions)} - {"lr_of_step", "start"}:
         assert np.any(getattr(asked, name) != getattr(usual, name)), name

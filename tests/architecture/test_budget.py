@@ -15,9 +15,9 @@ FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 13, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 6_560,
-    "csrc": 11_020,
-    "tests": 56_615,
+    "bench": 6_570,
+    "csrc": 11_025,
+    "tests": 56_635,
     "fedcore": 3_060,
     "fedcore/adapters": 2_445,
     "fedcore/algorithms": 1_195,

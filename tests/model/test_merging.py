@@ -16,6 +16,7 @@ import fedcore
 from fedcore import Safetensors, errors, merge, write_model
 from fedcore.algorithms.optimizers import SGD, Adagrad, Adam, Nesterov, Yogi
 from fedcore.model import merging, windows
+from fedcore.rules import GeometricMedian
 from tests.cli.command import invoke as run
 from tests.model.kill_merges import content, in_child, models
 
@@ -265,26 +266,27 @@ def test_only_one_process_merges_into_a_folder(tmp_path):
 OPTIONS = dict(optimizer=Nesterov(), clip_norm=1e3)
 
 
-def killed_merge(tmp_path, paths, at):
+def killed_merge(tmp_path, paths, at, **options):
     """Kill a merge when the bytes read reach a share of their total."""
 
     def fatal(done, total):
         if done >= at * total:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    assert in_child(lambda: merge(tmp_path / "out", paths[1:], base=paths[0], progress=fatal, **OPTIONS))
+    assert in_child(lambda: merge(tmp_path / "out", paths[1:], base=paths[0], progress=fatal, **options))
 
 
-def test_a_killed_merge_continues(tmp_path, monkeypatch):
+@pytest.mark.parametrize("options", [OPTIONS, dict(optimizer=Nesterov(), rule=GeometricMedian())])
+def test_a_killed_merge_continues(tmp_path, monkeypatch, options):
     monkeypatch.setattr(merging, "SAFE", 1 << 19)
     paths = models(tmp_path)
-    merge(tmp_path / "due", paths[1:], base=paths[0], **OPTIONS)
-    for at in (0.2, 0.6, 0.7, 0.95):  # clipping reads one half first
-        killed_merge(tmp_path, paths, at)
+    merge(tmp_path / "due", paths[1:], base=paths[0], **options)
+    for at in (0.2, 0.6, 0.7, 0.95):  # clipping and distances need one half first
+        killed_merge(tmp_path, paths, at, **options)
         assert not (tmp_path / "out").exists()
     shares = []
     merge(
-        tmp_path / "out", paths[1:], base=paths[0], progress=lambda done, total: shares.append(done / total), **OPTIONS
+        tmp_path / "out", paths[1:], base=paths[0], progress=lambda done, total: shares.append(done / total), **options
     )
     assert 0.7 < shares[0] < 0.95
     assert content(tmp_path / "out") == content(tmp_path / "due")
@@ -294,7 +296,7 @@ def test_a_killed_merge_continues(tmp_path, monkeypatch):
 def test_a_killed_merge_starts_again_where_it_cannot_continue(tmp_path, monkeypatch, change):
     monkeypatch.setattr(merging, "SAFE", 1 << 19)
     paths, weights, part = models(tmp_path), None, tmp_path / ".out.part"
-    killed_merge(tmp_path, paths, 0.9)
+    killed_merge(tmp_path, paths, 0.9, **OPTIONS)
     if change == "a byte of the result":
         with open(part / "model.safetensors", "r+b") as file:
             file.seek(500_000)
@@ -316,19 +318,20 @@ from fedcore.model import merging, windows
 windows.MEMORY, merging.SAFE = 20 << 20, 20 << 20
 peak = lambda: int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))) >> 10
 before = peak()
-fedcore.merge(sys.argv[1], sys.argv[2:])
+fedcore.merge(sys.argv[1], sys.argv[2:], rule=RULE)
 print(peak() - before)
 """
 
 
-def test_the_memory_of_a_merge_does_not_depend_on_the_size_of_the_models(tmp_path):
+@pytest.mark.parametrize("rule", ["None", "fedcore.rules.MultiKrum(0)"])
+def test_the_memory_of_a_merge_does_not_depend_on_the_size_of_the_models(tmp_path, rule):
     n, paths = 25_000_000, []
     for k in range(3):  # holes take no disk
         paths.append(tmp_path / f"{k}.safetensors")
         head = fedcore.model.safetensors.header_of([("w", "bfloat16", (n,))])
         paths[-1].write_bytes(head)
         os.truncate(paths[-1], len(head) + 2 * n)
-    command = [sys.executable, "-c", PEAK, tmp_path / "out", *paths]
+    command = [sys.executable, "-c", PEAK.replace("RULE", rule), tmp_path / "out", *paths]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert int(done.stdout) < 20 + 5 * 7 + 15, done.stderr  # of 150 MB
 

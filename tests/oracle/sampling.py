@@ -189,6 +189,13 @@ def chacha20(key: bytes, counter: int, nonce: bytes, groups: int) -> npt.NDArray
     return (x + start).reshape(16, groups, 16).transpose(1, 0, 2).ravel()
 
 
+def _exp_of_minus(x: float) -> float:
+    total = 1.0
+    for i in range(18, 0, -1):
+        total = 1.0 - total * x / i
+    return total
+
+
 def _alias_table(masses: list[int], column: int) -> list[tuple[int, int]]:
     """Return Vose's table: for each column the mass that it keeps, and the entry with the rest."""
     small = [j for j, mass in enumerate(masses) if mass < column]
@@ -207,11 +214,13 @@ def add_discrete_gaussian(sum: F64, out: F64, grid: float, sigma: int, key: byte
     """Write (round(sum / grid) + y) grid, with y by rejection from 512 intervals of a power of two integers."""
     bits = max(0, sigma.bit_length() - 5)  # 2^bits <= sigma / 16
     scale = 0.5 / float(sigma**2)
-    weights = [exp(-(float(j << bits) ** 2) * scale) for j in range(512)]
+    weights = [_exp_of_minus(x * 2.0**-10) if (x := float(j << bits) ** 2 * scale) < 64 else 0.0 for j in range(512)]
+    for _ in range(10):
+        weights = [weight * weight for weight in weights]
     total = 0.0
     for weight in weights:
         total += weight
-    masses = [round(weight / total * 2.0**62) for weight in weights]
+    masses = [int(weight / total * 2.0**62 + 0.5) for weight in weights]
     masses[0] += 2**62 - int(np.sum(masses, dtype=object))
     table = _alias_table(masses, 2**53)
     for begin in range(0, len(sum), 16384):

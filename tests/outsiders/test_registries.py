@@ -88,7 +88,7 @@ def test_a_user_s_class_by_its_module(house):
     assert method.lam == 0.25
     with pytest.raises(UnknownNameError, match=r"^option of mine.methods\b.*'lam'"):
         named("mine.methods:Accelerated", lams=1.0)
-    with pytest.raises(UnknownNameError, match=r"\battribute\b.*'Accelerated'"):
+    with pytest.raises(UnknownNameError, match=r"\battribute\b.*known: Accelerated"):
         named("mine.methods:FedAC")
     with pytest.raises(UnknownNameError, match=r"^algorithm\b.*Algorithm"):
         named("mine.patterns:OddAndEven")

@@ -58,6 +58,7 @@ def test_wide_range_of_losses_has_a_logarithmic_axis(tmp_path, record, drawn):
         draw_curves(records, tmp_path / "a.png", measure="loss")
         (axes,) = drawn[-1].axes
         assert axes.get_yscale() == scale
+        assert all(float(label.get_text().replace("\N{MINUS SIGN}", "-")) >= 0 for label in axes.get_yticklabels())
         assert axes.lines[0].get_ydata() == pytest.approx([0.9, 0.7])
         assert axes.get_title(loc="left").startswith("Test loss (mean cross entropy)")
     curve = band([near], "rounds", "loss")

@@ -90,6 +90,12 @@ def exchanged_exactly(form):
     return [total, row, norms]
 
 
+def with_noise():
+    out = np.empty(8)
+    kernels.add_discrete_gaussian(np.full(8, 1e-310), 2.0**-1040, 3, bytes(32), out=out)
+    return [out]
+
+
 def stepped():
     v, total, x = np.empty(8, np.float32), np.empty(8), np.empty(8, np.float32)
     arguments = dict(
@@ -135,6 +141,7 @@ KERNELS = {
     ],
     "accumulate": lambda: [accumulated(TINY.copy()), accumulated(WIDE.copy())],
     "accumulate_exact": accumulated_exactly,
+    "add_discrete_gaussian": with_noise,
     "exchange_exact": lambda: [*map(exchanged_exactly, FORMS)],
     "read_exact": lambda: kernels.read_exact(kernels.ExactSum(np.int64([1, 0]), np.int64([3, 5]))),
     "combine_exact": lambda: kernels.combine_exact(

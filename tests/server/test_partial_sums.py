@@ -84,7 +84,9 @@ def test_orders_and_trees_have_the_bits_of_one_server(name):
                 due.add(finish(server, round))
                 assert [client for client, _ in server.last.rejected] == [5]
             now = server._backend.snapshot
-            edge._backend.snapshot = edge._backend.snapshot._replace(x=now.x, round_number=now.round_number)
+            edge._backend.snapshot = edge._backend.snapshot._replace(
+                x=now.x, ahead=now.ahead, round_number=now.round_number
+            )
     assert len(due) == 2
 
 

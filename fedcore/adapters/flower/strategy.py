@@ -268,6 +268,8 @@ class ServerStrategy(FlowerFedAvg):
     def _messages(self, chosen: Mapping[int, int], config: ConfigRecord) -> Iterator[Message]:
         sent = self.server.broadcast(chosen, newcomers=chosen).on_host()
         model = self._write_model()
+        if self.server.algorithm.looks_ahead:  # Flower gets x, and clients the model ahead of it
+            model = self._wire.write(self.server.tensors(library="numpy", copy=False, sent=True))
         if self._wire.is_narrow:
             self._lost[sent.round] = self._wire.lost(
                 self.server.tensors(library="numpy", copy=False, sent=True), self.server.layout
@@ -420,7 +422,7 @@ class ServerStrategy(FlowerFedAvg):
         if self._written is None or self._written[0] != number:
             self._written = None  # frees the old record before the new one is written
             with span("encode"):
-                self._written = number, self._wire.write(self.server.tensors(library="numpy", copy=False, sent=True))
+                self._written = number, self._wire.write(self.server.tensors(library="numpy", copy=False))
         return self._written[1]
 
     @property

@@ -8,11 +8,12 @@ import torch
 from flwr.app import ConfigRecord
 from flwr.clientapp import ClientApp
 
+from fedcore.adapters import flower
 from fedcore.adapters.flower import Task
 from fedcore.adapters.flower.training import train
 from fedcore.errors import ArrayError, ConfigError, RangeError
 from fedcore.simulation.sgd import LocalOptions
-from tests.adapters.flower.federation import BATCH, NODES, make_data, make_module, make_strategy, run
+from tests.adapters.flower.federation import BATCH, NODES, initial_arrays, make_data, make_module, make_strategy, run
 from tests.adapters.flower.local_grid import LocalGrid
 
 
@@ -68,12 +69,14 @@ def test_one_s_own_loop_is_asked_for_what_its_row_adds():
 def test_losses_reach_the_server():
     dataset, _ = make_data()
     x, y = torch.from_numpy(dataset.train_x[:20]), torch.from_numpy(dataset.train_y[:20])
-    strategy, _ = run(
-        "QFedAvg", one_app(lambda message: train(message, make_module(), x, y, batch=BATCH, steps=2)), 1, q=1.0
-    )
+    grid = one_app(lambda message: train(message, make_module(), x, y, batch=BATCH, steps=2))
+    how = {"lr": 0.1, "fraction_evaluate": 0.0, "min_available_nodes": 1, "min_train_nodes": 1, "poll": 0.001}
+    strategy = flower.QFedAvg(q=1.0, **how)
+    strategy.start(grid, initial_arrays(), 1, timeout=5)
     assert strategy.failures == []
-    loss = float(torch.nn.functional.cross_entropy(make_module()(x), y))
-    np.testing.assert_allclose(strategy.reports[0].weights, loss, rtol=1e-5)
+    with torch.no_grad():
+        loss = float(torch.nn.functional.cross_entropy(make_module().eval()(x), y))
+    np.testing.assert_allclose(strategy.reports[0].weights, [loss, loss], rtol=1e-5)
 
 
 ODD = {

@@ -62,7 +62,7 @@ def straight(algorithm, rounds, cohorts):
     return server
 
 
-WITHOUT_SIZES = [name for name in REGISTRY if not named(name).needs_shares]
+WITHOUT_SIZES = [name for name in REGISTRY if not (named(name).needs_shares or named(name).own_starts)]
 
 
 def lie(**change):
