@@ -44,6 +44,15 @@ def test_history_is_as_long_as_the_rows_need(tmp_path):
         assert len(server._backend.snapshot.history) == len(written)
 
 
+def test_the_direction_of_a_removed_client_goes(tmp_path):
+    server = made(tmp_path, N=2, n=3)
+    optima = np.float32([[1, 2, 3], [4, 5, 6]])
+    go_on(server, 2, optima, iter([[0], [1]]))
+    assert len(server._backend.snapshot.history) == 2
+    server.remove_client(0)
+    assert len(server._backend.snapshot.history) == 1
+
+
 @pytest.mark.parametrize(("codec", "near"), [("f32", 1e-5), ("bf16", 0.02), ("int8", 0.05)])
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("most", [1, 3])
