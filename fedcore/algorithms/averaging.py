@@ -211,8 +211,11 @@ class QFedAvg(Algorithm):
         return Step(v=Linear(A=1 / W), gamma=float(W / (L * more + W)))
 
     def _power(self, claims: Claims, power: float) -> F64:
-        """Return F_i^power, with 1e-10 added to F_i as in the authors' code, so that it is finite."""
-        return np.ones(len(claims.steps)) if claims.losses is None else (claims.losses + 1e-10) ** power
+        """Return F_i^power, with 1e-10 added to F_i as in the authors' code, and at most 1e30, so that it is finite."""
+        if claims.losses is None:
+            return np.ones(len(claims.steps))
+        with np.errstate(over="ignore"):
+            return np.minimum((claims.losses + 1e-10) ** power, 1e30)
 
 
 # FedAU: Wang, Ji, "A Lightweight Method for Tackling Unknown Participation Statistics in Federated Averaging",

@@ -243,7 +243,7 @@ class ShardedRound(Round):
         if len(self._held) >= self._batch_size or not (may_wait or self._coordinator.placement.copies):
             self._fold_held()
 
-    def _fold_held(self) -> None:
+    def _fold_held(self, *, last: bool = False) -> None:
         """Send the held updates to the shards. A rejected client may send another update."""
         held, self._held = self._held, []
         if not held:

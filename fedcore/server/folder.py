@@ -570,9 +570,8 @@ class Journal:
         """
         if not self._state(round):
             return []
-        return [
-            (_entry(row)[0], self._read(row)) for row in sorted(self._store.registry, key=lambda row: _entry(row)[0])
-        ]
+        rows = sorted(((_entry(self._store, row), row) for row in self._store.registry), key=lambda pair: pair[0][0])
+        return [(order, self._read(row, client)) for (order, client), row in rows]
 
     def append(self, round: int, order: int, update: Update, newcomers: NewClients) -> None:
         """Write a valid update durably; ``order`` is its number in the round.
@@ -605,7 +604,7 @@ class Journal:
             return
         try:
             for row in list(store.registry):
-                if (entry := _entry(row)) not in known and entry[1] not in known:
+                if (entry := _entry(store, row)) not in known and entry[1] not in known:
                     store.forget(row)
             store.commit(store.round or 0, state=store.state if known else {})
         except BaseException:
@@ -614,7 +613,8 @@ class Journal:
 
     def drop(self, client: ClientId) -> None:
         """Drop a client's updates durably, if the journal has any."""
-        self.retain({entry for entry in map(_entry, self._store.registry) if entry[1] != client})
+        entries = (_entry(self._store, row) for row in self._store.registry)
+        self.retain({entry for entry in entries if entry[1] != client})
 
     def erase(self) -> None:
         """Erase the bytes of dropped updates from the files."""
@@ -653,7 +653,7 @@ class Journal:
                 after[start : start + size] = np.ascontiguousarray(counters[name], dtype).reshape(-1).view(np.uint8)
             start += size
 
-    def _read(self, id: ClientId) -> Update:
+    def _read(self, id: ClientId, client: ClientId) -> Update:
         layout, row = self._layout, self._store.row(id)
         assert isinstance(row, np.ndarray)
         about = json.loads(bytes(row[: HEADER // 4].view(np.uint8)))
@@ -663,7 +663,7 @@ class Journal:
         if about["apart"] or about["outside"]:
             value = layout.unflatten(value) | self._outside_of(rest, about["outside"])
         control = rest[layout.n : layout.n + self._controls] if self._controls else None
-        return Update(_entry(id)[1], value, control=control, **claims)
+        return Update(client, value, control=control, **claims)
 
     def _outside_of(self, rest: F32, names: list[str]) -> dict[str, Any]:
         """Return the tensors that are not averaged, as the client sent them."""
@@ -676,10 +676,14 @@ class Journal:
         return found
 
 
-def _entry(row: ClientId) -> tuple[int, ClientId]:
+def _entry(store: ClientStore, row: ClientId) -> tuple[int, ClientId]:
     """Return the order and the client of an update from the id of its row in a journal."""
     order, _, client = str(row).partition(" ")
-    return int(order), json.loads(client)
+    try:
+        return int(order), json.loads(client)
+    except ValueError:  # an older journal: the id is the client, and the header has the order
+        header: Any = store.row(row)
+        return json.loads(bytes(header[: HEADER // 4].view(np.uint8)))["order"], row
 
 
 def open_updates(path: Path, state: Any) -> list[ClientId]:
@@ -692,7 +696,8 @@ def open_updates(path: Path, state: Any) -> list[ClientId]:
         if (path / JOURNAL).exists():
             with ClientStore.open(path / JOURNAL, readonly=True) as store:
                 if store.state["round"] == round:
-                    return [client for _, client in sorted(map(_entry, store.registry), key=itemgetter(0))]
+                    entries = (_entry(store, row) for row in store.registry)
+                    return [client for _, client in sorted(entries, key=itemgetter(0))]
     return []
 
 

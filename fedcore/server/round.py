@@ -227,7 +227,7 @@ class Round(OpenRound):
         self._require_open()
         reason = self.attendance.reason(self._accepted, self._rejected)
         if reason == "buffer":
-            self._fold_held()  # may reject some
+            self._fold_held(last=True)  # may reject some
             reason = self.attendance.reason(self._accepted, self._rejected)
         return reason
 
@@ -433,6 +433,11 @@ class Round(OpenRound):
 
     def _empty_journal(self) -> None:
         self._keep_in_journal(())  # if the round is committed, its journal is outdated even if this fails
+        if self._journal is not None and self._settings.rules.private is not None:
+            try:
+                self._journal.erase()  # private updates must not stay in unused space
+            except StoreError as error:
+                self._logger.warning("journal: %s", error)
 
     def _keep_in_journal(self, known: Collection[Any]) -> None:
         """Drop the other updates, which a fold has rejected; a resumed round would reject them again."""
@@ -447,8 +452,8 @@ class Round(OpenRound):
         """Start the round, after the server has made it the open one."""
 
     @abstractmethod
-    def _fold_held(self) -> None:
-        """Fold the held updates."""
+    def _fold_held(self, *, last: bool = False) -> None:
+        """Fold the held updates; with ``last``, also decide on those that wait for a median."""
 
     def _counts(self) -> dict[str, int]:
         return {"accepted": len(self._known), "rejected": len(self._rejected)}

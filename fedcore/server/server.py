@@ -45,7 +45,7 @@ from fedcore.server.folder import GROUPS, JOURNAL, Journal, checkpoint_errors, r
 from fedcore.server.partial import PartialSum, require_partial_sums
 from fedcore.server.report import UNASKED, Attendance, Report, tell
 from fedcore.server.round import LOGGER, LocalRound, Round, RoundLock, WholeRound, log_round, whole_round
-from fedcore.server.state import NewClients, State
+from fedcore.server.state import NewClients, State, require_lasting_ledger
 from fedcore.server.step import Population, Sizes, Snapshot, moved, vectors_of
 from fedcore.server.update import Update, as_vector, first_not_finite, in_float32, kept_batches
 from fedcore.server.validation import never_negative
@@ -187,6 +187,8 @@ class Server(Represented, Unpicklable):
         self._keep_journal(place, place.path)
 
     def _start(self, backend: Any, callbacks: Sequence[Callback], model: Any = None) -> None:
+        if backend.settings.rules.private is not None:
+            require_lasting_ledger(backend.store)
         self._backend: State = backend  # or a ShardedBackend, which has the same methods
         self.callbacks = tuple(callbacks)
         base = model.tensors if isinstance(model, Model) else model
@@ -667,7 +669,8 @@ class Server(Represented, Unpicklable):
 
         Raises:
             RangeError: the server has no buffer, or as ``Round.add``.
-            UnknownClientError, UnknownNameError, DivergedError: as ``Round.add`` and ``Round.finish``.
+            UnknownNameError, DivergedError: as ``Round.add`` and ``Round.finish``. The report lists updates of clients
+                that are not registered, or no longer, as rejected.
 
         Cost: that of ``Round.add_batch``, and of a step for each closed round.
 
@@ -694,7 +697,10 @@ class Server(Represented, Unpicklable):
                     return reports
                 if not is_due:
                     room = (self.policy.buffer or 0) - len(opened._accepted)
-                    opened.add_batch(listed[start : start + room])
+                    for update in (some := listed[start : start + room]):
+                        if update.client not in opened._clients:
+                            opened.reject(update.client, "client: not registered")
+                    opened.add_batch([update for update in some if update.client in opened._clients])
                     start += room
 
     def round(self, updates: Iterable[Update]) -> Report:

@@ -322,8 +322,6 @@ class State:
         if algorithm.own_starts and type(reducer) not in (Reducer, type(None)):
             raise RangeError(f"shards: {algorithm} keeps a start for each client; leave shards and executor out")
         self.settings, self.snapshot, self.store = settings, snapshot, store
-        if settings.rules.private is not None:
-            require_lasting_ledger(store)
         self.reducer = Reducer(has_buffers=n > p) if reducer is None else reducer
         vectors = BufferPool(n, most=2, device=device)
         self._sum = Sum(settings, store, self.reducer, vectors)
@@ -823,7 +821,7 @@ class State:
         after = now._replace(changed={**now.changed, **changed.shown(options)})
         if "aggregation" in options:
             after = after._replace(ledger=replace(after.ledger, clip=None))
-        if "lr" in options and self.settings.max_staleness:
+        if "lr" in options and not self.settings.algorithm.own_starts:
             after = after._replace(past={})  # late clients of these rounds used the old rate
         with self._changing():
             self.settings = changed

@@ -290,12 +290,13 @@ class Liars:
 
         Cost: stores the updates of the dishonest clients, and all others too if the attack ``sees_honest``.
         """
-        x, p = broadcast.on_host().x, len(broadcast.offset(broadcast.ids[0])) if broadcast.ids else 0
+        sent, p = broadcast.on_host(), len(broadcast.offset(broadcast.ids[0])) if broadcast.ids else 0
         honest: list[Vectors] = []
         to_replace: list[tuple[Update, F32, Vectors]] = []
         for update in updates:
             is_honest = update.client not in self.clients
             if not is_honest or self.attack.sees_honest:
+                x = sent.start(update.client)
                 y = _vector("value", update.value, p if update.kind == "gradient" else len(x))
                 moved = y - x if update.kind == "model" else y.copy()
                 control = None if update.control is None else _vector("control", update.control, p).copy()
@@ -312,7 +313,7 @@ class Liars:
             control = own.control
             if control is not None:
                 control = self._lie(update, broadcast.round, control, [one.control for one in others])
-            value = x + moved if update.kind == "model" else moved
+            value = sent.start(update.client) + moved if update.kind == "model" else moved
             yield self.attack.counts(update._replace(value=value, control=control, keep=True))
 
     def _lie(self, update: Update, round: int, own: F32, honest: Sequence[Any]) -> F32:

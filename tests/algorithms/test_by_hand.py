@@ -314,3 +314,12 @@ def test_the_values_of_an_option(make, option, known):
         assert getattr(make(word), option) == word
     with pytest.raises(UnknownNameError, match=rf"{option}\b.*'x'"):
         make("x")
+
+
+@pytest.mark.parametrize(("q", "loss"), [(1, 1e40), (5, 1e65), (100, 1e5)])
+def test_no_loss_of_one_client_ends_a_round_of_qfedavg(q, loss):
+    server = Server(np.ones(2, np.float32), QFedAvg(q), 2, lr=0.1)
+    ys = np.float32([[2, 3], [1, 1]])
+    report = server.round([Update(0, ys[0], 1, loss=1.0), Update(1, ys[1], 1, loss=loss)])
+    assert report.accepted == (0, 1)
+    assert np.isfinite(server.x).all()

@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_570,
     "csrc": 11_025,
-    "tests": 56_655,
+    "tests": 56_710,
     "fedcore": 3_060,
     "fedcore/adapters": 2_445,
     "fedcore/algorithms": 1_195,
@@ -28,8 +28,8 @@ BUDGET = {
     "fedcore/model": 2_050,
     "fedcore/network": 600,
     "fedcore/reports": 1_375,
-    "fedcore/server": 5_170,
-    "fedcore/simulation": 4_230,
+    "fedcore/server": 5_185,
+    "fedcore/simulation": 4_235,
     "fedcore/secure": 930,
     "fedcore/store": 3_900,
 }

@@ -17,6 +17,7 @@ from fedcore import Compute, EdgeAggregator, RoundPolicy, Server, Storage, Updat
 from fedcore.algorithms import FedAsync, FedAvg, FedVARP
 from fedcore.algorithms.optimizers import SGD
 from fedcore.errors import RangeError
+from fedcore.rules import RejectLong
 from fedcore.server import report
 from fedcore.server.folder import open_updates
 from fedcore.store.inspect import state_of
@@ -347,3 +348,27 @@ def test_a_buffer_survives_kills_with_the_same_bits(kills, tmp_path):
             assert (update["client"], update["start"]) == (one.client, one.round)
             again.push([one])
     assert np.array_equal(again.x, straight.x)
+
+
+def test_an_update_of_a_removed_client_is_listed():
+    server = Server(numbers(0), FedAvg("uniform"), 3, lr=0.1, policy=RoundPolicy(buffer=2, max_staleness=2))
+    server.remove_client(1)
+    [report] = server.push([Update(client, numbers(2), 1, round=0) for client in range(3)])
+    assert report.accepted == (0, 2)
+    assert report.rejected == ((1, "client: not registered"),)
+
+
+def test_updates_that_a_median_rejects_do_not_fill_a_buffer():
+    policy = RoundPolicy(buffer=4, min_clients=4, max_staleness=2)
+    server = Server(numbers(0, 0), FedAvg("uniform"), 5, lr=0.1, aggregation=[RejectLong(2)], policy=policy)
+    [report] = server.push([Update(i, numbers(1, 100 * (i == 1)), 1, round=0) for i in range(5)])
+    assert (report.accepted, report.closed) == ((0, 2, 3, 4), "buffer")
+
+
+def test_a_new_rate_ends_the_rounds_of_the_old_one():
+    late = RoundPolicy(max_staleness=4)
+    server = Server(numbers(0), "FedVARP", 2, lr=0.1, policy=late)
+    server.round([Update(0, numbers(1), 1)])
+    for change in ({"policy": RoundPolicy()}, {"lr": 0.05}, {"policy": late}):
+        server.change(**change)
+    assert server.round([Update(1, numbers(1), 1, round=0)]).accepted == ()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -430,3 +431,16 @@ def test_compressed_updates_in_pieces_have_the_bits_of_decoding_first(kind):
             assert incoming.done()
             assert decoded.add(client, y, steps=2, examples=3, kind="delta")
     assert everything(server) == everything(whole)
+
+
+def test_a_journal_of_an_earlier_version_continues(tmp_path):
+    """Its rows have the clients' ids, and their headers the order."""
+    with zipfile.ZipFile(Path(__file__).with_name("journal.zip")) as file:
+        file.extractall(tmp_path)
+    assert open_updates(tmp_path, state_of(tmp_path)) == ["b", "a"]
+    with Server.load(tmp_path) as server:
+        with server.open_round() as round:
+            assert set(round.clients) == {"a", "b"}
+            round.add("c", np.float32([0, 0, 4]), steps=5, examples=40)
+        assert round.report.accepted == ("b", "a", "c")
+        np.testing.assert_allclose(server.x, np.float32([70, 110, 310]) / 80, rtol=1e-6)

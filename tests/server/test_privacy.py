@@ -328,3 +328,18 @@ def test_a_limit_of_one_update_stays_possible():
 def test_wrong_options(options, name):
     with pytest.raises(RangeError, match=f"^{name}"):
         PrivateMean(**({"clip": 1.0, "noise": 1.0, "expected": 4.0} | options))
+
+
+def test_no_update_stays_in_a_journal_after_its_round(tmp_path):
+    server = server_of(storage=Storage(tmp_path / "s", journal=True))
+    rows = np.random.default_rng(0).random((N, n), np.float32)
+    server.round(updates(rows))
+    left = b"".join(file.read_bytes() for file in (tmp_path / "s").rglob("*") if file.is_file())
+    assert not any(row.tobytes() in left or (-row).tobytes() in left for row in rows)
+
+
+@pytest.mark.parametrize("options", [{"keep_previous": True}, {"durability": "checkpoint"}])
+def test_a_folder_that_could_forget_a_round_is_not_loaded(options, tmp_path):
+    server_of(storage=tmp_path / "s").close()
+    with pytest.raises(RangeError, match=next(iter(options))):
+        Server.load(tmp_path / "s", storage=Storage(**options))

@@ -132,3 +132,14 @@ def test_wrong_attacks_are_rejected(attack, message):
 def test_every_attack_has_an_experiment():
     for name in REGISTRY:
         assert trial(f"attack={name}").experiment.attack.make() == REGISTRY[name]()
+
+
+def test_a_client_with_its_own_start_lies_from_there():
+    x = np.zeros(2, np.float32)
+    server = Server(x, "FedAWE", 2, lr=0.1)
+    for _ in range(3):
+        server.round([Update(0, server.x + 1, 1)])
+    broadcast = server.broadcast([0, 1])
+    assert (broadcast.start(1) == 0).all()
+    [lie] = Liars(attacks.SignFlip(), [1]).updates(broadcast, [Update(1, x + 0.5, 1)])
+    assert (lie.value == -0.5).all()
