@@ -34,6 +34,7 @@ def test_representations_on_one_line():
     shown = repr(made)
     assert shown.startswith("Server(algorithm=")
     assert "MIFA" in shown
+    assert "server_lr=Constant(value=0.5)" in repr(server(server_lr=0.5))
     assert "round_number=0, n=600, clients=10, lr=Exponential(initial=0.1, decay=0.9), rows=0, storage='ram'" in shown
     assert repr(opened) == "LocalRound(round=0, is_open=True, accepted=1, rejected=0)"
     report = opened.finish()

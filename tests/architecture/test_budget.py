@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_570,
     "csrc": 11_025,
-    "tests": 56_710,
+    "tests": 56_725,
     "fedcore": 3_060,
     "fedcore/adapters": 2_445,
     "fedcore/algorithms": 1_195,

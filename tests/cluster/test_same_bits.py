@@ -6,7 +6,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from fedcore import Compute, Server, algorithms, cluster
+from fedcore import Compute, Server, Update, algorithms, cluster
 from fedcore.algorithms import Step, optimizers
 from fedcore.cluster.coordinator import ANSWERS
 from fedcore.errors import DivergedError, RangeError
@@ -135,6 +135,16 @@ def test_buffers_and_counters(method, limits):
     )
 
 
+def test_an_update_without_buffers_has_no_length_there():
+    x0 = {"w": X0[:40_000], "running_mean": np.ones(3, np.float32)}
+    near = {"w": x0["w"] + np.float32(1e-3), "running_mean": x0["running_mean"] + np.float32(1e-3)}
+    gradient = np.full(40_000, 1e-3, np.float32)
+    for shards in (None, 3):
+        server = made("FedAvg", x0, shards=shards, reject_long=4.0)
+        updates = [Update(i, near, 1) for i in range(N - 1)] + [Update(N - 1, gradient, 1, kind="gradient")]
+        assert server.round(updates).accepted == tuple(range(N))
+
+
 def test_half_precision():
     x0 = {"w": X0.astype(np.float16)[:40_000], "b": X0[:20]}
     compared(made("MimiC", x0), made("MimiC", x0, shards=3), 3, lambda t, i, said: said)
@@ -238,7 +248,6 @@ def test_a_round_that_diverges_leaves_all_shards_as_they_were():
 
 def test_many_at_once_and_one_at_a_time():
     """In batches, with immutable arrays, and through ``Server.round``: the same bits."""
-    from fedcore import Update
 
     servers = [made("MimiC", X0, shards=2) for _ in range(3)]
     for t in range(3):

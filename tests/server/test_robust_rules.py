@@ -267,6 +267,13 @@ def test_buffers_are_combined_as_parameters_are(rule, due):
     np.testing.assert_allclose(one.x[4:], due[1], rtol=1e-6)
 
 
+def test_a_server_keeps_the_result_of_centred_clipping():
+    one = Server(np.zeros(1, np.float32), "FedAvg", 3, lr=0.1, aggregation=[CentredClipping(1.0)])
+    for due in (-1, -3):  # of a move by -3: z = -1, then -1 - 1
+        one.round([Update(i, one.x - 3, 1) for i in range(3)])
+        np.testing.assert_allclose(one.x, due, rtol=1e-6)
+
+
 def test_rejected_updates_do_not_count():
     one = server([RejectLong(3.0), "TrimmedMean"], clients=10)
     updates = sent(10)
