@@ -10,7 +10,8 @@ The last rule combines the updates: ``Mean``, a ``RobustRule`` such as ``Median`
     Server(model, "FedAvg", lr=0.1, aggregation=[NearestNeighborMixing(2), TrimmedMean(2)])
 
 To write a rule, derive a frozen dataclass from ``Rule`` and implement ``decide``. Pass an object of the class, or its
-path ``"mypackage.rules:RejectOpposite"``.
+path ``"mypackage.rules:RejectFewSteps"``. ``decide`` sees norms and numbers, no vectors. A rule that compares
+directions is a ``RobustRule``, with ``combine``.
 """
 
 import hashlib
@@ -453,7 +454,10 @@ class RobustRule(Rule):
 
     @abstractmethod
     def combine(self, k: int, products: Callable[[], F64]) -> Combination:
-        """Return the combination of k vectors; ``products()`` returns their inner products, float64[k, k]."""
+        """Return the combination of k vectors; ``products()`` returns their inner products, float64[k, k].
+
+        With ``needs_previous``, k counts the previous result, which is the last vector.
+        """
 
 
 @dataclass(frozen=True)

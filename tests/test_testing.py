@@ -23,6 +23,12 @@ def test_correct_algorithms_pass(method):
     check_algorithm(made(method).algorithm if isinstance(method, str) else method())
 
 
+@pytest.mark.parametrize("other", [FedAvg, "FedAvg", None])
+def test_other_objects_are_no_algorithms(other):
+    with pytest.raises(AlgorithmError, match=r"^algorithm="):
+        check_algorithm(other)
+
+
 class Counting(Algorithm):
     """Its steps get shorter with every call."""
 

@@ -96,7 +96,7 @@ def info(options: Options) -> None:
     """Show clients, rows, vectors, the last round and the disk space of a store.
 
     The command only reads, and can run while a server writes to the store. With --max-age,
-    it is a probe of whether rounds finish.
+    it is a probe of whether rounds finish: it exits with status 1 if the last commit is older.
     """
     if (at := manifest_at(options.path)) is not None:
         _cluster_info(*at, options)
@@ -118,7 +118,7 @@ def info(options: Options) -> None:
         [
             ("path", found.path),
             ("format", found.format),
-            ("last round", "none yet" if found.round is None else found.round),
+            ("last round", "none yet" if found.round is None or _is_new(opened.state) else found.round),
             ("last commit", f"{age:,.0f} s ago"),
             ("clients", f"{found.clients:,}"),
             ("rows", rows),
@@ -138,6 +138,12 @@ def info(options: Options) -> None:
     _check_age(age, options)
 
 
+def _is_new(state: Any) -> bool:
+    """Whether the state is that of a server before its first round."""
+    numbers = state.get("numbers") if isinstance(state, dict) else None
+    return isinstance(numbers, dict) and numbers.get("round_number") == 0
+
+
 def _age(folder: Path) -> float:
     """Return the seconds since the last commit, which writes to the index or its log. Readers create an empty log."""
     files = [path.stat() for path in (folder / INDEX, folder / f"{INDEX}-wal") if path.is_file()]
@@ -146,6 +152,7 @@ def _age(folder: Path) -> float:
 
 def _check_age(age: float, options: Options) -> None:
     if options.max_age is not None and age > options.max_age:
+        print(f"--max-age {options.max_age}: the last commit is {age:,.0f} s old", file=sys.stderr)
         sys.exit(terminal.FAILED)
 
 

@@ -61,7 +61,7 @@ def test_missing_package(monkeypatch):
 def test_version_out_of_bounds(monkeypatch):
     real = doctor.version
     monkeypatch.setattr(doctor, "version", lambda package: "2.7.1" if package == "nvflare" else real(package))
-    (checked,) = findings("nvflare", status=1).values()
+    [checked] = [one for one in findings("nvflare", status=1).values() if one["fix"] is not None]
     assert (checked["found"], checked["fix"]) == ("2.7.1", "pip install 'nvflare<2.10,>=2.9'")
 
 

@@ -50,10 +50,19 @@ def test_info_as_a_probe(path):
     assert re.search(r"last commit +1,00\d s ago", store("info", path).output)
     assert store("info", path, "--max-age", "2000").status == 0
     for json_too in ([], ["--json"]):
-        assert store("info", path, "--max-age", "900", *json_too).status == 1
+        result = store("info", path, "--max-age", "900", *json_too)
+        assert result.status == 1
+        assert "--max-age 900: the last commit is 1,00" in result.errors
     with ClientStore.open(path) as opened:
         opened.commit(6)
         assert store("info", path, "--max-age", "900").status == 0
+
+
+def test_info_of_a_server_before_and_after_its_first_round(tmp_path):
+    with Server(np.zeros(8, np.float32), "MIFA", 2, lr=0.1, storage=tmp_path / "run") as server:
+        assert re.search(r"last round +none yet\n", store("info", tmp_path / "run").output)
+        server.round([Update(0, server.x + 1, 1)])
+        assert re.search(r"last round +0\n", store("info", tmp_path / "run").output)
 
 
 def test_verify_lists_damaged_rows(path):

@@ -77,7 +77,8 @@ class ServerStrategy(FlowerFedAvg):
             the metric that holds it. It requires a method whose clients take plain local steps, and ``lr`` must be the
             rate that the ClientApps use. If ``steps`` is a number, it is also the ``max_steps`` of a new server, unless
             ``limits`` set one. A log line warns if BatchNorm layers counted more steps than the number.
-        storage: as for ``fedcore.Server``. If the folder already holds a server, ``start`` resumes it.
+        storage: as for ``fedcore.Server``. If the folder already holds a server, ``start`` resumes it. A log line warns
+            if none of the connected nodes is registered, since the clients of the earlier run then still count.
         resume: a folder written by ``Server.save``, which ``start`` resumes.
         client_sizes: n_k by node id, or a function of the node id. Default: the strategy queries the nodes if the
             method needs the sizes.
@@ -170,7 +171,7 @@ class ServerStrategy(FlowerFedAvg):
         self._lost: dict[int, Mapping[str, Any]] = {}
         self._written: tuple[int, ArrayRecord] | None = None
         self._first = 0
-        self._has_hinted = False
+        self._has_hinted = self._is_loaded = False
 
     @property
     def server(self) -> Server:
@@ -444,9 +445,17 @@ class ServerStrategy(FlowerFedAvg):
             options = {"lr": UNKNOWN if self._lr is None else self._lr, **self._options}
             model = replace(self._parts, tensors=self._wire.read(arrays))
             self._server = open_server(model, self.algorithm, [], **options)
+        known = self._server.clients
+        if self._is_loaded and len(known) and not any(node in known for node in nodes):
+            text = (
+                "Resuming: none of the %d connected nodes is registered, and the server keeps %d clients of an earlier "
+                "run, which still count; remove them with strategy.server.remove_client(id) or `fedcore store "
+                "remove-client`, or run SuperNodes with keys, which keep their ids"
+            )
+            log(WARNING, text, len(nodes), len(known))
+        self._is_loaded = False
         if not self._is_sized:
             return nodes
-        known = self._server.clients
         new = [node for node in nodes if node not in known and node not in self._sizes]
         known_sizes = () if self._server.client_sizes is None else self._server.client_sizes.tolist()
         others = [*self._sizes.values(), *known_sizes]
@@ -462,7 +471,7 @@ class ServerStrategy(FlowerFedAvg):
             how = {"lr": self._lr, "any_form": True, **self._options}
             how["storage"] = self._storage if self._resume is None else None
             model = replace(self._parts, tensors=self._wire.read(initial))
-            self._server = load_server(folder, model, self.algorithm, **how)
+            self._server, self._is_loaded = load_server(folder, model, self.algorithm, **how), True
 
 
 def _log_failures(failures: Iterable[Failure]) -> None:

@@ -36,7 +36,8 @@ from fedcore.adapters.session import (
     silence,
     with_plain_steps,
 )
-from fedcore.algorithms import Algorithm
+from fedcore.algorithms import Algorithm, named
+from fedcore.algorithms.optimizers import as_optimizer
 from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError
 from fedcore.options import LARGEST, Compute, Limits, RoundPolicy, Storage
 from fedcore.sampling import without_replacement
@@ -100,6 +101,10 @@ class Controller(ModelController):
     Attributes:
         server: the ``fedcore.Server``; its folder is closed when the job ends.
         reports: the ``Report`` of each round of this job.
+
+    Raises:
+        UnknownNameError: the algorithm or the optimizer is unknown.
+        RangeError: the optimizer is not an optimizer, or the policy does not fit NVFlare's tasks.
     """
 
     def __init__(
@@ -127,6 +132,9 @@ class Controller(ModelController):
     ) -> None:
         super().__init__(ignore_result_error=ignore_result_error, **kwargs)
         require_rate_of_rounds(lr)
+        as_optimizer(optimizer)
+        if isinstance(algorithm, str):
+            named(algorithm)
         # NVFlare writes a job's configuration from the attributes with the names of the arguments.
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
         self.num_rounds, self.num_clients, self.policy, self.seed = num_rounds, num_clients, policy, seed
@@ -378,6 +386,7 @@ class Aggregator(ModelAggregator):
     ) -> None:
         super().__init__()
         with_plain_steps(algorithm, lr)
+        as_optimizer(optimizer)
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
         self.aggregation, self.storage, self.model = _marked(aggregation), _marked(storage), model
         self.limits, self.compute, self.callbacks, self.clients = limits, compute, callbacks, clients

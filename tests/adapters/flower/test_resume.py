@@ -87,6 +87,17 @@ def test_from_a_saved_copy_and_nothing_left_to_do(tmp_path):
         assert again.arrays[name].data == array.data
 
 
+@pytest.mark.parametrize(("ids", "lines"), [([1, 2], 1), ([NODES[0], 2], 0)])
+def test_a_warning_if_no_node_is_registered(ids, lines, tmp_path, caplog):
+    run("MIFA", make_grid(), 1, storage=tmp_path / "state")[0].server.close()
+    apps = [app for app, _ in make_grid().nodes.values()]
+    strategy, _ = run("MIFA", LocalGrid({id: (apps[i], {}) for i, id in enumerate(ids)}), 3, storage=tmp_path / "state")
+    found = [record.getMessage() for record in caplog.records if "is registered" in record.getMessage()]
+    assert len(found) == lines  # in the first round only
+    assert all("none of the 2 connected" in line and "keeps 5 clients" in line for line in found)
+    assert len(strategy.server.clients) == len({*NODES, *ids})
+
+
 def test_a_changed_working_directory_changes_no_path(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -56,6 +56,14 @@ def test_every_method_equals_fedcore_s_own_simulation(name):
     np.testing.assert_array_equal(due.layout.flatten(saved), due.x)
 
 
+@pytest.mark.parametrize("kind", [Aggregator, Controller])
+def test_wrong_methods_and_optimizers_fail_before_the_job(kind):
+    with pytest.raises(errors.UnknownNameError, match="SCAFFOLD"):
+        kind("SCAFFOLDD")
+    with pytest.raises(errors.RangeError, match=r"^optimizer"):
+        kind("FedAvg", optimizer={"name": "SGD"})
+
+
 @pytest.mark.parametrize("algorithm", [SCAFFOLD(control="sent"), MimiC(units="update")])
 def test_options(algorithm):
     controller = LocalController(sites(), x0(), algorithm, lr=0.1, num_rounds=2)
