@@ -653,7 +653,7 @@ class Server(Represented, Unpicklable):
             return self._buffer
 
     def push(self, updates: Iterable[Update], *, newcomers: NewClients = ()) -> list[Report]:
-        """Add updates to the open buffer in the order of arrival; close it at each K-th accepted update, and open anew.
+        """Add updates to the open buffer in the order of arrival; close it at each K-th accepted one and open the next.
 
         A round also closes when its ``deadline`` is over; ``push([])`` only checks that. After a crash, a server with a
         journal continues the buffer. Several threads may call it; each call waits for the one before it.

@@ -125,7 +125,7 @@ def test_fedaus_weights_and_step():
 
 
 def test_fedaus_intervals_by_hand():
-    """Client 0 is heard in rounds 1, 3 and 8, client 1 in all, and client 2 joins before round 2; K = 3."""
+    """The server accepts client 0 in rounds 1, 3 and 8, client 1 in all, and client 2 joins before round 2; K = 3."""
     server = Server(np.zeros(1, np.float32), FedAU(cutoff=3), clients=2, lr=0.1)
     heard = [[1], [0, 1], [1], [0, 1, 2], [1], [1], [1], [1], [0, 1, 2]]
     # Client 0's intervals: 2 | 2 | 3, then 2. Client 2's: 2, then 3 of K.
@@ -136,7 +136,7 @@ def test_fedaus_intervals_by_hand():
         report = server.round([Update(i, server.x + 1, 1) for i in cohort])
         assert report.weights.tolist() == due.get(t, [1])
     server.remove_client(0)
-    server.add_clients([0])  # counting starts anew
+    server.add_clients([0])  # the count starts again
     assert server.round([Update(0, server.x, 1)]).weights.tolist() == [1]
 
 
@@ -146,7 +146,7 @@ def test_fedawes_weights_and_step():
 
 
 def test_fedawe_by_hand():
-    """The first model is 0. Client 1 is heard first in round 1, so its move counts twice; then both start from x."""
+    """The first model is 0. Client 1 first replies in round 1, so its move counts twice; then both start from x."""
     model = {"w": np.zeros(1, np.float32), "running_mean": np.zeros(1, np.float32)}
     server = Server(model, FedAWE(), clients=2, lr=0.1)
 

@@ -134,7 +134,7 @@ def test_the_order_in_the_reports_gives_the_same_bits():
 
 
 def test_a_batch_is_read_at_once_and_counts_like_single_updates():
-    """Also with a NaN in it, updates that are too old, and a client of its own twice."""
+    """Also with a NaN in it, updates that are too old, and the edge's own client twice."""
     policy = RoundPolicy(buffer=50, max_staleness=2, discount=0.5)
     rng = np.random.default_rng(0)
     servers = [Server(np.zeros(70, np.float32), FedAvg("uniform"), 5, lr=0.1, policy=policy) for _ in range(3)]
@@ -331,7 +331,7 @@ def test_a_buffer_survives_kills_with_the_same_bits(kills, tmp_path):
         child.wait()
         count += 1
         with Server.load(tmp_path / "s") as server:
-            assert next_of(server) > max(pushed, default=-1)  # what was pushed is there
+            assert next_of(server) > max(pushed, default=-1)  # all pushed updates are there
             server.open_buffer().abort(keep=True)
             if server.round_number == rounds:
                 break

@@ -1,4 +1,4 @@
-"""Rounds with ``PrivateMean``: the sum with noise, the ledger, and what is neither reported nor supported."""
+"""Rounds with ``PrivateMean``: the sum with noise, the ledger, and values that are neither reported nor supported."""
 
 import hashlib
 import math

@@ -66,9 +66,9 @@ def test_a_part_of_the_work_takes_a_part_of_the_time(durations):
 
 
 def test_a_round_without_clients_lasts_too(durations):
-    nobody = Schedule(5, departures=dict.fromkeys(range(5), 1))
-    assert closed(durations, round=1, among=nobody) == ([], 1.0)
-    assert closed(durations, round=1, among=nobody, policy={"deadline": 7}) == ([], 7.0)
+    none_active = Schedule(5, departures=dict.fromkeys(range(5), 1))
+    assert closed(durations, round=1, among=none_active) == ([], 1.0)
+    assert closed(durations, round=1, among=none_active, policy={"deadline": 7}) == ([], 7.0)
 
 
 def test_slow_clients_are_late_more_often():
