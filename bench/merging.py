@@ -166,7 +166,7 @@ def main():
     print(f"{options.models} x {options.gigabytes} GB, {options.rounds} rounds; medians\n")
     print("| way | s | CPU s | peak MiB | times its floor |\n|---|---:|---:|---:|---:|")
     for way, turns in found.items():
-        floor = found[FLOORS.get(way, "copy")]
+        floor = found.get(FLOORS.get(way, "copy"), turns)
         ratio = median(one["seconds"] / due["seconds"] for one, due in zip(turns, floor, strict=True))
         cells = (median(one[figure] for one in turns) for figure in ("seconds", "cpu", "peak"))
         seconds, cpu, peak = cells

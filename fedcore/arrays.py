@@ -499,15 +499,7 @@ class FileMemory(str):
 
     def map(self, size: int) -> "_FileMap":
         """Return a mapping of a new file of zeros; raise StoreError if the disk is full."""
-        try:
-            with TemporaryFile(dir=self.folder, buffering=0) as file:
-                reserve = getattr(os, "posix_fallocate", lambda fd, _, size: os.truncate(fd, size))
-                reserve(file.fileno(), 0, size)
-                memory = _FileMap(file.fileno(), size)
-        except OSError as error:
-            raise StoreError(
-                f"{self.folder}: cannot reserve {size:,} bytes of disk space for a vector: {error.strerror}; free space"
-            ) from error
+        memory = map_file(self.folder, size, _FileMap)
         memory.files = self
         track(memory)
         return memory
@@ -515,6 +507,22 @@ class FileMemory(str):
 
 class _FileMap(mmap.mmap):
     files: FileMemory
+
+
+M = TypeVar("M", bound=mmap.mmap)
+
+
+def map_file(folder: str, size: int, kind: type[M]) -> M:
+    """Return a shared mapping of a new unlinked file with reserved disk space; raise StoreError if the disk is full."""
+    try:
+        with TemporaryFile(dir=folder, buffering=0) as file:
+            reserve = getattr(os, "posix_fallocate", lambda fd, _, size: os.truncate(fd, size))
+            reserve(file.fileno(), 0, size)
+            return kind(file.fileno(), size)
+    except OSError as error:
+        raise StoreError(
+            f"{folder}: cannot reserve {size:,} bytes of disk space for a vector: {error.strerror}; free space"
+        ) from error
 
 
 def track(memory: mmap.mmap) -> None:
@@ -707,6 +715,7 @@ class BufferPool:
 
     def __init__(self, n: int, *, most: int = 1, device: str = CPU) -> None:
         self._arguments = n, most, device
+        self.length, self.is_in_files = n, isinstance(device, FileMemory)
         self._on_device = None if device == CPU else _DevicePool(n, most, device_named(device))
         self._free = _FreeList(most)
 
@@ -770,7 +779,7 @@ class _FreeList(list[Memory]):
 class _Owner:
     """The base object of a vector and of all its views; its deletion returns the buffer to the pool."""
 
-    __slots__ = ("__array_interface__", "_free", "_memory")
+    __slots__ = ("__array_interface__", "__weakref__", "_free", "_memory")
 
     def __init__(self, memory: Memory, free: _FreeList) -> None:
         self._memory, self._free = memory, free

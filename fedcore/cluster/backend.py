@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from fedcore.arrays import CPU, F32, core, empty
+from fedcore.arrays import CPU, F32, BufferPool, core, empty
 from fedcore.cluster import manifest as folders
 from fedcore.cluster.coordinator import Coordinator, GatheredVectors
 from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of, require_elementwise
@@ -31,7 +31,7 @@ from fedcore.server.round import LOGGER, SECOND, Round, one_call
 from fedcore.server.server import require_named_rates
 from fedcore.server.state import NewClients
 from fedcore.server.step import Sizes
-from fedcore.server.update import Kind, Slices, Update, as_vector, bytes_of, read_counters, read_vector
+from fedcore.server.update import Kind, Slices, Staging, Update, as_vector, bytes_of, read_counters, read_vector
 from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId, Registry
@@ -55,6 +55,7 @@ class ShardedRound(Round):
         self._opening = self._coordinator.openings
         self._new: list[ClientId] = []
         self._held: list[tuple[UpdateHeader, list[list[Any]]]] = []
+        self._staging = Staging(BufferPool(backend.settings.layout.n), batch_size, backend.home)
 
     def start(self, newcomers: NewClients) -> None:
         """Open the round in the shards."""

@@ -6,26 +6,23 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from functools import wraps
+from functools import partial, wraps
 from operator import itemgetter
 from threading import Lock, RLock
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import ref
 
 import numpy as np
-import numpy.typing as npt
 
-from fedcore.arrays import F32, FileMemory, copy_into, core, empty, ieee, on_host
+from fedcore.arrays import F32, BufferPool, FileMemory, core, ieee
 from fedcore.errors import (
     FedcoreError,
     RangeError,
     RoundError,
-    ShapeError,
     StoreError,
     UnknownClientError,
     UnknownNameError,
 )
-from fedcore.model import Layout
 from fedcore.options import Callback, Settings, require_weighing
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
@@ -47,7 +44,7 @@ from fedcore.server.report import (
 )
 from fedcore.server.state import NewClients, State
 from fedcore.server.step import PreparedStep, Snapshot
-from fedcore.server.update import KINDS, Kind, Update, as_vector, bytes_of, first_not_finite, immutable_copy, in_float32
+from fedcore.server.update import KINDS, Incoming, Kind, Staging, Update, bytes_of, first_not_finite, immutable_copy
 from fedcore.server.validation import (
     NOT_FINITE,
     Decision,
@@ -197,6 +194,7 @@ class Round(OpenRound):
         self._arrivals = 0  # the order of the next valid update
         self._newcomers: NewClients = ()
         self._journal: Journal | None = None
+        self._staging: Staging
         self.attendance = Attendance(settings.policy)
 
     @property
@@ -302,7 +300,7 @@ class Round(OpenRound):
 
     def begin(
         self, client: ClientId, *, steps: int, kind: Kind = "model", round: int | None = None, **claims: Any
-    ) -> "Incoming":
+    ) -> Incoming:
         """Return an ``Incoming`` for an update that arrives in pieces; the arguments are those of ``add``.
 
         Raises:
@@ -310,8 +308,11 @@ class Round(OpenRound):
             RangeError: a claim is out of range, so the update would be rejected.
             UnknownClientError, UnknownNameError: as ``add``.
 
-        Cost: 4 n bytes for each update that is begun, or done and not yet folded. Up to ``batch_size`` wait to be
-            folded together; ``Compute(batch_size=1)`` folds each at once.
+        Also raises StoreError, and lists the client as rejected, if the disk is full.
+
+        Cost: an update that is begun, or done and not yet folded, takes its bytes as sent, at most 4 n. The first
+            ``batch_size`` such updates are in memory; further ones are in unlinked files, in the server's folder or
+            else in the system's folder for temporary files.
         """
         self._require_open()
         update = Update(client, None, steps, kind=kind, round=round, **claims)
@@ -322,10 +323,14 @@ class Round(OpenRound):
         check_claims(update, self._settings.asked, range(oldest, self._number + 1))
         layout, algorithm = self._settings.layout, self._settings.algorithm
         n = layout.n_parameters if kind == "gradient" else layout.n
-        controls = 0 if algorithm.second_vector is None else layout.n_parameters
-        control = empty(controls, device=on_host(self._settings.device))
-        claims |= {"client": client, "steps": steps, "kind": kind, "round": round}
-        return Incoming(self, claims, layout, n, control)
+        try:
+            vector = self._staging.get()[:n]
+            control = None if algorithm.second_vector is None else self._staging.get()[: layout.n_parameters]
+        except StoreError as error:
+            self.reject(client, str(error))
+            raise
+        add = partial(self.add, client, steps=steps, kind=kind, round=round, keep=True, **claims)
+        return Incoming(layout, vector, control, kind, add, partial(self.reject, client))
 
     @property
     @abstractmethod
@@ -483,110 +488,6 @@ class Round(OpenRound):
         return client
 
 
-CONTROL = "control"
-
-
-class Incoming:
-    """One client's update that arrives in pieces, from ``Round.begin``. It counts as a whole or not at all.
-
-    >>> import numpy as np
-    >>> from fedcore import Server
-    >>> server = Server({"w": np.zeros(4, np.float32)}, "FedAvg", clients=2, lr=0.1)
-    >>> with server.open_round() as round:
-    ...     incoming = round.begin(0, steps=5, examples=30)
-    ...     incoming.write("w", np.float32([3, 4]), start=2)
-    ...     incoming.write("w", np.float32([1, 2]))
-    ...     incoming.done()
-    True
-    >>> server.x
-    array([1., 2., 3., 4.], dtype=float32)
-    """
-
-    def __init__(self, round: Round, claims: dict[str, Any], layout: Layout, n: int, control: F32) -> None:
-        self._round, self._claims, self._layout = round, claims, layout
-        self._places = {piece.name: slice(piece.start, piece.stop) for piece in layout.slices if piece.stop <= n}
-        self._vector: Any = round.buffer()[:n]
-        self._control = control
-        self._outside: dict[str, npt.NDArray[Any]] = {}
-        self._written: dict[str, list[tuple[int, int]]] = {}
-
-    def write(self, name: str, chunk: Any, start: int = 0) -> None:
-        """Copy a part of a tensor; parts may arrive in any order.
-
-        Args:
-            name: the tensor's name, or "control" for the second vector of methods that need one.
-            chunk: floats of NumPy, torch or DLPack, in C order; or a whole tensor that is not averaged.
-            start: the index of the chunk's first element in the flat tensor.
-
-        Raises:
-            RoundError: the update is done or abandoned.
-            UnknownNameError: the model has no such tensor.
-            RangeError, ShapeError, DtypeError: the chunk is no array of floats, lies outside the tensor, or overlaps a
-                part that was written before; nothing was written.
-        """
-        self._require_open()
-        if name in {piece.name for piece in self._layout.outside}:
-            self._outside[name] = chunk
-            return
-        if name in self._places:
-            vector = self._vector[self._places[name]]
-        elif name == CONTROL and len(self._control):
-            vector = self._control
-        else:
-            raise UnknownNameError.of("tensor", name, self._places)
-        size = int(np.prod(chunk.shape)) if hasattr(chunk, "shape") else len(memoryview(chunk).cast("B")) // 4
-        if start < 0 or start + size > len(vector):
-            raise ShapeError(f"{name}: elements {start} to {start + size} lie outside the tensor of {len(vector):,}")
-        spans = self._written.setdefault(name, [])
-        if any(start < end and begin < start + size for begin, end in spans):
-            raise RangeError(f"{name}: elements {start} to {start + size} were written before")
-        part = as_vector(name, chunk, size, tuple(getattr(chunk, "shape", (size,))))
-        copy_into(vector[start : start + size], in_float32(part))
-        spans.append((start, start + size))
-
-    def done(self) -> bool:
-        """Add the update to the round as ``Round.add`` does, or reject it if a part is missing.
-
-        Returns:
-            Whether the update is accepted so far.
-        """
-        self._require_open()
-        round, client = self._round, self._claims["client"]
-        absent = set[str]()
-        if self._layout.groups and self._claims["kind"] != "gradient":
-            absent = {name for name in self._places if name not in self._written}
-        missing = [
-            name
-            for name, place in self._places.items()
-            if name not in absent and self._size(name) < place.stop - place.start
-        ]
-        if len(self._control) and self._size(CONTROL) < len(self._control):
-            missing.append(CONTROL)
-        vector, control = self._vector, self._control if len(self._control) else None
-        self.abandon()
-        if missing:
-            others = f" and {len(missing) - 3} others" if len(missing) > 3 else ""
-            round.reject(client, f"update: parts are missing of {', '.join(missing[:3])}{others}")
-            return False
-        value = vector
-        if self._outside or absent:
-            named = self._layout.unflatten(vector) | self._outside
-            value = {name: tensor for name, tensor in named.items() if name not in absent}
-        return round.add(value=value, control=control, keep=True, **self._claims)
-
-    def abandon(self) -> None:
-        """Drop the update, which leaves no trace."""
-        self._vector = None
-
-    def _size(self, name: str) -> int:
-        """The number of elements of a tensor that were written."""
-        return sum(end - begin for begin, end in self._written.get(name, ()))
-
-    def _require_open(self) -> None:
-        if self._vector is None:
-            raise RoundError("incoming: the update is done or abandoned; begin a new one")
-
-
 class LocalRound(Round):
     """A round of a server without shards, or of one shard."""
 
@@ -597,6 +498,8 @@ class LocalRound(Round):
         self._state = state
         self._reader, self._weighing = reader(settings, state), Weighing(settings, state)
         self._partials = PartialSums(settings, state, self._weighing)
+        on_host = BufferPool(settings.layout.n) if state.upload is not None else state.update_buffers
+        self._staging = Staging(on_host, self._batch_size, state.store.path)
         self._held: list[UpdateBatch] = []
         self._undecided: UpdateBatch | None = None
         self._folded: list[UpdateBatch] = []

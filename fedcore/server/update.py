@@ -1,11 +1,18 @@
 """A client's update, and the arrays in it as the round reads them."""
 
+import os
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import wraps
 from hashlib import blake2b
+from importlib import import_module
+from mmap import mmap
+from operator import itemgetter
+from tempfile import gettempdir
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +23,9 @@ from fedcore.arrays import (
     F32,
     NARROW,
     Bfloat16Array,
+    BufferPool,
     FileMemory,
+    as_array,
     copied,
     copy_into,
     core,
@@ -26,19 +35,29 @@ from fedcore.arrays import (
     freeze,
     is_device_array,
     is_own_class,
+    map_file,
     own_class,
     read_leaf,
+    set_to_zero,
     spans,
     to_host,
 )
-from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, ShapeError
+from fedcore.errors import (
+    ArrayError,
+    DtypeError,
+    FedcoreError,
+    RangeError,
+    RoundError,
+    ShapeError,
+    UnknownNameError,
+)
 from fedcore.kernels import dequantise, quantise
 from fedcore.model import Layout
 from fedcore.model.safetensors import Safetensors
 from fedcore.profiling import timed
 from fedcore.store.registry import ClientId
 from fedcore.store.slots import checksums
-from fedcore.validation import describe_value, rejection_reason
+from fedcore.validation import describe_value, is_integer, rejection_reason
 
 # Slices of vectors, one per shard of a server: arrays, or references to arrays in other processes.
 
@@ -355,3 +374,241 @@ def digest_of_numbers(vector: Any) -> str:
 def digest_of_text(text: str) -> str:
     """Return the BLAKE2b-256 digest of a document."""
     return blake2b(text.encode(), digest_size=32).hexdigest()
+
+
+# Updates that arrive in pieces.
+
+
+CONTROL = "control"
+
+
+class Staging:
+    """Memory for updates that arrive in pieces: ``most`` vectors in memory, and further ones in unlinked files.
+
+    Args:
+        pool: the vectors in memory. Those of a ``FileMemory`` are in files already, so all come from the pool.
+        folder: the folder of the files. Default: the system's folder for temporary files.
+    """
+
+    def __init__(self, pool: BufferPool, most: int, folder: str | os.PathLike[str] | None) -> None:
+        self._pool, self._most, self._folder = pool, most, folder
+        self._used: list[ref[Any]] = []
+
+    def get(self) -> F32:
+        """Return an uninitialised vector of the pool's length; raise StoreError if the disk is full."""
+        self._used = [one for one in self._used if one() is not None]
+        if len(self._used) < self._most or self._pool.is_in_files:
+            vector = self._pool.get()
+            self._used.append(ref(vector.base))
+            return vector
+        folder = gettempdir() if self._folder is None else str(self._folder)
+        return np.frombuffer(map_file(folder, max(4 * self._pool.length, 1), mmap), np.float32)
+
+
+class Incoming:
+    """One client's update that arrives in pieces, from ``Round.begin``. It counts as a whole or not at all.
+
+    A tensor keeps the dtype in which it arrives until ``done``.
+
+    >>> import numpy as np
+    >>> from fedcore import Server
+    >>> server = Server({"w": np.zeros(4, np.float32)}, "FedAvg", clients=2, lr=0.1)
+    >>> with server.open_round() as round:
+    ...     incoming = round.begin(0, steps=5, examples=30)
+    ...     incoming.write("w", np.float32([3, 4]), start=2)
+    ...     incoming.write("w", np.float32([1, 2]))
+    ...     incoming.done()
+    True
+    >>> server.x
+    array([1., 2., 3., 4.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        vector: F32,
+        control: F32 | None,
+        kind: Kind,
+        add: Callable[..., bool],
+        reject: Callable[[str], None],
+    ) -> None:
+        self._layout, self._kind, self._add, self._reject = layout, kind, add, reject
+        self._vector: F32 | None = vector
+        self._control = control
+        places = {piece.name: slice(piece.start, piece.stop) for piece in layout.slices if piece.stop <= len(vector)}
+        self._tensors = {name: _StagedTensor(name, vector[place]) for name, place in places.items()}
+        self._second = None if control is None else _StagedTensor(CONTROL, control)
+        self._outside: dict[str, npt.NDArray[Any]] = {}
+
+    def write(
+        self, name: str, chunk: Any, start: int = 0, *, scales: Any = None, block: int | None = None, at: Any = None
+    ) -> None:
+        """Copy a part of a tensor; parts may arrive in any order.
+
+        Args:
+            name: the tensor's name, or "control" for the second vector of methods that need one.
+            chunk: floats of NumPy, torch or DLPack, in C order; int8 codes with ``scales``; or a whole tensor that is
+                not averaged.
+            start: the index of the chunk's first element in the flat tensor.
+            scales: a float32 for each ``block`` codes. An element is its code times its scale, rounded to float32.
+            block: the number of codes that share a scale; the last scale may have fewer. Default: the whole chunk.
+            at: the indices of the chunk's elements in the flat tensor, each once. All other elements are zero, so the
+                ``kind`` must be "delta" or "gradient", and the tensor has no other parts.
+
+        Raises:
+            RoundError: the update is done or abandoned.
+            UnknownNameError: the model has no such tensor.
+            RangeError, ShapeError, DtypeError: the chunk is not an array of floats or codes, does not fit its scales or
+                indices, lies outside the tensor, or overlaps a part that was written before; nothing was written.
+        """
+        self._require_open()
+        if name in {piece.name for piece in self._layout.outside}:
+            self._outside[name] = chunk
+            return
+        tensor = self._tensors.get(name, self._second if name == CONTROL else None)
+        if tensor is None:
+            raise UnknownNameError.of("tensor", name, self._tensors)
+        codes = _read_codes(name, chunk, scales, block)
+        if at is None:
+            tensor.write(codes, start)
+        elif self._kind == "model":
+            raise RangeError(f"{name}: at=... means zeros elsewhere; begin the update with kind='delta'")
+        else:
+            tensor.scatter(codes, at)
+
+    def done(self) -> bool:
+        """Add the update to the round as ``Round.add`` does, or reject it if a part is missing.
+
+        Returns:
+            Whether the update is accepted so far.
+
+        Cost: a tensor that did not arrive in float32 is converted in place.
+        """
+        vector, control, tensors, second = self._require_open(), self._control, self._tensors, self._second
+        whole = len(tensors)
+        self.abandon()
+        if self._layout.groups and self._kind != "gradient":
+            tensors = {name: tensor for name, tensor in tensors.items() if tensor.size}
+        due = [*tensors.values(), *([] if second is None else [second])]
+        if missing := [tensor.name for tensor in due if tensor.size < len(tensor.memory)]:
+            others = f" and {len(missing) - 3} others" if len(missing) > 3 else ""
+            self._reject(f"update: parts are missing of {', '.join(missing[:3])}{others}")
+            return False
+        for tensor in due:
+            tensor.decode()
+        if not self._outside and len(tensors) == whole:
+            return self._add(value=vector, control=control)
+        named = self._layout.unflatten(vector)
+        return self._add(value={name: named[name] for name in tensors} | self._outside, control=control)
+
+    def abandon(self) -> None:
+        """Drop the update, which leaves no trace."""
+        self._vector = self._control = self._second = None
+        self._tensors = {}
+
+    def _require_open(self) -> F32:
+        if self._vector is None:
+            raise RoundError("incoming: the update is done or abandoned; begin a new one")
+        return self._vector
+
+
+class _Codes(NamedTuple):
+    """Numbers as they arrive: float32, the bits of 16-bit floats, or int8 with a scale for each block."""
+
+    kind: str
+    numbers: npt.NDArray[Any]
+    scales: F32 | None = None
+    block: int = 1
+
+    def decode(self, out: F32, first: int = 0) -> None:
+        """Write the numbers as float32; ``first`` is the position of the first one among all that have these scales."""
+        if self.scales is not None:
+            np.multiply(self.numbers, self.scales[np.arange(first, first + len(out)) // self.block], out=out)
+        elif self.kind in NARROW:
+            core.dequantise(self.numbers, None, NARROW[self.kind], out)
+        else:
+            copy_into(out, self.numbers)
+
+
+@raises_fedcore_errors
+def _read_codes(name: str, chunk: Any, scales: Any, block: int | None) -> _Codes:
+    """Return a part of a tensor, flat; check it with its scales."""
+    if scales is None:
+        size = int(np.prod(chunk.shape)) if hasattr(chunk, "shape") else len(memoryview(chunk).cast("B")) // 4
+        part = as_vector(name, chunk, size, tuple(getattr(chunk, "shape", (size,))))
+        kind = dtype_name(part)
+        if kind not in NARROW or device_of(part) != CPU:
+            return _Codes("float32", in_float32(part))
+        if isinstance(part, Bfloat16Array):
+            return _Codes(kind, part.codes)
+        bits = part if isinstance(part, np.ndarray) else part.view(import_module("torch").int16).numpy()
+        return _Codes(kind, bits.view(np.uint16))
+    numbers, factors = as_array(name, own_class(name, chunk)).reshape(-1), np.array(scales).reshape(-1)
+    if numbers.dtype != np.int8 or factors.dtype != np.float32:
+        raise DtypeError(f"{name}: expected int8 codes with float32 scales, got {numbers.dtype} with {factors.dtype}")
+    block = max(len(numbers), 1) if block is None else block
+    if not is_integer(block, 1) or len(factors) != -(-len(numbers) // block):
+        raise ShapeError(f"{name}: {len(numbers):,} codes in blocks of {block} need a scale each, got {len(factors):,}")
+    return _Codes("int8", numbers, factors, block)
+
+
+class _StagedTensor:
+    """A tensor of an update that arrives in pieces.
+
+    ``memory`` is float32[size]. Codes are at its start until ``decode``, so that only their pages are touched.
+    """
+
+    def __init__(self, name: str, memory: F32) -> None:
+        self.name, self.memory, self.size = name, memory, 0
+        self._kind: str | None = None
+        self._parts: list[tuple[int, _Codes]] = []  # each with its start, in order
+        self._scattered: tuple[npt.NDArray[np.int64], _Codes] | None = None
+
+    def write(self, codes: _Codes, start: int) -> None:
+        """Copy a part to its place."""
+        stop = start + len(codes.numbers)
+        if start < 0 or stop > len(self.memory):
+            raise ShapeError(f"{self.name}: elements {start} to {stop} lie outside the tensor of {len(self.memory):,}")
+        if self._scattered or any(start < at + len(one.numbers) and at < stop for at, one in self._parts):
+            raise RangeError(f"{self.name}: elements {start} to {stop} were written before")
+        if self._kind not in (None, codes.kind):
+            self.decode()  # parts of several dtypes
+        if self._kind in (None, codes.kind):
+            self._kind, room = codes.kind, self.memory.view(codes.numbers.dtype)[start:stop]
+            copy_into(room, codes.numbers)
+            codes = codes._replace(numbers=room)
+        else:
+            room = self.memory[start:stop]
+            codes.decode(room)
+            codes = _Codes("float32", room)
+        insort(self._parts, (start, codes), key=itemgetter(0))
+        self.size += stop - start
+
+    def scatter(self, codes: _Codes, at: Any) -> None:
+        """Keep the elements at some indices; the others are zero."""
+        indices = np.array(at)
+        if indices.dtype.kind not in "iu" or indices.shape != codes.numbers.shape:
+            raise ShapeError(f"{self.name}: at must have an integer for each of {len(codes.numbers):,} elements")
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self.memory):
+            raise RangeError(f"{self.name}: an index is outside the tensor of {len(self.memory):,} elements")
+        if self.size or len(np.unique(indices)) < len(indices):
+            raise RangeError(f"{self.name}: an element was written twice; send a tensor's indices in one part")
+        self._scattered = indices, codes._replace(numbers=codes.numbers.copy())
+        self.size = len(self.memory)
+
+    def decode(self) -> None:
+        """Convert what was written to float32, in place, from the end: an element only moves towards the end."""
+        if self._scattered is not None:
+            indices, codes = self._scattered
+            numbers = empty(len(indices))
+            codes.decode(numbers)
+            set_to_zero(self.memory)
+            self.memory[indices] = numbers
+        if self._kind not in (None, "float32"):
+            for start, codes in reversed(self._parts):
+                for first in reversed(range(0, len(codes.numbers), PART)):
+                    part = codes.numbers[first : first + PART].copy()
+                    out = self.memory[start + first : start + first + len(part)]
+                    core.count_bytes(part.nbytes + out.nbytes)
+                    codes._replace(numbers=part).decode(out, first)
+        self._kind = "float32"

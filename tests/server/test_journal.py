@@ -1,5 +1,6 @@
 """A round with a journal: no accepted update is lost, none counts twice, and the bits are those of a straight run."""
 
+import itertools
 import json
 import os
 import random
@@ -8,14 +9,16 @@ import subprocess
 import sys
 import time
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedcore import ClientStore, Limits, RoundPolicy, Server, Storage, Update, errors
 from fedcore.cli import main
-from fedcore.errors import RangeError, RoundError
+from fedcore.errors import RangeError, RoundError, StoreError
 from fedcore.server.folder import JOURNAL, open_updates
 from fedcore.store.inspect import state_of
 from tests.kills import count_calls, die_at
@@ -406,31 +409,109 @@ def test_an_update_in_pieces_counts_as_a_whole(options, tmp_path):
     server.close()
 
 
-@pytest.mark.parametrize("kind", ["a scale per tensor", "a scale per block", "top-k"])
-def test_compressed_updates_in_pieces_have_the_bits_of_decoding_first(kind):
+def sent_as(kind, numbers, write):
+    """Write a vector to an update in pieces, as a client would send it, and return what the server should decode."""
+    n, rng = len(numbers), np.random.default_rng(1)
+    bounds = [0, *np.sort(rng.choice(n, 3, replace=False)), n]
+    parts = [slice(*pair) for pair in itertools.pairwise(bounds)]
+    rng.shuffle(parts)
+    if kind == "top-k":
+        at = np.argsort(-np.abs(numbers))[:50]
+        write(numbers[at], at=at)
+        return np.where(np.isin(np.arange(n), at), numbers, np.float32(0))
+    if kind == "top-k, int8":
+        at, codes, scales = rng.permutation(n)[:50], rng.integers(-127, 128, 50, np.int8), rng.random(4, np.float32)
+        write(codes, at=at, scales=scales, block=16)
+        decoded = np.zeros(n, np.float32)
+        decoded[at] = codes * scales.repeat(16)[:50]
+        return decoded
+    decoded = np.empty(n, np.float32)
+    for i, part in enumerate(parts):
+        size = part.stop - part.start
+        if kind == "int8" or (kind == "mixed" and i == 2):
+            block = 1000 if i % 2 else size
+            scales, codes = rng.random(-(-size // block), np.float32), rng.integers(-127, 128, size, np.int8)
+            write(codes, part.start, scales=scales, block=block if i % 2 else None)
+            decoded[part] = codes * scales.repeat(block)[:size]
+        else:
+            dtype = {"mixed": ["float32", "bfloat16", "", "float64"][i]}.get(kind, kind)
+            sent = torch.from_numpy(numbers[part]).to(getattr(torch, dtype))
+            write(sent.numpy() if dtype == "float16" else sent, part.start)
+            decoded[part] = sent.float().numpy()
+    return decoded
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "int8", "top-k", "top-k, int8", "mixed"])
+@pytest.mark.parametrize("options", [{}, {"path": True, "resident": 1 << 20}, {"shards": 2}])
+def test_updates_in_pieces_have_the_bits_of_decoding_first(kind, options, tmp_path):
+    """Also if more of them are open than may be in memory."""
+    n = (1 << 18) + 4_321
+    options = options | ({"path": tmp_path / "s"} if "path" in options else {})
+    whole, server = made("FedVARP", np.zeros(n, np.float32)), made("FedVARP", np.zeros(n, np.float32), **options)
     rng = np.random.default_rng(0)
-    whole, server = (made("FedVARP", np.zeros(5_000, np.float32)) for _ in range(2))
     with whole.open_round() as decoded, server.open_round() as round:
-        for client in range(3):
-            codes, scales = rng.integers(-127, 128, 5_000, np.int8), rng.random(20, np.float32)
-            incoming = round.begin(client, steps=2, examples=3, kind="delta")
-            if kind == "top-k":
-                chosen = rng.permutation(5_000)[:50]
-                y = np.zeros(5_000, np.float32)
-                y[chosen] = codes[chosen]
-                for start in range(0, 5_000, 1_000):
-                    part = np.zeros(1_000, np.float32)
-                    inside = chosen[(chosen >= start) & (chosen < start + 1_000)]
-                    part[inside - start] = codes[inside]
-                    incoming.write("x", part, start)
-            else:
-                scales = scales[:1].repeat(20) if kind == "a scale per tensor" else scales
-                y = codes * scales.repeat(250)
-                for i in rng.permutation(20):
-                    incoming.write("x", codes[250 * i : 250 * (i + 1)] * scales[i], 250 * i)
-            assert incoming.done()
+        opened = [round.begin(client, steps=2, examples=3, kind="delta") for client in range(3)]
+        for client, incoming in enumerate(opened):
+            numbers = rng.normal(size=n).astype(np.float32)
+            y = sent_as(kind, numbers, partial(incoming.write, "x"))
             assert decoded.add(client, y, steps=2, examples=3, kind="delta")
-    assert everything(server) == everything(whole)
+        assert all(incoming.done() for incoming in opened)
+    go_on(whole, 1)
+    go_on(server, 1)
+    assert server.x.tobytes() == whole.x.tobytes()
+    server.close()
+
+
+def test_pieces_that_do_not_fit_are_refused():
+    server = made("FedAvg", {"w": np.zeros(10, np.float32)})
+    codes, scales = np.ones(8, np.int8), np.ones(2, np.float32)
+    with server.open_round() as round:
+        model, delta = (round.begin(client, steps=1, kind=kind) for client, kind in enumerate(("model", "delta")))
+        with pytest.raises(RangeError, match="delta"):
+            model.write("w", np.ones(1, np.float32), at=[3])
+        for wrong in (
+            {"scales": scales},
+            {"scales": scales, "block": 3},
+            {"scales": scales, "block": 0},
+            {"scales": scales.astype(float), "block": 4},
+            {"scales": scales, "block": 4, "start": 3},
+            {"at": range(3, 11), "scales": scales, "block": 4},
+            {"at": [1] * 8, "scales": scales, "block": 4},
+            {"at": [0.5] * 8, "scales": scales, "block": 4},
+            {},
+        ):
+            with pytest.raises(errors.FedcoreError):
+                delta.write("w", codes, **wrong)
+        delta.write("w", codes, at=range(1, 9), scales=scales, block=4)
+        with pytest.raises(RangeError, match="before"):
+            delta.write("w", np.ones(1, np.float32))
+        assert delta.done()
+        model.abandon()
+    assert server.x.tolist() == [0] + [1] * 8 + [0]
+
+
+def test_updates_in_pieces_beyond_the_batch_are_in_files(tmp_path, monkeypatch):
+    server = made("FedAvg", np.zeros(100_000, np.float32), path=tmp_path / "s", batch_size=2)
+    with server.open_round() as round:
+        opened = [round.begin(client, steps=1) for client in range(4)]
+        mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+        assert sum("deleted" in line for line in mapped) == 2
+
+        def refused(*_):
+            raise full("reserve")
+
+        with monkeypatch.context() as patch, pytest.raises(StoreError, match="disk space"):
+            patch.setattr(os, "posix_fallocate", refused)
+            round.begin(4, steps=1)
+        for incoming in opened:
+            incoming.write("x", np.ones(100_000, np.float32))
+            assert incoming.done()
+    assert [client for client, _ in round.report.rejected] == [4]
+    assert (server.x == 1).all()
+    assert not any(
+        "deleted" in line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line
+    )
+    server.close()
 
 
 def test_a_journal_of_an_earlier_version_continues(tmp_path):
