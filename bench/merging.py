@@ -23,7 +23,7 @@ import numpy as np
 from fedcore import Safetensors, kernels, merge
 from fedcore.arrays import Bfloat16Array
 from fedcore.model.safetensors import READERS, header_of
-from fedcore.model.windows import Windows
+from fedcore.model.windows import LARGEST, Windows
 
 PIECE = 8 << 20
 FLOORS = {"sum only": "read only", "merge": "copy"}
@@ -73,9 +73,10 @@ def copy(paths, out):
 def sum_only(paths, out):
     """Read windows and sum them, without a result on disk."""
     models = [Safetensors(path) for path in paths]
-    shares = np.full(len(models), 1 / len(models))
+    shares, memory = np.full(len(models), 1 / len(models)), np.empty(LARGEST, np.uint16)
     for parts, rows in Windows(models, models[0]).read():
-        outs = [Bfloat16Array(np.empty(part.stop - part.start, np.uint16)) for part in parts]
+        sizes = [part.stop - part.start for part in parts]
+        outs = [Bfloat16Array(memory[end - size : end]) for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
         kernels.weighted_sum_segments(rows, shares, outs, accumulate="float64", norms=True)
 
 
