@@ -1,11 +1,12 @@
-"""A round of 32 updates of 11.17 M elements that arrive one by one, against a batch of all updates."""
+"""Updates that arrive one by one, against a batch of all updates, and against the kernel."""
 
 import numpy as np
 import pytest
+import torch
 
 from bench.alone import Work
 from bench.rivals.aggregate import rows_and_weights, torch_add
-from fedcore import Server, Update
+from fedcore import Server, Update, kernels
 
 S, N = 32, 11_173_962
 DUE = {"held": 1 / 1.2, "lent": 0.9, "writable": 0.6}
@@ -45,3 +46,27 @@ def bench_streaming(versus, size, method, delivery):
         targets={"the batch, Server.round": DUE[delivery]},
         bytes=(4 if method == "FedAvg" else 12) * S * n,
     )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def bench_add(versus, size, dtype):
+    """Time ``Round.add`` of models of 40 tensors against its kernel. The broadcast has rounded x."""
+    n, k = size(40_000_000, 4_000_000), 8
+    model = {f"t{i}": torch.ones(n // 40, dtype=getattr(torch, dtype)) for i in range(40)}
+    server = Server(model, "FedAvg", clients=k, lr=0.1)
+    server.broadcast([0])
+    x, sums, one = np.ones(n, np.float32), np.ones((2, n), np.float32), np.ones(1)
+
+    def add():
+        with server.open_round() as opened:
+            for client in range(k):
+                assert opened.add(client, model, steps=1)
+            opened.abort()
+
+    def kernel():
+        for i in range(k):
+            acc = sums[i % 2] if i else None
+            kernels.accumulate(acc, [x], [list(model.values())], one, one, out=sums[1 - i % 2])
+
+    bytes = k * n * (12 if dtype == "float32" else 10)
+    versus(f"add of {dtype}", add, {"the kernel": kernel}, targets={"the kernel": 1 / 1.1}, bytes=bytes)

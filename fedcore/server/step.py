@@ -17,11 +17,11 @@ from fedcore.algorithms.privacy import Ledger
 from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import CPU, F32, F64, BufferPool, FileMemory, copied, device_of, empty, freeze, full, zeros
 from fedcore.errors import AlgorithmError, DivergedError, RangeError, UnknownClientError
-from fedcore.kernels import ExactSum, dequantise, quantise
+from fedcore.kernels import ExactSum
 from fedcore.options import Settings
 from fedcore.rules import FEW, ClaimWindow
 from fedcore.server.aggregation import LARGE, Counters, Reducer, Result, Squares, UpdateBatch
-from fedcore.server.update import as_sent, first_not_finite, narrow_parts
+from fedcore.server.update import as_sent, first_not_finite, rounded_parts
 from fedcore.server.validation import Buffers
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId, Registry
@@ -768,8 +768,7 @@ class ModelStep:
 
     def _past_dtype(self, x: F32) -> str | None:
         """Return the name of a tensor with a number beyond the range of its dtype, or None."""
-        rounded = (dequantise(quantise(part, codec)) for codec, part in narrow_parts(self._settings.layout, x))
-        if all(kernels.all_finite([part])[0] for part in rounded):
+        if all(kernels.all_finite([part])[0] for part in rounded_parts(self._settings.layout, x)):
             return None
         return first_not_finite(as_sent(self._settings.layout, x), self._settings.layout)
 

@@ -51,7 +51,7 @@ from fedcore.errors import (
     ShapeError,
     UnknownNameError,
 )
-from fedcore.kernels import dequantise, quantise
+from fedcore.kernels import Codes, dequantise, quantise
 from fedcore.model import Layout
 from fedcore.model.safetensors import Safetensors
 from fedcore.profiling import timed
@@ -108,8 +108,8 @@ def digest_of(vector: Any) -> str:
     return blake2b(checksums(array).tobytes(), digest_size=16).hexdigest()
 
 
-PART = 1 << 18
-"""The number of elements that are rounded at a time."""
+PART = 1 << 20
+"""The number of elements that are rounded or decoded at a time."""
 
 
 def as_sent(layout: Layout, x: F32, out: F32 | None = None) -> F32:
@@ -120,18 +120,29 @@ def as_sent(layout: Layout, x: F32, out: F32 | None = None) -> F32:
     if not layout.narrow:
         return x
     sent = empty(len(x), device=device_of(x)) if out is None else out
-    copy_into(sent, x)
-    for codec, part in narrow_parts(layout, sent):
-        dequantise(quantise(part, codec), out=part)
+    for piece in layout.slices:
+        if piece not in layout.narrow and piece.start < len(x):
+            copy_into(sent[piece.start : piece.stop], x[piece.start : piece.stop])
+    for _ in rounded_parts(layout, x, sent):
+        pass
     freeze(sent)
     return sent
 
 
-def narrow_parts(layout: Layout, x: F32) -> Iterator[tuple[Any, F32]]:
-    """Yield the parts of x that clients get in 16 bits, at most ``PART`` elements at a time, each after its codec."""
+def rounded_parts(layout: Layout, x: F32, out: F32 | None = None) -> Iterator[F32]:
+    """Yield the parts of x that clients get in 16 bits, rounded, at most ``PART`` elements at a time.
+
+    They are parts of ``out``, or of memory that the next part reuses.
+    """
+    most = min(PART, max((piece.stop - piece.start for piece in layout.narrow), default=0))
+    codes = empty(most, np.uint16, device=device_of(x))
+    room = empty(0 if out is not None else most, device=device_of(x))
     for piece in layout.narrow:
         for start in range(piece.start, piece.stop, PART):
-            yield NARROW[piece.dtype], x[start : min(start + PART, piece.stop)]
+            stop = min(start + PART, piece.stop)
+            part = Codes(NARROW[piece.dtype], codes[: stop - start])
+            quantise(x[start:stop], part.codec, out=part)
+            yield dequantise(part, out=room[: stop - start] if out is None else out[start:stop])
 
 
 # The update that a client sends, and its vectors as the kernels read them.
