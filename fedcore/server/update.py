@@ -458,7 +458,7 @@ class Incoming:
 
         Args:
             name: the tensor's name, or "control" for the second vector of methods that need one.
-            chunk: floats of NumPy, torch or DLPack, in C order; int8 codes with ``scales``; or a whole tensor that is
+            chunk: floats of NumPy, torch or DLPack, in C order, on any device; int8 codes with ``scales``; or a whole tensor that is
                 not averaged.
             start: the index of the chunk's first element in the flat tensor.
             scales: a float32 for each ``block`` codes. An element is its code times its scale, rounded to float32.
@@ -546,7 +546,7 @@ def _read_codes(name: str, chunk: Any, scales: Any, block: int | None) -> _Codes
     """Return a part of a tensor, flat; check it with its scales."""
     if scales is None:
         size = int(np.prod(chunk.shape)) if hasattr(chunk, "shape") else len(memoryview(chunk).cast("B")) // 4
-        part = as_vector(name, chunk, size, tuple(getattr(chunk, "shape", (size,))))
+        part = as_vector(name, chunk, size, tuple(getattr(chunk, "shape", (size,))), device=device_of(chunk))
         kind = dtype_name(part)
         if kind not in NARROW or device_of(part) != CPU:
             return _Codes("float32", in_float32(part))

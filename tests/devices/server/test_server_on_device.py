@@ -27,7 +27,10 @@ def test_two_clients_by_hand(cuda_device):
         np.testing.assert_array_equal(host(s.v), [1, -1])
         np.testing.assert_array_equal(s.store.read(0), [1, -2])
         with s.open_round() as round:
-            round.add(1, np.float32([-0.5, 1.5]), steps=2)  # (1, 0): v stays
+            incoming = round.begin(1, steps=2)
+            incoming.write("x", np.float16([1.5]), start=1)
+            incoming.write("x", Tensor(np.float32([-0.5])))
+            assert incoming.done()  # (1, 0): v stays
         np.testing.assert_array_equal(host(s.x), [0, 2])
 
 
