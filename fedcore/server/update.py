@@ -458,8 +458,8 @@ class Incoming:
 
         Args:
             name: the tensor's name, or "control" for the second vector of methods that need one.
-            chunk: floats of NumPy, torch or DLPack, in C order, on any device; int8 codes with ``scales``; or a whole tensor that is
-                not averaged.
+            chunk: floats of NumPy, torch or DLPack, in C order, on any device; int8 codes with ``scales``; or a whole
+                tensor that is not averaged.
             start: the index of the chunk's first element in the flat tensor.
             scales: a float32 for each ``block`` codes. An element is its code times its scale, rounded to float32.
             block: the number of codes that share a scale; the last scale may have fewer. Default: the whole chunk.
