@@ -534,7 +534,8 @@ class _Codes(NamedTuple):
     def decode(self, out: F32, first: int = 0) -> None:
         """Write the numbers as float32; ``first`` is the position of the first one among all that have these scales."""
         if self.scales is not None:
-            np.multiply(self.numbers, self.scales[np.arange(first, first + len(out)) // self.block], out=out)
+            with np.errstate(all="ignore"):  # the round rejects an update that is not finite
+                np.multiply(self.numbers, self.scales[np.arange(first, first + len(out)) // self.block], out=out)
         elif self.kind in NARROW:
             core.dequantise(self.numbers, None, NARROW[self.kind], out)
         else:

@@ -487,6 +487,11 @@ def test_pieces_that_do_not_fit_are_refused():
             delta.write("w", np.ones(1, np.float32))
         assert delta.done()
         model.abandon()
+        infinite = round.begin(2, steps=1, kind="delta")
+        infinite.write("w", np.int8([0, 127] * 5), scales=np.float32([3e38, np.inf]), block=5)
+        infinite.done()
+    assert round.report.accepted == (1,)
+    assert "finite" in dict(round.report.rejected)[2]
     assert server.x.tolist() == [0] + [1] * 8 + [0]
 
 
