@@ -8,6 +8,7 @@ from bench.rivals.aggregate import rows_and_weights
 from bench.rivals.exchange import models_and_rows
 from fedcore import arrays as memory
 from fedcore import kernels
+from fedcore.arrays import core
 from fedcore.kernels import ExactSum
 
 N = 11_173_962
@@ -33,6 +34,25 @@ def bench_accumulate_exact(versus, size, k):
         {"the float64 fold": lambda: kernels.accumulate(acc, [x] * k, ys, ones, wide, out=out)},
         targets={"the float64 fold": 1 / 1.4},
         bytes=(4 * k + 36) * n,
+    )
+
+
+def bench_masked_words(versus, size):
+    """Time adding masked messages, four at once, which have twice the bytes of a model and lie in small pages."""
+    k, n = 8, size(N, 1_200_000)
+    ys, weights = rows_and_weights(k, n)
+    words = [np.frombuffer(b"w" * (8 * n), np.int64) for _ in range(k)]
+    x, ones, exact, spare, sum = memory.full(n, 0.5), np.ones(k), written(n), written(n), written(n).high
+    versus(
+        f"masked words, {k} x {n / 1e6:.2f} M",
+        lambda: [core.add_words(sum, words[start : start + 4]) for start in range(0, k, 4)],
+        {
+            "the exact fold": lambda: kernels.accumulate_exact(
+                exact, [x] * k, ys, ones, weights.astype(np.float64), out=spare
+            )
+        },
+        targets={"the exact fold": 0.5},
+        bytes=(8 * k + 16 * k // 4) * n,
     )
 
 

@@ -81,10 +81,9 @@ void read_exact(ConstExactSum sum, double* out, std::int64_t n) {
 }
 
 void add_words(const std::uint64_t* const* terms, std::int64_t k, std::uint64_t* out, std::int64_t n) {
-    for_blocks(n, 8 * (k + 2) * n, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = 0; i < k; ++i)
-            for (std::int64_t j = begin; j < end; ++j) out[j] += terms[i][j];
-    });
+    const auto loop = table().add_words;
+    for_blocks(n, 8 * (k + 2) * n,
+               [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(terms, k, begin, end, out); });
 }
 
 }  // namespace fedcore

@@ -60,9 +60,9 @@ constexpr Sums<Sum> sums = {weighted_sum<Sum>, accumulate<Sum>, server_step<Sum>
 }  // namespace
 
 extern const Table loops;
-const Table loops = {sums<float>,     sums<double>,   exchange,     accumulate_exact, exchange,       combine_exact,
-                     read_exact,      read_exact,     squared_norm, direction_step,   combine<float>, combine<double>,
-                     combined_square, optimizer_step, mix,          quantise,         dequantise,     gram,
-                     column_statistic};
+const Table loops = {sums<float>,      sums<double>,   exchange,     accumulate_exact, exchange,       combine_exact,
+                     read_exact,       read_exact,     squared_norm, direction_step,   combine<float>, combine<double>,
+                     combined_square,  optimizer_step, mix,          quantise,         dequantise,     gram,
+                     column_statistic, add_words};
 
 }  // namespace fedcore::FEDCORE_LEVEL

@@ -76,6 +76,8 @@ struct Table {
     void (*gram)(const Updates& updates, std::int64_t begin, std::int64_t end, double* scratch, double* shares);
     void (*column_statistic)(const Updates& updates, const ColumnPlan& plan, std::int64_t begin, std::int64_t end,
                              float* scratch, float* out);
+    void (*add_words)(const std::uint64_t* const* terms, std::int64_t k, std::int64_t begin, std::int64_t end,
+                      std::uint64_t* out);
 };
 
 }  // namespace fedcore

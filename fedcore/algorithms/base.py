@@ -318,8 +318,9 @@ class Algorithm(ABC):
 
     @cached_property
     def only_sums_updates(self) -> bool:
-        """Whether the only effect of an update is that w_i h_i is added to A."""
-        keeps = self.keeps_rows or self.sums_changes or self.second_vector is not None
+        """Whether an update only adds w_i h_i to A, and the change of a row that its client keeps to B."""
+        more = self.sums_changes or self.second_vector is not None
+        keeps = self.keeps_rows or (more and not self.sends_row_change)
         knows = self.needs_shares or self.needs_loss or self.counts_appearances
         return self.adds == H and self.row == NOTHING and not (keeps or knows)
 

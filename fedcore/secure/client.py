@@ -25,7 +25,7 @@ from fedcore.secure.primitives import (
     split,
     unseal,
 )
-from fedcore.validation import Represented, check_integer
+from fedcore.validation import Represented, check_integer, check_number
 
 PHASES = (OPEN, ROSTER, INBOX, SURVIVORS, SIGNATURES)
 OF_KEYS, OF_SURVIVORS = b"keys", b"survivors"
@@ -44,6 +44,8 @@ class SecureClient(Represented):
             part only with signed keys, and shows shares only if enough clients of its group signed the same survivors.
             Default: none; the client trusts the keys that the server sends.
         peers: with ``identity``, the public keys of the clients that may be in its group; see ``identity_of``.
+        noise: the least noise z of the sum (``PrivateMean``) with which the client takes part. Default: 0; the client
+            adds the noise that the server asks for, which may be none.
 
     Attributes:
         encoding: the server's ``Encoding``, once the client has answered the first message.
@@ -68,10 +70,18 @@ class SecureClient(Represented):
     array([1., 4.], dtype=float32)
     """
 
-    def __init__(self, *, min_clients: int = 2, identity: bytes | None = None, peers: Collection[bytes] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        min_clients: int = 2,
+        identity: bytes | None = None,
+        peers: Collection[bytes] = (),
+        noise: float = 0.0,
+    ) -> None:
         self.encoding: Encoding | None = None
         self._min_clients = check_integer("min_clients", min_clients, 2)
         self._identity, self._peers = identity, frozenset(peers)
+        self._noise = check_number("noise", noise, "[0, inf)")
         self._own_identity = None if identity is None else identity_of(identity)
         self._survivors = b""  # the list that the client signed
         self._session: bytes | None = None
@@ -142,7 +152,12 @@ class SecureClient(Represented):
         if opening.is_signed != (self._identity is not None):
             has = "uses" if opening.is_signed else "does not use"
             raise RoundError(f"identity: the server {has} signatures; the client must agree")
-        self.encoding, self._min_clients = encoding, max(self._min_clients, opening.min_clients)
+        if encoding.noise < self._noise:
+            raise RoundError(f"noise={self._noise:g}: the server asks for a sum with the noise {encoding.noise:g}")
+        self._min_clients = max(self._min_clients, opening.min_clients)
+        if encoding.honest > self._min_clients:
+            raise RangeError(f"honest={encoding.honest}: a sum of {self._min_clients} clients would have less noise")
+        self.encoding = encoding
         self._session, self._index, self._clients = session, opening.number, opening.clients
         self._sealing, self._masking, self._seed = new_secret(), new_secret(), new_secret()
         return wire.write_keys(session, self._own_keys(session))
@@ -265,6 +280,7 @@ class SecureClient(Represented):
             "encoding": None if self.encoding is None else self.encoding.to_state(),
             "numbers": [self._min_clients, self._answered, self._index, self._clients, self._threshold],
             "secrets": [secret.hex() for secret in (self._sealing, self._masking, self._seed)],
+            "noise": self._noise,
             "identity": None if self._identity is None else self._identity.hex(),
             "peers": [peer.hex() for peer in self._peers],
             "survivors": self._survivors.hex(),
@@ -282,7 +298,8 @@ class SecureClient(Represented):
         """
         try:
             identity = None if state["identity"] is None else bytes.fromhex(state["identity"])
-            client = cls(identity=identity, peers=[bytes.fromhex(peer) for peer in state["peers"]])
+            peers = [bytes.fromhex(peer) for peer in state["peers"]]
+            client = cls(identity=identity, peers=peers, noise=state["noise"])
             client._survivors = bytes.fromhex(state["survivors"])
             client._session = None if state["session"] is None else bytes.fromhex(state["session"])
             client.encoding = None if state["encoding"] is None else Encoding.read(state["encoding"])

@@ -1,7 +1,8 @@
 """The integers that are summed: weighted updates on a fixed grid, with the totals of examples and steps."""
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -9,12 +10,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from fedcore import kernels
 from fedcore.algorithms import Claims, FedNova
 from fedcore.algorithms.rates import rate_at, rate_of_steps
-from fedcore.arrays import F32
+from fedcore.arrays import F32, F64
 from fedcore.errors import ArrayError, RangeError
+from fedcore.kernels import ExactSum
 from fedcore.options import Settings
-from fedcore.rules import Mean
+from fedcore.rules import GRID_BITS, SLACK, Mean, PrivateMean
 from fedcore.secure.primitives import U64
 from fedcore.server import PartialSum, Server
 from fedcore.server.partial import COLUMNS, GRID, NEAR, fingerprint, require_partial_sums
@@ -28,6 +31,10 @@ BITS = 62
 """The sum of all clients' integers is below 2^62, so that it cannot overflow."""
 FINEST, COARSEST = -GRID[1], -GRID[0]
 """The greatest and the smallest exponent of the grid."""
+MOST_SIGMA = 1 << 26
+"""The largest deviation of a discrete Gaussian; the largest draw is below nine times the deviation."""
+FAR = 9
+"""A normal variable is farther from its mean than this number of deviations with probability 2^-61."""
 SPAN = 1 << 15
 """Elements per block; their temporaries stay in a core's cache."""
 UNKNOWN = "an update in the sum is malformed; masks hide its sender"
@@ -38,7 +45,7 @@ class Encoding:
     """The form of the integers that clients mask: round(2^exponent w_i h_i), then w_i, then w_i K_i.
 
     The server sends it to the clients. h_i = x - y_i where models are averaged, else (x - y_i) / (eta K_i); float
-    buffers are x - y_i.
+    buffers are x - y_i. With ``has_changes``, round(2^exponent (r_i' - r_i)) follows h_i.
 
     Attributes:
         clients: the greatest number of clients in the sum.
@@ -47,6 +54,9 @@ class Encoding:
         eta: the rate of the clients' steps, or None where models are averaged.
         max_norm, max_examples, max_steps: the server's limits, which each client checks for itself. The grid is fine
             enough for sums at these limits.
+        has_changes: whether each client keeps a row r_i, and sends its change too.
+        noise, honest: with ``PrivateMean``, z and the number of clients whose noise together has the deviation
+            z ``max_norm``; else 0. ``max_norm`` is then C: clients scale longer updates down.
     """
 
     clients: int
@@ -57,39 +67,48 @@ class Encoding:
     max_norm: float
     max_examples: int
     max_steps: int
+    has_changes: bool = False
+    noise: float = 0.0
+    honest: int = 0
 
     @classmethod
-    def of(cls, server: Server, *, clients: int) -> "Encoding":
+    def of(cls, server: Server, *, clients: int, colluding: int = 1) -> "Encoding":
         """Return the encoding of the server's next round.
 
         Args:
-            server: with ``Compute(accumulator="exact")`` and ``Limits(max_norm=, max_examples=)``.
+            server: with ``Compute(accumulator="exact")``, and ``Limits(max_norm=, max_examples=)`` or ``PrivateMean``.
             clients: the greatest number of clients in the sum.
+            colluding: with ``PrivateMean``, how many clients of a sum may subtract their own noise from it. The noise
+                of the other ``policy.min_clients`` - ``colluding`` clients has the rule's deviation.
 
         Raises:
             RangeError: masked sums do not support the server's method or options, or the limits are too wide for 64
                 bits.
+            RoundError: the budget of ``PrivateMean`` is spent.
         """
         settings, state = server._settings, server._backend
-        require_partial_sums(settings)
+        require_partial_sums(settings, has_noise=True)
         if not isinstance(state, State):
             raise RangeError("server: masked sums do not support shards or groups; use a plain server")
-        limits, weights = settings.asked, _weights(settings)
-        if any(type(rule) is not Mean for rule in settings.rules) or settings.rules.weights is not None:
+        limits, weights, rule, layout = settings.asked, _weights(settings), settings.rules.private, settings.layout
+        most, noise, honest = limits.max_norm, 0.0, 0
+        if rule is not None:
+            most, noise, honest, weights = rule.clip, rule.noise, _honest(server, rule, colluding), "uniform"
+            rule.require_budget(state.snapshot.ledger)
+        elif any(type(one) is not Mean for one in settings.rules) or settings.rules.weights is not None:
             raise RangeError("aggregation: rules need each client's update, which masks hide; leave aggregation out")
         if weights == "examples" and state.population.is_sized:
             raise RangeError("clients: masks hide n_k, so known sizes cannot be checked; register ids without sizes")
-        if limits.max_norm is None:
+        if most is None:
             raise RangeError("max_norm: masked sums need a limit, since it sets the grid; pass Limits(max_norm=...)")
         eta = None if settings.averages_models else rate_at(settings.lr, server.round_number)
         if eta is not None and rate_of_steps(settings.lr, server.round_number) is not None:
             raise RangeError("lr: masked sums of mean gradients need a rate that is constant within a round")
         if eta is not None and limits.max_client_lr is not None:
             raise RangeError("max_client_lr: masks hide the rates that clients choose; leave it out")
-        layout = settings.layout
-        examples = limits.max_examples if weights == "examples" else 1
-        numbers = limits.max_norm, examples, limits.max_steps
-        return cls(clients, layout.n, layout.n_parameters, weights, eta, *numbers)
+        numbers = most, limits.max_examples if weights == "examples" else 1, limits.max_steps
+        changes = settings.algorithm.sends_row_change
+        return cls(clients, layout.n, layout.n_parameters, weights, eta, *numbers, changes, noise, honest)
 
     def __post_init__(self) -> None:
         check_integer("clients", self.clients, 2, 2**31)
@@ -100,9 +119,20 @@ class Encoding:
         check_number("max_norm", self.max_norm, "(0, 1e30]")
         if self.eta is not None:
             check_number("eta", self.eta, "(0, inf)")
+        check_number("noise", self.noise, "[0, 1000]")
+        check_integer("honest", self.honest, int(self.noise > 0), self.clients)
+        if self.noise and not (1 << GRID_BITS <= self.sigma <= MOST_SIGMA):
+            raise RangeError(f"clip={self.max_norm:g}, noise={self.noise:g}: the grid of the noise is out of range")
+        if self.noise and (self.weights != "uniform" or self.has_changes or self.parameters < self.n):
+            raise RangeError(
+                "noise: needs uniform weights, and no float buffers and changes, which would have no noise"
+            )
+        if type(self.has_changes) is not bool:
+            raise ArrayError(f"has_changes={self.has_changes!r}: must be True or False")
         if self.weights not in get_args(Weights) or (self.weights == "uniform" and self.max_examples != 1):
             raise RangeError(f"weights={self.weights!r}: must be 'examples', or 'uniform' with max_examples=1")
-        if self.exponent < COARSEST or self.clients * self.max_examples * self.max_steps >= 1 << BITS:
+        greatest = max(self.max_norm * 2.0**self.exponent * (self.noise > 0) + FAR * self.sigma, self.max_steps)
+        if self.exponent < COARSEST or self.clients * self.max_examples * greatest >= 1 << BITS:
             raise RangeError(
                 f"max_examples={self.max_examples}, max_norm={self.max_norm:g}, max_steps={self.max_steps}: too wide "
                 f"for the 64-bit sum of {self.clients} clients; set lower limits"
@@ -110,14 +140,30 @@ class Encoding:
 
     @property
     def exponent(self) -> int:
-        """The grid is 2^-exponent: the finest on which the clients' sum stays below 2^62, and at most 2^-60 fine."""
+        """The grid is 2^-exponent: the finest on which the clients' sum stays below 2^62, and at most 2^-60 fine.
+
+        With noise, a client's noise has a deviation of 2^24 to 2^25 steps of the grid.
+        """
+        if self.noise:
+            return min(FINEST, GRID_BITS + 1 - math.frexp(self.noise * self.max_norm / math.sqrt(self.honest))[1])
         greatest = math.frexp(self.clients * self.max_examples * self.max_norm)[1]
         return min(FINEST, BITS - greatest)
 
     @property
+    def sigma(self) -> int:
+        """The deviation of a client's noise, in steps of the grid; 0 without noise.
+
+        ``honest`` clients together have the deviation z (C + rounding), as ``PrivateMean`` on a server.
+        """
+        if not self.noise:
+            return 0
+        sensitivity = self.max_norm * (1 + SLACK) * 2.0**self.exponent + math.sqrt(self.n)
+        return math.ceil(self.noise * sensitivity / math.sqrt(self.honest))
+
+    @property
     def words(self) -> int:
         """The number of integers that a client sends."""
-        return self.n + 2
+        return self.n + self.has_changes * self.parameters + 2
 
     def to_state(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -131,7 +177,7 @@ class Encoding:
         except TypeError:
             raise ArrayError("encoding: a field is missing or unknown") from None
 
-    def encode(self, x: F32, y: F32, *, steps: int, examples: int = 1) -> U64:
+    def encode(self, x: F32, y: F32, *, steps: int, examples: int = 1, change: F32 | None = None) -> U64:
         """Return the client's integers, uint64[words], for ``SecureClient.answer``.
 
         Args:
@@ -139,35 +185,53 @@ class Encoding:
             y: the model after its steps, float32[n].
             steps: K_i.
             examples: n_i; not used by uniform weights.
+            change: with ``has_changes``, r_i' - r_i, float32[parameters]. The client replaces its row only if its
+                update is in a sum that opened.
 
         Raises:
-            ArrayError: x or y is not float32[n].
+            ArrayError: x or y is not float32[n], or ``change`` is missing or not float32[parameters].
             RangeError: a number exceeds the server's limits, or is not finite. The client must not send this update.
 
-        Determinism: each element is rounded once, to the nearest even integer.
-        Cost: reads 16 n bytes and writes 8 n.
+        Determinism: each element is rounded once, to the nearest even integer. Noise is from ``os.urandom``.
+        Cost: reads 16 n bytes and writes 8 n; with noise reads 16 n more, and draws n numbers.
         """
-        for name, vector in (("x", x), ("y", y)):
-            if not isinstance(vector, np.ndarray) or vector.dtype != np.float32 or vector.shape != (self.n,):
-                raise ArrayError(f"{name}: expected float32[{self.n}]; use Layout.flatten")
+        vectors = [("x", x, self.n), ("y", y, self.n), ("change", change, self.parameters)]
+        for name, vector, n in vectors[: 2 + self.has_changes]:
+            if not isinstance(vector, np.ndarray) or vector.dtype != np.float32 or vector.shape != (n,):
+                raise ArrayError(f"{name}: expected float32[{n}]; use Layout.flatten")
         steps = check_integer("steps", steps, 1, self.max_steps)
         weight = check_integer("examples", examples, 1, self.max_examples) if self.weights == "examples" else 1
-        distance, out, square = 1.0 if self.eta is None else self.eta * steps, np.empty(self.words, np.int64), 0.0
-        ends = sorted({*range(0, self.n, SPAN), self.parameters, self.n})
+        out, unit, square, factor = np.empty(self.words, np.int64), 2.0**self.exponent, 0.0, 1.0
         with np.errstate(over="ignore", invalid="ignore"):
-            for start, end in pairwise(ends):
-                part = x[start:end].astype(np.float64) - y[start:end]
+            if self.noise:
+                norm = math.sqrt(math.fsum(float(part @ part) for _, part in self._parts(x, y, steps)))
+                factor = self.max_norm / max(self.max_norm, norm)
+            for start, part in self._parts(x, y, steps):
                 if start < self.parameters:
-                    part /= distance
                     square += float(part @ part)
                 elif not np.abs(part).max() <= self.max_norm:  # a NaN too
                     raise RangeError(f"y: a float buffer changed by more than max_norm={self.max_norm:g}")
-                part *= weight * 2.0**self.exponent
-                out[start:end] = np.rint(part, out=part)
-        if not math.sqrt(square) <= self.max_norm:
-            raise RangeError(f"y: the norm of the update is {math.sqrt(square):g}, but max_norm={self.max_norm:g}")
-        out[self.n :] = weight, weight * steps
+                part *= weight * factor * unit
+                if self.noise:
+                    kernels.add_discrete_gaussian(part, 1.0, self.sigma, os.urandom(32), out=part)
+                out[start : start + len(part)] = np.rint(part, out=part)
+            norm, most = math.sqrt(square), math.inf if self.noise else self.max_norm
+            if not (norm <= most and norm < math.inf):
+                raise RangeError(f"y: the norm of the update is {norm:g}, but max_norm={self.max_norm:g}")
+            if change is not None and self.has_changes:
+                wide = change.astype(np.float64)
+                if not (norm := math.sqrt(float(wide @ wide))) <= self.max_norm:
+                    raise RangeError(f"change: its norm is {norm:g}, but max_norm={self.max_norm:g}")
+                out[self.n : -2] = np.rint(np.multiply(wide, unit, out=wide), out=wide)
+        out[-2:] = weight, 1 if self.noise else weight * steps
         return out.view(np.uint64)
+
+    def _parts(self, x: F32, y: F32, steps: int) -> Iterator[tuple[int, F64]]:
+        """Yield h in parts of the parameters or of the buffers, with the index of the first element."""
+        distance = 1.0 if self.eta is None else self.eta * steps
+        for start, end in pairwise(sorted({*range(0, self.n, SPAN), self.parameters, self.n})):
+            part = x[start:end].astype(np.float64) - y[start:end]
+            yield start, part / distance if start < self.parameters else part
 
     def partial_sum(
         self,
@@ -181,18 +245,16 @@ class Encoding:
         Raises:
             RangeError: the total cannot be a sum of valid updates, or the server's next round needs another encoding.
         """
-        if Encoding.of(server, clients=self.clients) != self:
+        fewest = max(2, server.policy.min_clients)
+        if Encoding.of(server, clients=self.clients, colluding=max(0, fewest - self.honest)) != self:
             raise RangeError("encoding: it belongs to another round or server; open the sum for the next round")
-        k, weight, steps = len(clients), int(total[self.n]), int(total[self.n + 1])
+        k, weight, steps = len(clients), int(total[-2]), int(total[-1])
         if not (k <= weight <= k * self.max_examples and weight <= steps <= weight * self.max_steps):
             raise RangeError(f"sum: {weight} examples and {steps} steps x examples of {k} clients; {UNKNOWN}")
-        square, unit = 0.0, 2.0**-self.exponent
-        for start in range(0, self.parameters, SPAN):
-            part = total[start : min(start + SPAN, self.parameters)].astype(np.float64)
-            square += float(part @ part)
-        norm = math.sqrt(square) * unit / weight
-        rounding = math.sqrt(self.n) * unit * k / weight
-        if norm > NEAR * self.max_norm + rounding:
+        unit, changes = 2.0**-self.exponent, total[self.n : -2]
+        norm, root = _length(total[: self.parameters]) * unit / weight, math.sqrt(self.n)
+        more = (root * k + (root + FAR) * self.sigma * math.sqrt(k)) * unit / weight  # rounding and noise
+        if norm > NEAR * self.max_norm + more or _length(changes) * unit > k * (NEAR * self.max_norm + root * unit):
             raise RangeError(f"sum: the norm of the mean is {norm:g}, but max_norm={self.max_norm:g}; {UNKNOWN}")
         examples, own_steps = equal_parts(weight, steps, k)
         columns = dict.fromkeys(COLUMNS, np.ones(k)) | {
@@ -200,13 +262,24 @@ class Encoding:
             "examples": examples if self.weights == "examples" else np.zeros(k),
             "eta_steps": own_steps * rate_at(server._settings.lr, server.round_number),
             "weights": examples,
-            "squares": np.full(k, min(norm, self.max_norm) ** 2),
+            "squares": np.full(k, (norm if self.noise else min(norm, self.max_norm)) ** 2),
             "has_buffers": np.full(k, float(self.n > self.parameters)),
         }
-        below, words = self.exponent - COARSEST, total[: self.n]
-        high, low = words >> below, (words & ((1 << below) - 1)) << (FINEST - self.exponent)
         made_under = fingerprint(server._settings, server._backend.snapshot)
-        return PartialSum(server.round_number, made_under, high, low, tuple(clients), **columns, rejected=rejected)
+        sum = server.round_number, made_under, *self._exact(total[: self.n]), tuple(clients)
+        exact = self._exact(changes) if self.has_changes else None
+        return PartialSum(*sum, **columns, rejected=rejected, changes=exact, noise=self.noise)
+
+    def _exact(self, words: npt.NDArray[np.int64]) -> ExactSum:
+        """Return words of this grid on the grid of exact sums."""
+        below = self.exponent - COARSEST
+        return ExactSum(words >> below, (words & ((1 << below) - 1)) << (FINEST - self.exponent))
+
+
+def _length(words: npt.NDArray[np.int64]) -> float:
+    """Return the norm of integers, in float64."""
+    parts = (words[start : start + SPAN].astype(np.float64) for start in range(0, len(words), SPAN))
+    return math.sqrt(math.fsum(float(part @ part) for part in parts))
 
 
 def equal_parts(examples: int, example_steps: int, k: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -225,6 +298,23 @@ def equal_parts(examples: int, example_steps: int, k: int) -> tuple[npt.NDArray[
 
 def _equal(whole: int, parts: int) -> list[int]:
     return [whole // parts + (i < whole % parts) for i in range(parts)]
+
+
+def _honest(server: Server, rule: PrivateMean, colluding: int) -> int:
+    """Return the least number of honest clients in a sum; raise RangeError if masks exclude an option of the rule."""
+    fewest = max(2, server.policy.min_clients)
+    honest = fewest - check_integer("colluding", colluding, 0)
+    reasons = {
+        "the server sees who takes part, so sampling hides nothing; leave rate at 1": rule.rate != 1,
+        "the number of clipped updates is hidden; leave quantile out": rule.quantile is not None,
+        "clients draw the noise; leave seed out": rule.seed is not None,
+        "clients clip to C; leave max_norm out": server._settings.asked.max_norm is not None,
+        f"{colluding} of at least {fewest} clients collude; set RoundPolicy(min_clients=)": honest < 1,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise RangeError(f"aggregation: PrivateMean with masks: {reason}")
+    return honest
 
 
 def _weights(settings: Settings) -> Weights:

@@ -4,12 +4,13 @@ import logging
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import core
+from fedcore.arrays import BufferPool, core, set_to_zero
 from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError, UnknownClientError
 from fedcore.secure import messages as wire
 from fedcore.secure.client import OF_KEYS, OF_SURVIVORS, signed_part
@@ -70,7 +71,8 @@ class SecureServer(Represented):
     Reference: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, the
         protocol against an honest-but-curious server and, with identities, that against an active one; groups of Bell
         et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", CCS 2020.
-    Cost: 8 n bytes for the sum, and up to four masked messages of 8 n bytes. Unmasking costs 8 n bytes of AES for each
+    Cost: 8 n bytes for the sum, which the process keeps for its next sum, and up to four masked messages of 8 n bytes.
+        Unmasking costs 8 n bytes of AES for each
         survivor, and for each pair of a client that dropped out in the third phase and a survivor in its group.
     """
 
@@ -89,6 +91,8 @@ class SecureServer(Represented):
         if len(self._indices) < count or not 2 <= count <= MOST_CLIENTS:
             raise RangeError(f"clients: must be 2 to {MOST_CLIENTS} different ids, got {count}")
         self._min_clients = check_integer("min_clients", min_clients, 2, count)
+        if self._min_clients < encoding.honest:
+            raise RangeError(f"min_clients={min_clients}: the noise needs {encoding.honest} clients; raise min_clients")
         self._group_size = None if group is None else check_integer("group", group, 2, count)
         if identities is not None and group not in (None, count):
             raise RangeError(f"group={group}: with identities, all clients form one group; leave group out")
@@ -107,7 +111,7 @@ class SecureServer(Represented):
         self._known: set[bytes] = set()  # all advertised keys
         self._groups: dict[int, list[int]] = {}
         self._dealt: dict[int, tuple[bytes, dict[int, Dealt]]] = {}  # the seed's digest and the shares
-        self._sum: U64 = np.zeros(encoding.words, np.uint64)
+        self._sum: U64 = np.empty(0, np.uint64)  # allocated for the first masked words
         self._held: list[U64] = []  # masked words that are not in the sum yet
         self._summed: set[int] = set()
         self._survivors, self._signatures = b"", dict[int, bytes]()
@@ -278,12 +282,15 @@ class SecureServer(Represented):
     # Phase 3: masked words.
 
     def _read_masked(self, index: int, body: memoryview) -> None:
-        self._held.append(wire.read_masked(body, len(self._sum)))
+        self._held.append(wire.read_masked(body, self.encoding.words))
         self._summed.add(index)
         if len(self._held) == MOST_HELD or not isinstance(body.obj, bytes):  # only bytes cannot change later
             self._add_held()
 
     def _add_held(self) -> None:
+        if not len(self._sum):
+            self._sum = _memory(self.encoding.words).get().view(np.uint64)
+            set_to_zero(self._sum)
         if self._held:
             core.add_words(self._sum.view(np.int64), [words.view(np.int64) for words in self._held])
             self._held = []
@@ -365,6 +372,12 @@ class SecureServer(Represented):
 
     def _facts(self) -> dict[str, Any]:
         return {"phase": self.phase, "clients": len(self._ids), "rejected": len(self._rejected)}
+
+
+@lru_cache(maxsize=1)
+def _memory(words: int) -> BufferPool:
+    """Return the memory of sums of so many words: new pages cost as much as adding 20 messages."""
+    return BufferPool(2 * words)
 
 
 # The groups of Bell et al.: a random circle of clients, each grouped with its nearest on both sides.

@@ -415,25 +415,30 @@ class Sum:
         squares = kernels.accumulate(None, [base] * len(ys), ys, scales, weights, out=self._spare)
         return (self._spare, core.column_sum(0.0, weights, None), squares) if self._fits(squares, weights) else None
 
-    def join(self, words: ExactSum, batch: UpdateBatch) -> bool:
+    def join(self, words: ExactSum, batch: UpdateBatch, changes: ExactSum | None = None) -> bool:
         """Add an exact sum of another server over parameters and buffers, with its updates; return False on overflow.
 
-        ``words`` are in host memory. Cost: reads 32 n bytes and writes 16 n; 16 n bytes of memory more on a device.
+        ``words`` are in host memory, and ``changes`` too, the sum of the changes of rows. Cost: reads 32 n bytes and
+        writes 16 n; 16 n bytes of memory more on a device; twice that with ``changes``.
         """
         self._zero()
-        if (device := device_of(self._value.high)) != CPU:
-            words = words.copied(device=device)
-        if kernels.combine_exact([self._value, words], [1, 1], self._spare) is None:
-            return False
-        self._value, self._spare = self._spare, self._value
-        self._count(batch)
+        for value, spare, more in (
+            (self._value, self._spare, words),
+            (self._changes, self._spare_changes, changes),
+        ):
+            if more is None or value is None:
+                continue
+            if (device := device_of(value.high)) != CPU:
+                more = more.copied(device=device)
+            if kernels.combine_exact([value, more], [1, 1], spare) is None:
+                return False
+        self.accept(batch)
         return True
 
-    def words(self) -> ExactSum:
-        """Return a copy in host memory of the exact sum over parameters and buffers."""
+    def words(self) -> tuple[ExactSum, ExactSum | None]:
+        """Return copies in host memory of the exact sum over parameters and buffers, and of that of the changes."""
         self._zero()
-        words: ExactSum = self._value.copied(device=CPU)
-        return words
+        return self._value.copied(device=CPU), None if self._changes is None else self._changes.copied(device=CPU)
 
     def result(self) -> Result:
         """Return the sums over all accepted updates."""
@@ -449,9 +454,11 @@ class Sum:
         exact = self._value.cut(slice(0, p)), self._changes
         return Result(self._read[:p], changes, self._read[p:], *weights, exact=exact)
 
-    def noised(self, batch: UpdateBatch, rule: PrivateMean, ledger: Ledger) -> Result:
-        """Return ``result`` with the rule's noise, and with the expected number of clients as W."""
+    def noised(self, batch: UpdateBatch, rule: PrivateMean, ledger: Ledger, *, has_noise: bool) -> Result:
+        """Return ``result`` with the rule's noise, unless it has it, and with the expected number of clients as W."""
         result = self.result()
+        if has_noise:
+            return result._replace(W=rule.expected, ledger=ledger.after(rule.rate, rule.noise, ledger.clip))
         total: Any = result.A  # float64 for these rules
         with span("noise", None, (total,)):
             ledger = rule.add_noise(total, batch.factors, ledger, self._round)

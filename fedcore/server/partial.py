@@ -54,6 +54,8 @@ class PartialSum(Represented):
             with different digests cannot be joined.
         high, low: int64[n], the words of ``kernels.ExactSum``: sum_i w_i h_i, or sum_i w_i (x - y_i) over the float
             buffers.
+        changes: int64[n_parameters] each, the sum of the changes of rows that clients keep; None for other methods.
+        noise: z, if clients clipped their updates and added the noise of ``PrivateMean``; else 0, as in every message.
         clients: the clients whose updates are in the sum.
         steps, examples, counts, eta_steps, weights, squares, has_buffers: float64[k], the clients' claims, eta_i K_i,
             w_i, |h_i|^2, and whether they sent buffers. Examples are 0 if clients report no number.
@@ -75,28 +77,35 @@ class PartialSum(Represented):
     has_buffers: F64
     rejected: tuple[tuple[ClientId, str], ...] = ()
     received: int = 0
+    changes: ExactSum | None = None
+    noise: float = 0.0
 
     @property
     def sum(self) -> ExactSum:
         """The exact sum of both words."""
         return ExactSum(self.high, self.low)
 
+    @property
+    def _words(self) -> list[npt.NDArray[np.int64]]:
+        return [self.high, self.low, *(self.changes or ())]
+
     def to_bytes(self) -> bytes:
         """Return the partial sum as a message: a header in JSON, and the arrays, little-endian.
 
-        Cost: 16 n + 56 k bytes.
+        Cost: 16 n + 56 k bytes, and 16 n more with ``changes``.
         """
         header = {
             "round": self.round,
             "made_under": self.made_under,
             "n": len(self.high),
+            "changes": None if self.changes is None else len(self.changes.high),
             "clients": list(self.clients),
             "refused": [list(entry) for entry in self.rejected],
             "received": self.received,
         }
         text = json.dumps(header).encode()
         columns = [getattr(self, name).astype("<f8").tobytes() for name in COLUMNS]
-        words = [words.astype("<i8", copy=False).tobytes() for words in (self.high, self.low)]
+        words = [words.astype("<i8", copy=False).tobytes() for words in self._words]
         return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *columns, *words])
 
     @classmethod
@@ -117,6 +126,7 @@ class PartialSum(Represented):
         try:
             header = json.loads(bytes(message[start : start + size]))
             round, n, received = (check_integer(name, header[name], 0) for name in ("round", "n", "received"))
+            p = None if header.get("changes") is None else check_integer("changes", header["changes"], 0)
             if not isinstance(header["clients"], list):
                 raise TypeError("clients: must be a list")
             clients, made_under = tuple(map(canonical, header["clients"])), str(header["made_under"])
@@ -124,16 +134,18 @@ class PartialSum(Represented):
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArrayError(f"partial: the header is malformed: {error!r}") from None
         k, at = len(clients), start + size
-        if len(message) - at != 8 * len(COLUMNS) * k + 16 * n:
+        if len(message) - at != (size := 8 * len(COLUMNS) * k + 16 * (n + (p or 0))):
             raise ArrayError(
-                f"partial: expected {8 * len(COLUMNS) * k + 16 * n} bytes of arrays for {k} clients and n = {n}, "
-                f"got {len(message) - at}"
+                f"partial: expected {size} bytes of arrays for {k} clients and n = {n}, got {len(message) - at}"
             )
         # The arrays are copied: the message may be unaligned, and its sender may still change it.
         columns = np.frombuffer(message, "<f8", len(COLUMNS) * k, at).reshape(len(COLUMNS), k).astype(np.float64)
-        words = np.frombuffer(message, "<i8", 2 * n, at + columns.nbytes).reshape(2, n).astype(np.int64)
+        words = np.frombuffer(message, "<i8", -1, at + columns.nbytes).astype(np.int64)
         values: dict[str, Any] = dict(zip(COLUMNS, columns, strict=True))
-        return cls(round, made_under, words[0], words[1], clients, **values, rejected=rejected, received=received)
+        values["changes"] = None if p is None else ExactSum(words[2 * n : 2 * n + p], words[2 * n + p :])
+        return cls(
+            round, made_under, words[:n], words[n : 2 * n], clients, **values, rejected=rejected, received=received
+        )
 
     def _facts(self) -> dict[str, Any]:
         return {"round": self.round, "clients": len(self.clients), "rejected": len(self.rejected), "n": len(self.high)}
@@ -156,8 +168,8 @@ def read_partial_sum(sent: object) -> PartialSum:
     )
 
 
-def require_partial_sums(settings: Settings) -> None:
-    """Raise RangeError if a server with these settings cannot make or add partial sums."""
+def require_partial_sums(settings: Settings, *, has_noise: bool = False) -> None:
+    """Raise RangeError if a server with these settings cannot make or add partial sums, or those that have noise."""
     if not settings.is_exact:
         raise RangeError(
             f'accumulator="{settings.accumulator}": the bits of such sums depend on the order of updates; for partial '
@@ -166,10 +178,14 @@ def require_partial_sums(settings: Settings) -> None:
     if not settings.algorithm.only_sums_updates:
         raise RangeError(
             f"partial sum: {settings.algorithm} needs rows, second vectors or shares; use a method that only sums "
-            "updates, such as FedAvg, FedProx or FedAvg-M, or add each client's update to the server itself"
+            "updates, such as FedAvg, FedProx or FedAvg-M, let clients keep the rows of MimiC or SCAFFOLD "
+            '(placement="client"), or add each client\'s update to the server itself'
         )
-    if settings.rules.private is not None:
-        raise RangeError("aggregation: PrivateMean clips each update, and a partial sum has none; use Mean()")
+    if settings.rules.private is not None and not has_noise:
+        raise RangeError(
+            "aggregation: PrivateMean clips each update, and a partial sum has none; use Mean(), or masked sums with "
+            "noise (fedcore.secure)"
+        )
     if settings.policy.buffer is not None:
         raise RangeError(f"buffer={settings.policy.buffer}: partial sums do not support buffers; leave buffer out")
     if settings.layout.groups:
@@ -197,9 +213,9 @@ class PartialSums:
         self._settings, self._state, self._weighing = settings, state, weighing
         self._made_under: str | None = None
 
-    def require(self) -> None:
-        """Raise RangeError if the server does not support partial sums."""
-        require_partial_sums(self._settings)
+    def require(self, *, has_noise: bool = False) -> None:
+        """Raise RangeError if the server does not support partial sums, or those that have noise."""
+        require_partial_sums(self._settings, has_noise=has_noise)
 
     @property
     def made_under(self) -> str:
@@ -223,6 +239,8 @@ class PartialSums:
         """
         try:
             sent = read_partial_sum(partial)
+            if (private := self._settings.rules.private) is not None and not sent.noise >= private.noise:
+                raise RangeError(f"noise={sent.noise}: a private round needs sums with the noise {private.noise:g}")
             batch = self._checked(sent)
             if again := known.intersection(batch.clients):
                 raise RangeError(f"clients: the round already has an update of {min(map(repr, again))}")
@@ -234,7 +252,7 @@ class PartialSums:
                 raise RangeError("weights: they differ from the weights that the method computes from the claims")
             if (reason := settle(batch)) is not None:
                 return reason
-            if not total.join(sent.sum, batch):
+            if not total.join(sent.sum, batch, sent.changes):
                 raise RangeError("high: the round's exact sum would overflow")
         except FedcoreError as error:
             return rejection_reason(error)
@@ -251,12 +269,15 @@ class PartialSums:
     def _checked(self, partial: PartialSum) -> UpdateBatch:
         """Check all but the weights; return the updates as a summed batch. Cost: reads 16 n bytes twice."""
         settings, registry, number = self._settings, self._state.store.registry, self._state.snapshot.round_number
+        limits = settings.asked
         n, p, k = settings.layout.n, settings.layout.n_parameters, len(partial.clients)
         if partial.round != number:
             raise RangeError(f"round={partial.round}: the open round is {number}")
         shapes = dict.fromkeys(("high", "low"), (np.int64, n)) | dict.fromkeys(COLUMNS, (np.float64, k))
-        for name, (dtype, length) in shapes.items():
-            array = getattr(partial, name)
+        if isinstance(changes := partial.changes, ExactSum) != settings.algorithm.sends_row_change:
+            raise ArrayError("changes: must be an ExactSum if clients keep their rows and send the changes, else None")
+        arrays = [(name, getattr(partial, name), *shape) for name, shape in shapes.items()]
+        for name, array, dtype, length in [*arrays, *(("changes", words, np.int64, p) for words in changes or ())]:
             if type(array) is not np.ndarray or array.dtype != dtype or array.shape != (length,):
                 got = f"{array.dtype}{list(array.shape)}" if type(array) is np.ndarray else type(array).__name__
                 raise ArrayError(f"{name}: expected {np.dtype(dtype).name}[{length}], got {got}")
@@ -283,12 +304,16 @@ class PartialSums:
         sources = np.where(partial.examples == 0, NO_COUNT, COUNTED).astype(np.int8)
         if len(set(sources.tolist())) > 1:
             raise RangeError("examples: some clients report a number and some do not; all or none must")
-        if n and not 0 <= int(partial.low.min()) <= int(partial.low.max()) < 1 << 50:
-            raise RangeError("low: the words must be in 0..2^50 - 1")
+        for low in (partial.low, *(changes or ())[1:]):
+            if len(low) and not 0 <= int(low.min()) <= int(low.max()) < 1 << 50:
+                raise RangeError("low: the words must be in 0..2^50 - 1")
         # Clients do not report the norm of their buffers' change: each may be as long as the longest update.
         _require_length("high", partial.sum.cut(slice(0, p)), np.abs(partial.weights) * np.sqrt(partial.squares))
         buffers = np.full(int(partial.has_buffers.sum()), longest)
         _require_length("high of buffers", partial.sum.cut(slice(p, None)), buffers)
+        if changes is not None:
+            most = longest if limits.max_norm is None else min(longest, limits.max_norm)
+            _require_length("changes", changes, np.full(k, most))
         examples = np.where(sources == NO_COUNT, 1.0, partial.examples)
         return batch_of(
             clients,
@@ -328,7 +353,7 @@ class PartialSums:
         received: int,
     ) -> PartialSum:
         """Return the round's sum and claims as a value."""
-        words, batch = total.words(), UpdateBatch.joined(folded)
+        words, changes, batch = *total.words(), UpdateBatch.joined(folded)
         batch = batch.ordered(self._state.store.registry.numbers(batch.clients))
         if (batch.sources == WEIGHTED).any():
             raise RangeError("weight: partial sums weight updates by examples; leave Update.weight out")
@@ -347,6 +372,7 @@ class PartialSums:
             **{name: column.astype(np.float64) for name, column in columns.items()},  # copies
             rejected=rejected,
             received=received,
+            changes=changes,
         )
 
 

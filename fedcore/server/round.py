@@ -670,7 +670,7 @@ class LocalRound(Round):
     ) -> None:
         """See ``Round``."""
         self._require_open()
-        self._partials.require()
+        self._partials.require(has_noise=isinstance(partial, PartialSum) and partial.noise > 0)
         if self._journal is not None:
             raise RangeError("add_partial_sum: the journal has no partial sums; leave Storage(journal=True) out")
         if self._settings.policy.buffer is not None:
@@ -832,7 +832,8 @@ class LocalRound(Round):
         """
         ledger = self._state.snapshot.ledger
         if (private := self._settings.rules.at(ledger).private) is not None:
-            return self._sum.noised(batch, private, ledger)
+            has_noise = len(batch) > 0 and self._summed.issuperset(batch.clients)  # of the clients
+            return self._sum.noised(batch, private, ledger, has_noise=has_noise)
         if not self._keeps_vectors or not len(batch):
             return self._sum.result()
         result = self._sum.combined(batch, self._settings.rules, self._state.snapshot.center)

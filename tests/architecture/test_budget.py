@@ -15,11 +15,11 @@ FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 13, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 6_570,
-    "csrc": 11_025,
-    "tests": 56_750,
-    "fedcore": 3_065,
-    "fedcore/adapters": 2_460,
+    "bench": 6_605,
+    "csrc": 11_050,
+    "tests": 57_165,
+    "fedcore": 3_070,
+    "fedcore/adapters": 2_470,
     "fedcore/algorithms": 1_195,
     "fedcore/cli": 1_215,
     "fedcore/cluster": 2_270,
@@ -28,9 +28,9 @@ BUDGET = {
     "fedcore/model": 2_050,
     "fedcore/network": 600,
     "fedcore/reports": 1_375,
-    "fedcore/server": 5_185,
+    "fedcore/server": 5_335,
     "fedcore/simulation": 4_235,
-    "fedcore/secure": 930,
+    "fedcore/secure": 1_010,
     "fedcore/store": 3_900,
 }
 

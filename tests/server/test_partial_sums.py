@@ -17,13 +17,14 @@ from tests.kit import flat
 N, CLIENTS = 257, 12
 METHODS = [name for name in REGISTRY if algorithms.named(name).only_sums_updates]
 OTHERS = [name for name in REGISTRY if name not in METHODS]
+AT_CLIENTS = algorithms.SCAFFOLD(placement="client")
 
 
 def server_of(name="FedAvg", buffers=True, **options):
     x0 = {"w": np.linspace(-1, 1, N - 20).astype(np.float32), "b": np.zeros(20, np.float32)}
     if buffers:
         x0["running_mean"] = x0.pop("b")
-    algorithm = algorithms.named(name)
+    algorithm = algorithms.named(name) if isinstance(name, str) else name
     clients = dict.fromkeys(range(CLIENTS), 10) if algorithm.needs_shares else CLIENTS
     options = dict(accumulator="exact", lr=0.1) | options
     return Server(x0, algorithm, clients, **flat(**options))
@@ -36,6 +37,8 @@ def updates(server, t):
         rng = np.random.default_rng([t, client])
         h = (rng.normal(size=N) * 10.0 ** rng.uniform(-9, 0, N)).astype(np.float32)
         work = dict(steps=min(2 + client % 3, server.algorithm.most_steps or 9), examples=10 + 7 * client)
+        if server.algorithm.sends_row_change:
+            work["control"] = 2 * h[: server.layout.n_parameters]
         if client == 3:
             found.append(Update(client, value=h[: server.layout.n_parameters], kind="gradient", **work))
         else:
@@ -45,7 +48,8 @@ def updates(server, t):
 
 def state_of(server):
     now, report = server._backend.snapshot, server.last
-    return now.x.tobytes(), now.momentum.tobytes(), now.gamma, report.accepted, report.norms.tobytes(), report.diversity
+    vectors = [v.tobytes() for v in (now.x, now.momentum, now.total) if v is not None]
+    return *vectors, now.gamma, report.accepted, report.norms.tobytes(), report.diversity
 
 
 def summed(server, sent):
@@ -60,7 +64,7 @@ def finish(server, round):
     return state_of(server)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, AT_CLIENTS])
 def test_orders_and_trees_have_the_bits_of_one_server(name):
     rng, due = np.random.default_rng(1), set()
     for trial in range(60 if name == "FedAvg" else 12):
@@ -181,6 +185,7 @@ BAD = {
     "no clients": (lambda p: replace(p, clients=None), "update"),
     "a number as rejections": (lambda p: replace(p, rejected=5), "update"),
     "rejections without a client": (lambda p: replace(p, rejected=((None, None),)), "client"),
+    "changes of rows": (lambda p: replace(p, changes=p.sum), "changes"),
     "another method's name": (lambda p: replace(p, made_under=AnyText("x")), "made_under"),
     "bytes backwards": (lambda p: memoryview(p.to_bytes())[::-1], "update"),
 }
@@ -202,6 +207,27 @@ def test_an_invalid_sum_is_rejected_and_the_round_continues(what):
     ((sender, told),) = server.last.rejected
     assert sender == "edge-1"
     assert told.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda sum: None, "changes: must be an ExactSum"),
+        (lambda sum: tuple(sum), "changes: must be an ExactSum"),
+        (lambda sum: sum._replace(high=sum.high[1:]), "changes: expected"),
+        (lambda sum: sum._replace(low=sum.low | 1 << 50), "low"),
+        (lambda sum: sum._replace(high=sum.high + (61 << 10)), "changes: the norm"),
+    ],
+)
+def test_so_is_an_invalid_sum_of_changes(spoil, reason):
+    """Four clients with changes up to 40 may add up to 160; every element of 61 is a norm of 938."""
+    server, edge = (server_of(AT_CLIENTS, limits=Limits(max_norm=40.0)) for _ in range(2))
+    partial = summed(edge, updates(server, 0)[:4])
+    with server.open_round() as round:
+        round.add_partial_sum(replace(partial, changes=spoil(partial.changes)), "edge")
+        assert round.rejected[0][1].startswith(reason)
+        round.add_partial_sum(partial, "edge")
+    assert round.report.accepted == (0, 1, 2, 3)
 
 
 def test_a_sum_without_updates_is_zero_and_lists_rejections():

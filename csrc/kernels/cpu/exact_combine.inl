@@ -80,3 +80,31 @@ void read_exact(ConstExactSum sum, std::int64_t begin, std::int64_t end, Out* ou
         out[j] =
             static_cast<Out>(value_of(static_cast<std::uint64_t>(sum.high[j]), static_cast<std::uint64_t>(sum.low[j])));
 }
+
+constexpr std::int64_t kWordsAhead = 128;  // words to prefetch ahead of each message
+
+// out[j] += sum_i terms[i][j], modulo 2^64, for elements [begin, end). Words stay in registers while all terms pass.
+// The terms are messages in small pages, and the processor does not prefetch across pages by itself.
+void add_words(const std::uint64_t* const* terms, std::int64_t k, std::int64_t begin, std::int64_t end,
+               std::uint64_t* out) {
+    constexpr int kRegisters = 8, kGroup = kRegisters * kWidth;
+    std::int64_t j = begin;
+    for (; j + kGroup <= end; j += kGroup) {
+        Words words[kRegisters];
+        __builtin_memcpy(words, out + j, sizeof words);
+#pragma GCC unroll 1
+        for (std::int64_t i = 0; i < k; ++i) {
+            const std::uint64_t* const term = terms[i] + j;
+#pragma GCC unroll 8
+            for (int r = 0; r < kRegisters; ++r) {
+                if (r * kWidth % 8 == 0) __builtin_prefetch(term + kWordsAhead + r * kWidth);
+                Words more;
+                __builtin_memcpy(&more, term + r * kWidth, sizeof more);
+                words[r] += more;
+            }
+        }
+        __builtin_memcpy(out + j, words, sizeof words);
+    }
+    for (; j < end; ++j)
+        for (std::int64_t i = 0; i < k; ++i) out[j] += terms[i][j];
+}

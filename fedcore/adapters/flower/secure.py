@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Result
 from fedcore import algorithms
 from fedcore.adapters.flower.grid import Request, StreamingGrid, answers, by_id
 from fedcore.adapters.flower.metrics import Collected, only_record, records_of
-from fedcore.adapters.flower.records import CONTROL, EXAMPLES, METHOD, Wire
+from fedcore.adapters.flower.records import CONTROL, EXAMPLES, METHOD, Wire, read_vector
 from fedcore.adapters.flower.strategy import ServerStrategy
 from fedcore.errors import ArrayError, RangeError, RoundError
 from fedcore.model import Layout
@@ -48,7 +48,8 @@ class SecureStrategy(ServerStrategy):
 
     Args:
         identities: the public key of each node, by node id, if the mods have an ``identity``; see ``SecureServer``.
-        options: as for ``ServerStrategy``. Needed are ``limits=Limits(max_norm=, max_examples=)``,
+        colluding: with ``PrivateMean``, as for ``Encoding.of``.
+        options: as for ``ServerStrategy``. Needed are ``limits=Limits(max_norm=, max_examples=)`` or ``PrivateMean``,
             ``compute=Compute(accumulator="exact")``, and as ``policy.min_clients`` the smallest number of clients
             whose sum the server may learn.
 
@@ -56,9 +57,9 @@ class SecureStrategy(ServerStrategy):
         RangeError: as for ``Encoding.of``, in the first round.
     """
 
-    def __init__(self, *, identities: Mapping[int, bytes] | None = None, **options: Any) -> None:
+    def __init__(self, *, identities: Mapping[int, bytes] | None = None, colluding: int = 1, **options: Any) -> None:
         super().__init__(**options)
-        self._identities = identities
+        self._identities, self._colluding = identities, colluding
         self._secure: SecureServer | None = None
 
     def start(
@@ -88,7 +89,7 @@ class SecureStrategy(ServerStrategy):
             self._grid.await_also(())
             self._grid.close_when(lambda: False)
         nodes, fewest = [*chosen], max(2, self._policy.min_clients)
-        encoding = Encoding.of(self.server, clients=len(nodes))
+        encoding = Encoding.of(self.server, clients=len(nodes), colluding=self._colluding)
         secure = SecureServer(nodes, encoding, min_clients=fewest, identities=self._identities)
         try:
             for _ in ("keys", "shares"):
@@ -170,6 +171,7 @@ def secure_mod(
     min_clients: int = 2,
     identity: bytes | None = None,
     peers: Collection[bytes] = (),
+    noise: float = 0.0,
     steps: int | str | None = None,
     weighted_by_key: str = EXAMPLES,
     arrays: str = "arrays",
@@ -180,7 +182,7 @@ def secure_mod(
     to train without masks, so that no server gets its plain update.
 
     Args:
-        min_clients, identity, peers: as for ``SecureClient``.
+        min_clients, identity, peers, noise: as for ``SecureClient``.
         steps: the number of local steps, or the name of its metric, for replies without ``Task.reply``. Default: 1,
             where models are averaged.
         weighted_by_key: the metric with the number of examples, an integer.
@@ -194,7 +196,7 @@ def secure_mod(
         if not data:
             raise ArrayError("message: the server asks for an update without masks; use a SecureStrategy")
         states = context.state.config_records
-        client = SecureClient(min_clients=min_clients, identity=identity, peers=peers)
+        client = SecureClient(min_clients=min_clients, identity=identity, peers=peers, noise=noise)
         if not SecureClient.opens(data) and SECURE in states:
             client = SecureClient.from_state(json.loads(str(states[SECURE]["state"])))
         words = None
@@ -212,7 +214,8 @@ def secure_mod(
         return Message(_content(answer), reply_to=message)
 
     def _encoded(client: SecureClient, layout: Layout, x: Any, content: RecordDict) -> Any:
-        models = [record for name, record in records_of(content, ArrayRecord).items() if name != CONTROL]
+        records = records_of(content, ArrayRecord)
+        models = [record for name, record in records.items() if name != CONTROL]
         if len(models) != 1 or client.encoding is None:
             raise ArrayError(f"arrays: the reply has {len(models)} model records; it must have exactly one")
         metrics, done = only_record(content), records_of(content, ConfigRecord).get(METHOD, ConfigRecord())
@@ -220,6 +223,7 @@ def secure_mod(
         count: Any = done.get("steps", 1 if own is None and client.encoding.eta is None else own)
         examples: Any = metrics.get(weighted_by_key)
         y = layout.flatten(Wire.of(models[0]).read(models[0]))
-        return client.encoding.encode(x, y, steps=as_integer(count), examples=as_integer(examples))
+        change = read_vector(CONTROL, records[CONTROL]) if CONTROL in records else None
+        return client.encoding.encode(x, y, steps=as_integer(count), examples=as_integer(examples), change=change)
 
     return mod

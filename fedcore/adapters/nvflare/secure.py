@@ -35,16 +35,22 @@ class SecureController(Controller):
             ``compute={"accumulator": "exact"}``, and as ``min_clients`` of ``policy`` the smallest number of sites
             whose sum the server may learn.
         identities: the public key of each site, by name, in hexadecimal, if the sites have an ``identity``.
+        colluding: with ``PrivateMean``, as for ``Encoding.of``.
 
     Raises:
         RangeError: as for ``Encoding.of``, in the first round.
     """
 
     def __init__(
-        self, algorithm: Algorithm | str = "FedAvg", *, identities: Mapping[str, str] | None = None, **options: Any
+        self,
+        algorithm: Algorithm | str = "FedAvg",
+        *,
+        identities: Mapping[str, str] | None = None,
+        colluding: int = 1,
+        **options: Any,
     ) -> None:
         super().__init__(algorithm, **options)
-        self.identities = identities
+        self.identities, self.colluding = identities, colluding
 
     def _run_round(self, server: Server) -> Report | None:
         names = self.choose(self._connected(), server.round_number)
@@ -52,7 +58,7 @@ class SecureController(Controller):
         identities = None
         if self.identities is not None:
             identities = {name: bytes.fromhex(key) for name, key in self.identities.items()}
-        encoding = Encoding.of(server, clients=max(2, len(names)))
+        encoding = Encoding.of(server, clients=max(2, len(names)), colluding=self.colluding)
         secure = SecureServer(names, encoding, min_clients=fewest, identities=identities)
         while secure.messages:
             self._exchange(server, secure)
@@ -105,7 +111,7 @@ class SecureSite:
 
     Args:
         train: returns the reply to a received model, as without masks; called once per round.
-        min_clients, identity, peers: as for ``SecureClient``.
+        min_clients, identity, peers, noise: as for ``SecureClient``.
     """
 
     def __init__(
@@ -115,9 +121,10 @@ class SecureSite:
         min_clients: int = 2,
         identity: bytes | None = None,
         peers: Collection[bytes] = (),
+        noise: float = 0.0,
     ) -> None:
         self._train = train
-        self._new = partial(SecureClient, min_clients=min_clients, identity=identity, peers=peers)
+        self._new = partial(SecureClient, min_clients=min_clients, identity=identity, peers=peers, noise=noise)
         self._client = self._new()
 
     def answer(self, received: FLModel) -> FLModel:
@@ -143,4 +150,4 @@ class SecureSite:
         update = update_of(0, self._train(received), counts_steps=encoding.eta is not None)
         y = layout.flatten(update.value)
         y, examples = x + y if update.kind == "delta" else y, as_integer(update.examples)
-        return encoding.encode(x, y, steps=update.steps, examples=examples)
+        return encoding.encode(x, y, steps=update.steps, examples=examples, change=update.control)

@@ -10,6 +10,7 @@ from fedcore.adapters import flower
 from fedcore.adapters.flower import Task, secure_mod
 from fedcore.adapters.flower.secure import SECURE
 from fedcore.errors import RangeError
+from fedcore.rules import PrivateMean
 from fedcore.secure import identity_of
 from tests.adapters.flower.local_grid import LocalGrid
 
@@ -40,7 +41,8 @@ def app_of(node, mods=(), *, fails=(), trained=None):
         if trained is not None:
             trained.append(node)
         y = task.x - np.float32([(number + 1) * (i - 5) / 64 for i in range(len(task.x))])
-        return task.reply(y, steps=2, examples=10 + number, metrics={"loss": 0.5})
+        control = np.full(12, number / 8, np.float32) if task.second else None
+        return task.reply(y, steps=2, examples=10 + number, metrics={"loss": 0.5}, control=control)
 
     @app.evaluate()
     def _(message, context):
@@ -49,9 +51,9 @@ def app_of(node, mods=(), *, fails=(), trained=None):
     return app
 
 
-def run(strategy, apps, rounds=1, spoil=None):
+def run(strategy, apps, rounds=1, spoil=None, model=X):
     grid = LocalGrid({node: (app, {}) for node, app in apps.items()}, spoil)
-    initial = ArrayRecord({name: Array(x) for name, x in X.items()})
+    initial = ArrayRecord({name: Array(x) for name, x in model.items()})
     result = strategy.start(grid, initial, rounds, timeout=1)
     return grid, {name: array.numpy() for name, array in result.arrays.items()}
 
@@ -73,6 +75,37 @@ def test_a_masked_round_gives_the_model_of_an_unmasked_round(method):
     assert strategy.reports[0].weights.sum() == plain.reports[0].weights.sum()
     assert [kind for kind, node, _ in grid.sent if node == NODES[0]] == ["train"] * 4
     assert [kind for kind, node, _ in grid.sent if node == NODES[1]] == ["train"] * 3
+
+
+def test_nodes_keep_the_rows_of_scaffold():
+    class SecureSCAFFOLD(flower.SecureStrategy, method=flower.SCAFFOLD.method):
+        """With ``placement="client"``."""
+
+    servers = []
+    for strategy, mods in ((SecureSCAFFOLD, [secure_mod()]), (flower.SCAFFOLD, [])):
+        strategy = strategy(placement="client", **OPTIONS)
+        run(strategy, {node: app_of(node, mods) for node in NODES})
+        servers.append(strategy.server)
+    hidden, plain = (server._backend.snapshot for server in servers)
+    assert hidden.x.tobytes() == plain.x.tobytes()
+    assert hidden.total.tolist() == plain.total.tolist() == [10 / 8] * 12
+
+
+def test_nodes_add_noise():
+    rule = PrivateMean(clip=3.0, noise=1.0, expected=5.0)
+    options = OPTIONS | {"limits": Limits(), "aggregation": [rule], "policy": RoundPolicy(min_clients=4)}
+    strategy = flower.SecureFedAvg(colluding=2, **options)
+    model = {"w": X["w"]}
+    apps = {node: app_of(node, [secure_mod(noise=1.0)]) for node in NODES}
+    _, arrays = run(strategy, apps, model=model)
+    (report,) = strategy.reports
+    assert report.privacy["rounds"] == 1
+    assert set(report.accepted) == set(NODES)
+    moved = np.linalg.norm(arrays["w"] - X["w"])
+    assert 0 < moved < 3 + 12 * 3  # clipped, and the noise of 5 clients: 3 sqrt(5 / 2) / 5 for each number
+    plain = flower.SecureFedAvg(**OPTIONS)
+    run(plain, apps)
+    assert "noise=1" in plain.failures[0].reason
 
 
 def test_nodes_with_identities_sign():

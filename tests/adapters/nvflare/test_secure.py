@@ -7,6 +7,7 @@ from fedcore import RoundPolicy
 from fedcore.adapters.nvflare import SecureController, SecureSite, reply
 from fedcore.adapters.nvflare.secure import SECURE
 from fedcore.errors import ArrayError, RoundError
+from fedcore.rules import PrivateMean
 from fedcore.secure import identity_of
 from tests.adapters.drivers.nvflare import LocalController
 
@@ -52,6 +53,15 @@ def test_a_masked_round_gives_the_model_of_an_unmasked_round(method, dropped):
     assert not np.array_equal(controller.server.x, X["w"].ravel())
     assert set(controller.reports[0].accepted) == set(left)
     assert controller.saved[-1].params["w"].shape == (3, 4)
+
+
+def test_sites_add_noise():
+    rule, sites = PrivateMean(clip=3.0, noise=1.0, expected=5.0), {name: masked(name, noise=1.0) for name in NAMES}
+    options = OPTIONS | {"limits": {"max_steps": 8}, "policy": RoundPolicy(min_clients=4)}
+    controller = LocalSecure(sites, X, "FedAvg", aggregation=[rule], colluding=2, **options)
+    controller.run()
+    assert controller.reports[0].privacy["rounds"] == 1
+    assert 0 < np.linalg.norm(controller.server.x - X["w"].ravel()) < 3 + 12 * 3
 
 
 def test_sites_with_identities_sign():

@@ -1,7 +1,7 @@
 """Four SuperNodes train; one is killed in round 1, one joins after round 2; the ServerApp is killed in round 4.
 
 ``python -m tests.adapters.wire.scenario METHOD ACCUMULATE FOLDER``. The results are in FOLDER/out: rounds.jsonl,
-node-ID files with the clients' numbers, and the server's store.
+node-ID files with the clients' numbers, and the server's store. A METHOD "Secure..." runs ``play_masked``.
 """
 
 import os
@@ -48,5 +48,20 @@ def play(method, accumulate, home):
     log("everything is down")
 
 
+def play_masked(method, accumulate, home):
+    """Three rounds of four SuperNodes under masks; one is killed in round 1, after it has sent its shares."""
+    out = Path(home) / "out"
+    out.mkdir()
+    save_data(out)
+    (out / "hold-1-1").touch()
+    config = {"method": method, "accumulate": accumulate, "rounds": 3, "out": str(out)}
+    with Deployment(home) as deployment:
+        nodes = [deployment.start_node(number) for number in range(4)]
+        deployment.start_run("run", HERE / "app", **config)
+        wait_for((out / "at-work-1-1").exists, 300, "client 1 at work in round 1")
+        deployment.kill(nodes[1])
+        wait_for((out / "end").exists, 600, "the end")
+
+
 if __name__ == "__main__":
-    play(*sys.argv[1:])
+    (play_masked if sys.argv[1].startswith("Secure") else play)(*sys.argv[1:])

@@ -20,6 +20,23 @@ pytestmark = pytest.mark.deployment
 ROOT = Path(__file__).parents[3]
 
 
+def simulated(method, accumulate, out, number, rounds):
+    """Return a server after plain rounds of the clients that were accepted."""
+    server = Server(initial_model(), method, [], lr=LR, compute=Compute(accumulator=accumulate))
+    for line in rounds:
+        new = [node for node in line["accepted"] if node not in server.clients]
+        sent = server.broadcast(line["accepted"], newcomers=new)
+        how = {"round": sent.round, "lr": sent.lr, "a": sent.a}
+        with server.open_round(newcomers=new) as opened:
+            for node in sent.ids:
+                client = number[node]
+                y = train_locally(
+                    server.tensors(), *load_part(out, client), client=client, offset=sent.offset(node), **how
+                )
+                opened.add(node, y, steps=STEPS, examples=len(load_part(out, client)[1]))
+    return server
+
+
 @pytest.mark.parametrize(
     ("method", "accumulate"),
     [("MimiC", "float32"), ("SCAFFOLD", "float32"), ("FedAvg", "exact"), ("MIFA", "exact"), ("SCAFFOLD", "exact")],
@@ -41,20 +58,23 @@ def test_with_killed_nodes_and_server_the_model_is_that_of_the_same_participatio
     assert [(number[node], code) for node, code in rounds[1]["failed"]] == [(1, 5)]
     assert {line["grid"] for line in rounds} == {"HttpGrid"}
 
-    server = Server(initial_model(), method, [], lr=LR, compute=Compute(accumulator=accumulate))
-    for line in rounds:
-        new = [node for node in line["accepted"] if node not in server.clients]
-        sent = server.broadcast(line["accepted"], newcomers=new)
-        how = {"round": sent.round, "lr": sent.lr, "a": sent.a}
-        with server.open_round(newcomers=new) as opened:
-            for node in sent.ids:
-                client = number[node]
-                y = train_locally(
-                    server.tensors(), *load_part(out, client), client=client, offset=sent.offset(node), **how
-                )
-                opened.add(node, y, steps=STEPS, examples=len(load_part(out, client)[1]))
+    server = simulated(method, accumulate, out, number, rounds)
     deployed = Server.load(out / "state", storage=Storage(medium="ram"))
     assert deployed.round_number == 6
     assert np.abs(deployed.x).max() > 0.1
     np.testing.assert_allclose(deployed.x, server.x, rtol=1e-5, atol=1e-6)
     assert accumulate != "exact" or deployed.x.tobytes() == server.x.tobytes()
+
+
+def test_masked_rounds_have_the_model_of_unmasked_ones(tmp_path):
+    """One of four nodes is killed between its shares and its masked words, which the others' shares unmask."""
+    command = [*LOOPBACK, sys.executable, "-m", "tests.adapters.wire.scenario", "SecureFedAvg", "exact", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=1200)
+    out = tmp_path / "out"
+    number = {int(file.name.removeprefix("node-")): int(file.read_text()) for file in out.glob("node-*")}
+    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    accepted = [sorted(number[node] for node in line["accepted"]) for line in rounds]
+    assert accepted == [[0, 1, 2, 3], [0, 2, 3], [0, 2, 3]]
+    deployed = Server.load(out / "state", storage=Storage(medium="ram"))
+    assert np.abs(deployed.x).max() > 0.1
+    np.testing.assert_allclose(deployed.x, simulated("FedAvg", "exact", out, number, rounds).x, rtol=0, atol=1e-6)

@@ -6,9 +6,16 @@ from pathlib import Path
 from flwr.clientapp import ClientApp
 
 from fedapp.task import STEPS, load_part, train_locally
-from fedcore.adapters.flower import Task
+from fedcore.adapters.flower import Task, secure_mod
 
-app = ClientApp()
+
+def masks(message, context, call_next):
+    """Mask the updates of a secure strategy."""
+    is_secure = context.run_config["method"].startswith("Secure")
+    return secure_mod(min_clients=3)(message, context, call_next) if is_secure else call_next(message, context)
+
+
+app = ClientApp(mods=[masks])
 
 
 @app.train()

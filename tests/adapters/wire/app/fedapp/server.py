@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
 
 from fedapp.task import LR, initial_model
-from fedcore import Compute
+from fedcore import Compute, Limits, RoundPolicy
 from fedcore.adapters import flower
 
 app = ServerApp()
@@ -18,13 +18,16 @@ app = ServerApp()
 def main(grid, context):
     out = Path(context.run_config["out"])
     (out / "pid").write_text(str(os.getpid()))
-    strategy = getattr(flower, context.run_config["method"])(
+    method = context.run_config["method"]
+    secure = {"limits": Limits(max_norm=100.0, max_examples=1000), "policy": RoundPolicy(min_clients=3)}
+    strategy = getattr(flower, method)(
         lr=LR,
         storage=out / "state",
         compute=Compute(accumulator=context.run_config["accumulate"]),
         fraction_evaluate=0.0,
         min_train_nodes=3,
         min_available_nodes=4,
+        **(secure if method.startswith("Secure") else {}),
     )
 
     def after_round(number, arrays):
