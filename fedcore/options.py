@@ -530,14 +530,11 @@ class Settings:
             f"its weights of the clients are the method {method}": own_weights,
             f"the step of {method} grows with the norms of all updates": method.needs_square_of_sum,
             'accumulator="exact" does not keep the updates': self.is_exact,
-            f"device={self.device!r}: the kernels run on CPUs": self.device != CPU,
             "the model has partial updates": bool(self.layout.groups),
         }
         for reason, applies in reasons.items():
             if applies:
-                raise RangeError(
-                    f"aggregation: {rule} is not supported, because {reason}; use FedAvg on a CPU, or Mean()"
-                )
+                raise RangeError(f"aggregation: {rule} is not supported, because {reason}; use FedAvg, or Mean()")
 
     def _require_private_step(self) -> None:
         """Raise RangeError if x would depend on more of the updates than their sum with noise."""

@@ -122,6 +122,15 @@ class Lines:
         call = partial(kernel, acc, [x] * k, sent, numbers, numbers, out=out)
         return self.measure(f"accumulate, {k} clients" + ", exact sum" * is_exact, call, n * each)
 
+    def robust(self, what, k):
+        n = self.size(4 * k + 4)
+        sent, out, ones = [empty(n) for _ in range(k)], empty(n), np.ones(k)
+        given = [None] * k, sent, ones
+        call = partial(kernels.trimmed_mean, *given, (k - 1) // 2, out=out)
+        if what == "inner products":
+            call = partial(kernels.gram_matrix, *given)
+        return self.measure(f"{what} of {k} updates", call, n * 4 * (k + (what == "median")))
+
     def server_step(self):
         n = self.size(44)
         a, t, t_out = (empty(n, "float64") for _ in range(3))
@@ -169,6 +178,7 @@ class Lines:
         yield from (partial(self.general_exchange, codec) for codec in ("f32", "bf16"))
         yield from (partial(self.accumulate, k, is_exact) for is_exact in (False, True) for k in (1, 8))
         yield from (partial(self.exchange, codec, False, True) for codec in ("f32", "int8"))
+        yield from (partial(self.robust, what, k) for what in ("median", "inner products") for k in (10, 64))
         yield from (self.server_step, self.optimizer_step, self.direction_step)
         yield from (partial(self.quantise, codec) for codec in list(ROWS)[1:])
         yield from (self.squared_norms, self.mix, partial(self.sums, "float32", True, True))

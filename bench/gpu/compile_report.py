@@ -15,6 +15,7 @@ from bench.markdown import put_into, table
 
 BEGIN = "<!-- made by python -m bench.gpu.compile_report: begin -->"
 SHOWN = 90
+LAUNCHED = {"mix": 64} | {f"columns_{rows}": rows for rows in (8, 16, 32, 64)}  # KiB of a launch
 LATENCY = 1e-6  # of device memory under load, at most
 
 
@@ -47,8 +48,8 @@ BOARDS = {"H100": Board(132, 3.35e12), "H200": Board(132, 4.8e12)}
 
 
 def shared(kernel):
-    """Bytes of a block's shared memory; `mix` takes up to 64 KiB when it is launched."""
-    return 64 << 10 if kernel.name == "mix" else kernel.shared
+    """Bytes of a block's shared memory, with the most that a launch takes."""
+    return LAUNCHED.get(kernel.name, 0) << 10 or kernel.shared
 
 
 def blocks(kernel, chip):

@@ -35,9 +35,9 @@ def weighted_sum(problems, kind):
     problems.compare("weighted sum", run, arrays, ["outs"])
 
 
-def sent(problems, kind, arrays_each):
+def sent(problems, kind, arrays_each, most=11):
     """Return k clients' updates; late clients have a different base."""
-    k = problems.some(11)
+    k = problems.some(most)
     n = problems.size(k * arrays_each)
     first, late = problems.numbers(n), problems.numbers(n)
     dtypes = [str(problems.rng.choice(FLOATS)) if problems.chance(0.3) else "float32" for _ in range(k)]
@@ -57,6 +57,27 @@ def accumulate(problems, kind, kernel=kernels.accumulate, dtypes=("float32", "fl
         return kernel(a["acc"], a["bases"], a["ys"], scales, weights, out=a["out"])
 
     problems.compare(kernel.__name__, run, arrays, ["out"], lambda due: {} if np.isfinite(due).all() else {"out"})
+
+
+def robust(problems, kind):
+    k, n, arrays, scales, _ = sent(problems, kind, 2, int(problems.rng.choice([11, 70])))
+    arrays |= {name: problems.poisoned(n) for name in ("trimmed", "near")}
+    mixing = problems.rng.random((k + 1, k)) / k if problems.chance(0.3) else None
+    f, m = int(problems.rng.integers((k + 1) // 2)), problems.some(k)
+
+    def run(a):
+        given = a["bases"], a["ys"], scales
+        kernels.trimmed_mean(*given, f, out=a["trimmed"], mixing=mixing)
+        kernels.mean_near_median(*given, m, out=a["near"], mixing=mixing)
+        return kernels.gram_matrix(*given).reshape(-1)
+
+    problems.compare(
+        "robust rules",
+        run,
+        arrays,
+        ["trimmed", "near"],
+        lambda due: {} if np.isfinite(due).all() else {"trimmed", "near"},
+    )
 
 
 def accumulate_exact(problems, kind):
@@ -221,6 +242,7 @@ ALL = (
     weighted_sum,
     accumulate,
     accumulate_exact,
+    robust,
     exchange,
     exchange_exact,
     server_step,

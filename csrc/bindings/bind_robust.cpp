@@ -5,7 +5,8 @@
 #include "bindings/bind.h"
 #include "bindings/client_updates.h"
 #include "bindings/partials.h"
-#include "bindings/without_gil.h"
+#include "bindings/where_arrays_lie.h"
+#include "kernels/cuda/kernels.h"
 #include "kernels/robust.h"
 
 namespace fedcore::bindings {
@@ -20,7 +21,7 @@ struct Cohort {
 Cohort read_updates(Arrays& arrays, const py::object& bases, const py::object& ys, const py::object& scales) {
     const py::tuple listed = items_of(ys, "ys");
     if (listed.empty()) raise("ShapeError", "ys: must not be empty");
-    Arrays first;
+    Arrays first(Devices::any);
     py::tuple each = listed;
     std::int64_t n = 0;
     if (is_apart(listed[0])) {
@@ -44,20 +45,22 @@ Updates updates_of(const ClientTensors& read) {
 
 py::array_t<double> gram(const py::object& bases, const py::object& ys, const py::object& scales,
                          const py::object& partials) {
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     const auto [read, n] = read_updates(arrays, bases, ys, scales);
     const Partials shares(arrays, partials, block_count(n), read.k * (read.k + 1) / 2);
     py::array_t<double> products({read.k, read.k});
     double* const product = products.mutable_data();
-    const WithoutGil scope;
-    fedcore::gram(updates_of(read), n, shares.data(), product);
+    const Updates updates = updates_of(read);
+    run_where_arrays_lie(
+        arrays, [&, n = n] { fedcore::gram(updates, n, shares.data(), product); },
+        [&, n = n](cuda::Queue& queue) { cuda::gram(queue, updates, n, shares.data(), product); });
     return products;
 }
 
 void column_statistic(const py::object& bases, const py::object& ys, const py::object& scales, const py::object& out,
                       const py::object& mixing, std::int64_t rows, std::int64_t first, std::int64_t last,
                       std::int64_t nearest) {
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     const auto [read, n] = read_updates(arrays, bases, ys, scales);
     const double* matrix = nullptr;
     if (mixing.is_none())
@@ -69,8 +72,11 @@ void column_statistic(const py::object& bases, const py::object& ys, const py::o
     check_range("first", first, 0, last - 1);
     check_range("nearest", nearest, 0, rows);
     float* const to = arrays.output<float>(out, {"out"}, n).data;
-    const WithoutGil scope;
-    fedcore::column_statistic(updates_of(read), matrix, rows, {first, last, nearest}, n, to);
+    const Updates updates = updates_of(read);
+    const Statistic statistic{first, last, nearest};
+    run_where_arrays_lie(
+        arrays, [&, n = n] { fedcore::column_statistic(updates, matrix, rows, statistic, n, to); },
+        [&, n = n](cuda::Queue& queue) { cuda::column_statistic(queue, updates, matrix, rows, statistic, n, to); });
 }
 
 }  // namespace

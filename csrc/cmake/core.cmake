@@ -36,6 +36,7 @@ function(fedcore_add_core target)
     kernels/cuda/mix.cpp
     kernels/cuda/norms.cpp
     kernels/cuda/quantise.cpp
+    kernels/cuda/robust.cpp
     kernels/cuda/step.cpp
     kernels/cuda/weighted_sum.cpp
     kernels/direction.cpp

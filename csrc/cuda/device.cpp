@@ -110,7 +110,8 @@ void Device::load() {
         check(cuda.cuFuncSetAttribute(found, kCarveout, 100), "dividing the L1 cache");
         kernels_.push_back(found);
     }
-    check(cuda.cuFuncSetAttribute(kernel(Kernel::mix), kDynamicShared, kMostDynamicShared), "asking for shared memory");
+    for (auto i = static_cast<std::size_t>(Kernel::columns_8); i < kernels_.size(); ++i)
+        check(cuda.cuFuncSetAttribute(kernels_[i], kDynamicShared, kMostDynamicShared), "asking for shared memory");
 }
 
 void Device::precede(Stream stream) {

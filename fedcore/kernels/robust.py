@@ -18,7 +18,7 @@ def gram_matrix(bases: Sequence[Any], ys: Sequence[Any], scales: F64, *, partial
     """Return the inner products of k clients' updates, float64[k, k]: G[i, j] = sum over the elements of h_i h_j.
 
     Args:
-        bases, ys, scales: as for ``accumulate``, in CPU memory; they define h_i = (bases[i] - ys[i]) scales[i], or
+        bases, ys, scales: as for ``accumulate``, on any device; they define h_i = (bases[i] - ys[i]) scales[i], or
             -ys[i] scales[i] without a base.
         partials: output, float64[blocks, k (k + 1) / 2], blocks = ceil(n / 16,384): the share of each block in the
             upper triangle of G, row by row, for ``sum_of_partials``. Default: no output.

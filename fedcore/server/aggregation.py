@@ -495,7 +495,7 @@ class Sum:
             kernels.combine([result.A], [1.0], center)
             result = result._replace(center=center)
         if result.buffer_weight > 0 and self._layout.n > p:
-            unchanged = zeros(self._layout.n - p)
+            unchanged = zeros(self._layout.n - p, device=self._device)
             bases, ys = self._cut_updates(batch, slice(p, self._layout.n))
             ys = [y if has else unchanged for y, has in zip(ys, batch.has_buffers, strict=True)]
             bases = [base if has else None for base, has in zip(bases, batch.has_buffers, strict=True)]

@@ -15,9 +15,9 @@ FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 13, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 6_605,
-    "csrc": 11_050,
-    "tests": 57_165,
+    "bench": 6_635,
+    "csrc": 11_320,
+    "tests": 57_250,
     "fedcore": 3_070,
     "fedcore/adapters": 2_470,
     "fedcore/algorithms": 1_195,

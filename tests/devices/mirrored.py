@@ -26,6 +26,8 @@ VECTORS = {
     "weighted_sum": ({"rows", "base"}, {"out"}),
     "weighted_sum_segments": ({"models", "base"}, {"outs"}),
     "accumulate": ({"acc", "bases", "ys"}, {"out"}),
+    "gram": ({"bases", "ys"}, set()),
+    "column_statistic": ({"bases", "ys"}, {"out"}),
     "exchange": ({"acc", "bases", "ys", "old_rows", "anchors"}, {"out", "new_rows"}),
     "accumulate_exact": ({"acc", "bases", "ys"}, {"out"}),
     "exchange_exact": ({"acc", "bases", "ys", "old_rows", "anchors"}, {"out", "new_rows"}),

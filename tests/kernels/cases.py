@@ -348,7 +348,7 @@ ELEMENTWISE = (
     | cases(quantise, ["bf16", "f16"], [None, 0, 2**64 - 1])
     | cases(squared_norms)
 )
-ROWS = [(1, "of some"), (2, "of some"), (6, "ties"), (5, "mixed"), (10, "in tensors"), (33, "of some")]
+ROWS = [(1, "of some"), (2, "of some"), (17, "ties"), (5, "mixed"), (10, "in tensors"), (33, "of some"), (66, "mixed")]
 COLUMNS = cases(column_statistics, [(f"{k} {kind}", (k, kind)) for k, kind in ROWS])
 # These take numbers of any size; one that is not finite makes the whole result invalid.
 FINITE = cases(exchange, [*([codec] for codec in CODECS), CODECS], FORMS) | COLUMNS

@@ -14,11 +14,12 @@ pytestmark = pytest.mark.skipif(compiled.tool("nvcc") is None, reason="needs nvc
 
 ARCHITECTURE = 90
 # Kernels that convert as they load may spill: for updates that are not float32, or old rows of another codec. So may
-# exchanges into exact sums, which take twice as many registers.
-SPILLING = re.compile(r".*_any|exchange_exact_.*")
-# Arrays of codes are read eight elements a thread like all others, in fewer bytes; `mix` reads columns, and
-# `add_squares` sums.
-NARROW = ("mix", "add_squares")
+# exchanges into exact sums, which take twice as many registers, and 64 values of a column.
+SPILLING = re.compile(r".*_any|exchange_exact_.*|columns_64")
+# Arrays of codes are read eight elements a thread like all others, in fewer bytes; `mix` and robust rules read columns,
+# and `add_squares` sums.
+COLUMNS = {"columns_8", "columns_16", "columns_32", "columns_64", "columns_any"}
+NARROW = {"mix", "add_squares", "gram", *COLUMNS}
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def test_the_machine_code_matches_the_ptx(built, kernels):
     }
     assert wide == {one.name: one.wide for one in kernels}
     fused = {name for name, lines in code.items() if any(op.startswith(("FFMA", "DFMA")) for _, op, _ in lines)}
-    assert {name for name in fused if "int8" not in name} == {"optimizer_step_decay", "optimizer_step_yogi"}
+    assert {name for name in fused if "int8" not in name} == {"optimizer_step_decay", "optimizer_step_yogi", *COLUMNS}
 
 
 @pytest.mark.parametrize(

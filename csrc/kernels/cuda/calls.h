@@ -12,6 +12,7 @@
 #include "kernels/mix.h"
 #include "kernels/optimizer.h"
 #include "kernels/quantise.h"
+#include "kernels/robust.h"
 
 namespace fedcore::cuda {
 
@@ -130,6 +131,28 @@ struct CodesCall {
     DitherKey key;
     std::int64_t n;
     std::int32_t vector;
+};
+
+constexpr int kGramSide = 32;   // rows that a block multiplies by each other, or by as many others
+constexpr int kGramWidth = 64;  // elements of a tile of two sides
+constexpr int kGramPad = 2;     // elements between the rows of a tile
+
+struct GramCall {
+    Updates updates;
+    double* products;  // float64[k (k + 1) / 2, pieces]
+    std::int64_t n;
+    std::int32_t width;  // elements of a tile: as many as its memory holds of the rows
+    std::int32_t plain;  // whether every y is float32
+};
+
+struct ColumnCall {
+    Updates updates;
+    const double* mixing;  // float64[rows, k] or null
+    Statistic of;
+    float* out;
+    float* scratch;  // float32[blocks, rows (+ k with a mixing), kThreads], or null where shared memory holds a block's
+    std::int64_t n;
+    std::int32_t rows, plain;
 };
 
 struct MixCall {

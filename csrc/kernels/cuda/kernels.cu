@@ -7,6 +7,7 @@
 #include "kernels/cuda/fold.cuh"
 #include "kernels/cuda/mix.cuh"
 #include "kernels/cuda/quantise.cuh"
+#include "kernels/cuda/robust.cuh"
 #include "kernels/cuda/step.cuh"
 #include "kernels/cuda/weighted_sum.cuh"
 

@@ -50,6 +50,11 @@ void read_exact(Queue& queue, ConstExactSum sum, Out* out, std::int64_t n);
 void squared_norms(Queue& queue, const float* const* rows, std::int64_t k, std::int64_t n, double* partials,
                    double* squared_norms);
 
+//   partials: float64[pieces, k (k + 1) / 2]
+void gram(Queue& queue, const Updates& updates, std::int64_t n, double* partials, double* products);
+void column_statistic(Queue& queue, const Updates& updates, const double* mixing, std::int64_t rows,
+                      const Statistic& statistic, std::int64_t n, float* out);
+
 void quantise(Queue& queue, const float* x, Codec codec, const DitherKey* key, std::int64_t n, void* codes,
               float* scales);
 void dequantise(Queue& queue, const void* codes, const float* scales, Codec codec, std::int64_t n, float* out);

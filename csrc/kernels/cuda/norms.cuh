@@ -17,11 +17,11 @@ struct Values {
     __device__ float at(int r, int e) const { return row[r][first() + place(e)]; }  // of what this thread has put
 };
 
-template <class T>
+template <int kCount = kLanes, class T>
 __device__ T sum_of_lanes(T sum) {
-    const unsigned mask = 0xffffu << (threadIdx.x & 16u);
+    const unsigned mask = ((1u << kCount) - 1) << (threadIdx.x % 32 / kCount * kCount);
 #pragma unroll
-    for (int width = kLanes / 2; width > 0; width /= 2) sum += __shfl_down_sync(mask, sum, width, kLanes);
+    for (int width = kCount / 2; width > 0; width /= 2) sum += __shfl_down_sync(mask, sum, width, kCount);
     return sum;  // in lane 0
 }
 

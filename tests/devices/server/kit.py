@@ -32,6 +32,9 @@ class Tensor(TorchTensor):
         view.shape = (int(np.prod(self.shape)),) if shape == (-1,) else tuple(shape)
         return view
 
+    def __deepcopy__(self, memo):
+        return Tensor(self.numpy())
+
     def __getitem__(self, part):
         start, stop, _ = part.indices(len(self))
         view = copy.copy(self)

@@ -6,7 +6,17 @@ import pytest
 from fedcore import Compute, Server, Update
 from fedcore.algorithms import named, optimizers
 from fedcore.arrays import empty
-from fedcore.rules import RejectLong
+from fedcore.rules import (
+    Bucketing,
+    Bulyan,
+    CentredClipping,
+    ClipToMedian,
+    GeometricMedian,
+    MultiKrum,
+    NearestNeighborMixing,
+    RejectLong,
+    TrimmedMean,
+)
 from fedcore.store import device_store as pinning
 from tests.devices.memory import Stream
 from tests.devices.server.kit import (
@@ -231,6 +241,37 @@ def test_partial_sums_of_either_device_are_added_on_the_other(cuda_device):
         assert reports[0] == reports[1]
         assert len(reports[0]["accepted"]) == len(updates)
     assert everything(servers[0]) == everything(servers[1])
+
+
+ROBUST = {
+    "median": ("FedAvg", "median"),
+    "mixed": ("FedAvg", [NearestNeighborMixing(1), Bucketing(2), TrimmedMean(0)]),
+    "Multi-Krum": ("FedAvgM", MultiKrum(0)),
+    "Bulyan": ("FedAvg", Bulyan(0)),
+    "clipping": ("FedAvg", CentredClipping(0.5)),
+    "with rows": ("MimiC, short history", [ClipToMedian(), GeometricMedian()]),
+    "with changes": ("SCAFFOLD, two vectors", [ClipToMedian(), "median"]),
+}
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_robust_rules(cuda_device, name):
+    method, rule = ROBUST[name]
+    cpu, gpu = (server(method, "ram", "f32", device, aggregation=rule, batch_size=2) for device in ("cpu", "cuda"))
+    reused = empty(2100, device="cuda")
+    for seed in (3, 10, 1):
+        updates = replies(cpu, seed)
+        gpu.broadcast([update.client for update in updates])
+        with gpu.open_round() as round:
+            for i, update in enumerate(updates):
+                if i % 3 == 0:
+                    reused.copy_from(update.value)
+                    update = update._replace(value=reused)
+                elif i % 3 == 1:
+                    update = on_device(update)._replace(keep=True)
+                round.add(**update._asdict())
+        assert fields_of(round.report) == fields_of(cpu.round(updates))
+        assert everything(gpu) == everything(cpu)
 
 
 def test_corrections_and_the_last_direction(cuda_device):

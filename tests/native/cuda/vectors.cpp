@@ -5,6 +5,7 @@
 #include "kernels/norms.h"
 #include "kernels/optimizer.h"
 #include "kernels/quantise.h"
+#include "kernels/robust.h"
 #include "parity.h"
 
 using namespace fedcore;
@@ -162,6 +163,48 @@ TEST(cuda_squared_norms) {
             CHECK(!wanted || same_norms(scratch, shares));
         }
     });
+}
+
+// Updates in two tensors, of several dtypes and bases. They must be finite.
+void try_robust(std::int64_t k, std::int64_t n, std::uint32_t seed, bool aligned, Numbers numbers) {
+    Problem make(seed, aligned, numbers);
+    const std::int64_t starts[] = {0, n / 3, n};
+    const Dtype dtypes[] = {Dtype::float32, Dtype::bfloat16, Dtype::float64, Dtype::float16};
+    const auto base = make.values<float>(n);
+    std::vector<Typed> ys;
+    std::vector<ClientUpdate> sent;
+    for (std::int64_t e = 0; e < 2 * k; ++e)
+        ys.emplace_back(make, dtypes[(seed + e) % (numbers == Numbers::huge ? 3 : 4)],
+                        starts[e / k + 1] - starts[e / k]);
+    for (std::int64_t e = 0; e < 2 * k; ++e)
+        sent.push_back({ys[e].data(), ys[e].dtype, e % k % 3 == 0 ? nullptr : base.data() + starts[e / k],
+                        0.5f + static_cast<float>(e % k), 1.0});
+    const Updates updates{sent.data(), starts, 2, k};
+    std::vector<double> due(k * k), found(k * k), scratch(block_count(n) * k * (k + 1) / 2 + 1), shares(scratch.size());
+    const bool wanted = seed % 4 < 2;
+    HostQueue queue;
+    gram(updates, n, scratch.data(), due.data());
+    cuda::gram(queue, updates, n, wanted ? shares.data() : nullptr, found.data());
+    CHECK(same_norms(due, found));
+    CHECK(!wanted || same_norms(scratch, shares));
+    if (n > kBlock) return;  // a column knows no blocks
+    std::vector<double> mixing(k * k);
+    for (double& weight : mixing) weight = static_cast<double>(make.coefficient());
+    for (const Statistic of : {Statistic{k / 4, k - k / 4, 0}, {(k - 1) / 2, k / 2 + 1, 0}, {0, k, (k + 1) / 2}})
+        for (double* const mixed : {static_cast<double*>(nullptr), mixing.data()}) {
+            auto out = make.empty<float>(n), there = make.empty<float>(n);
+            column_statistic(updates, mixed, k, of, n, out.data());
+            cuda::column_statistic(queue, updates, mixed, k, of, n, there.data());
+            CHECK(same_bits(out, there));
+        }
+}
+
+TEST(cuda_inner_products_and_statistics) {
+    at_every_shape([](std::int64_t n, std::uint32_t seed, bool aligned, Numbers numbers) {
+        for (const std::int64_t k : {1, 12, 20, 40, 70})
+            if (numbers != Numbers::broken && n * k < 30000) try_robust(k, n, seed, aligned, numbers);
+    });
+    try_robust(40, kBlock + 100, 1, true, Numbers::usual);
 }
 
 TEST(cuda_quantise) {
