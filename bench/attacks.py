@@ -76,13 +76,8 @@ OPTIONS |= {f"{name}, sent": {"control": "sent"} for name in ("SCAFFOLD", "SCAFF
 METHODS = [*algorithms.REGISTRY, "SCAFFOLD, sent", "SCAFFOLDM, sent"]
 METHODS = [name for name in METHODS if name not in ("FedStale", "FedVARP")]
 """If all clients take part in every round, FedStale and FedVARP are MIFA."""
-EQUAL = "open, CapExamples(1)"
-CHAINS = {
-    "mean": None,
-    "open": "open",
-    EQUAL: [rules.CapSteps(2), rules.CapExamples(1), rules.ClipToMedian()],
-}
-"""The chains that every method can have; in the last, no client has more examples than the median."""
+CHAINS = {"mean": None, "open": "open"}
+"""The chains that every method can have."""
 ROBUST = {
     "ClipNorm": lambda f: [rules.ClipNorm()],
     "Median": lambda f: [rules.Median()],
@@ -99,11 +94,9 @@ ROBUST = {
 }
 """The chains of FedAvg for f dishonest clients."""
 RULES = [*CHAINS, *ROBUST]
-WITH_MOMENTUM = ("FedAvgM", "FedAvgMVR", "MBSTORM")
-CAPPED = "CapSteps(2), TrimmedMean"
-"""The chain of these methods, whose step grows with the numbers of steps."""
-BY_EXAMPLES = ("FedAvg", "FedProx", "FedNova")
-"""Methods whose weights are numbers of examples."""
+TRIMMED = "CapSteps(2), ClipToMedian, TrimmedMean"
+WITH_OFFSETS = [name for name in METHODS if name in ("FedDyn", "MBSTORM") or name.startswith(("FedAvgM", "SCAFFOLD"))]
+"""Methods whose clients add an offset; their tables also have the chain ``TRIMMED``."""
 TAU = 0.5
 """A third of an honest update's norm in the first rounds."""
 KINDS = {0.5: "different clients", 100.0: "similar clients"}
@@ -163,12 +156,12 @@ def cells(alphas, seeds):
     """Yield the runs: method, alpha, seed, name of the rules, their chain by f, the liars and the attacks."""
     on_vectors = {HONEST: ATTACKS[HONEST], **ON_VECTORS}
     shared = {name: lambda _, chain=chain: chain for name, chain in CHAINS.items()}
-    shared[CAPPED] = lambda f: [rules.CapSteps(2), rules.TrimmedMean(f)]
+    shared[TRIMMED] = lambda f: [rules.CapSteps(2), rules.ClipToMedian(), rules.TrimmedMean(f)]
     for alpha, seed in product(alphas, range(seeds)):
         for rule in RULES:
             make = ROBUST.get(rule) or shared[rule]
             yield "FedAvg", alpha, seed, rule, make, LIARS, on_vectors if rule in ROBUST else ATTACKS
-    others = [(CAPPED, WITH_MOMENTUM), (EQUAL, BY_EXAMPLES), ("open", METHODS), ("mean", METHODS)]
+    others = [("open", METHODS), (TRIMMED, WITH_OFFSETS), ("mean", METHODS)]
     for (rule, methods), seed in product(others if 0.5 in alphas else (), range(seeds)):
         for method in methods:
             if method != "FedAvg":
@@ -254,8 +247,7 @@ def by_method(found):
     """Return a table with a row per method and rule, for one dishonest client."""
     found = found[(found["alpha"] == 0.5) & (found["liars"] == 1)]
     chains = dict.fromkeys(METHODS, ("mean", "open"))
-    chains |= {name: (*chains[name], CAPPED) for name in WITH_MOMENTUM}
-    chains |= {name: (*chains[name], EQUAL) for name in BY_EXAMPLES}
+    chains |= {name: (*chains[name], TRIMMED) for name in WITH_OFFSETS}
     rows = []
     for method, rule in ((method, rule) for method, rules_ in chains.items() for rule in rules_):
         cell = found[(found["method"] == method) & (found["rule"] == rule)]
@@ -269,7 +261,7 @@ def by_method(found):
 
 
 def _place(column):
-    order = {"rule": [*RULES, CAPPED], "method": METHODS}.get(column.name)
+    order = {"rule": [*RULES, TRIMMED], "method": METHODS}.get(column.name)
     return column if order is None else column.map(order.index)
 
 
@@ -289,7 +281,7 @@ def pages(path):
     """Return the text of the page of all results, and the two tables of the page about rules."""
     frame, machine = pandas.read_csv(path), json.loads(path.with_suffix(".json").read_text())
     found = costs(frame)
-    seeds = f"{found['seeds'].min()} to {found['seeds'].max()}"
+    seeds = " to ".join(map(str, sorted({found["seeds"].min(), found["seeds"].max()})))
     blocks = [
         f"# Attacks on every method\n\n<!-- Made by bench/attacks.py. -->\n\n```text\n{__doc__.strip()}\n```",
         f"Means over {seeds} seeds, on {machine['cpu']}, one thread, torch {machine['torch']}. "

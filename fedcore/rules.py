@@ -45,6 +45,8 @@ Norms: TypeAlias = Mapping[str, Sequence[float]]
 
 WINDOW = 1000
 """The number of accepted updates in the window of a median."""
+FAR = 10.0
+"""Claims up to this multiple of the median are usual among honest clients; if they are capped, no log has them."""
 FEW = 8
 """The least number of updates for a median; until then, medians include the updates to decide on."""
 
@@ -61,7 +63,7 @@ class Group:
         steps: float64[k], the reported local steps.
         examples: float64[k], the counted examples; rules may lower them (``cap_examples``).
         norms: the float32 norm of each update, by part: |x - y| where the server averages models, else that of the mean
-            gradient.
+            gradient. With ``needs_medians``, "parameters" is the norm without the offset that the server sent.
         medians: the median norm of the last 1,000 accepted updates, by part, or None; until 8 were accepted, the
             group's norms are included. Empty unless a rule of the chain ``needs_medians``.
         most_examples: a function that returns the median number of examples times a ratio.
@@ -126,7 +128,9 @@ class RejectLong(RatioRule):
     """Reject an update whose norm exceeds ``ratio`` times the median of the last 1,000 accepted updates.
 
     Parameters, float buffers and second vectors have separate medians, without zeros. If no accepted update changed the
-    buffers, their norm in x replaces the median.
+    buffers, their norm in x replaces the median. If clients add an offset to their gradients (SCAFFOLD, FedAvgM), the
+    norm is that of the update without it, the client's own part. For methods that average models (FedDyn), this needs
+    ``CapSteps`` in the chain; the offset then has the length of the median number of steps.
     """
 
     ratio: float = 10.0
@@ -149,7 +153,11 @@ class RejectLong(RatioRule):
 class ClipToMedian(Rule):
     """Scale an update by one factor, so that no part has a norm above its median; see ``RejectLong`` for medians.
 
-    The window stores norms before clipping; otherwise the median could only fall.
+    The window stores norms before clipping; otherwise the median could only fall. If clients add an offset to their
+    gradients, h_i becomes offset + factor (h_i - offset). So rows and the momentum get at most a median gradient of a
+    client. Late updates count with the offset of the open round.
+
+    Cost: with offsets, another pass over updates, rows and the offset; n elements of memory per clipped update.
     """
 
     needs_medians: ClassVar[bool] = True
@@ -167,12 +175,18 @@ class ClipToMedian(Rule):
 class CapExamples(RatioRule):
     """Count at most ``ratio`` times the median number of examples of the last 1,000 accepted updates.
 
-    The rule applies if weights follow reported examples that the server cannot check.
+    The rule applies if weights follow reported examples that the server cannot check. A warning lists clients that
+    report more than the cap and more than 10 times the median.
     """
 
     def decide(self, group: Group) -> None:
         """Cap the examples."""
         group.cap_examples(group.most_examples(self.ratio))
+
+    @property
+    def least_logged(self) -> float:
+        """The multiple of the cap from which a claim is logged."""
+        return max(1.0, FAR / self.ratio)
 
 
 @dataclass(frozen=True)
@@ -783,10 +797,10 @@ def _mean_of(chosen: npt.NDArray[np.int64], k: int) -> Combination:
 
 def _clipping(norms: F64, most: float) -> F64:
     """Return the factors that clip vectors with these norms."""
-    return np.minimum(1.0, most / np.maximum(norms, most)) if most > 0 else (norms == 0).astype(np.float64)
+    return most / np.maximum(norms, most) if most > 0 else (norms == 0).astype(np.float64)
 
 
-OPEN = (CapSteps(2.0), CapExamples(2.0), ClipToMedian(), Mean())
+OPEN = (CapSteps(2.0), CapExamples(1.0), ClipToMedian(), Mean())
 """The chain "open", for a federation that anyone can join."""
 NAMED: dict[str, tuple[Rule, ...]] = {"mean": (Mean(),), "open": OPEN, "median": (Median(),)}
 """The chains that have a name."""

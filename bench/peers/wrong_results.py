@@ -1,10 +1,10 @@
 """Wrong results of other frameworks, next to the expected results and those of fedcore.
 
-    python -m bench.peers.wrong_results --fedml WHEEL --appfl WHEEL --into bench/peers/wrong_results.md
+    python -m bench.peers.wrong_results --fedml WHEEL --appfl WHEEL --byzfl WHEEL --into bench/peers/wrong_results.md
 
 The frameworks' own functions compute every result, in the versions that the table lists. FedML and APPFL have 60 and
 170 dependencies, so the required modules are loaded from the wheels (``pip download --no-deps fedml==0.9.6
-appfl==1.12.0``) without running the packages' ``__init__``. APPFL's need ``pip install omegaconf``.
+appfl==1.12.0 byzfl==0.0.11``) without running the packages' ``__init__``. APPFL's need ``pip install omegaconf``.
 """
 
 import argparse
@@ -442,9 +442,25 @@ def fedml(wheel):
     yield Row(name, what, "x + 2, c + 2", f"x + {x['w'].item():g}, c + {c['w'].item():g}", ours)
 
 
-def table(of_fedml, of_appfl):
+def byzfl(wheel):
+    """byzfl takes tensors to float32, in which ``torch.cdist`` of more than 25 close models far from zero cancels."""
+    loaded(wheel, "byzfl", "aggregators", "utils")
+    from byzfl.aggregators.aggregators import Krum
+
+    rng = np.random.default_rng(11)
+    models = [100 + 1e-3 * rng.normal(size=10_000) for _ in range(30)]
+    server = fedcore.Server(np.zeros(10_000, np.float32), "FedAvg", 30, lr=1.0, aggregation=fedcore.rules.Krum(0))
+    server.round([fedcore.Update(client, np.float32(model), 1) for client, model in enumerate(models)])
+    chosen = [Krum(1)(models), Krum(1)(list(map(torch.from_numpy, models))).numpy(), server.x]
+    due, theirs, ours = (f"client {np.argmin([np.abs(model - one).max() for model in models])}" for one in chosen)
+    what = "Krum over the 28 nearest of 30 models near 100, float64 tensors that differ by 0.001"
+    yield Row(Path(wheel).name.split("-py")[0].replace("-", " "), what, f"{due}, as for NumPy arrays", theirs, ours)
+
+
+def table(of_fedml, of_appfl, of_byzfl):
     rows = [*pfl_scaffold(), *pfl_storage(), *nvflare(), *flower(), *fedlab()]
-    rows += [*(fedml(of_fedml) if of_fedml else []), *(appfl(of_appfl) if of_appfl else [])]
+    for peer, wheel in ((fedml, of_fedml), (appfl, of_appfl), (byzfl, of_byzfl)):
+        rows += peer(wheel) if wheel else []
     lines = ["| framework | computation | expected | result | fedcore |", "|---|---|---:|---:|---:|"]
     for row in rows:
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in vars(row).values()) + " |")
@@ -455,12 +471,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fedml", metavar="WHEEL", help="pip download --no-deps fedml==0.9.6")
     parser.add_argument("--appfl", metavar="WHEEL", help="pip download --no-deps appfl==1.12.0")
+    parser.add_argument("--byzfl", metavar="WHEEL", help="pip download --no-deps byzfl==0.0.11")
     parser.add_argument("--into", metavar="FILE")
     asked = parser.parse_args()
-    wheels = "".join(f" --{name} WHEEL" for name in ("fedml", "appfl") if getattr(asked, name))
+    wheels = "".join(f" --{name} WHEEL" for name in ("fedml", "appfl", "byzfl") if getattr(asked, name))
     command = f"python -m bench.peers.wrong_results{wheels}"
     ran = f"`{command}`, which runs the frameworks' own code, gave these results."
-    text = f"# Wrong results of other frameworks\n\n{ran}\n\n" + "\n".join(table(asked.fedml, asked.appfl)) + NOT_RUN
+    text = (
+        f"# Wrong results of other frameworks\n\n{ran}\n\n"
+        + "\n".join(table(asked.fedml, asked.appfl, asked.byzfl))
+        + NOT_RUN
+    )
     print(text)
     if asked.into:
         Path(asked.into).write_text(text)

@@ -93,15 +93,20 @@ class GroupSums:
 
     def try_fold(self, batch: UpdateBatch) -> Lengths:
         """See ``Sum``; return the lengths of whole updates."""
-        parameters, buffers, self._tried = np.zeros(len(batch)), np.zeros(len(batch)), []
+        parameters, buffers, own = np.zeros((3, len(batch)))
+        has_offsets, self._tried = False, []
         for name, part, at in self._parts(batch):
             lengths = self._sums[name].try_fold(part)
             parameters[at] += lengths.parameters
             if lengths.buffers is not None:
                 buffers[at] += lengths.buffers
+            if lengths.own is not None:
+                own[at] += lengths.own
+                has_offsets = True
             self._tried.append((name, part, at, lengths.parameters))
         layout = self._state.settings.layout
-        return Lengths(parameters, buffers if layout.n > layout.n_parameters else None)
+        has_buffers = layout.n > layout.n_parameters
+        return Lengths(parameters, buffers if has_buffers else None, own=own if has_offsets else None)
 
     def discounts(self, batch: UpdateBatch) -> None:
         """Return None: partial updates have no discount."""
@@ -112,11 +117,15 @@ class GroupSums:
             self._sums[name].accept(part)
             self._keep(name, part, squares)
 
-    def refold(self, batch: UpdateBatch, accepted: Any) -> UpdateBatch:
+    def refold(self, batch: UpdateBatch, accepted: Any, factors: Any) -> tuple[UpdateBatch, Any]:
         """See ``Sum``."""
-        for (name, part, at), (*_, squares) in zip(self._parts(batch), self._tried, strict=True):
-            self._keep(name, self._sums[name].refold(part, accepted[at]), squares[accepted[at]])
-        return batch.chosen(accepted)
+        squares = np.zeros(len(batch))
+        for name, part, at in self._parts(batch):
+            kept, own = self._sums[name].refold(part, accepted[at], factors[at])
+            squares[at[accepted[at]]] += own
+            self._keep(name, kept, own)
+        batch.clip(factors)
+        return batch.chosen(accepted), squares[accepted]
 
     def result(self) -> Cohorts:
         """Return the sums and the accepted updates of each group."""

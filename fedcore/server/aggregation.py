@@ -101,11 +101,11 @@ class UpdateBatch:
         self.factors, self.scales = factors, self.scales * factors
 
     def count(self, squares: F64, *, discounts: F64 | None = None, keep: bool = False) -> None:
-        """Store |h_i|^2 of the folded updates from ``squares``, float64[k], before clipping and discounts; drop their
-        vectors unless ``keep``, and second vectors."""
+        """Store |h_i|^2 of the folded updates from ``squares``, float64[k], before discounts; drop their vectors unless
+        ``keep``, and second vectors."""
         if discounts is not None:
-            self.factors = self.factors * discounts
-        self.squares = squares * self.factors**2
+            self.factors, squares = self.factors * discounts, squares * discounts**2
+        self.squares = squares
         self.controls = [None] * len(self)
         if not keep:
             self.drop()
@@ -259,6 +259,8 @@ class Lengths(NamedTuple):
     """|x - y_i|^2 over the float buffers, if the model has any; 0 for a gradient."""
     controls: F64 | None = None
     """|control_i|^2, if clients send a second vector."""
+    own: F64 | None = None
+    """|h_i - o_i|^2 with the client's offset o_i, if the method has offsets and rules compare norms with medians."""
 
 
 class Result(NamedTuple):
@@ -351,6 +353,10 @@ class Sum:
         self._weight = self._buffer_weight = 0.0
         self._weights: list[float] = []
         self._buffer_weights: list[float] = []
+        sent = algorithm.direction
+        self._from_row = sent.from_row if algorithm.keeps_rows else 0.0
+        has_offsets = bool(self._from_row or sent.from_mean or sent.from_momentum)
+        self._centers = has_offsets and settings.rules.needs_medians
 
     def begin(
         self,
@@ -360,14 +366,16 @@ class Sum:
         longest: float,
         longest_term: float,
         policy: RoundPolicy,
+        distance: float,
     ) -> None:
         """Start a round with empty sums. ``offset`` is sent to every client; None for zero.
 
+        ``distance`` is the usual factor of offsets in h_i: 1 for gradients, eta K if models are averaged.
         ``direction_of(t)`` returns v[t], float32[n_parameters], if rows refer to round t, else None.
         """
         self._round, self._direction_of, self._offset, self._longest = round, direction_of, offset, longest
         self._longest_term = longest_term if self._exact else LONGEST
-        self._policy = policy
+        self._policy, self._distance = policy, distance
         self._has_value = False
         if self._spare is None and self._pool is not None:
             self._spare = self._pool.get()
@@ -380,9 +388,12 @@ class Sum:
         """Return s(tau) of the updates, float64[k]; None if the policy has no discount."""
         return self._policy.discounts(self._round - batch.starts) if self._policy.discount else None
 
-    def try_fold(self, batch: UpdateBatch) -> Lengths:
-        """Fold a batch into the spare sums, stage its rows, and measure it; ``accept`` or ``refold`` must follow."""
-        reducer = self._reducer
+    def try_fold(self, batch: UpdateBatch, *, again: bool = False) -> Lengths:
+        """Fold a batch into the spare sums, stage its rows, and measure it; ``accept`` or ``refold`` must follow.
+
+        ``again``: whether the rules have decided on the batch.
+        """
+        reducer, own = self._reducer, self._own_squares(batch) if self._centers and not again else None
         squares = [self._fold_parameters(batch)]
         if reducer.has_buffers:
             squares.append(self._fold_buffers(batch))
@@ -392,7 +403,8 @@ class Sum:
         whole = iter(reducer.add(*squares))
         parameters = self._bounded(next(whole), batch.weights, self._times)
         buffers = self._bounded(next(whole), batch.weights) if reducer.has_buffers else None
-        return Lengths(parameters, buffers, *(self._bounded(rest, np.ones(len(batch))) for rest in whole))
+        second = next((self._bounded(rest, np.ones(len(batch))) for rest in whole), None)
+        return Lengths(parameters, buffers, second, own)
 
     def accept(self, batch: UpdateBatch) -> None:
         """Add the batch of ``try_fold``."""
@@ -400,15 +412,21 @@ class Sum:
         self._changes, self._spare_changes = self._spare_changes, self._changes
         self._count(batch)
 
-    def refold(self, batch: UpdateBatch, accepted: Bools) -> UpdateBatch:
-        """Add the updates of ``try_fold`` that ``accepted``, bool[k], selects, and return them."""
+    def refold(self, batch: UpdateBatch, accepted: Bools, factors: F64) -> tuple[UpdateBatch, F64]:
+        """Add the updates of ``try_fold`` that ``accepted``, bool[k], selects, scaled by these factors, float64[k].
+
+        Return them with their |h_i|^2. Only the difference h_i - o_i to the offset is scaled.
+
+        Cost: with offsets, n elements of memory for each update with a factor below 1.
+        """
         for i in np.flatnonzero(~accepted).tolist():
             self._store.unstage(batch.clients[i])
-        batch = batch.chosen(accepted)
+        batch, squares = batch.chosen(accepted), np.empty(0)
         if len(batch):
-            self.try_fold(batch)
+            self._scale(batch, factors[accepted])
+            squares = self.try_fold(batch, again=True).parameters
             self.accept(batch)
-        return batch
+        return batch, squares
 
     def fold_at_once(self, base: F32, ys: list[Any], scales: F64, weights: F64) -> tuple[Floats, float, F64] | None:
         """Return A, W and |h_i|^2 of a cohort that only adds h; None, without a change, if an update is too long."""
@@ -481,7 +499,8 @@ class Sum:
         form = self._algorithm.sums
         terms: tuple[Any, Any, F64] = (*self._cut_updates(batch, slice(0, p)), batch.scales)
         if form.r or form.q:
-            terms = self._terms(batch)
+            vectors_of_A = list(self._terms(batch, [form] * len(batch), self._anchors(batch.clients)))
+            terms = [None] * len(batch), vectors_of_A, -np.ones(len(batch))
         vectors = _with(*terms, more)
         combination = rules.combination(len(batch), lambda: self._reducer.gram_matrix(p, *vectors), self._round)
         result = self.result()
@@ -504,25 +523,47 @@ class Sum:
             result = result._replace(buffer_weight=1.0)
         return result
 
-    def _terms(self, batch: UpdateBatch) -> tuple[list[None], list[F32], F64]:
-        """Return each update's term of A, float32[n_parameters], as differences h."""
-        form, p, terms = self._algorithm.sums, self._layout.n_parameters, []
-        for client, base, y, scale, anchor in zip(
-            batch.clients,
-            *self._cut_updates(batch, slice(0, p)),
-            batch.scales.tolist(),
-            self._anchors(batch.clients),
-            strict=True,
+    def _terms(self, batch: UpdateBatch, forms: Sequence[Terms], anchors: Sequence[F32 | None]) -> Iterator[F32]:
+        """Yield form.h h_i + form.r r_i + form.q q_i of each update, float32[n_parameters], with the anchors q_i."""
+        updates = self._cut_updates(batch, slice(0, self._layout.n_parameters))
+        for client, base, y, scale, form, anchor in zip(
+            batch.clients, *updates, batch.scales.tolist(), forms, anchors, strict=True
         ):
-            term: F32 = empty(p, device=self._device)
-            given = [(self._store.read(client), form.r), (anchor, form.q)]
-            given = [(vector, c) for vector, c in given if vector is not None and c]
+            term: F32 = empty(self._layout.n_parameters, device=self._device)
+            row = self._store.read(client) if form.r else None
+            given = [(vector, c) for vector, c in ((row, form.r), (anchor, form.q)) if vector is not None and c]
             if given:
                 kernels.combine([vector for vector, _ in given], [c for _, c in given], term)
             acc = term if given else None
             kernels.accumulate(acc, [base], [y], np.array([scale]), np.array([form.h]), out=term)
-            terms.append(term)
-        return [None] * len(terms), terms, -np.ones(len(terms))
+            yield term
+
+    def _around_offsets(self, batch: UpdateBatch, of_h: F64, of_offset: F64) -> Iterator[F32]:
+        """Yield ``of_h`` h_i + ``of_offset`` o_i of each update, with the offset o_i that the client added."""
+        pairs = zip(of_h.tolist(), (of_offset * self._distance).tolist(), strict=True)
+        forms = [Terms(h=h, r=offset * self._from_row, q=offset) for h, offset in pairs]
+        return self._terms(batch, forms, [self._offset] * len(batch))
+
+    def _scale(self, batch: UpdateBatch, factors: F64) -> None:
+        """Scale h_i - o_i of each update, its buffers and its second vector."""
+        n, p = self._layout.n, self._layout.n_parameters
+        clipped = np.flatnonzero(factors < 1) if self._centers else np.empty(0, np.int64)
+        some = batch.chosen(clipped)
+        terms = self._around_offsets(some, factors[clipped], 1 - factors[clipped])
+        batch.clip(factors)
+        batch.vectors, batch.bases, batch.scales = list(batch.vectors), list(batch.bases), batch.scales.copy()
+        for i, vector, base, y in zip(clipped.tolist(), terms, *self._cut_updates(some, slice(p, n)), strict=True):
+            if p < n and batch.has_buffers[i]:
+                whole: F32 = empty(n, device=self._device)
+                kernels.combine([vector], [1.0], whole[:p])
+                kernels.accumulate(None, [base], [y], -np.ones(1), np.ones(1), out=whole[p:])
+                vector = whole
+            batch.vectors[i], batch.bases[i], batch.scales[i] = vector, None, -1.0
+
+    def _own_squares(self, batch: UpdateBatch) -> F64:
+        """Return |h_i - o_i|^2, float64[k]. Cost: reads the updates, their rows and the offset once more."""
+        terms = self._around_offsets(batch, np.ones(len(batch)), -np.ones(len(batch)))
+        return np.array([combined_square(self._reducer, [term], [1.0]) for term in terms])
 
     def _anchors(self, clients: Sequence[ClientId]) -> list[F32 | None]:
         """Return the vectors q_i."""

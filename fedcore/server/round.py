@@ -743,14 +743,12 @@ class LocalRound(Round):
                 decision = self._validator.decide(lengths, batch.clients, batch.claims, last=last)
                 if decision is not None:
                     self._weighing.count_examples(batch, decision.examples)
-                    batch.clip(decision.factors)
                     self._weighing.weigh(batch)
                     self._leave_out(batch, decision)
             if decision is None:
                 self._sum.accept(batch)
             else:
-                batch = self._sum.refold(batch, decision.accepted)
-                squares = squares[decision.accepted]
+                batch, squares = self._sum.refold(batch, decision.accepted, decision.factors)
         except BaseException:
             self._abort()
             raise

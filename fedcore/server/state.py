@@ -60,6 +60,7 @@ from fedcore.server.step import (
     counted_steps,
     farthest_gamma,
     step_length,
+    usual_distance,
 )
 from fedcore.server.update import as_sent, digest_of_text, in_float32
 from fedcore.server.validation import Buffers, grown
@@ -462,7 +463,8 @@ class State:
         now, offset = self.snapshot, self.shared_offset()  # as sent, without the newcomers' share
         longest = longest_update(farthest_gamma(self.settings, now), squared=self.settings.takes_squares)
         term = longest_term(max(len(self.store.registry), self.upper_population))
-        self._sum.begin(now.round_number, now.history.get, offset, longest, term, self.settings.policy)
+        distance = usual_distance(self.settings, now, self.claimed) if self.settings.averages_models else 1.0
+        self._sum.begin(now.round_number, now.history.get, offset, longest, term, self.settings.policy, distance)
         self._admit(newcomers)
         return self._sum
 

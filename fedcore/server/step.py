@@ -19,7 +19,7 @@ from fedcore.arrays import CPU, F32, F64, BufferPool, FileMemory, copied, device
 from fedcore.errors import AlgorithmError, DivergedError, RangeError, UnknownClientError
 from fedcore.kernels import ExactSum
 from fedcore.options import Settings
-from fedcore.rules import FEW, ClaimWindow
+from fedcore.rules import FEW, ClaimWindow, ClaimWindows
 from fedcore.server.aggregation import LARGE, Counters, Reducer, Result, Squares, UpdateBatch
 from fedcore.server.update import as_sent, first_not_finite, rounded_parts
 from fedcore.server.validation import Buffers
@@ -619,7 +619,10 @@ def counted_steps(
     """
     steps, counts, eta_steps = batch.claims.steps, batch.claims.counts, batch.eta_steps
     ratio = settings.rules.steps_ratio
-    if ratio is None or claimless_gamma(settings, now) is not None or not len(batch):
+    is_claimless = claimless_gamma(settings, now) is not None
+    if is_claimless and ratio is not None and settings.averages_models and settings.algorithm.direction.from_row:
+        window.add(steps)  # for ``usual_distance``
+    if ratio is None or is_claimless or not len(batch):
         return steps, eta_steps, None
     if window.agree(steps):
         window.add(steps)
@@ -658,6 +661,15 @@ def claimless_gamma(settings: Settings, now: Snapshot) -> float | None:
     if rate is not None and (gamma := rate(now.round_number)) is not None:
         return float(gamma)
     return 1.0 if settings.averages_models else None
+
+
+def usual_distance(settings: Settings, now: Snapshot, claimed: ClaimWindows) -> float:
+    """Return eta K with the median of the reported steps of earlier rounds; 0 without ``CapSteps``.
+
+    A client's own steps are no measure of its offset: it could report any number.
+    """
+    window = claimed.of("steps", settings.rules.steps_ratio, now.norms)
+    return rate_at(settings.lr, now.round_number) * window.most(_NONE, 1.0) if len(window) else 0.0
 
 
 def _median(values: F64, counts: F64) -> float:

@@ -298,8 +298,7 @@ class Validator:
         self._norms: dict[str, NormWindow] = {}
         if self._max_norm is not None or any(type(rule) is not CapExamples for rule in self._deciding):
             self._norms = {
-                name: NormWindow.unpacked(remembered[name]) if name in remembered else NormWindow()
-                for name in Lengths._fields
+                name: NormWindow.unpacked(remembered[name]) if name in remembered else NormWindow() for name in PARTS
             }
 
     def remembered(self) -> dict[str, Vector]:
@@ -330,8 +329,11 @@ class Validator:
         norms: dict[str, list[float]] = {}
         if self._norms:
             norms = {name: _norms(squares) for name, squares in lengths._asdict().items() if squares is not None}
+        own = norms.pop("own", None)
         for i in np.flatnonzero(decision.accepted).tolist() if self._max_norm is not None else ():
             self._require_max_norm({name: column[i] for name, column in norms.items()}, decision, i)
+        if own is not None:
+            norms["parameters"] = own
         self._apply_rules(norms, clients, claims, decision, last=last)
         unchanged = decision.accepted & (decision.examples == examples) & (decision.factors == 1)
         return None if unchanged.all() else decision
@@ -432,12 +434,15 @@ class CappedClaim(NamedTuple):
 class Weighing:
     """Computes the weights of an open round's updates from their claims, by the method.
 
-    ``lowered`` lists the clients that counted with fewer examples than they reported.
+    ``lowered`` lists the clients that counted with fewer examples than they reported, from ``CapExamples.least_logged``
+    on.
     """
 
     def __init__(self, settings: Settings, state: Any) -> None:  # state is a State, whose module imports this one
         self._algorithm, self._state = settings.algorithm, state
         self._counts_none = settings.rules.counts_clients
+        rule = settings.rules.find(CapExamples)
+        self._least_logged = 1.0 if rule is None else rule.least_logged
         self.lowered: list[CappedClaim] = []
 
     def close(self) -> None:
@@ -466,7 +471,8 @@ class Weighing:
         if examples is claimed:
             return
         examples = np.where(batch.sources == WEIGHTED, claimed, examples)
-        for i in np.flatnonzero((examples < claimed) & (batch.sources == COUNTED)).tolist():
+        least = 1.0 if self._state.population.is_sized else self._least_logged
+        for i in np.flatnonzero((examples * least < claimed) & (batch.sources == COUNTED)).tolist():
             self.lowered.append(CappedClaim(batch.clients[i], int(claimed[i]), int(examples[i])))
         batch.claims = replace(batch.claims, examples=examples)
 

@@ -114,6 +114,7 @@ def test_the_report_names_the_rule_and_its_choice(tmp_path):
     np.testing.assert_allclose(Safetensors(tmp_path / "krum")["b"], due, rtol=1e-6)
     report = merge(tmp_path / "bulyan", paths[:K], rule=Bulyan(1))
     assert len(report["chosen"]) == K - 2
+    assert sum(one["share"] for one in report["inputs"]) == pytest.approx(1)
     assert str(paths[1]) not in report["chosen"]
     assert "chosen" not in merge(tmp_path / "median", paths[:K], rule="median")
     with pytest.raises(errors.StoreError, match="exists"):

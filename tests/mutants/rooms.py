@@ -110,6 +110,15 @@ ADAPTERS = [
 ]
 """Without those that start processes, or wait a second for silent nodes for each of many methods."""
 
+RULES = [
+    "tests/model/test_robust_models.py",
+    *(
+        f"tests/server/test_{name}.py"
+        for name in ("rules", "robust_rules", "open_limits", "norm_limits", "examples", "claims", "weights", "privacy")
+    ),
+]
+"""The chain of rules, and the robust rules."""
+
 PARTICIPATION = [
     "fedcore/simulation/participation.py",
     "fedcore/simulation/traces.py",
@@ -159,6 +168,8 @@ ROOMS = {
         "tests/conformance",
         *READERS,
     ],
+    "fedcore/rules.py": RULES,
+    "fedcore/kernels/robust.py": ["fedcore/kernels/robust.py", "tests/kernels", *RULES],
     "fedcore/arrays.py": ["fedcore/arrays.py", "tests/test_layout.py", "tests/test_averaging.py", *READERS],
     "fedcore/adapters": ADAPTERS,
     "fedcore/adapters/flower": ADAPTERS,

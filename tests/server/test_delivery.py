@@ -13,7 +13,7 @@ from tests.server.test_norm_limits import server_of as limited
 from tests.server.test_rules import RejectFew
 
 
-def plain(method):
+def plain(method, **options):
     def updates(server, t):
         rng = np.random.default_rng(t)
         cohort = rng.permutation(9)[: rng.integers(1, 10)].tolist()
@@ -23,7 +23,7 @@ def plain(method):
             sent.append(Update(i, y, steps_of(server, work[0]), work[1]))
         return sent
 
-    return lambda **o: made(method, np.zeros(4099, np.float32), clients=9, **o), updates
+    return lambda **o: made(method, np.zeros(4099, np.float32), clients=9, **options, **o), updates
 
 
 def with_lies(method):
@@ -70,6 +70,7 @@ def with_rules():
 SCENARIOS = {
     "a chain of rules": with_rules(),
     **{method: plain(method) for method in ("FedAvg", "MIFA", "MimiC")},
+    **{f"{method}, clipped": plain(method, clip=True, cap_steps=2) for method in ("FedAvgM", "SCAFFOLD", "FedDyn")},
     **{f"{method}, lies": with_lies(method) for method in METHODS},
     **{f"{method}, claims": with_claims(method) for method in ("FedAvg", "FedProx", "one's own")},
     "FedAvg, claims and lengths": with_claims("FedAvg", reject_long=10.0),

@@ -1,6 +1,7 @@
 """Reported examples count up to the known size, or up to 10 times the median of the reports."""
 
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -84,6 +85,11 @@ def test_claims_within_a_factor_of_10_change_no_bits(deliver):
 def test_only_the_first_of_similar_claims_waits():
     server = server_of()
     with server.open_round() as round:
+        for update in replies(server, [5, 50]):
+            round.add_batch([update])
+        assert round._undecided is None
+    server = server_of()
+    with server.open_round() as round:
         for update in replies(server, [5, 6, 7]):
             round.add_batch([update])
             assert (round._undecided is not None) == (update.client == 0)
@@ -105,6 +111,16 @@ def test_after_eight_updates_a_claim_is_compared_with_the_earlier_ones_only(capl
     assert "round 1 counted fewer examples than clients reported: 100 of 101 from client 0;" in record.message
 
 
+@pytest.mark.parametrize(
+    ("ratio", "listed"), [(1, ["10 of 101 from client 11"]), (2, ["20 of 101 from client 11"]), (20, [])]
+)
+def test_only_claims_far_above_the_median_are_logged(ratio, listed, caplog):
+    server = server_of(cap_examples=ratio)
+    report = server.round(replies(server, [10] * 9 + [25, 100, 101]))
+    assert report.weights.tolist() == [10] * 9 + [min(claim, 10 * ratio) for claim in (25, 100, 101)]
+    assert re.findall("reported: (.+?);", caplog.text) == listed
+
+
 def test_claims_of_an_aborted_round_are_discarded():
     server, without = server_of(), server_of()
     for t in range(2):
@@ -118,6 +134,13 @@ def test_claims_of_an_aborted_round_are_discarded():
             server._backend.snapshot.norms["examples"].tobytes()
             == without._backend.snapshot.norms["examples"].tobytes()
         )
+
+
+def test_claims_of_the_same_range_change_a_full_window():
+    window = ClaimWindow(1.0)
+    for claims in (np.repeat([1.0, 100.0], [600, 400]), np.repeat([1.0, 100.0], [1, 500])):
+        window.add(claims)
+    assert window.most(np.empty(0)) == 100
 
 
 def test_equal_claims_change_no_window():

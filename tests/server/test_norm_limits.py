@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore import Limits, RoundPolicy, Server, Update, algorithms, errors
-from fedcore.rules import FEW, WINDOW, NormWindow, RejectLong
+from fedcore.rules import FEW, WINDOW, NormWindow, RejectLong, as_float32
 from tests.kit import flat
 from tests.rejections import rejected_arguments
 from tests.server.deliveries import as_list, outcome
@@ -204,7 +204,8 @@ def test_second_vectors_are_measured_too():
             [Update(i, np.float32([1]), 1, control=np.float32(control)) for i, control in enumerate(controls)]
         )
         assert report.accepted == (0, 1, 2)
-        report = server.round([Update(0, server.x + 1, 1, control=np.float32([301]))])
+        moved = server.x + 1 - server.broadcast([0]).offset(0)
+        report = server.round([Update(0, moved, 1, control=np.float32([301]))])
         assert re.match(r"control\b.*\b150\b", report.rejected[0][1])
 
 
@@ -288,3 +289,22 @@ def test_invalid_limits(change, message):
 def test_the_median_of_few_norms_ignores_zeros():
     assert NormWindow().median([0.0, 3.0]) == 3.0
     assert NormWindow().median([0.0, 0.0, 3.0]) is None
+
+
+def test_without_a_median_no_update_is_too_long():
+    server = Server(np.zeros(1, np.float32), "FedAvg", clients=9, lr=1, aggregation=[RejectLong(2)])
+    report = server.round([Update(i, np.float32([9 * (i == 0)]), 1) for i in range(9)])
+    assert report.accepted == tuple(range(9))
+
+
+def test_the_median_is_that_of_the_last_1000_norms():
+    window, norms = NormWindow(), np.random.default_rng(0).exponential(size=1300).tolist()
+    for i, norm in enumerate(norms):
+        window.add(norm)
+        if i > WINDOW:
+            assert window.median() == sorted(norms[i + 1 - WINDOW : i + 1])[(WINDOW - 1) // 2]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_limit_beyond_float32_is_infinite():
+    assert as_float32(1e300) == np.inf

@@ -1,11 +1,11 @@
-"""``aggregation="open"``: updates are clipped to the median length, and claims to two medians."""
+"""``aggregation="open"``: updates are clipped to the median length, examples to the median, steps to two medians."""
 
 import numpy as np
 import pytest
 
-from fedcore import Compute, Server, Update
+from fedcore import Compute, Limits, Model, Server, Update
 from fedcore.errors import UnknownNameError
-from fedcore.rules import OPEN, CapExamples, CapSteps, ClipToMedian
+from fedcore.rules import OPEN, CapExamples, CapSteps, ClipToMedian, RejectLong
 
 N = 4
 X0 = np.zeros(N, np.float32)
@@ -42,34 +42,86 @@ def test_few_updates_are_decided_at_the_end_of_the_round():
     assert round.report.factors == pytest.approx([2 / 1000, 1, 1])
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD", "FedDyn"])
+WITH_OFFSETS = ["FedAvgM", "SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "FedDyn"]
+"""Methods whose clients add an offset to their gradients, which only clients' own parts are clipped around."""
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", *WITH_OFFSETS])
 @pytest.mark.parametrize("sent", ["model", "delta", "gradient"])
 def test_rows_store_the_clipped_update(method, sent):
-    """A clipped update equals one of the clipped length: in x, in rows, and in the total."""
-    long, short = (Server(X0, method, 9, lr=1.0, aggregation="open") for _ in range(2))
-    for server, length in ((long, 50.0), (short, 3.0)):
-        for _ in range(2):
+    """A client's clipped gradient equals one of the clipped length: in x, in rows, and in the total."""
+    long, short = (Server(X0, method, 9, lr=0.1, aggregation="open") for _ in range(2))
+    for server in (long, short):
+        for _ in range(3):
+            broadcast = server.broadcast(range(8))
             with server.open_round() as round:
-                for client, scale in enumerate((1, 2, 3, 3, 4, 5, 6, length)):
-                    step = (min(scale, 3.0) if server is short else scale) * UNIT
-                    vector = {"model": server.x - step, "delta": -step, "gradient": step}[sent]
-                    control = {"control": np.zeros(N, np.float32)} if method == "SCAFFOLD" else {}
-                    round.add(client, vector, kind=sent, steps=1, **control)
-    assert long.x == pytest.approx(short.x, rel=1e-6)
-    if method in ("MIFA", "MimiC", "FedDyn"):
+                for client, scale in enumerate((1, 2, 3, 3, 4, 5, 6, -50)):
+                    own = np.clip(scale, -3, 3) if server is short else scale
+                    gradient = own * UNIT + broadcast.offset(client)
+                    step = np.float32(0.1 * 5) * gradient
+                    vector = {"model": server.x - step, "delta": -step, "gradient": gradient}[sent]
+                    control = None if server.algorithm.second_vector is None else own * UNIT
+                    round.add(client, vector, kind=sent, steps=5, control=control)
+            assert (server is short) or round.report.factors == pytest.approx(
+                [1, 1, 1, 1, 3 / 4, 3 / 5, 3 / 6, 3 / 50], rel=1e-4
+            )
+    assert long.x == pytest.approx(short.x, rel=1e-5)
+    assert long.v == pytest.approx(short.v, rel=1e-5)
+    if short.algorithm.keeps_rows:
         assert all(long.store.read(k) == pytest.approx(short.store.read(k), rel=1e-5) for k in range(8))
 
 
-def test_buffers_and_second_vectors_are_scaled_with_the_rest():
+@pytest.mark.parametrize("method", WITH_OFFSETS)
+def test_reported_steps_do_not_lengthen_an_update(method):
+    server = Server(X0, method, 9, lr=0.1, aggregation="open")
+    for _ in range(4):
+        broadcast, updates = server.broadcast(range(9)), []
+        for client in range(9):
+            y = server.x - np.float32(0.5) * (UNIT + broadcast.offset(client))
+            control = None if server.algorithm.second_vector is None else UNIT
+            updates.append(Update(client, y, 10**6 if client == 8 else 5, control=control))
+        server.round(updates)
+    assert 1 < np.linalg.norm(server.x) < 10
+
+
+@pytest.mark.parametrize("method", ["SCAFFOLD", "SCAFFOLDM"])
+def test_no_row_grows_beyond_the_median_gradient(method):
+    server, rng = Server(X0, method, 9, lr=0.1, aggregation="open"), np.random.default_rng(0)
+    for _ in range(30):
+        broadcast, updates = server.broadcast(range(9)), []
+        for client in range(9):
+            gradient = rng.normal(size=N)
+            sent = gradient / np.linalg.norm(gradient) + broadcast.offset(client)
+            updates.append(Update(client, np.float32(-sent if client == 8 else sent), 1, kind="gradient"))
+        server.round(updates)
+        assert np.linalg.norm(server.store.read(8)) < 1.0001 / getattr(server.algorithm, "beta", 1.0)
+
+
+def test_limits_without_medians_measure_whole_updates():
+    """An update that turns the momentum is no longer than an honest one, but its own part is."""
+    server = Server(X0, "FedAvgM", 9, lr=0.1, aggregation=[RejectLong(10)], limits=Limits(max_norm=1.01))
+    for _ in range(40):  # the momentum becomes UNIT
+        offset = server.broadcast([0]).offset(0)
+        server.round([Update(k, 0.1 * UNIT + offset, 1, kind="gradient") for k in range(9)])
+    assert server.v[0] == pytest.approx(1, abs=0.02)
+    report = server.round([Update(0, UNIT, 1, kind="gradient"), Update(1, -UNIT, 1, kind="gradient")])
+    assert report.accepted == (0,)
+    assert "exceeds 10 x the median 0.1 (RejectLong)" in report.rejected[0][1]
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "FedAvgM"])
+def test_buffers_and_second_vectors_are_scaled_with_the_rest(method):
     x0 = {"w": np.zeros(2, np.float32), "running_mean": np.zeros(2, np.float32)}
-    server = Server(x0, "FedAvg", 9, lr=0.1, aggregation="open")
-    with server.open_round() as round:
-        for client in range(8):
-            size = 100 if client == 7 else 1
-            round.add(client, {"w": x0["w"] + 1, "running_mean": x0["running_mean"] + size}, steps=1)
-    assert round.report.factors[7] == pytest.approx(0.01)
-    assert server.tensors()["running_mean"] == pytest.approx(np.ones(2), rel=1e-5)
-    assert server.tensors()["w"] == pytest.approx(np.full(2, 7.01 / 8), rel=1e-5)
+    server = Server(x0, method, 9, lr=1.0, aggregation="open")
+    for number in (1, 2):
+        x, offset = server.tensors(), server.broadcast([0]).offset(0)
+        with server.open_round() as round:
+            for client in range(8):
+                size = 100 if client == 7 else 1
+                round.add(client, {"w": x["w"] - offset + 1, "running_mean": x["running_mean"] + size}, steps=1)
+        assert round.report.factors[7] == pytest.approx(0.01)
+        assert server.tensors()["running_mean"] == pytest.approx(np.full(2, number), rel=1e-5)
+        assert server.tensors()["w"] == pytest.approx(x["w"] - offset + np.full(2, 7.01 / 8), rel=1e-5)
 
 
 def test_a_median_of_zero_clips_to_zero():
@@ -78,10 +130,10 @@ def test_a_median_of_zero_clips_to_zero():
     assert server.x[0] == 0
 
 
-def test_examples_and_steps_count_up_to_two_medians(caplog):
+def test_examples_count_up_to_the_median_and_steps_to_two(caplog):
     server = Server(X0, "FedAvg", 9, lr=0.1, aggregation="open")
     report = server.round([Update(k, UNIT, 1, 10**9 if k == 8 else 10) for k in range(9)])
-    assert report.weights.tolist() == [10] * 8 + [20]
+    assert report.weights.tolist() == [10] * 9
     assert "CapExamples" in caplog.text
     server = Server(X0, "MIFA", 9, lr=0.1, aggregation="open")
     report = server.round([Update(k, UNIT, 10**6 if k == 8 else 10) for k in range(9)])
@@ -113,15 +165,33 @@ def test_rules_change_between_rounds_and_are_saved(tmp_path):
         Server(X0, "FedAvg", 9, lr=0.1, aggregation="closed")
 
 
-def test_shards_clip_alike():
+@pytest.mark.parametrize("method", ["FedAvg", "SCAFFOLD", "FedDyn"])
+def test_shards_clip_alike(method):
     x0 = np.zeros(40_000, np.float32)
-    alone = Server(x0, "FedAvg", 9, lr=0.1, aggregation="open")
-    with Server(x0, "FedAvg", 9, lr=0.1, aggregation="open", compute=Compute(shards=2)) as shards:
-        for server in (alone, shards):
-            with server.open_round() as round:
-                for client in range(9):
-                    round.add(
-                        client, value=np.full(40_000, 10.0 if client == 8 else 1.0, np.float32), kind="delta", steps=1
-                    )
-            assert round.report.factors == pytest.approx([1] * 8 + [0.1])
-        assert np.array_equal(shards.x, alone.x)
+    alone = Server(x0, method, 9, lr=0.1, aggregation="open")
+    with Server(x0, method, 9, lr=0.1, aggregation="open", compute=Compute(shards=2)) as shards:
+        for _ in range(2):
+            for server in (alone, shards):
+                broadcast, delta = server.broadcast(range(9)), np.random.default_rng(0).normal(size=40_000)
+                with server.open_round() as round:
+                    for client in range(9):
+                        moved = delta * (10.0 if client == 8 else 1.0) - 0.1 * broadcast.offset(client)
+                        round.add(client, value=np.float32(moved), kind="delta", steps=1)
+                assert round.report.factors == pytest.approx([1] * 8 + [0.1], rel=1e-3)
+            assert np.array_equal(shards.x, alone.x)
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "SCAFFOLD"])
+def test_partial_updates_with_all_groups_are_clipped_like_whole_ones(method):
+    x, rng = {"a": np.zeros(6, np.float32), "b": np.zeros(4, np.float32)}, np.random.default_rng(0)
+    models = x, Model(x, partial={"one": ["a"], "two": ["b"]})
+    servers = [Server(model, method, 9, lr=0.1, aggregation="open") for model in models]
+    for _ in range(3):
+        own, reports = rng.normal(size=(9, 10)) * np.where(np.arange(9) == 8, -20, 1)[:, None], []
+        for server in servers:
+            broadcast = server.broadcast(range(9))
+            sent = [server.x - np.float32(0.5) * np.float32(own[i] + broadcast.offset(i)) for i in range(9)]
+            reports.append(server.round([Update(i, {"a": y[:6], "b": y[6:]}, 5) for i, y in enumerate(sent)]))
+        assert reports[1].factors == pytest.approx(reports[0].factors, rel=1e-4)
+        assert reports[1].norms == pytest.approx(reports[0].norms, rel=1e-4)
+        assert servers[1].x == pytest.approx(servers[0].x, abs=1e-5)

@@ -11,6 +11,7 @@ import pytest
 
 from fedcore import Compute, EdgeAggregator, Limits, RoundPolicy, Server, Storage, Update
 from fedcore.algorithms import REGISTRY, optimizers
+from fedcore.algorithms.privacy import Ledger
 from fedcore.errors import CheckpointError, DivergedError, RangeError, RoundError
 from fedcore.rules import CapExamples, Mean, Median, PrivateMean
 from tests import oracle
@@ -343,3 +344,20 @@ def test_a_folder_that_could_forget_a_round_is_not_loaded(options, tmp_path):
     server_of(storage=tmp_path / "s").close()
     with pytest.raises(RangeError, match=next(iter(options))):
         Server.load(tmp_path / "s", storage=Storage(**options))
+
+
+def test_the_default_noise_of_the_count():
+    for expected, due in ((100, 5.0), (10, 1.0)):
+        assert PrivateMean(1.0, 1.0, expected, quantile=0.5).count_noise == due
+
+
+def test_the_most_updates_of_a_private_round():
+    rule = PrivateMean(1.0, 1.0, 10, seed=0)
+    assert rule.add_noise(np.zeros(2), np.ones(2**19), Ledger(), 0).rounds == 1
+    with pytest.raises(RangeError, match="at most 524288, got 524289"):
+        rule.add_noise(np.zeros(2), np.ones(2**19 + 1), Ledger(), 0)
+
+
+def test_without_a_number_of_rounds_epsilon_has_no_bound():
+    with pytest.raises(RangeError, match=r"^rounds=None"):
+        PrivateMean(1.0, 1.0, 10).epsilon(1e-5)

@@ -40,6 +40,7 @@ def each_case():
         ("SCAFFOLD", dict(codec="bf16")),
         ("MimiC", dict(accumulator="exact", diagnostics=True)),
         ("SCAFFOLD", adam),
+        ("SCAFFOLD", dict(clip=True)),
         ("FedAvg", dict(reject_long=3.0)),
     ]:
         yield pytest.param(method, "one block", options, id=f"{method}, {', '.join(options)}")

@@ -3,6 +3,8 @@
 import importlib.util
 import sys
 import types
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +27,10 @@ from fedcore.rules import (
     MeaMed,
     Mean,
     Median,
+    MixingRule,
     MultiKrum,
     NearestNeighborMixing,
+    PrivateMean,
     RejectLong,
     TrimmedMean,
 )
@@ -62,6 +66,10 @@ DEFINITIONS = {
     "NNM and Krum": (
         lambda f: [NearestNeighborMixing(f), Krum(f)],
         lambda h, f: oracle.krum(oracle.nearest_neighbor_mixing(h, f), f),
+    ),
+    "NNM and MeaMed": (
+        lambda f: [NearestNeighborMixing(f), MeaMed(f)],
+        lambda h, f: oracle.near_median(oracle.nearest_neighbor_mixing(h, f), len(h) - f),
     ),
 }
 SIZES = {"usual": 1.0, "huge": 1e30, "tiny": 1e-30, "subnormal": 1e-40}
@@ -104,11 +112,95 @@ def test_values_computed_by_hand():
     np.testing.assert_array_equal(combined(CentredClipping(1.0), h[3:4], previous=[5, 0]), [6, 0])
     np.testing.assert_array_equal(combined(ClipNorm(2.0), [[1, 0], [0, 8]]), [0.5, 1])
     np.testing.assert_array_equal(combined(ClipNorm(), [[1, 0], [0, 8], [0, 2]]), np.float32([1 / 3, 4 / 3]))
+    np.testing.assert_array_equal(combined(ClipNorm(), [[0, 0], [0, 0], [1, 0]]), [0, 0])
 
 
 def test_equal_scores_take_the_first_client():
     np.testing.assert_array_equal(combined(Krum(1), [[5.0], [1], [1], [5], [1], [5]]), [5])
     np.testing.assert_array_equal(combined(Krum(0), [[3.0], [1], [2], [0]]), [1])
+    h = np.random.default_rng(0).integers(0, 3, (60, 2)).astype(np.float64)
+    due = oracle.median(oracle.nearest_neighbor_mixing(h, 25))
+    np.testing.assert_allclose(combined([NearestNeighborMixing(25), Median()], h), due, rtol=1e-6)
+    h = np.eye(60) * np.random.default_rng(0).integers(1, 3, 60)  # two different scores
+    np.testing.assert_allclose(combined(MultiKrum(20, 3), h), oracle.krum(h, 20, 3), rtol=1e-6)
+
+
+def test_equal_vectors_are_their_geometric_median():
+    np.testing.assert_array_equal(combined(GeometricMedian(), np.full((5, 3), 7.0)), [7, 7, 7])
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "low", "high"),
+    [
+        (TrimmedMean, "f", 0, 2**31),
+        (NearestNeighborMixing, "f", 0, 2**31),
+        (MultiKrum, "m", 1, None),
+        (GeometricMedian, "passes", 1, 10**6),
+        (partial(CentredClipping, 1.0), "passes", 1, 10**6),
+        (Bucketing, "s", 1, 2**31),
+        (Bucketing, "seed", 0, 2**63 - 1),
+        (partial(PrivateMean, 1.0, 1.0, 10.0), "rounds", 1, None),
+        (partial(PrivateMean, 1.0, 1.0, 10.0), "seed", 0, 2**64 - 1),
+    ],
+)
+def test_options_that_are_integers(make, name, low, high):
+    for value in (low, high):
+        if value is not None:
+            stored = getattr(make(**{name: np.uint64(value)}), name)
+            assert (type(stored), stored) == (int, value)
+    for value in (low - 1, low + 0.5, *([] if high is None else [high + 1])):
+        with pytest.raises(RangeError, match=f"^{name}="):
+            make(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "low", "high", "includes"),
+    [
+        (GeometricMedian, "nu", 0, 1, (False, True)),
+        (CentredClipping, "tau", 0, np.inf, (False, False)),
+        (ClipNorm, "most", 0, np.inf, (False, False)),
+        (RejectLong, "ratio", 1, np.inf, (True, False)),
+        (partial(PrivateMean, 1.0, 1.0, 10.0), "rate", 0, 1, (False, True)),
+        (partial(PrivateMean, 1.0, 1.0, 10.0), "quantile", 0, 1, (False, False)),
+    ],
+)
+def test_options_that_are_numbers(make, name, low, high, includes):
+    stored = getattr(make(**{name: np.float32((low + min(high, 2)) / 2)}), name)
+    assert (type(stored), stored) == (float, (low + min(high, 2)) / 2)
+    for value, is_included in zip((low, high), includes, strict=True):
+        if is_included:
+            assert getattr(make(**{name: value}), name) == value
+        else:
+            with pytest.raises(RangeError, match=f"^{name}="):
+                make(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("chain", "least"),
+    [
+        (MeaMed(2), 5),
+        (Krum(2), 7),
+        (Bulyan(2), 11),
+        ([NearestNeighborMixing(2), Median()], 3),
+        ([Bucketing(3), Krum(0)], 7),
+    ],
+)
+def test_the_least_number_of_updates(chain, least):
+    combined(chain, np.ones((least, 2)))
+    with pytest.raises(RangeError, match=f"got ({least - 1} updates|2 mixed vectors of {least - 1} updates|2; add)"):
+        combined(chain, np.ones((least - 1, 2)))
+
+
+@dataclass(frozen=True)
+class Doubled(MixingRule):
+    """A mixing rule of another package, with as many vectors as updates."""
+
+    def matrix(self, k, products, round):
+        return 2 * np.eye(k)
+
+
+def test_a_mixing_rule_of_another_package():
+    np.testing.assert_array_equal(combined([Doubled(), TrimmedMean(1)], [[1.0], [2], [30]]), [4])
 
 
 @given(k=st.integers(3, 9), passes=st.integers(1, 3), seed=st.integers(0, 2**32))
@@ -116,6 +208,10 @@ def test_centred_clipping_starts_from_the_last_result(k, passes, seed):
     h, z = np.random.default_rng(seed).normal(size=(k, 20)).astype(np.float32), np.full(20, 0.5, np.float32)
     due = oracle.centred_clipping(h.astype(np.float64), 2.0, passes, z.astype(np.float64))
     np.testing.assert_allclose(combined(CentredClipping(2.0, passes), h, previous=z), due, atol=1e-6)
+    mixed = oracle.nearest_neighbor_mixing(h.astype(np.float64), 1)
+    due = oracle.centred_clipping(mixed, 2.0, passes, z.astype(np.float64))
+    chain = [NearestNeighborMixing(1), CentredClipping(2.0, passes)]
+    np.testing.assert_allclose(combined(chain, h, previous=z), due, atol=1e-6)
 
 
 def test_buckets_are_means_of_all_clients():
@@ -124,6 +220,8 @@ def test_buckets_are_means_of_all_clients():
     found = [combined([Bucketing(3), Median()], h, round) for round in (0, 0, 1)]
     np.testing.assert_array_equal(found[0], found[1])
     assert (found[0] != found[2]).any()
+    buckets = [np.flatnonzero(row).tolist() for row in Bucketing(2, seed=7).matrix(5, None, 3)]
+    assert buckets == [[3, 4], [1, 2], [0]]  # the same in all versions
 
 
 def test_the_geometric_median_withstands_far_liars():
@@ -164,7 +262,8 @@ def test_byzfl_has_the_same_results():
             "median": (Median(), theirs.Median()(wide)),
             "trimmed": (TrimmedMean(f), theirs.TrMean(f)(wide)),
             "MeaMed": (MeaMed(f), theirs.Meamed(f)(wide)),
-            "Krum": (Krum(f), theirs.Krum(f + 1)(wide)),  # byzfl sums over one neighbor more
+            "Krum": (Krum(f), theirs.Krum(f + 1)(wide)),  # byzfl counts an update among its own neighbors
+            "Multi-Krum": (MultiKrum(f, k - f - 1), theirs.MultiKrum(f + 1)(wide)),
             "geometric median": (GeometricMedian(1000), theirs.GeometricMedian(nu=1e-12, T=1000)(wide)),
             "NNM": ([NearestNeighborMixing(f), Median()], theirs.Median()(before.NNM(f)(wide))),
             "clipping": (ClipNorm(12.0), before.Clipping(12.0)(wide.copy()).mean(axis=0)),
@@ -183,11 +282,12 @@ BOUNDED = {"FedDyn", "FedStale", "FedVARP", "MIFA", "MimiC", "SCAFFOLD", "SCAFFO
 """Methods that also sum vectors of all clients as sent, so that a chain must bound these."""
 
 RULES = {
+    **{name: make(1) for name, (make, _) in DEFINITIONS.items()},
     "median": "median",
     "Krum": Krum(1),
     "Bulyan": [Bulyan(1)],
-    "clipping": [CentredClipping(0.5)],
-    "mixed": [ClipToMedian(), NearestNeighborMixing(1), Bucketing(2), GeometricMedian()],
+    "centred clipping": [CentredClipping(0.5)],
+    "mixed": [ClipToMedian(), NearestNeighborMixing(1), Bucketing(2), GeometricMedian(8)],
 }
 X = {"w": np.linspace(-1, 1, 40, dtype=np.float32).reshape(8, 5), "b": np.zeros(3, np.float32)}
 
@@ -206,18 +306,46 @@ def flat(model):
     return np.concatenate([np.float32(w).ravel() for w in model.values()])
 
 
+def cohort(kind, rng):
+    """The vectors of eight clients, float32[8, 5]."""
+    h = rng.normal(size=(8, 5)) * min(SIZES.get(kind, 1.0), 1e28)  # a server sums norms up to 1e30
+    if kind == "ties":
+        h = np.round(h)
+    if kind == "a far liar":
+        h[3] *= 1e12
+    if kind == "equal liars":
+        h[:3] = -9 * h.mean(axis=0)
+    if kind == "opposite pairs":  # every sum and every score has a tie
+        h[4:] = -h[:4]
+    return np.float32(h)
+
+
+KINDS = [*SIZES, "ties", "a far liar", "equal liars", "opposite pairs"]
+
+
+@pytest.mark.parametrize("orders", [20, pytest.param(10_000 // len(KINDS), marks=pytest.mark.endurance)])
 @pytest.mark.parametrize("name", RULES)
-def test_the_order_of_arrival_has_no_effect(name):
-    found, rng, updates = set(), np.random.default_rng(0), sent()
-    start = server("mean").x
-    for _ in range(200):
-        one = server(RULES[name])
-        with one.open_round() as round:
-            for i in rng.permutation(8):
-                round.add(*updates[i][:2], steps=5, examples=int(updates[i].examples))
-        found.add(one.x.tobytes())
+def test_the_order_of_arrival_has_no_effect(name, orders):
+    rng, x0 = np.random.default_rng(0), np.zeros(5, np.float32)
+    one = Server(x0, "FedAvg", 8, lr=0.1, aggregation=RULES[name])
+    start = one._backend.snapshot
+    for kind in KINDS:
+        found, updates = set(), [Update(i, y, 5, 10 + 90 * (i == 0)) for i, y in enumerate(cohort(kind, rng))]
+        for _ in range(orders):
+            one._backend.snapshot = start  # faster than a new server
+            assert not one.round([updates[i] for i in rng.permutation(8)]).rejected
+            found.add(one.x.tobytes())
+        assert len(found) == 1, kind
+        assert (x0.tobytes() not in found) or kind in ("ties", "opposite pairs", "subnormal")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["median", "trimmed mean", "MeaMed"])
+def test_statistics_of_columns_do_not_depend_on_the_order_of_clients(name, kind):
+    rng, make = np.random.default_rng(0), DEFINITIONS[name][0]
+    h = cohort(kind, rng)
+    found = {combined(make(2), rng.permutation(h)).tobytes() for _ in range(100)}
     assert len(found) == 1
-    assert start.tobytes() not in found
 
 
 @pytest.mark.parametrize("method", sorted(set(REGISTRY) - REFUSED - BOUNDED))

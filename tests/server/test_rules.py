@@ -20,6 +20,7 @@ class RejectFew(Rule):
     many: int = 100
 
     def decide(self, group):
+        assert len(group) == len(group.examples)
         for i, examples in enumerate(group.examples):
             if examples < self.least:
                 group.reject(i, f"examples={examples:g}: must be at least {self.least}")
@@ -68,6 +69,10 @@ def test_names_of_chains_and_rules():
     assert Chain.of("open").rules == OPEN
     assert Chain.of(None) == Chain.of("mean") == Chain.of([]) == Chain((Mean(),))
     assert Chain.of(["CapExamples", "ClipToMedian"]).rules == (CapExamples(), ClipToMedian(), Mean())
+    assert Chain.of("clip_to-Median").rules == (ClipToMedian(), Mean())
+    assert Chain.of(f"{__name__}:RejectFew").rules == (RejectFew(), Mean())
+    weighted = Chain.of(["CapExamples", "ClipToMedian"]).with_weights({0: 1})
+    assert weighted.rules == (CapExamples(), ClipToMedian(), Mean({0: 1}))
 
 
 @pytest.mark.parametrize("chain", ["clip", ["Clip"], [3], ["os:path"]])

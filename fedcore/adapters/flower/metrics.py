@@ -15,7 +15,7 @@ from fedcore.adapters.flower.records import EXAMPLES
 from fedcore.adapters.session import rejections
 from fedcore.errors import ArrayError, RangeError
 from fedcore.options import LARGEST
-from fedcore.rules import median
+from fedcore.rules import CapExamples, median
 from fedcore.validation import as_integer, check_integer, check_number, rejection_reason, short_repr
 
 MOST = 2**53
@@ -48,7 +48,7 @@ def only_record(content: RecordDict) -> MetricRecord:
 def within_medians(
     claims: Mapping[int, float], where: str, ratio: float | None = None, accepted: Sequence[float] = ()
 ) -> dict[int, float]:
-    """Return the numbers of examples by node, capped at ``ratio`` times their median, and log each change.
+    """Return the numbers of examples by node, capped at ``ratio`` times their median, and log great claims.
 
     The median of an even number of values is the lower of the two middle values. It includes ``accepted``, the earlier
     numbers of other nodes.
@@ -58,7 +58,7 @@ def within_medians(
     most = min(ratio * float(median(np.array([*claims.values(), *accepted], np.float64))), MOST)
     most = int(most) if most >= 1 else most
     for node, claim in claims.items():
-        if claim > most:
+        if claim > most * CapExamples(ratio).least_logged:
             text = "%s: node %s: examples capped at %g (reported: %g) by CapExamples(%g)"
             log(WARNING, text, where, node, most, claim, ratio)
     return {node: min(claim, most) for node, claim in claims.items()}

@@ -188,6 +188,19 @@ def test_late_replies_and_limits(cuda_device, accumulator):
     assert everything(made[0]) == everything(made[1])
 
 
+@SUMS
+@pytest.mark.parametrize(("method", "codec"), [("FedAvgM", "f32"), ("SCAFFOLD", "bf16"), ("FedDyn", "int8")])
+def test_updates_clipped_around_their_offsets(cuda_device, method, codec, accumulator):
+    cpu, gpu = (
+        server(method, "ram", codec, device, clip=True, cap_steps=2, accumulator=accumulator)
+        for device in ("cpu", "cuda")
+    )
+    for _ in range(4):
+        updates = replies(cpu)
+        gpu.broadcast([update.client for update in updates])
+        same_round(cpu, gpu, updates)
+
+
 def test_buffered_updates_on_the_device_are_copied(cuda_device):
     """Lengths are compared with the median of all updates; until then the caller may reuse the memory of each."""
     x0 = np.zeros(2100, np.float32)
