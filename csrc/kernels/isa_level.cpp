@@ -1,6 +1,7 @@
 // Compiled once per ISA level (isa.cmake). Everything below stands in that level's namespace and calls no inline
 // function of a shared header: the linker would keep one copy for all levels, and might keep the AVX-512 one.
 #include <cstddef>
+#include <utility>
 
 #include "kernels/table.h"
 

@@ -44,33 +44,44 @@ void for_blocks_with_scratch(std::int64_t n, std::int64_t bytes, std::int64_t si
     });
 }
 
-// Batcher's merge exchange (Knuth, The Art of Computer Programming, 5.2.2, Algorithm M) for `rows` values, without the
-// comparators on which the sorted values in [first, last) do not depend.
-std::vector<Comparator> sorting_network(std::int64_t rows, std::int64_t first, std::int64_t last) {
-    std::vector<Comparator> all;
-    std::int64_t top = 1;
-    while (2 * top < rows) top *= 2;
-    for (std::int64_t p = rows > 1 ? top : 0; p > 0; p /= 2) {
-        std::int64_t q = top, r = 0, d = p;
-        for (;;) {
-            for (std::int64_t i = 0; i + d < rows; ++i)
-                if ((i & p) == r)
-                    all.push_back({static_cast<std::int32_t>(i), static_cast<std::int32_t>(i + d), false, false});
-            if (q == p) break;
-            d = q - p;
-            q /= 2;
-            r = p;
+// The steps that sort `rows` values, without those on which the sorted values in [first, last) do not depend: groups of
+// kSortedRows, then a bitonic merge of each two neighbors, whose first comparators mirror the second one. As values
+// beyond the last row would be infinite, their comparators change nothing and are left out.
+std::vector<SortingStep> sorting_steps(std::int64_t rows, std::int64_t first, std::int64_t last) {
+    std::vector<SortingStep> all;
+    const auto add = [&](SortingStep::Kind kind, std::int64_t low, std::int64_t high) {
+        all.push_back({kind, static_cast<std::int32_t>(low), static_cast<std::int32_t>(high), true, true});
+    };
+    for (std::int64_t i = 0; i < rows; i += kSortedRows) add(SortingStep::sort, i, std::min(i + kSortedRows, rows));
+    for (std::int64_t size = 2 * kSortedRows; size / 2 < rows; size *= 2)
+        for (std::int64_t start = 0; start + size / 2 < rows; start += size) {
+            for (std::int64_t i = 0; i < size / 2; ++i)
+                if (start + size - 1 - i < rows) add(SortingStep::compare, start + i, start + size - 1 - i);
+            for (std::int64_t d = size / 4; d > 0; d /= 2)
+                for (std::int64_t i = start; i < start + size && i < rows; ++i) {
+                    const bool whole = i / kSortedRows * kSortedRows + kSortedRows <= rows;
+                    if (2 * d > kSortedRows || !whole) {
+                        if ((i & d) == 0 && i + d < rows) add(SortingStep::compare, i, i + d);
+                    } else if (2 * d == kSortedRows && i % kSortedRows == 0) {
+                        add(SortingStep::merge, i, i + kSortedRows);
+                    }
+                }
         }
-    }
     std::vector<bool> needed(rows);
-    for (std::int64_t i = first; i < last; ++i) needed[i] = true;
-    std::vector<Comparator> kept;
-    for (auto c = all.rbegin(); c != all.rend(); ++c) {
-        c->keeps_low = needed[c->low];
-        c->keeps_high = needed[c->high];
-        if (!c->keeps_low && !c->keeps_high) continue;
-        needed[c->low] = needed[c->high] = true;
-        kept.push_back(*c);
+    std::fill(needed.begin() + first, needed.begin() + last, true);
+    std::vector<SortingStep> kept;
+    for (auto step = all.rbegin(); step != all.rend(); ++step) {
+        if (step->kind == SortingStep::compare) {
+            step->keeps_low = needed[step->low];
+            step->keeps_high = needed[step->high];
+            if (!step->keeps_low && !step->keeps_high) continue;
+            needed[step->low] = needed[step->high] = true;
+        } else {
+            const auto from = needed.begin() + step->low, to = needed.begin() + step->high;
+            if (std::find(from, to, true) == to) continue;
+            std::fill(from, to, true);
+        }
+        kept.push_back(*step);
     }
     std::reverse(kept.begin(), kept.end());
     return kept;
@@ -94,13 +105,13 @@ void gram(const Updates& updates, std::int64_t n, double* shares, double* gram) 
 void column_statistic(const Updates& updates, const double* mixing, std::int64_t rows, const Statistic& statistic,
                       std::int64_t n, float* out) {
     const bool nearest = statistic.nearest > 0;
-    const std::vector<Comparator> network =
-        sorting_network(rows, nearest ? 0 : statistic.first, nearest ? rows : statistic.last);
+    const std::vector<SortingStep> sorting =
+        sorting_steps(rows, nearest ? 0 : statistic.first, nearest ? rows : statistic.last);
     const std::int64_t held = rows + 1 + (mixing == nullptr ? 0 : updates.k);
     const std::int64_t tile = power_of_two(kTileFloats / held, kLongestTile);
     const std::int64_t run = power_of_two(kRunFloats / rows, std::min(kLongestRun, tile));
     const ColumnPlan plan{
-        mixing, rows, statistic, network.data(), static_cast<std::int64_t>(network.size()), tile, tile + kTilePadding,
+        mixing, rows, statistic, sorting.data(), static_cast<std::int64_t>(sorting.size()), tile, tile + kTilePadding,
         run};
     for_blocks_with_scratch<float>(n, bytes_of(updates, n), held * plan.stride,
                                    [&](float* scratch, std::int64_t, std::int64_t begin, std::int64_t end) {

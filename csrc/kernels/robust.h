@@ -19,14 +19,14 @@ struct Updates {
 
 // Elements that a tile of the inner products holds of each row, and between its rows, which would share one set of the
 // L1 otherwise.
-inline constexpr std::int64_t kGramTile = 512, kGramStride = kGramTile + 8;
-inline constexpr int kGramRows = 3, kGramLanes = 8;  // rows are multiplied by as many at once, on lanes
+inline constexpr std::int64_t kGramTile = 256, kGramStride = kGramTile + 8;
+inline constexpr int kMostGramRows = 5, kGramLanes = 8;  // rows are multiplied by as many at once, on lanes
 
 // The float64 elements that one thread needs for the inner products of k rows: a tile of the rows, then the lanes of
-// each pair of groups of kGramRows.
+// each pair of groups of at most kMostGramRows.
 inline constexpr std::int64_t gram_scratch(std::int64_t k) {
-    const std::int64_t groups = (k + kGramRows - 1) / kGramRows;
-    return groups * kGramRows * kGramStride + groups * (groups + 1) / 2 * kGramRows * kGramRows * kGramLanes;
+    const std::int64_t rows = k + kMostGramRows - 1;
+    return rows * kGramStride + rows * (rows + kMostGramRows) / 2 * kGramLanes;
 }
 
 // gram[i * k + j] = sum over the elements of h_i * h_j, float64[k, k]. Products of float32 are exact in float64. They
@@ -35,8 +35,12 @@ inline constexpr std::int64_t gram_scratch(std::int64_t k) {
 //   Moves the bytes of all updates once, with k^2 / 2 multiplications an element.
 void gram(const Updates& updates, std::int64_t n, double* shares, double* gram);
 
-// A step of a sorting network: the lesser of two rows goes to `low`, the greater to `high`, where they are needed.
-struct Comparator {
+inline constexpr int kSortedRows = 16;  // that registers sort at once
+
+// A step of sorting the values of each column: `sort` orders rows [low, high), and `merge` does if they rise and then
+// fall, or the reverse. `compare` puts the lesser of two rows to `low`, the greater to `high`, where they are needed.
+struct SortingStep {
+    enum Kind : std::int32_t { sort, merge, compare } kind;
     std::int32_t low, high;
     bool keeps_low, keeps_high;
 };
@@ -52,8 +56,8 @@ struct ColumnPlan {
     const double* mixing;  // float64[rows, k] or null: rows of the statistic are these combinations of the h_i
     std::int64_t rows;     // k without a mixing
     Statistic of;
-    const Comparator* network;
-    std::int64_t comparators;
+    const SortingStep* sorting;
+    std::int64_t steps;
     std::int64_t tile, stride;  // elements of a tile in the L2, and between its rows
     std::int64_t run;           // elements of all rows that stay in the L1
 };

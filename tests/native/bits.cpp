@@ -23,6 +23,7 @@
 #include "kernels/norms.h"
 #include "kernels/optimizer.h"
 #include "kernels/quantise.h"
+#include "kernels/robust.h"
 #include "sampling/bernoulli.h"
 #include "sampling/permutation.h"
 #include "sampling/uniform.h"
@@ -121,6 +122,27 @@ void exact_folds(Problem& p, const std::vector<ClientUpdate>& sent) {
     });
     show("read_exact", narrow);
     show("read_exact", wide);
+}
+
+void robust(const Problem& p, const std::vector<ClientUpdate>& sent) {
+    const std::int64_t starts[] = {0, p.n};
+    std::vector<ClientUpdate> many;
+    while (many.size() < 20) many.insert(many.end(), sent.begin(), sent.end());
+    for (const std::int64_t k : {kRows, std::int64_t{20}}) {
+        const Updates updates{many.data(), starts, 1, k};
+        Doubles shares(block_count(p.n) * k * (k + 1) / 2), products(k * k);
+        made([&] { gram(updates, p.n, shares.data(), products.data()); });
+        show("gram", products);
+        const Doubles mixing(3 * k, 0.1);
+        for (const bool mixed : {false, true})
+            for (const Statistic& of : {Statistic{1, 2, 0}, Statistic{0, mixed ? 3 : k, 2}}) {
+                Floats out(p.n);
+                made([&] {
+                    column_statistic(updates, mixed ? mixing.data() : nullptr, mixed ? 3 : k, of, p.n, out.data());
+                });
+                show("column_statistic", out);
+            }
+    }
 }
 
 // The forms of MimiC, SCAFFOLD and FedStale, and one with every coefficient.
@@ -301,6 +323,7 @@ void all_of(std::int64_t n) {
         folds<double>(p, sent, p.acc);
         folds<float>(p, sent, p.x);
         exact_folds(p, sent);
+        robust(p, sent);
         for (const Codec codec : kCodecs)
             for (const Forms& forms : kForms)
                 for (const int have : {0, 1, 2}) exchanges(p, sent, codec, forms, have);
