@@ -26,7 +26,7 @@ from fedcore.experiment.schema import Evaluate, Trial
 from fedcore.model import write_model
 from fedcore.runtime import __version__, inside, replacing, require_file
 from fedcore.server import Server
-from fedcore.simulation.engines import Engine, KeepingClients, Nodes
+from fedcore.simulation.engines import AtWork, Engine, KeepingClients, Nodes
 from fedcore.store.files.folder import Carried, carried, put, remove
 
 SECONDS = 10
@@ -38,7 +38,7 @@ MODELS = "models"
 
 
 class Copy(NamedTuple):
-    """A checkpoint as bytes, for a different machine: the server's files, and the rows of its clients by round."""
+    """A checkpoint as bytes, for a different machine: the server's files, and the vectors of its clients by round."""
 
     files: Carried
     rows: dict[str, bytes]
@@ -285,12 +285,12 @@ def rounds_before(path: Path, header: Header, evaluate: Evaluate) -> list[RoundR
 
 
 def _write_checkpoint(folder: Path, server: Server | Nodes, engine: Engine) -> None:
-    """Write a checkpoint: first the rows that clients keep, under their round's number, then the server.
+    """Write a checkpoint: first the vectors that clients keep, under their round's number, then the server.
 
     A kill between the two leaves the older checkpoint with its own rows.
     """
     rows = rows_file(folder, server.round_number)
-    if isinstance(engine, KeepingClients):
+    if isinstance(engine, KeepingClients | AtWork):
         engine.save(rows)
     server.save(folder)
     _delete_rows(folder, but=[rows])
@@ -313,7 +313,7 @@ def _write_copy(folder: Path, copy: Copy) -> None:
 
 
 def rows_file(folder: Path, round: int | str) -> Path:
-    """Return the file, next to a checkpoint, with the rows that clients keep after this number of rounds."""
+    """Return the file, next to a checkpoint, with the vectors that clients keep after this number of rounds."""
     return folder.with_name(f"{folder.name}.rows-{round}.npz")
 
 

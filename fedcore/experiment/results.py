@@ -92,6 +92,8 @@ class RoundRecord:
         awaited: the number of clients whose first update MIFA waits for before the model changes; else 0.
         stopped: True in the last round of a trial that stopped early (``evaluate.patience``), else None.
         clock: the virtual seconds from the start to the end of this round; None without a virtual clock.
+        ages: of an asynchronous round, the age of each accepted update in rounds. ``active`` then has the clients of
+            these updates, both in the order of arrival. None in synchronous rounds.
     """
 
     round: Number
@@ -116,6 +118,7 @@ class RoundRecord:
     awaited: Number | None = None
     stopped: bool | None = None
     clock: Annotated[float, Field(ge=0)] | None = None
+    ages: list[Number] | None = None
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -319,7 +322,7 @@ def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
     - ``round``, counted from 0, and the other fields of ``fedcore.experiment.results.RoundRecord``: ``active`` (a tuple
       of clients), ``heard``, ``refused``, ``accuracy`` and ``loss`` (NaN if the round was not evaluated), ``lr``,
       ``gamma``, ``steps``, ``uploads``, ``norm``, ``bytes``, ``uploadings``, ``bytes_down``, ``diversity``,
-      ``correction_norm``, ``staleness``, ``together``, ``awaited``, ``stopped``, ``clock``;
+      ``correction_norm``, ``staleness``, ``together``, ``awaited``, ``stopped``, ``clock``, ``ages``;
     - the time of each phase of the round: ``seconds_broadcast``, ``seconds_local``, ``seconds_aggregate``,
       ``seconds_evaluate``, ``seconds_waited`` (NaN without worker processes).
 

@@ -35,9 +35,11 @@ from fedcore.algorithms import Algorithm, check_table, optimizers, rates
 from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameError
 from fedcore.experiment.changes import Change
 from fedcore.network.topology import NAMES, Topology
+from fedcore.options import as_policy
 from fedcore.runtime import import_quietly
+from fedcore.server import Server
 from fedcore.simulation import MODELS, attacks, data, participation
-from fedcore.simulation.clock import Clock, Durations
+from fedcore.simulation.clock import Arrivals, Clock, Durations
 from fedcore.simulation.data import partitions
 from fedcore.simulation.engines import check_method
 from fedcore.validation import Registry, absolute, describe_interval, describe_value, html_table, in_interval, is_number
@@ -452,10 +454,11 @@ class AttackOfClients(FromRegistry):
 
 
 def changed(section: T, changes: Mapping[str, Any] | None) -> T:
-    """Return an experiment's ``rate`` or ``local`` with the keys that one algorithm changes."""
+    """Return an experiment's ``rate``, ``local`` or ``clock`` with the keys that one algorithm changes."""
     if not changes:
         return section
     length = {"epochs", "steps"} if changes.keys() & {"epochs", "steps"} else set()
+    length |= {"cohort"} if "concurrency" in changes else set()
     own = {key: value for key, value in section.model_dump(exclude_none=True).items() if key not in length}
     return type(section).model_validate(own | dict(changes))
 
@@ -467,7 +470,7 @@ class Method(FromRegistry):
 
     Attributes:
         label: in tables and plots. Default: the name with the options.
-        rate, local: the keys of these tables that differ for this algorithm.
+        rate, local, clock: the keys of these tables that differ for this algorithm.
         limits, aggregation, objective: override the experiment's.
         warm_start: whether rows and momentum start from the clients' gradients at the first model
             (``Server.warm_start``) instead of zero. A number is the number of minibatches per gradient (the papers' B);
@@ -479,6 +482,7 @@ class Method(FromRegistry):
     label: Line = ""
     rate: Mapping[str, Any] | None = None
     local: Mapping[str, Any] | None = None
+    clock: Mapping[str, Any] | None = None
     limits: UpdateLimits | None = None
     aggregation: Aggregation = None
     objective: Objective | None = None
@@ -514,7 +518,7 @@ class Method(FromRegistry):
             options = [f"{key}={value}" for key, value in self.options.items()]
             if self.warm_start:
                 options.append("warm start" if self.warm_start is True else f"warm start, B={self.warm_start}")
-            for key, value in {**(self.rate or {}), **(self.local or {})}.items():
+            for key, value in {**(self.rate or {}), **(self.local or {}), **(self.clock or {})}.items():
                 options.append(f"{key}={value.get('name', value) if isinstance(value, Mapping) else value}")
             if self.limits is not None and self.limits.max_norm:
                 options.append(f"max_norm={self.limits.max_norm}")
@@ -672,6 +676,8 @@ class VirtualClock(Section):
     Attributes:
         median, spread, jitter, trace: as for ``Durations``; a relative path of ``trace`` becomes absolute.
         cohort, policy: as for ``Clock``.
+        concurrency: how many asynchronous clients are at work (``Arrivals``). ``policy`` then has ``buffer``,
+            ``max_staleness`` and ``discount`` of the server's ``RoundPolicy``. Default: rounds are synchronous.
     """
 
     median: float = Field(default=1.0, gt=0, le=1e9)
@@ -679,13 +685,50 @@ class VirtualClock(Section):
     jitter: float = Field(default=0.25, ge=0, le=10)
     trace: Annotated[str, AfterValidator(lambda path: str(absolute(path)))] | None = None
     cohort: Count | None = None
+    concurrency: Count | None = None
     policy: Mapping[str, Any] = Field(default_factory=dict)
 
-    def over(self, pattern: participation.Participation) -> Clock:
+    @model_validator(mode="after")
+    def _buffer_is_complete(self) -> Self:
+        keys = ("buffer", "max_staleness", "discount")
+        if self.concurrency is None:
+            if own := [key for key in keys if key in self.policy]:
+                raise problem(f"missing; {own[0]} needs the number of clients at work", "concurrency")
+            return self
+        if missing := [key for key in keys[:2] if key not in self.policy]:
+            raise problem("missing; asynchronous clients (concurrency) need it", "policy", missing[0])
+        if other := [key for key in self.policy if key not in keys] or ["cohort"] * (self.cohort is not None):
+            raise problem(f"{other[0]} does not apply to asynchronous clients (concurrency); remove it")
+        with _as_problem():
+            as_policy(self.policy)
+        return self
+
+    def over(self, pattern: participation.Participation) -> Clock | Arrivals:
         """Return the pattern's clients on this clock."""
-        options = self.model_dump(exclude={"cohort", "policy"})
+        options = self.model_dump(exclude={"cohort", "concurrency", "policy"})
         durations = Durations(pattern.clients, seed=pattern.seed, **options)
+        if self.concurrency is not None:
+            return Arrivals(durations, self.concurrency, among=pattern)
         return Clock(durations, policy=self.policy, cohort=self.cohort, among=pattern)
+
+    def check(self, method: Method, experiment: "Experiment") -> None:
+        """Raise a problem if the clients, the method or another table of the experiment do not fit this clock."""
+        clients = experiment.partition.clients
+        with _as_problem():
+            self.over(participation.Always(clients))
+        if self.concurrency is None:
+            return
+        tables = {"objective": method.objective or experiment.objective, "attack": experiment.attack}
+        if present := [key for key, table in {**tables, "network": experiment.network}.items() if table]:
+            raise problem(f"asynchronous clients do not work with {present[0]}; remove one of them", "concurrency")
+        made, aggregation = method.make(), method.aggregation or experiment.aggregation
+        if made.rows_at_clients:
+            raise problem(f"asynchronous clients do not work with {method.label}, whose clients keep rows")
+        if made.updates_once and self.policy["buffer"] > clients:
+            raise problem(f"must be at most {clients}, the clients: {method.label} takes one update of each", "policy")
+        rules = None if aggregation is None else [rule.make() for rule in aggregation]
+        with _as_problem():  # a small server checks the other combinations
+            Server(np.zeros(1, np.float32), made, {0: 1}, lr=1.0, policy=as_policy(self.policy), aggregation=rules)
 
 
 class Evaluate(Section):
@@ -784,6 +827,9 @@ class Experiment(Section):
                 changed(self.rate, method.rate)
             with _below("algorithms", str(order), "local"):
                 local = changed(self.local, method.local)
+            with _below(*(("algorithms", str(order)) if method.clock else ()), "clock"):
+                if (clock := self.clock_of(method)) is not None:
+                    clock.check(method, self)
             key = "momentum" if local.momentum else None if local.clip is None else "clip"
             if key and method.make().needs_plain_steps:
                 own = ["algorithms", str(order)] if key in (method.local or ()) else []
@@ -793,6 +839,12 @@ class Experiment(Section):
                 )
                 raise problem(text, *own, "local", key)
         return self
+
+    def clock_of(self, method: Method) -> VirtualClock | None:
+        """Return the clock of one algorithm."""
+        if self.clock is None and method.clock is not None:
+            raise problem("needs a table clock in the experiment, which times the other algorithms")
+        return None if self.clock is None else changed(self.clock, method.clock)
 
     @model_validator(mode="after")
     def _model_fits(self) -> Self:
@@ -938,6 +990,11 @@ class Trial:
     def local(self) -> Local:
         """The local work of the algorithm's clients."""
         return changed(self.experiment.local, self.method.local)
+
+    @property
+    def clock(self) -> VirtualClock | None:
+        """The clock of the algorithm."""
+        return self.experiment.clock_of(self.method)
 
     @property
     def name(self) -> str:

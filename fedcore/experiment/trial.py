@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +18,19 @@ from torch import nn
 from fedcore.algorithms import Algorithm, FedAvgM, LocalDescent
 from fedcore.algorithms.rates import InverseRound, PerCohort, Rate, Staircase
 from fedcore.arrays import CPU, F32
+from fedcore.errors import RangeError
 from fedcore.experiment.config import hashes, load_and_partition
 from fedcore.experiment.journal import SECONDS, Begun, FolderJournal, Journal, Kept, rows_file
 from fedcore.experiment.results import RoundRecord, finite, have_ended
 from fedcore.experiment.schema import Evaluate, Objective, Trial
 from fedcore.network import Network
-from fedcore.options import Compute, Limits
+from fedcore.options import Compute, Limits, as_policy
 from fedcore.server import Broadcast, Report, Server, Update
 from fedcore.simulation import nets, participation
 from fedcore.simulation.attacks import Liars
-from fedcore.simulation.clock import Clock
+from fedcore.simulation.clock import Arrivals, Clock
 from fedcore.simulation.data import Dataset
-from fedcore.simulation.engines import Engine, Evaluation, KeepingClients, Nodes, NodesEngine, RecoveringClients
+from fedcore.simulation.engines import AtWork, Engine, Evaluation, KeepingClients, Nodes, NodesEngine, RecoveringClients
 from fedcore.simulation.in_process import InProcess
 from fedcore.simulation.participation import Active, Participation, Schedule
 from fedcore.simulation.sgd import LocalOptions
@@ -36,6 +38,8 @@ from fedcore.store.registry import ClientId
 
 MakeEngine = Callable[..., Engine]
 """Makes a trial's engine, with the arguments of ``InProcess``. Results do not depend on it."""
+MOST_ARRIVALS = 1000
+"""The maximum number of arrivals for each update of a buffer."""
 
 
 @dataclass
@@ -126,6 +130,11 @@ class TrialParts:
     uploads: int = 0
     liars: Liars | None = None
 
+    @property
+    def course(self) -> Arrivals | None:
+        """The asynchronous clients, if any."""
+        return self.engine.arrivals if isinstance(self.engine, AtWork) else None
+
     def updates(self, broadcast: Broadcast, active: Active) -> Iterable[Update]:
         """Return the updates of a round, including those of dishonest clients."""
         updates = self.engine.updates(broadcast, active)
@@ -173,8 +182,8 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
         for each in participation.nested(pattern):
             if isinstance(each, participation.Trace):
                 each.check_names(dataset.clients)
-    if experiment.clock is not None:
-        pattern = experiment.clock.over(pattern)
+    course = None if (clock := trial.clock) is None else clock.over(pattern)
+    pattern = course if isinstance(course, Clock) else pattern
     sizes = [len(part) for part in parts]
 
     def evaluator(counted: Dataset) -> Engine:
@@ -199,12 +208,16 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
     if experiment.network is not None:
         nodes = _nodes(trial, algorithm, module, sizes, steps, saved)
         return TrialParts(nodes, NodesEngine(engine, nodes), pattern)
+    waiting: dict[str, Any] = {}
+    if clock is not None and isinstance(course, Arrivals):
+        engine, waiting = AtWork(engine, course), {"policy": as_policy(clock.policy)}
     if algorithm.rows_at_clients:
         kept = RecoveringClients if isinstance(algorithm, FedAvgM) else KeepingClients
         engine = kept(engine, algorithm)
     gamma = rate.server_lr.make() if rate.server_lr else None
     if isinstance(gamma, PerCohort):
-        gamma = gamma.over(lambda round: len(pattern.active(round)))
+        size = waiting["policy"].buffer if waiting else None
+        gamma = gamma.over(lambda round: size or len(pattern.active(round)))
     lr = rate.lr.make()
     present: dict[ClientId, int] = dict(enumerate(sizes)) if changing is None else changing.start()
     server_device = experiment.server_device or CPU
@@ -215,7 +228,7 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
     if saved is not None and saved.exists():
         # lr is one of fedcore's classes, which the server saves.
         server = Server.load(saved, algorithm=algorithm, server_lr=gamma, compute=Compute(device=server_device))
-        if isinstance(engine, KeepingClients):
+        if isinstance(engine, KeepingClients | AtWork):
             engine.load(rows_file(saved, server.round_number))
     else:
         # A flat vector would not separate BatchNorm's statistics from parameters, so the server gets the module.
@@ -230,6 +243,7 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
             aggregation=None if aggregation is None else [rule.make() for rule in aggregation],
             limits=Limits(max_steps=steps, max_norm=limits.max_norm if limits else None),
             compute=Compute(device=server_device, diagnostics=True),
+            **waiting,
         )
         if trial.method.warm_start:
             minibatches = None if trial.method.warm_start is True else trial.method.warm_start
@@ -359,51 +373,102 @@ def rounds(
     """
     server = parts.server
     for round in range(server.round_number, count):
-        begun = perf_counter()
-        parts.begin(round)
-        if isinstance(parts.pattern, Clock):
-            active, seconds = parts.pattern.closing(round)
-            clock += seconds
-        else:
-            active = parts.pattern.active(round)
-        broadcast = server.broadcast(active.clients)
-        stream, waited = _TimedUpdates(parts.updates(broadcast, active)), -parts.engine.waited
+        waited = -parts.engine.waited
+        work = _synchronous(parts, round, clock) if parts.course is None else _asynchronous(parts)
+        report, clock, waited = work.report, work.clock or 0.0, waited + parts.engine.waited
         start = perf_counter()
-        report = server.round(stream)
-        parts.end(report)
-        folded, waited = perf_counter(), waited + parts.engine.waited
         evaluation = parts.evaluate(round, server.x) if evaluate.is_due(round, count) else None
         done = perf_counter()
-        uploads += stream.count * server.algorithm.uploads
+        uploads += work.sent * server.algorithm.uploads
         yield RoundRecord(
             round=round,
-            active=active.clients.tolist(),
+            active=work.active,
             heard=len(report.accepted),
             refused=len(report.rejected),
             accuracy=evaluation.accuracy if evaluation else None,
             loss=finite(evaluation.loss) if evaluation else None,
-            lr=broadcast.lr,
+            lr=work.lr,
             gamma=report.gamma,
             steps=report.steps,
             uploads=uploads,
             norm=finite(float(np.mean(report.norms))) if len(report.norms) else None,
             bytes=report.bytes,
             seconds={
-                "broadcast": start - begun,
-                "local": stream.seconds - waited,
-                "aggregate": folded - start - stream.seconds,
-                "evaluate": done - folded,
+                "broadcast": work.broadcast,
+                "local": work.local - waited,
+                "aggregate": work.aggregate,
+                "evaluate": done - start,
                 **({"waited": waited} if waited else {}),
             },
             uploadings=(round + 1) * server.algorithm.uploads + (parts.uploads > 0),
-            bytes_down=broadcast.bytes + parts.bytes_more,
+            bytes_down=work.bytes_down,
             diversity=finite(report.diversity),
             correction_norm=finite(report.correction_norm),
             staleness=report.staleness,
             together=parts.engine.together,
             awaited=report.waiting_for,
-            clock=clock if isinstance(parts.pattern, Clock) else None,
+            clock=work.clock,
+            ages=None if parts.course is None else report.ages.tolist(),
         )
+
+
+class _Work(NamedTuple):
+    """A round: its report, clients, rate, traffic and virtual end, and the seconds of its phases."""
+
+    report: Report
+    active: list[int]
+    lr: float
+    sent: int
+    bytes_down: int
+    clock: float | None
+    broadcast: float
+    local: float
+    aggregate: float
+
+
+def _synchronous(parts: TrialParts, round: int, clock: float) -> _Work:
+    """Run a round with the pattern's clients."""
+    begun, end = perf_counter(), None
+    parts.begin(round)
+    if isinstance(parts.pattern, Clock):
+        active, seconds = parts.pattern.closing(round)
+        end = clock + seconds
+    else:
+        active = parts.pattern.active(round)
+    broadcast = parts.server.broadcast(active.clients)
+    stream = _TimedUpdates(parts.updates(broadcast, active))
+    start = perf_counter()
+    report = parts.server.round(stream)
+    parts.end(report)
+    aggregate, received = perf_counter() - start - stream.seconds, broadcast.bytes + parts.bytes_more
+    clients, times = active.clients.tolist(), (start - begun, stream.seconds, aggregate)
+    return _Work(report, clients, broadcast.lr, stream.count, received, end, *times)
+
+
+def _asynchronous(parts: TrialParts) -> _Work:
+    """Let clients start and arrive until the server closes its buffer."""
+    server, engine = parts.server, parts.engine
+    assert isinstance(server, Server)
+    assert isinstance(engine, AtWork)
+    begun, local, sent, received = perf_counter(), 0.0, 0, 0
+    lr, reports = server.broadcast([]).lr, list[Report]()
+    while not reports:
+        start = perf_counter()
+        received += engine.start(server)
+        local += perf_counter() - start
+        if (update := engine.next()) is None:
+            continue
+        sent += 1
+        reports = server.push([update])
+        if not reports and sent > MOST_ARRIVALS * (server.policy.buffer or 1):
+            rejected = server.open_buffer().rejected
+            raise RangeError(
+                f"policy.buffer={server.policy.buffer}: the buffer is not full after {sent} updates, of which "
+                f"{len(rejected)} were rejected (the last one: {rejected[-1][1]}); change policy or concurrency"
+            )
+    active = [int(client) for client in reports[0].accepted]
+    times = (0.0, local, perf_counter() - begun - local)
+    return _Work(reports[0], active, lr, sent, received, engine.arrivals.time, *times)
 
 
 @dataclass

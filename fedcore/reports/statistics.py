@@ -204,13 +204,16 @@ def paired(record: Record, baseline: Record) -> float | None:
 
 
 def difference(records: Iterable[Record], of: str, over: str) -> Difference:
-    """Return the difference between two algorithms, over the seeds of both whose active clients are equal."""
+    """Return the difference between two algorithms, over the seeds of both whose active clients are equal.
+
+    An asynchronous trial has other active clients than a synchronous one with the same seed; the two are compared.
+    """
     groups = by_algorithm(records)
     one, other = ({record.header.seed: record for record in groups.get(label, ())} for label in (of, over))
     values, apart = [], []
     for seed in sorted(one.keys() & other.keys()):
         rounds = zip(one[seed].rounds, other[seed].rounds, strict=False)
-        if any(a.active != b.active for a, b in rounds):
+        if any(a.active != b.active and a.ages is None and b.ages is None for a, b in rounds):
             apart.append(seed)
         elif (value := paired(one[seed], other[seed])) is not None:
             values.append(value)

@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +14,15 @@ from fedcore.errors import RangeError
 from fedcore.options import ROUNDING, RoundPolicy, as_policy
 from fedcore.runtime import generator
 from fedcore.sampling import without_replacement
-from fedcore.simulation.participation import Active, Participation
+from fedcore.simulation.participation import Active, Always, Participation
 from fedcore.simulation.traces import read_durations
 from fedcore.validation import check_integer, check_number
 
-__all__ = ["Arrival", "Clock", "Durations", "arrivals"]
+__all__ = ["Arrival", "Arrivals", "Clock", "Durations"]
 
 NO_POLICY = RoundPolicy()
+MOST_IDLE = 10_000
+"""The maximum number of successive periods without a client."""
 
 
 class Durations:
@@ -153,39 +155,79 @@ class Arrival(NamedTuple):
     number: int
 
 
-def arrivals(
-    durations: Durations, concurrency: int, choose: Callable[[int, Collection[int]], int | None]
-) -> Iterator[Arrival]:
-    """Yield the clients that finish, ordered by time and client, while ``concurrency`` clients are at work.
+class Arrivals:
+    """Asynchronous clients on a virtual clock: which start, when, and in which order they finish.
 
-    When a client has finished, and the caller asks for the next one, other clients start at that time. Asynchronous
-    rounds thus fold an update before the next client gets a model.
+    While fewer than ``concurrency`` clients are at work, free clients start. The clients that the pattern ``among``
+    selects in the current period are available. A period takes the median duration, and the pattern's round is the
+    number of the period. A free client is available and not at work, and is drawn uniformly. Without one, the next
+    client starts after an arrival or in the next period. A client needs its duration times its share of the work.
+    Clients finish in the order of their times, and of their numbers if times are equal.
 
     Args:
-        durations: the clients' durations.
+        durations: the clients' durations; work n has ``durations.seconds(n)``.
         concurrency: how many clients are at work at any time, 1 .. N.
-        choose: called with the number of a work and the clients at work, returns the client that starts it, or None if
-            no client is available; then fewer are at work until the next arrival.
+        among: the pattern. Default: all clients are available.
 
-    Determinism: the same durations and choices give the same arrivals.
+    Attributes:
+        time: the virtual seconds since the start.
+        count: how many clients have arrived.
 
-    >>> durations = Durations(3, spread=0.0, jitter=0.0)
-    >>> some = arrivals(durations, 2, lambda number, busy: min({0, 1, 2} - set(busy)))
-    >>> [next(some).client for _ in range(5)]
-    [0, 1, 0, 1, 0]
+    Determinism: depends only on the arguments, and not on the server's rounds.
+
+    >>> course = Arrivals(Durations(2, spread=0.0, jitter=0.0, median=3.0), 2)
+    >>> [active.clients.tolist() for _, active in course.start()], course.next()
+    ([[0], [1]], Arrival(time=3.0, client=0, number=0))
     """
-    check_integer("concurrency", concurrency, 1, durations.clients)
-    at_work: list[Arrival] = []
-    now, number = 0.0, 0
-    while True:
-        while len(at_work) < concurrency:
-            client = choose(number, [work.client for work in at_work])
-            if client is None:
-                break
-            heapq.heappush(at_work, Arrival(now + float(durations.seconds(number)[client]), client, number))
-            number += 1
-        if not at_work:
-            return
+
+    def __init__(self, durations: Durations, concurrency: int, *, among: Participation | None = None) -> None:
+        self.durations = durations
+        self.concurrency = check_integer("concurrency", concurrency, 1, durations.clients)
+        self.among = Always(durations.clients) if among is None else among
+        self.time, self.count = 0.0, 0
+        self._period, self._idle, self._number = 0, 0, 0
+        self._at_work: list[Arrival] = []
+
+    @ieee
+    def start(self) -> list[tuple[int, Active]]:
+        """Start free clients now; return the number of each work, and its client with its share."""
+        found: list[tuple[int, Active]] = []
+        if len(self._at_work) == self.concurrency:
+            return found
+        free = self.among.active(self._period)
+        free = free.only(~np.isin(free.clients, [work.client for work in self._at_work]))
+        while len(free) and len(self._at_work) < self.concurrency:
+            stream: dict[str, Any] = {"seed": self.durations.seed, "round": self._number, "purpose": "clock: started"}
+            is_drawn = np.arange(len(free)) == without_replacement(len(free), 1, **stream)[0]
+            one, free = free.only(is_drawn), free.only(~is_drawn)
+            client, share = int(one.clients[0]), 1.0 if one.shares is None else float(one.shares[0])
+            end = self.time + share * float(self.durations.seconds(self._number)[client])
+            heapq.heappush(self._at_work, Arrival(end, client, self._number))
+            found.append((self._number, one))
+            self._number += 1
+        return found
+
+    @ieee
+    def next(self) -> Arrival | None:
+        """Advance to the next arrival and return it, or to the next period, and return None, if clients are missing.
+
+        Raises:
+            RangeError: no client has been available for ``MOST_IDLE`` periods.
+        """
+        at_work, begin = self._at_work, (self._period + 1) * self.durations.median
+        if len(at_work) < self.concurrency and (not at_work or at_work[0].time > begin):
+            self._idle = 0 if at_work else self._idle + 1
+            if self._idle > MOST_IDLE:
+                raise RangeError(f"participation: no client has been available for {MOST_IDLE:,} periods; change it")
+            self._period, self.time = self._period + 1, begin
+            return None
         arrival = heapq.heappop(at_work)
-        now = arrival.time
-        yield arrival
+        self.time, self.count, self._idle = arrival.time, self.count + 1, 0
+        self._period = max(self._period, int(self.time // self.durations.median))
+        return arrival
+
+    def skip(self, count: int) -> None:
+        """Repeat the starts and arrivals until ``count`` clients have arrived."""
+        while self.count < count:
+            self.start()
+            self.next()

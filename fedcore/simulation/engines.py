@@ -1,5 +1,6 @@
 """Engines, which train clients: their protocol, the clients' examples, and clients that keep rows."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedcore.network import Network, NetworkReport
 from fedcore.runtime import replacing, require_file
 from fedcore.server import Broadcast, Report, Server, Update
 from fedcore.server.broadcast import Instructions, WholeVectors
+from fedcore.simulation.clock import Arrivals
 from fedcore.simulation.local_rules import Indices, LocalRule, Sgd, Table, minibatch_table, minibatches
 from fedcore.simulation.participation import Active
 from fedcore.store.registry import ClientId
@@ -23,6 +25,8 @@ from fedcore.validation import check_integer
 if TYPE_CHECKING:
     from fedcore.simulation.sgd import LocalOptions
 
+SENT = ("value", "control")
+"""The fields of an update that are vectors."""
 NO_ROUND = 2**32 - 1
 """The round number for the minibatches of a warm start; no run reaches it."""
 
@@ -428,6 +432,57 @@ class RecoveringClients(KeepingClients):
             self._sent = (x, set(file["sent_to"].tolist())) if len(x) else None
             self._g = g if len(g) else None
             self._know_g, self._gamma = set(file["know_g"].tolist()), float(file["gamma"])
+
+
+class AtWork(EngineWrapper):
+    """The engine of asynchronous clients: a client trains when it starts, and its update waits until it arrives.
+
+    Minibatches depend on the number of the work instead of the round, since a client may start twice in a round.
+
+    Cost: 4 n bytes for each client at work, which checkpoints contain.
+    """
+
+    def __init__(self, engine: Engine, arrivals: Arrivals) -> None:
+        super().__init__(engine)
+        self.arrivals = arrivals
+        self._updates: dict[int, Update] = {}
+
+    def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
+        """Train the clients of a broadcast, without a clock; see ``Engine.updates``."""
+        yield from self._engine.updates(broadcast, active)
+
+    def start(self, server: Server) -> int:
+        """Train the clients that start now; return the bytes that they receive."""
+        received = 0
+        for number, active in self.arrivals.start():
+            broadcast = server.broadcast(active.clients.tolist())
+            [update] = self.updates(replace(broadcast, round=number), active)
+            vectors = (getattr(update, name) for name in SENT)  # views, which the next client overwrites
+            value, control = (None if vector is None else np.array(vector) for vector in vectors)
+            update = update._replace(value=value, control=control, round=broadcast.round, keep=True)
+            self._updates[number] = update
+            received += broadcast.bytes
+        return received
+
+    def next(self) -> Update | None:
+        """Advance the clock; return the update that arrives, or None if clients may start first."""
+        arrival = self.arrivals.next()
+        return None if arrival is None else self._updates.pop(arrival.number)
+
+    def save(self, path: Path) -> None:
+        """Write the updates of the clients at work, and the number of arrivals, into a file, atomically."""
+        vectors = {f"{name}{number}": getattr(self._updates[number], name) for number in self._updates for name in SENT}
+        arrays = {name: vector for name, vector in vectors.items() if vector is not None}
+        claims = {number: {**own._asdict(), **dict.fromkeys(SENT)} for number, own in self._updates.items()}
+        write_arrays(path, count=np.int64(self.arrivals.count), claims=np.array(json.dumps(claims)), **arrays)
+
+    def load(self, path: Path) -> None:
+        """Read the file that ``save`` wrote, and repeat the clock's course until then."""
+        with np.load(require_file(path)) as file:
+            for number, claims in json.loads(str(file["claims"])).items():
+                vectors = {name: file[f"{name}{number}"] for name in SENT if f"{name}{number}" in file}
+                self._updates[int(number)] = Update(**{**claims, **vectors})
+            self.arrivals.skip(int(file["count"]))
 
 
 class Nodes:

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from fedcore.errors import FedcoreError, MissingDataError
+from fedcore.errors import FedcoreError, MissingDataError, RangeError
 from fedcore.runtime import generator
 from fedcore.sampling import without_replacement
-from fedcore.simulation.clock import Clock, Durations, arrivals
+from fedcore.simulation import clock
+from fedcore.simulation.clock import Arrivals, Clock, Durations
 from fedcore.simulation.participation import Bernoulli, Recorded, Schedule, Trace, Uniform
 
 
@@ -80,35 +81,52 @@ def test_slow_clients_are_late_more_often():
     assert met[np.argmin(law._own)] > 2 * met[np.argmax(law._own)]
 
 
-def test_arrivals_by_hand(durations):
-    """0 and 1 start at 0. 1 arrives at 1 and 2 starts; 0 and 2 arrive at 4, 0 first; 3 starts at 4, 4 at 4."""
-    started = []
-
-    def choose(number, busy):
-        started.append((number, list(busy)))
-        return number if number < 5 else None
-
-    found = [(arrival.time, arrival.client, arrival.number) for arrival in arrivals(durations, 2, choose)]
-    assert found == [(1, 1, 1), (4, 0, 0), (4, 2, 2), (6, 4, 4), (7, 3, 3)]
-    assert started[:4] == [(0, []), (1, [0]), (2, [0]), (3, [2])]
+def course(arrivals, count):
+    """The first arrivals, as time and client, and the clients that start before each of them."""
+    started, found = [[]], []
+    while len(found) < count:
+        started[-1] += [int(active.clients[0]) for _, active in arrivals.start()]
+        if (arrival := arrivals.next()) is not None:
+            found.append((arrival.time, arrival.client))
+            started.append([])
+    return found, started[:-1]
 
 
-def test_arrivals_are_ordered_by_time_and_client_and_are_deterministic():
-    def course(seed):
-        law, free = Durations(30, seed=seed), np.random.default_rng(0)
-        busy_at = []
+def test_arrivals_by_hand(tmp_path):
+    """Client 0 needs 1 second and client 1 needs 3; client 1 is available from the second 2 on."""
+    path = tmp_path / "durations.csv"
+    path.write_text("client,seconds\n0,1\n1,3\n")
+    two = Durations(2, trace=path)
+    found, started = course(Arrivals(two, 2), 5)
+    assert found == [(1, 0), (2, 0), (3, 0), (3, 1), (4, 0)]
+    assert [sorted(clients) for clients in started] == [[0, 1], [0], [0], [0], [1]]
+    found, started = course(Arrivals(two, 2, among=Bernoulli(2, {0: [1, 0], 2: [1, 1]})), 5)
+    assert found == [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0)]
+    assert [sorted(clients) for clients in started] == [[0], [0], [0, 1], [0], [0]]
+    late = Arrivals(two, 2, among=Bernoulli(2, {0: [0, 0], 3: [0, 1], 4: [1, 1]}))
+    assert course(late, 2) == ([(5, 0), (6, 0)], [[1, 0], [0]])
+    half = Arrivals(two, 2, among=Trace(2, [Recorded("half", (0.5,))]))
+    assert course(half, 4)[0] == [(0.5, 0), (1, 0), (1.5, 0), (1.5, 1)]
 
-        def choose(number, busy):
-            busy_at.append(len(busy))
-            return int(free.choice(np.setdiff1d(np.arange(30), list(busy))))
 
-        found = [arrival for arrival, _ in zip(arrivals(law, 10, choose), range(200), strict=False)]
-        assert max(busy_at) == 9
-        return found
+def test_arrivals_are_deterministic_and_can_be_repeated():
+    def made(seed):
+        return Arrivals(Durations(30, seed=seed), 10, among=Bernoulli(30, 0.2, seed=seed))
 
-    one = course(1)
-    assert one == course(1) != course(2)
-    assert [(a.time, a.client) for a in one] == sorted((a.time, a.client) for a in one)
+    one = made(1)
+    first, rest = course(one, 100), course(one, 100)
+    assert first == course(made(1), 100) != course(made(2), 100)
+    assert first[0] == sorted(first[0])
+    again = made(1)
+    again.skip(100)
+    assert course(again, 100) == rest
+    assert {client for _, client in first[0] + rest[0]} == set(range(30))
+
+
+def test_clients_that_are_never_available_are_an_error(durations, monkeypatch):
+    monkeypatch.setattr(clock, "MOST_IDLE", 5)
+    with pytest.raises(RangeError, match=r"participation: no client .* for 5 periods"):
+        course(Arrivals(durations, 2, among=Bernoulli(5, 0.0)), 1)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +140,7 @@ def test_arrivals_are_ordered_by_time_and_client_and_are_deterministic():
         (lambda: Clock(Durations(3), policy={"min_share": 0.5}, cohort=2), "min_share=0.5"),
         (lambda: Clock(Durations(3), cohort=4), "cohort"),
         (lambda: Clock(Durations(3), among=Bernoulli(4, 0.5)), "among"),
-        (lambda: next(arrivals(Durations(3), 4, min)), "concurrency"),
+        (lambda: Arrivals(Durations(3), 4), "concurrency"),
     ],
 )
 def test_a_wrong_argument_is_rejected_by_name(call, name):

@@ -1,0 +1,206 @@
+"""The accuracy of methods for absent and slow clients, paired by seed.
+
+    export FEDCORE_DATA_DIR=...                                              # the folder of mnist/ and fashion-mnist/
+    python -m bench.absence bench/absence-rates.csv --tune                   # the rates of the presets absence/mnist-*
+    python -m bench.absence bench/absence.csv                                # run it again to resume
+    python -m bench.absence bench/absence.csv --data fashion --seeds 3
+    python -m bench.absence bench/absence.csv --into docs/methods.md --pictures docs
+
+The settings are those of the presets absence/*. "FedAvg, known p" is added here: it divides an update by the share of
+the run's rounds in which its client takes part. All methods of one seed have the same partition, initial model,
+availability and durations; those that do not wait for slow clients have other minibatches and participants.
+
+Columns: ``accuracy`` is a share, ``clock`` the virtual seconds until the end of the round, ``age`` the mean age of the
+round's updates in rounds (0 in synchronous rounds), ``rate`` the clients' learning rate.
+"""
+
+import argparse
+import csv
+import json
+from functools import cache
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas
+import torch
+
+import fedcore
+from bench.machine import describe
+from bench.markdown import put_into, table
+from fedcore.experiment import Experiment, load_preset
+from fedcore.experiment.schema import Trial
+from fedcore.experiment.trial import build, rounds
+from fedcore.reports.statistics import interval_of
+
+LAWS = {"mnist": ("bernoulli", "markov", "sine", "stragglers"), "fashion": ("bernoulli", "stragglers")}
+KNOWN, KNOWN_RATE, FIRST = "FedAvg, known p", 0.1, "FedAvg"
+RATES, TUNING_SEED = (0.3, 1.0, 0.1, 0.03, 0.01, 0.003), 100
+KEY = ["data", "law", "method", "rate", "seed"]
+COLUMNS = [*KEY, "round", "accuracy", "loss", "clock", "age"]
+WINDOW = 10
+"""A trial's result is its mean accuracy over this many rounds, as in reports."""
+
+
+@cache
+def experiment(data, law, seed):
+    """Return the preset for one seed, with the method that knows the clients' shares of the rounds."""
+    preset = load_preset(f"absence/{data}-{law}", [f"seeds=[{seed}]"])
+    if data != "mnist":
+        return preset
+    pattern, count = build(Trial(preset, 0, seed)).pattern, np.zeros(preset.partition.clients)
+    for round in range(preset.rounds):
+        count[pattern.active(round).clients] += 1
+    chances = np.maximum(count, 1) / preset.rounds
+    known = {"name": "FedStale", "label": KNOWN, "beta": 0.0, "chances": chances.tolist()}
+    tables = preset.tables()
+    tables["algorithms"].insert(2, known | {"rate": {"lr": KNOWN_RATE}})
+    return Experiment.model_validate(tables)
+
+
+def lines_of(data, law, order, seed, rate):
+    """Run one method; yield the line of each evaluated round."""
+    own = experiment(data, law, seed)
+    if rate is not None:
+        tables = own.tables()
+        tables["algorithms"][order]["rate"] = {"lr": rate}
+        own = Experiment.model_validate(tables)
+    trial = Trial(own, order, seed)
+    parts = build(trial)
+    for line in rounds(parts, count=own.rounds, evaluate=own.evaluate):
+        if line.accuracy is not None:
+            age, loss = fmean(line.ages or [0]), "" if line.loss is None else f"{line.loss:.4f}"
+            yield line.round, f"{line.accuracy:.4f}", loss, f"{line.clock:.3f}", f"{age:.2f}"
+
+
+def run(path, data, laws, seeds, rates):
+    """Add the missing runs to the results, seed by seed."""
+    known = set()
+    if path.exists():
+        known = set(pandas.read_csv(path)[KEY].astype(str).itertuples(index=False, name=None))
+    path.with_suffix(".json").write_text(json.dumps(describe(), indent=1) + "\n")
+    with path.open("a", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        if not file.tell():
+            lines.writerow(COLUMNS)
+        for seed, law, rate in product(seeds, laws, rates):
+            for order, method in enumerate(experiment(data, law, seed).algorithms):
+                used = (
+                    Trial(experiment(data, law, seed), order, seed).rate.lr.options["value"] if rate is None else rate
+                )
+                key = (data, law, method.label, str(float(used)), str(seed))
+                if key not in known:
+                    lines.writerows([*key, *line] for line in list(lines_of(data, law, order, seed, rate)))
+                    file.flush()
+
+
+def results(frame, until=None):
+    """Return the accuracy in % of each run: the mean over its last rounds, or at a virtual time of its law."""
+    if until is None:
+        frame = frame[frame["round"] > frame["round"].max() - WINDOW]
+        return 100 * frame.groupby(["law", "method", "seed"], sort=False)["accuracy"].mean()
+    frame = frame.join(until.rename("until"), on=["law", "seed"])
+    frame = frame[frame["clock"] <= frame["until"]]
+    return 100 * frame.groupby(["law", "method", "seed"], sort=False)["accuracy"].last()
+
+
+def shared_time(frame):
+    """Return the virtual time at which the first method of a law and seed ends its last round."""
+    return frame.groupby(["law", "method", "seed"])["clock"].max().groupby(["law", "seed"]).min()
+
+
+def compared(found):
+    """Return a table of means over the seeds, with the differences from ``FIRST`` and their 95 % intervals."""
+    laws, methods = (found.index.unique(level).tolist() for level in ("law", "method"))
+    rows, by_seed = [], found.unstack("seed")
+    for method in methods:
+        cells = [method]
+        for law in laws:
+            own, first = by_seed.loc[(law, method)], by_seed.loc[(law, FIRST)]
+            text = f"{own.mean():.1f}"
+            if method != FIRST and (ends := interval_of((own - first).tolist())):
+                text += f" ({(own - first).mean():+.1f}: {ends[0]:+.1f} .. {ends[1]:+.1f})"
+                text = f"**{text}**" if ends[0] > 0 else text
+            cells.append(text)
+        rows.append(cells)
+    return table(["method", *laws], rows)
+
+
+def best_rates(path):
+    """Return each method's rate with the highest accuracy, a mean over the laws."""
+    frame = pandas.read_csv(path)
+    frame = frame[frame["round"] > frame["round"].max() - WINDOW]
+    means = 100 * frame.groupby(["method", "rate"], sort=False)["accuracy"].mean().unstack()
+    return means.assign(best=means.idxmax(axis=1))
+
+
+def read(path, data):
+    """Return the results of one data set, of the seeds with all methods and laws."""
+    frame = pandas.read_csv(path)
+    frame = frame[frame["data"] == data]
+    runs = frame.groupby("seed")["law"].transform("size")
+    return frame[runs == runs.max()]
+
+
+def pages(path, data):
+    """Return the tables of one data set: after all rounds, and at the time at which the fastest method ends."""
+    frame = read(path, data)
+    return compared(results(frame)), compared(results(frame, shared_time(frame)))
+
+
+def draw(path, data, picture):
+    """Plot the mean accuracy of each method over rounds, and over virtual seconds."""
+    frame = read(path, data)
+    laws, methods = frame["law"].unique(), frame["method"].unique()
+    figure, panels = plt.subplots(2, len(laws), figsize=(3.4 * len(laws), 6.4), layout="constrained", squeeze=False)
+    looks = {name: (f"C{number % 10}", ("-", "--")[number // 10]) for number, name in enumerate(methods)}
+    for column, law in enumerate(laws):
+        for name, own in frame[frame["law"] == law].groupby("method", sort=False):
+            color, style = looks[name]
+            own = own[(own["round"] + 1) % 10 == 0]
+            means = own.groupby("round")[["accuracy", "clock"]].mean()
+            label = name if not column else None
+            panels[0, column].plot(means.index + 1, 100 * means["accuracy"], style, color=color, label=label)
+            panels[1, column].plot(means["clock"], 100 * means["accuracy"], style, color=color)
+        panels[0, column].set(title=law, xlabel="rounds")
+        panels[1, column].set(xlabel="virtual seconds")
+        for axes in panels[:, column]:
+            axes.set_ylim(bottom=max(0, 100 * frame["accuracy"].max() - 50))
+            axes.grid(alpha=0.3)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("test accuracy, %")
+    figure.legend(loc="outside lower center", ncols=6, fontsize=9)
+    figure.savefig(picture, dpi=100)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="the CSV of all runs")
+    parser.add_argument("--data", choices=LAWS, default="mnist")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--tune", action="store_true", help=f"try {RATES} with seed {TUNING_SEED} of the first law")
+    parser.add_argument("--into", type=Path, help="put the tables into this page, without new runs")
+    parser.add_argument("--pictures", type=Path, help="the folder for the pictures")
+    chosen = parser.parse_args()
+    if not (chosen.into or chosen.pictures):
+        torch.set_num_threads(1)
+        fedcore.set_threads(1)
+        laws, seeds, rates = LAWS[chosen.data], range(chosen.seeds), [None]
+        if chosen.tune:
+            laws, seeds, rates = laws[:1], [TUNING_SEED], RATES
+        run(chosen.results, chosen.data, laws, seeds, rates)
+        if chosen.tune:
+            print(best_rates(chosen.results).round(1).to_string())
+        return
+    for data in pandas.read_csv(chosen.results)["data"].unique():
+        if chosen.into:
+            for kind, text in zip(("rounds", "seconds"), pages(chosen.results, data), strict=True):
+                put_into(chosen.into, text, f"<!-- {data}: {kind} -->")
+        if chosen.pictures:
+            draw(chosen.results, data, chosen.pictures / f"absence-{data}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The comparison of methods for absent clients: differences by hand, and the page has the committed runs."""
+
+from pathlib import Path
+
+import pandas
+import pytest
+
+from bench.absence import COLUMNS, FIRST, compared, pages, results, shared_time
+from bench.markdown import END
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_differences_are_paired_by_seed_and_cut_at_the_shared_time():
+    def lines(method, seed, accuracies, seconds):
+        rows = zip((79, 189, 199), accuracies, seconds, strict=True)
+        return [("mnist", "sine", method, 0.1, seed, t, a, 1.0, clock, 0.0) for t, a, clock in rows]
+
+    rows = [line for seed in (0, 1) for line in lines(FIRST, seed, (0.5, 0.6, 0.7 + 0.1 * seed), (100, 200, 300))]
+    rows += [line for seed in (0, 1) for line in lines("FedAU", seed, (0.6, 0.7, 0.8 + 0.06 * seed), (50, 90, 120))]
+    frame = pandas.DataFrame(rows, columns=COLUMNS)
+    found = results(frame)
+    assert found["sine", FIRST].tolist() == pytest.approx([70, 80])  # round 189 is outside the window
+    assert shared_time(frame).tolist() == [120, 120]
+    assert results(frame, shared_time(frame))["sine", FIRST].tolist() == pytest.approx([50, 50])
+    assert "| FedAU | 83.0 (+8.0: -17.4 .. +33.4) |" in compared(found)  # 10 and 6: 8 +- 12.71 * 2
+
+
+def test_the_committed_tables_are_those_of_the_committed_runs():
+    path, page = ROOT / "bench" / "absence.csv", (ROOT / "docs" / "methods.md").read_text()
+    for data in pandas.read_csv(path)["data"].unique():
+        for table in pages(path, data):
+            assert f"\n\n{table}\n\n{END}" in page
