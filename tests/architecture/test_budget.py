@@ -15,21 +15,21 @@ FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 13, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 6_645,
-    "csrc": 11_320,
-    "tests": 57_490,
+    "bench": 6_850,
+    "csrc": 11_415,
+    "tests": 57_730,
     "fedcore": 3_070,
     "fedcore/adapters": 2_470,
     "fedcore/algorithms": 1_195,
     "fedcore/cli": 1_215,
     "fedcore/cluster": 2_280,
-    "fedcore/experiment": 2_570,
+    "fedcore/experiment": 2_675,
     "fedcore/kernels": 645,
     "fedcore/model": 2_050,
     "fedcore/network": 600,
     "fedcore/reports": 1_375,
     "fedcore/server": 5_375,
-    "fedcore/simulation": 4_235,
+    "fedcore/simulation": 4_295,
     "fedcore/secure": 1_010,
     "fedcore/store": 3_900,
 }
