@@ -1,5 +1,6 @@
 """The native module, and vectors on the host and on CUDA devices: allocation, copies, and arrays of other libraries."""
 
+import errno
 import mmap
 import os
 import re
@@ -520,8 +521,9 @@ def map_file(folder: str, size: int, kind: type[M]) -> M:
             reserve(file.fileno(), 0, size)
             return kind(file.fileno(), size)
     except OSError as error:
+        remedy = "raise the limit of open files" if error.errno == errno.EMFILE else "free space"
         raise StoreError(
-            f"{folder}: cannot reserve {size:,} bytes of disk space for a vector: {error.strerror}; free space"
+            f"{folder}: cannot reserve {size:,} bytes of disk space for a vector: {error.strerror}; {remedy}"
         ) from error
 
 

@@ -6,7 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from functools import partial, wraps
+from functools import wraps
 from operator import itemgetter
 from threading import Lock, RLock
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -46,6 +46,7 @@ from fedcore.server.state import NewClients, State
 from fedcore.server.step import PreparedStep, Snapshot
 from fedcore.server.update import KINDS, Incoming, Kind, Staging, Update, bytes_of, first_not_finite, immutable_copy
 from fedcore.server.validation import (
+    NO_START,
     NOT_FINITE,
     Decision,
     PlainColumns,
@@ -298,27 +299,41 @@ class Round(OpenRound):
         sent = value, steps, examples, lr, control, count, round, kind, keep, weight, loss
         return self.add_batch([Update(client, *sent)])[0]
 
+    @one_call
     def begin(
-        self, client: ClientId, *, steps: int, kind: Kind = "model", round: int | None = None, **claims: Any
+        self,
+        client: ClientId,
+        *,
+        steps: int,
+        kind: Kind = "model",
+        examples: float | None = None,
+        lr: float | None = None,
+        count: int = 1,
+        round: int | None = None,
+        weight: float | None = None,
+        loss: float | None = None,
     ) -> Incoming:
         """Return an ``Incoming`` for an update that arrives in pieces; the arguments are those of ``add``.
+
+        An update that is not ``done`` when the round is finished does not count.
 
         Raises:
             RoundError: the round is closed, or has an update of this client.
             RangeError: a claim is out of range, so the update would be rejected.
             UnknownClientError, UnknownNameError: as ``add``.
-
-        Also raises StoreError, and lists the client as rejected, if the disk is full.
+            StoreError: the disk is full, or too many files are open; the client is listed as rejected.
 
         Cost: an update that is begun, or done and not yet folded, takes its bytes as sent, at most 4 n. The first
-            ``batch_size`` such updates are in memory; further ones are in unlinked files, in the server's folder or
-            else in the system's folder for temporary files.
+            ``batch_size`` such updates are in memory. Each further one is in an unlinked file of 4 n bytes, in the
+            server's folder or else in the system's folder for temporary files. Indices and scales stay in memory.
         """
         self._require_open()
-        update = Update(client, None, steps, kind=kind, round=round, **claims)
+        update = Update(client, None, steps, examples, lr, None, count, round, kind, weight=weight, loss=loss)
         client = self._check(update, self._clients)
         if self._is_second(client):
             raise RoundError(f"client {client!r}: {SECOND}")
+        if self._settings.policy.buffer is not None and round is None:
+            raise RangeError(NO_START)
         oldest = max(0, self._number - self._settings.max_staleness)
         check_claims(update, self._settings.asked, range(oldest, self._number + 1))
         layout, algorithm = self._settings.layout, self._settings.algorithm
@@ -327,10 +342,9 @@ class Round(OpenRound):
             vector = self._staging.get()[:n]
             control = None if algorithm.second_vector is None else self._staging.get()[: layout.n_parameters]
         except StoreError as error:
-            self.reject(client, str(error))
+            self._rejected.append((client, str(error)))
             raise
-        add = partial(self.add, client, steps=steps, kind=kind, round=round, keep=True, **claims)
-        return Incoming(layout, vector, control, kind, add, partial(self.reject, client))
+        return Incoming(layout, update._replace(client=client), vector, control, self)
 
     @property
     @abstractmethod

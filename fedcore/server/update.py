@@ -1,7 +1,8 @@
 """A client's update, and the arrays in it as the round reads them."""
 
+import math
 import os
-from bisect import insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from importlib import import_module
 from mmap import mmap
 from operator import itemgetter
 from tempfile import gettempdir
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, get_args
 from weakref import ref
 
 import numpy as np
@@ -391,6 +392,7 @@ def digest_of_text(text: str) -> str:
 
 
 CONTROL = "control"
+BYTES = bytes, bytearray, memoryview
 
 
 class Staging:
@@ -416,6 +418,18 @@ class Staging:
         return np.frombuffer(map_file(folder, max(4 * self._pool.length, 1), mmap), np.float32)
 
 
+class OpenForUpdates(Protocol):
+    """What ``Incoming`` needs of its round."""
+
+    is_open: bool
+
+    def add_batch(self, updates: Sequence[Update]) -> list[bool]:
+        """See ``Round``."""
+
+    def reject(self, client: ClientId, reason: str) -> None:
+        """See ``Round``."""
+
+
 class Incoming:
     """One client's update that arrives in pieces, from ``Round.begin``. It counts as a whole or not at all.
 
@@ -434,19 +448,13 @@ class Incoming:
     array([1., 2., 3., 4.], dtype=float32)
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        vector: F32,
-        control: F32 | None,
-        kind: Kind,
-        add: Callable[..., bool],
-        reject: Callable[[str], None],
-    ) -> None:
-        self._layout, self._kind, self._add, self._reject = layout, kind, add, reject
+    def __init__(self, layout: Layout, claims: Update, vector: F32, control: F32 | None, round: OpenForUpdates) -> None:
+        self._layout, self._claims, self._round = layout, claims, round
         self._vector: F32 | None = vector
         self._control = control
         places = {piece.name: slice(piece.start, piece.stop) for piece in layout.slices if piece.stop <= len(vector)}
+        if control is not None and CONTROL in places:
+            raise RangeError("begin: the model has a tensor named 'control', like the second vector; use Round.add")
         self._tensors = {name: _StagedTensor(name, vector[place]) for name, place in places.items()}
         self._second = None if control is None else _StagedTensor(CONTROL, control)
         self._outside: dict[str, npt.NDArray[Any]] = {}
@@ -463,18 +471,22 @@ class Incoming:
             start: the index of the chunk's first element in the flat tensor.
             scales: a float32 for each ``block`` codes. An element is its code times its scale, rounded to float32.
             block: the number of codes that share a scale; the last scale may have fewer. Default: the whole chunk.
-            at: the indices of the chunk's elements in the flat tensor, each once. All other elements are zero, so the
-                ``kind`` must be "delta" or "gradient", and the tensor has no other parts.
+            at: the indices of the chunk's elements in the flat tensor, each once, in place of ``start``. All other
+                elements are zero, so the ``kind`` must be "delta" or "gradient", and the tensor has no other parts.
 
         Raises:
-            RoundError: the update is done or abandoned.
+            RoundError: the update is done or abandoned, or the round is closed.
             UnknownNameError: the model has no such tensor.
             RangeError, ShapeError, DtypeError: the chunk is not an array of floats or codes, does not fit its scales or
                 indices, lies outside the tensor, or overlaps a part that was written before; nothing was written.
         """
         self._require_open()
+        if not is_integer(start, 0):
+            raise RangeError(f"start={start!r}: must be an integer >= 0")
         if name in {piece.name for piece in self._layout.outside}:
-            self._outside[name] = chunk
+            if start or name in self._outside:
+                raise RangeError(f"{name}: the tensor is not averaged; send it once, as a whole")
+            self._outside[name] = deepcopy(chunk)
             return
         tensor = self._tensors.get(name, self._second if name == CONTROL else None)
         if tensor is None:
@@ -482,7 +494,9 @@ class Incoming:
         codes = _read_codes(name, chunk, scales, block)
         if at is None:
             tensor.write(codes, start)
-        elif self._kind == "model":
+        elif start:
+            raise RangeError(f"start={start}: indices of at=... count from the tensor's first element; leave start out")
+        elif self._claims.kind == "model":
             raise RangeError(f"{name}: at=... means zeros elsewhere; begin the update with kind='delta'")
         else:
             tensor.scatter(codes, at)
@@ -496,21 +510,22 @@ class Incoming:
         Cost: a tensor that did not arrive in float32 is converted in place.
         """
         vector, control, tensors, second = self._require_open(), self._control, self._tensors, self._second
-        whole = len(tensors)
+        whole, claims = len(tensors), self._claims
         self.abandon()
-        if self._layout.groups and self._kind != "gradient":
-            tensors = {name: tensor for name, tensor in tensors.items() if tensor.size}
+        if self._layout.groups and claims.kind != "gradient":
+            tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_written}
         due = [*tensors.values(), *([] if second is None else [second])]
         if missing := [tensor.name for tensor in due if tensor.size < len(tensor.memory)]:
             others = f" and {len(missing) - 3} others" if len(missing) > 3 else ""
-            self._reject(f"update: parts are missing of {', '.join(missing[:3])}{others}")
+            self._round.reject(claims.client, f"update: parts are missing of {', '.join(missing[:3])}{others}")
             return False
         for tensor in due:
             tensor.decode()
-        if not self._outside and len(tensors) == whole:
-            return self._add(value=vector, control=control)
-        named = self._layout.unflatten(vector)
-        return self._add(value={name: named[name] for name in tensors} | self._outside, control=control)
+        value: Any = vector
+        if self._outside or len(tensors) < whole:
+            named = self._layout.unflatten(vector)
+            value = {name: named[name] for name in tensors} | self._outside
+        return self._round.add_batch([claims._replace(value=value, control=control, keep=True)])[0]
 
     def abandon(self) -> None:
         """Drop the update, which leaves no trace."""
@@ -520,6 +535,8 @@ class Incoming:
     def _require_open(self) -> F32:
         if self._vector is None:
             raise RoundError("incoming: the update is done or abandoned; begin a new one")
+        if not self._round.is_open:
+            raise RoundError("incoming: its round is finished or aborted; begin the update in a new round")
         return self._vector
 
 
@@ -534,8 +551,11 @@ class _Codes(NamedTuple):
     def decode(self, out: F32, first: int = 0) -> None:
         """Write the numbers as float32; ``first`` is the position of the first one among all that have these scales."""
         if self.scales is not None:
-            with np.errstate(all="ignore"):  # the round rejects an update that is not finite
-                np.multiply(self.numbers, self.scales[np.arange(first, first + len(out)) // self.block], out=out)
+            for at in range(0, len(out), PART):
+                part, numbers = out[at : at + PART], self.numbers[at : at + PART]
+                scales = self.scales[np.arange(first + at, first + at + len(part)) // self.block]
+                with np.errstate(all="ignore"):  # the round rejects an update that is not finite
+                    np.multiply(numbers, scales, out=part)
         elif self.kind in NARROW:
             core.dequantise(self.numbers, None, NARROW[self.kind], out)
         else:
@@ -546,8 +566,14 @@ class _Codes(NamedTuple):
 def _read_codes(name: str, chunk: Any, scales: Any, block: int | None) -> _Codes:
     """Return a part of a tensor, flat; check it with its scales."""
     if scales is None:
-        size = int(np.prod(chunk.shape)) if hasattr(chunk, "shape") else len(memoryview(chunk).cast("B")) // 4
-        part = as_vector(name, chunk, size, tuple(getattr(chunk, "shape", (size,))), device=device_of(chunk))
+        if block is not None:
+            raise RangeError(f"{name}: block={block!r} is for codes; pass their scales, or leave block out")
+        is_plain = isinstance(chunk, BYTES)
+        shape = () if is_plain else tuple(getattr(chunk, "shape", ()))
+        size = memoryview(chunk).nbytes // 4 if is_plain else math.prod(shape)
+        part = as_vector(name, chunk, size, shape, device=device_of(chunk))
+        if part is None:
+            raise DtypeError(f"{name}: expected an array of floats, got {type(chunk).__name__}")
         kind = dtype_name(part)
         if kind not in NARROW or device_of(part) != CPU:
             return _Codes("float32", in_float32(part))
@@ -555,13 +581,22 @@ def _read_codes(name: str, chunk: Any, scales: Any, block: int | None) -> _Codes
             return _Codes(kind, part.codes)
         bits = part if isinstance(part, np.ndarray) else part.view(import_module("torch").int16).numpy()
         return _Codes(kind, bits.view(np.uint16))
-    numbers, factors = as_array(name, own_class(name, chunk)).reshape(-1), np.array(scales).reshape(-1)
+    if not hasattr(chunk, "dtype"):
+        raise DtypeError(f"{name}: expected an array of int8 codes with scales, got {type(chunk).__name__}")
+    numbers = as_array(name, own_class(name, chunk)).reshape(-1)
+    factors = np.array(
+        as_array("scales", own_class("scales", scales) if hasattr(scales, "dtype") else np.array(scales))
+    )
     if numbers.dtype != np.int8 or factors.dtype != np.float32:
         raise DtypeError(f"{name}: expected int8 codes with float32 scales, got {numbers.dtype} with {factors.dtype}")
     block = max(len(numbers), 1) if block is None else block
-    if not is_integer(block, 1) or len(factors) != -(-len(numbers) // block):
-        raise ShapeError(f"{name}: {len(numbers):,} codes in blocks of {block} need a scale each, got {len(factors):,}")
-    return _Codes("int8", numbers, factors, block)
+    if not is_integer(block, 1):
+        raise RangeError(f"block={block!r}: must be an integer >= 1")
+    if factors.size != (due := -(-len(numbers) // block)):
+        raise ShapeError(
+            f"{name}: {len(numbers):,} codes in blocks of {block} need {due:,} scales, got {factors.size:,}"
+        )
+    return _Codes("int8", numbers, factors.reshape(-1), block)
 
 
 class _StagedTensor:
@@ -575,13 +610,16 @@ class _StagedTensor:
         self._kind: str | None = None
         self._parts: list[tuple[int, _Codes]] = []  # each with its start, in order
         self._scattered: tuple[npt.NDArray[np.int64], _Codes] | None = None
+        self.is_written = False
 
     def write(self, codes: _Codes, start: int) -> None:
         """Copy a part to its place."""
         stop = start + len(codes.numbers)
-        if start < 0 or stop > len(self.memory):
+        if stop > len(self.memory):
             raise ShapeError(f"{self.name}: elements {start} to {stop} lie outside the tensor of {len(self.memory):,}")
-        if self._scattered or any(start < at + len(one.numbers) and at < stop for at, one in self._parts):
+        i = bisect_left(self._parts, start, key=itemgetter(0))
+        before = self._parts[i - 1][0] + len(self._parts[i - 1][1].numbers) if i else 0
+        if self._scattered or before > start or (i < len(self._parts) and self._parts[i][0] < stop):
             raise RangeError(f"{self.name}: elements {start} to {stop} were written before")
         if self._kind not in (None, codes.kind):
             self.decode()  # parts of several dtypes
@@ -593,12 +631,13 @@ class _StagedTensor:
             room = self.memory[start:stop]
             codes.decode(room)
             codes = _Codes("float32", room)
-        insort(self._parts, (start, codes), key=itemgetter(0))
-        self.size += stop - start
+        if stop > start:
+            self._parts.insert(i, (start, codes))
+        self.size, self.is_written = self.size + stop - start, True
 
     def scatter(self, codes: _Codes, at: Any) -> None:
         """Keep the elements at some indices; the others are zero."""
-        indices = np.array(at)
+        indices = np.array(at, None if len(at) else np.int64)
         if indices.dtype.kind not in "iu" or indices.shape != codes.numbers.shape:
             raise ShapeError(f"{self.name}: at must have an integer for each of {len(codes.numbers):,} elements")
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(self.memory):
@@ -606,7 +645,7 @@ class _StagedTensor:
         if self.size or len(np.unique(indices)) < len(indices):
             raise RangeError(f"{self.name}: an element was written twice; send a tensor's indices in one part")
         self._scattered = indices, codes._replace(numbers=codes.numbers.copy())
-        self.size = len(self.memory)
+        self.size, self.is_written = len(self.memory), True
 
     def decode(self) -> None:
         """Convert what was written to float32, in place, from the end: an element only moves towards the end."""

@@ -514,6 +514,7 @@ UNNAMED = -2
 """The round of an update that must name it, for ``core.read_plain_updates``."""
 
 NO_COUNTERS: Counters = {}
+NO_START = "round=None: a buffer needs the round of the broadcast from which the client started"
 
 
 @lru_cache(maxsize=8)
@@ -562,7 +563,7 @@ class UpdateReader:
         y, fixed = self._read_vector(update)
         update = check_claims(update, settings.asked, range(self.oldest(), number + 1))
         if settings.policy.buffer is not None and update.round is None:
-            raise RangeError("round=None: a buffer needs the round of the broadcast from which the client started")
+            raise RangeError(NO_START)
         if self._weights is not None and update.weight is None:
             update = update._replace(weight=weight_of(self._weights, update, client))
         started = number if update.round is None else update.round

@@ -11,14 +11,16 @@ import time
 import zipfile
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
 import torch
 
-from fedcore import ClientStore, Limits, RoundPolicy, Server, Storage, Update, errors
+from fedcore import ClientStore, Limits, Model, RoundPolicy, Server, Storage, Update, errors
 from fedcore.cli import main
 from fedcore.errors import RangeError, RoundError, StoreError
+from fedcore.server.aggregation import Sum
 from fedcore.server.folder import JOURNAL, open_updates
 from fedcore.store.inspect import state_of
 from tests.kills import count_calls, die_at
@@ -482,6 +484,16 @@ def test_pieces_that_do_not_fit_are_refused():
         ):
             with pytest.raises(errors.FedcoreError):
                 delta.write("w", codes, **wrong)
+        for wrong in ([1.0], 1.0, np.float32(3), b"123", np.ones(2)[::-1], np.ones(2, ">f4"), memoryview(b"123")):
+            with pytest.raises(errors.FedcoreError):
+                delta.write("w", wrong)
+        for start in (0.0, "0", None, True, -1):
+            with pytest.raises(RangeError, match="start"):
+                delta.write("w", np.ones(2, np.float32), start)
+        with pytest.raises(RangeError, match="block"):
+            delta.write("w", np.ones(2, np.float32), block=1)
+        with pytest.raises(RangeError, match="start"):
+            delta.write("w", np.ones(2, np.float32), 2, at=[0, 1])
         delta.write("w", codes, at=range(1, 9), scales=scales, block=4)
         with pytest.raises(RangeError, match="before"):
             delta.write("w", np.ones(1, np.float32))
@@ -493,6 +505,55 @@ def test_pieces_that_do_not_fit_are_refused():
     assert round.report.accepted == (1,)
     assert "finite" in dict(round.report.rejected)[2]
     assert server.x.tolist() == [0] + [1] * 8 + [0]
+
+
+def test_a_tensor_that_is_not_averaged_is_copied_once():
+    x0 = {"w": np.zeros(2, np.float32), "n": np.array(3), "e": np.zeros((0, 4), np.float32)}
+    server = made("FedAvg", Model(x0, partial={"g": ["w", "n", "e"]}))
+    count = np.array(4)
+    with server.open_round() as round:
+        incoming = round.begin(0, steps=1)
+        incoming.write("n", count)
+        count[...] = 1000
+        with pytest.raises(RangeError, match="once"):
+            incoming.write("n", count)
+        incoming.write("w", memoryview(np.ones(2, np.float32)).cast("B"))
+        incoming.write("e", x0["e"])
+        assert incoming.done()
+        late = round.begin(1, steps=1)
+    assert server.tensors()["n"] == 4
+    with pytest.raises(RoundError, match="finished"):
+        late.write("w", np.ones(2, np.float32))
+    both = made("SCAFFOLD, two vectors", {"control": np.zeros(2, np.float32)})
+    with both.open_round() as round, pytest.raises(RangeError, match="control"):
+        round.begin(0, steps=1)
+
+
+def test_a_client_begins_again_while_others_send():
+    """``begin`` folds the held updates, and must wait for an ``add`` of another thread."""
+    server = made("FedAvg", np.zeros(4, np.float32), batch_size=4)
+    folding, most, fold = [], [], Sum.try_fold
+
+    def slow(self, batch):
+        folding.append(batch)
+        most.append(len(folding))
+        time.sleep(0.2)
+        found = fold(self, batch)
+        folding.pop()
+        return found
+
+    with server.open_round() as round, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sum, "try_fold", slow)
+        add = partial(round.add, steps=1, keep=True)
+        assert add(0, np.zeros(4, np.float32))
+        other = Thread(target=lambda: [add(i, np.full(4, i, np.float32)) for i in range(1, 5)])
+        other.start()
+        time.sleep(0.1)
+        with pytest.raises(RoundError):
+            round.begin(0, steps=1)
+        other.join()
+    assert max(most) == 1
+    assert len(round.report.accepted) == 5
 
 
 def test_updates_in_pieces_beyond_the_batch_are_in_files(tmp_path, monkeypatch):
