@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -422,10 +422,16 @@ class AggregationRule(FromRegistry):
         return name
 
 
+def _options(rule: Any) -> dict[str, Any]:
+    """Return the options of a rule that are set."""
+    found = {field.name: getattr(rule, field.name) for field in fields(rule)}
+    return {name: option for name, option in found.items() if option is not None}
+
+
 def _listed_rules(value: Any) -> Any:
     """Return a list of rules for one rule, or for the name of a chain."""
     if isinstance(value, str) and value in rules.NAMED:
-        return [type(rule).__name__ for rule in rules.NAMED[value]]
+        return [{"name": type(rule).__name__} | _options(rule) for rule in rules.NAMED[value]]
     return [value] if isinstance(value, str | Mapping) else value
 
 

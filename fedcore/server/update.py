@@ -135,7 +135,9 @@ def rounded_parts(layout: Layout, x: F32, out: F32 | None = None) -> Iterator[F3
 
     They are parts of ``out``, or of memory that the next part reuses.
     """
-    most = min(PART, max((piece.stop - piece.start for piece in layout.narrow), default=0))
+    if not layout.narrow:
+        return
+    most = min(PART, max(piece.stop - piece.start for piece in layout.narrow))
     codes = empty(most, np.uint16, device=device_of(x))
     room = empty(0 if out is not None else most, device=device_of(x))
     for piece in layout.narrow:
