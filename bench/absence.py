@@ -128,9 +128,10 @@ def compared(found):
     return table(["method", *laws], rows)
 
 
-def best_rates(path):
+def best_rates(path, data):
     """Return each method's rate with the highest accuracy, a mean over the laws."""
     frame = pandas.read_csv(path)
+    frame = frame[frame["data"] == data]
     frame = frame[frame["round"] > frame["round"].max() - WINDOW]
     means = 100 * frame.groupby(["method", "rate"], sort=False)["accuracy"].mean().unstack()
     return means.assign(best=means.idxmax(axis=1))
@@ -192,7 +193,7 @@ def main():
             laws, seeds, rates = laws[:1], [TUNING_SEED], RATES
         run(chosen.results, chosen.data, laws, seeds, rates)
         if chosen.tune:
-            print(best_rates(chosen.results).round(1).to_string())
+            print(best_rates(chosen.results, chosen.data).round(1).to_string())
         return
     for data in pandas.read_csv(chosen.results)["data"].unique():
         if chosen.into:
