@@ -668,6 +668,8 @@ def usual_distance(settings: Settings, now: Snapshot, claimed: ClaimWindows) -> 
 
     A client's own steps are no measure of its offset: it could report any number.
     """
+    if settings.rules.steps_ratio is None:
+        return 0.0
     window = claimed.of("steps", settings.rules.steps_ratio, now.norms)
     return rate_at(settings.lr, now.round_number) * window.most(_NONE, 1.0) if len(window) else 0.0
 

@@ -441,8 +441,7 @@ class Weighing:
     def __init__(self, settings: Settings, state: Any) -> None:  # state is a State, whose module imports this one
         self._algorithm, self._state = settings.algorithm, state
         self._counts_none = settings.rules.counts_clients
-        rule = settings.rules.find(CapExamples)
-        self._least_logged = 1.0 if rule is None else rule.least_logged
+        self._rules = settings.rules
         self.lowered: list[CappedClaim] = []
 
     def close(self) -> None:
@@ -471,7 +470,8 @@ class Weighing:
         if examples is claimed:
             return
         examples = np.where(batch.sources == WEIGHTED, claimed, examples)
-        least = 1.0 if self._state.population.is_sized else self._least_logged
+        rule = None if self._state.population.is_sized else self._rules.find(CapExamples)
+        least = 1.0 if rule is None else rule.least_logged
         for i in np.flatnonzero((examples * least < claimed) & (batch.sources == COUNTED)).tolist():
             self.lowered.append(CappedClaim(batch.clients[i], int(claimed[i]), int(examples[i])))
         batch.claims = replace(batch.claims, examples=examples)
