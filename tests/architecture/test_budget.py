@@ -17,9 +17,9 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_850,
     "csrc": 11_415,
-    "tests": 57_785,
+    "tests": 57_880,
     "fedcore": 3_075,
-    "fedcore/adapters": 2_470,
+    "fedcore/adapters": 2_476,
     "fedcore/algorithms": 1_195,
     "fedcore/cli": 1_215,
     "fedcore/cluster": 2_280,

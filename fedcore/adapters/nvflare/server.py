@@ -149,6 +149,7 @@ class Controller(ModelController):
         self.reports: list[Report] = []
         self._open: tuple[Round, set[str]] | None = None
         self._at_work: dict[str, int] = {}  # with a buffer: the sites with a task, and the rounds of their broadcasts
+        self._pushed: set[str] = set()  # the sites at work whose results were pushed, but not yet processed
         self._closed: list[Report] = []
         self._turn: Any = None  # the lock of pushes and broadcasts, which NVFlare cannot copy
 
@@ -195,14 +196,8 @@ class Controller(ModelController):
         """Keep ``num_clients`` sites at work; their results are pushed as they arrive."""
         self._turn = RLock()
         while server.round_number < self.num_rounds and not self.abort_signal.triggered:
-            before, oldest = server.round_number, server.round_number - server.policy.max_staleness
-            for name, started in list(self._at_work.items()):
-                if started < oldest:  # its result would be rejected
-                    self._at_work.pop(name, None)
-            names = self.choose([name for name in self._connected() if name not in self._at_work], before)
-            self._at_work |= dict.fromkeys(names, before)
-            with self._turn:
-                self._ask(server, names, self._push)
+            before = server.round_number
+            self._ask_free_sites(server)
             self.get_num_standing_tasks()
             with self._turn:
                 self._open_buffer()  # closes a buffer whose deadline is over
@@ -213,11 +208,21 @@ class Controller(ModelController):
                 self.save_model(FLModel(params=server.tensors(), current_round=server.round_number))
         self.cancel_all_tasks()
 
+    def _ask_free_sites(self, server: Server) -> None:
+        with self._turn:  # no push may close the round meanwhile
+            now, oldest = server.round_number, server.round_number - server.policy.max_staleness
+            for name, started in list(self._at_work.items()):
+                if started < oldest:  # its result would be rejected
+                    self._at_work.pop(name, None)
+            names = self.choose([name for name in self._connected() if name not in self._at_work], now)
+            self._at_work |= dict.fromkeys(names, now)
+            self._ask(server, names, self._push)
+
     def _push(self, started: int, model: FLModel) -> bool:
         """Push a result; return whether it could be read."""
         assert self.server is not None
         name = model.meta["client_name"]
-        self._at_work.pop(name, None)
+        self._pushed.add(name)
         try:
             update = self._read(name, model)._replace(round=started)
             with self._turn:
@@ -314,11 +319,16 @@ class Controller(ModelController):
             self.warning(f"{name}: {rejection_reason(error)}")
         if self.server is None or client_task.task.name != self.task_name:
             return
+        started = client_task.task.data.get_header(AppConstants.CURRENT_ROUND)
         if self._open is None:
-            if self._at_work.pop(name, None) is not None:  # the result was not pushed
-                self._reject(name, _failure_of(result))
+            is_pushed = name in self._pushed
+            self._pushed.discard(name)
+            if self._at_work.get(name) == started:  # otherwise the site has a later task by now
+                self._at_work.pop(name, None)
+                if not is_pushed:
+                    self._reject(name, _failure_of(result))
             return
-        if client_task.task.data.get_header(AppConstants.CURRENT_ROUND) != self.server.round_number:
+        if started != self.server.round_number:
             return  # the result of a cancelled task
         opened, answered = self._open
         if name not in answered:

@@ -10,6 +10,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import make_reply
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils.component_builder import ComponentBuilder
 
@@ -275,6 +276,21 @@ def test_a_buffer_takes_results_while_other_sites_work():
             sent[NAMES[update.client], t] = update._replace(value=update.value.copy(), round=t)
         server.push([sent[name, t - age] for name, age in updates])
     np.testing.assert_array_equal(controller.server.x, server.x)
+
+
+class AskingController(LocalController):
+    """The loop's thread looks for free sites while NVFlare's thread still has a pushed result."""
+
+    def event(self, event_type):
+        if event_type == AppEventType.AFTER_CONTRIBUTION_ACCEPT:
+            self._ask_free_sites(self.server)
+
+
+def test_an_accepted_site_is_not_rejected_if_it_is_asked_meanwhile():
+    policy = {"buffer": 3, "max_staleness": 1}
+    controller = AskingController(sites(), x0(), "FedAvg", lr=0.1, num_rounds=4, policy=policy)
+    controller.run()
+    assert [(len(report.accepted), report.rejected) for report in controller.reports] == [(3, ())] * 4
 
 
 def test_a_buffer_rejects_unreadable_results_and_asks_again():
