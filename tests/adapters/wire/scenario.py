@@ -1,7 +1,7 @@
 """Four SuperNodes train; one is killed in round 1, one joins after round 2; the ServerApp is killed in round 4.
 
-``python -m tests.adapters.wire.scenario METHOD ACCUMULATE FOLDER``. The results are in FOLDER/out: rounds.jsonl,
-node-ID files with the clients' numbers, and the server's store. A METHOD "Secure..." runs ``play_masked``.
+``python -m tests.adapters.wire.scenario play METHOD ACCUMULATE FOLDER``. The results are in FOLDER/out: rounds.jsonl,
+node-ID files with the clients' numbers, and the server's store. ``play_masked`` and ``play_buffered`` are shorter.
 """
 
 import os
@@ -63,5 +63,26 @@ def play_masked(method, accumulate, home):
         wait_for((out / "end").exists, 600, "the end")
 
 
+def play_buffered(method, accumulate, home):
+    """Six rounds of two replies each; client 2 sleeps in its first task until the others have finished three rounds.
+
+    Client 0 sleeps in round 3, so that this round closes with client 2.
+    """
+    out = Path(home) / "out"
+    out.mkdir()
+    save_data(out)
+    for held in ("hold-2-0", "hold-0-3"):
+        (out / held).touch()
+    config = {"method": method, "accumulate": accumulate, "rounds": ROUNDS, "buffer": 2, "out": str(out)}
+    with Deployment(home) as deployment:
+        for number in range(3):
+            deployment.start_node(number)
+        deployment.start_run("run", HERE / "app", **config)
+        for finished, held in ((3, "hold-2-0"), (4, "hold-0-3")):
+            wait_for((out / f"finished-{finished}").exists, 300, f"{finished} rounds")
+            (out / held).unlink()
+        wait_for((out / "end").exists, 300, "the end")
+
+
 if __name__ == "__main__":
-    (play_masked if sys.argv[1].startswith("Secure") else play)(*sys.argv[1:])
+    {scenario.__name__: scenario for scenario in (play, play_masked, play_buffered)}[sys.argv[1]](*sys.argv[2:])

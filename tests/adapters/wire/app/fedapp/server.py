@@ -20,14 +20,17 @@ def main(grid, context):
     (out / "pid").write_text(str(os.getpid()))
     method = context.run_config["method"]
     secure = {"limits": Limits(max_norm=100.0, max_examples=1000), "policy": RoundPolicy(min_clients=3)}
+    options = secure if method.startswith("Secure") else {}
+    if buffer := context.run_config["buffer"]:
+        options = {"policy": RoundPolicy(buffer=buffer, max_staleness=4, discount=0.5)}
     strategy = getattr(flower, method)(
         lr=LR,
         storage=out / "state",
         compute=Compute(accumulator=context.run_config["accumulate"]),
         fraction_evaluate=0.0,
         min_train_nodes=3,
-        min_available_nodes=4,
-        **(secure if method.startswith("Secure") else {}),
+        min_available_nodes=3 if buffer else 4,
+        **options,
     )
 
     def after_round(number, arrays):
@@ -36,6 +39,7 @@ def main(grid, context):
             report = strategy.reports[-1]
             line = {"round": report.round, "accepted": report.accepted, "known": [*strategy.server.clients]}
             line |= {
+                "ages": report.ages.tolist(),
                 "failed": [(failure.node, failure.code) for failure in strategy.failures],
                 "grid": type(grid).__name__,
             }
