@@ -391,6 +391,11 @@ class Algorithm(ABC):
         return self.reads_offset
 
     @cached_property
+    def needs_fresh_updates(self) -> bool:
+        """Whether a late update is rejected, since the server does not keep the control that its client received."""
+        return self.second_vector is not None or self.direction.from_row != 0 or self.needs_plain_steps
+
+    @cached_property
     def takes_warm_start(self) -> bool:
         """Whether ``Server.warm_start`` can set the first rows or the first momentum from the clients' gradients."""
         starts = not self.keeps_history and (self.total_sums_rows or not self.keeps_rows)

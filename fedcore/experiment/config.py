@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from fedcore import algorithms
 from fedcore.errors import ConfigError, FedcoreError, UnknownNameError
 from fedcore.experiment.changes import Changes, at_point, changes, combined
-from fedcore.experiment.schema import Experiment, Method, unknown_key
+from fedcore.experiment.schema import Experiment, Method, Trial, unknown_key
 from fedcore.simulation import data
 from fedcore.simulation.data import Dataset
 from fedcore.validation import add_to_path, expand_home
@@ -214,8 +214,9 @@ def data_hash(name: str, options: tuple[tuple[str, Any], ...]) -> str:
     return hashed.hexdigest()
 
 
-def hashes(experiment: Experiment, seed: int) -> tuple[str, list[str]]:
+def hashes(trial: Trial) -> tuple[str, list[str]]:
     """Return the hash of a trial's data set, and of each file of traces in its participation and its clock."""
+    experiment = trial.experiment
     found: list[str] = []
     table: Any = experiment.participation.options
     while isinstance(table, Mapping):
@@ -223,9 +224,9 @@ def hashes(experiment: Experiment, seed: int) -> tuple[str, list[str]]:
         if isinstance(source, str) and source.endswith(".csv"):
             found.append(blake2b(Path(source).read_bytes(), digest_size=16).hexdigest())
         table = table.get("among")
-    if experiment.clock is not None and experiment.clock.trace is not None:
-        found.append(blake2b(Path(experiment.clock.trace).read_bytes(), digest_size=16).hexdigest())
-    return data_hash(experiment.data.name, _data_options(experiment, seed)), found
+    if (clock := trial.clock) is not None and clock.trace is not None:
+        found.append(blake2b(Path(clock.trace).read_bytes(), digest_size=16).hexdigest())
+    return data_hash(experiment.data.name, _data_options(experiment, trial.seed)), found
 
 
 def _data_options(experiment: Experiment, seed: int) -> tuple[tuple[str, Any], ...]:

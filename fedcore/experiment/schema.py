@@ -494,6 +494,12 @@ class Method(FromRegistry):
     objective: Objective | None = None
     warm_start: bool | Count = False
 
+    @field_validator("clock")
+    @classmethod
+    def _path_is_absolute(cls, clock: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        has_path = clock is not None and isinstance(clock.get("trace"), str)
+        return {**clock, "trace": str(absolute(clock["trace"]))} if clock is not None and has_path else clock
+
     @model_validator(mode="before")
     @classmethod
     def _name_stands_for_optimizer(cls, data: Any) -> Any:
@@ -524,7 +530,10 @@ class Method(FromRegistry):
             options = [f"{key}={value}" for key, value in self.options.items()]
             if self.warm_start:
                 options.append("warm start" if self.warm_start is True else f"warm start, B={self.warm_start}")
-            for key, value in {**(self.rate or {}), **(self.local or {}), **(self.clock or {})}.items():
+            clock = dict(self.clock or {})
+            policy = clock.pop("policy", {})
+            clock |= policy if isinstance(policy, Mapping) else {"policy": policy}
+            for key, value in {**(self.rate or {}), **(self.local or {}), **clock}.items():
                 options.append(f"{key}={value.get('name', value) if isinstance(value, Mapping) else value}")
             if self.limits is not None and self.limits.max_norm:
                 options.append(f"max_norm={self.limits.max_norm}")
@@ -729,7 +738,9 @@ class VirtualClock(Section):
             raise problem(f"asynchronous clients do not work with {present[0]}; remove one of them", "concurrency")
         made, aggregation = method.make(), method.aggregation or experiment.aggregation
         if made.rows_at_clients:
-            raise problem(f"asynchronous clients do not work with {method.label}, whose clients keep rows")
+            raise problem(f"{method.label}: clients keep rows, which needs synchronous rounds; use placement='server'")
+        if made.needs_fresh_updates:
+            raise problem(f"{method.label}: takes no late updates; leave concurrency out, or use another method")
         if made.updates_once and self.policy["buffer"] > clients:
             raise problem(f"must be at most {clients}, the clients: {method.label} takes one update of each", "policy")
         rules = None if aggregation is None else [rule.make() for rule in aggregation]

@@ -306,7 +306,7 @@ def trial_rounds(
         parts = build(trial, None, make_engine)
     server, before = parts.server, journal.before[: parts.server.round_number]
     with closing(parts.engine):
-        journal.put(Begun(len(before), *hashes(experiment, trial.seed)))
+        journal.put(Begun(len(before), *hashes(trial)))
         yield from before
         uploads = before[-1].uploads if before else parts.uploads
         progress = _Improvement(experiment.evaluate)

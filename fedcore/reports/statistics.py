@@ -251,7 +251,7 @@ def legend(*summaries: Summary) -> str:
     return (
         "Accuracy, oscillation and test loss: mean, standard deviation and mean cross entropy over the evaluated "
         f"rounds among a trial's last {windows}; last round: the last evaluated one; mean ± sample standard deviation "
-        "over seeds, in points; vs: paired by seed, same clients in each round."
+        "over seeds, in points; vs: paired by seed, same clients in each round, but for asynchronous methods."
     )
 
 

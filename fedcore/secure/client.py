@@ -155,8 +155,8 @@ class SecureClient(Represented):
         if encoding.noise < self._noise:
             raise RoundError(f"noise={self._noise:g}: the server asks for a sum with the noise {encoding.noise:g}")
         self._min_clients = max(self._min_clients, opening.min_clients)
-        if encoding.honest > self._min_clients:
-            raise RangeError(f"honest={encoding.honest}: a sum of {self._min_clients} clients would have less noise")
+        if (fewest := encoding.min_clients) > self._min_clients:
+            raise RangeError(f"min_clients={fewest}: a sum of {self._min_clients} clients would have less noise")
         self.encoding = encoding
         self._session, self._index, self._clients = session, opening.number, opening.clients
         self._sealing, self._masking, self._seed = new_secret(), new_secret(), new_secret()

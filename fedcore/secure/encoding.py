@@ -57,6 +57,8 @@ class Encoding:
         has_changes: whether each client keeps a row r_i, and sends its change too.
         noise, honest: with ``PrivateMean``, z and the number of clients whose noise together has the deviation
             z ``max_norm``; else 0. ``max_norm`` is then C: clients scale longer updates down.
+        min_clients: with ``PrivateMean``, the smallest number of clients in the sum; else 0.
+        round: the server's round. A sum of an earlier round does not count.
     """
 
     clients: int
@@ -70,6 +72,8 @@ class Encoding:
     has_changes: bool = False
     noise: float = 0.0
     honest: int = 0
+    min_clients: int = 0
+    round: int = 0
 
     @classmethod
     def of(cls, server: Server, *, clients: int, colluding: int = 1) -> "Encoding":
@@ -91,9 +95,10 @@ class Encoding:
         if not isinstance(state, State):
             raise RangeError("server: masked sums do not support shards or groups; use a plain server")
         limits, weights, rule, layout = settings.asked, _weights(settings), settings.rules.private, settings.layout
-        most, noise, honest = limits.max_norm, 0.0, 0
+        most, noise, honest, fewest = limits.max_norm, 0.0, 0, 0
         if rule is not None:
             most, noise, honest, weights = rule.clip, rule.noise, _honest(server, rule, colluding), "uniform"
+            fewest = honest + colluding
             rule.require_budget(state.snapshot.ledger)
         elif any(type(one) is not Mean for one in settings.rules) or settings.rules.weights is not None:
             raise RangeError("aggregation: rules need each client's update, which masks hide; leave aggregation out")
@@ -107,8 +112,9 @@ class Encoding:
         if eta is not None and limits.max_client_lr is not None:
             raise RangeError("max_client_lr: masks hide the rates that clients choose; leave it out")
         numbers = most, limits.max_examples if weights == "examples" else 1, limits.max_steps
-        changes = settings.algorithm.sends_row_change
-        return cls(clients, layout.n, layout.n_parameters, weights, eta, *numbers, changes, noise, honest)
+        now, changes = server.round_number, settings.algorithm.sends_row_change
+        n, p = layout.n, layout.n_parameters
+        return cls(clients, n, p, weights, eta, *numbers, changes, noise, honest, fewest, now)
 
     def __post_init__(self) -> None:
         check_integer("clients", self.clients, 2, 2**31)
@@ -120,7 +126,10 @@ class Encoding:
         if self.eta is not None:
             check_number("eta", self.eta, "(0, inf)")
         check_number("noise", self.noise, "[0, 1000]")
-        check_integer("honest", self.honest, int(self.noise > 0), self.clients)
+        if check_integer("min_clients", self.min_clients, 0) > self.clients:
+            raise RangeError(f"clients={self.clients}: must be at least min_clients={self.min_clients}; invite more")
+        check_integer("honest", self.honest, int(self.noise > 0), self.min_clients)
+        check_integer("round", self.round, 0)
         if self.noise and not (1 << GRID_BITS <= self.sigma <= MOST_SIGMA):
             raise RangeError(f"clip={self.max_norm:g}, noise={self.noise:g}: the grid of the noise is out of range")
         if self.noise and (self.weights != "uniform" or self.has_changes or self.parameters < self.n):
@@ -245,8 +254,7 @@ class Encoding:
         Raises:
             RangeError: the total cannot be a sum of valid updates, or the server's next round needs another encoding.
         """
-        fewest = max(2, server.policy.min_clients)
-        if Encoding.of(server, clients=self.clients, colluding=max(0, fewest - self.honest)) != self:
+        if Encoding.of(server, clients=self.clients, colluding=self.min_clients - self.honest) != self:
             raise RangeError("encoding: it belongs to another round or server; open the sum for the next round")
         k, weight, steps = len(clients), int(total[-2]), int(total[-1])
         if not (k <= weight <= k * self.max_examples and weight <= steps <= weight * self.max_steps):

@@ -91,8 +91,10 @@ class SecureServer(Represented):
         if len(self._indices) < count or not 2 <= count <= MOST_CLIENTS:
             raise RangeError(f"clients: must be 2 to {MOST_CLIENTS} different ids, got {count}")
         self._min_clients = check_integer("min_clients", min_clients, 2, count)
-        if self._min_clients < encoding.honest:
-            raise RangeError(f"min_clients={min_clients}: the noise needs {encoding.honest} clients; raise min_clients")
+        if count > encoding.clients:
+            raise RangeError(f"clients: {count} ids, but the encoding is for {encoding.clients}; pass as many to it")
+        if self._min_clients < encoding.min_clients:
+            raise RangeError(f"min_clients={min_clients}: must be {encoding.min_clients} or more, as the noise assumes")
         self._group_size = None if group is None else check_integer("group", group, 2, count)
         if identities is not None and group not in (None, count):
             raise RangeError(f"group={group}: with identities, all clients form one group; leave group out")

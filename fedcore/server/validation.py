@@ -573,8 +573,7 @@ class UpdateReader:
         distance = check_distance(self._rates.read(update, started), update.steps, update.lr)
         # h has the unit of x if models are averaged, else of a gradient.
         scale = 1.0 if settings.averages_models else 1 / distance
-        has_controls = algorithm.second_vector is not None or algorithm.direction.from_row != 0
-        if is_late and (has_controls or algorithm.needs_plain_steps):
+        if is_late and algorithm.needs_fresh_updates:
             raise RangeError(f"round={started}: must be {number}, because {algorithm} does not keep earlier controls")
         if is_late and algorithm.mixes_models and kind != "model":
             raise RangeError(f"kind={kind!r}: a late update must be a model, because {algorithm} keeps no past models")

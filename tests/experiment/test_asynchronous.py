@@ -93,6 +93,7 @@ def test_fedbuff_runs_beside_fedavg_with_a_deadline(tmp_path):
         (f"{BUFFER}}}", ["algorithms=['FedAWE']"], r"FedAWE.* supports neither max_staleness"),
         (f"{BUFFER}, discount=0.5}}", ["algorithms=['FedVARP']"], "discount=0.5: FedVARP"),
         (f"{BUFFER}}}", ["algorithms=[{name='MimiC', placement='client'}]"], "clients keep rows"),
+        (f"{BUFFER}}}", ["algorithms=['SCAFFOLD']"], "SCAFFOLD: takes no late updates"),
         (f"{BUFFER}}}", ["aggregation='median'"], "buffer=3: Median"),
         (f"{BUFFER}}}", ["attack='SignFlip'"], "attack"),
         (BUFFER.replace("6", "31") + "}", [], "concurrency=31"),

@@ -190,3 +190,16 @@ def test_a_total_belongs_to_one_round():
         round.add_partial_sum(partial, "masked sum")
         assert "the open round is 1" in round.rejected[0][1]
         round.abort()
+
+
+def test_a_sum_counts_in_its_own_round_only():
+    server = server_of()
+    form, more = (Encoding.of(server, clients=count) for count in (COUNT, COUNT - 1))
+    with pytest.raises(RangeError, match=f"{COUNT} ids, but the encoding is for {COUNT - 1}"):
+        SecureServer(range(COUNT), more)
+    x = server.x.copy()
+    total = np.sum([form.encode(x, x + 1, steps=1).view(np.int64) for _ in range(COUNT)], axis=0)
+    with server.open_round() as round:
+        round.add_partial_sum(form.partial_sum(server, total, range(COUNT)), "masked sum")
+    with pytest.raises(RangeError, match="another round"):
+        form.partial_sum(server, total, range(COUNT))

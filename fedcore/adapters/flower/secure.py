@@ -89,7 +89,7 @@ class SecureStrategy(ServerStrategy):
             self._grid.await_also(())
             self._grid.close_when(lambda: False)
         nodes, fewest = [*chosen], max(2, self._policy.min_clients)
-        encoding = Encoding.of(self.server, clients=len(nodes), colluding=self._colluding)
+        encoding = Encoding.of(self.server, clients=max(2, len(nodes)), colluding=self._colluding)
         secure = SecureServer(nodes, encoding, min_clients=fewest, identities=self._identities)
         try:
             for _ in ("keys", "shares"):
