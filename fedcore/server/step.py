@@ -615,7 +615,7 @@ def counted_steps(
     ``CapSteps`` caps step counts at a multiple of the median of the last 1,000 accepted updates. The cohort's median
     over draws replaces it if it is larger and there are 8 draws, or if there are no earlier updates. One of S draws
     thus adds at most ratio / S of a usual step to a mean. Without ``CapSteps``, and if gamma does not depend on step
-    counts, they are unchanged. The cohort's counts are added to ``window``.
+    counts, they are unchanged. ``window`` gets the cohort's counts as reported; by capped ones, the cap could only fall.
     """
     steps, counts, eta_steps = batch.claims.steps, batch.claims.counts, batch.eta_steps
     ratio = settings.rules.steps_ratio
@@ -631,7 +631,7 @@ def counted_steps(
     if counts.sum() >= FEW or not len(window):
         most = max(most, ratio * _median(steps, counts))
     counted = np.minimum(steps, most)
-    window.add(counted)
+    window.add(steps)
     if (counted == steps).all():
         return steps, eta_steps, None
     return counted, np.where(steps > most, eta_steps / steps * most, eta_steps), int(most)

@@ -19,7 +19,19 @@ from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, copy_into, core, de
 from fedcore.errors import DtypeError, RangeError
 from fedcore.model import Layout
 from fedcore.options import Limits, Settings
-from fedcore.rules import FEW, PARTS, CapExamples, Chain, ClaimWindow, Group, Norms, NormWindow, Weights, as_float32
+from fedcore.rules import (
+    FEW,
+    PARTS,
+    CapExamples,
+    Chain,
+    ClaimWindow,
+    Group,
+    Norms,
+    NormWindow,
+    RejectLong,
+    Weights,
+    as_float32,
+)
 from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Counters, Lengths, UpdateBatch
 from fedcore.server.update import (
     Kind,
@@ -244,6 +256,8 @@ def _grown(now: npt.NDArray[np.integer[Any]], sent: Sequence[npt.NDArray[np.inte
 
 Vector = npt.NDArray[np.floating[Any]]
 
+RECEIVED = "received/"
+"""The start of the names of windows that rejected updates are in, too."""
 NOT_FINITE = "update: a number is NaN or infinite, or the norm of the update is too large for float32 sums"
 
 
@@ -300,11 +314,41 @@ class Validator:
             self._norms = {
                 name: NormWindow.unpacked(remembered[name]) if name in remembered else NormWindow() for name in PARTS
             }
+        # With RejectLong: the norms of accepted and rejected updates, where they differ from those of accepted ones.
+        self._rejecting, self._received = rules.find(RejectLong), {}
+        if self._rejecting is not None:
+            given = {name: remembered.get(RECEIVED + name) for name in PARTS}
+            self._received = {name: NormWindow.unpacked(norms) for name, norms in given.items() if norms is not None}
+        self._too_long: dict[ClientId, dict[str, float]] = {}  # the norms of the last rejected update of each client
 
     def remembered(self) -> dict[str, Vector]:
-        """Return the accepted norms by part, float32[WINDOW], and the reported examples, if a rule needs them."""
+        """Return the accepted norms by part, float32[WINDOW], and the reported examples, if a rule needs them.
+
+        With ``RejectLong``, also the norms of accepted and rejected updates, by part after ``RECEIVED``, if they differ.
+        """
+        if self._rejecting is not None and (self._too_long or self._received):
+            self._follow(self._rejecting.ratio)
         norms: dict[str, Vector] = {name: window.packed() for name, window in self._norms.items() if len(window)}
+        norms |= {RECEIVED + name: window.packed() for name, window in self._received.items()}
         return norms | ({"examples": self._examples.packed} if self._examples else {})
+
+    def _follow(self, ratio: float) -> None:
+        """Add the norms of rejected updates; let the medians follow if more than half of all norms are too long."""
+        for name, accepted in self._norms.items():
+            received = self._received.get(name) or accepted.copied()
+            for norms in self._too_long.values():
+                received.add(norms.get(name, 0.0))
+            if len(received) >= FEW and (median := received.median()) is not None:
+                usual = accepted.median()
+                if usual is None:
+                    usual = math.sqrt(self._buffers()) if name == "buffers" else math.inf
+                if median > as_float32(ratio * usual):
+                    self._norms[name] = received
+            if received.is_equal(self._norms[name]):
+                self._received.pop(name, None)
+            else:
+                self._received[name] = received
+        self._too_long.clear()
 
     def decide(self, lengths: Lengths, clients: Sequence[ClientId], claims: Claims, *, last: bool) -> Decision | None:
         """Decide on the undecided and the new updates; return None if all count unchanged.
@@ -396,15 +440,19 @@ class Validator:
             rule.decide(group)
         for at, reason in group.rejected.items():
             decision.reject(which[at], reason)
+            self._too_long[group.clients[at]] = {name: column[which[at]] for name, column in norms.items()}
         stay = [at for at in range(len(which)) if at not in group.rejected]
         accepted = [which[at] for at in stay]
         decision.factors[accepted] = group.factors[stay]
-        for name, column in norms.items() if self._needs_medians else ():
-            for i in accepted:
+        for i in accepted if self._needs_medians else ():
+            self._too_long.pop(clients[i], None)
+            for name, column in norms.items():
                 self._norms[name].add(column[i])
+                if name in self._received:
+                    self._received[name].add(column[i])
         if capping is not None:
             decision.examples[accepted] = group.examples[stay]
-            capping.add(group.examples[stay])
+            capping.add(own[stay])  # as reported; by capped numbers, the cap could only fall
 
     def _medians(self, norms: Norms, which: Sequence[int]) -> dict[str, float | None]:
         beside = () if len(self._norms["parameters"]) >= FEW else which

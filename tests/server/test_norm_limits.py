@@ -7,6 +7,7 @@ import pytest
 
 from fedcore import Limits, RoundPolicy, Server, Update, algorithms, errors
 from fedcore.rules import FEW, WINDOW, NormWindow, RejectLong, as_float32
+from fedcore.server.validation import RECEIVED
 from tests.kit import flat
 from tests.rejections import rejected_arguments
 from tests.server.deliveries import as_list, outcome
@@ -49,7 +50,13 @@ def test_one_long_update_is_rejected_and_changes_no_bits(method, of):
             assert client == liar.client
             assert re.match(r"(update|control): .* exceeds 10 x .* \(RejectLong\)", why), why
             assert without.round([u for u in updates if u is not liar]).accepted == report.accepted
-            assert everything(server, range(N)) == everything(without, range(N))
+            assert counted(server) == counted(without)
+
+
+def counted(server):
+    """``everything`` that has an effect while long updates are the minority."""
+    vectors, *others = everything(server, range(N))
+    return {name: vector for name, vector in vectors.items() if RECEIVED not in name}, others
 
 
 def add_two(server, first, second, *, kind="model", **more):
