@@ -53,7 +53,7 @@ FEW = 8
 
 @dataclass(slots=True)
 class Group:
-    """Measured updates on which the rules decide together, in the order of ``add``.
+    """Measured updates on which the rules decide together, in the order of ``add``; before a robust rule, of the ids.
 
     Usually a group is one update. Until the server has accepted 8 updates, updates wait for a group of 8 or the end of
     the round.
@@ -986,6 +986,11 @@ class Chain:
     def needs_medians(self) -> bool:
         """Whether a rule compares norms with medians."""
         return any(rule.needs_medians for rule in self.rules)
+
+    @cached_property
+    def decides_last(self) -> bool:
+        """Whether the rules decide at the end of the round, in the order of the clients' ids."""
+        return self.needs_medians and self.robust is not None
 
     @cached_property
     def deciding(self) -> tuple[Rule, ...]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -619,6 +620,12 @@ class Sum:
     def _exchange(self, acc: Any, out: Any, batch: UpdateBatch, weights: F64, adds: Terms) -> Squares:
         """Stage the rows, and add the terms of ``adds`` to a sum over the parameters."""
         p, clients = self._layout.n_parameters, batch.clients
+        if runs := _runs(batch.vectors):
+            squares = np.empty(len(batch))
+            for run in runs:
+                some = batch.chosen(np.arange(run.start, run.stop))
+                squares[run] = self._exchange(out if run.start else acc, out, some, weights[run], adds).here
+            return Squares(squares)
         old, new = self._store.replace_rows(clients)
         anchors = self._anchors(clients)
         options: dict[str, Any] = {"row": self._algorithm.row, "adds": adds, "keys": self._keys(batch)}
@@ -653,6 +660,12 @@ class Sum:
 
     def _add(self, acc: Any, bases: Sequence[Any], ys: Any, scales: F64, weights: F64, out: Any) -> Squares:
         """Fold vectors without changing rows."""
+        if runs := _runs(ys):
+            squares = np.empty(len(ys))
+            for run in runs:
+                some = bases[run], ys[run], scales[run], weights[run]
+                squares[run] = self._add(out if run.start else acc, *some, out).here
+            return Squares(squares)
         kernel: Any = kernels.accumulate_exact if self._exact else kernels.accumulate
         room = self._reducer.room(len(out.high if self._exact else out), len(ys))
         with span("fold", None, (acc, bases, ys, out)):
@@ -693,6 +706,19 @@ class Sum:
             fits = (norms * (weights * times) < self._longest_term) & (norms < self._longest)
             squares[~fits] = np.inf  # a NaN does not fit either
         return squares
+
+
+def _runs(vectors: Sequence[Any]) -> list[slice]:
+    """Return the runs of flat vectors and of lists of tensors among some vectors; empty if all have one form.
+
+    In one kernel call, all vectors would be measured like the lists, tensor by tensor. The last bits of a norm must not
+    depend on the other updates of a batch.
+    """
+    forms = [isinstance(y, list) for y in vectors]
+    if all(forms) or not any(forms):
+        return []
+    starts = [0, *(i for i in range(1, len(forms)) if forms[i] != forms[i - 1]), len(forms)]
+    return [slice(*ends) for ends in pairwise(starts)]
 
 
 def _two(n: int, dtype: Any, *, exact: bool, device: str) -> tuple[Any, Any]:

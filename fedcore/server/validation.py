@@ -287,7 +287,8 @@ class Validator:
 
     Updates are decided in order. A rule compares each update with the updates accepted before it. The result does not
     depend on the batches in which updates arrive. If a rule needs a median, the first 8 updates wait and are decided as
-    a group, at the latest at the end of the round. If examples are capped, the first 8 updates wait too, unless no cap
+    a group, at the latest at the end of the round. Before a robust rule, all updates wait for the end of the round, and
+    are decided in the order of the clients' ids. If examples are capped, the first 8 updates wait too, unless no cap
     can apply to them; see ``ClaimWindow.agree``. Norms are compared in float32, as the server stores them.
 
     Args:
@@ -307,7 +308,7 @@ class Validator:
         buffers: Callable[[], float],
     ) -> None:
         self._max_norm, self._unit, self._examples, self._buffers = limits.max_norm, unit, examples, buffers
-        self._needs_medians = rules.needs_medians
+        self._needs_medians, self._decides_last = rules.needs_medians, rules.decides_last
         self._deciding = [rule for rule in rules.deciding if examples is not None or not isinstance(rule, CapExamples)]
         self._norms: dict[str, NormWindow] = {}
         if self._max_norm is not None or any(type(rule) is not CapExamples for rule in self._deciding):
@@ -396,7 +397,10 @@ class Validator:
         examples, window = claims.examples, self._examples
         capping = None if window is None or window.agree(examples[decision.accepted]) else window
         waiting: list[int] = []
-        for i in np.flatnonzero(decision.accepted).tolist():
+        which = np.flatnonzero(decision.accepted).tolist()
+        if self._decides_last and not last:
+            which, waiting = [], which
+        for i in which:
             waiting.append(i)
             if self._needs_medians and len(self._norms["parameters"]) + len(waiting) < FEW:
                 continue
