@@ -17,7 +17,7 @@ from fedcore.algorithms.privacy import Ledger
 from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, Floats, core, device_of, empty, set_to_zero, zeros
 from fedcore.kernels import ExactSum, Terms
 from fedcore.kernels.rows import CHANGE
-from fedcore.options import RoundPolicy, Settings
+from fedcore.options import Settings
 from fedcore.profiling import span
 from fedcore.rules import Chain, PrivateMean
 from fedcore.store import ClientStore
@@ -356,27 +356,28 @@ class Sum:
         self._buffer_weights: list[float] = []
         sent = algorithm.direction
         self._from_row = sent.from_row if algorithm.keeps_rows else 0.0
-        has_offsets = bool(self._from_row or sent.from_mean or sent.from_momentum)
-        self._centers = has_offsets and settings.rules.needs_medians
+        self._has_offsets = bool(self._from_row or sent.from_mean or sent.from_momentum)
 
     def begin(
         self,
+        settings: Settings,
         round: int,
         direction_of: Callable[[int | None], F32 | None],
         offset: F32 | None,
         longest: float,
         longest_term: float,
-        policy: RoundPolicy,
         distance: float,
     ) -> None:
         """Start a round with empty sums. ``offset`` is sent to every client; None for zero.
 
+        The rules and the policy of ``settings`` may differ from those of earlier rounds.
         ``distance`` is the usual factor of offsets in h_i: 1 for gradients, eta K if models are averaged.
         ``direction_of(t)`` returns v[t], float32[n_parameters], if rows refer to round t, else None.
         """
         self._round, self._direction_of, self._offset, self._longest = round, direction_of, offset, longest
         self._longest_term = longest_term if self._exact else LONGEST
-        self._policy, self._distance = policy, distance
+        self._policy, self._distance = settings.policy, distance
+        self._centers = self._has_offsets and settings.rules.needs_medians
         self._has_value = False
         if self._spare is None and self._pool is not None:
             self._spare = self._pool.get()

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatch
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import index
@@ -137,16 +136,12 @@ MOST_GROWTH = 2**53
 """The greatest growth of a counter in a round."""
 
 
-def never_negative(layout: Layout, x: F32, signed: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the float buffers, such as variances, that updates must not make negative.
-
-    They are non-negative and not all zero in the first model x, and do not match a pattern of ``signed``.
-    """
+def never_negative(layout: Layout, x: F32) -> tuple[str, ...]:
+    """Return the names of the float buffers, such as variances, that are non-negative and not all zero in x."""
     return tuple(
         piece.name
         for piece in layout.slices
         if piece.kind == "buffer"
-        and not any(fnmatch(piece.name, pattern) for pattern in signed)
         and (x[piece.start : piece.stop] >= 0).all()
         and (x[piece.start : piece.stop] > 0).any()
     )
@@ -325,7 +320,7 @@ class Validator:
     def remembered(self) -> dict[str, Vector]:
         """Return the accepted norms by part, float32[WINDOW], and the reported examples, if a rule needs them.
 
-        With ``RejectLong``, also the norms of accepted and rejected updates, by part after ``RECEIVED``, if they differ.
+        With ``RejectLong``, also those of accepted and rejected updates, by part after ``RECEIVED``, if they differ.
         """
         if self._rejecting is not None and (self._too_long or self._received):
             self._follow(self._rejecting.ratio)
@@ -725,9 +720,11 @@ class UpdateReader:
         number: int = self._state.snapshot.round_number
         if self._settings.algorithm.own_starts:
             return number
+        least = max(0, number - self._settings.max_staleness)
         if self._settings.algorithm.mixes_models:
-            return max(0, number - self._settings.max_staleness)
-        return min(self._state.snapshot.past, default=number)
+            return least
+        past = self._state.snapshot.past
+        return next((t + 1 for t in range(number - 1, least - 1, -1) if t not in past), least)
 
     def _base_of(self, started: int) -> Any:
         """Return the model from which an update of that round is subtracted."""
