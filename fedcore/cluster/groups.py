@@ -573,7 +573,8 @@ def _agree(stores: Sequence[ClientStore]) -> None:
 
 def _require_supported(algorithm: Algorithm | None, storage: Storage, compute: Compute) -> None:
     for name, is_given, reason in (
-        ("shards", compute.is_sharded, "a server has shards or groups"),
+        ("shards", (compute.shards or 1) > 1, "a server has shards or groups"),
+        ("executor", compute.executor is not None, "only shards have one"),
         ("folders", storage.folders is not None, "only shards have several folders"),
         ("device", compute.device not in (None, CPU), "groups are computed on the CPU"),
         ("medium", storage.medium == "cuda", "groups are computed on the CPU"),

@@ -308,10 +308,16 @@ class Server(Represented, Unpicklable):
                 server.close()
                 raise
             return server
-        if compute.is_sharded or storage.folders is not None:
-            raise StoreError(
-                f"{path}: not a sharded server, as {MANIFEST} is missing; split it with fedcore.cluster.reshard"
-            )
+        for name, value in (
+            ("shards", (compute.shards or 1) > 1),
+            ("executor", compute.executor),
+            ("folders", storage.folders),
+        ):
+            if value:
+                raise StoreError(
+                    f"{name}: {path} is not a sharded server, as {MANIFEST} is missing; split it with "
+                    "fedcore.cluster.reshard"
+                )
         with saved_rows(path, storage, compute) as (rows, saved, device):
             where = path.path or "store" if isinstance(path, ClientStore) else path
             with checkpoint_errors(where):
