@@ -53,7 +53,7 @@ FEW = 8
 
 @dataclass(slots=True)
 class Group:
-    """Measured updates on which the rules decide together, in the order of ``add``.
+    """Measured updates on which the rules decide together, in the order of ``add``; before a robust rule, of the ids.
 
     Usually a group is one update. Until the server has accepted 8 updates, updates wait for a group of 8 or the end of
     the round.
@@ -131,6 +131,13 @@ class RejectLong(RatioRule):
     buffers, their norm in x replaces the median. If clients add an offset to their gradients (SCAFFOLD, FedAvgM), the
     norm is that of the update without it, the client's own part. For methods that average models (FedDyn), this needs
     ``CapSteps`` in the chain; the offset then has the length of the median number of steps.
+
+    Rejected updates have no effect while they are the minority. If more than half of the last 1,000 accepted and
+    rejected updates (at least 8) exceed the limit, these 1,000 replace the accepted ones, so that the median follows
+    norms that rise at once. With S updates per round and a full window, this takes 501 / S rounds, rounded up. In a
+    round, a client counts with its accepted updates or, if it has none, with its last rejected one; the round of a
+    journal that continues after a crash has lost those that were rejected before. An attacker needs more than half of
+    the updates, with which it could also raise the median by accepted ones, but more slowly.
     """
 
     ratio: float = 10.0
@@ -981,6 +988,11 @@ class Chain:
         return any(rule.needs_medians for rule in self.rules)
 
     @cached_property
+    def decides_last(self) -> bool:
+        """Whether the rules decide at the end of the round, in the order of the clients' ids."""
+        return self.needs_medians and self.robust is not None
+
+    @cached_property
     def deciding(self) -> tuple[Rule, ...]:
         """The rules that decide on single updates."""
         return tuple(rule for rule in self.rules if not isinstance(rule, CapSteps | MixingRule | Mean | RobustRule))
@@ -1051,6 +1063,14 @@ class NormWindow:
             own = [norm for norm in beside if norm > 0]
             norms = sorted([*self._sorted, *own]) if 2 * len(own) >= len(beside) or self._norms else []
         return norms[(len(norms) - 1) // 2] if norms else None
+
+    def copied(self) -> "NormWindow":
+        """Return a window with the same norms."""
+        return NormWindow(self._norms)
+
+    def is_equal(self, other: "NormWindow") -> bool:
+        """Whether another window has the same norms in the same order."""
+        return self._norms == other._norms
 
     def packed(self) -> F32:
         """Return the norms as float32[WINDOW], with NaN after the last: a folder has a file for each vector size."""

@@ -28,7 +28,7 @@ from fedcore.runtime import resolve_own_links
 from fedcore.server.broadcast import SentVectors
 from fedcore.server.report import Report, tell
 from fedcore.server.round import LOGGER, SECOND, Round, one_call
-from fedcore.server.server import require_named_rates
+from fedcore.server.server import require_named_rates, require_saved
 from fedcore.server.state import NewClients
 from fedcore.server.step import Sizes
 from fedcore.server.update import Kind, Slices, Staging, Update, as_vector, bytes_of, read_counters, read_vector
@@ -528,9 +528,9 @@ def new_backend(
         raise RangeError("folders: give path= as well, the folder for the manifest")
     if clients is None:
         raise RangeError("clients: must be given, as a count or the ids")
-    ranges = ranges_of(layout, compute.shards)
+    ranges = ranges_of(layout, compute.shards or 1)
     x, is_new = _flat(model, layout)
-    settings = replace(settings, nonnegative=never_negative(layout, x, settings.limits.signed_buffers))
+    settings = replace(settings, started_nonnegative=never_negative(layout, x))
     home = None if storage.path is None else Path(storage.path)
     named = None if home is None else folders.folders_of([f"shard-{k}" for k in range(len(ranges))], storage.folders)
     manifest = Manifest(uuid4().hex, layout, ranges, named)
@@ -553,7 +553,7 @@ def new_backend(
         )
         for k, span in enumerate(ranges)
     ]
-    backend.coordinator.make(listed, sizes, storage.codec, storage.durability or "round", is_new, each=each)
+    backend.coordinator.make(listed, sizes, storage.codec or "f32", storage.durability or "round", is_new, each=each)
     try:
         if home is not None:
             manifest.write(home / NAME)
@@ -578,7 +578,7 @@ def saved_backend(
             "medium='ram': not supported with shards, which always continue in their folders; leave it out"
         )
     manifest = Manifest.read(file)
-    if compute.shards not in (1, len(manifest.ranges)):
+    if compute.shards not in (None, len(manifest.ranges)):
         raise RangeError(
             f"shards={compute.shards}: the server has {len(manifest.ranges)} shards; leave it out, or change the "
             "number with fedcore.cluster.reshard"
@@ -590,12 +590,10 @@ def saved_backend(
     coordinator.open()
     try:
         assert coordinator.settings is not None
+        require_saved("codec", coordinator.settings["codec"], storage.codec)
         saved = coordinator.settings | {"layout": manifest.layout.to_state()}
         settings = Settings.from_state(saved, given, compute)
-        if compute.diagnostics not in (None, saved.get("diagnostics")):
-            raise RangeError(
-                f"diagnostics={compute.diagnostics}: the server was saved with a different value; leave it out"
-            )
+        require_saved("diagnostics", saved.get("diagnostics"), compute.diagnostics)
         require_elementwise(settings.optimizer)
         backend = ShardedBackend(settings, manifest, file.parent, coordinator)
         backend.read_registry()
@@ -610,9 +608,9 @@ def _require_supported(storage: Storage, compute: Compute) -> None:
         ("medium", storage.medium == "cuda", "shards run on CPUs"),
         ("device", compute.device not in (None, CPU), "shards run on CPUs"),
         ("cached_rows", storage.cached_rows is not None, "shards run on CPUs"),
-        ("keep_previous", bool(storage.keep_previous), "each shard always keeps its previous transaction"),
+        ("keep_previous", storage.keep_previous is not None, "each shard always keeps its previous transaction"),
         ("resident", storage.resident is not None, "each shard has its own memory"),
-        ("audit", storage.audit, "each shard has only slices of the vectors"),
+        ("audit", bool(storage.audit), "each shard has only slices of the vectors"),
     ):
         if is_given:
             raise RangeError(f"{name}: not supported with shards: {reason}; leave it out")

@@ -489,7 +489,7 @@ def new_backend(
     given: ClientStore | None,
 ) -> GroupedState:
     """Return the backend of a new server with partial updates. For arguments see ``Server``."""
-    layout, limits = settings.layout, settings.limits
+    layout = settings.layout
     _require_supported(settings.algorithm, storage, compute)
     if given is not None:
         raise RangeError("storage: a ClientStore is not supported with partial updates; pass Storage(path=...)")
@@ -508,7 +508,7 @@ def new_backend(
                 raise ShapeError(f"partial[{name!r}]: its tensors have no parameters; add some to the group")
             part = layout.cut(x, name)
             freeze(part)
-            of_group = replace(settings, layout=own, nonnegative=never_negative(own, part, limits.signed_buffers))
+            of_group = replace(settings, layout=own, started_nonnegative=never_negative(own, part))
             options = storage if storage.path is None else _options_at(storage, f"{GROUPS}/{i}")
             store = stack.enter_context(new_rows(None, options, listed, own.n_parameters))
             own_counters = {piece.name: counters[piece.name] for piece in own.outside}
@@ -534,27 +534,31 @@ def saved_backend(
     For arguments and errors see ``Server.load``.
     """
     _require_supported(None, storage, compute)
-    with ExitStack() as stack, checkpoint_errors(path):
-        if (storage.medium or server_state(path, state_of(path))["medium"]) == "mmap":
-            storage = _options_at(storage, "")
-        rows, saved, _ = stack.enter_context(saved_rows(path, storage, compute))
-        settings = Settings.from_state(saved["settings"], given, compute)
-        folders = dict(zip(settings.layout.groups, group_folders(path), strict=True))
+    with ExitStack() as stack:
+        with checkpoint_errors(path):
+            if (storage.medium or server_state(path, state_of(path))["medium"]) == "mmap":
+                storage = _options_at(storage, "")
+        rows, saved, _ = stack.enter_context(saved_rows(path, replace(storage, codec=None), compute))
+        with checkpoint_errors(path):
+            layout = Settings.from_state(saved["settings"], given, compute).layout
+            folders = dict(zip(layout.groups, group_folders(path), strict=True))
         stores = {
             name: stack.enter_context(saved_rows(folder, storage, compute))[0] for name, folder in folders.items()
         }
-        _agree([rows, *stores.values()])
-        groups = {
-            name: resumed_state(store, server_state(folders[name], store.state), given, compute)
-            for name, store in stores.items()
-        }
-        saved = server_state(path, rows.state)
-        settings = Settings.from_state(saved["settings"], given, compute)
-        vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
-        snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
-        if any(group.round_number != snapshot.round_number for group in groups.values()):
-            raise CheckpointError(f"{path}: the groups are at different rounds; load a backup")
-        return GroupedState(settings, snapshot, rows, groups), saved["settings"]
+        with checkpoint_errors(path):
+            _agree([rows, *stores.values()])
+            groups = {}
+            for name, store in stores.items():
+                saved = server_state(folders[name], store.state)
+                own = Settings.from_state(saved["settings"], given, compute)
+                groups[name] = resumed_state(store, saved, own)
+            saved = server_state(path, rows.state)
+            settings = Settings.from_state(saved["settings"], given, compute)
+            vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
+            snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
+            if any(group.round_number != snapshot.round_number for group in groups.values()):
+                raise CheckpointError(f"{path}: the groups are at different rounds; load a backup")
+            return GroupedState(settings, snapshot, rows, groups), saved["settings"]
 
 
 def _agree(stores: Sequence[ClientStore]) -> None:
@@ -569,15 +573,16 @@ def _agree(stores: Sequence[ClientStore]) -> None:
 
 def _require_supported(algorithm: Algorithm | None, storage: Storage, compute: Compute) -> None:
     for name, is_given, reason in (
-        ("shards", compute.is_sharded, "a server has shards or groups"),
+        ("shards", (compute.shards or 1) > 1, "a server has shards or groups"),
+        ("executor", compute.executor is not None, "only shards have one"),
         ("folders", storage.folders is not None, "only shards have several folders"),
         ("device", compute.device not in (None, CPU), "groups are computed on the CPU"),
         ("medium", storage.medium == "cuda", "groups are computed on the CPU"),
         ("cached_rows", storage.cached_rows is not None, "groups are computed on the CPU"),
-        ("keep_previous", bool(storage.keep_previous), "each group always keeps its previous transaction"),
+        ("keep_previous", storage.keep_previous is not None, "each group always keeps its previous transaction"),
         ("resident", storage.resident is not None, "x of all groups is in memory"),
         ("journal", bool(storage.journal), "it holds whole updates"),
-        ("audit", storage.audit, "its documents have digests of whole models"),
+        ("audit", bool(storage.audit), "its documents have digests of whole models"),
         (
             "algorithm",
             algorithm is not None and algorithm.second_vector is not None,

@@ -15,7 +15,7 @@ from fedcore.cluster.coordinator import common_transaction, shared_settings
 from fedcore.cluster.manifest import NAME, Manifest, Range, ShardInfo, clean_up, cut, ranges_of, require_elementwise
 from fedcore.errors import CheckpointError, FedcoreError, RangeError, StoreError
 from fedcore.model import Layout
-from fedcore.options import Limits, revive
+from fedcore.options import revive
 from fedcore.server.folder import checkpoint_errors, go_back, server_state, transactions
 from fedcore.server.step import OF_MODEL
 from fedcore.server.validation import never_negative
@@ -132,7 +132,7 @@ class _Shards:
     Attributes:
         layout: the layout of the whole model.
         ranges, rows: the range and the store of each shard.
-        nonnegative: the float buffers that an update must not make negative.
+        nonnegative: the float buffers that started non-negative.
     """
 
     layout: Layout
@@ -215,6 +215,6 @@ def _open_server(folder: Path, opened: ExitStack) -> _Shards:
             optimizer = revive("optimizer", settings["optimizer"], None)
         x = rows.vector("x")
         assert x is not None
-        nonnegative = settings.get("nonnegative", never_negative(layout, x, Limits().signed_buffers))
+        nonnegative = settings.get("nonnegative", never_negative(layout, x))
     require_elementwise(optimizer)
     return _Shards(layout, [Range(0, layout.n, layout.n_parameters)], [rows], nonnegative)

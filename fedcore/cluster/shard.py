@@ -335,8 +335,9 @@ class Shard:
         assert folder is not None
         saved = self.info.require(self._rows.state)
         with checkpoint_errors(folder):
-            self._state = resumed_state(self._rows, saved, given, reducer=self._reducer)
-        return dict(saved["settings"])
+            settings = Settings.from_state(saved["settings"], given)
+            self._state = resumed_state(self._rows, saved, settings, self._reducer)
+        return {**saved["settings"], "codec": self._rows.codec}
 
     def shard_state(self) -> ShardState:
         """Return the numbers that are the same in all shards."""
@@ -449,7 +450,8 @@ class Shard:
 def settings_of_shard(settings: Settings, layout: Any) -> Settings:
     """Return the server's settings with a shard's layout."""
     names = set(layout.names)
-    return replace(settings, layout=layout, nonnegative=tuple(name for name in settings.nonnegative if name in names))
+    own = tuple(name for name in settings.started_nonnegative if name in names)
+    return replace(settings, layout=layout, started_nonnegative=own)
 
 
 def concatenate(slices: Sequence[Any]) -> Any:

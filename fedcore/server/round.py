@@ -515,7 +515,7 @@ class LocalRound(Round):
         on_host = BufferPool(settings.layout.n) if state.upload is not None else state.update_buffers
         self._staging = Staging(on_host, self._batch_size, state.store.path)
         self._held: list[UpdateBatch] = []
-        self._undecided: UpdateBatch | None = None
+        self._undecided: list[UpdateBatch] = []
         self._folded: list[UpdateBatch] = []
         self._summed: set[ClientId] = set()  # the clients of partial sums
         self._keeps_vectors = settings.rules.robust is not None  # until the step
@@ -641,12 +641,12 @@ class LocalRound(Round):
         if not self._state.reducer.agree(name is None):  # an invalid update must not displace others
             return NOT_FINITE if name is None else f"{NOT_FINITE}, in {name}"
         self._has_examples = True
-        before = [*self._held, *self._folded, *([self._undecided] if self._undecided is not None else [])]
+        before = [*self._held, *self._folded, *self._undecided]
         if dropped := [client for part in before for client in part.clients]:
             self._rejected += [(client, NO_EXAMPLES) for client in dropped]
             self._known.difference_update(key for part in before for key in self._keys_of(part))
             self._summed.difference_update(dropped)
-            self._held, self._folded, self._undecided = [], [], None
+            self._held, self._folded, self._undecided = [], [], []
             self.start(self._newcomers)
         return None
 
@@ -720,12 +720,12 @@ class LocalRound(Round):
 
     def _fold_held(self, *, last: bool = False) -> None:
         held, self._held = self._held, []
-        if held or (last and self._undecided is not None):
+        if held or (last and self._undecided):
             self._fold(held, last=last)
 
     @ieee
     def settle(self) -> None:
-        """Fold all updates, and decide on those that wait for a median."""
+        """Fold all updates, and decide on those that wait for a median or for the rest of the cohort."""
         self._fold_held(last=True)
         self._keep_in_journal(self._known)
 
@@ -745,14 +745,20 @@ class LocalRound(Round):
 
     def _fold_batch(self, parts: list[UpdateBatch], *, last: bool) -> None:
         """Fold a batch in one pass, and again without the updates that the validator rejects."""
-        batch = UpdateBatch.joined([*([] if self._undecided is None else [self._undecided]), *parts])
+        at_end = self._settings.rules.decides_last
+        waiting = [] if at_end and not last else self._undecided  # the others are only measured again at the end
+        batch = UpdateBatch.joined([*waiting, *parts])
         try:
             with span("validate", self._state):
                 if self._settings.algorithm.weighs_claims:
                     self._weighing.count_known_examples(batch)
                 self._weighing.weigh(batch)
+            if at_end:
+                batch = batch.ordered(self._state.store.registry.numbers(batch.clients))
             lengths = self._sum.try_fold(batch)
-            self._undecided, squares = None, lengths.parameters
+            if waiting:
+                self._undecided = []
+            squares = lengths.parameters
             with span("validate"):
                 decision = self._validator.decide(lengths, batch.clients, batch.claims, last=last)
                 if decision is not None:
@@ -780,11 +786,11 @@ class LocalRound(Round):
             self._known.discard(keys[i])
             self._rejected.append((batch.clients[i], reason))
         if decision.undecided.any():
-            self._undecided = batch.chosen(decision.undecided)
-            if not self._may_hold:
+            self._undecided.append(undecided := batch.chosen(decision.undecided))
+            if not (self._may_hold or self._keeps_vectors):
                 device = self._settings.device
-                self._undecided.vectors = [immutable_copy(y, device) for y in self._undecided.vectors]
-                self._undecided.controls = [immutable_copy(control, device) for control in self._undecided.controls]
+                undecided.vectors = [immutable_copy(y, device) for y in undecided.vectors]
+                undecided.controls = [immutable_copy(control, device) for control in undecided.controls]
 
     @ieee
     def finish(self) -> Report:
@@ -857,7 +863,7 @@ class LocalRound(Round):
         if self.is_open:
             self.is_open = False
             self._held.clear()
-            self._undecided = None
+            self._undecided.clear()
             self._state.abandon()
             self._release()
 

@@ -32,6 +32,7 @@ from fedcore.options import (
     RoundPolicy,
     Settings,
     Storage,
+    as_policy,
     checked_objects,
     describe,
     is_same_rate,
@@ -181,7 +182,7 @@ class Server(Represented, Unpicklable):
             x = layout.flatten(model, empty(layout.n, device=settings.device))
             require_finite(x, layout)
             freeze(x)
-            settings = replace(settings, nonnegative=never_negative(layout, to_host(x), limits.signed_buffers))
+            settings = replace(settings, started_nonnegative=never_negative(layout, to_host(x)))
             state = first_state(settings, x, layout.read_counters(model), sizes, rows)
             self._start(state, callbacks, model)
         self._keep_journal(place, place.path)
@@ -290,9 +291,10 @@ class Server(Represented, Unpicklable):
             RangeError: an argument does not fit the ClientStore.
         """
         given, server = checked_objects(algorithm, lr, server_lr, optimizer), cls.__new__(cls)
-        storage, compute = storage or Storage(), compute or Compute()
-        folder = None if isinstance(path, ClientStore) else absolute(path)
+        compute, folder = compute or Compute(), None if isinstance(path, ClientStore) else absolute(path)
         manifest = None if folder is None else manifest_in(folder)
+        home = path.path if isinstance(path, ClientStore) else folder if manifest is None else manifest.parent
+        storage = (storage or Storage()).at(home)
         if manifest is not None or (folder is not None and (folder / GROUPS).is_dir()):
             opened = shards().saved_backend if manifest is not None else groups().saved_backend
             backend, saved = opened(manifest or folder, given, storage, compute)
@@ -306,13 +308,23 @@ class Server(Represented, Unpicklable):
                 server.close()
                 raise
             return server
-        if compute.is_sharded or storage.folders is not None:
-            raise StoreError(
-                f"{path}: not a sharded server, as {MANIFEST} is missing; split it with fedcore.cluster.reshard"
-            )
+        for name, value in (
+            ("shards", (compute.shards or 1) > 1),
+            ("executor", compute.executor),
+            ("folders", storage.folders),
+        ):
+            if value:
+                raise StoreError(
+                    f"{name}: {path} is not a sharded server, as {MANIFEST} is missing; split it with "
+                    "fedcore.cluster.reshard"
+                )
         with saved_rows(path, storage, compute) as (rows, saved, device):
-            with checkpoint_errors(path.path or "store" if isinstance(path, ClientStore) else path):
-                state = resumed_state(rows, saved, given, replace(compute, device=device), resident=storage.resident)
+            where = path.path or "store" if isinstance(path, ClientStore) else path
+            with checkpoint_errors(where):
+                settings = Settings.from_state(saved["settings"], given, replace(compute, device=device))
+            settings = in_files(settings, storage.resident, rows)
+            with checkpoint_errors(where):
+                state = resumed_state(rows, saved, settings)
             server._start(state, callbacks)
             change_on_loading(state, rows.path, saved["settings"], given, aggregation, limits, policy)
             server._keep_journal(storage, rows.path if rows.medium == "mmap" else None)
@@ -906,17 +918,14 @@ def first_state(
 def resumed_state(
     rows: ClientStore,
     saved: Mapping[str, Any],
-    given: Mapping[str, Any],
-    compute: Compute | None = None,
+    settings: Settings,
     reducer: Reducer | None = None,
-    resident: int | None = None,
 ) -> State:
-    """Return the state of a saved server; for ``given`` see ``checked_objects``, for errors ``checkpoint_errors``."""
-    settings = in_files(Settings.from_state(saved["settings"], given, compute), resident, rows)
+    """Return the state of a saved server with these settings; for errors see ``checkpoint_errors``."""
     vectors = vectors_of(rows, on_host(settings.device))
     if "nonnegative" not in saved["settings"]:  # a folder of a version that did not check buffers
-        kept = never_negative(settings.layout, to_host(vectors["x"]), settings.limits.signed_buffers)
-        settings = replace(settings, nonnegative=kept)
+        kept = never_negative(settings.layout, to_host(vectors["x"]))
+        settings = replace(settings, started_nonnegative=kept)
     require_plausible(settings, saved, vectors, rows)
     vectors = moved(vectors, settings.device)
     snapshot = Snapshot.of(vectors, saved["numbers"], settings.layout.n_parameters, rows.registry, settings.device)
@@ -992,17 +1001,20 @@ def change_on_loading(
     }
     if chain != settings.rules:
         options["aggregation"] = chain
-    if limits is not None and (
-        not isinstance(limits, Limits)
-        or replace(limits, signed_buffers=settings.limits.signed_buffers) != settings.limits
-    ):
+    if limits is not None and limits != settings.limits:
         options["limits"] = limits
-    if policy is not None and policy != settings.policy:
+    if policy is not None and as_policy(policy) != settings.policy:
         options["policy"] = policy
     if options:
         backend.change(options)
         listed = ", ".join(f"{name}={value!r}" for name, value in backend.settings.shown(options).items())
         LOGGER.warning("%s: loading changed these options of the saved server: %s", where or "server", listed)
+
+
+def require_saved(name: str, saved: Any, given: Any) -> None:
+    """Raise RangeError if an argument of ``Server.load`` differs from the saved option, which cannot change."""
+    if given not in (None, saved):
+        raise RangeError(f"{name}={given!r}: the server was saved with {name}={saved!r}; leave it out")
 
 
 def require_named_rates(changed: Settings, options: Iterable[str]) -> None:
@@ -1048,7 +1060,7 @@ def new_rows(
     made = ClientStore(
         *(clients, n),
         medium=device if medium == "cuda" else medium,
-        codec=storage.codec,  # type: ignore[arg-type]  # the store checks the name
+        codec=storage.codec or "f32",  # type: ignore[arg-type]  # the store checks the name
         path=storage.path,
         durability=storage.durability or "round",
         keep_previous=bool(storage.keep_previous),
@@ -1095,6 +1107,9 @@ def saved_rows(
         with checkpoint_errors(where):
             state = server_state(where, rows.state)
             device = _device_of(state) if device is None else device
+            audit = bool(state["settings"].get("audit"))
+        require_saved("codec", rows.codec, storage.codec)
+        require_saved("audit", audit, storage.audit)
         yield on_device(rows, device, storage.cached_rows), state, device
     except BaseException:
         if rows is not path:
@@ -1106,6 +1121,8 @@ def _require_options(rows: ClientStore, storage: Storage) -> None:
     """Raise RangeError if the caller's store is read-only, or an option contradicts it."""
     if rows.readonly:
         raise RangeError("path: the ClientStore is read-only; open it for writing")
+    if rows.medium != "mmap":
+        replace(storage, durability=None, keep_previous=None).require_folder()
     for name, actual, option in (
         ("medium", rows.medium, storage.medium),
         ("durability", rows.durability, storage.durability),
@@ -1128,6 +1145,8 @@ def _opened(path: Path, storage: Storage, device: str | None) -> tuple[ClientSto
                 keep_previous = saved.get("undoable") is True
     if medium == "cuda" and device == CPU:
         raise RangeError('medium="cuda": the server computes on the CPU; pass Compute(device="cuda")')
+    if medium != "mmap":
+        storage.require_folder()
     require_folder(bool(keep_previous), medium or "mmap", readonly=False)
     on = device if medium == "cuda" and device is not None else medium or "mmap"
     with checkpoint_errors(path):

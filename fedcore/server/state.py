@@ -338,7 +338,7 @@ class State:
         self._download = None if device == CPU else Download(device, 8 * n)
         self.waiting = AwaitedClients()
         self.claimed = ClaimWindows()
-        self.buffers = Buffers(layout, settings.nonnegative, device)
+        self._nonnegative, self.buffers = settings.nonnegative, Buffers(layout, settings.nonnegative, device)
         self._model = ModelStep(settings, self.buffers, self.reducer, vectors)
         self._sent: tuple[F32, F32] | None = None
 
@@ -458,13 +458,17 @@ class State:
         """Begin a round in which these clients may join, and return its sums."""
         self.store.require_files()
         self.abandon()
-        if (private := self.settings.rules.private) is not None:
+        settings = self.settings
+        if self._nonnegative is not settings.nonnegative:  # the limits were changed
+            self._nonnegative = settings.nonnegative
+            self.buffers = self._model.buffers = Buffers(settings.layout, self._nonnegative, settings.device)
+        if (private := settings.rules.private) is not None:
             private.require_budget(self.snapshot.ledger)
         now, offset = self.snapshot, self.shared_offset()  # as sent, without the newcomers' share
-        longest = longest_update(farthest_gamma(self.settings, now), squared=self.settings.takes_squares)
+        longest = longest_update(farthest_gamma(settings, now), squared=settings.takes_squares)
         term = longest_term(max(len(self.store.registry), self.upper_population))
-        distance = usual_distance(self.settings, now, self.claimed) if self.settings.averages_models else 1.0
-        self._sum.begin(now.round_number, now.history.get, offset, longest, term, self.settings.policy, distance)
+        distance = usual_distance(settings, now, self.claimed) if settings.averages_models else 1.0
+        self._sum.begin(settings, now.round_number, now.history.get, offset, longest, term, distance)
         self._admit(newcomers)
         return self._sum
 
@@ -576,7 +580,7 @@ class State:
                 combined_square(self.reducer, [result.A], [1.0]) if algorithm.needs_square_of_sum else math.nan
             ),
         )
-        norms = {**norms, "steps": window.packed} if len(window) else norms
+        norms = {**norms, "steps": window.packed} if settings.rules.steps_ratio and len(window) else norms
         moves = cohort.N > 0 and algorithm.moves(cohort)
         changes: dict[str, Any] = {"round_number": number + 1, "norms": norms, "population": population}
         if result.center is not None:
@@ -822,7 +826,13 @@ class State:
         changed, now = self.settings.changed(options), self.snapshot
         after = now._replace(changed={**now.changed, **changed.shown(options)})
         if "aggregation" in options:
-            after = after._replace(ledger=replace(after.ledger, clip=None))
+            robust = changed.rules.robust
+            center = after.center if robust is not None and robust.needs_previous else None
+            after = after._replace(ledger=replace(after.ledger, clip=None), center=center)
+        if "policy" in options and not changed.algorithm.own_starts:
+            least, repeats = now.round_number - changed.max_staleness, changed.policy.buffer is not None
+            starts = {} if repeats else {client: t for client, t in now.starts.items() if t >= least}
+            after = after._replace(past={t: x for t, x in now.past.items() if t >= least}, starts=starts)
         if "lr" in options and not self.settings.algorithm.own_starts:
             after = after._replace(past={})  # late clients of these rounds used the old rate
         with self._changing():

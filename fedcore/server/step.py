@@ -615,7 +615,7 @@ def counted_steps(
     ``CapSteps`` caps step counts at a multiple of the median of the last 1,000 accepted updates. The cohort's median
     over draws replaces it if it is larger and there are 8 draws, or if there are no earlier updates. One of S draws
     thus adds at most ratio / S of a usual step to a mean. Without ``CapSteps``, and if gamma does not depend on step
-    counts, they are unchanged. The cohort's counts are added to ``window``.
+    counts, they are unchanged. ``window`` gets the counts as reported; by capped ones, the cap could only fall.
     """
     steps, counts, eta_steps = batch.claims.steps, batch.claims.counts, batch.eta_steps
     ratio = settings.rules.steps_ratio
@@ -631,7 +631,7 @@ def counted_steps(
     if counts.sum() >= FEW or not len(window):
         most = max(most, ratio * _median(steps, counts))
     counted = np.minimum(steps, most)
-    window.add(counted)
+    window.add(steps)
     if (counted == steps).all():
         return steps, eta_steps, None
     return counted, np.where(steps > most, eta_steps / steps * most, eta_steps), int(most)
@@ -695,6 +695,7 @@ class ModelStep:
     It uses no clients and no rows, so that a shard can run it on slices.
 
     Attributes:
+        buffers: the float buffers that must not become negative.
         vectors: the buffers for x, and for v of a large model.
         directions: the buffers for v, if rows refer to it later.
         spare_v, spare_total, spare_exact: the outputs of the next step: float32[n_parameters], float64[n_parameters],
@@ -706,7 +707,7 @@ class ModelStep:
 
     def __init__(self, settings: Settings, buffers: Buffers, reducer: Reducer, vectors: BufferPool) -> None:
         n, p, device = settings.layout.n, settings.layout.n_parameters, settings.device
-        self._settings, self._buffers, self._reducer = settings, buffers, reducer
+        self._settings, self.buffers, self._reducer = settings, buffers, reducer
         self.vectors, self._moments = vectors, BufferPool(p, most=2, device=device)
         self.directions = BufferPool(p, device=device)
         self.is_large = n >= LARGE and not settings.algorithm.keeps_history
@@ -761,7 +762,7 @@ class ModelStep:
             x_square = optimizer.turn(self.v(), now.moments, now.x[:p], gamma=gamma, moments_out=moments, x_out=x[:p])
         if p < len(x):
             x_square += self._average_buffers(now, x, result)
-            self._buffers.clip(x)
+            self.buffers.clip(x)
         ahead = now.ahead
         if gamma:
             ahead = self._ahead(now, x, step.lookahead) if step.lookahead else None

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore import Compute, Limits, Server, Update, kernels
+from fedcore import Compute, Limits, Server, Storage, Update, kernels
 from fedcore.algorithms import REGISTRY
 from fedcore.errors import RangeError
 from fedcore.rules import (
@@ -495,3 +495,42 @@ def test_other_options_are_refused():
         Chain.of([NearestNeighborMixing(1), Mean()])
     with pytest.raises(RangeError, match="aggregation: Median must be the last"):
         Chain.of([Median(), Mean()])
+
+
+@pytest.mark.parametrize("way", ["list", "one by one", "batches", "journal", "shards"])
+@pytest.mark.parametrize("method", ["FedAvg", "FedAvgM", *sorted(BOUNDED)])
+@pytest.mark.parametrize("rules", [[ClipToMedian(), Median()], [RejectLong(3), TrimmedMean(1)]], ids=repr)
+def test_a_chain_with_medians_does_not_depend_on_the_order_of_arrival(rules, method, way, tmp_path):
+    """The same bits, reports, and windows; in ``journal`` the server is loaded again in the middle of each round."""
+    found = []
+    for turn in range(3):
+        rng, states = np.random.default_rng(turn), []
+        place = Storage(tmp_path / f"{turn}", journal=True) if way == "journal" else None
+        compute = Compute(shards=2 if way == "shards" else None, batch_size=3)
+        x = np.zeros(20_000 if way == "shards" else 43, np.float32)
+        one = Server(x, method, 13, lr=0.1, aggregation=rules, storage=place, compute=compute)
+        for t in range(3):
+            lengths, made = 2.0 ** np.random.default_rng(t).normal(size=(13, 1)), np.random.default_rng(t)
+            vectors = np.float32(
+                lengths * made.normal(size=(13, len(x))) * np.where(np.arange(13) == 12, 9, 1)[:, None]
+            )
+            second = one.algorithm.second_vector is not None
+            updates = [Update(i, one.x + v, 1 + i % 3, control=v if second else None) for i, v in enumerate(vectors)]
+            updates = [updates[i] for i in (rng.permutation(13) if turn else range(13))]
+            opened = one.open_round()
+            for some in [updates[:4], updates[4:]] if way in ("batches", "journal") else [[u] for u in updates]:
+                if way == "list":
+                    continue
+                opened.add_batch(some)
+                if way == "journal" and some[0] is updates[0]:
+                    one.close()
+                    one = Server.load(place.path)
+                    opened = one.open_round()
+            if way == "list":
+                opened.abort()
+            report = one.round(updates) if way == "list" else opened.finish()
+            states.append((report.accepted, sorted(report.rejected), report.factors.tobytes(), one.x.tobytes()))
+        total = one.total()
+        found.append((states, None if total is None else total.tobytes()))
+        one.close()
+    assert found[0] == found[1] == found[2]
