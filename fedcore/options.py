@@ -338,6 +338,7 @@ class Settings:
     diagnostics: bool = False
     device: str = CPU
     audit: bool = False
+    journal: bool = False
     policy: RoundPolicy = field(default_factory=RoundPolicy)
     nonnegative: tuple[str, ...] = ()
     """The names of float buffers that updates must not make negative."""
@@ -408,6 +409,7 @@ class Settings:
         aggregation: "str | Sequence[Rule | str] | Chain | None",
         compute: Compute,
         audit: bool = False,
+        journal: bool = False,
         policy: RoundPolicy,
     ) -> "Settings":
         """Return the checked settings of a new server; the arguments are ``Server``'s."""
@@ -425,6 +427,7 @@ class Settings:
             diagnostics=bool(compute.diagnostics),
             device=compute.device or CPU,
             audit=bool(audit),
+            journal=journal,
             policy=as_policy(policy),
         )
         settings._require_fitting()
@@ -627,6 +630,7 @@ KEYS = {
     "late_rounds": "max_staleness",
     "diagnostics": "diagnostics",
     "audit": "audit",
+    "journal": "journal",
 }
 """Keys of a folder's settings, and the fields of ``Settings``."""
 LIMIT_KEYS = {"steps": "max_steps", "examples": "max_examples", "norm": "max_norm"}

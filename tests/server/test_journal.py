@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import ClientStore, Limits, Model, RoundPolicy, Server, Storage, Update, errors
+from fedcore import ClientStore, Compute, Limits, Model, RoundPolicy, Server, Storage, Update, errors
 from fedcore.cli import main
-from fedcore.errors import RangeError, RoundError, StoreError
+from fedcore.cluster import Slices
+from fedcore.errors import FedcoreError, RangeError, RoundError, StoreError
 from fedcore.server.aggregation import Sum
-from fedcore.server.folder import JOURNAL, open_updates
+from fedcore.server.folder import HEADER, JOURNAL, Journal, open_updates
 from fedcore.store.inspect import state_of
 from tests.kills import count_calls, die_at
 from tests.server.rounds import METHODS, everything, go_on, go_on_acknowledging, made, updates_of
@@ -591,3 +592,116 @@ def test_a_journal_of_an_earlier_version_continues(tmp_path):
             round.add("c", np.float32([0, 0, 4]), steps=5, examples=40)
         assert round.report.accepted == ("b", "a", "c")
         np.testing.assert_allclose(server.x, np.float32([70, 110, 310]) / 80, rtol=1e-6)
+
+
+def layers(count, name):
+    """Tensors that are averaged, one with a float buffer, and a counter for each layer."""
+    x0 = {"w": np.zeros((200, 200), np.float32), "running_mean": np.zeros(3, np.float32)}
+    return x0 | {name.format(i): np.array(i) for i in range(count)}
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(
+    ("count", "name"),
+    [(53, "layer3.{}.bn2.num_batches_tracked"), (10_000, "{}.num_batches_tracked"), (2, "deep." * 1000 + "{}")],
+)
+def test_a_journal_takes_any_model(shards, count, name, tmp_path):
+    """ResNet-50's counters, more tensors, long names and long ids, and all forms of an update."""
+    x0, ids = layers(count, name), ["a" * 100_000, "\u20ac\0" * 1000, 2**64 - 1, "new" * 50_000]
+    sent = {key: value + np.array(1, value.dtype) for key, value in x0.items()}
+    flat = np.ones(40_003, np.float32)
+    updates = [
+        Update(ids[0], sent, steps=1, examples=2**53),
+        Update(ids[1], sent, steps=1, kind="gradient", examples=1),
+        Update(ids[2], {key: value - x0[key] for key, value in sent.items()}, steps=1, kind="delta", examples=1),
+        Update(ids[3], flat, steps=2**31 - 1, examples=1),
+    ]
+    options = dict(clients=dict.fromkeys(ids[:3], 7), lr=0.1, server_lr=1.0, compute=Compute(shards=shards))
+    options["limits"] = Limits(max_steps=2**31)
+    straight = Server(x0, "FedAvg", **options)
+    server = Server(x0, "FedAvg", storage=Storage(tmp_path / "s", journal=True), **options)
+    with straight.open_round(newcomers={ids[3]: np.int64(5)}) as round:
+        assert round.add_batch(updates) == [True] * 4
+    opened = server.open_round(newcomers={ids[3]: np.int64(5)})
+    assert opened.add_batch(updates) == [True] * 4
+    server.close()
+    with Server.load(tmp_path / "s") as server:
+        with server.open_round() as again:
+            assert again.clients == tuple(ids)
+        assert server.x.tobytes() == straight.x.tobytes()
+        named = server.tensors()
+        assert all(np.array_equal(tensor, named[name]) for name, tensor in straight.tensors().items())
+
+
+def test_an_error_while_an_update_is_written_is_a_rejection(tmp_path, monkeypatch):
+    server = made("FedAvg", path=tmp_path / "s", journal=True)
+    first, *others = updates_of(server)
+    with server.open_round() as round:
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "_write", lambda *_: 1 / 0)
+            assert not round.add_batch([first])[0]
+        round.add_batch(others)
+    assert dict(round.report.rejected)[first.client].startswith("journal: ")
+    assert open_updates(tmp_path / "s", state_of(tmp_path / "s")) == []
+    server.close()
+
+
+class Odd:
+    """A client's object that is not what it claims to be."""
+
+    shape, dtype, nbytes = (20_000,), np.dtype("float32"), 80_000
+
+    def __dlpack__(self, **_):
+        raise RuntimeError("no memory")
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+ones = np.ones(20_000, np.float32)
+ODD_VECTORS = [None, 3, "x", b"1", ones[:5], ones.astype(int), ones.reshape(2, -1), ones[::2], ones * np.nan, Odd()]
+ODD_NUMBERS = [0, -1, "2", np.nan, np.inf, [1], 10**400, Odd()]
+ODD = {
+    "value": ODD_VECTORS,
+    "control": [*ODD_VECTORS, torch.ones(20_000, device="meta")],
+    "steps": [*ODD_NUMBERS, None, 1.5],
+    "examples": ODD_NUMBERS,
+    "lr": [*ODD_NUMBERS, 0.5, 1e-320],
+    "round": [*ODD_NUMBERS[1:], 1, 2.0],
+    "loss": ODD_NUMBERS[1:],
+}
+KINDS = {"plain": {}, "shards": {"shards": 2}, "buffer": {"buffer": 200, "max_staleness": 1}}
+
+
+@pytest.mark.parametrize("method", ["SCAFFOLD, two vectors", "QFedAvg"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("journal", [False, True])
+def test_a_wrong_field_is_one_rejection_and_never_in_the_journal(method, kind, journal, tmp_path):
+    """The same rejections and the same bits with shards, in a buffer and after a crash."""
+    if kind == "buffer" and method != "QFedAvg":
+        kind, method = kind, "FedAvg"
+    x0 = np.zeros(20_000, np.float32)
+    wrong = [(name, value) for name, values in ODD.items() for value in values]
+    clients = len(wrong) + 2
+    options = dict(clients=clients, lr=0.1) | KINDS[kind]
+    server = made(method, x0, **options, **(dict(path=tmp_path / "s", journal=True) if journal else {}))
+    plain = made(method, x0, clients=clients, lr=0.1)
+    good = Update(0, x0 + 1, 2, 3, control=x0 + 2, round=0, loss=1.0)
+    updates = [good, *(good._replace(client=i, **{name: value}) for i, (name, value) in enumerate(wrong, 1))]
+    updates.append(good._replace(client=clients - 1, value=x0 + 5))
+    rejected = {}
+    for one in (plain, server):
+        round = one.open_round()
+        round.add_batch([update for update in updates])
+        rejected[one] = {client: reason.partition(", in ")[0] for client, reason in round.rejected}
+        if one is server and journal:
+            accepted = set(round.clients)
+            server.close()
+            server = Server.load(tmp_path / "s")
+            round = server.open_round()
+            assert (set(round.clients), round.rejected) == (accepted, ())
+        round.finish()
+    assert len(accepted if journal else round.report.accepted) == clients - len(rejected[plain])
+    assert rejected.popitem()[1] == rejected[plain]
+    assert server.x.tobytes() == plain.x.tobytes()
+    server.close()
