@@ -42,7 +42,7 @@ from fedcore.server.update import (
     read_counters,
     read_vector,
 )
-from fedcore.server.validation import never_negative
+from fedcore.server.validation import never_negative, read_control
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import absolute
@@ -258,11 +258,9 @@ class ShardedRound(Round):
             return header._replace(control=True, control_digests=control.digests), None, True
         p = self._settings.layout.n_parameters
         try:
-            vector = as_vector("control", control, p)
+            vector = read_control(control, p)
         except FedcoreError as error:
             return header._replace(control=error), None, True
-        if vector is None:
-            return header, None, True  # the shards raise the error
         self._cut(vector, "gradient", slices)
         return header._replace(control=True), vector, core.are_immutable([vector])
 

@@ -691,9 +691,8 @@ class Journal:
             start += len(part)
         if self._controls:
             _write_float32(rest[layout.n : layout.n + self._controls], control)
-        after = rest[layout.n + self._controls :].view(np.uint8)
-        for name, part, (dtype, _) in self._outside_parts(after) if counters else ():
-            part[:] = np.ascontiguousarray(counters[name], dtype).reshape(-1).view(np.uint8)
+        for name, part, (dtype, _) in self._outside_parts(rest):  # a gradient has none, but the names of a model
+            part[:] = np.ascontiguousarray(counters[name], dtype).reshape(-1).view(np.uint8) if counters else 0
 
     def _read(self, row: ClientId, client: ClientId) -> Update:
         layout, about = self._layout, _about(self._store, row)
@@ -702,16 +701,16 @@ class Journal:
         is_flat = claims["kind"] == "gradient" and not about["apart"]
         value: Any = rest[: layout.n_parameters if is_flat else layout.n]
         if about["apart"] or about["outside"]:
-            after = rest[layout.n + self._controls :].view(np.uint8)
-            parts = self._outside_parts(after) if about["outside"] else ()
-            outside = {name: part.copy().view(dtype).reshape(shape) for name, part, (dtype, shape) in parts}
-            value = layout.unflatten(value) | outside
+            outside = self._outside_parts(rest)
+            value = layout.unflatten(value) | {
+                name: part.copy().view(dtype).reshape(shape) for name, part, (dtype, shape) in outside
+            }
         control = rest[layout.n : layout.n + self._controls] if self._controls else None
         return Update(client, value, control=control, **claims)
 
-    def _outside_parts(self, after: npt.NDArray[np.uint8]) -> Iterator[tuple[str, Any, tuple[Any, Any]]]:
+    def _outside_parts(self, rest: F32) -> Iterator[tuple[str, Any, tuple[Any, Any]]]:
         """Yield the name, the bytes, and the dtype and shape of each tensor that is not averaged."""
-        start = 0
+        after, start = rest[self._layout.n + self._controls :].view(np.uint8), 0
         for name, (dtype, shape) in self._outside.items():
             size = math.prod(shape) * dtype.itemsize
             yield name, after[start : start + size], (dtype, shape)

@@ -627,7 +627,8 @@ def test_a_journal_takes_any_model(shards, count, name, tmp_path):
     server.close()
     with Server.load(tmp_path / "s") as server:
         with server.open_round() as again:
-            assert again.clients == tuple(ids)
+            pass
+        assert list(map(ids.index, again.report.accepted)) == [0, 1, 2, 3]
         assert server.x.tobytes() == straight.x.tobytes()
         named = server.tensors()
         assert all(np.array_equal(tensor, named[name]) for name, tensor in straight.tensors().items())
@@ -678,8 +679,6 @@ KINDS = {"plain": {}, "shards": {"shards": 2}, "buffer": {"buffer": 200, "max_st
 @pytest.mark.parametrize("journal", [False, True])
 def test_a_wrong_field_is_one_rejection_and_never_in_the_journal(method, kind, journal, tmp_path):
     """The same rejections and the same bits with shards, in a buffer and after a crash."""
-    if kind == "buffer" and method != "QFedAvg":
-        kind, method = kind, "FedAvg"
     x0 = np.zeros(20_000, np.float32)
     wrong = [(name, value) for name, values in ODD.items() for value in values]
     clients = len(wrong) + 2
@@ -692,7 +691,7 @@ def test_a_wrong_field_is_one_rejection_and_never_in_the_journal(method, kind, j
     rejected = {}
     for one in (plain, server):
         round = one.open_round()
-        round.add_batch([update for update in updates])
+        round.add_batch(updates)
         rejected[one] = {client: reason.partition(", in ")[0] for client, reason in round.rejected}
         if one is server and journal:
             accepted = set(round.clients)
