@@ -1,5 +1,6 @@
 """A round with a journal: no accepted update is lost, none counts twice, and the bits are those of a straight run."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -703,4 +704,157 @@ def test_a_wrong_field_is_one_rejection_and_never_in_the_journal(method, kind, j
     assert len(accepted if journal else round.report.accepted) == clients - len(rejected[plain])
     assert rejected.popitem()[1] == rejected[plain]
     assert server.x.tobytes() == plain.x.tobytes()
+    server.close()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_new_rate_rejects_the_updates_of_the_old_one(shards, tmp_path):
+    """As it rejects late updates; those of clients that choose their rates count."""
+    x0 = np.zeros(20_000, np.float32)
+    for limits in (Limits(), Limits(max_client_lr=1.0)):
+        path = tmp_path / repr(limits.max_client_lr)
+        server = made("FedAvg", x0, lr=0.1, server_lr=1.0, path=path, journal=True, shards=shards)
+        server.open_round().add(0, x0 - 1, steps=2, examples=1)
+        server.close()
+        with Server.load(path, lr=0.2, limits=limits) as server:
+            with server.open_round() as round:
+                pass
+            if limits.max_client_lr is None:
+                assert [(client, reason[:7]) for client, reason in round.report.rejected] == [(0, "lr=0.1:")]
+            else:
+                assert (server.x == -5).all()  # the mean gradient, by the rate of the steps
+
+
+def kept(path):
+    return open_updates(path, state_of(path)), JOURNAL in os.listdir(path) and [*(path / JOURNAL).iterdir()] != []
+
+
+def with_one_update(path, **options):
+    server = made("SCAFFOLD", path=path, journal=True, keep_previous=True, **options)
+    go_on(server, 1)
+    server.open_round().add(0, server.x + 1, steps=2, examples=1)
+    server.close()
+
+
+@pytest.mark.parametrize("ending", ["abort", "finish"])
+def test_a_round_without_the_journal_ends_its_updates(ending, tmp_path):
+    with_one_update(tmp_path / "s")
+    Server.load(tmp_path / "s", storage=Storage(journal=False)).close()  # nothing is lost before a round is opened
+    with Server.load(tmp_path / "s", storage=Storage(journal=False)) as server:
+        getattr(server.open_round(), ending)()
+    assert not (tmp_path / "s" / JOURNAL).exists()
+    with Server.load(tmp_path / "s", storage=Storage(journal=True)) as server:
+        assert server.open_round().clients == ()
+
+
+def test_an_undo_ends_the_open_round(tmp_path):
+    """Another round without the journal follows, and the number of the open round is the same again."""
+    with_one_update(tmp_path / "s")
+    main(["store", "undo", str(tmp_path / "s")])
+    with Server.load(tmp_path / "s") as server:
+        assert len(server._journal._store.registry) == 0
+        server.round([Update(1, server.x + 3, 2, 1)])
+        assert (server.round_number, server.open_round().clients) == (1, ())
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_updates_that_started_from_other_vectors_are_rejected(shards, tmp_path):
+    """The offset c = T / N of SCAFFOLD changes with the clients; other methods send x alone."""
+    x0 = np.zeros(20_000, np.float32)
+    for method in ("SCAFFOLD", "MIFA"):
+        server = made(method, x0, lr=0.1, path=tmp_path / method, journal=True, shards=shards)
+        server.round([Update(0, x0 + 1, 2, 1)])
+        server.open_round().add(1, x0 + 2, steps=2, examples=1)
+        server.close()
+        with Server.load(tmp_path / method) as server:
+            assert server.open_round().clients == (1,)
+        with Server.load(tmp_path / method) as server:
+            server.add_clients({"new": 5})
+            round = server.open_round()
+            assert (round.clients, len(round.rejected)) == (((), 1) if method == "SCAFFOLD" else ((1,), 0))
+
+
+def test_a_newcomer_is_registered_before_its_round_continues(tmp_path):
+    server = made("FedAvg", path=tmp_path / "s", journal=True)
+    round = server.open_round(newcomers={"new": 3})
+    round.add("new", server.x + 1, steps=2)
+    round.abort(keep=True)
+    server.add_clients({"new": np.int64(3)})
+    assert server.open_round().clients == ("new",)
+    server.close()
+
+
+def test_a_copy_has_a_journal_too(tmp_path):
+    """It is a setting of the server, and not only a folder."""
+    server = made("FedAvg", path=tmp_path / "s", journal=True)
+    for _ in range(2):
+        server.save(tmp_path / "copy")
+    server.close()
+    with Server.load(tmp_path / "copy", storage=Storage(medium="ram")) as server:
+        server.save(tmp_path / "again")
+    for path in (tmp_path / "copy", tmp_path / "again"):
+        with Server.load(path, storage=Storage(medium="mmap")) as server:
+            server.open_round().add(0, server.x + 1, steps=2, examples=1)
+        assert kept(path)[0] == [0]
+
+
+CLAIMS = {"steps": 1, "examples": 1, "count": 1, "kind": "model", "apart": False, "outside": []}
+MALFORMED = {
+    "bytes": (b"\xff" * HEADER, {}),
+    "list": (b"[]", {}),
+    "deep": (b"[" * HEADER, {}),
+    "no form": (b"{}", {}),
+    "form": ({"apart": 1}, {}),
+    "outside": ({"outside": 5}, {}),
+    "kind": ({"kind": "zip"}, {}),
+    "count": ({"count": -1}, {}),
+    "weight": ({"weight": "a"}, {}),
+    "steps": ({"steps": 10**30}, {}),
+    "examples": ({"examples": {}}, {}),
+    "lr": ({"lr": []}, {}),
+    **{f"id {id}": ({}, {"id": id}) for id in ("abc", "0 [1]", "0 {", "0 null", f"{'9' * 30} 0", "-1 0", "0 77")},
+    **{f"newcomers {new}": ({}, {"newcomers": new}) for new in (5, [[1]], [["a", 2]], [["a", "b"]], [None], "ab")},
+    "round": ({}, {"round": [0]}),
+    "format": ({}, {"format": 3}),
+    "format text": ({}, {"format": "a"}),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_malformed_journal_is_an_error_that_names_it(what, tmp_path, capsys):
+    """Or a rejection; and an error of fedcore's at every door."""
+    (claims, state), path = MALFORMED[what], tmp_path / "s"
+    Server(np.zeros(8, np.float32), "FedAvg", 3, lr=0.1, storage=Storage(path, journal=True)).close()
+    with ClientStore.open(path / JOURNAL) as store:
+        store.add(id := state.pop("id", "0 0"))
+        row = store.stage(id)
+        row[:] = 1
+        header = claims if isinstance(claims, bytes) else json.dumps(CLAIMS | claims).encode()
+        row[: HEADER // 4].view(np.uint8)[:] = np.frombuffer(header.ljust(HEADER), np.uint8)
+        store.commit(0, state={"round": 0} | state)
+
+    def opened():
+        with Server.load(path) as server, server.open_round() as round:
+            assert len(round.clients) + len(round.rejected) == (what != "round")
+
+    for door in (["info"], ["verify"], ["verify", "--round"]):
+        with contextlib.suppress(SystemExit):
+            main(["store", *door, str(path)])
+        assert "Traceback" not in "".join(capsys.readouterr())
+    try:
+        opened()
+    except FedcoreError as error:
+        assert str(path / JOURNAL) in str(error)  # noqa: PT017
+        (path / JOURNAL).rename(tmp_path / "gone")
+        with Server.load(path) as server:
+            server.open_round().add(0, server.x, steps=1)
+        assert kept(path)[0] == [0]
+
+
+def test_slices_are_refused_with_a_journal(tmp_path):
+    """``tests/cluster/test_slices.py`` has the engine on Ray, which gets and sends whole vectors then."""
+    x0 = np.zeros(20_000, np.float32)
+    server = made("FedAvg", x0, path=tmp_path / "s", journal=True, shards=2)
+    with server.open_round() as round, pytest.raises(RangeError, match="journal"):
+        round.add(0, Slices([x0[:16384], x0[16384:]]), steps=1)
     server.close()
