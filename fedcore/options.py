@@ -368,6 +368,7 @@ class Settings:
     diagnostics: bool = False
     device: str = CPU
     audit: bool = False
+    journal: bool = False
     policy: RoundPolicy = field(default_factory=RoundPolicy)
     started_nonnegative: tuple[str, ...] = ()
     """The names of float buffers that were non-negative and not all zero in the first model."""
@@ -443,6 +444,7 @@ class Settings:
         aggregation: "str | Sequence[Rule | str] | Chain | None",
         compute: Compute,
         audit: bool = False,
+        journal: bool = False,
         policy: RoundPolicy,
     ) -> "Settings":
         """Return the checked settings of a new server; the arguments are ``Server``'s."""
@@ -460,6 +462,7 @@ class Settings:
             diagnostics=bool(compute.diagnostics),
             device=compute.device or CPU,
             audit=bool(audit),
+            journal=journal,
             policy=as_policy(policy),
         )
         settings._require_fitting()
@@ -663,6 +666,7 @@ KEYS = {
     "late_rounds": "max_staleness",
     "diagnostics": "diagnostics",
     "audit": "audit",
+    "journal": "journal",
 }
 """Keys of a folder's settings, and the fields of ``Settings``."""
 LIMIT_KEYS = {"steps": "max_steps", "examples": "max_examples", "norm": "max_norm"}

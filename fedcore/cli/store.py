@@ -106,7 +106,8 @@ def info(options: Options) -> None:
         found, undo = opened.info(), _undo(opened)
         problems = loading_problems(opened, read=False)
         hints = [] if problems else loading_hints(opened)
-        waiting = open_updates(options.path, opened.state)
+        waiting, damage = _waiting(options.path, opened.state)
+        problems += damage
     if options.json:
         last = None if undo is None else {"what": undo.transaction, "before": undo.before}
         facts = {"undo": last, "open_round": waiting, "problems": problems, "to_load": hints, "age": age}
@@ -136,6 +137,14 @@ def info(options: Options) -> None:
         ]
     )
     _check_age(age, options)
+
+
+def _waiting(folder: Path, state: Any) -> tuple[list[Any], list[str]]:
+    """Return the clients with an update in the journal, and the problems of the journal."""
+    try:
+        return open_updates(folder, state), []
+    except StoreError as error:
+        return [], [str(error)]
 
 
 def _is_new(state: Any) -> bool:
@@ -192,7 +201,8 @@ def _replayed(path: Path) -> tuple[dict[str, Any], list[str]]:
     with Server.load(path, storage=Storage(medium="ram")) as server:
         with closing(Journal(path / JOURNAL, server._settings, readonly=True)) as journal:
             x, number, missing = copied(server.x), server.round_number, None
-            round = server.open_round(newcomers=journal.newcomers(number, []))
+            journal.begin(number, server._backend.sent_checksums())
+            round = server.open_round(newcomers=journal.newcomers(number, [], server.clients))
             round.replay(journal)
             try:
                 round.finish()
@@ -364,12 +374,13 @@ def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
         facts.append(asdict(found) | {"transactions": last._asdict(), "range": span._asdict()})
         held = f"transaction {last.last}, {found.rows:,} rows, {terminal.bytes_text(found.bytes)} on disk"
         pairs.append((f"shard {shard.shard}", f"[{span.start:,}, {span.stop:,}), {held}, {shard.folder}"))
-    waiting = open_updates(file.parent, state)
+    waiting, problems = _waiting(file.parent, state)
+    pairs += [("cannot be loaded", problem) for problem in problems]
     if waiting:
         pairs.append(("open round", f"{len(waiting):,} updates in the journal"))
     if options.json:
         whole = {"manifest": file, "parameters": layout.n_parameters, "elements": layout.n, "open_round": waiting}
-        terminal.print_json(whole | {"age": age, "shards": facts})
+        terminal.print_json(whole | {"problems": problems, "age": age, "shards": facts})
     else:
         terminal.print_pairs([*pairs, ("last commit", f"{age:,.0f} s ago")])
     _check_age(age, options)

@@ -31,8 +31,18 @@ from fedcore.server.round import LOGGER, SECOND, Round, one_call
 from fedcore.server.server import require_named_rates, require_saved
 from fedcore.server.state import NewClients
 from fedcore.server.step import Sizes
-from fedcore.server.update import Kind, Slices, Staging, Update, as_vector, bytes_of, read_counters, read_vector
-from fedcore.server.validation import never_negative
+from fedcore.server.update import (
+    Kind,
+    SentSlices,
+    Slices,
+    Staging,
+    Update,
+    as_vector,
+    bytes_of,
+    read_counters,
+    read_vector,
+)
+from fedcore.server.validation import never_negative, read_control
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import absolute
@@ -107,19 +117,33 @@ class ShardedRound(Round):
         for name, vector in ((update.kind, update.value), ("control", update.control)):
             if isinstance(vector, Slices):
                 vector.require(name, len(self._ranges))
+                if self._journal is not None:
+                    raise RangeError(
+                        f"{name}: the journal, which the coordinator writes, needs whole vectors; send the whole "
+                        "vector, or load the server with Storage(journal=False)"
+                    )
         header = UpdateHeader(update._replace(client=client, value=None, control=None))
         slices: list[list[Any]] = [[] for _ in self._ranges]
-        header, is_fixed = self._take(header, update, slices)
-        if header.error is None and self._settings.algorithm.second_vector is not None:
-            header, is_control_fixed = self._take_control(header, update.control, slices)
+        header, vector, is_fixed = self._take(header, update, slices)
+        control, has_control = None, self._settings.algorithm.second_vector is not None
+        if header.error is None and has_control:
+            header, control, is_control_fixed = self._take_control(header, update.control, slices)
             is_fixed = is_fixed and is_control_fixed
-        if header.error is None and (reason := self._write_to_journal(client, update)) is not None:
+        is_valid = header.error is None and header.control is has_control and self._has_valid_claims(update)
+        if is_valid and (reason := self._write_to_journal(client, update, vector, control)) is not None:
             self._rejected.append((client, reason))
             return False
         self._hold(header, slices, may_wait=self._may_hold or update.keep or is_fixed)
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
         return client in self._known
+
+    def _has_valid_claims(self, update: Update) -> bool:
+        """Whether the journal can take the update; if not, the shards reject it with the reason."""
+        try:
+            return self._journal is None or self._checked(update) is not None
+        except FedcoreError:
+            return False
 
     def add_partial_sum(self, *_: Any, **__: Any) -> None:
         """Raise a RangeError: shards do not support partial sums."""
@@ -203,39 +227,42 @@ class ShardedRound(Round):
             with suppress(FedcoreError):
                 self._learn_clients()
 
-    def _take(self, header: UpdateHeader, update: Update, slices: list[list[Any]]) -> tuple[UpdateHeader, bool]:
-        """Append the slices of an update's vector, or record its error; also return whether its memory is immutable."""
+    def _take(self, header: UpdateHeader, update: Update, slices: list[list[Any]]) -> tuple[UpdateHeader, Any, bool]:
+        """Append the slices of an update's vector, or record its error.
+
+        Return the vector too, and whether its memory is immutable.
+        """
         y = update.value
         if isinstance(y, Slices):
             _append(slices, y.parts)
-            return header._replace(digests=y.digests), True
+            return header._replace(digests=y.digests), None, True
         try:
             vector, is_fixed = read_vector(update, self._settings.layout, apart=False)
             counters = read_counters(update, self._settings.layout)
         except FedcoreError as error:
             self._bytes += bytes_of(y)
-            return header._replace(error=error), True
+            return header._replace(error=error), None, True
         self._cut(vector, update.kind, slices)
-        return header._replace(counters=counters, is_named=not bytes_of(y)), is_fixed
+        return header._replace(counters=counters, is_named=not bytes_of(y)), vector, is_fixed
 
     def _cut(self, vector: Any, kind: Kind, slices: list[list[Any]]) -> None:
         put, has_buffers = self._coordinator.placement.put, kind != "gradient"
         _append(slices, [put(vector[span.start : span.stop if has_buffers else span.end]) for span in self._ranges])
 
-    def _take_control(self, header: UpdateHeader, control: Any, slices: list[list[Any]]) -> tuple[UpdateHeader, bool]:
+    def _take_control(
+        self, header: UpdateHeader, control: Any, slices: list[list[Any]]
+    ) -> tuple[UpdateHeader, Any, bool]:
         """Append the slices of a second vector; see ``_take``."""
         if isinstance(control, Slices):
             _append(slices, control.parts)
-            return header._replace(control=True, control_digests=control.digests), True
+            return header._replace(control=True, control_digests=control.digests), None, True
         p = self._settings.layout.n_parameters
         try:
-            vector = as_vector("control", control, p)
+            vector = read_control(control, p)
         except FedcoreError as error:
-            return header._replace(control=error), True
-        if vector is None:
-            return header, True  # the shards raise the error
+            return header._replace(control=error), None, True
         self._cut(vector, "gradient", slices)
-        return header._replace(control=True), core.are_immutable([vector])
+        return header._replace(control=True), vector, core.are_immutable([vector])
 
     def _hold(self, header: UpdateHeader, slices: list[list[Any]], *, may_wait: bool) -> None:
         """Hold an update. Send the held updates if this one may not wait."""
@@ -398,6 +425,15 @@ class ShardedBackend:
     def abandon(self) -> None:
         """Do nothing: each shard discards an abandoned round before its next change."""
 
+    def sent_checksums(self) -> list[Any]:
+        """See ``State``."""
+        return [np.concatenate(parts) for parts in zip(*self.coordinator.call("sent_checksums"), strict=True)]
+
+    def keeps_journal(self, on: bool) -> None:
+        """See ``State``."""
+        self.settings = replace(self.settings, journal=on)
+        self.coordinator.call("keeps_journal", on)
+
     def sent_vectors(self, clients: Sequence[ClientId], new: Collection[ClientId]) -> SentVectors:
         """Return the vectors of a broadcast. Workers on Ray read their slices from the shards."""
         number, fetch = self.round_number, self.coordinator.fetch
@@ -413,7 +449,9 @@ class ShardedBackend:
             return fetch("offset", client, client in new and client not in self.registry)
 
         x_prev = fetch("vector", "x_prev") if self.settings.algorithm.direction.b else None
-        return GatheredVectors(self.coordinator, self.ranges, fetch("vector", "sent"), x_prev, offset)
+        sent = SentSlices(self.ranges, fetch("vector", "sent"), x_prev, offset)
+        is_whole = self.settings.journal or not self.coordinator.placement.has_references
+        return GatheredVectors(self.coordinator, sent, None if is_whole else sent)
 
     def add_clients(self, clients: list[ClientId], sizes: Sizes | None) -> None:
         """See ``Server.add_clients``."""
@@ -519,7 +557,6 @@ def new_backend(
 ) -> ShardedBackend:
     """Return the backend of a new server in shards. For arguments see ``Server``."""
     layout = settings.layout
-    require_elementwise(settings.optimizer)
     require_shardable(settings)
     _require_supported(storage, compute)
     if given is not None:
@@ -594,7 +631,7 @@ def saved_backend(
         saved = coordinator.settings | {"layout": manifest.layout.to_state()}
         settings = Settings.from_state(saved, given, compute)
         require_saved("diagnostics", saved.get("diagnostics"), compute.diagnostics)
-        require_elementwise(settings.optimizer)
+        require_shardable(settings)
         backend = ShardedBackend(settings, manifest, file.parent, coordinator)
         backend.read_registry()
     except BaseException:
@@ -616,8 +653,17 @@ def _require_supported(storage: Storage, compute: Compute) -> None:
             raise RangeError(f"{name}: not supported with shards: {reason}; leave it out")
 
 
-def require_shardable(settings: Settings) -> None:
-    """Raise a RangeError for weights of a ``Mean``, ``PrivateMean`` and buffers: shards do not support them."""
+def require_shardable(settings: Any) -> None:
+    """Raise a RangeError for an option that shards do not support. ``settings`` has at least the attributes read here;
+    an algorithm or optimizer that is None is not known.
+    """
+    require_elementwise(settings.optimizer)
+    if settings.algorithm is not None and settings.algorithm.own_starts:
+        raise RangeError(
+            f"algorithm: {settings.algorithm} keeps a start for each client, which shards do not support; use shards=1"
+        )
+    if settings.audit:
+        raise RangeError("audit: not supported with shards: each shard has only slices of the vectors; leave it out")
     if settings.policy.buffer is not None:
         raise RangeError(f"buffer={settings.policy.buffer}: not supported with shards; use shards=1")
     if settings.rules.private is not None:

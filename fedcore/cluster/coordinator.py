@@ -13,7 +13,7 @@ import numpy as np
 
 from fedcore import kernels
 from fedcore.arrays import F32, copy_into
-from fedcore.cluster.manifest import Range, ShardInfo
+from fedcore.cluster.manifest import ShardInfo
 from fedcore.cluster.placement import Answer, Lost, Placement, Referring, ShardLostError
 from fedcore.cluster.shard import AbandonedError, Question, Raised, Returned, ShardState, concatenate
 from fedcore.errors import CheckpointError, ClusterError, StoreError
@@ -506,18 +506,15 @@ def common_transaction(held: Sequence[Transactions], shards: Sequence[ShardInfo]
 
 
 class GatheredVectors:
-    """The ``SentVectors`` of shards. A vector is gathered when it is first used."""
+    """The ``SentVectors`` of shards. A vector is gathered when it is first used.
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        ranges: Sequence[Range],
-        x: Sequence[Any],
-        x_prev: Sequence[Any] | None,
-        offset: Callable[[ClientId], Sequence[Any]],
-    ) -> None:
+    Args:
+        slices: ``sent``, or None if other processes cannot read slices or may not send them back.
+    """
+
+    def __init__(self, coordinator: Coordinator, sent: SentSlices, slices: SentSlices | None) -> None:
         self._coordinator, self._opening = coordinator, coordinator.openings
-        self._sent = SentSlices(ranges, x, x_prev, offset)
+        self._sent, self.slices = sent, slices
 
     @cached_property
     def x(self) -> F32:
@@ -528,11 +525,6 @@ class GatheredVectors:
     def x_prev(self) -> F32 | None:
         """See ``SentVectors``."""
         return None if self._sent.x_prev is None else self._gather(self._sent.x_prev)
-
-    @property
-    def slices(self) -> SentSlices | None:
-        """The slices of the vectors; None if other processes cannot read slices."""
-        return self._sent if self._coordinator.placement.has_references else None
 
     def offset(self, client: ClientId, out: Any) -> Any:
         """See ``SentVectors``."""

@@ -5,23 +5,27 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
 from fedcore.cluster import manifest as own
+from fedcore.cluster.backend import require_shardable
 from fedcore.cluster.coordinator import common_transaction, shared_settings
-from fedcore.cluster.manifest import NAME, Manifest, Range, ShardInfo, clean_up, cut, ranges_of, require_elementwise
+from fedcore.cluster.manifest import NAME, Manifest, Range, ShardInfo, clean_up, cut, ranges_of
 from fedcore.errors import CheckpointError, FedcoreError, RangeError, StoreError
 from fedcore.model import Layout
-from fedcore.options import revive
-from fedcore.server.folder import checkpoint_errors, go_back, server_state, transactions
+from fedcore.options import limits_from_state, revive
+from fedcore.rules import Chain
+from fedcore.server.folder import JOURNAL, checkpoint_errors, go_back, server_state, transactions
 from fedcore.server.step import OF_MODEL
 from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
 from fedcore.store.client_store import Piece, join, require_alike
 from fedcore.store.files import disk
+from fedcore.store.files.folder import remove
 from fedcore.validation import absolute
 
 _SHARED = ("counter", "population", "norms")
@@ -41,8 +45,8 @@ def reshard(
 ) -> Path:
     """Change the number of shards of a saved server, or cut an unsharded server into shards.
 
-    Later rounds have the same bits. This process must be able to read and write all folders, and no server may use
-    them.
+    Later rounds have the same bits, and the journal keeps the updates of an open round. This process must be able to
+    read and write all folders, and no server may use them.
 
     Args:
         path: a manifest or its folder; or the folder of an unsharded server, which then needs ``to``.
@@ -57,7 +61,7 @@ def reshard(
         The path of the manifest.
 
     Raises:
-        RangeError: an argument is invalid, or the server's optimizer does not step element by element.
+        RangeError: an argument is invalid, or the server has an option that shards do not support.
         StoreError: the path has no server, a folder is in use, or a disk is full. Nothing has changed.
         CheckpointError, CorruptionError: the folders do not belong together, or are damaged. Nothing has changed.
         LockedError: a server uses the shards, or another call saves or reshards there.
@@ -91,6 +95,8 @@ def reshard(
         is_copy = found is not None and to is None and found[1].is_copy
         manifest = Manifest(uuid4().hex, old.layout, ranges, names, is_copy)
         home = Path(os.path.realpath(found[0].parent if found and to is None else to or ""))
+        journal = (found[0].parent if found else path) / JOURNAL
+        copies_journal = to is not None and journal.exists()
         if to is not None:
             own.prepare(home)
         infos = manifest.shards(home, folders)
@@ -101,9 +107,14 @@ def reshard(
             own.write_intent(home, new=manifest, old=found[1] if found and to is None else None)
             try:
                 old.write(infos, ranges, progress)
+                if copies_journal:
+                    with ClientStore.open(journal, readonly=True) as kept:
+                        kept.save(home / JOURNAL)
                 manifest.write(home / NAME)
             except BaseException:
                 opened.close()
+                if copies_journal and not (home / NAME).exists() and (home / JOURNAL).exists():
+                    remove(home / JOURNAL)
                 with suppress(FedcoreError):  # the manifest may be written, but not durable
                     clean_up(home, _delete, deletes_old=False, named=named)
                 raise
@@ -210,11 +221,17 @@ def _open_server(folder: Path, opened: ExitStack) -> _Shards:
         settings = server_state(folder, rows.state)["settings"]
         if settings["layout"].get("groups"):
             raise StoreError(f"{folder}: a server with partial updates has no shards")
-        layout, optimizer = Layout.from_state(settings["layout"]), None
-        with suppress(CheckpointError):  # the optimizer is the caller's own class, which Server.load checks
-            optimizer = revive("optimizer", settings["optimizer"], None)
+        layout, rules = Layout.from_state(settings["layout"]), Chain()
+        known: dict[str, Any] = {"algorithm": None, "optimizer": None}
+        with suppress(CheckpointError):  # the caller's own rule; like an own class below, Server.load checks it
+            _, rules = limits_from_state(settings)
+        for what in known:
+            with suppress(CheckpointError):
+                known[what] = revive(what, settings[what], None)
+        known["rules"] = SimpleNamespace(private=rules.private, weights=settings.get("own_weights") or None)
+        known["policy"] = SimpleNamespace(buffer=settings.get("policy", {}).get("buffer"))
         x = rows.vector("x")
         assert x is not None
         nonnegative = settings.get("nonnegative", never_negative(layout, x))
-    require_elementwise(optimizer)
+    require_shardable(SimpleNamespace(**known, audit=settings.get("audit", False)))
     return _Shards(layout, [Range(0, layout.n, layout.n_parameters)], [rows], nonnegative)

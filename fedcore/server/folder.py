@@ -3,9 +3,9 @@
 import json
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from operator import itemgetter
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -17,19 +17,19 @@ from fedcore.algorithms import REGISTRY
 from fedcore.algorithms.privacy import Ledger
 from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import CPU, F32, F64, NARROW, Library, copied, device_named, ieee, spans
-from fedcore.errors import CheckpointError, DeviceError, StoreError
+from fedcore.errors import CheckpointError, CorruptionError, DeviceError, StoreError
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
 from fedcore.options import BY_MODULE, DESCRIBED, LARGEST, RATES, Settings, revive
 from fedcore.rules import WINDOW
 from fedcore.server.state import NewClients
 from fedcore.server.step import Snapshot, count_of
-from fedcore.server.update import Update, as_vector, in_float32, read_counters, read_vector
+from fedcore.server.update import Update, in_float32, read_counters
 from fedcore.store import ClientStore
 from fedcore.store.commits import Medium
 from fedcore.store.reader import CommittedRows
-from fedcore.store.registry import ClientId
-from fedcore.validation import describe_integers, is_integer, short_repr
+from fedcore.store.registry import ClientId, canonical
+from fedcore.validation import check_integer, describe_integers, is_integer, rejection_reason, short_repr
 
 # Validation of a folder before a server is loaded from it.
 
@@ -514,8 +514,25 @@ GROUPS = "groups"
 JOURNAL = "round"
 """The journal's folder in that of a server."""
 HEADER = 1024
-"""The bytes at the start of a row that hold the claims as JSON."""
+"""The bytes at the start of a row that hold the claims as JSON. Nothing in it grows with the model."""
 CLAIMS = ("steps", "examples", "lr", "count", "round", "kind", "weight", "loss")
+FORMAT = 2
+"""The version of a journal's rows. Version 1 lists the names of the tensors that are not averaged in the header."""
+
+
+@contextmanager
+def journal_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Raise CorruptionError, with the journal's path, for any error from malformed values in a journal."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CorruptionError(
+            f"{path}: the journal of the open round is damaged ({reason:.300}); delete this folder, and the round "
+            "starts without its updates"
+        ) from error
 
 
 class Journal:
@@ -523,9 +540,9 @@ class Journal:
 
     A row holds the claims, the vector as float32, the second vector, and the tensors that are not averaged. Its id in
     the store has the order of the update and its client, so that a resumed round adds them in the same order. A client
-    can have several updates in a buffer. The journal of
-    another round than the open one is outdated: the server committed that round, and was killed before it emptied the
-    journal.
+    can have several updates in a buffer. The state has the round, its newcomers, and a digest of what its clients were
+    sent. The journal of another round than the open one is outdated: the server committed that round and was killed
+    before it emptied the journal, or the round before it was undone.
 
     Args:
         path: the folder of the journal; it is created if it does not exist.
@@ -540,7 +557,8 @@ class Journal:
 
     def __init__(self, path: Path, settings: Settings, *, readonly: bool = False) -> None:
         layout = settings.layout
-        self._layout = layout
+        self.path, self._layout, self._readonly, self._sent = path, layout, readonly, ""
+        self._is_private = settings.rules.private is not None
         self._controls = layout.n_parameters if settings.algorithm.second_vector is not None else 0
         self._outside = {piece.name: (_dtype(piece.dtype), piece.shape) for piece in layout.outside}
         sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in self._outside.values()]
@@ -549,16 +567,39 @@ class Journal:
             self._store = ClientStore.open(path, readonly=readonly)
         else:
             self._store = ClientStore([], n, medium="mmap", path=path)
-        if self._store.n != n:
+        if (self._store.n, self._store.codec) != (n, "f32"):
             self._store.close()
             raise CheckpointError(f"{path}: the journal belongs to a different model; delete this folder")
 
-    def newcomers(self, round: int, given: NewClients) -> NewClients:
-        """Return the newcomers of a round: the given clients, and the newcomers of the interrupted round."""
-        before = self._state(round).get("newcomers", [])
-        if before and isinstance(before[0], list):
-            return {**(given if isinstance(given, Mapping) else {}), **dict(before)}
-        return list(dict.fromkeys([*before, *given])) if before else given
+    def begin(self, round: int, sent: Sequence[npt.NDArray[Any]] = ()) -> None:
+        """Start a round whose clients got vectors with these checksums; drop the updates of any other round."""
+        self._sent = blake2b(b"".join(one.tobytes() for one in sent), digest_size=16).hexdigest()
+        if len(self._store.registry) and not self._readonly and not _head(self._store, round):
+            with suppress(StoreError):  # they have no effect
+                self.retain(())
+                self.erase_private()
+
+    def outdated(self, round: int) -> str | None:
+        """Return why the updates of an interrupted round do not count, or None."""
+        if _head(self._store, round).get("sent", self._sent) == self._sent:
+            return None
+        return "journal: the server sent another model or offset before the round was interrupted; train again"
+
+    def newcomers(self, round: int, given: NewClients, registry: Container[Any]) -> NewClients:
+        """Return the newcomers of a round: the given clients, and those of the interrupted round that are not
+        registered.
+        """
+        with journal_errors(self.path):
+            before = _head(self._store, round).get("newcomers", [])
+            pairs = [one if isinstance(one, list) else (one, None) for one in before]
+            new = {client: size for id, size in pairs if (client := canonical(id)) not in registry}
+            for size in set(new.values()) - {None}:
+                check_integer("newcomers", size, 1)
+        if not new:
+            return given
+        if None in new.values():
+            return list(dict.fromkeys([*new, *given]))
+        return {**(given if isinstance(given, Mapping) else dict.fromkeys(given)), **new}
 
     def updates(self, round: int) -> list[tuple[int, Update]]:
         """Return the updates of an interrupted round with their orders, the first accepted one first.
@@ -568,30 +609,38 @@ class Journal:
         Raises:
             CorruptionError: an update is damaged.
         """
-        if not self._state(round):
-            return []
-        rows = sorted(((_entry(self._store, row), row) for row in self._store.registry), key=lambda pair: pair[0][0])
-        return [(order, self._read(row, client)) for (order, client), row in rows]
+        with journal_errors(self.path):
+            found = _entries(self._store) if _head(self._store, round) else []
+            return [(order, self._read(row, client)) for (order, client), row in found]
 
-    def append(self, round: int, order: int, update: Update, newcomers: NewClients) -> None:
+    def append(self, round: int, order: int, update: Update, vector: Any, control: Any, newcomers: NewClients) -> None:
         """Write a valid update durably; ``order`` is its number in the round.
+
+        Args:
+            update: the update with plain claims; ``vector`` and ``control`` are its vectors as ``read_vector`` and
+                ``as_vector`` return them.
 
         Raises:
             StoreError: the disk is full, for example; the journal is unchanged.
         """
         store = self._store
-        state = {"round": round, "newcomers": list(newcomers.items() if isinstance(newcomers, Mapping) else newcomers)}
         try:
-            if not self._state(round):
+            listed: list[Any] = list(map(canonical, newcomers))
+            if isinstance(newcomers, Mapping):
+                listed = list(zip(listed, map(int, newcomers.values()), strict=True))
+            state = {"format": FORMAT, "round": round, "sent": self._sent, "newcomers": listed}
+            if not _head(store, round):
                 for row in list(store.registry):
                     store.forget(row)
             row = f"{order} {json.dumps(update.client)}"
             store.add(row)
-            self._write(update, store.stage(row))
+            self._write(update, vector, control, store.stage(row))
             store.commit(round, state=state)
-        except BaseException:
+        except BaseException as error:
             store.rollback()
-            raise
+            if isinstance(error, StoreError) or not isinstance(error, Exception):
+                raise
+            raise StoreError(f"the update cannot be written: {rejection_reason(error)}") from error
 
     def retain(self, known: Collection[Any]) -> None:
         """Drop all other updates durably. ``known`` has the clients, or (order, client), of some of the updates.
@@ -604,7 +653,7 @@ class Journal:
             return
         try:
             for row in list(store.registry):
-                if (entry := _entry(store, row)) not in known and entry[1] not in known:
+                if not known or ((entry := _entry(store, row)) not in known and entry[1] not in known):
                     store.forget(row)
             store.commit(store.round or 0, state=store.state if known else {})
         except BaseException:
@@ -620,84 +669,102 @@ class Journal:
         """Erase the bytes of dropped updates from the files."""
         self._store.compact(erase=True)
 
+    def erase_private(self) -> None:
+        """Erase them if the server is private: its clients' updates must not stay in unused space."""
+        if self._is_private:
+            self.erase()
+
     def close(self) -> None:
         """Close the journal; its updates stay in the folder."""
         self._store.close()
 
-    def _state(self, round: int) -> dict[str, Any]:
-        """The state of the store, if it is that of this round; else an empty one."""
-        state = self._store.state
-        return state if state and state.get("round") == round else {}
-
-    def _write(self, update: Update, row: Any) -> None:
+    def _write(self, update: Update, vector: Any, control: Any, row: Any) -> None:
         layout, rest = self._layout, row[HEADER // 4 :]
-        vector, _ = read_vector(update, layout, apart=True)
         counters = read_counters(update, layout)
         claims = {name: getattr(update, name) for name in CLAIMS}
-        about = {"apart": isinstance(vector, list), "outside": list(counters), **claims}
+        about = {"apart": isinstance(vector, list), "outside": bool(counters), **claims}
         header = np.frombuffer(json.dumps(about, default=_plain).encode().ljust(HEADER), np.uint8)
         row[: HEADER // 4].view(np.uint8)[:] = header
-        n = layout.n_parameters if update.kind == "gradient" else layout.n
         start = 0
         for part in vector if isinstance(vector, list) else [vector]:
             _write_float32(rest[start : start + len(part)], part)
             start += len(part)
-        assert start == n
         if self._controls:
-            control = as_vector("control", update.control, self._controls)
             _write_float32(rest[layout.n : layout.n + self._controls], control)
-        after, start = rest[layout.n + self._controls :].view(np.uint8), 0
-        for name, (dtype, shape) in self._outside.items():
-            size = math.prod(shape) * dtype.itemsize
-            if name in counters:
-                after[start : start + size] = np.ascontiguousarray(counters[name], dtype).reshape(-1).view(np.uint8)
-            start += size
+        for name, part, (dtype, _) in self._outside_parts(rest):  # a gradient has none, but the names of a model
+            part[:] = np.ascontiguousarray(counters[name], dtype).reshape(-1).view(np.uint8) if counters else 0
 
-    def _read(self, id: ClientId, client: ClientId) -> Update:
-        layout, row = self._layout, self._store.row(id)
-        assert isinstance(row, np.ndarray)
-        about = json.loads(bytes(row[: HEADER // 4].view(np.uint8)))
+    def _read(self, row: ClientId, client: ClientId) -> Update:
+        layout, about = self._layout, _about(self._store, row)
         claims = {name: about.get(name) for name in CLAIMS}  # an older journal has no loss
-        rest: F32 = row[HEADER // 4 :]
-        value: Any = rest[: layout.n_parameters if claims["kind"] == "gradient" else layout.n]
+        rest: F32 = self._store.row(row)[HEADER // 4 :]  # type: ignore[index, assignment]  # _about has read it
+        is_flat = claims["kind"] == "gradient" and not about["apart"]
+        value: Any = rest[: layout.n_parameters if is_flat else layout.n]
         if about["apart"] or about["outside"]:
-            value = layout.unflatten(value) | self._outside_of(rest, about["outside"])
+            outside = self._outside_parts(rest)
+            value = layout.unflatten(value) | {
+                name: part.copy().view(dtype).reshape(shape) for name, part, (dtype, shape) in outside
+            }
         control = rest[layout.n : layout.n + self._controls] if self._controls else None
         return Update(client, value, control=control, **claims)
 
-    def _outside_of(self, rest: F32, names: list[str]) -> dict[str, Any]:
-        """Return the tensors that are not averaged, as the client sent them."""
-        after, start, found = rest[self._layout.n + self._controls :].view(np.uint8), 0, {}
+    def _outside_parts(self, rest: F32) -> Iterator[tuple[str, Any, tuple[Any, Any]]]:
+        """Yield the name, the bytes, and the dtype and shape of each tensor that is not averaged."""
+        after, start = rest[self._layout.n + self._controls :].view(np.uint8), 0
         for name, (dtype, shape) in self._outside.items():
             size = math.prod(shape) * dtype.itemsize
-            if name in names:
-                found[name] = after[start : start + size].copy().view(dtype).reshape(shape)
+            yield name, after[start : start + size], (dtype, shape)
             start += size
-        return found
+
+
+def _head(store: ClientStore, round: int) -> dict[str, Any]:
+    """Return the state of a journal if it is that of this round; else an empty one."""
+    with journal_errors(store.path):
+        state = store.state or {}
+        if state.get("format", 1) > FORMAT:
+            raise StoreError(f"{store.path}: written by a newer version of fedcore, which can read it")
+        return state if state.get("round") == round else {}
+
+
+def _about(store: ClientStore, row: ClientId) -> dict[str, Any]:
+    """Return the header of an update: its claims, and the form of its vectors."""
+    with journal_errors(store.path):
+        found: Any = store.row(row)
+        about: dict[str, Any] = json.loads(bytes(found[: HEADER // 4].view(np.uint8)))
+        if not isinstance(about["apart"], bool) or not isinstance(about["outside"], bool | list):
+            raise ValueError(f"{row!r}: the header has no form of the vectors")
+        return about
 
 
 def _entry(store: ClientStore, row: ClientId) -> tuple[int, ClientId]:
     """Return the order and the client of an update from the id of its row in a journal."""
-    order, _, client = str(row).partition(" ")
-    try:
-        return int(order), json.loads(client)
-    except ValueError:  # an older journal: the id is the client, and the header has the order
-        header: Any = store.row(row)
-        return json.loads(bytes(header[: HEADER // 4].view(np.uint8)))["order"], row
+    with journal_errors(store.path):
+        order, _, client = str(row).partition(" ")
+        try:
+            number, id = int(order), json.loads(client)
+        except ValueError:  # an older journal: the id is the client, and the header has the order
+            number, id = _about(store, row)["order"], row
+        return check_integer("order", number, 0, _WIDEST), canonical(id)
+
+
+def _entries(store: ClientStore) -> list[tuple[tuple[int, ClientId], ClientId]]:
+    """Return the entry and the row of each update in a journal, in the order of arrival."""
+    return sorted(((_entry(store, row), row) for row in store.registry), key=lambda pair: pair[0][0])
 
 
 def open_updates(path: Path, state: Any) -> list[ClientId]:
     """Return the client of each update of the open round in the journal of a server's folder, in their order.
 
     ``state`` is that of the server's store, or of one of its shards.
+
+    Raises:
+        CorruptionError: the journal is damaged.
     """
     with suppress(LookupError, TypeError):  # a store without a server
         round = state["numbers"]["round_number"]
         if (path / JOURNAL).exists():
             with ClientStore.open(path / JOURNAL, readonly=True) as store:
-                if store.state["round"] == round:
-                    entries = (_entry(store, row) for row in store.registry)
-                    return [client for _, client in sorted(entries, key=itemgetter(0))]
+                return [client for (_, client), _ in _entries(store)] if _head(store, round) else []
     return []
 
 
@@ -706,7 +773,13 @@ def journal_problems(path: Path) -> list[str]:
     if not (path / JOURNAL).exists():
         return []
     with ClientStore.open(path / JOURNAL, readonly=True) as store:
-        return [f"open round: {problem}" for problem in store.verify()]
+        problems = store.verify()
+        try:
+            for _, row in _entries(store) if not problems else ():
+                _about(store, row)
+        except CorruptionError as error:
+            problems = [str(error)]
+        return [f"open round: {problem}" for problem in problems]
 
 
 def _write_float32(out: F32, vector: Any) -> None:

@@ -50,10 +50,12 @@ from fedcore.server.validation import (
     NOT_FINITE,
     Decision,
     PlainColumns,
+    SentRates,
     UpdateReader,
     Validator,
     Weighing,
     check_claims,
+    check_distance,
     usual,
 )
 from fedcore.store.registry import ClientId, Registry
@@ -195,6 +197,7 @@ class Round(OpenRound):
         self._arrivals = 0  # the order of the next valid update
         self._newcomers: NewClients = ()
         self._journal: Journal | None = None
+        self._rates: SentRates  # of a round with a journal
         self._staging: Staging
         self.attendance = Attendance(settings.policy)
 
@@ -427,34 +430,50 @@ class Round(OpenRound):
 
     def replay(self, journal: Journal) -> None:
         """Add the updates of an interrupted round."""
+        outdated = journal.outdated(self._number)
         for order, update in journal.updates(self._number):
             self._arrivals = order
             try:
-                self.add_batch([update])
-            except UnknownClientError as error:
+                if outdated is None:
+                    self.add_batch([update])
+                else:
+                    self._rejected.append((update.client, outdated))
+            except (UnknownClientError, UnknownNameError, RangeError) as error:  # or an option has changed
+                self._require_open()
                 self._rejected.append((update.client, str(error)))
 
     def resume(self, journal: Journal) -> None:
         """Start with the updates of an interrupted round, and write further updates to the journal."""
         self.replay(journal)
-        self._journal = journal
+        self._journal, self._rates = journal, SentRates(self._settings.lr, self._settings.limits)
         self._keep_in_journal(self._known)
 
-    def _write_to_journal(self, client: ClientId, update: Update) -> str | None:
+    def _checked(self, update: Update) -> Update:
+        """Return an update with plain claims, and the rate that its client used; raise if one is out of range."""
+        oldest = max(0, self._number - self._settings.max_staleness)
+        update = check_claims(update, self._settings.asked, range(oldest, self._number + 1))
+        started = self._number if update.round is None else update.round
+        rate = self._rates.read(update, started)
+        check_distance(rate, update.steps, update.lr)
+        weight = None if update.weight is None else float(update.weight)
+        return update._replace(lr=rate if update.lr is None else float(update.lr), weight=weight)
+
+    def _write_to_journal(self, client: ClientId, update: Update, vector: Any, control: Any) -> str | None:
         """Number a valid update, and write it to the journal, if any; return why it is rejected if this fails."""
         order, self._arrivals = self._arrivals, self._arrivals + 1
         if self._journal is not None:
             try:
-                self._journal.append(self._number, order, update._replace(client=client), self._newcomers)
-            except StoreError as error:
+                checked = self._checked(update)._replace(client=client)
+                self._journal.append(self._number, order, checked, vector, control, self._newcomers)
+            except FedcoreError as error:
                 return f"journal: {error}"
         return None
 
     def _empty_journal(self) -> None:
         self._keep_in_journal(())  # if the round is committed, its journal is outdated even if this fails
-        if self._journal is not None and self._settings.rules.private is not None:
+        if self._journal is not None:
             try:
-                self._journal.erase()  # private updates must not stay in unused space
+                self._journal.erase_private()
             except StoreError as error:
                 self._logger.warning("journal: %s", error)
 
@@ -588,7 +607,8 @@ class LocalRound(Round):
         keys: list[Any] = []
         for update, (client, batch, fixed, _), reason in zip(updates, read, reasons, strict=True):
             if batch is not None and reason is None:
-                reason = self._write_to_journal(client, update) or self._settle_examples(batch)
+                reason = self._write_to_journal(client, update, batch.vectors[0], batch.controls[0])
+                reason = reason or self._settle_examples(batch)
             keys += [client] if batch is None else self._keys_of(batch, self._arrivals - 1)
             taken.append(batch is not None and reason is None)
             if batch is None or reason is not None:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -42,7 +42,15 @@ from fedcore.rules import SEEDED, Chain, Rule
 from fedcore.runtime import Unpicklable, uninterrupted
 from fedcore.server.aggregation import Counters, Reducer
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
-from fedcore.server.folder import GROUPS, JOURNAL, Journal, checkpoint_errors, require_plausible, server_state
+from fedcore.server.folder import (
+    GROUPS,
+    JOURNAL,
+    Journal,
+    checkpoint_errors,
+    journal_errors,
+    require_plausible,
+    server_state,
+)
 from fedcore.server.partial import PartialSum, require_partial_sums
 from fedcore.server.report import UNASKED, Attendance, Report, tell
 from fedcore.server.round import LOGGER, LocalRound, Round, RoundLock, WholeRound, log_round, whole_round
@@ -166,7 +174,7 @@ class Server(Represented, Unpicklable):
         if layout.n_parameters < 1:
             raise ShapeError("model: it has no parameters")
         options: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer, "limits": limits}
-        options |= {"compute": compute, "audit": place.audit, "policy": policy}
+        options |= {"compute": compute, "audit": place.audit, "journal": bool(place.journal), "policy": policy}
         settings = Settings.of(method, layout, aggregation=aggregation, **options)
         if layout.groups:
             self._start(groups().new_backend(model, settings, ids, sizes, place, compute, given), callbacks)
@@ -201,9 +209,16 @@ class Server(Represented, Unpicklable):
 
     def _keep_journal(self, storage: Storage, folder: str | os.PathLike[str] | None) -> None:
         """Open the journal in the server's folder, if the options or an earlier use ask for it."""
-        path = None if folder is None else Path(folder) / JOURNAL
-        if path is not None and (storage.journal or (storage.journal is None and path.exists())):
+        if folder is None:
+            return
+        path = Path(folder) / JOURNAL
+        exists = path.exists()
+        on = (exists or self._settings.journal) if storage.journal is None else bool(storage.journal)
+        if on is not self._settings.journal:
+            self._backend.keeps_journal(on)
+        if on or exists:
             self._journal = Journal(path, self._settings)
+            self._journal.begin(self.round_number)
 
     @property
     def _settings(self) -> Settings:
@@ -782,11 +797,29 @@ class Server(Represented, Unpicklable):
         self._backend.require_open_store()
         make = partial(self._backend.new_round, kind, batch_size, may_hold=may_hold, callbacks=self.callbacks)
         opened: Round = self._round_lock.open(self.round_number, make)
-        opened.attendance, journal = self._attendance(expected), self._journal
-        opened.start(newcomers if journal is None else journal.newcomers(self.round_number, newcomers))
-        if journal is not None:
-            opened.resume(journal)
+        opened.attendance = self._attendance(expected)
+        try:
+            self._start_round(opened, newcomers)
+        except BaseException:
+            opened.abort(keep=True)
+            raise
         return opened
+
+    def _start_round(self, opened: Round, given: NewClients) -> None:
+        """Start an opened round, with the updates of an interrupted one if the server has a journal."""
+        number, journal = self.round_number, self._journal
+        if journal is not None and not self._settings.journal:  # switched off: the interrupted round does not continue
+            journal.close()
+            remove(journal.path)
+            journal = self._journal = None
+        if journal is None:
+            opened.start(given)
+            return
+        journal.begin(number, self._backend.sent_checksums())
+        newcomers = journal.newcomers(number, given, self._backend.registry)
+        with nullcontext() if newcomers is given or given else journal_errors(journal.path):
+            opened.start(newcomers)
+        opened.resume(journal)
 
 
 class EdgeRound(LocalRound):

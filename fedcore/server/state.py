@@ -26,6 +26,7 @@ from fedcore.arrays import (
     empty,
     freeze,
     ieee,
+    to_host,
     view_of,
     zeros,
 )
@@ -68,11 +69,14 @@ from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
 from fedcore.store.reader import ReadRows
 from fedcore.store.registry import ClientId, Registry, canonical
+from fedcore.store.slots import checksums
 
 Vector = npt.NDArray[Any]
 
 MOST_ROUNDS = 2**53
 """The cutoff of intervals for methods without one."""
+SUMMED = 1 << 16
+"""The bytes of a block with a checksum of its own. The shards of a server end at such blocks."""
 
 
 class Upload:
@@ -443,6 +447,16 @@ class State:
             layout = self.settings.layout
             self._sent = x, as_sent(layout, x, self._model.vectors.get() if layout.narrow else None)
         return self._sent[1]
+
+    def sent_checksums(self) -> list[npt.NDArray[np.uint64]]:
+        """Return the checksums of the vectors that all clients get; those of shards together are the same."""
+        now = self.snapshot
+        sent = [now.sent, now.x_prev if self.settings.algorithm.direction.b else None, self.shared_offset()]
+        return [checksums(to_host(vector), SUMMED) for vector in sent if vector is not None]
+
+    def keeps_journal(self, on: bool) -> None:
+        """Set whether later rounds have a journal; the folder has the setting from the next commit on."""
+        self.settings = replace(self.settings, journal=on)
 
     def new_round(self, kind: Any, batch_size: int, *, may_hold: bool, callbacks: Sequence[Callback]) -> Any:
         """Return a round that has not begun."""

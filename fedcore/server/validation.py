@@ -749,12 +749,16 @@ class UpdateReader:
     def _read_control(self, control: Any) -> Any:
         if self._settings.algorithm.second_vector is None:
             return None
-        n = self._settings.layout.n_parameters
-        vector = as_vector("control", control, n, device=self._settings.device)
-        if vector is None:
-            got = "None" if control is None else type(control).__name__
-            raise DtypeError(f"control: expected float32[{n}], the client's second vector, got {got}")
-        return vector
+        return read_control(control, self._settings.layout.n_parameters, device=self._settings.device)
+
+
+def read_control(control: Any, n: int, *, device: str = CPU) -> Any:
+    """Return a second vector as ``as_vector`` does; raise DtypeError if it is not an array."""
+    vector = as_vector("control", control, n, device=device)
+    if vector is None:
+        got = "None" if control is None else type(control).__name__
+        raise DtypeError(f"control: expected float32[{n}], the client's second vector, got {got}")
+    return vector
 
 
 def _size_of(update: Update) -> tuple[float, int]:

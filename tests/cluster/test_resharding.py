@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -13,11 +14,13 @@ from fedcore.algorithms import optimizers
 from fedcore.cluster import manifest
 from fedcore.cluster.manifest import BLOCK, INTENT
 from fedcore.errors import ArrayError, CheckpointError, CorruptionError, LockedError, RangeError, StoreError
-from fedcore.rules import CentredClipping, NearestNeighborMixing
+from fedcore.rules import CentredClipping, NearestNeighborMixing, PrivateMean
+from fedcore.server.folder import open_updates
 from fedcore.store.files import disk as system_calls
 from tests.cli.command import invoke
 from tests.cluster.pairs import METHODS, SIZES, alike, made, n, one_round, same
 from tests.cluster.test_same_bits import batch_norm, robust_pair, robust_round
+from tests.kit import flat
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 
@@ -120,6 +123,51 @@ def test_a_server_becomes_a_cluster(tmp_path, run, method):
         for _ in range(3):
             alike(one_round(one), one_round(many))
         same(one, many, opened_again=True)
+
+
+@pytest.mark.parametrize(("shards", "to", "elsewhere"), [(1, 2, True), (2, 3, False), (3, 1, False), (3, 2, True)])
+def test_the_journal_of_an_open_round_is_kept(tmp_path, run, shards, to, elsewhere):
+    one = made("SCAFFOLD", X0)
+    many = made("SCAFFOLD", X0, shards=None if shards == 1 else shards, path=run, journal=True)
+    alike(one_round(one), one_round(many))
+    many.open_round().add(0, one.x + 1, steps=2)
+    many.close()
+    place = tmp_path / "new" if elsewhere else run
+    cluster.reshard(run, to, to=place if elsewhere else None)
+    with Server.load(place) as many:
+        rounds = many.open_round(), one.open_round()
+        assert rounds[0].clients == (0,)
+        assert rounds[1].add(0, one.x + 1, steps=2)
+        for round in rounds:
+            assert round.add(1, one.x + 2, steps=3)
+        alike(*(round.finish() for round in rounds))
+        same(one, many, opened_again=True)
+        assert open_updates(place, {"numbers": {"round_number": 2}}) == []
+        many.open_round().add(0, one.x, steps=1)
+    with Server.load(place) as many:
+        assert many.open_round().clients == (0,)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(audit=True),
+        dict(aggregation=[PrivateMean(clip=1, noise=1, expected=2, rounds=9)]),
+        dict(weights={0: 1, 1: 2}),
+        dict(buffer=2, max_staleness=1),
+        dict(algorithm="FedAWE"),
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_shards_do_not_support_is_refused_before_anything_is_written(tmp_path, options):
+    """With the error of a new server in shards."""
+    options = dict(algorithm="FedAvg", clients=2, lr=0.1) | options
+    Server(X0, **flat(path=tmp_path / "one", **options)).close()
+    with pytest.raises(RangeError) as error:
+        Server(X0, **flat(shards=2, **options))
+    with pytest.raises(RangeError, match=re.escape(str(error.value))):
+        cluster.reshard(tmp_path / "one", 2, to=tmp_path / "two")
+    assert not (tmp_path / "two").exists()
 
 
 def test_a_copy_elsewhere(tmp_path, run):

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore import Compute, Server, algorithms
+from fedcore import Compute, Server, Storage, algorithms
 from fedcore.cluster import Slices
 from fedcore.errors import ClusterError, RangeError
 from fedcore.simulation.data import Dataset
@@ -177,6 +177,20 @@ def test_a_worker_that_lies(one_by_one, shards):
     for report, other in zip(reports, due, strict=True):
         assert sorted(client for client, _ in report.rejected) == [1, 2]  # buffered updates are rejected later
         alike(*(replace(one, rejected=tuple(sorted(one.rejected))) for one in (report, other)))
+
+
+def test_a_journal_gets_whole_vectors(one_by_one, shards, tmp_path):
+    """The coordinator writes it, so workers neither get nor send slices; the bits are the same."""
+    storage, xs = Storage(tmp_path / "run", journal=True), []
+    for options in (dict(compute=shards, storage=storage), {}):
+        engine = one_by_one.there if options else one_by_one.here
+        with Server(normed(), "SCAFFOLD", clients=6, lr=0.1, **options) as server:
+            for _ in range(2):
+                broadcast = server.broadcast(range(6))
+                assert broadcast.slices is None
+                assert server.round(engine.updates(broadcast)).accepted == tuple(range(6))
+            xs.append(server.x.tobytes())
+    assert xs[0] == xs[1]
 
 
 @pytest.mark.parametrize("what", ["value", "control"])

@@ -1,5 +1,6 @@
 """A round with a journal: no accepted update is lost, none counts twice, and the bits are those of a straight run."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -17,11 +18,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import ClientStore, Limits, Model, RoundPolicy, Server, Storage, Update, errors
+from fedcore import ClientStore, Compute, Limits, Model, RoundPolicy, Server, Storage, Update, errors
 from fedcore.cli import main
-from fedcore.errors import RangeError, RoundError, StoreError
+from fedcore.cluster import Slices
+from fedcore.errors import FedcoreError, RangeError, RoundError, StoreError
 from fedcore.server.aggregation import Sum
-from fedcore.server.folder import JOURNAL, open_updates
+from fedcore.server.folder import HEADER, JOURNAL, Journal, open_updates
 from fedcore.store.inspect import state_of
 from tests.kills import count_calls, die_at
 from tests.server.rounds import METHODS, everything, go_on, go_on_acknowledging, made, updates_of
@@ -591,3 +593,268 @@ def test_a_journal_of_an_earlier_version_continues(tmp_path):
             round.add("c", np.float32([0, 0, 4]), steps=5, examples=40)
         assert round.report.accepted == ("b", "a", "c")
         np.testing.assert_allclose(server.x, np.float32([70, 110, 310]) / 80, rtol=1e-6)
+
+
+def layers(count, name):
+    """Tensors that are averaged, one with a float buffer, and a counter for each layer."""
+    x0 = {"w": np.zeros((200, 200), np.float32), "running_mean": np.zeros(3, np.float32)}
+    return x0 | {name.format(i): np.array(i) for i in range(count)}
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(
+    ("count", "name"),
+    [(53, "layer3.{}.bn2.num_batches_tracked"), (10_000, "{}.num_batches_tracked"), (2, "deep." * 1000 + "{}")],
+)
+def test_a_journal_takes_any_model(shards, count, name, tmp_path):
+    """ResNet-50's counters, more tensors, long names and long ids, and all forms of an update."""
+    x0, ids = layers(count, name), ["a" * 100_000, "\u20ac\0" * 1000, 2**64 - 1, "new" * 50_000]
+    sent = {key: value + np.array(1, value.dtype) for key, value in x0.items()}
+    flat = np.ones(40_003, np.float32)
+    updates = [
+        Update(ids[0], sent, steps=1, examples=2**53),
+        Update(ids[1], sent, steps=1, kind="gradient", examples=1),
+        Update(ids[2], {key: value - x0[key] for key, value in sent.items()}, steps=1, kind="delta", examples=1),
+        Update(ids[3], flat, steps=2**31 - 1, examples=1),
+    ]
+    options = dict(clients=dict.fromkeys(ids[:3], 7), lr=0.1, server_lr=1.0, compute=Compute(shards=shards))
+    options["limits"] = Limits(max_steps=2**31)
+    straight = Server(x0, "FedAvg", **options)
+    server = Server(x0, "FedAvg", storage=Storage(tmp_path / "s", journal=True), **options)
+    with straight.open_round(newcomers={ids[3]: np.int64(5)}) as round:
+        assert round.add_batch(updates) == [True] * 4
+    opened = server.open_round(newcomers={ids[3]: np.int64(5)})
+    assert opened.add_batch(updates) == [True] * 4
+    server.close()
+    with Server.load(tmp_path / "s") as server:
+        with server.open_round() as again:
+            pass
+        assert list(map(ids.index, again.report.accepted)) == [0, 1, 2, 3]
+        assert server.x.tobytes() == straight.x.tobytes()
+        named = server.tensors()
+        assert all(np.array_equal(tensor, named[name]) for name, tensor in straight.tensors().items())
+
+
+def test_an_error_while_an_update_is_written_is_a_rejection(tmp_path, monkeypatch):
+    server = made("FedAvg", path=tmp_path / "s", journal=True)
+    first, *others = updates_of(server)
+    with server.open_round() as round:
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "_write", lambda *_: 1 / 0)
+            assert not round.add_batch([first])[0]
+        round.add_batch(others)
+    assert dict(round.report.rejected)[first.client].startswith("journal: ")
+    assert open_updates(tmp_path / "s", state_of(tmp_path / "s")) == []
+    server.close()
+
+
+class Odd:
+    """A client's object that is not what it claims to be."""
+
+    shape, dtype, nbytes = (20_000,), np.dtype("float32"), 80_000
+
+    def __dlpack__(self, **_):
+        raise RuntimeError("no memory")
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+ones = np.ones(20_000, np.float32)
+ODD_VECTORS = [None, 3, "x", b"1", ones[:5], ones.astype(int), ones.reshape(2, -1), ones[::2], ones * np.nan, Odd()]
+ODD_NUMBERS = [0, -1, "2", np.nan, np.inf, [1], 10**400, Odd()]
+ODD = {
+    "value": ODD_VECTORS,
+    "control": [*ODD_VECTORS, torch.ones(20_000, device="meta")],
+    "steps": [*ODD_NUMBERS, None, 1.5],
+    "examples": ODD_NUMBERS,
+    "lr": [*ODD_NUMBERS, 0.5, 1e-320],
+    "round": [*ODD_NUMBERS[1:], 1, 2.0],
+    "loss": ODD_NUMBERS[1:],
+}
+KINDS = {"plain": {}, "shards": {"shards": 2}, "buffer": {"buffer": 200, "max_staleness": 1}}
+
+
+@pytest.mark.parametrize("method", ["SCAFFOLD, two vectors", "QFedAvg"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("journal", [False, True])
+def test_a_wrong_field_is_one_rejection_and_never_in_the_journal(method, kind, journal, tmp_path):
+    """The same rejections and the same bits with shards, in a buffer and after a crash."""
+    x0 = np.zeros(20_000, np.float32)
+    wrong = [(name, value) for name, values in ODD.items() for value in values]
+    clients = len(wrong) + 2
+    options = dict(clients=clients, lr=0.1) | KINDS[kind]
+    server = made(method, x0, **options, **(dict(path=tmp_path / "s", journal=True) if journal else {}))
+    plain = made(method, x0, clients=clients, lr=0.1)
+    good = Update(0, x0 + 1, 2, 3, control=x0 + 2, round=0, loss=1.0)
+    updates = [good, *(good._replace(client=i, **{name: value}) for i, (name, value) in enumerate(wrong, 1))]
+    updates.append(good._replace(client=clients - 1, value=x0 + 5))
+    rejected = {}
+    for one in (plain, server):
+        round = one.open_round()
+        round.add_batch(updates)
+        rejected[one] = {client: reason.partition(", in ")[0] for client, reason in round.rejected}
+        if one is server and journal:
+            accepted = set(round.clients)
+            server.close()
+            server = Server.load(tmp_path / "s")
+            round = server.open_round()
+            assert (set(round.clients), round.rejected) == (accepted, ())
+        round.finish()
+    assert len(accepted if journal else round.report.accepted) == clients - len(rejected[plain])
+    assert rejected.popitem()[1] == rejected[plain]
+    assert server.x.tobytes() == plain.x.tobytes()
+    server.close()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_new_rate_rejects_the_updates_of_the_old_one(shards, tmp_path):
+    """As it rejects late updates; those of clients that choose their rates count."""
+    x0 = np.zeros(20_000, np.float32)
+    for limits in (Limits(), Limits(max_client_lr=1.0)):
+        path = tmp_path / repr(limits.max_client_lr)
+        server = made("FedAvg", x0, lr=0.1, server_lr=1.0, path=path, journal=True, shards=shards)
+        server.open_round().add(0, x0 - 1, steps=2, examples=1)
+        server.close()
+        with Server.load(path, lr=0.2, limits=limits) as server:
+            with server.open_round() as round:
+                pass
+            if limits.max_client_lr is None:
+                assert [(client, reason[:7]) for client, reason in round.report.rejected] == [(0, "lr=0.1:")]
+            else:
+                assert (server.x == -5).all()  # the mean gradient, by the rate of the steps
+
+
+def kept(path):
+    return open_updates(path, state_of(path)), JOURNAL in os.listdir(path) and [*(path / JOURNAL).iterdir()] != []
+
+
+def with_one_update(path, **options):
+    server = made("SCAFFOLD", path=path, journal=True, keep_previous=True, **options)
+    go_on(server, 1)
+    server.open_round().add(0, server.x + 1, steps=2, examples=1)
+    server.close()
+
+
+@pytest.mark.parametrize("ending", ["abort", "finish"])
+def test_a_round_without_the_journal_ends_its_updates(ending, tmp_path):
+    with_one_update(tmp_path / "s")
+    Server.load(tmp_path / "s", storage=Storage(journal=False)).close()  # nothing is lost before a round is opened
+    with Server.load(tmp_path / "s", storage=Storage(journal=False)) as server:
+        getattr(server.open_round(), ending)()
+    assert not (tmp_path / "s" / JOURNAL).exists()
+    with Server.load(tmp_path / "s", storage=Storage(journal=True)) as server:
+        assert server.open_round().clients == ()
+
+
+def test_an_undo_ends_the_open_round(tmp_path):
+    """Another round without the journal follows, and the number of the open round is the same again."""
+    with_one_update(tmp_path / "s")
+    main(["store", "undo", str(tmp_path / "s")])
+    with Server.load(tmp_path / "s") as server:
+        assert len(server._journal._store.registry) == 0
+        server.round([Update(1, server.x + 3, 2, 1)])
+        assert (server.round_number, server.open_round().clients) == (1, ())
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_updates_that_started_from_other_vectors_are_rejected(shards, tmp_path):
+    """The offset c = T / N of SCAFFOLD changes with the clients; other methods send x alone."""
+    x0 = np.zeros(20_000, np.float32)
+    for method in ("SCAFFOLD", "MIFA"):
+        server = made(method, x0, lr=0.1, path=tmp_path / method, journal=True, shards=shards)
+        server.round([Update(0, x0 + 1, 2, 1)])
+        server.open_round().add(1, x0 + 2, steps=2, examples=1)
+        server.close()
+        with Server.load(tmp_path / method) as server:
+            assert server.open_round().clients == (1,)
+        with Server.load(tmp_path / method) as server:
+            server.add_clients({"new": 5})
+            round = server.open_round()
+            assert (round.clients, len(round.rejected)) == (((), 1) if method == "SCAFFOLD" else ((1,), 0))
+
+
+def test_a_newcomer_is_registered_before_its_round_continues(tmp_path):
+    server = made("FedAvg", path=tmp_path / "s", journal=True)
+    round = server.open_round(newcomers={"new": 3})
+    round.add("new", server.x + 1, steps=2)
+    round.abort(keep=True)
+    server.add_clients({"new": np.int64(3)})
+    assert server.open_round().clients == ("new",)
+    server.close()
+
+
+def test_a_copy_has_a_journal_too(tmp_path):
+    """It is a setting of the server, and not only a folder."""
+    server = made("FedAvg", path=tmp_path / "s", journal=True)
+    for _ in range(2):
+        server.save(tmp_path / "copy")
+    server.close()
+    with Server.load(tmp_path / "copy", storage=Storage(medium="ram")) as server:
+        server.save(tmp_path / "again")
+    for path in (tmp_path / "copy", tmp_path / "again"):
+        with Server.load(path, storage=Storage(medium="mmap")) as server:
+            server.open_round().add(0, server.x + 1, steps=2, examples=1)
+        assert kept(path)[0] == [0]
+
+
+CLAIMS = {"steps": 1, "examples": 1, "count": 1, "kind": "model", "apart": False, "outside": []}
+MALFORMED = {
+    "bytes": (b"\xff" * HEADER, {}),
+    "list": (b"[]", {}),
+    "deep": (b"[" * HEADER, {}),
+    "no form": (b"{}", {}),
+    "form": ({"apart": 1}, {}),
+    "outside": ({"outside": 5}, {}),
+    "kind": ({"kind": "zip"}, {}),
+    "count": ({"count": -1}, {}),
+    "weight": ({"weight": "a"}, {}),
+    "steps": ({"steps": 10**30}, {}),
+    "examples": ({"examples": {}}, {}),
+    "lr": ({"lr": []}, {}),
+    **{f"id {id}": ({}, {"id": id}) for id in ("abc", "0 [1]", "0 {", "0 null", f"{'9' * 30} 0", "-1 0", "0 77")},
+    **{f"newcomers {new}": ({}, {"newcomers": new}) for new in (5, [[1]], [["a", 2]], [["a", "b"]], [None], "ab")},
+    "round": ({}, {"round": [0]}),
+    "format": ({}, {"format": 3}),
+    "format text": ({}, {"format": "a"}),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_malformed_journal_is_an_error_that_names_it(what, tmp_path, capsys):
+    """Or a rejection; and an error of fedcore's at every door."""
+    (claims, state), path = MALFORMED[what], tmp_path / "s"
+    Server(np.zeros(8, np.float32), "FedAvg", 3, lr=0.1, storage=Storage(path, journal=True)).close()
+    with ClientStore.open(path / JOURNAL) as store:
+        store.add(id := state.pop("id", "0 0"))
+        row = store.stage(id)
+        row[:] = 1
+        header = claims if isinstance(claims, bytes) else json.dumps(CLAIMS | claims).encode()
+        row[: HEADER // 4].view(np.uint8)[:] = np.frombuffer(header.ljust(HEADER), np.uint8)
+        store.commit(0, state={"round": 0} | state)
+
+    def opened():
+        with Server.load(path) as server, server.open_round() as round:
+            assert len(round.clients) + len(round.rejected) == (what != "round")
+
+    for door in (["info"], ["verify"], ["verify", "--round"]):
+        with contextlib.suppress(SystemExit):
+            main(["store", *door, str(path)])
+        assert "Traceback" not in "".join(capsys.readouterr())
+    try:
+        opened()
+    except FedcoreError as error:
+        assert str(path / JOURNAL) in str(error)  # noqa: PT017
+        (path / JOURNAL).rename(tmp_path / "gone")
+        with Server.load(path) as server:
+            server.open_round().add(0, server.x, steps=1)
+        assert kept(path)[0] == [0]
+
+
+def test_slices_are_refused_with_a_journal(tmp_path):
+    """``tests/cluster/test_slices.py`` has the engine on Ray, which gets and sends whole vectors then."""
+    x0 = np.zeros(20_000, np.float32)
+    server = made("FedAvg", x0, path=tmp_path / "s", journal=True, shards=2)
+    with server.open_round() as round, pytest.raises(RangeError, match="journal"):
+        round.add(0, Slices([x0[:16384], x0[16384:]]), steps=1)
+    server.close()
