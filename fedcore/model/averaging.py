@@ -268,9 +268,9 @@ def _aggregated_files(given: list[Any], labels: list[Any], weights: Any, key: st
     require_equal_adapters({f"client {i}": one for i, one in zip(labels, given, strict=True) if _is_file(one)})
     for client, one in zip(labels, given, strict=True):
         models.append(open_model(one, key=key) if _is_file(one) else _named(client, one))
-    plan = plan_of(labels[0], models[0])
+    plan, ties = plan_of(labels[0], models[0]), ties_of(models[0])
     for i, client in enumerate(labels):
-        models[i] = matched(models[i], models[0])
+        models[i] = matched(models[i], plan, ties)
         check_model(client, models[i], plan)
     floats = {name: form for name, form in plan.items() if form.kind == "parameter"}
     outs, _ = _allocate_outs(floats)
@@ -353,8 +353,8 @@ class Sums:
     @ieee
     def __init__(self, first: Any, shares: npt.NDArray[np.float64] | None) -> None:
         self._shares, self._count, self._form = shares, 0, ResultForm.of(first)
-        self._first = named = _named(0, first)
-        self._plan = plan_of(0, named)
+        named = _named(0, first)
+        self._plan, self._ties = plan_of(0, named), ties_of(named)
         for name, form in self._plan.items():
             if form.kind == "parameter" and has_infinities(named[name]):
                 self._plan[name] = form._replace(kind="constant")
@@ -366,7 +366,7 @@ class Sums:
     @ieee
     def add(self, model: Any) -> None:
         """Add a model to the sums."""
-        client, named = self._count, matched(_named(self._count, model), self._first)
+        client, named = self._count, matched(_named(self._count, model), self._plan, self._ties)
         check_model(client, named, self._plan)
         if self._shares is not None and client == len(self._shares):
             raise ShapeError(f"weights: expected one number for each model, got {client} for more models")
@@ -428,9 +428,9 @@ def _average(
         with suppress(FedcoreError):  # nothing was written; the code below copies tensors or reports the invalid one
             finite = _sum(rows, shares, outs, memory)
     if rows is None or finite is None:
-        rows, first = [], _named(labels[0], models[0])
+        rows, ties = [], ties_of(_named(labels[0], models[0]))
         for i, client in enumerate(labels):
-            models[i] = model = matched(_named(client, models[i]), first)
+            models[i] = model = matched(_named(client, models[i]), plan, ties)
             check_model(client, model, plan)
             rows.append([_row(f"client {client}, {name}", model[name], form) for name, form in floats.items()])
         finite = _sum(rows, shares, outs, memory)
@@ -460,33 +460,37 @@ def _named(client: Any, model: Any) -> Named:
 
 
 def _place(leaf: Any) -> Any:
-    """Return the place of a tensor's bytes; tied tensors have the same place."""
-    if isinstance(leaf, StoredTensor):
+    """Return the place of a tensor's bytes, which tied tensors have in common."""
+    if isinstance(leaf, StoredTensor) and leaf.size:
         return leaf.place
-    if isinstance(leaf, np.ndarray):
+    if isinstance(leaf, np.ndarray) and leaf.size:
         return leaf.ctypes.data, leaf.strides, leaf.shape, leaf.dtype
-    return (leaf.data_ptr(), leaf.stride(), leaf.shape, leaf.dtype) if hasattr(leaf, "data_ptr") else id(leaf)
+    with suppress(AttributeError, RuntimeError):  # no tensor of torch, or one without memory of its own
+        if address := leaf.data_ptr():
+            return address, leaf.stride(), leaf.shape, leaf.dtype
+    return id(leaf)
 
 
 def ties_of(model: Named) -> dict[str, str]:
     """Return the names that share their bytes with an earlier tensor, and its name."""
     first: dict[Any, str] = {}
-    found = {}
-    for name, leaf in model.items():
-        if math.prod(leaf.shape) and (of := first.setdefault(_place(leaf), name)) != name:
-            found[name] = of
-    return found
+    found = {name: first.setdefault(_place(leaf), name) for name, leaf in model.items()}
+    return {name: of for name, of in found.items() if of != name}
 
 
-def matched(model: Named, first: Named) -> Named:
-    """Return a model with the names of the first one, as far as tied tensors lack a name or have further ones."""
-    if model.keys() == first.keys():
+def matched(model: Named, plan: Mapping[str, Any], ties: Mapping[str, str]) -> Named:
+    """Return a model with the names of the plan, as far as further names of tied tensors are missing or unexpected.
+
+    Args:
+        ties: the further names of tied tensors in the plan's model; see ``ties_of``.
+    """
+    if model.keys() == plan.keys():
         return model
-    own, ties, found = ties_of(model), ties_of(first), {name: leaf for name, leaf in model.items() if name in first}
+    own, found = ties_of(model), {name: leaf for name, leaf in model.items() if name in plan}
     tied = {own.get(name, name) for name in found}
-    unexpected = {name: leaf for name, leaf in model.items() if name not in first and own.get(name, name) not in tied}
+    unexpected = {name: leaf for name, leaf in model.items() if name not in plan and own.get(name, name) not in tied}
     known = {ties.get(name, name): leaf for name, leaf in found.items()}
-    found |= {name: known[of] for name in first if name not in found and (of := ties.get(name, name)) in known}
+    found |= {name: known[of] for name in plan if name not in found and (of := ties.get(name, name)) in known}
     return found | unexpected
 
 

@@ -20,6 +20,7 @@ from fedcore.model.layout import Layout, named_tensors
 from fedcore.model.safetensors import (
     BYTES,
     DIMENSIONS,
+    PIECE,
     TORCH_SUFFIXES,
     WINDOW,
     Safetensors,
@@ -92,6 +93,8 @@ def open_model(path: Any, *, key: str | None = None) -> Mapping[str, Any]:
     Args:
         path: as for ``read_model``; a ``Safetensors`` is returned unchanged.
         key: as for ``read_model``; ignored for other files than those of torch.
+
+    Cost: reads headers; a .npz file as a whole, to check its checksums.
     """
     if isinstance(path, Safetensors):
         return path
@@ -127,9 +130,12 @@ def _load_npz(file: StoredFile, fd: int) -> dict[str, Any]:
                     read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
                     shape, is_fortran, dtype = read(member)
                     start, size = member.tell(), math.prod(shape) * dtype.itemsize
-                is_sound = min(shape, default=0) >= 0 and math.prod(filter(None, shape)) < 2**62
-                if name in found or not is_sound or len(shape) > DIMENSIONS or start + size != info.file_size:
-                    raise ValueError(f"{name!r} occurs twice, or has another size than its header says")
+                    while member.read(PIECE):  # the end raises an error if the checksum is wrong
+                        pass
+                is_sound = all(type(side) is int and side >= 0 for side in shape) and len(shape) <= DIMENSIONS
+                is_sound &= math.prod(filter(None, shape)) < 2**62
+                if name in found or not is_sound or not (dtype.hasobject or start + size == info.file_size):
+                    raise ValueError(f"{name!r} occurs twice, or does not have the size of its header")
                 if info.compress_type or is_fortran or not dtype.isnative or dtype.name not in BYTES:
                     found[name] = np.asarray(arrays[info.filename], dtype.newbyteorder("="), order="C")
                 else:
@@ -316,6 +322,7 @@ ADAPTER = "adapter_config.json"
 EFFECTIVE = (
     *("peft_type", "r", "lora_alpha", "alpha", "use_rslora", "use_dora", "fan_in_fan_out", "target_modules"),
     *("target_parameters", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform", "layers_pattern"),
+    *("scaling", "projection_prng_key", "random_loc_seed"),
 )
 """The entries of an adapter's configuration on which the effect of its tensors depends."""
 
@@ -340,7 +347,7 @@ def require_equal_adapters(paths: Mapping[str, Any]) -> bytes | None:
         if (found := adapter_of(path)) is None:
             continue
         values = {
-            entry: sorted(set(map(str, value))) if isinstance(value := found[0].get(entry), list) else value or None
+            entry: (sorted(set(map(str, value))) if isinstance(value := found[0].get(entry), list) else value) or None
             for entry in EFFECTIVE
         }
         if text is None:

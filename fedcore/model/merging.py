@@ -190,8 +190,8 @@ def _part_of(target: Path) -> Iterator[Path]:
     try:
         part.mkdir(exist_ok=True)
         fd = os.open(part, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise StoreError(f"{part}: cannot be created: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{part}: cannot be created: {getattr(error, 'strerror', error)}") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -284,7 +284,7 @@ class _Job:
         self.ties = ties_of(self.pattern)
         self.plan = plan_of(self.labels[0] if base is None else "base", self.pattern)
         for i, model in enumerate(models):
-            models[i] = matched(model, self.pattern)
+            models[i] = matched(model, self.plan, self.ties)
             try:
                 check_model(self.labels[i], models[i], self.plan)
             except FedcoreError as error:
@@ -350,8 +350,8 @@ class _Job:
         for draft in part.glob(".*"):  # of a file that a killed merge was replacing
             draft.unlink()
         saved = None
-        with suppress(FileNotFoundError, ValueError):  # a record that is not JSON is worthless
-            saved = json.loads((part / PROGRESS).read_text())
+        with suppress(FedcoreError):  # a record that is malformed is worthless
+            saved, _ = read_json(part / PROGRESS)
         if saved is None or saved.pop("fingerprint", None) != self.fingerprint:
             _clear(part)
             saved = None

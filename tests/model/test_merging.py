@@ -230,7 +230,13 @@ def test_adapters_of_another_scale_are_refused(tmp_path, change):
 def test_adapters_of_one_scale_are_merged_with_their_configuration(tmp_path):
     one = adapter(tmp_path / "one")
     other = adapter(
-        tmp_path / "other", target_modules=["v", "q", "q"], use_dora=False, rank_pattern={}, lora_dropout=0, r=4.0
+        tmp_path / "other",
+        target_modules=["v", "q", "q"],
+        use_dora=False,
+        rank_pattern={},
+        layers_to_transform=[],
+        lora_dropout=0,
+        r=4.0,
     )
     merge(tmp_path / "out", [one, other])
     assert (tmp_path / "out" / "adapter_config.json").read_bytes() == (one / "adapter_config.json").read_bytes()

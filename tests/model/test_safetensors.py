@@ -4,6 +4,7 @@ import json
 import os
 import re
 import tracemalloc
+import zipfile
 
 import ml_dtypes
 import numpy as np
@@ -303,11 +304,19 @@ def test_the_own_format_of_each_suffix_is_read_again(tmp_path):
         read_model(tmp_path / "m.pt")
     with pytest.raises(errors.ArrayError, match="key"):
         read_model(tmp_path / "m.npz", key="net")
+    damaged = bytearray((tmp_path / "m.npz").read_bytes())
+    damaged[damaged.index(np.float32([[1, 2]]).tobytes())] ^= 1
     for name in ("m.pt", "m.npz"):
-        for content in (b"nothing", b"PK\x03\x04nothing", b"\x93NUMPY\x01\x00v\x00"):
+        for content in (damaged, b"nothing", b"PK\x03\x04nothing", b"\x93NUMPY\x01\x00v\x00"):
             (tmp_path / name).write_bytes(content)
             for read in (read_model, lambda path: fedcore.aggregate([path])):
                 with pytest.raises(errors.FedcoreError, match=re.escape(name)):
                     read(tmp_path / name)
+    for shape in ((5,), (True,), (-1, -1), (0, 2**62, 2**62), (1,) * 70):
+        with zipfile.ZipFile(tmp_path / "m.npz", "w") as archive, archive.open("w.npy", "w") as member:
+            np.lib.format.write_array_header_1_0(member, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            member.write(bytes(4))
+        with pytest.raises(errors.StoreError, match=r"m\.npz.*'w'"):
+            fedcore.aggregate([tmp_path / "m.npz"])
     with pytest.raises(errors.DtypeError, match="bfloat16"):  # numpy would store bytes without a dtype
         write_model({"w": np.ones(2, ml_dtypes.bfloat16)}, tmp_path / "b.npz")
