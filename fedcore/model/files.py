@@ -264,11 +264,11 @@ def write_flat(
                     opened.write(text)
                     for name in names:
                         if (piece := tensors.get(name)) is None:
-                            vector, kind = stored[name], stored[name].kind
+                            parts = _parts(stored[name], stored[name].kind)
                         else:
-                            flat = x[piece.start : piece.stop] if piece in layout.slices else outside[piece.name]
-                            vector, kind = flat.reshape(-1), piece.dtype
-                        for part in _parts(vector, kind):
+                            vector = x[piece.start : piece.stop] if piece in layout.slices else outside[piece.name]
+                            parts = _parts(vector.reshape(-1), piece.dtype)
+                        for part in parts:
                             opened.write(part.data)
                     opened.flush()
                     os.fsync(opened.fileno())

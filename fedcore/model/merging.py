@@ -434,7 +434,7 @@ def _state_of(model: Mapping[str, Any]) -> list[Any]:
     leaves = [(name, leaf) for name, leaf in model.items() if math.prod(leaf.shape)]
     files = {(leaf.file.path, *leaf.file.state) for _, leaf in leaves if isinstance(leaf, StoredTensor)}
     read = [(name, bytes_of(leaf)) for name, leaf in leaves if not isinstance(leaf, StoredTensor)]
-    return [*sorted(files), *((name, hashlib.blake2b(memory).hexdigest()) for name, memory in read)]
+    return [*sorted(files), *((name, hashlib.blake2b(memory.data).hexdigest()) for name, memory in read)]
 
 
 def _is_mask(name: str, tensor: Any) -> bool:
