@@ -177,7 +177,7 @@ class Server(Represented, Unpicklable):
         options |= {"compute": compute, "audit": place.audit, "journal": bool(place.journal), "policy": policy}
         settings = Settings.of(method, layout, aggregation=aggregation, **options)
         if layout.groups:
-            self._start(groups().new_backend(model, settings, ids, sizes, place, compute, given), callbacks)
+            self._start(groups().new_backend(model, settings, ids, sizes, place, compute, given), callbacks, model)
             return
         if compute.is_sharded:
             self._start(shards().new_backend(model, settings, ids, sizes, place, compute, given), callbacks, model)
@@ -498,11 +498,13 @@ class Server(Represented, Unpicklable):
 
         Args:
             path: the folder, which appears when it is complete. ``Safetensors(path)`` reads it. It has the files and
-                the index of ``model`` if that was a ``Safetensors``. Otherwise, and after ``load``, it has one file,
-                ``model.safetensors``.
+                the index of ``model`` if that was a ``Safetensors``, also those tensors that are personal or frozen,
+                unchanged. Otherwise, and after ``load``, it has one file, ``model.safetensors``, with the tensors of
+                the server.
 
         Raises:
             StoreError: the folder exists, or cannot be written.
+            CorruptionError: a file of ``model`` was changed, and personal or frozen tensors must be read from it.
 
         Cost: reads 4 n bytes and writes the model once; 32 MiB of memory.
         """
