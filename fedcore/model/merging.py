@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms.optimizers import Optimizer, as_optimizer
+from fedcore.algorithms.optimizers import Optimizer, as_optimizer, rate_of, started, turn
 from fedcore.arrays import F64, NARROW, Bfloat16Array, core, dtype_name, empty, ieee
 from fedcore.errors import (
     ArrayError,
@@ -287,9 +287,9 @@ class _Job:
         self.models = models
         self.steps = base is not None and (optimizer, server_lr, clip_norm, chain) != (None,) * 4
         self.round, self.old_moments = self._before()
-        rate = getattr(optimizer, "rate", lambda round: None)(self.round)
+        rate = rate_of(optimizer, self.round)
         self.gamma = float(next(value for value in (server_lr, rate, 1.0) if value is not None))
-        self.moments = 0 if optimizer is None else len(optimizer.start(1))
+        self.moments = 0 if optimizer is None else len(started(optimizer, 1))
         facts = [__version__, self.weights, self.gamma, repr(optimizer), clip_norm, key, self.round, self.steps]
         facts += [repr(chain)] if chain is not None else []
         states = [_state_of(model) for model in (*models, self.pattern, *self.old_moments)]
@@ -685,9 +685,9 @@ class _Pass:
                 v, None, x, v_of=Linear(A=1), gamma=job.gamma, v=empty(n), total_out=None, x_out=x_out
             )
         else:
-            moments = tuple(rows[k + 1 :]) if len(rows) > k + 1 and len(rows[-1]) == n else job.optimizer.start(n)
+            moments = tuple(rows[k + 1 :]) if len(rows) > k + 1 and len(rows[-1]) == n else started(job.optimizer, n)
             outs = tuple(empty(n) for _ in moments)
-            square = job.optimizer.turn(v, moments, x, gamma=job.gamma, moments_out=outs, x_out=x_out)
+            square = turn(job.optimizer, v, moments, x, gamma=job.gamma, moments_out=outs, x_out=x_out)
         merged = cast(x_out, form.dtype)
         if not math.isfinite(square) or not is_finite(merged):
             raise DivergedError(f"{part.name}: the step makes it infinite or NaN; lower the server rate")
