@@ -44,6 +44,7 @@ from fedcore.validation import (
     failed,
     in_interval,
     is_integer,
+    name_of,
     short_repr,
 )
 
@@ -837,11 +838,11 @@ def decide(rule: Rule, group: Group) -> None:
         is_column = isinstance(column, np.ndarray) and column.dtype == np.float64 and column.shape == (k,)
         if not is_column or not all(in_interval(value, interval) for value in column.tolist()):
             must = f"must be float64[{k}], each {describe_interval(interval)}"
-            raise AlgorithmError(f"{short_repr(rule)}: after decide, {name} {must}, got {short_repr(column)}")
+            raise AlgorithmError(f"{name_of(rule)}: after decide, {name} {must}, got {short_repr(column)}")
     for i, reason in group.rejected.items():
         if not is_integer(i, 0, k - 1) or not isinstance(reason, str):
             raise AlgorithmError(
-                f"{short_repr(rule)}: reject({short_repr(i)}, {short_repr(reason)}): must have an index of one of the "
+                f"{name_of(rule)}: reject({short_repr(i)}, {short_repr(reason)}): must have an index of one of the "
                 f"{k} updates and a reason"
             )
 
@@ -863,7 +864,7 @@ def _checked(rule: RobustRule, k: int, found: Any) -> Combination:
         elif not (is_integer(found.trim, 0, (r - 1) // 2) and is_integer(found.nearest, 0, r)):
             must = f"trim in 0..{(r - 1) // 2} and nearest in 0..{r}"
     if must:
-        raise AlgorithmError(f"{short_repr(rule)}: combine must return {must}, got {short_repr(found)}")
+        raise AlgorithmError(f"{name_of(rule)}: combine must return {must}, got {short_repr(found)}")
     return found
 
 
@@ -1038,7 +1039,7 @@ class Chain:
                 failed(one, "matrix", error)
             if not _is_column(mixes, np.float64, one.size(k), k):
                 must = f"float64[{one.size(k)}, {k}] of finite numbers"
-                raise AlgorithmError(f"{short_repr(one)}: matrix must return {must}, got {short_repr(mixes)}")
+                raise AlgorithmError(f"{name_of(one)}: matrix must return {must}, got {short_repr(mixes)}")
             matrix = _product(mixes, matrix)
         if rule.needs_previous:
             updates, matrix = matrix, np.zeros((len(matrix) + 1, k + 1))

@@ -38,11 +38,16 @@ LONGEST_REASON = 500
 _PLAIN = frozenset([int, float, *np.sctypeDict.values()])
 
 
+def name_of(owner: object) -> str:
+    """Return the name of a function, or of an object's class, for an error about a user's code."""
+    return str(getattr(owner, "__qualname__", type(owner).__name__))
+
+
 def failed(owner: object, call: str, error: Exception) -> NoReturn:
     """Raise an exception of a user's object as an AlgorithmError that names the object; FedcoreErrors stay."""
     if isinstance(error, FedcoreError | MemoryError):
         raise error
-    raise AlgorithmError(f"{short_repr(owner)}: {call} raised {type(error).__name__}: {error}; correct it") from error
+    raise AlgorithmError(f"{name_of(owner)}: {call} raised {type(error).__name__}: {error}; correct it") from error
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -27,6 +27,7 @@ from fedcore.validation import (
     describe_interval,
     failed,
     in_interval,
+    name_of,
     short_repr,
 )
 
@@ -260,7 +261,7 @@ def rate_of(optimizer: Optimizer | None, round: int) -> float | None:
         failed(optimizer, f"rate({round})", error)
     if value is None or in_interval(value, POSITIVE):
         return value
-    raise RangeError(f"{short_repr(optimizer)}: rate({round}) must be {describe_interval(POSITIVE)}, got {value}")
+    raise RangeError(f"{name_of(optimizer)}: rate({round}) must be {describe_interval(POSITIVE)}, got {value}")
 
 
 def started(optimizer: Optimizer, n: int) -> Moments:
@@ -274,7 +275,7 @@ def started(optimizer: Optimizer, n: int) -> Moments:
     for moment in moments:
         if getattr(moment, "dtype", None) != np.float32 or moment.shape != (n,) or not kernels.all_finite([moment])[0]:
             must = f"a tuple of float32[{n}] of finite numbers, one for each moment"
-            raise AlgorithmError(f"{short_repr(optimizer)}: start must return {must}, got {short_repr(moments)}")
+            raise AlgorithmError(f"{name_of(optimizer)}: start must return {must}, got {short_repr(moments)}")
     return moments
 
 

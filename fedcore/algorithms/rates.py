@@ -19,7 +19,7 @@ from fedcore.validation import (
     describe_interval,
     failed,
     in_interval,
-    short_repr,
+    name_of,
 )
 
 POSITIVE = "(0, inf)"
@@ -396,7 +396,7 @@ class StepRates:
 def _check_positive(value: float, where: str, rate: object) -> float:
     if not in_interval(value, POSITIVE):
         must = f"must be {describe_interval(POSITIVE)} in {where}"
-        raise RangeError(f"rate={value!r}: {must}; correct {short_repr(rate)}")
+        raise RangeError(f"rate={value!r}: {must}; correct {name_of(rate)}")
     return value
 
 

@@ -69,7 +69,7 @@ class Target(NamedTuple):
     size: int
 
 
-class _Restart(Exception):  # noqa: N818  # it is caught in this module
+class _Restart(BaseException):  # noqa: N818  # it is caught in this module, and passes a rule of a user
     """The merge starts again, because an input is rejected or a tensor is a constant."""
 
 
@@ -690,7 +690,8 @@ class _Pass:
             square = turn(job.optimizer, v, moments, x, gamma=job.gamma, moments_out=outs, x_out=x_out)
         merged = cast(x_out, form.dtype)
         if not math.isfinite(square) or not is_finite(merged):
-            raise DivergedError(f"{part.name}: the step makes it infinite or NaN; lower the server rate")
+            by = "" if job.optimizer is None else f" of {type(job.optimizer).__name__}"
+            raise DivergedError(f"{part.name}: the step{by} makes it infinite or NaN; lower the server rate")
         return [merged, *outs]
 
     def _require_finite(self, part: Part, rows: list[Any], summed: Any, x: Any = None) -> None:

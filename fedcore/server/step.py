@@ -25,7 +25,7 @@ from fedcore.server.update import as_sent, first_not_finite, rounded_parts
 from fedcore.server.validation import Buffers
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId, Registry
-from fedcore.validation import check_integer, short_repr
+from fedcore.validation import check_integer, name_of
 
 Column = npt.NDArray[np.int64]
 Numbers = Sequence[int] | Column
@@ -774,7 +774,7 @@ class ModelStep:
         if not self._reducer.agree(math.isfinite(x_square) and past is None):
             past, by = past or "x", ""
             if optimizer is not None and type(optimizer) not in optimizers.OWN:
-                past, by = f"{past} or a moment", f"{short_repr(optimizer)}: "
+                past, by = f"{past} or a moment", f"{name_of(optimizer)}: "
             raise DivergedError(
                 f"round {now.round_number}: {by}the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would "
                 f"make {past} infinite or NaN, so x is unchanged; lower the rates{longest}"
