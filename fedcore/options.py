@@ -575,8 +575,8 @@ class Settings:
 
     def _require_private_step(self) -> None:
         """Raise RangeError if x would depend on more of the updates than their sum with noise."""
-        method, layout, rate = self.algorithm, self.layout, getattr(self.optimizer, "rate", None)
-        has_rate = self.server_lr is not None or (rate is not None and rate(0) is not None)
+        method, layout = self.algorithm, self.layout
+        has_rate = self.server_lr is not None or optimizers.rate_of(self.optimizer, 0) is not None
         is_late = self.max_staleness > 0
         reasons = {
             f"{method} uses more than the sum of updates; use FedAvg, FedProx or FedAvgM": not method.only_takes_mean,

@@ -33,10 +33,20 @@ from fedcore import kernels
 from fedcore.algorithms import Claims
 from fedcore.algorithms.privacy import Ledger, epsilon_of, noise_for
 from fedcore.arrays import F32, F64, core, empty_beside, ieee
-from fedcore.errors import RangeError, RoundError, UnknownNameError
+from fedcore.errors import AlgorithmError, RangeError, RoundError, UnknownNameError
 from fedcore.sampling import permutation
 from fedcore.store.registry import ClientId
-from fedcore.validation import Registry, check_integer, check_number
+from fedcore.validation import (
+    Registry,
+    check_integer,
+    check_number,
+    describe_interval,
+    failed,
+    in_interval,
+    is_integer,
+    name_of,
+    short_repr,
+)
 
 Weights: TypeAlias = Mapping[ClientId, float] | Callable[[Claims], F64]
 """Weights that replace the numbers of examples: by client, or computed from one client's claims."""
@@ -89,7 +99,8 @@ class Group:
 
     def scale(self, i: int, factor: float) -> None:
         """Multiply update ``i`` by ``factor``, in [0, 1], unless its factor is smaller already."""
-        self.factors[i] = min(self.factors[i], factor)
+        if not factor >= self.factors[i]:  # also a NaN, which ends the round
+            self.factors[i] = factor
 
     def cap_examples(self, most: float) -> None:
         """Count each update with at most ``most`` examples."""
@@ -817,6 +828,59 @@ _RULES: tuple[type[Rule], ...] = (
     *(Median, TrimmedMean, MeaMed, Krum, MultiKrum, Bulyan, GeometricMedian, CentredClipping, ClipNorm),
     *(NearestNeighborMixing, Bucketing, PrivateMean),
 )
+
+
+def decide(rule: Rule, group: Group) -> None:
+    """Let a rule decide; raise AlgorithmError if a user's rule fails or leaves invalid numbers in the group."""
+    if type(rule) in _RULES:
+        rule.decide(group)
+        return
+    try:
+        rule.decide(group)
+    except Exception as error:
+        failed(rule, "decide", error)
+    k = len(group)
+    for name, interval in (("factors", "[0, 1]"), ("examples", "[0, inf)")):
+        column = getattr(group, name)
+        is_column = isinstance(column, np.ndarray) and column.dtype == np.float64 and column.shape == (k,)
+        if not is_column or not all(in_interval(value, interval) for value in column.tolist()):
+            must = f"must be float64[{k}], each {describe_interval(interval)}"
+            raise AlgorithmError(f"{name_of(rule)}: after decide, {name} {must}, got {short_repr(column)}")
+    for i, reason in group.rejected.items():
+        if not is_integer(i, 0, k - 1) or not isinstance(reason, str):
+            raise AlgorithmError(
+                f"{name_of(rule)}: reject({short_repr(i)}, {short_repr(reason)}): must have an index of one of the "
+                f"{k} updates and a reason"
+            )
+
+
+def _checked(rule: RobustRule, k: int, found: Any) -> Combination:
+    """Return what a user's robust rule makes of k vectors; raise AlgorithmError if it is no combination of them."""
+    must = None
+    if not isinstance(found, Combination):
+        must = "a Combination"
+    elif found.weights is not None and not _is_column(found.weights, np.float64, k):
+        must = f"weights float64[{k}] of finite numbers"
+    elif found.mixing is not None:
+        must = "no mixing"
+    elif found.weights is None:
+        chosen = np.arange(k) if found.chosen is None else found.chosen
+        r = len(chosen) if isinstance(chosen, np.ndarray) else 0
+        if not r or not _is_column(chosen, np.int64, r) or not 0 <= chosen.min() <= chosen.max() < k:
+            must = f"chosen int64[r] of numbers in 0..{k - 1}, r >= 1"
+        elif not (is_integer(found.trim, 0, (r - 1) // 2) and is_integer(found.nearest, 0, r)):
+            must = f"trim in 0..{(r - 1) // 2} and nearest in 0..{r}"
+    if must:
+        raise AlgorithmError(f"{name_of(rule)}: combine must return {must}, got {short_repr(found)}")
+    return found
+
+
+def _is_column(column: Any, dtype: Any, *shape: int) -> bool:
+    """Whether an object is an array of finite numbers of this dtype and shape."""
+    is_array = isinstance(column, np.ndarray) and column.dtype == dtype and column.shape == shape
+    return is_array and bool(np.isfinite(column).all())
+
+
 REGISTRY: Registry[type[Rule]] = Registry(
     "rule",
     {rule.__name__: rule for rule in _RULES},
@@ -975,11 +1039,24 @@ class Chain:
             return _product(_product(matrix, inner), matrix.T) if mixing else inner
 
         for one in mixing:
-            matrix = _product(one.matrix(len(matrix), partial(mixed, matrix), round), matrix)
+            k = len(matrix)
+            try:
+                mixes = one.matrix(k, partial(mixed, matrix), round)
+            except Exception as error:
+                failed(one, "matrix", error)
+            if not _is_column(mixes, np.float64, one.size(k), k):
+                must = f"float64[{one.size(k)}, {k}] of finite numbers"
+                raise AlgorithmError(f"{name_of(one)}: matrix must return {must}, got {short_repr(mixes)}")
+            matrix = _product(mixes, matrix)
         if rule.needs_previous:
             updates, matrix = matrix, np.zeros((len(matrix) + 1, k + 1))
             matrix[:-1, :-1], matrix[-1, -1] = updates, 1
-        combination = rule.combine(len(matrix), partial(mixed, matrix))
+        try:
+            combination = rule.combine(len(matrix), partial(mixed, matrix))
+        except Exception as error:
+            failed(rule, "combine", error)
+        if type(rule) not in _RULES:
+            combination = _checked(rule, len(matrix), combination)
         return replace(combination, mixing=matrix) if mixing else combination
 
     @cached_property

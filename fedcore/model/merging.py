@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms.optimizers import Optimizer, as_optimizer
+from fedcore.algorithms.optimizers import Optimizer, as_optimizer, rate_of, started, turn
 from fedcore.arrays import F64, NARROW, Bfloat16Array, core, dtype_name, empty, ieee
 from fedcore.errors import (
     ArrayError,
@@ -71,7 +71,7 @@ class Target(NamedTuple):
     size: int
 
 
-class _Restart(Exception):  # noqa: N818  # it is caught in this module
+class _Restart(BaseException):  # noqa: N818  # it is caught in this module, and passes a rule of a user
     """The merge starts again, because an input is rejected or a tensor is a constant."""
 
 
@@ -292,9 +292,9 @@ class _Job:
                 raise type(error)(f"{error}; pass models with the tensors of {pattern}") from None
         self.models = models
         self.steps = base is not None and (optimizer, server_lr, clip_norm, chain) != (None,) * 4
-        self.moments = 0 if optimizer is None else len(optimizer.start(1))
+        self.moments = 0 if optimizer is None else len(started(optimizer, 1))
         self.round, self.old_moments = self._before()
-        rate = getattr(optimizer, "rate", lambda round: None)(self.round)
+        rate = rate_of(optimizer, self.round)
         self.gamma = float(next(value for value in (server_lr, rate, 1.0) if value is not None))
         facts = [__version__, self.weights, self.gamma, repr(optimizer), clip_norm, key, self.round, self.steps]
         facts += [repr(chain)] if chain is not None else []
@@ -683,12 +683,13 @@ class _Pass:
                 v, None, x, v_of=Linear(A=1), gamma=job.gamma, v=empty(n), total_out=None, x_out=x_out
             )
         else:
-            moments = tuple(rows[k + 1 :]) if len(rows) > k + 1 and len(rows[-1]) == n else job.optimizer.start(n)
+            moments = tuple(rows[k + 1 :]) if len(rows) > k + 1 and len(rows[-1]) == n else started(job.optimizer, n)
             outs = tuple(empty(n) for _ in moments)
-            square = job.optimizer.turn(v, moments, x, gamma=job.gamma, moments_out=outs, x_out=x_out)
+            square = turn(job.optimizer, v, moments, x, gamma=job.gamma, moments_out=outs, x_out=x_out)
         merged = cast(x_out, form.dtype)
         if not math.isfinite(square) or not is_finite(merged):
-            raise DivergedError(f"{part.name}: the step makes it infinite or NaN; lower the server rate")
+            by = "" if job.optimizer is None else f" of {type(job.optimizer).__name__}"
+            raise DivergedError(f"{part.name}: the step{by} makes it infinite or NaN; lower the server rate")
         return [merged, *outs]
 
     def _require_finite(self, part: Part, rows: list[Any], summed: Any, x: Any = None) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedcore.arrays import F32, BufferPool, FileMemory, core, ieee
 from fedcore.errors import (
+    AlgorithmError,
     FedcoreError,
     RangeError,
     RoundError,
@@ -647,6 +648,8 @@ class LocalRound(Round):
             return client, None, False, SECOND
         try:
             return (client, *self._reader.read(update, client), None)
+        except AlgorithmError:  # an error of the server's own rate or weights
+            raise
         except FedcoreError as error:
             return client, None, False, rejection_reason(error)
 

@@ -70,6 +70,7 @@ from fedcore.store.client_store import rounding_keys
 from fedcore.store.reader import ReadRows
 from fedcore.store.registry import ClientId, Registry, canonical
 from fedcore.store.slots import checksums
+from fedcore.validation import failed
 
 Vector = npt.NDArray[Any]
 
@@ -618,7 +619,11 @@ class State:
         step, v_square, gamma = None, 0.0, 0.0
         # T includes every changed row, whatever the weight of its update.
         if cohort.W > 0 or moves or (len(batch) and algorithm.keeps_rows):
-            step = check_step(algorithm, algorithm.step(cohort))
+            try:
+                step = algorithm.step(cohort)
+            except Exception as error:
+                failed(algorithm, "step", error)
+            step = check_step(algorithm, step)
             if share != 1:
                 step = replace(step, v=step.v._replace(A=step.v.A * share), T=step.T._replace(A=step.T.A * share))
             # Set even if x waits: the next round may step without clients.

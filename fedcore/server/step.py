@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms import Algorithm, Cohort, Linear, Step
+from fedcore.algorithms import Algorithm, Cohort, Linear, Step, optimizers
 from fedcore.algorithms.base import is_whole_sum
 from fedcore.algorithms.privacy import Ledger
 from fedcore.algorithms.rates import rate_at
@@ -25,7 +25,7 @@ from fedcore.server.update import as_sent, first_not_finite, rounded_parts
 from fedcore.server.validation import Buffers
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId, Registry
-from fedcore.validation import check_integer
+from fedcore.validation import check_integer, name_of
 
 Column = npt.NDArray[np.int64]
 Numbers = Sequence[int] | Column
@@ -446,7 +446,8 @@ class Snapshot(NamedTuple):
         """Return the snapshot of a new server; x is on its device."""
         p, device, algorithm = settings.layout.n_parameters, settings.device, settings.algorithm
         # Of one element: an optimizer of a server whose vectors are in files works element by element.
-        start = settings.optimizer.start(1 if isinstance(device, FileMemory) else p) if settings.optimizer else ()
+        n = 1 if isinstance(device, FileMemory) else p
+        start = optimizers.started(settings.optimizer, n) if settings.optimizer else ()
         return cls(
             x=x,
             x_prev=x,
@@ -657,8 +658,7 @@ def claimless_gamma(settings: Settings, now: Snapshot) -> float | None:
     """Return gamma if it does not depend on updates: the server's or optimizer's rate, or 1 for averaged models."""
     if settings.server_lr is not None:
         return rate_at(settings.server_lr, now.round_number)
-    rate = getattr(settings.optimizer, "rate", None)
-    if rate is not None and (gamma := rate(now.round_number)) is not None:
+    if (gamma := optimizers.rate_of(settings.optimizer, now.round_number)) is not None:
         return float(gamma)
     return 1.0 if settings.averages_models else None
 
@@ -759,7 +759,8 @@ class ModelStep:
         moments = now.moments
         if optimizer is not None and gamma:
             moments = tuple(self._moments.get() for _ in now.moments)
-            x_square = optimizer.turn(self.v(), now.moments, now.x[:p], gamma=gamma, moments_out=moments, x_out=x[:p])
+            v, before = self.v(), now.moments
+            x_square = optimizers.turn(optimizer, v, before, now.x[:p], gamma=gamma, moments_out=moments, x_out=x[:p])
         if p < len(x):
             x_square += self._average_buffers(now, x, result)
             self.buffers.clip(x)
@@ -772,9 +773,12 @@ class ModelStep:
         longest = "" if self._settings.rules.private else batch.longest()
         past = self._past_dtype(x if ahead is None else ahead) if gamma else None
         if not self._reducer.agree(math.isfinite(x_square) and past is None):
+            past, by = past or "x", ""
+            if optimizer is not None and type(optimizer) not in optimizers.OWN:
+                past, by = f"{past} or a moment", f"{name_of(optimizer)}: "
             raise DivergedError(
-                f"round {now.round_number}: the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would make "
-                f"{past or 'x'} infinite or NaN, so x is unchanged; lower the rates{longest}"
+                f"round {now.round_number}: {by}the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would "
+                f"make {past} infinite or NaN, so x is unchanged; lower the rates{longest}"
             )
         freeze(x)
         made: dict[str, Any] = {"x": x if gamma else now.x, "ahead": ahead, "moments": moments}

@@ -30,6 +30,7 @@ from fedcore.rules import (
     RejectLong,
     Weights,
     as_float32,
+    decide,
 )
 from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Counters, Lengths, UpdateBatch
 from fedcore.server.update import (
@@ -43,7 +44,7 @@ from fedcore.server.update import (
     read_vector,
 )
 from fedcore.store.registry import ClientId
-from fedcore.validation import check_integer, check_number, is_integer, short_repr
+from fedcore.validation import check_integer, check_number, failed, is_integer, short_repr
 
 # The numbers that a client reports.
 
@@ -436,7 +437,7 @@ class Validator:
             factors=np.ones(len(which)),
         )
         for rule in self._deciding:
-            rule.decide(group)
+            decide(rule, group)
         for at, reason in group.rejected.items():
             decision.reject(which[at], reason)
             self._too_long[group.clients[at]] = {name: column[which[at]] for name, column in norms.items()}
@@ -535,7 +536,10 @@ class Weighing:
         if claims.clients is not clients or absences is not claims.absences or not known:
             found = {"shares": shares, "ages": ages, "intervals": intervals, "absences": absences}
             batch.claims = replace(claims, clients=clients, **found)
-        weights = self._algorithm.weigh(batch.claims)
+        try:
+            weights = self._algorithm.weigh(batch.claims)
+        except Exception as error:
+            failed(self._algorithm, "weigh", error)
         batch.weights = check_weights(self._algorithm, weights, batch.claims)
 
 
@@ -547,7 +551,10 @@ def weight_of(weights: Weights, update: Update, client: ClientId) -> float:
         return check_number("weights", weights[client], "[0, inf)")
     missing = np.nan if update.examples is None else update.examples
     steps, examples, counts = (np.array([n], np.float64) for n in (update.steps, missing, update.count))
-    weight = np.asarray(weights(Claims(steps, examples, counts, clients=[client]))).item()
+    try:
+        weight = np.asarray(weights(Claims(steps, examples, counts, clients=[client]))).item()
+    except Exception as error:
+        failed(weights, "the function weights of Mean", error)
     if update.examples is None and weight != weight:
         raise RangeError("examples=None: the weights of Mean are computed from the number of examples; report it")
     return check_number("weights", weight, "[0, inf)")

@@ -504,3 +504,20 @@ def test_the_command(tmp_path, monkeypatch):
     }.items():
         done = run("merge", "other", "0.safetensors", *arguments)
         assert (done.status, message in done.errors) == (2, True), done.errors
+
+
+class Own(SGD):
+    """An optimizer of a user whose last element is NaN, and that returns a finite norm."""
+
+    def turn(self, v, moments, x, *, gamma, moments_out, x_out):
+        super().turn(v, moments, x, gamma=gamma, moments_out=moments_out, x_out=x_out)
+        (moments_out[0] if self.momentum else x_out)[-1] = np.nan
+        return 1.0
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.0])
+def test_faults_of_an_own_optimizer_end_the_merge(tmp_path, momentum):
+    paths = saved(tmp_path, clients())
+    with pytest.raises(errors.DivergedError, match="Own"):
+        merge(tmp_path / "out", paths[:3], base=paths[3], optimizer=Own(momentum))
+    assert not (tmp_path / "out").exists()

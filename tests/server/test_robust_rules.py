@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedcore
 from fedcore import Compute, Limits, Server, Storage, Update, kernels
 from fedcore.algorithms import REGISTRY
-from fedcore.errors import RangeError
+from fedcore.errors import AlgorithmError, RangeError
 from fedcore.rules import (
     Bucketing,
     Bulyan,
@@ -22,6 +23,7 @@ from fedcore.rules import (
     Chain,
     ClipNorm,
     ClipToMedian,
+    Combination,
     GeometricMedian,
     Krum,
     MeaMed,
@@ -32,6 +34,7 @@ from fedcore.rules import (
     NearestNeighborMixing,
     PrivateMean,
     RejectLong,
+    RobustRule,
     TrimmedMean,
 )
 from tests.oracle import rules as oracle
@@ -534,3 +537,64 @@ def test_a_chain_with_medians_does_not_depend_on_the_order_of_arrival(rules, met
         found.append((states, None if total is None else total.tobytes()))
         one.close()
     assert found[0] == found[1] == found[2]
+
+
+class Faulty(RobustRule):
+    """A robust rule of a user; ``made`` is what it returns for k vectors."""
+
+    made = None
+
+    def combine(self, k, products):
+        return self.made(k)
+
+
+class FaultyMixing(MixingRule):
+    """A mixing rule of a user."""
+
+    made = None
+
+    def matrix(self, k, products, round):
+        return self.made(k)
+
+
+WRONG = {
+    "raises": lambda k: 1 / 0,
+    "none": lambda k: None,
+    "NaN": lambda k: Combination(np.full(k, np.nan)),
+    "too few weights": lambda k: Combination(np.full(k - 1, 0.5)),
+    "too many weights": lambda k: Combination(np.full(k + 1, 0.5)),
+    "a list": lambda k: Combination([1 / k] * k),
+    "trims all": lambda k: Combination(trim=k),
+    "more than all": lambda k: Combination(nearest=k + 1),
+    "an unknown vector": lambda k: Combination(chosen=np.array([k])),
+    "a negative vector": lambda k: Combination(chosen=np.array([-1])),
+    "no vector": lambda k: Combination(chosen=np.arange(0)),
+}
+WRONG_MIXING = {
+    "raises": lambda k: 1 / 0,
+    "none": lambda k: None,
+    "NaN": lambda k: np.full((k, k), np.nan),
+    "a shape": lambda k: np.eye(k + 1),
+}
+
+
+@pytest.mark.parametrize("made", WRONG.values(), ids=WRONG)
+def test_faults_of_an_own_robust_rule_end_the_round(made, monkeypatch):
+    monkeypatch.setattr(Faulty, "made", staticmethod(made))
+    check_faulty([Faulty()])
+
+
+@pytest.mark.parametrize("made", WRONG_MIXING.values(), ids=WRONG_MIXING)
+def test_faults_of_an_own_mixing_rule_end_the_round(made, monkeypatch):
+    monkeypatch.setattr(FaultyMixing, "made", staticmethod(made))
+    check_faulty([FaultyMixing(), Median()])
+
+
+def check_faulty(chain):
+    server = Server(np.zeros(2, np.float32), "FedAvg", clients=3, lr=0.1, aggregation=chain)
+    models = [np.full(2, i, np.float32) for i in range(3)]
+    with pytest.raises(AlgorithmError, match="Faulty"):
+        server.round([Update(i, model, steps=1) for i, model in enumerate(models)])
+    assert (server.round_number, server.x.tolist()) == (0, [0, 0])
+    with pytest.raises(AlgorithmError, match="Faulty"):
+        fedcore.aggregate(models, rule=chain)
