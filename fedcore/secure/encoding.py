@@ -20,8 +20,7 @@ from fedcore.options import Settings
 from fedcore.rules import GRID_BITS, SLACK, Mean, PrivateMean
 from fedcore.secure.primitives import U64
 from fedcore.server import PartialSum, Server
-from fedcore.server.partial import COLUMNS, GRID, NEAR, fingerprint, require_partial_sums
-from fedcore.server.state import State
+from fedcore.server.partial import COLUMNS, GRID, NEAR, fingerprint
 from fedcore.store.registry import ClientId
 from fedcore.validation import check_integer, check_number
 
@@ -91,9 +90,7 @@ class Encoding:
             RoundError: the budget of ``PrivateMean`` is spent.
         """
         settings, state = server._settings, server._backend
-        require_partial_sums(settings, has_noise=True)
-        if not isinstance(state, State):
-            raise RangeError("server: masked sums do not support shards or groups; use a plain server")
+        server.require_partial_sums(has_noise=True)
         limits, weights, rule, layout = settings.asked, _weights(settings), settings.rules.private, settings.layout
         most, noise, honest, fewest = limits.max_norm, 0.0, 0, 0
         if rule is not None:

@@ -29,7 +29,7 @@ from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import NO_COUNT, Result, UpdateBatch
 from fedcore.server.folder import Journal
-from fedcore.server.partial import PartialSum, PartialSums
+from fedcore.server.partial import PartialSum, PartialSums, require_partial_sums
 from fedcore.server.report import (
     Attendance,
     Diagnosis,
@@ -382,7 +382,7 @@ class Round(OpenRound):
 
         Raises:
             RoundError: the round is closed.
-            RangeError: the server's sums are not exact, its method does not only add h, or it has shards.
+            RangeError: as ``Server.require_partial_sums``.
             UnknownClientError: one of ``clients`` is not registered.
         """
 
@@ -390,9 +390,11 @@ class Round(OpenRound):
     def partial_sum(self) -> PartialSum:
         """Close the round without a step; return its sum and claims, for ``add_partial_sum`` of the upper server.
 
+        Rules that compare updates remember those of the round.
+
         Raises:
             RoundError: the round is closed.
-            RangeError: as for ``add_partial_sum``.
+            RangeError: as ``Server.require_partial_sums``; or an update is late, or has a ``weight``.
 
         Cost: reads and writes 16 n bytes.
         """
@@ -551,9 +553,7 @@ class LocalRound(Round):
             self._sum = self._state.begin(self._newcomers)
             settings, remembered = self._settings, self._state.snapshot.norms
             unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
-            self._by_claims = settings.algorithm.weighs_claims and not (
-                self._state.population.is_sized or settings.rules.counts_clients
-            )
+            self._by_claims = self._weighing.reads_examples
             ratio = settings.rules.examples_ratio if self._by_claims else None
             examples = None if ratio is None else self._state.claimed.of("examples", ratio, remembered)
             square = self._state.buffers_square
@@ -655,7 +655,7 @@ class LocalRound(Round):
 
     def _settle_examples(self, batch: UpdateBatch) -> str | None:
         """Return why updates without examples are rejected; the first update with examples rejects all before it."""
-        if not self._by_claims or (batch.sources != NO_COUNT).all() == self._has_examples:
+        if not self._by_claims or not len(batch) or (batch.sources != NO_COUNT).all() == self._has_examples:
             return None
         if self._has_examples:
             return NO_EXAMPLES
@@ -707,11 +707,8 @@ class LocalRound(Round):
     ) -> None:
         """See ``Round``."""
         self._require_open()
-        self._partials.require(has_noise=isinstance(partial, PartialSum) and partial.noise > 0)
-        if self._journal is not None:
-            raise RangeError("add_partial_sum: the journal has no partial sums; leave Storage(journal=True) out")
-        if self._settings.policy.buffer is not None:
-            raise RangeError("add_partial_sum: a buffer has no partial sums; leave RoundPolicy(buffer=...) out")
+        has_noise = isinstance(partial, PartialSum) and partial.noise > 0
+        require_partial_sums(self._settings, self._journal, has_noise=has_noise)
         own = None if clients is None else {self._state.store.registry.check(client) for client in clients}
         self._fold_held()
         joined = self._partials.join(self._sum, partial, own, self._known | self._summed, self._settle_examples)
@@ -730,9 +727,11 @@ class LocalRound(Round):
     def partial_sum(self) -> PartialSum:
         """See ``Round``."""
         self._require_open()
-        self._partials.require()
+        require_partial_sums(self._settings)
         self._fold_held(last=True)
         partial = self._partials.collect(self._sum, self._folded, tuple(self._rejected), self._bytes)
+        before = self._state.snapshot  # rules compare the updates of the next round with those of this one
+        self._state.snapshot = before._replace(norms={**before.norms, **self._validator.remembered()})
         self._abort()
         return partial
 

@@ -64,7 +64,7 @@ from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
 from fedcore.store.inspect import state_of
 from fedcore.store.reader import ReadRows
-from fedcore.store.registry import ClientId, Clients
+from fedcore.store.registry import ClientId, Clients, Registry
 from fedcore.validation import Represented, absolute, check_integer
 
 Aggregation: TypeAlias = str | Sequence[Rule | str] | Chain | None
@@ -782,6 +782,15 @@ class Server(Represented, Unpicklable):
             return Attendance(self.policy, expected, is_final=True)
         return Attendance(self.policy, asked if round == self.round_number else None)
 
+    def require_partial_sums(self, *, has_noise: bool = False) -> None:
+        """Raise RangeError if rounds cannot add partial sums, or with ``has_noise`` masked sums of ``PrivateMean``.
+
+        Call it when a server for edges is made. Otherwise ``Round.add_partial_sum`` raises the error, after training.
+        """
+        if not isinstance(self._backend, State) and not self.layout.groups:
+            raise RangeError("shards: they do not support partial sums; use Compute(shards=1)")
+        require_partial_sums(self._settings, self._journal, has_noise=has_noise)
+
     def _between_rounds(self) -> None:
         """Raise if a round is open, and discard the remains of a dropped round."""
         self._round_lock.require_none(self.round_number)
@@ -832,6 +841,11 @@ class EdgeRound(LocalRound):
         self.abort()
         raise RoundError("round: an edge takes no step; call partial_sum() before the round ends")
 
+    def _check(self, update: Update, registry: Registry) -> ClientId:
+        if update.weight is not None:
+            raise RangeError("weight: partial sums weight updates by the method; leave weight out")
+        return super()._check(update, registry)
+
 
 class EdgeAggregator:
     """A server between clients and an upper server: one level of a hierarchy.
@@ -844,9 +858,11 @@ class EdgeAggregator:
     reports. An edge without accepted updates sends zeros and its rejections.
 
     Args:
-        model: a model of the upper server's layout; its values do not matter.
+        model: a model of the upper server's layout. Its values do not matter, except that float buffers such as
+            variances must be as in the upper server's first model: positive ones must stay >= 0.
         algorithm: the upper server's method. It must only add h, as FedAvg, FedProx and FedAvgM do.
-        clients: the ids of the edge's own clients. The upper server must have registered them.
+        clients: the ids of the edge's own clients, which the upper server must have registered. If it has their sizes,
+            a mapping from id to n_k.
         lr, server_lr: as for the upper server; they set the units of updates.
         limits, aggregation: as for ``Server``.
         population: the greatest number of clients of the upper server, if above 2,048. The greatest norm of an update
@@ -865,7 +881,7 @@ class EdgeAggregator:
     >>> edges = [EdgeAggregator(zeros, "FedAvg", ids, lr=0.1) for ids in ([0, 1], [2, 3])]
     >>> with server.open_round() as round:
     ...     for edge in edges:
-    ...         with edge.open_round(server.x, round=server.round_number) as own:
+    ...         with edge.open_round(server.broadcast(edge.clients).x, round=server.round_number) as own:
     ...             for client in edge.clients:
     ...                 _ = own.add(client, np.float32([client, 1]), steps=5)
     ...             round.add_partial_sum(own.partial_sum().to_bytes(), "edge", clients=edge.clients)
@@ -877,7 +893,7 @@ class EdgeAggregator:
         self,
         model: Any,
         algorithm: Algorithm | str,
-        clients: Iterable[ClientId],
+        clients: Iterable[ClientId] | Mapping[ClientId, int],
         *,
         lr: float | Rate,
         server_lr: float | Rate | None = None,
@@ -887,8 +903,9 @@ class EdgeAggregator:
     ) -> None:
         population = check_integer("population", population, 0, 2**53)
         options: dict[str, Any] = {"server_lr": server_lr, "limits": limits, "aggregation": aggregation}
-        self._server = Server(model, algorithm, list(clients), lr=lr, compute=Compute(accumulator="exact"), **options)
-        require_partial_sums(self._server._settings)
+        ids = clients if isinstance(clients, Mapping) else list(clients)
+        self._server = Server(model, algorithm, ids, lr=lr, compute=Compute(accumulator="exact"), **options)
+        self._server.require_partial_sums()
         self._state: State = self._server._backend
         self._state.upper_population = population
 
@@ -901,7 +918,7 @@ class EdgeAggregator:
         """Open a round on the broadcast of the upper server; it ends with ``Round.partial_sum``.
 
         Args:
-            x: the received model: float32[n], its bytes, or a model that fits the layout. It is copied.
+            x: the received ``Broadcast.x``: float32[n], its bytes, or a model that fits the layout. It is copied.
             round: the round's number.
 
         Raises:

@@ -496,6 +496,11 @@ class Weighing:
         """Release the state, so that a finished round does not keep a store open."""
         del self._state
 
+    @property
+    def reads_examples(self) -> bool:
+        """Whether weights depend on examples that the server cannot check, so that all updates or none report them."""
+        return self._algorithm.weighs_claims and not (self._state.population.is_sized or self._counts_none)
+
     def known_at_most(self, batch: UpdateBatch) -> F64:
         """Return the updates' examples, float64[k]; with client sizes at most n_k, which is also the default."""
         population, claimed = self._state.population, batch.claims.examples

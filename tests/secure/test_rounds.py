@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedcore import Compute, Limits, Server, algorithms
+from fedcore import Compute, Limits, Server, Storage, algorithms
 from fedcore.algorithms import FedNova
 from fedcore.errors import ArrayError, RangeError, RoundError
 from fedcore.rules import RejectLong
@@ -160,6 +160,12 @@ def test_a_client_refuses_to_encode_what_the_limits_forbid(change, error, reason
 def test_what_masks_exclude_is_refused_with_the_reason(options, reason):
     with pytest.raises(RangeError, match=reason):
         Encoding.of(server_of(**options), clients=6)
+
+
+def test_a_server_with_a_journal_has_no_encoding(tmp_path):
+    storage = Storage(tmp_path / "state", journal=True)
+    with server_of(storage=storage) as server, pytest.raises(RangeError, match=r"^journal\b"):
+        Encoding.of(server, clients=COUNT)
 
 
 @pytest.mark.parametrize(
