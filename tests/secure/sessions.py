@@ -6,13 +6,15 @@ import numpy as np
 
 from fedcore.errors import FedcoreError
 from fedcore.secure import Encoding, SecureClient, SecureServer, identity_of
+from fedcore.secure.primitives import digest_of
 
 PHASES = ("keys", "shares", "masked", "opened")
 PLAIN = dict(weights="examples", eta=None, max_norm=100.0, max_examples=1000, max_steps=10)
 
 
 def encoding_of(clients, n=5):
-    return Encoding(clients=clients, n=n, parameters=n, **PLAIN)
+    model = digest_of(np.zeros(n, np.float32))
+    return Encoding(clients=clients, n=n, parameters=n, model=model, **PLAIN)
 
 
 def random_words(encoding, count, seed=0):

@@ -58,6 +58,15 @@ def run(strategy, apps, rounds=1, spoil=None, model=X):
     return grid, {name: array.numpy() for name, array in result.arrays.items()}
 
 
+def signing(**options):
+    """Return the apps of nodes with identities, and their public keys."""
+    secrets = {node: bytes([i + 1] * 32) for i, node in enumerate(NODES)}
+    identities = {node: identity_of(secret) for node, secret in secrets.items()}
+    peers = identities.values()
+    mods = {node: [secure_mod(identity=secret, peers=peers, **options)] for node, secret in secrets.items()}
+    return {node: app_of(node, mods[node]) for node in NODES}, identities
+
+
 @pytest.mark.parametrize("method", ["FedAvg", "FedNova"])
 def test_a_masked_round_gives_the_model_of_an_unmasked_round(method):
     """One node fails in its training."""
@@ -94,26 +103,22 @@ def test_nodes_keep_the_rows_of_scaffold():
 def test_nodes_add_noise():
     rule = PrivateMean(clip=3.0, noise=1.0, expected=5.0)
     options = OPTIONS | {"limits": Limits(), "aggregation": [rule], "policy": RoundPolicy(min_clients=4)}
-    strategy = flower.SecureFedAvg(colluding=2, **options)
     model = {"w": X["w"]}
-    apps = {node: app_of(node, [secure_mod(noise=1.0)]) for node in NODES}
+    apps, identities = signing(noise=1.0)
+    strategy = flower.SecureFedAvg(colluding=2, identities=identities, **options)
     _, arrays = run(strategy, apps, model=model)
     (report,) = strategy.reports
     assert report.privacy["rounds"] == 1
     assert set(report.accepted) == set(NODES)
     moved = np.linalg.norm(arrays["w"] - X["w"])
     assert 0 < moved < 3 + 12 * 3  # clipped, and the noise of 5 clients: 3 sqrt(5 / 2) / 5 for each number
-    plain = flower.SecureFedAvg(**OPTIONS)
+    plain = flower.SecureFedAvg(identities=identities, **OPTIONS)
     run(plain, apps)
     assert "noise=1" in plain.failures[0].reason
 
 
 def test_nodes_with_identities_sign():
-    secrets = {node: bytes([i + 1] * 32) for i, node in enumerate(NODES)}
-    identities = {node: identity_of(secret) for node, secret in secrets.items()}
-    apps = {
-        node: app_of(node, [secure_mod(identity=secret, peers=identities.values())]) for node, secret in secrets.items()
-    }
+    apps, identities = signing()
     strategy = flower.SecureFedAvg(identities=identities, **OPTIONS)
     grid, _ = run(strategy, apps)
     assert set(strategy.reports[0].accepted) == set(NODES)

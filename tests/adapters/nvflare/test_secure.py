@@ -41,6 +41,14 @@ def masked(name, dropped=(), **options):
     return lambda received: None if name in dropped and "w" in received.params else site.answer(received)
 
 
+def signing(**options):
+    """Return sites with identities, and their public keys."""
+    secrets = {name: bytes([i + 1] * 32) for i, name in enumerate(NAMES)}
+    public = {name: identity_of(secret) for name, secret in secrets.items()}
+    sites = {name: masked(name, identity=secret, peers=public.values(), **options) for name, secret in secrets.items()}
+    return sites, {name: key.hex() for name, key in public.items()}
+
+
 @pytest.mark.parametrize("dropped", [(), ("site-3",)])
 @pytest.mark.parametrize("method", ["FedAvg", "FedNova"])
 def test_a_masked_round_gives_the_model_of_an_unmasked_round(method, dropped):
@@ -56,8 +64,9 @@ def test_a_masked_round_gives_the_model_of_an_unmasked_round(method, dropped):
 
 
 def test_sites_add_noise():
-    rule, sites = PrivateMean(clip=3.0, noise=1.0, expected=5.0), {name: masked(name, noise=1.0) for name in NAMES}
-    options = OPTIONS | {"limits": {"max_steps": 8}, "policy": RoundPolicy(min_clients=4)}
+    sites, identities = signing(noise=1.0)
+    options = OPTIONS | {"limits": {"max_steps": 8}, "policy": RoundPolicy(min_clients=4), "identities": identities}
+    rule = PrivateMean(clip=3.0, noise=1.0, expected=5.0)
     controller = LocalSecure(sites, X, "FedAvg", aggregation=[rule], colluding=2, **options)
     controller.run()
     assert controller.reports[0].privacy["rounds"] == 1
@@ -65,10 +74,7 @@ def test_sites_add_noise():
 
 
 def test_sites_with_identities_sign():
-    secrets = {name: bytes([i + 1] * 32) for i, name in enumerate(NAMES)}
-    public = {name: identity_of(secret) for name, secret in secrets.items()}
-    sites = {name: masked(name, identity=secret, peers=public.values()) for name, secret in secrets.items()}
-    identities = {name: key.hex() for name, key in public.items()}
+    sites, identities = signing()
     controller = LocalSecure(sites, X, "FedAvg", identities=identities, **OPTIONS)
     controller.run()
     assert len(controller.arrived) == 5 * len(NAMES)
