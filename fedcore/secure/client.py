@@ -41,7 +41,8 @@ class SecureClient(Represented):
     fewer than ``min_clients`` clients are in the sum.
 
     Args:
-        min_clients: the smallest number of clients whose sum the server may learn; the server may set a larger number.
+        min_clients: the smallest number of clients whose sum the server may learn. The server must set this number or a
+            larger one for all clients of the sum.
         identity: the 32 bytes of the client's Ed25519 private key, which lasts for many rounds. The client then takes
             part only with signed keys, and shows shares only if enough clients of its group signed the same survivors.
             Default: none; the client trusts the keys that the server sends.
@@ -157,8 +158,8 @@ class SecureClient(Represented):
     def _open(self, session: bytes, body: memoryview) -> bytes:
         opening = wire.read_open(body)
         encoding = Encoding.read(opening.encoding)
-        if self._min_clients > opening.clients:
-            raise RoundError(f"min_clients={self._min_clients}: the server invites only {opening.clients} clients")
+        if (fewest := opening.min_clients) < self._min_clients:  # other clients would show shares for so few
+            raise RoundError(f"min_clients={self._min_clients}: the server asks for a sum of {fewest} clients or more")
         if opening.is_signed != (self._identity is not None):
             has = "uses" if opening.is_signed else "does not use"
             raise RoundError(f"identity: the server {has} signatures; the client must agree")
@@ -173,10 +174,9 @@ class SecureClient(Represented):
             if encoding.max_norm > most or is_coarse:
                 asked = f"max_norm={encoding.max_norm:g} and the grid 2^{-encoding.exponent}"
                 raise RoundError(f"max_norm={most:g}: the server asks for a sum with {asked}")
-        self._min_clients = max(self._min_clients, opening.min_clients)
-        if (fewest := encoding.min_clients) > self._min_clients:
-            raise RangeError(f"min_clients={fewest}: a sum of {self._min_clients} clients would have less noise")
-        self.encoding = encoding
+        if encoding.min_clients > fewest:
+            raise RangeError(f"min_clients={encoding.min_clients}: a sum of {fewest} clients would have less noise")
+        self.encoding, self._min_clients = encoding, fewest
         self._session, self._index, self._clients = session, opening.number, opening.clients
         self._context = wire.context_of(session, opening._replace(encoding=encoding.to_state()))
         self._sealing, self._masking, self._seed = new_secret(), new_secret(), new_secret()

@@ -53,7 +53,7 @@ class SecureServer(Represented):
     Args:
         clients: the ids of the invited clients.
         encoding: the form of the words, which clients receive with the first message.
-        min_clients: the smallest number of clients in the sum. Clients may ask for more.
+        min_clients: the smallest number of clients in the sum. Clients that ask for more leave the sum.
         group: the number of clients, itself included, among which each client splits its secrets and with which it
             agrees on masks. Default: all up to 32 clients; above, the smallest number for 1/5 of colluding and 3/10 of
             dropping clients, if it is below the number of clients.
