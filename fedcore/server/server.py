@@ -584,8 +584,8 @@ class Server(Represented, Unpicklable):
     def change(self, **options: Unpack[Changes]) -> None:
         """Change rates, limits, rules or the policy from the next round on; its report lists them as ``changed``.
 
-        Call it before ``broadcast``. If lr changes, the server rejects late updates of earlier rounds, except for FedAsync.
-        If ``max_staleness`` falls, it drops older models.
+        Call it before ``broadcast``. If lr changes, the server rejects late updates of earlier rounds, except for
+        FedAsync. If ``max_staleness`` falls, it drops older models.
 
         Args:
             options: lr, server_lr, limits, aggregation or policy, as for a new server. With shards, rates must be
