@@ -145,7 +145,7 @@ def _require_vectors(vectors: Mapping[str, npt.NDArray[Any]], n: int, p: int) ->
             valid, form = vector.dtype == np.int64 and vector.shape[:-1] == (2,), "int64[2, m]"
         elif kind == "norms":
             valid = _is_window(vector, np.float64 if entry in ("steps", "examples") else np.float32)
-            form = f"float[{WINDOW}] >= 0, with NaN after the last"
+            form = f"float[{WINDOW}] > 0, with NaN after the last"
         if not valid:
             raise ValueError(f"{name}: expected {form}, got {vector.dtype}{list(vector.shape)}")
 
@@ -155,7 +155,8 @@ def _is_window(vector: npt.NDArray[Any], dtype: type) -> bool:
     if vector.dtype != dtype or vector.shape != (WINDOW,):
         return False
     count = WINDOW - int(np.isnan(vector).sum())
-    return bool((vector[:count] >= 0).all() and np.isfinite(vector[:count]).all())
+    least = vector[:count] >= 0 if dtype is np.float64 else vector[:count] > 0  # older versions kept weights of zero
+    return bool(least.all() and np.isfinite(vector[:count]).all())
 
 
 # The transactions of a server's folder.
