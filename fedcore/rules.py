@@ -1200,7 +1200,9 @@ class ClaimWindow:
         return (self._limit if ratio is None else ratio) * median(claims) if len(claims) else math.inf
 
     def add(self, claims: F64) -> None:
-        """Add claims; a full window drops its oldest claims."""
+        """Add claims > 0; a full window drops its oldest claims. A weight of the caller may be zero."""
+        if len(claims) and not core.column_range(claims)[0] > 0:
+            claims = claims[claims > 0]
         if not len(claims):
             return
         if self._count == WINDOW and self._range[0] == self._range[1] and core.column_range(claims) == self._range:

@@ -715,6 +715,8 @@ def _runs(vectors: Sequence[Any]) -> list[slice]:
     In one kernel call, all vectors would be measured like the lists, tensor by tensor. The last bits of a norm must not
     depend on the other updates of a batch.
     """
+    if len(vectors) < 2:
+        return []
     forms = [isinstance(y, list) for y in vectors]
     if all(forms) or not any(forms):
         return []

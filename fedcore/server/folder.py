@@ -155,7 +155,8 @@ def _is_window(vector: npt.NDArray[Any], dtype: type) -> bool:
     if vector.dtype != dtype or vector.shape != (WINDOW,):
         return False
     count = WINDOW - int(np.isnan(vector).sum())
-    return bool((vector[:count] > 0).all() and np.isfinite(vector[:count]).all())
+    least = vector[:count] >= 0 if dtype is np.float64 else vector[:count] > 0  # older versions kept weights of zero
+    return bool(least.all() and np.isfinite(vector[:count]).all())
 
 
 # The transactions of a server's folder.

@@ -293,8 +293,10 @@ class Server(Represented, Unpicklable):
             aggregation, limits, policy: replace the saved ones if they differ, with a warning. A ``Mean`` with
                 weights is required again.
             storage: how the rows are opened. ``Storage(medium="mmap")`` resumes in the folder; "ram" and "cuda" leave
-                the folder unchanged. Default: as saved, with "ram" in place of "cuda" if the device is a CPU.
-            compute: the device and precision; the bits stay the same. Default: as saved.
+                the folder unchanged. Default: as saved, with "ram" in place of "cuda" if the device is a CPU. The
+                path, codec and audit cannot change.
+            compute: the device and ``batch_size``; the bits stay the same. The accumulator and the number of shards
+                cannot change. Default: as saved.
             callbacks: as for a new server.
 
         Raises:
@@ -303,7 +305,7 @@ class Server(Represented, Unpicklable):
             LockedError: another server writes to the folder; ``Storage(medium="ram")`` only reads it.
             CorruptionError: a file is damaged.
             CheckpointError: the store has no server, or an argument is missing or contradicts the saved one.
-            RangeError: an argument does not fit the ClientStore.
+            RangeError: an argument does not fit the ClientStore, or differs from a saved option that cannot change.
         """
         given, server = checked_objects(algorithm, lr, server_lr, optimizer), cls.__new__(cls)
         compute, folder = compute or Compute(), None if isinstance(path, ClientStore) else absolute(path)
@@ -599,7 +601,8 @@ class Server(Represented, Unpicklable):
     def change(self, **options: Unpack[Changes]) -> None:
         """Change rates, limits, rules or the policy from the next round on; its report lists them as ``changed``.
 
-        Call it before ``broadcast``. If lr changes, the server rejects late updates of earlier rounds.
+        Call it before ``broadcast``. If lr changes, the server rejects late updates of earlier rounds, except for
+        FedAsync. If ``max_staleness`` falls, it drops older models.
 
         Args:
             options: lr, server_lr, limits, aggregation or policy, as for a new server. With shards, rates must be

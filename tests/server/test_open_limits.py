@@ -238,3 +238,10 @@ def test_caps_rise_again_when_the_clients_of_a_day_return(way, method, claim, tm
         else:
             most.append((report.gamma / 0.1 * len(sizes) - 5) / 4)
     assert most[49] == most[149] == pytest.approx(100)
+
+
+def test_a_weight_of_zero_leaves_the_folder_loadable(tmp_path):
+    with Server(X0, "FedAvg", 9, lr=0.1, aggregation="open", storage=tmp_path / "s") as server:
+        server.round([Update(i, UNIT, 1, weight=float(i != 3)) for i in range(9)])
+    with Server.load(tmp_path / "s") as server:
+        assert server.round([Update(0, UNIT, 1, weight=1.0)]).accepted == (0,)

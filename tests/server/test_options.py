@@ -67,7 +67,7 @@ def other_value(kind, name):
         except Exception:
             continue
         if made != getattr(kind(), name):
-            return made
+            return value
     raise AssertionError(f"{name}: add a value to VALUES")
 
 
@@ -77,7 +77,8 @@ def options(arguments):
         for name in [one.name for one in fields(PARTS[argument])] if argument in PARTS else [None]:
             option = name or argument
             for value in VALUES[option] if option in VALUES else [other_value(PARTS[argument], name)]:
-                yield pytest.param(argument, name, value, id=f"{option}={value}"[:40])
+                shown = type(value).__name__ if "object at" in repr(value) else value  # a name has no address
+                yield pytest.param(argument, name, value, id=f"{option}={shown}"[:40])
 
 
 CHANGED = get_type_hints(Changes)
