@@ -460,21 +460,19 @@ def _named(client: Any, model: Any) -> Named:
 
 
 def _place(leaf: Any) -> Any:
-    """Return the place of a tensor's bytes, which tied tensors have in common."""
-    if isinstance(leaf, StoredTensor) and leaf.size:
-        return leaf.place
-    if isinstance(leaf, np.ndarray) and leaf.size:
-        return leaf.ctypes.data, leaf.strides, leaf.shape, leaf.dtype
+    """Return the place of a tensor's bytes, which tied tensors have in common; None if it cannot be tied."""
+    if isinstance(leaf, StoredTensor):
+        return leaf.place if leaf.size else None
     with suppress(AttributeError, RuntimeError):  # no tensor of torch, or one without memory of its own
         if address := leaf.data_ptr():
             return address, leaf.stride(), leaf.shape, leaf.dtype
-    return id(leaf)
+    return None
 
 
 def ties_of(model: Named) -> dict[str, str]:
-    """Return the names that share their bytes with an earlier tensor, and its name."""
-    first: dict[Any, str] = {}
-    found = {name: first.setdefault(_place(leaf), name) for name, leaf in model.items()}
+    """Return the names that share their bytes with an earlier tensor of torch or of a file, and its name."""
+    places, first = {name: _place(leaf) for name, leaf in model.items()}, dict[Any, str]()
+    found = {name: first.setdefault(place, name) for name, place in places.items() if place is not None}
     return {name: of for name, of in found.items() if of != name}
 
 

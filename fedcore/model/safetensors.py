@@ -1,5 +1,6 @@
 """Safetensors files as models: strictly checked headers, and tensors that are read when they are used."""
 
+import collections
 import json
 import math
 import os
@@ -420,19 +421,19 @@ def _main_of(folder: Path) -> Path:
 
     def is_model(name: str) -> bool:  # torch also writes optimizers, random states, ...
         stem, suffix = os.path.splitext(name)
-        return suffix == ".safetensors" or (
-            suffix in (*TORCH_SUFFIXES, ".npz") and (stem in stems or "model" in stem.lower())
-        )
+        is_named = stem in stems or any(part in stem.lower() for part in ("model", "weights", "consolidated"))
+        return suffix == ".safetensors" or (suffix in (*TORCH_SUFFIXES, ".npz") and is_named)
 
     found = [name for name in names if name.endswith(INDICES)]
     listed = _read_index(folder / found[0])[1].values() if len(found) == 1 else ()
     found += sorted({name for name in names if is_model(name)} - set(listed))
     if not found:
         raise ArrayError(f"{folder}: has no safetensors file; pass the folder or the file of a model")
-    _require_all_parts(folder, found)
-    if len(found) > 1:
+    part = _incomplete(found)
+    if part or len(found) > 1:
         several = ", ".join(found[:3]) + ", ..." * (len(found) > 3)
-        raise ArrayError(f"{folder}: has several models ({several}), or no index of them; pass the path of one")
+        reason = f"has {part or 'several models, or one without an index'} ({several})"
+        raise ArrayError(f"{folder}: {reason}; copy the folder again, or pass the path of one file or index")
     return folder / found[0]
 
 
@@ -442,16 +443,12 @@ def is_part(name: str) -> bool:
     return part is not None and int(part[3]) > 1
 
 
-def _require_all_parts(where: Path, names: Iterable[str]) -> None:
-    """Raise ArrayError if files of a model are missing according to the names of the others."""
-    parts: dict[tuple[str, str, int], list[str]] = {}
-    for name in sorted(names):
-        if part := _PART.fullmatch(name):
-            parts.setdefault((part[1], part[4], int(part[3])), []).append(name)
-    for (_, _, count), found in parts.items():
-        if len(found) < count:
-            reason = f"has {len(found)} of {count} files of a model ({found[0]})"
-            raise ArrayError(f"{where}: {reason}; copy the folder again, or pass the path of one file")
+def _incomplete(names: Iterable[str]) -> str:
+    """Return "1 of 5 files of a model" if files are missing according to the names of the others, else ""."""
+    found = collections.Counter(
+        (part[1], part[4], int(part[3])) for name in set(names) if (part := _PART.fullmatch(name))
+    )
+    return next((f"{n} of {count} files of a model" for (*_, count), n in found.items() if n < count), "")
 
 
 def read_json(path: Path) -> tuple[dict[str, Any], bytes]:
@@ -480,7 +477,8 @@ def _read_index(path: Path) -> tuple[tuple[str, bytes], dict[str, str]]:
     named = content.get("weight_map")
     if not isinstance(named, dict) or any(type(name) is not str or Path(name).name != name for name in named.values()):
         raise ArrayError(f"{path}: malformed: weight_map must name files in the index's folder; copy the folder again")
-    _require_all_parts(path, set(named.values()))
+    if part := _incomplete(named.values()):
+        raise ArrayError(f"{path}: names {part}; copy the folder again")
     return (path.name, text), named
 
 

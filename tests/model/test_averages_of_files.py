@@ -103,17 +103,16 @@ def test_npz_files_give_the_bits_of_models_in_memory(tmp_path, small_windows):
     assert isinstance(open_model(paths[0])["w"], StoredTensor)  # read in windows
 
 
-@pytest.mark.parametrize("first", range(5))
+@pytest.mark.parametrize("first", range(4))
 def test_names_of_tied_tensors_may_be_missing_or_repeated(tmp_path, first):
     nets = [Tied(0), Tied(1)]
     torch.save(nets[1].state_dict(), tmp_path / "both.pt")
     write_model({"embed.weight": nets[1].embed.weight}, tmp_path / "one.safetensors")
     forms = [nets[1], nets[1].state_dict(), tmp_path / "both.pt", str(tmp_path / "one.safetensors")]
-    forms.append({name: tensor.numpy() for name, tensor in nets[1].state_dict().items()})
     due = fedcore.aggregate(nets)["embed.weight"]
     given = [nets[0], nets[0].state_dict()]
     for pair in [(forms[first], other) for other in given] + [(other, forms[first]) for other in given]:
-        for models in (list(pair), iter(pair)) if first in (0, 1, 4) or pair[0] is forms[first] else [list(pair)]:
+        for models in (list(pair), iter(pair)) if first < 2 or pair[0] is forms[first] else [list(pair)]:
             found = fedcore.aggregate(models)
             names = list(pair[0]) if isinstance(pair[0], dict) else list(found)
             assert list(found) == names
@@ -122,9 +121,11 @@ def test_names_of_tied_tensors_may_be_missing_or_repeated(tmp_path, first):
 
 def test_names_of_tensors_that_are_not_tied_must_be_there():
     one, both = {"embed.weight": np.ones(3, np.float32)}, Tied(1, tied=False).state_dict()
-    for models in ([one, both], iter([one, both])):
-        with pytest.raises(errors.ArrayError, match=r"client 1.*unexpected"):
-            fedcore.aggregate(models)
+    zeros = dict.fromkeys(both, np.zeros((30, 4), np.float32))  # one array for two tensors
+    for models in ([one, both], [zeros, one]):
+        for given in (models, iter(models)):
+            with pytest.raises(errors.ArrayError, match=r"client 1.*(unexpected|missing)"):
+                fedcore.aggregate(given)
 
 
 def test_other_dtypes_are_cast_to_the_first_models(tmp_path):

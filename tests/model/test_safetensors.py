@@ -151,6 +151,7 @@ REFUSED = {
     "a part with other separators": (["model_1_of_2.safetensors"], (), "1 of 2"),
     "a part of a torch model": (["pytorch_model-00002-of-00002.bin"], (), "1 of 2"),
     "an index of two parts of three": ([ONE, TWO], (ONE, TWO), "2 of 3"),
+    "a part and a file": ([MODEL, TWO], (), f"1 of 3.*{TWO}.*{MODEL}"),
     "an index and a file": ([ONE, TWO, THREE, MODEL], (ONE, TWO, THREE), f"index.json.*{MODEL}"),
     "a file and a torch file": ([MODEL, "pytorch_model.bin"], (), f"{MODEL}.*pytorch_model.bin"),
     "two formats of one name": (["a.safetensors", "a.npz"], (), "a.npz.*a.safetensors"),
