@@ -27,9 +27,10 @@ edges = {name: fedcore.EdgeAggregator(x0, "FedAvg", clients, lr=LR) for name, cl
 for t in range(ROUNDS):
     messages = {}
     for name, edge in edges.items():
-        with edge.open_round(server.x, round=t) as own:  # over a network: pass the received x and t
+        x = server.broadcast(edge.clients).x  # FedACG's clients do not start from server.x
+        with edge.open_round(x, round=t) as own:  # over a network: pass the received x and t
             for client in edge.clients:
-                own.add(client, train(client, server.x), steps=5, examples=100 + client)
+                own.add(client, train(client, x), steps=5, examples=100 + client)
             messages[name] = own.partial_sum().to_bytes()
     with server.open_round() as round:
         for name in reversed(messages):

@@ -69,7 +69,7 @@ class Target(NamedTuple):
     size: int
 
 
-class _Restart(BaseException):  # noqa: N818  # it is caught in this module, and passes a rule of a user
+class _Restart(BaseException):  # it is caught in this module, and passes a rule of a user
     """The merge starts again, because an input is rejected or a tensor is a constant."""
 
 
