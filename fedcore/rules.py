@@ -854,7 +854,7 @@ def decide(rule: Rule, group: Group) -> None:
             )
 
 
-def _checked(rule: RobustRule, k: int, found: Any) -> Combination:
+def _checked(rule: RobustRule, k: int, found: Combination) -> Combination:
     """Return what a user's robust rule makes of k vectors; raise AlgorithmError if it is no combination of them."""
     must = None
     if not isinstance(found, Combination):

@@ -262,7 +262,7 @@ def _turns(case: Case) -> None:
                 (moment == start).all() for moment, start in zip(optimizers.started(optimizer, n), one, strict=True)
             )
             case.expect(same, "moments that start with equal elements", "different elements")
-        x, *moments = whole
+        x, moments = whole[0], tuple(whole[1:])
 
 
 def _turned(optimizer: Any, v: F32, moments: Iterable[F32], x: F32, gamma: float) -> list[F32]:

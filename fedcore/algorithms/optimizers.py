@@ -288,12 +288,12 @@ def turn(
     fails.
     """
     if type(optimizer) in OWN:
-        return optimizer.turn(v, moments, x, gamma=gamma, moments_out=moments_out, x_out=x_out)
+        return float(optimizer.turn(v, moments, x, gamma=gamma, moments_out=moments_out, x_out=x_out))  # type: ignore[arg-type]
     for moment in moments_out:
         kernels.combine([v], [math.nan], moment)  # what it does not write is found
-    v, x, *moments = (memory.read_only(vector) for vector in (v, x, *moments))
+    v, x, moments = memory.read_only(v), memory.read_only(x), tuple(map(memory.read_only, moments))
     try:
-        optimizer.turn(v, tuple(moments), x, gamma=gamma, moments_out=moments_out, x_out=x_out)
+        optimizer.turn(v, moments, x, gamma=gamma, moments_out=moments_out, x_out=x_out)
     except Exception as error:
         failed(optimizer, "turn", error)
     return float(kernels.squared_norms([x_out, *moments_out]).sum())

@@ -322,8 +322,8 @@ class Round(OpenRound):
         An update that is not ``done`` when the round is finished does not count.
 
         Raises:
-            RoundError: the round is closed, or has an update of this client.
-            RangeError: a claim is out of range, so the update would be rejected.
+            RoundError: the round is closed; or it has an update of this client, which is listed as rejected.
+            RangeError: a claim is out of range, such as a round that is too early; the client is listed as rejected.
             UnknownClientError, UnknownNameError: as ``add``.
             StoreError: the disk is full, or too many files are open; the client is listed as rejected.
 
@@ -334,12 +334,16 @@ class Round(OpenRound):
         self._require_open()
         update = Update(client, None, steps, examples, lr, None, count, round, kind, weight=weight, loss=loss)
         client = self._check(update, self._clients)
-        if self._is_second(client):
-            raise RoundError(f"client {client!r}: {SECOND}")
-        if self._settings.policy.buffer is not None and round is None:
-            raise RangeError(NO_START)
         oldest = max(0, self._number - self._settings.max_staleness)
-        check_claims(update, self._settings.asked, range(oldest, self._number + 1))
+        try:
+            if self._is_second(client):
+                raise RoundError(f"client {client!r}: {SECOND}")
+            if self._settings.policy.buffer is not None and round is None:
+                raise RangeError(NO_START)
+            check_claims(update, self._settings.asked, range(oldest, self._number + 1))
+        except FedcoreError as error:
+            self._rejected.append((client, rejection_reason(error)))
+            raise
         layout, algorithm = self._settings.layout, self._settings.algorithm
         n = layout.n_parameters if kind == "gradient" else layout.n
         try:

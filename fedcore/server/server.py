@@ -206,6 +206,16 @@ class Server(Represented, Unpicklable):
         self._journal: Journal | None = None
         self._buffer: Round | None = None  # which would be aborted without a reference
         self._asked: tuple[int, tuple[ClientId, ...]] | None = None  # the last broadcast: its round and its clients
+        self._warn_of_few_clients()
+
+    def _warn_of_few_clients(self) -> None:
+        """Log that no round can finish if the robust rule needs more updates than there are clients; more may join."""
+        clients, rules = len(self._backend.registry.index), self._settings.rules
+        if clients and rules.robust is not None:
+            try:
+                rules.require_enough(clients)
+            except RangeError as error:
+                LOGGER.warning("%d clients are registered, so no round can finish: %s", clients, error)
 
     def _keep_journal(self, storage: Storage, folder: str | os.PathLike[str] | None) -> None:
         """Open the journal in the server's folder, if the options or an earlier use ask for it."""
@@ -593,6 +603,7 @@ class Server(Represented, Unpicklable):
         """
         self._between_rounds()
         self._backend.remove_client(client, from_objective)
+        self._warn_of_few_clients()
         if erase:
             if self._journal is not None:
                 self._journal.drop(client)
@@ -615,6 +626,7 @@ class Server(Represented, Unpicklable):
         self._between_rounds()
         with uninterrupted():
             self._backend.change(options)
+        self._warn_of_few_clients()
 
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """Initialise the rows with c_i, each client's mean gradient at x_0 over some minibatches.

@@ -598,3 +598,15 @@ def check_faulty(chain):
     assert (server.round_number, server.x.tolist()) == (0, [0, 0])
     with pytest.raises(AlgorithmError, match="Faulty"):
         fedcore.aggregate(models, rule=chain)
+
+
+def test_too_few_clients_for_the_rule_are_logged(caplog):
+    """No error, since clients may join: when the server is made, is changed, or loses a client."""
+    server = Server(np.zeros(2, np.float32), "FedAvg", clients=5, lr=0.1, aggregation=[Krum(1)])
+    Server(np.zeros(2, np.float32), "FedAvg", clients=[], lr=0.1, aggregation=[Krum(1)])
+    assert not caplog.messages
+    server.remove_client(4)
+    server.change(aggregation=[Krum(2)])
+    Server(np.zeros(2, np.float32), "FedAvg", clients=4, lr=0.1, aggregation=[Krum(1)])
+    due = [("4", "least 5"), ("4", "least 7"), ("4", "least 5")]
+    assert [(text[0], text[text.index("least") :][:7]) for text in caplog.messages] == due
