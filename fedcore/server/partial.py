@@ -213,9 +213,9 @@ def fingerprint(settings: Settings, now: Snapshot) -> str:
     if "class" in method:  # the name and repr of a user's class may differ between processes
         method = {key: method[key] for key in ("class", "options")}
     facts = [GRID, method, settings.layout.to_state(), settings.averages_models, list(settings.nonnegative)]
-    parts = [json.dumps(fact, sort_keys=True).encode() for fact in facts]
-    x = np.ascontiguousarray(to_host(as_sent(settings.layout, now.sent))).data
-    return " ".join(hashlib.blake2b(part, digest_size=16).hexdigest() for part in (*parts, x))
+    parts: list[Any] = [json.dumps(fact, sort_keys=True).encode() for fact in facts]
+    parts.append(np.ascontiguousarray(to_host(as_sent(settings.layout, now.sent))).data)
+    return " ".join(hashlib.blake2b(part, digest_size=16).hexdigest() for part in parts)
 
 
 class PartialSums:
@@ -259,8 +259,8 @@ class PartialSums:
                 self._weighing.count_known_examples(batch)
             self._weighing.weigh(batch)
             if not np.array_equal(batch.weights, sent.weights):
-                known = self._state.population.is_sized
-                how = "and n_k; create the edge with the sizes of this server" if known else "alone, without sizes n_k"
+                is_sized = self._state.population.is_sized
+                how = "and n_k; create the edge with this server's sizes" if is_sized else "alone, without sizes n_k"
                 raise RangeError(f"weights: they differ from those that the method computes from the claims {how}")
             if (reason := settle(batch)) is not None:
                 return reason
