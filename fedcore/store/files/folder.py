@@ -145,8 +145,12 @@ class Folder:
         return file
 
     def publish(self, transaction: Transaction) -> None:
-        """Make the slots durable, and then write the index in one transaction that names them."""
-        if self._durable:
+        """Make the slots durable, and then write the index in one transaction that names them.
+
+        An ``unsynced`` transaction waits for neither; until the next one, the index keeps the last checkpoint too.
+        """
+        synced = self._durable and not transaction.head.unsynced
+        if synced:
             try:
                 for file in self._slot_files():
                     file.sync()
@@ -155,7 +159,7 @@ class Folder:
                 raise
         head = replace(transaction.head, sequence=self.head.sequence + 1)
         self.head = self.index.write(transaction._replace(head=head), self.head)
-        if self._durable:  # otherwise a loss of power could keep this mark and lose the index
+        if synced:  # otherwise a loss of power could keep this mark and lose the index
             self.rows.mark(self.head.sequence)
 
     @property
