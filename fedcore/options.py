@@ -178,6 +178,14 @@ class Storage(Options):
             if value := getattr(self, name):
                 raise RangeError(f"{name}={value!r}: needs a folder; pass Storage(path=...), or leave {name} out")
 
+    @property
+    def durability_of_parts(self) -> Durability:
+        """The durability of each store of a server with shards or groups, which commit one after the other.
+
+        A kill in between rolls some back by one transaction; a store with "checkpoint" can only go to its checkpoint.
+        """
+        return "round" if self.durability in (None, "checkpoint") else self.durability
+
     @classmethod
     def of(cls, storage: "Storage | str | os.PathLike[str] | None") -> "Storage":
         """Return the storage that the argument describes; a path stands for ``Storage(path)``."""

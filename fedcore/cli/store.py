@@ -37,7 +37,7 @@ from fedcore.server.folder import (
 from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.files.inventory import INDEX
-from fedcore.store.inspect import give_up, look
+from fedcore.store.inspect import give_up, look, state_of
 from fedcore.validation import expand_home
 
 HELP = """
@@ -54,8 +54,9 @@ def add_arguments(top: Parser) -> None:
     for name, run in {"info": info, "verify": verify, "compact": compact, "undo": undo, "recover": recover}.items():
         parser = group.add_command(name, run)
         parser.add_argument("path", type=expand_home, metavar="PATH", help="folder of a store or a cluster")
-        if run in (info, verify):
+        if run in (info, verify, compact):
             _add_folders(parser, "--folders", "folders of the shards, if not next to the manifest")
+        if run in (info, verify):
             terminal.add_json(parser)
         if run is verify:
             about = "compute the result of the open round from its journal, without a commit"
@@ -64,6 +65,7 @@ def add_arguments(top: Parser) -> None:
             about = "exit with status 1 if the last commit is older than SECONDS"
             parser.add_argument("--max-age", type=terminal.whole_number(1), metavar="SECONDS", help=about)
         if run is compact:
+            terminal.add_imports(parser)
             about = "also erase all bytes of removed clients and replaced rows from the files"
             parser.add_argument("--erase", action="store_true", help=about)
     # The last parser of the loop is that of recover.
@@ -210,17 +212,33 @@ def _replayed(path: Path) -> tuple[dict[str, Any], list[str]]:
 def compact(options: Options) -> None:
     """Free unused disk space: move rows into free slots, and shorten the files.
 
-    No server may write to the store meanwhile. The command is one transaction: an
-    interrupt leaves the store unchanged.
+    No server may write to the store meanwhile. The command is one transaction of each store
+    in the folder: an interrupt leaves a store unchanged, or compacted.
+
+    With --erase the files no longer contain the ids and rows of removed clients, and
+    earlier rows and vectors.
     """
-    before = after = 0
-    journals = [options.path / JOURNAL] if (options.path / JOURNAL).exists() else []
-    for folder in (options.path, *group_folders(options.path), *journals):
+    terminal.load_imports(options.imports)
+    at = manifest_at(options.path)
+    shards = [] if at is None else [Path(one.folder or "") for one in at[1].shards(at[0].parent, options.folders)]
+    journal = (options.path if at is None else at[0].parent) / JOURNAL
+    journals = [journal] if journal.exists() else []
+    stores = [*(shards or [options.path, *group_folders(options.path)]), *journals]
+    before = sum(map(_bytes, stores))
+    if shards or (options.erase and isinstance(state_of(options.path), dict)):  # its state may have clients' ids
+        storage = Storage(folders=options.folders) if shards else Storage(medium="mmap")
+        with Server.load(options.path, storage=storage) as server:
+            server.compact(erase=options.erase)
+    for folder in journals if shards else stores:
         with ClientStore.open(folder) as opened:
-            before += opened.info().bytes
             opened.compact(erase=options.erase)
-            after += opened.info().bytes
+    after = sum(map(_bytes, stores))
     print(f"{terminal.bytes_text(before)} on disk before, {terminal.bytes_text(after)} now")
+
+
+def _bytes(folder: Path) -> int:
+    with ClientStore.open(folder, readonly=True) as opened:
+        return opened.info().bytes
 
 
 def undo(options: Options) -> None:
@@ -322,8 +340,9 @@ def remove_client(options: Options) -> None:
     terminal.load_imports(options.imports)
     with Server.load(options.path, storage=Storage(medium="mmap")) as server:
         client: int | str = options.client
-        if re.fullmatch(r"[0-9]{1,20}", options.client) and int(options.client) in server.clients:
-            client = int(options.client)
+        known = server.clients
+        if re.fullmatch(r"[0-9]{1,20}", client) and (int(client) in known or client not in known):
+            client = int(client)
         server.remove_client(client, from_objective=not options.keep_in_objective, erase=options.erase)
         left, audited = len(server.clients), server._settings.audit
     print(f"{client!r} removed after round {server.round_number}; {left:,} clients remain")

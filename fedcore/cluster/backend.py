@@ -501,7 +501,9 @@ class ShardedBackend:
 
     def compact(self, erase: bool) -> None:
         """See ``Server.compact``."""
-        self.coordinator.call("compact", erase)
+        if erase and self._first("names_removed"):
+            self.coordinator.change("forget_removed")
+        self.coordinator.call("compact_store", erase)
 
     def close(self) -> None:
         """Close the shards."""
@@ -533,16 +535,16 @@ def new_backend(
     settings = replace(settings, nonnegative=never_negative(layout, x, settings.limits.signed_buffers))
     home = None if storage.path is None else Path(storage.path)
     named = None if home is None else folders.folders_of([f"shard-{k}" for k in range(len(ranges))], storage.folders)
-    manifest = Manifest(uuid4().hex, layout, ranges, named)
+    manifest = Manifest(uuid4().hex if home is None else folders.prepare(home), layout, ranges, named)
     if home is not None:
-        folders.prepare(home)
+        folders.write_intent(home, new=manifest, old=None)  # a creation that follows a kill replaces these shards
     listed = clients if isinstance(clients, int) else list(clients)
     again = checked_objects(settings.algorithm, settings.lr, settings.server_lr, settings.optimizer)
     placement = LocalThreads() if compute.executor is None else compute.executor
     check = partial(manifest.require_current, (home or Path()) / NAME)
     infos = manifest.shards(home, storage.folders)
     backend = ShardedBackend(
-        settings, manifest, home, Coordinator(placement, infos, storage.durability or "round", again, check)
+        settings, manifest, home, Coordinator(placement, infos, storage.durability_of_parts, again, check)
     )
     counters = layout.read_counters(model)
     each = [
@@ -553,10 +555,11 @@ def new_backend(
         )
         for k, span in enumerate(ranges)
     ]
-    backend.coordinator.make(listed, sizes, storage.codec, storage.durability or "round", is_new, each=each)
+    backend.coordinator.make(listed, sizes, storage.codec, storage.durability_of_parts, is_new, each=each)
     try:
         if home is not None:
             manifest.write(home / NAME)
+            (home / folders.INTENT).unlink()
         backend.read_registry()
     except BaseException:
         backend.close()
@@ -586,7 +589,7 @@ def saved_backend(
     infos = manifest.shards(file.parent, storage.folders)
     placement = LocalThreads() if compute.executor is None else compute.executor
     check = partial(manifest.require_current, file)
-    coordinator = Coordinator(placement, infos, storage.durability or "round", given, check)
+    coordinator = Coordinator(placement, infos, storage.durability_of_parts, given, check)
     coordinator.open()
     try:
         assert coordinator.settings is not None

@@ -384,6 +384,10 @@ class Sum:
         self._weight = self._buffer_weight = 0.0
         self._weights, self._buffer_weights = [], []
 
+    def forget(self) -> None:
+        """Drop the round's references to v[t], which may be in files."""
+        self._direction_of: Callable[[int | None], F32 | None] = {}.get
+
     def discounts(self, batch: UpdateBatch) -> F64 | None:
         """Return s(tau) of the updates, float64[k]; None if the policy has no discount."""
         return self._policy.discounts(self._round - batch.starts) if self._policy.discount else None

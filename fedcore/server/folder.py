@@ -27,6 +27,7 @@ from fedcore.server.step import Snapshot, count_of
 from fedcore.server.update import Update, as_vector, in_float32, read_counters, read_vector
 from fedcore.store import ClientStore
 from fedcore.store.commits import Medium
+from fedcore.store.files.inventory import GROUPS, UPDATES
 from fedcore.store.reader import CommittedRows
 from fedcore.store.registry import ClientId
 from fedcore.validation import describe_integers, is_integer, short_repr
@@ -34,6 +35,8 @@ from fedcore.validation import describe_integers, is_integer, short_repr
 # Validation of a folder before a server is loaded from it.
 
 
+JOURNAL = UPDATES
+"""The journal's folder in that of a server."""
 SERVER = "a fedcore server"
 """The ``what`` of a server's state in a store."""
 _WIDEST = 2**53
@@ -53,7 +56,7 @@ def checkpoint_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 def server_state(path: str | os.PathLike[str], state: Any, *, shard: bool | None = False) -> dict[str, Any]:
     """Return a store's state; raise CheckpointError if it is not a server's, or, by ``shard``, not a shard's."""
     if not isinstance(state, dict) or state.get("what") != SERVER:
-        hint = "; if another process is creating a server in it, load it again later" if state is None else ""
+        hint = "; create the server in it with Server(...), or load it again later" if state is None else ""
         raise CheckpointError(f"{path}: the folder has a ClientStore without a Server{hint}")
     if shard is not None and shard != ("place" in state):
         found = "a whole server, not a shard" if shard else "a shard; load the folder that has cluster.json"
@@ -509,10 +512,6 @@ def _read_groups(path: Path, layout: Layout) -> SavedModel:
 # The journal of a round: accepted updates are durable before the client gets an answer, and survive a crash.
 
 
-GROUPS = "groups"
-"""The folder of the groups of a server with partial updates, in that of the server: one server's folder for each."""
-JOURNAL = "round"
-"""The journal's folder in that of a server."""
 HEADER = 1024
 """The bytes at the start of a row that hold the claims as JSON."""
 CLAIMS = ("steps", "examples", "lr", "count", "round", "kind", "weight", "loss")
@@ -611,10 +610,22 @@ class Journal:
             store.rollback()
             raise
 
-    def drop(self, client: ClientId) -> None:
-        """Drop a client's updates durably, if the journal has any."""
-        entries = (_entry(self._store, row) for row in self._store.registry)
-        self.retain({entry for entry in entries if entry[1] != client})
+    def drop(self, client: ClientId) -> bool:
+        """Drop a client's updates and its place as a newcomer durably; return whether the journal had any."""
+        store, state = self._store, self._store.state or {}
+        rows = [row for row in store.registry if _entry(store, row)[1] == client]
+        newcomers = state.get("newcomers", [])
+        left = [one for one in newcomers if client not in (one, one[0] if isinstance(one, list) else one)]
+        if not rows and left == newcomers:
+            return False
+        try:
+            for row in rows:
+                store.forget(row)
+            store.commit(store.round or 0, state=state | {"newcomers": left} if len(store.registry) else {})
+        except BaseException:
+            store.rollback()
+            raise
+        return True
 
     def erase(self) -> None:
         """Erase the bytes of dropped updates from the files."""

@@ -332,6 +332,7 @@ class ClientStore(CommittedRows):
         *,
         vectors: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
+        parts: Callable[[Path], object] = lambda _: None,
     ) -> None:
         """Write a copy of the last commit to a folder. The copy has no data for ``undo``.
 
@@ -339,6 +340,7 @@ class ClientStore(CommittedRows):
             path: a new or empty folder, or an older copy, which is kept until the new one is complete. A store that was
                 committed to is not a copy.
             vectors, state: values to write instead of the committed ones; see ``commit``.
+            parts: a function that writes further stores into the folder, which is in its place afterwards.
 
         Raises:
             StoreError: the folder has other content or is in use, or the disk is full.
@@ -348,7 +350,7 @@ class ClientStore(CommittedRows):
         """
         self._session.require_whole()
         self._session.require_files()
-        self._content.save(absolute(path), vectors, _text(state), self.documents())
+        self._content.save(absolute(path), vectors, _text(state), self.documents(), parts)
 
     def compact(self, *, erase: bool = False) -> None:
         """Move the highest rows to free slots, and free the memory or disk space after the last slot.
@@ -410,6 +412,26 @@ def _text(state: Mapping[str, Any] | None) -> str | None:
         return json.dumps(dict(state))
     except (TypeError, ValueError) as error:
         raise RangeError(f"state: JSON cannot encode it: {error}") from None
+
+
+def create(
+    path: Path,
+    form: RowFormat,
+    registry: Registry,
+    vectors: Mapping[str, Any],
+    state: Mapping[str, Any],
+    parts: Callable[[Path], object],
+) -> None:
+    """Write a new store with a first commit. After a kill the folder has all of it, or does not exist.
+
+    ``parts`` writes further stores into the folder, before it is in its place.
+    """
+    with replacing(path, form, registry, existing=False) as folder:
+        store = ClientStore.__new__(ClientStore)
+        CommittedRows.__init__(store, Session(Content(form, registry, folder), "round", None))
+        with store:
+            store.commit(0, vectors, state)
+        parts(folder.path)
 
 
 class Piece(NamedTuple):

@@ -483,7 +483,12 @@ class Content:
         return entries
 
     def save(
-        self, path: Path, vectors: Mapping[str, Any] | None, state: str | None, documents: Sequence[tuple[int, str]]
+        self,
+        path: Path,
+        vectors: Mapping[str, Any] | None,
+        state: str | None,
+        documents: Sequence[tuple[int, str]],
+        parts: Callable[[Path], object],
     ) -> None:
         """Write a copy to a folder, without free slots. Vectors and state are replaced unless they are None."""
         if self.folder is not None and path.resolve() == self.folder.path.resolve():
@@ -494,6 +499,7 @@ class Content:
             state = self.state if state is None else state
             head = replace(folder.head, round=self.round, state=state, vectors=copy.vectors.table, copy=True)
             folder.publish(Transaction(head, entries, documents=documents))
+            parts(folder.path)
 
     def _load(self, folder: Folder, rows: Entries) -> None:
         head, previous = folder.head, folder.previous

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
@@ -443,7 +443,7 @@ def _old(path: Path, existing: bool) -> WriterLock | None:
     """Return the lock of an existing store that may be replaced; None if the path is free."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return None
-    if not existing:
+    if not existing and not (_is_store(path) and _is_unused(path)):
         raise StoreError(
             f"{path}: is a file, or not empty; give a new or empty folder, or open a store with ClientStore.open"
         )
@@ -457,7 +457,8 @@ def _old(path: Path, existing: bool) -> WriterLock | None:
         )
     lock = WriterLock(path)
     try:
-        require_copy(path)
+        if existing or not _is_unused(path):
+            require_copy(path)
     except BaseException:
         lock.close()
         raise
@@ -482,6 +483,14 @@ def require_copy(path: Path, *, of_shard: bool = False) -> None:
         raise StoreError(
             f"{path}: not an older copy but a store with commits; save to a different folder, or delete this one"
         )
+
+
+def _is_unused(path: Path) -> bool:
+    """Whether a store has no commit, because the process that created it was killed or has not gone on."""
+    inventory.require_own(path)
+    with suppress(CorruptionError), closing(Index(path / INDEX, durable=False, access="ro")) as index:
+        return index.head().sequence == 0
+    return False
 
 
 def _is_store(path: Path) -> bool:
