@@ -137,7 +137,8 @@ class Storage(Options):
             path, else "ram". When loading: as saved.
         codec: the format of a row: "f32", "bf16", or "int8" with a scale for every 64 elements. The narrow formats
             round stochastically; the round and the client are the seed.
-        durability: when writes become durable: "round", "checkpoint" or "none"; see ``ClientStore``. Default: "round".
+        durability: which rounds survive a loss of power: "round", "checkpoint" or "none"; see ``ClientStore``. With
+            shards or partial updates, "checkpoint" is "round". Default: "round".
         keep_previous: whether the folder keeps the state before the last change, which ``ClientStore.undo`` or
             ``fedcore store undo PATH`` restores. Default: no. When loading: as saved.
         cached_rows: on a CUDA device, about how many rows of a store in host memory stay there between rounds. Default:

@@ -3,7 +3,7 @@
 import math
 import re
 import sys
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -246,7 +246,7 @@ def undo(options: Options) -> None:
 
     A server's transaction is a round, arrival, departure or warm start. The model, the
     sums, the rows and the clients are restored, and Server.load continues from there. With
-    durability="checkpoint", all changes since the previous checkpoint are one transaction.
+    durability="checkpoint", all changes since a checkpoint are one transaction.
     `fedcore store info PATH` shows the transaction and changes nothing.
 
     Only one transaction can be rolled back. No server may write to the store meanwhile;
@@ -255,11 +255,20 @@ def undo(options: Options) -> None:
     Example:
       fedcore store undo PATH
     """
-    with ClientStore.open(options.path, readonly=True) as opened:
-        _required(opened)  # check before opening for writing, which converts an older format
-    with ClientStore.open(options.path, keep_previous=True) as writing:
-        found = _required(writing)
-        writing.undo()
+    _require_unsharded("undo", options.path, "they keep their last change only to agree after a crash")
+    folders = [options.path, *group_folders(options.path)]
+    for folder in folders:
+        with ClientStore.open(folder, readonly=True) as opened:
+            _required(opened)  # check before opening for writing, which converts an older format
+    with ExitStack() as stack:
+        stores = [stack.enter_context(ClientStore.open(folder, keep_previous=True)) for folder in folders]
+        found = _required(stores[0])
+        if len(stores) > 1 and len({transactions(store) for store in stores}) > 1:
+            raise StoreError(
+                f"{options.path}: the last change is incomplete; load the server once, which rolls it back"
+            )
+        for store in stores:  # after an interrupt, the next load rolls back the others
+            store.undo()
     print(f"rolled back {found.transaction}; the store is at {found.before}")
 
 
@@ -273,6 +282,7 @@ def recover(options: Options) -> None:
     Example:
       fedcore store recover PATH --accept-loss
     """
+    _require_unsharded("recover", options.path, "run it on the folder of each shard")
     found = look(options.path)
     round = "no round yet" if found.round is None else f"round {found.round}"
     print(f"the last complete commit is {found.commit} ({round})")
@@ -307,6 +317,7 @@ def export(options: Options) -> None:
     The second example is an interrupted trial. A complete trial has models if its run
     was started with --set evaluate.keep=N.
     """
+    _require_unsharded("export", options.path, "load it, and use write_model(server.tensors(), file)")
     file: Path = options.file
     form = form_of(file)
     model = read_model(options.path)
@@ -321,6 +332,11 @@ def export(options: Options) -> None:
     write_model(tensors, file)
     size = f"{len(tensors)} tensors, {terminal.bytes_text(file.stat().st_size)}"
     print(f"wrote {file}: the model after {model.round_number} rounds, {size}")
+
+
+def _require_unsharded(command: str, path: Path, instead: str) -> None:
+    if manifest_at(path) is not None:
+        raise StoreError(f"{path}: {command}: not supported with shards: {instead}")
 
 
 def remove_client(options: Options) -> None:

@@ -26,6 +26,7 @@ from fedcore.model import Layout
 from fedcore.options import Callback, Compute, Settings, Storage, checked_objects
 from fedcore.runtime import resolve_own_links
 from fedcore.server.broadcast import SentVectors
+from fedcore.server.folder import JOURNAL, Journal
 from fedcore.server.report import Report, tell
 from fedcore.server.round import LOGGER, SECOND, Round, one_call
 from fedcore.server.server import require_named_rates
@@ -34,6 +35,7 @@ from fedcore.server.step import Sizes
 from fedcore.server.update import Kind, Slices, Staging, Update, as_vector, bytes_of, read_counters, read_vector
 from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
+from fedcore.store.files.folder import remove
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import absolute
 
@@ -558,6 +560,9 @@ def new_backend(
     backend.coordinator.make(listed, sizes, storage.codec, storage.durability_of_parts, is_new, each=each)
     try:
         if home is not None:
+            remove(home / JOURNAL)
+            if storage.journal:  # before the manifest, so that a load finds it
+                Journal(home / JOURNAL, settings).close()
             manifest.write(home / NAME)
             (home / folders.INTENT).unlink()
         backend.read_registry()

@@ -182,7 +182,7 @@ class Transactions(NamedTuple):
 def transactions(rows: CommittedRows) -> Transactions:
     """Return the transactions of a server from its open store.
 
-    With durability="checkpoint" an undo restores the checkpoint before the last, several transactions earlier.
+    With durability="checkpoint" an undo restores a checkpoint, perhaps several transactions earlier.
 
     Raises:
         CheckpointError: the store has no server.
@@ -626,6 +626,13 @@ class Journal:
             store.rollback()
             raise
         return True
+
+    def drop_outdated(self, round: int, *, erase: bool) -> None:
+        """Drop the updates of an earlier round, which a kill left after the commit; with ``erase`` also their bytes."""
+        if not self._state(round):
+            self.retain(())
+            if erase:
+                self.erase()
 
     def erase(self) -> None:
         """Erase the bytes of dropped updates from the files."""

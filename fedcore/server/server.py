@@ -195,6 +195,13 @@ class Server(Represented, Unpicklable):
                 raise
         self._keep_journal(place, place.path)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy a server in memory, with the open buffer of an asynchronous one."""
+        server = super().__deepcopy__(memo)
+        if server._buffer is not None:
+            server._round_lock.reopen(server._buffer)
+        return server
+
     def _start(self, backend: Any, callbacks: Sequence[Callback], model: Any = None) -> None:
         if backend.settings.rules.private is not None:
             require_lasting_ledger(backend.store)
@@ -212,6 +219,10 @@ class Server(Represented, Unpicklable):
         path = None if folder is None else Path(folder) / JOURNAL
         if path is not None and (storage.journal or (storage.journal is None and path.exists())):
             self._journal = Journal(path, self._settings)
+            try:
+                self._journal.drop_outdated(self.round_number, erase=self._settings.rules.private is not None)
+            except StoreError as error:  # the disk is full, or a reader uses it
+                LOGGER.warning("journal: %s", error)
 
     @property
     def _settings(self) -> Settings:
@@ -369,7 +380,7 @@ class Server(Represented, Unpicklable):
         self._backend.close()
 
     def checkpoint(self) -> None:
-        """Make every finished round durable, for ``durability="checkpoint"``. A round must not be open."""
+        """Make every finished round survive a loss of power, for ``durability="checkpoint"``. No round may be open."""
         self._between_rounds()
         self._backend.checkpoint()
 

@@ -44,8 +44,10 @@ class ClientStore(CommittedRows):
         path: the folder of an mmap store, which must be empty or not exist yet. ``ClientStore.open`` opens an existing
             store.
         durability: the durability of commits to an mmap store. "round": each commit survives a loss of power.
-            "checkpoint": a crash rolls back to the last ``checkpoint``. "none": each commit survives a crash of the
-            process; after a loss of power, damaged rows are detected.
+            "checkpoint": each commit survives a crash of the process; after a loss of power, the store is at its last
+            ``checkpoint`` or a later commit. "none": each commit survives a crash of the process; after a loss of
+            power, damaged rows are detected. The store makes a checkpoint of its own whenever 2,048 rows and clients
+            have changed since the last one.
         resident_rows: the approximate number of rows of an mmap store that stay in memory between rounds. Default: as
             many as fit into 1 GiB.
         keep_previous: whether an mmap store keeps the data that its last transaction replaced, for ``undo``.
@@ -258,7 +260,7 @@ class ClientStore(CommittedRows):
         return self._session.documents()
 
     def checkpoint(self) -> None:
-        """Make all commits durable. Only stores with durability="checkpoint" need this call."""
+        """Make all commits survive a loss of power. Only stores with durability="checkpoint" need this call."""
         self._session.require_right()
         with span("save"):
             self._session.publish()
@@ -298,7 +300,8 @@ class ClientStore(CommittedRows):
         next transaction. A transaction is one of:
 
         - a commit, with the added and removed clients before it;
-        - with durability="checkpoint" a checkpoint, with all commits since the previous checkpoint;
+        - with durability="checkpoint" all commits since the last checkpoint, or since the one before it if there is
+          none yet;
         - a close or checkpoint that only writes added and removed clients.
 
         The undo is itself a transaction, as atomic and durable as a commit. Readers continue to see their commit.
@@ -308,8 +311,8 @@ class ClientStore(CommittedRows):
             Whether a transaction was undone; False if ``previous`` is None.
 
         Raises:
-            StoreError: the store was opened without keep_previous=True, or has commits since the last checkpoint, or
-                the disk is full. Nothing has changed, unless the message says otherwise.
+            StoreError: the store was opened without keep_previous=True, or the disk is full. Nothing has changed,
+                unless the message says otherwise.
 
         Cost: like a commit without rows. Restored rows are checked when they are read.
 
