@@ -149,7 +149,8 @@ class Storage(Options):
             path, else "ram". When loading: as saved.
         codec: the format of a row: "f32", "bf16", or "int8" with a scale for every 64 elements. The narrow formats
             round stochastically; the round and the client are the seed. Default: "f32". When loading: as saved.
-        durability: when writes become durable: "round", "checkpoint" or "none"; see ``ClientStore``. Default: "round".
+        durability: which rounds survive a loss of power: "round", "checkpoint" or "none"; see ``ClientStore``. With
+            shards or partial updates, "checkpoint" is "round". Default: "round".
         keep_previous: whether the folder keeps the state before the last change, which ``ClientStore.undo`` or
             ``fedcore store undo PATH`` restores. Default: no. When loading: as saved.
         cached_rows: on a CUDA device, about how many rows of a store in host memory stay there between rounds. Default:
@@ -206,6 +207,14 @@ class Storage(Options):
                 "path out, or write a copy with Server.save and load that"
             )
         return replace(self, path=None, medium="mmap")
+
+    @property
+    def durability_of_parts(self) -> Durability:
+        """The durability of each store of a server with shards or groups, which commit one after the other.
+
+        A kill in between rolls some back by one transaction; a store with "checkpoint" can only go to its checkpoint.
+        """
+        return "round" if self.durability in (None, "checkpoint") else self.durability
 
     @classmethod
     def of(cls, storage: "Storage | str | os.PathLike[str] | None") -> "Storage":

@@ -26,6 +26,7 @@ from fedcore.model import Layout
 from fedcore.options import Callback, Compute, Settings, Storage, checked_objects
 from fedcore.runtime import resolve_own_links
 from fedcore.server.broadcast import SentVectors
+from fedcore.server.folder import JOURNAL, Journal
 from fedcore.server.report import Report, tell
 from fedcore.server.round import LOGGER, SECOND, Round, one_call
 from fedcore.server.server import require_named_rates, require_saved
@@ -44,6 +45,7 @@ from fedcore.server.update import (
 )
 from fedcore.server.validation import never_negative, read_control
 from fedcore.store import ClientStore
+from fedcore.store.files.folder import remove
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import absolute
 
@@ -539,7 +541,9 @@ class ShardedBackend:
 
     def compact(self, erase: bool) -> None:
         """See ``Server.compact``."""
-        self.coordinator.call("compact", erase)
+        if erase and self._first("names_removed"):
+            self.coordinator.change("forget_removed")
+        self.coordinator.call("compact_store", erase)
 
     def close(self) -> None:
         """Close the shards."""
@@ -570,16 +574,16 @@ def new_backend(
     settings = replace(settings, started_nonnegative=never_negative(layout, x))
     home = None if storage.path is None else Path(storage.path)
     named = None if home is None else folders.folders_of([f"shard-{k}" for k in range(len(ranges))], storage.folders)
-    manifest = Manifest(uuid4().hex, layout, ranges, named)
+    manifest = Manifest(uuid4().hex if home is None else folders.prepare(home), layout, ranges, named)
     if home is not None:
-        folders.prepare(home)
+        folders.write_intent(home, new=manifest, old=None)  # a creation that follows a kill replaces these shards
     listed = clients if isinstance(clients, int) else list(clients)
     again = checked_objects(settings.algorithm, settings.lr, settings.server_lr, settings.optimizer)
     placement = LocalThreads() if compute.executor is None else compute.executor
     check = partial(manifest.require_current, (home or Path()) / NAME)
     infos = manifest.shards(home, storage.folders)
     backend = ShardedBackend(
-        settings, manifest, home, Coordinator(placement, infos, storage.durability or "round", again, check)
+        settings, manifest, home, Coordinator(placement, infos, storage.durability_of_parts, again, check)
     )
     counters = layout.read_counters(model)
     each = [
@@ -590,10 +594,14 @@ def new_backend(
         )
         for k, span in enumerate(ranges)
     ]
-    backend.coordinator.make(listed, sizes, storage.codec or "f32", storage.durability or "round", is_new, each=each)
+    backend.coordinator.make(listed, sizes, storage.codec or "f32", storage.durability_of_parts, is_new, each=each)
     try:
         if home is not None:
+            remove(home / JOURNAL)
+            if storage.journal:  # before the manifest, so that a load finds it
+                Journal(home / JOURNAL, settings).close()
             manifest.write(home / NAME)
+            (home / folders.INTENT).unlink()
         backend.read_registry()
     except BaseException:
         backend.close()
@@ -623,7 +631,7 @@ def saved_backend(
     infos = manifest.shards(file.parent, storage.folders)
     placement = LocalThreads() if compute.executor is None else compute.executor
     check = partial(manifest.require_current, file)
-    coordinator = Coordinator(placement, infos, storage.durability or "round", given, check)
+    coordinator = Coordinator(placement, infos, storage.durability_of_parts, given, check)
     coordinator.open()
     try:
         assert coordinator.settings is not None

@@ -352,6 +352,7 @@ class Sum:
         self._times = abs(algorithm.adds.h) if algorithm.row == NOTHING else 1.0
         self._n_tensors = sum(piece.kind == "parameter" for piece in layout.slices)
         self._weight = self._buffer_weight = 0.0
+        self._direction_of: Callable[[int | None], F32 | None]
         self._weights: list[float] = []
         self._buffer_weights: list[float] = []
         sent = algorithm.direction
@@ -385,6 +386,10 @@ class Sum:
             _clear(self._changes)
         self._weight = self._buffer_weight = 0.0
         self._weights, self._buffer_weights = [], []
+
+    def forget(self) -> None:
+        """Drop the round's references to v[t], which may be in files."""
+        self._direction_of = lambda round: None
 
     def discounts(self, batch: UpdateBatch) -> F64 | None:
         """Return s(tau) of the updates, float64[k]; None if the policy has no discount."""

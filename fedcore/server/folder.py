@@ -27,6 +27,7 @@ from fedcore.server.step import Snapshot, count_of
 from fedcore.server.update import Update, in_float32, read_counters
 from fedcore.store import ClientStore
 from fedcore.store.commits import Medium
+from fedcore.store.files.inventory import GROUPS, UPDATES
 from fedcore.store.reader import CommittedRows
 from fedcore.store.registry import ClientId, canonical
 from fedcore.validation import check_integer, describe_integers, is_integer, rejection_reason, short_repr
@@ -34,6 +35,8 @@ from fedcore.validation import check_integer, describe_integers, is_integer, rej
 # Validation of a folder before a server is loaded from it.
 
 
+JOURNAL = UPDATES
+"""The journal's folder in that of a server."""
 SERVER = "a fedcore server"
 """The ``what`` of a server's state in a store."""
 _WIDEST = 2**53
@@ -53,7 +56,7 @@ def checkpoint_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 def server_state(path: str | os.PathLike[str], state: Any, *, shard: bool | None = False) -> dict[str, Any]:
     """Return a store's state; raise CheckpointError if it is not a server's, or, by ``shard``, not a shard's."""
     if not isinstance(state, dict) or state.get("what") != SERVER:
-        hint = "; if another process is creating a server in it, load it again later" if state is None else ""
+        hint = "; create the server in it with Server(...), or load it again later" if state is None else ""
         raise CheckpointError(f"{path}: the folder has a ClientStore without a Server{hint}")
     if shard is not None and shard != ("place" in state):
         found = "a whole server, not a shard" if shard else "a shard; load the folder that has cluster.json"
@@ -180,7 +183,7 @@ class Transactions(NamedTuple):
 def transactions(rows: CommittedRows) -> Transactions:
     """Return the transactions of a server from its open store.
 
-    With durability="checkpoint" an undo restores the checkpoint before the last, several transactions earlier.
+    With durability="checkpoint" an undo restores a checkpoint, perhaps several transactions earlier.
 
     Raises:
         CheckpointError: the store has no server.
@@ -510,10 +513,6 @@ def _read_groups(path: Path, layout: Layout) -> SavedModel:
 # The journal of a round: accepted updates are durable before the client gets an answer, and survive a crash.
 
 
-GROUPS = "groups"
-"""The folder of the groups of a server with partial updates, in that of the server: one server's folder for each."""
-JOURNAL = "round"
-"""The journal's folder in that of a server."""
 HEADER = 1024
 """The bytes at the start of a row that hold the claims as JSON. Nothing in it grows with the model."""
 CLAIMS = ("steps", "examples", "lr", "count", "round", "kind", "weight", "loss")
@@ -574,8 +573,9 @@ class Journal:
 
     def begin(self, round: int, sent: Sequence[npt.NDArray[Any]] = ()) -> None:
         """Start a round whose clients got vectors with these checksums; drop the updates of any other round."""
+        is_first = not self._sent  # a kill may have left bytes of dropped updates
         self._sent = blake2b(b"".join(one.tobytes() for one in sent), digest_size=16).hexdigest()
-        if len(self._store.registry) and not self._readonly and not _head(self._store, round):
+        if (is_first or len(self._store.registry)) and not self._readonly and not _head(self._store, round):
             with suppress(StoreError):  # they have no effect
                 self.retain(())
                 self.erase_private()
@@ -661,10 +661,22 @@ class Journal:
             store.rollback()
             raise
 
-    def drop(self, client: ClientId) -> None:
-        """Drop a client's updates durably, if the journal has any."""
-        entries = (_entry(self._store, row) for row in self._store.registry)
-        self.retain({entry for entry in entries if entry[1] != client})
+    def drop(self, client: ClientId) -> bool:
+        """Drop a client's updates and its place as a newcomer durably; return whether the journal had any."""
+        store, state = self._store, self._store.state or {}
+        rows = [row for row in store.registry if _entry(store, row)[1] == client]
+        newcomers = state.get("newcomers", [])
+        left = [one for one in newcomers if client not in (one, one[0] if isinstance(one, list) else one)]
+        if not rows and left == newcomers:
+            return False
+        try:
+            for row in rows:
+                store.forget(row)
+            store.commit(store.round or 0, state=state | {"newcomers": left} if len(store.registry) else {})
+        except BaseException:
+            store.rollback()
+            raise
+        return True
 
     def erase(self) -> None:
         """Erase the bytes of dropped updates from the files."""
@@ -697,7 +709,7 @@ class Journal:
 
     def _read(self, row: ClientId, client: ClientId) -> Update:
         layout, about = self._layout, _about(self._store, row)
-        claims = {name: about.get(name) for name in CLAIMS}  # an older journal has no loss
+        claims: dict[str, Any] = {name: about.get(name) for name in CLAIMS}  # an older journal has no loss
         rest: F32 = self._store.row(row)[HEADER // 4 :]  # type: ignore[index, assignment]  # _about has read it
         is_flat = claims["kind"] == "gradient" and not about["apart"]
         value: Any = rest[: layout.n_parameters if is_flat else layout.n]

@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from copy import deepcopy
 from functools import wraps
 from operator import itemgetter
 from threading import Lock, RLock
@@ -81,6 +82,13 @@ class OpenRound(Represented):
         self._turn, self._inside, self._is_ending = RLock(), Lock(), False
         self._rejected: list[tuple[Any, str]] = []
         self._bytes, self._seconds = 0, 0.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy with new locks."""
+        round = memo[id(self)] = type(self).__new__(type(self))
+        locks = {"_turn": RLock(), "_inside": Lock()}
+        round.__dict__.update(deepcopy({k: v for k, v in self.__dict__.items() if k not in locks}, memo) | locks)
+        return round
 
     @abstractmethod
     def finish(self) -> Report:
@@ -1039,10 +1047,12 @@ class RoundLock:
         self._last: Callable[[], Round | WholeRound | None] = lambda: None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RoundLock":
-        """Copy with a new lock."""
-        copied = RoundLock()
-        copied._last = self._last
-        return copied
+        """Return new locks; a copy of a server has no open round but its buffer."""
+        return RoundLock()
+
+    def reopen(self, opened: Round) -> None:
+        """Make a copy of an open round the open round."""
+        self._last = ref(opened)
 
     @property
     def opened(self) -> Round | WholeRound | None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -43,7 +43,6 @@ from fedcore.runtime import Unpicklable, uninterrupted
 from fedcore.server.aggregation import Counters, Reducer
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
 from fedcore.server.folder import (
-    GROUPS,
     JOURNAL,
     Journal,
     checkpoint_errors,
@@ -55,16 +54,20 @@ from fedcore.server.partial import PartialSum, require_partial_sums
 from fedcore.server.report import UNASKED, Attendance, Report, tell
 from fedcore.server.round import LOGGER, LocalRound, Round, RoundLock, WholeRound, log_round, whole_round
 from fedcore.server.state import NewClients, State, require_lasting_ledger
+from fedcore.server.state import state_of as state_of_server
 from fedcore.server.step import Population, Sizes, Snapshot, moved, vectors_of
 from fedcore.server.update import Update, as_vector, first_not_finite, in_float32, kept_batches
 from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
+from fedcore.store.client_store import create
 from fedcore.store.commits import require_folder
 from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
+from fedcore.store.files.inventory import GROUPS
 from fedcore.store.inspect import state_of
 from fedcore.store.reader import ReadRows
 from fedcore.store.registry import ClientId, Clients, Registry
+from fedcore.store.slots import RowFormat
 from fedcore.validation import Represented, absolute, check_integer
 
 Aggregation: TypeAlias = str | Sequence[Rule | str] | Chain | None
@@ -186,14 +189,27 @@ class Server(Represented, Unpicklable):
         ids = None if given is not None and sizes is not None else ids
         with new_rows(given, place, ids, layout.n_parameters, settings.device) as rows:
             require_clients(rows, ids)
-            settings = in_files(settings, place.resident, rows)
+            settings = in_files(settings, place.resident, None if place.path is None else absolute(place.path).parent)
             x = layout.flatten(model, empty(layout.n, device=settings.device))
             require_finite(x, layout)
             freeze(x)
             settings = replace(settings, started_nonnegative=never_negative(layout, to_host(x)))
-            state = first_state(settings, x, layout.read_counters(model), sizes, rows)
-            self._start(state, callbacks, model)
+            state = first_state(settings, x, layout.read_counters(model), sizes, rows, storage=place)
+            try:
+                self._start(state, callbacks, model)
+            except BaseException:
+                state.close()
+                if place.path is not None:
+                    remove(absolute(place.path))
+                raise
         self._keep_journal(place, place.path)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy a server in memory, with the open buffer of an asynchronous one."""
+        server = super().__deepcopy__(memo)
+        if server._buffer is not None:
+            server._round_lock.reopen(server._buffer)
+        return server
 
     def _start(self, backend: Any, callbacks: Sequence[Callback], model: Any = None) -> None:
         if backend.settings.rules.private is not None:
@@ -349,7 +365,7 @@ class Server(Represented, Unpicklable):
             where = path.path or "store" if isinstance(path, ClientStore) else path
             with checkpoint_errors(where):
                 settings = Settings.from_state(saved["settings"], given, replace(compute, device=device))
-            settings = in_files(settings, storage.resident, rows)
+            settings = in_files(settings, storage.resident, rows.path if rows.medium == "mmap" else None)
             with checkpoint_errors(where):
                 state = resumed_state(rows, saved, settings)
             server._start(state, callbacks)
@@ -399,7 +415,7 @@ class Server(Represented, Unpicklable):
         self._backend.close()
 
     def checkpoint(self) -> None:
-        """Make every finished round durable, for ``durability="checkpoint"``. A round must not be open."""
+        """Make every finished round survive a loss of power, for ``durability="checkpoint"``. No round may be open."""
         self._between_rounds()
         self._backend.checkpoint()
 
@@ -408,7 +424,8 @@ class Server(Represented, Unpicklable):
 
         Args:
             erase: whether the files must no longer contain bytes of removed clients, of earlier rows and vectors, and
-                of updates that the journal has dropped.
+                of updates that the journal has dropped. The ids of clients that were removed with
+                ``from_objective=False`` go too; their number stays.
         """
         self._between_rounds()
         self._backend.compact(erase)
@@ -585,8 +602,10 @@ class Server(Represented, Unpicklable):
         """Remove a client: subtract its row from every running sum, and free its slot.
 
         Args:
+            client: its id; or that of a newcomer of an interrupted round, which only the journal has.
             from_objective: True: the shares p^k of the other clients grow (*exclude*), and the rate should restart.
-                False: the shares stay (*include*). See Ruan et al. 2021, Sec. 4.3.
+                False: the shares stay (*include*). See Ruan et al. 2021, Sec. 4.3. A client that comes back gets its
+                old place, unless its id was erased.
             erase: whether to erase the client's bytes from the server's files too: its id, its present and earlier
                 rows, and its updates in the journal. The earlier state of ``keep_previous`` is dropped. The model, the
                 audit log and copies of the folder stay.
@@ -602,8 +621,11 @@ class Server(Represented, Unpicklable):
             unused slot and rewrites the index.
         """
         self._between_rounds()
-        self._backend.remove_client(client, from_objective)
-        self._warn_of_few_clients()
+        # A newcomer of an interrupted round is only in the journal.
+        dropped = self._journal is not None and client not in self.clients and self._journal.drop(client)
+        if not dropped:
+            self._backend.remove_client(client, from_objective)
+            self._warn_of_few_clients()
         if erase:
             if self._journal is not None:
                 self._journal.drop(client)
@@ -973,13 +995,63 @@ def first_state(
     sizes: Sizes | None,
     rows: ClientStore,
     reducer: Reducer | None = None,
+    storage: Storage = Storage(),  # noqa: B008  # a frozen value
 ) -> State:
-    """Return the state of a new server with empty rows, and commit it if the rows have a folder."""
+    """Return the state of a new server; ``rows`` are in memory, or the caller's. Write its folder if it has one."""
+    snapshot = first_snapshot(settings, x, counters, sizes, rows)
+    if storage.path is None:
+        state = State(settings, snapshot, rows, reducer)
+        if rows.medium == "mmap":
+            state.keep(snapshot, 0)  # so that a run that is killed in its first round can be resumed
+            state.checkpoint()
+        return state
+
+    def parts(folder: Path) -> None:
+        if storage.journal and reducer is None:
+            Journal(folder / JOURNAL, settings).close()
+
+    create_folder(storage, settings, snapshot, rows, parts, None if reducer is None else reducer.place)
+    with opened_rows(storage, settings) as rows:
+        return State(settings, snapshot, rows, reducer)
+
+
+def first_snapshot(settings: Settings, x: F32, counters: Counters, sizes: Sizes | None, rows: ClientStore) -> Snapshot:
+    """Return the snapshot of a new server."""
     population = Population.of(sizes, rows.registry, needed=settings.algorithm.needs_shares)
-    state = State(settings, Snapshot.first(settings, x, counters, population), rows, reducer)
-    if rows.medium == "mmap":
-        state.keep(state.snapshot, 0)  # so that a run that is killed in its first round can be resumed
-    return state
+    return Snapshot.first(settings, x, counters, population)
+
+
+def create_folder(
+    storage: Storage,
+    settings: Settings,
+    snapshot: Snapshot,
+    rows: ClientStore,
+    parts: Callable[[Path], object] = lambda _: None,
+    place: Any = None,
+) -> None:
+    """Write the folder of a new server, which a kill leaves complete or missing, with the clients of ``rows``.
+
+    ``parts`` writes further stores into it; ``place`` is that of a shard.
+    """
+    state = state_of_server(settings, snapshot, "mmap", bool(storage.keep_previous), len(rows.registry), place)
+    vectors = {name: to_host(vector) for name, vector in snapshot.vectors(settings.algorithm).items()}
+    create(absolute(storage.path or ""), RowFormat(rows.codec, rows.n), rows.registry, vectors, state, parts)
+
+
+@contextmanager
+def opened_rows(storage: Storage, settings: Settings) -> Iterator[ClientStore]:
+    """Yield the rows of a folder that ``create_folder`` has written; if the block fails, delete the folder."""
+    path = absolute(storage.path or "")
+    made = ClientStore.open(path, durability=storage.durability or "round", keep_previous=bool(storage.keep_previous))
+    try:
+        if isinstance(settings.device, FileMemory):
+            settings.device.folder = str(path)
+            made.read_into(settings.device)
+        yield on_device(made, settings.device, storage.cached_rows)
+    except BaseException:
+        made.close()
+        remove(path)
+        raise
 
 
 def resumed_state(
@@ -989,6 +1061,8 @@ def resumed_state(
     reducer: Reducer | None = None,
 ) -> State:
     """Return the state of a saved server with these settings; for errors see ``checkpoint_errors``."""
+    if isinstance(settings.device, FileMemory):
+        rows.read_into(settings.device)
     vectors = vectors_of(rows, on_host(settings.device))
     if "nonnegative" not in saved["settings"]:  # a folder of a version that did not check buffers
         kept = never_negative(settings.layout, to_host(vectors["x"]))
@@ -999,22 +1073,21 @@ def resumed_state(
     return State(settings, snapshot, rows, reducer)
 
 
-def in_files(settings: Settings, resident: int | None, rows: ClientStore) -> Settings:
-    """Return the settings of a server whose vectors are in files of the store's folder, if ``resident`` is given."""
+def in_files(settings: Settings, resident: int | None, folder: Path | None) -> Settings:
+    """Return the settings of a server whose vectors are in files of this folder, if ``resident`` is given."""
     if resident is None:
         return settings
     if settings.device != CPU:
         raise RangeError(f"resident={resident}: the server is on {settings.device}; leave resident or device out")
-    if rows.medium != "mmap" or rows.path is None:
+    if folder is None:
         raise RangeError(f'resident={resident}: needs a folder; pass Storage(path=...), or medium="mmap" when loading')
     if settings.optimizer is not None and getattr(settings.optimizer, "elementwise", False) is not True:
         raise RangeError(
             f"resident={resident}: needs an elementwise optimizer; if {settings.optimizer} is one, set elementwise = "
             "True on its class"
         )
-    memory = FileMemory(rows.path, resident)
-    rows.read_into(memory)
-    return replace(settings, device=memory)
+    folder.mkdir(parents=True, exist_ok=True)
+    return replace(settings, device=FileMemory(folder, resident))
 
 
 def require_clients(rows: ClientStore, clients: object) -> None:
@@ -1097,7 +1170,10 @@ def require_named_rates(changed: Settings, options: Iterable[str]) -> None:
 def new_rows(
     given: ClientStore | None, storage: Storage, clients: int | Iterable[ClientId] | None, n: int, device: str = CPU
 ) -> Iterator[ClientStore]:
-    """Yield rows of n elements on the server's device; if the block fails, delete what was created."""
+    """Yield rows of n elements on the server's device: the caller's, or new ones in memory.
+
+    ``first_state`` writes the folder of a ``storage`` with a path.
+    """
     if given is not None:
         if clients is not None:
             raise RangeError(
@@ -1124,21 +1200,12 @@ def new_rows(
         storage.require_folder()
     if clients is None:
         raise RangeError("clients: missing; pass their number or their ids")
-    made = ClientStore(
-        *(clients, n),
-        medium=device if medium == "cuda" else medium,
-        codec=storage.codec or "f32",  # type: ignore[arg-type]  # the store checks the name
-        path=storage.path,
-        durability=storage.durability or "round",
-        keep_previous=bool(storage.keep_previous),
-    )
-    try:
-        yield on_device(made, device, storage.cached_rows)
-    except BaseException:
-        made.close()
-        if storage.path is not None:
-            remove(Path(storage.path))
-        raise
+    options: dict[str, Any] = {}
+    if medium != "mmap" or storage.path is None:  # otherwise the rows will be in a folder
+        options = {"medium": device if medium == "cuda" else medium, "path": storage.path}
+        options |= {"durability": storage.durability or "round", "keep_previous": bool(storage.keep_previous)}
+    made = ClientStore(clients, n, codec=storage.codec or "f32", **options)  # type: ignore[arg-type]  # it checks the name
+    yield on_device(made, device, storage.cached_rows)
 
 
 def on_device(store: ClientStore, device: str, cached_rows: int | None) -> ClientStore:

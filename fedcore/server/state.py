@@ -277,6 +277,21 @@ def without_client(
     return now._replace(total=kernels.read_exact(total), exact_total=total)
 
 
+def state_of(
+    settings: Settings, snapshot: Snapshot, medium: str, undoable: bool, clients: int, place: Any
+) -> dict[str, Any]:
+    """Return the fields of a server that are not arrays, as JSON. ``place`` is that of a shard, or None."""
+    return {
+        "what": "a fedcore server",
+        "medium": medium,
+        "undoable": undoable,
+        "device": settings.device,
+        "clients": clients,
+        "settings": settings.to_state(snapshot.round_number),
+        "numbers": snapshot.numbers(),
+    } | ({} if place is None else {"place": place})
+
+
 def require_lasting_ledger(store: ClientStore) -> None:
     """Raise RangeError if the folder of a private server could lose or undo a finished round."""
     if store.keep_previous:
@@ -417,14 +432,15 @@ class State:
     def sent_vectors(self, clients: Sequence[ClientId], new: Collection[ClientId]) -> SentVectors:
         """Return the vectors of a broadcast to some clients; ``new`` are the newcomers among them."""
         self.store.require_files()
-        algorithm, layout, now, registry = self.settings.algorithm, self.settings.layout, self.snapshot, self.registry
+        algorithm, layout, registry = self.settings.algorithm, self.settings.layout, self.registry
+        number, sent = self.round_number, self.snapshot.sent  # not the snapshot, whose vectors a compaction erases
         if algorithm.keeps_rows:
             self.store.prefetch(client for client in clients if client not in new)
 
         def require_current(what: str) -> None:
-            if self.snapshot.round_number != now.round_number:
+            if self.snapshot.round_number != number:
                 raise RoundError(
-                    f"{what}: the broadcast was for round {now.round_number}, but round {self.snapshot.round_number} "
+                    f"{what}: the broadcast was for round {number}, but round {self.snapshot.round_number} "
                     "is next; make a new broadcast"
                 )
 
@@ -435,12 +451,14 @@ class State:
         def start(client: ClientId) -> Any:
             require_current("start")
             if client in new and client not in registry:
-                return view_of(self.as_sent(now.sent))
-            return view_of(self.start_of(int(now.population.starts(registry.numbers([registry.check(client)]))[0])))
+                return view_of(self.as_sent(sent))
+            return view_of(
+                self.start_of(int(self.snapshot.population.starts(registry.numbers([registry.check(client)]))[0]))
+            )
 
-        x_prev = view_of(as_sent(layout, now.x_prev)) if algorithm.direction.b else None
+        x_prev = view_of(as_sent(layout, self.snapshot.x_prev)) if algorithm.direction.b else None
         starts = start if algorithm.own_starts else None
-        return WholeVectors(view_of(self.as_sent(now.sent)), x_prev, offset, starts)
+        return WholeVectors(view_of(self.as_sent(sent)), x_prev, offset, starts)
 
     def as_sent(self, x: F32) -> F32:
         """Return ``as_sent`` of a model, which is kept until the step or the next model."""
@@ -504,9 +522,10 @@ class State:
         return self.newcomers.population or self.snapshot.population
 
     def abandon(self) -> None:
-        """Discard the staged rows and the newcomers of an unfinished round."""
+        """Discard what an unfinished round has staged, its newcomers, and the directions that the last one read."""
         self.newcomers.forget()
         self.store.discard()
+        self._sum.forget()
 
     def close(self) -> None:
         """Discard an unfinished round, and close the store."""
@@ -584,7 +603,7 @@ class State:
             weighed=int(np.count_nonzero(batch.weights)),
             # c = T / N was sent before newcomers were registered
             N=max(1, self.newcomers.before) if algorithm.direction.from_mean else N,
-            devices=N + len(population.included),
+            devices=N + len(population.included) + population.unnamed,
             W=result.W * share,
             rows=len(self.store) + rounds.count(None),
             claims=batch.claims if most_steps is None else replace(batch.claims, steps=steps),
@@ -816,15 +835,8 @@ class State:
 
     def to_state(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return the fields that are not arrays, as JSON."""
-        return {
-            "what": "a fedcore server",
-            "medium": self.store.medium,
-            "undoable": self.store.keep_previous,
-            "device": self.settings.device,
-            "clients": len(self.store.registry),
-            "settings": self.settings.to_state(snapshot.round_number),
-            "numbers": snapshot.numbers(),
-        } | ({} if self.reducer.place is None else {"place": self.reducer.place})
+        medium, undoable = self.store.medium, self.store.keep_previous
+        return state_of(self.settings, snapshot, medium, undoable, len(self.store.registry), self.reducer.place)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """See ``Server.save``."""
@@ -873,7 +885,9 @@ class State:
         self.require_removable(client)
         number = self.store.registry.number(client)
         population = now.population.without_client(number, client, from_objective=from_objective)
-        after = now._replace(population=population, history=now.history.without([self.store.round_of(client)]))
+        starts = {other: t for other, t in now.starts.items() if other != client}
+        history = now.history.without([self.store.round_of(client)])
+        after = now._replace(population=population, history=history, starts=starts)
         if now.total is not None and self.store.round_of(client) is not None:
             kept = self.settings.algorithm.keeps_history
             part = self.correction if kept else self.store.read
@@ -883,8 +897,24 @@ class State:
             self.store.forget(client)
             self._become(after, now.round_number)
 
+    @property
+    def names_removed(self) -> bool:
+        """Whether ids of removed clients are kept, since their shares stay in the objective."""
+        return bool(self.snapshot.population.included)
+
+    def forget_removed(self) -> None:
+        """Keep the number of these clients in place of their ids, in one transaction."""
+        self._repopulate(self.snapshot.population.without_names())
+
     def compact(self, erase: bool) -> None:
         """See ``Server.compact``."""
+        if erase and self.names_removed:
+            self.forget_removed()
+        self.compact_store(erase)
+
+    def compact_store(self, erase: bool) -> None:
+        """Compact the store, whose earlier vectors nothing refers to then."""
+        self.abandon()
         self.store.compact(erase=erase)
 
     def require_removable(self, client: ClientId) -> None:

@@ -57,6 +57,7 @@ class Population:
         sizes: n_k of the clients in the objective; () without sizes.
         arrived: the round in which each client joined, except initial clients; () if all clients are initial.
         included: n_k of removed clients whose shares stay in the objective.
+        unnamed: the number of further ones, whose ids were erased.
         total: n, the sum of the sizes in the objective.
         sized: the number of clients with a size.
         heard: the last round that accepted an update of each client, if the method has ``counts_appearances``.
@@ -70,6 +71,7 @@ class Population:
     sized: int = 0
     heard: Runs = ()
     ended: Runs = ()
+    unnamed: int = 0
 
     @classmethod
     def of(cls, client_sizes: Sizes | None, registry: Registry, *, needed: bool) -> "Population":
@@ -127,6 +129,10 @@ class Population:
         if from_objective:
             return replace(after, total=self.total - size)
         return replace(after, included={**self.included, client: size})
+
+    def without_names(self) -> "Population":
+        """Return the population without the ids of removed clients; their shares stay."""
+        return replace(self, included={}, unnamed=self.unnamed + len(self.included))
 
     def with_sizes(self, registry: Registry, client_sizes: Mapping[ClientId, int]) -> "Population":
         """Return the population with changed sizes of some clients."""
@@ -203,7 +209,8 @@ class Population:
 
     def to_state(self) -> dict[str, Any]:
         """Return the fields that are not columns, as JSON."""
-        state = {"included": list(self.included.items()), "total": self.total}
+        state: dict[str, Any] = {"included": list(self.included.items()), "total": self.total}
+        state |= {"unnamed": self.unnamed} if self.unnamed else {}
         # Older versions of fedcore support one run only; they expect a list here and reject this number.
         return state if max(len(self.sizes), len(self.arrived)) < 2 else state | {"sizes": len(self.sizes)}
 
@@ -219,7 +226,8 @@ class Population:
         else:
             sizes, arrived = _runs(vectors, "sizes"), _runs(vectors, "arrived")
         heard, ended = _runs(vectors, "heard"), _runs(vectors, "ended")
-        return cls(sizes, arrived, included, state["total"], _present(_merged(sizes)).shape[1], heard, ended)
+        sized, unnamed = _present(_merged(sizes)).shape[1], check_integer("unnamed", state.get("unnamed", 0), 0)
+        return cls(sizes, arrived, included, state["total"], sized, heard, ended, unnamed)
 
 
 def checked_sizes(clients: Sequence[ClientId], sizes: Sizes | None, *, sized: bool) -> list[int] | None:
