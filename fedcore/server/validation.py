@@ -49,6 +49,7 @@ from fedcore.validation import check_integer, check_number, failed, is_integer, 
 # The numbers that a client reports.
 
 
+SMALLEST = float(np.finfo(np.float64).smallest_subnormal)
 EXACT = 1e-6
 """Relative tolerance of a reported rate, which may have been sent as float32."""
 
@@ -79,6 +80,16 @@ class SentRates:
     def sent(self, round: int) -> float:
         """Return eta of the round's first step."""
         return rate_at(self._rate, round)
+
+    def distances(self, round: int, steps: F64) -> tuple[F64, F64]:
+        """Return the least and the greatest eta_i K_i, float64[k], of clients with these checked steps."""
+        first = steps * self.sent(round)
+        means = first
+        if rate_of_steps(self._rate, round) is not None:
+            means = np.array([k * self._mean(round, int(k)) for k in steps.tolist()])
+        if (most := self._limits.max_client_lr) is None:
+            return np.minimum(first, means), np.maximum(first, means)
+        return np.full(len(steps), SMALLEST), np.maximum(first, steps * most)
 
     @raises_fedcore_errors
     def read(self, update: Update, started: int) -> float:
