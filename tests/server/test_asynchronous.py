@@ -1,5 +1,6 @@
 """Buffers: FedBuff, FedAsync and CA2FL equal their definitions, and a buffer survives crashes with the same bits."""
 
+import copy
 import os
 import random
 import signal
@@ -372,3 +373,28 @@ def test_a_new_rate_ends_the_rounds_of_the_old_one():
     for change in ({"policy": RoundPolicy()}, {"lr": 0.05}, {"policy": late}):
         server.change(**change)
     assert server.round([Update(1, numbers(1), 1, round=0)]).accepted == ()
+
+
+@pytest.mark.parametrize("pushed", [1, 3])
+def test_a_copy_goes_on_with_the_open_buffer(pushed):
+    policy = RoundPolicy(buffer=2, max_staleness=2)
+    server = Server(np.zeros(3, np.float32), "FedVARP", clients=4, lr=0.1, policy=policy)
+    updates = [Update(client, np.full(3, client + 1, np.float32), 1, round=0) for client in range(4)]
+    server.push(updates[:pushed])
+    copied = copy.deepcopy(server)
+    for one in (server, copied):
+        assert one.open_buffer().clients == server.open_buffer().clients
+    for one in (copied, server):
+        one.push(updates[pushed:])
+        assert one.round_number == 2
+    np.testing.assert_array_equal(copied.x, server.x)
+
+
+def test_a_copy_has_no_open_round():
+    server = Server(np.zeros(3, np.float32), "MIFA", clients=2, lr=0.1)
+    with server.open_round() as round:
+        round.add(0, np.ones(3, np.float32), steps=1)
+        copied = copy.deepcopy(server)
+        copied.round([Update(1, np.ones(3, np.float32), 1)])
+    assert round.report.accepted == (0,)
+    assert (copied.store.round_of(0), copied.store.round_of(1)) == (None, 0)

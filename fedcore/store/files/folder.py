@@ -449,7 +449,7 @@ def _old(path: Path, existing: bool) -> WriterLock | None:
         )
     if not _is_store(path):
         raise StoreError(f"{path}: neither an older copy nor an empty folder; save to a different folder")
-    others = inventory.strangers(path)
+    others = inventory.strangers(path) + [inventory.UPDATES] * (path / inventory.UPDATES).exists()
     if others:
         raise StoreError(
             f"{path}: contains files that are not the store's: {', '.join(others[:8])}; move them elsewhere, since the "
