@@ -696,7 +696,7 @@ class Journal:
 
     def _read(self, row: ClientId, client: ClientId) -> Update:
         layout, about = self._layout, _about(self._store, row)
-        claims = {name: about.get(name) for name in CLAIMS}  # an older journal has no loss
+        claims: dict[str, Any] = {name: about.get(name) for name in CLAIMS}  # an older journal has no loss
         rest: F32 = self._store.row(row)[HEADER // 4 :]  # type: ignore[index, assignment]  # _about has read it
         is_flat = claims["kind"] == "gradient" and not about["apart"]
         value: Any = rest[: layout.n_parameters if is_flat else layout.n]
