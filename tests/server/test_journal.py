@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from fedcore import ClientStore, Compute, Limits, Model, RoundPolicy, Server, St
 from fedcore.cli import main
 from fedcore.cluster import Slices
 from fedcore.errors import FedcoreError, RangeError, RoundError, StoreError
+from fedcore.rules import PrivateMean
 from fedcore.server.aggregation import Sum
 from fedcore.server.folder import HEADER, JOURNAL, Journal, open_updates
 from fedcore.server.round import SECOND
@@ -757,6 +759,23 @@ def test_an_undo_ends_the_open_round(tmp_path):
         assert len(server._journal._store.registry) == 0
         server.round([Update(1, server.x + 3, 2, 1)])
         assert (server.round_number, server.open_round().clients) == (1, ())
+
+
+def test_an_outdated_journal_of_a_private_server_is_erased(tmp_path):
+    """A kill between the commit and the emptying of the journal left it."""
+    x0, rule = np.zeros(20_000, np.float32), PrivateMean(clip=1, noise=1, expected=2, rounds=9)
+    server = made("FedAvg", x0, path=tmp_path / "s", journal=True, aggregation=[rule], clients=2)
+    server.open_round().add(0, secret := np.random.default_rng(0).normal(size=20_000).astype(np.float32), steps=1)
+    server.close()
+    shutil.copytree(tmp_path / "s" / JOURNAL, tmp_path / "before")
+    with Server.load(tmp_path / "s") as server:
+        server.open_round().finish()
+    shutil.rmtree(tmp_path / "s" / JOURNAL)
+    shutil.move(tmp_path / "before", tmp_path / "s" / JOURNAL)
+    held = tmp_path / "s" / JOURNAL / "rows.slots"
+    assert secret.tobytes() in held.read_bytes()
+    Server.load(tmp_path / "s").close()
+    assert secret.tobytes()[:4096] not in held.read_bytes()
 
 
 @pytest.mark.parametrize("shards", [1, 2])
