@@ -15,6 +15,7 @@ from fedcore import kernels
 from fedcore.kernels import ExactSum
 from fedcore.secure import Encoding, SecureClient, SecureServer, client
 from fedcore.secure import messages as wire
+from fedcore.secure.primitives import digest_of
 
 WEIGHT, DIFFERENT = 100, 8
 """Examples of each client; how many different updates there are, which clients share in turn."""
@@ -22,7 +23,8 @@ WEIGHT, DIFFERENT = 100, 8
 
 def encoding_of(clients, n):
     limits = dict(max_norm=1e6, max_examples=1000, max_steps=10)
-    return Encoding(clients=clients, n=n, parameters=n, weights="examples", eta=None, **limits)
+    model = digest_of(np.zeros(n, np.float32))
+    return Encoding(clients=clients, n=n, parameters=n, weights="examples", eta=None, model=model, **limits)
 
 
 def seconds(work):

@@ -23,13 +23,14 @@ def train(client, x):
 x0 = np.zeros(N, np.float32)
 server = fedcore.Server(x0, "FedAvg", clients=10, lr=LR, compute=Compute(accumulator="exact"))
 direct = fedcore.Server(x0, "FedAvg", clients=10, lr=LR, compute=Compute(accumulator="exact"))
+server.require_partial_sums()
 edges = {name: fedcore.EdgeAggregator(x0, "FedAvg", clients, lr=LR) for name, clients in CLIENTS.items()}
 for t in range(ROUNDS):
-    messages = {}
+    messages, sent = {}, server.broadcast(range(10)).x
     for name, edge in edges.items():
-        with edge.open_round(server.x, round=t) as own:  # over a network: pass the received x and t
+        with edge.open_round(sent, round=t) as own:  # over a network: pass the received x and t
             for client in edge.clients:
-                own.add(client, train(client, server.x), steps=5, examples=100 + client)
+                own.add(client, train(client, sent), steps=5, examples=100 + client)
             messages[name] = own.partial_sum().to_bytes()
     with server.open_round() as round:
         for name in reversed(messages):

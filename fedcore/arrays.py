@@ -676,6 +676,13 @@ def freeze(vector: Any) -> None:
         vector.setflags(write=False)
 
 
+def read_only(vector: Any) -> Any:
+    """Return a read-only view of a whole vector."""
+    view = view_of(vector)
+    freeze(view)
+    return view
+
+
 def view_of(vector: Any) -> Any:
     """Return a view of a whole vector, writable if the vector is."""
     return vector[:] if is_device_array(vector) else vector.view()

@@ -50,7 +50,7 @@ class ConfigError(FedcoreError, ValueError):
 
 
 class AlgorithmError(FedcoreError, ValueError):
-    """An algorithm's coefficients are inconsistent, or it returned an invalid step or weights."""
+    """A method's coefficients are inconsistent, or your method, rate, rule or optimizer failed or returned nonsense."""
 
 
 class UnknownClientError(FedcoreError, KeyError):

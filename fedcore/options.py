@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatch
 from functools import cached_property, partial
 from inspect import Parameter, isroutine, signature
 from typing import Any, Literal, TypedDict, get_args
@@ -56,6 +57,13 @@ def _executor(name: str, value: Any) -> Any:
     return value
 
 
+def _patterns(name: str, value: Any) -> tuple[str, ...]:
+    patterns = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise RangeError(f"{name}={value!r}: must be name patterns, such as ('*mean',)")
+    return patterns
+
+
 def _discount(name: str, value: Any) -> float | tuple[float, float]:
     if isinstance(value, tuple | list):  # JSON has lists
         if len(value) != 2:
@@ -69,7 +77,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "max_examples": _integer(1),
     "max_norm": lambda name, value: check_number(name, value, "(0, inf)"),
     "max_client_lr": lambda name, value: check_number(name, value, "(0, inf)"),
-    "signed_buffers": lambda _, names: (names,) if isinstance(names, str) else tuple(names),
+    "signed_buffers": _patterns,
     "path": lambda _, path: str(absolute(path)),
     "medium": _one_of(get_args(Medium)),
     "durability": _one_of(get_args(Durability)),
@@ -125,6 +133,10 @@ class Limits(Options):
     max_client_lr: float | None = None
     signed_buffers: tuple[str, ...] = ("*mean",)
 
+    def has_sign(self, name: str) -> bool:
+        """Whether the buffer of that name may become negative."""
+        return any(fnmatch(name, pattern) for pattern in self.signed_buffers)
+
 
 @dataclass(frozen=True)
 class Storage(Options):
@@ -136,8 +148,9 @@ class Storage(Options):
         medium: "ram", "mmap" (files in ``path``), or "cuda" (the memory of ``Compute.device``). Default: "mmap" with a
             path, else "ram". When loading: as saved.
         codec: the format of a row: "f32", "bf16", or "int8" with a scale for every 64 elements. The narrow formats
-            round stochastically; the round and the client are the seed.
-        durability: when writes become durable: "round", "checkpoint" or "none"; see ``ClientStore``. Default: "round".
+            round stochastically; the round and the client are the seed. Default: "f32". When loading: as saved.
+        durability: which rounds survive a loss of power: "round", "checkpoint" or "none"; see ``ClientStore``. With
+            shards or partial updates, "checkpoint" is "round". Default: "round".
         keep_previous: whether the folder keeps the state before the last change, which ``ClientStore.undo`` or
             ``fedcore store undo PATH`` restores. Default: no. When loading: as saved.
         cached_rows: on a CUDA device, about how many rows of a store in host memory stay there between rounds. Default:
@@ -146,7 +159,8 @@ class Storage(Options):
             next round starts with them, with the same bits. Default: no. When loading: as the folder, or the server of
             a copy, was used last. With False, the first round drops the updates of an interrupted one.
         audit: whether each round stores a document with the digest and weight of each update, the rejections, the
-            options, and the digests of x before and after; see ``Server.audit_log``.
+            options, and the digests of x before and after; see ``Server.audit_log``. Default: no. When loading: as
+            saved.
         resident: how many bytes of the model's vectors, sums, rows and updates stay in memory, for models that exceed
             it. They are then in files of ``path`` (see the memory table in the documentation), and the bits stay the
             same. The limit includes the pages of all stores of the process. The server must be on a CPU and without
@@ -157,12 +171,12 @@ class Storage(Options):
 
     path: str | os.PathLike[str] | None = None
     medium: Medium | None = None
-    codec: str = "f32"
+    codec: str | None = None
     durability: Durability | None = None
     keep_previous: bool | None = None
     cached_rows: int | None = None
     journal: bool | None = None
-    audit: bool = False
+    audit: bool | None = None
     resident: int | None = None
     folders: tuple[str, ...] | None = None
 
@@ -177,7 +191,31 @@ class Storage(Options):
         """Raise RangeError if an option is set that needs a folder."""
         for name in ("keep_previous", "durability", "journal", "resident"):
             if value := getattr(self, name):
-                raise RangeError(f"{name}={value!r}: needs a folder; pass Storage(path=...), or leave {name} out")
+                raise RangeError(
+                    f'{name}={value!r}: needs a folder; pass Storage(path=...), or when loading medium="mmap", or '
+                    f"leave {name} out"
+                )
+
+    def at(self, home: str | os.PathLike[str] | None) -> "Storage":
+        """Return the storage of a server that is loaded from ``home``, without the path; raise RangeError for another
+        path.
+        """
+        if self.path is None:
+            return self
+        if home is None or os.path.realpath(self.path) != os.path.realpath(home):
+            raise RangeError(
+                f"path={str(self.path)!r}: the server is loaded from {home or 'a ClientStore'} and stays there; leave "
+                "path out, or write a copy with Server.save and load that"
+            )
+        return replace(self, path=None, medium="mmap")
+
+    @property
+    def durability_of_parts(self) -> Durability:
+        """The durability of each store of a server with shards or groups, which commit one after the other.
+
+        A kill in between rolls some back by one transaction; a store with "checkpoint" can only go to its checkpoint.
+        """
+        return "round" if self.durability in (None, "checkpoint") else self.durability
 
     @classmethod
     def of(cls, storage: "Storage | str | os.PathLike[str] | None") -> "Storage":
@@ -203,7 +241,8 @@ class Compute(Options):
         batch_size: how many updates a round may hold to fold them in one pass. Default: 8, or more if they fit into 1
             MiB.
         diagnostics: whether reports have ``diversity`` and ``correction_norm`` even if this must read rows.
-        shards: the number of parts into which the model and the rows are cut; the bits stay the same. Default: 1.
+        shards: the number of parts into which the model and the rows are cut; the bits stay the same. Default: 1. When
+            loading: as saved.
         executor: where shards run; ``fedcore.cluster.OnRay()`` for Ray. Default: in threads of this process.
 
     Raises:
@@ -214,13 +253,13 @@ class Compute(Options):
     accumulator: Accumulator | None = None
     batch_size: int | None = None
     diagnostics: bool | None = None
-    shards: int = 1
+    shards: int | None = None
     executor: Any = field(default=None, compare=False)
 
     @property
     def is_sharded(self) -> bool:
         """Whether the server has shards."""
-        return self.shards > 1 or self.executor is not None
+        return (self.shards or 1) > 1 or self.executor is not None
 
 
 @dataclass(frozen=True)
@@ -341,8 +380,13 @@ class Settings:
     audit: bool = False
     journal: bool = False
     policy: RoundPolicy = field(default_factory=RoundPolicy)
-    nonnegative: tuple[str, ...] = ()
-    """The names of float buffers that updates must not make negative."""
+    started_nonnegative: tuple[str, ...] = ()
+    """The names of float buffers that were non-negative and not all zero in the first model."""
+
+    @cached_property
+    def nonnegative(self) -> tuple[str, ...]:
+        """The names of float buffers that updates must not make negative."""
+        return tuple(name for name in self.started_nonnegative if not self.limits.has_sign(name))
 
     @property
     def max_staleness(self) -> int:
@@ -480,8 +524,7 @@ class Settings:
         method = self.algorithm
         if self.server_lr is not None and not method.takes_server_rate:
             raise RangeError(f"server_lr: {method} has no server rate; leave it out")
-        if isinstance(self.lr, Constant) and self.lr.value > LARGEST:
-            raise RangeError(f"lr={self.lr.value!r}: must be in (0, {LARGEST:.3g}], the range of float32")
+        require_float32(self.lr)
         if self.limits.max_norm is not None and method.second_vector is not None and self.averages_models:
             raise RangeError(
                 f"max_norm={self.limits.max_norm:g}: models and second vectors have different units here; pass a "
@@ -542,8 +585,8 @@ class Settings:
 
     def _require_private_step(self) -> None:
         """Raise RangeError if x would depend on more of the updates than their sum with noise."""
-        method, layout, rate = self.algorithm, self.layout, getattr(self.optimizer, "rate", None)
-        has_rate = self.server_lr is not None or (rate is not None and rate(0) is not None)
+        method, layout = self.algorithm, self.layout
+        has_rate = self.server_lr is not None or optimizers.rate_of(self.optimizer, 0) is not None
         is_late = self.max_staleness > 0
         reasons = {
             f"{method} uses more than the sum of updates; use FedAvg, FedProx or FedAvgM": not method.only_takes_mean,
@@ -576,7 +619,7 @@ class Settings:
             **{key: getattr(self, name) for key, name in KEYS.items()},
             "limits": limits_to_state(self.limits, self.rules),
             "history_rounds": self.algorithm.most_history,
-            "nonnegative": list(self.nonnegative),
+            "nonnegative": list(self.started_nonnegative),
             "own_weights": self.rules.weights is not None,
         } | {key: value for key, value in optional.items() if value}
 
@@ -611,11 +654,13 @@ class Settings:
             limits=limits,
             rules=rules,
             policy=policy,
-            nonnegative=tuple(state.get("nonnegative", ())),
+            started_nonnegative=tuple(state.get("nonnegative", ())),
         )
         Compute(accumulator=settings.accumulator, batch_size=settings.batch_size)  # checks them
         if compute.accumulator not in (None, settings.accumulator):
-            raise RangeError(f"accumulator={compute.accumulator!r}: the server was saved with {settings.accumulator!r}")
+            raise CheckpointError(
+                f"accumulator={compute.accumulator!r}: the server was saved with {settings.accumulator!r}; leave it out"
+            )
         settings._require_fitting()
         return settings
 
@@ -650,6 +695,7 @@ def limits_to_state(limits: Limits, rules: Chain) -> dict[str, Any]:
         key: None if (rule := rules.find(kind)) is None else rule.ratio for key, kind in reversed(RATIO_KEYS.items())
     }
     return {key: getattr(limits, name) for key, name in LIMIT_KEYS.items()} | {
+        "signed_buffers": list(limits.signed_buffers),
         "lr": MOST_CLIENT_LR if limits.max_client_lr is None else limits.max_client_lr,
         "own_rates": limits.max_client_lr is not None,
         **ratios,
@@ -664,6 +710,10 @@ def limits_from_state(state: Mapping[str, Any]) -> tuple[Limits, Chain]:
         **{name: saved[key] for key, name in LIMIT_KEYS.items() if key != "norm" or key in saved},
         max_client_lr=saved["lr"] if saved.get("own_rates") else None,
     )
+    signed = saved.get("signed_buffers")
+    if signed is None and any(map(limits.has_sign, state.get("nonnegative", ()))):
+        signed = ()  # an older folder lists only the buffers that its patterns, which are not the default, leave
+    limits = limits if signed is None else replace(limits, signed_buffers=signed)
     if "rules" in state:
         return limits, Chain.of([revive("rule", rule, None) for rule in state["rules"]])
     rules: list[Rule] = [kind(saved[key]) for key, kind in RATIO_KEYS.items() if saved.get(key) is not None]
@@ -689,7 +739,14 @@ def checked_objects(
         check_table(algorithm)
     rates = {"lr": lr, "server_lr": server_lr}
     checked = {what: None if rate is None else as_rate(rate) for what, rate in rates.items()}
+    require_float32(checked["lr"])
     return {"algorithm": algorithm, **checked, "optimizer": optimizers.as_optimizer(optimizer)}
+
+
+def require_float32(lr: Rate | None) -> None:
+    """Raise RangeError for a constant rate beyond the range of float32."""
+    if isinstance(lr, Constant) and lr.value > LARGEST:
+        raise RangeError(f"lr={lr.value!r}: must be in (0, {LARGEST:.3g}], the range of float32")
 
 
 def require_weighing(algorithm: Algorithm, name: str) -> None:

@@ -33,10 +33,20 @@ from fedcore import kernels
 from fedcore.algorithms import Claims
 from fedcore.algorithms.privacy import Ledger, epsilon_of, noise_for
 from fedcore.arrays import F32, F64, core, empty_beside, ieee
-from fedcore.errors import RangeError, RoundError, UnknownNameError
+from fedcore.errors import AlgorithmError, RangeError, RoundError, UnknownNameError
 from fedcore.sampling import permutation
 from fedcore.store.registry import ClientId
-from fedcore.validation import Registry, check_integer, check_number
+from fedcore.validation import (
+    Registry,
+    check_integer,
+    check_number,
+    describe_interval,
+    failed,
+    in_interval,
+    is_integer,
+    name_of,
+    short_repr,
+)
 
 Weights: TypeAlias = Mapping[ClientId, float] | Callable[[Claims], F64]
 """Weights that replace the numbers of examples: by client, or computed from one client's claims."""
@@ -53,7 +63,7 @@ FEW = 8
 
 @dataclass(slots=True)
 class Group:
-    """Measured updates on which the rules decide together, in the order of ``add``.
+    """Measured updates on which the rules decide together, in the order of ``add``; before a robust rule, of the ids.
 
     Usually a group is one update. Until the server has accepted 8 updates, updates wait for a group of 8 or the end of
     the round.
@@ -89,7 +99,8 @@ class Group:
 
     def scale(self, i: int, factor: float) -> None:
         """Multiply update ``i`` by ``factor``, in [0, 1], unless its factor is smaller already."""
-        self.factors[i] = min(self.factors[i], factor)
+        if not factor >= self.factors[i]:  # also a NaN, which ends the round
+            self.factors[i] = factor
 
     def cap_examples(self, most: float) -> None:
         """Count each update with at most ``most`` examples."""
@@ -131,6 +142,13 @@ class RejectLong(RatioRule):
     buffers, their norm in x replaces the median. If clients add an offset to their gradients (SCAFFOLD, FedAvgM), the
     norm is that of the update without it, the client's own part. For methods that average models (FedDyn), this needs
     ``CapSteps`` in the chain; the offset then has the length of the median number of steps.
+
+    Rejected updates have no effect while they are the minority. If more than half of the last 1,000 accepted and
+    rejected updates (at least 8) exceed the limit, these 1,000 replace the accepted ones, so that the median follows
+    norms that rise at once. With S updates per round and a full window, this takes 501 / S rounds, rounded up. In a
+    round, a client counts with its accepted updates or, if it has none, with its last rejected one; the round of a
+    journal that continues after a crash has lost those that were rejected before. An attacker needs more than half of
+    the updates, with which it could also raise the median by accepted ones, but more slowly.
     """
 
     ratio: float = 10.0
@@ -810,6 +828,59 @@ _RULES: tuple[type[Rule], ...] = (
     *(Median, TrimmedMean, MeaMed, Krum, MultiKrum, Bulyan, GeometricMedian, CentredClipping, ClipNorm),
     *(NearestNeighborMixing, Bucketing, PrivateMean),
 )
+
+
+def decide(rule: Rule, group: Group) -> None:
+    """Let a rule decide; raise AlgorithmError if a user's rule fails or leaves invalid numbers in the group."""
+    if type(rule) in _RULES:
+        rule.decide(group)
+        return
+    try:
+        rule.decide(group)
+    except Exception as error:
+        failed(rule, "decide", error)
+    k = len(group)
+    for name, interval in (("factors", "[0, 1]"), ("examples", "[0, inf)")):
+        column = getattr(group, name)
+        is_column = isinstance(column, np.ndarray) and column.dtype == np.float64 and column.shape == (k,)
+        if not is_column or not all(in_interval(value, interval) for value in column.tolist()):
+            must = f"must be float64[{k}], each {describe_interval(interval)}"
+            raise AlgorithmError(f"{name_of(rule)}: after decide, {name} {must}, got {short_repr(column)}")
+    for i, reason in group.rejected.items():
+        if not is_integer(i, 0, k - 1) or not isinstance(reason, str):
+            raise AlgorithmError(
+                f"{name_of(rule)}: reject({short_repr(i)}, {short_repr(reason)}): must have an index of one of the "
+                f"{k} updates and a reason"
+            )
+
+
+def _checked(rule: RobustRule, k: int, found: Combination) -> Combination:
+    """Return what a user's robust rule makes of k vectors; raise AlgorithmError if it is no combination of them."""
+    must = None
+    if not isinstance(found, Combination):
+        must = "a Combination"
+    elif found.weights is not None and not _is_column(found.weights, np.float64, k):
+        must = f"weights float64[{k}] of finite numbers"
+    elif found.mixing is not None:
+        must = "no mixing"
+    elif found.weights is None:
+        chosen = np.arange(k) if found.chosen is None else found.chosen
+        r = len(chosen) if isinstance(chosen, np.ndarray) else 0
+        if not r or not _is_column(chosen, np.int64, r) or not 0 <= chosen.min() <= chosen.max() < k:
+            must = f"chosen int64[r] of numbers in 0..{k - 1}, r >= 1"
+        elif not (is_integer(found.trim, 0, (r - 1) // 2) and is_integer(found.nearest, 0, r)):
+            must = f"trim in 0..{(r - 1) // 2} and nearest in 0..{r}"
+    if must:
+        raise AlgorithmError(f"{name_of(rule)}: combine must return {must}, got {short_repr(found)}")
+    return found
+
+
+def _is_column(column: Any, dtype: Any, *shape: int) -> bool:
+    """Whether an object is an array of finite numbers of this dtype and shape."""
+    is_array = isinstance(column, np.ndarray) and column.dtype == dtype and column.shape == shape
+    return is_array and bool(np.isfinite(column).all())
+
+
 REGISTRY: Registry[type[Rule]] = Registry(
     "rule",
     {rule.__name__: rule for rule in _RULES},
@@ -968,17 +1039,35 @@ class Chain:
             return _product(_product(matrix, inner), matrix.T) if mixing else inner
 
         for one in mixing:
-            matrix = _product(one.matrix(len(matrix), partial(mixed, matrix), round), matrix)
+            k = len(matrix)
+            try:
+                mixes = one.matrix(k, partial(mixed, matrix), round)
+            except Exception as error:
+                failed(one, "matrix", error)
+            if not _is_column(mixes, np.float64, one.size(k), k):
+                must = f"float64[{one.size(k)}, {k}] of finite numbers"
+                raise AlgorithmError(f"{name_of(one)}: matrix must return {must}, got {short_repr(mixes)}")
+            matrix = _product(mixes, matrix)
         if rule.needs_previous:
             updates, matrix = matrix, np.zeros((len(matrix) + 1, k + 1))
             matrix[:-1, :-1], matrix[-1, -1] = updates, 1
-        combination = rule.combine(len(matrix), partial(mixed, matrix))
+        try:
+            combination = rule.combine(len(matrix), partial(mixed, matrix))
+        except Exception as error:
+            failed(rule, "combine", error)
+        if type(rule) not in _RULES:
+            combination = _checked(rule, len(matrix), combination)
         return replace(combination, mixing=matrix) if mixing else combination
 
     @cached_property
     def needs_medians(self) -> bool:
         """Whether a rule compares norms with medians."""
         return any(rule.needs_medians for rule in self.rules)
+
+    @cached_property
+    def decides_last(self) -> bool:
+        """Whether the rules decide at the end of the round, in the order of the clients' ids."""
+        return self.needs_medians and self.robust is not None
 
     @cached_property
     def deciding(self) -> tuple[Rule, ...]:
@@ -1052,6 +1141,14 @@ class NormWindow:
             norms = sorted([*self._sorted, *own]) if 2 * len(own) >= len(beside) or self._norms else []
         return norms[(len(norms) - 1) // 2] if norms else None
 
+    def copied(self) -> "NormWindow":
+        """Return a window with the same norms."""
+        return NormWindow(self._norms)
+
+    def is_equal(self, other: "NormWindow") -> bool:
+        """Whether another window has the same norms in the same order."""
+        return self._norms == other._norms
+
     def packed(self) -> F32:
         """Return the norms as float32[WINDOW], with NaN after the last: a folder has a file for each vector size."""
         vector = np.full(WINDOW, np.nan, np.float32)
@@ -1103,7 +1200,9 @@ class ClaimWindow:
         return (self._limit if ratio is None else ratio) * median(claims) if len(claims) else math.inf
 
     def add(self, claims: F64) -> None:
-        """Add claims; a full window drops its oldest claims."""
+        """Add claims > 0; a full window drops its oldest claims. A weight of the caller may be zero."""
+        if len(claims) and not core.column_range(claims)[0] > 0:
+            claims = claims[claims > 0]
         if not len(claims):
             return
         if self._count == WINDOW and self._range[0] == self._range[1] and core.column_range(claims) == self._range:

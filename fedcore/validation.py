@@ -17,17 +17,37 @@ from numbers import Real
 from operator import index
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, NoReturn, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore.arrays import ieee
-from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, StoreError, UnknownNameError
+from fedcore.errors import (
+    AlgorithmError,
+    ArrayError,
+    DtypeError,
+    FedcoreError,
+    RangeError,
+    StoreError,
+    UnknownNameError,
+)
 
 LONGEST_REASON = 500
 """The maximum length of a rejection's reason, which may contain text from a client."""
 _PLAIN = frozenset([int, float, *np.sctypeDict.values()])
+
+
+def name_of(owner: object) -> str:
+    """Return the name of a function, or of an object's class, for an error about a user's code."""
+    return str(getattr(owner, "__qualname__", type(owner).__name__))
+
+
+def failed(owner: object, call: str, error: Exception) -> NoReturn:
+    """Raise an exception of a user's object as an AlgorithmError that names the object; FedcoreErrors stay."""
+    if isinstance(error, FedcoreError | MemoryError):
+        raise error
+    raise AlgorithmError(f"{name_of(owner)}: {call} raised {type(error).__name__}: {error}; correct it") from error
 
 
 def is_number(value: object) -> TypeGuard[float]:

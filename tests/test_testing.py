@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from fedcore.algorithms import Algorithm, FedAvg, Linear, Step, Terms
+from fedcore.algorithms.optimizers import SGD, Adagrad, Adam, Nesterov, Yogi
 from fedcore.errors import AlgorithmError
-from fedcore.testing import check_algorithm
+from fedcore.testing import check_algorithm, check_optimizer
 from tests.algorithms import outsiders
 from tests.outsiders.house.mine.methods import Accelerated
 from tests.server.rounds import METHODS, made
@@ -101,3 +102,54 @@ class Random(FedAvg):
 def test_a_broken_rule_is_found(algorithm, rule):
     with pytest.raises(AlgorithmError, match=rule):
         check_algorithm(algorithm)
+
+
+class Forgetful(SGD):
+    """It does not write its moment."""
+
+    def turn(self, v, moments, x, *, gamma, moments_out, x_out):
+        x_out[:] = x - np.float32(gamma) * v
+
+
+class Remembering(SGD):
+    """Its steps depend on the number of calls."""
+
+    calls = count(1)
+
+    def turn(self, v, moments, x, *, gamma, moments_out, x_out):
+        super().turn(v, moments, x, gamma=gamma / next(self.calls), moments_out=moments_out, x_out=x_out)
+
+
+class Scaled(SGD):
+    """It divides by the norm of the whole, and says that it works by element."""
+
+    def turn(self, v, moments, x, *, gamma, moments_out, x_out):
+        unit = v / np.float32(np.linalg.norm(v) + 1)
+        super().turn(unit, moments, x, gamma=gamma, moments_out=moments_out, x_out=x_out)
+
+
+class Overwriting(SGD):
+    """It changes its input."""
+
+    def turn(self, v, moments, x, *, gamma, moments_out, x_out):
+        v *= 2
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), Nesterov(), Adagrad(), Adam(corrected_from=1), Yogi()])
+def test_correct_optimizers_pass(optimizer):
+    check_optimizer(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rule"),
+    [
+        (SGD, "optimizer="),
+        (Forgetful(), "written"),
+        (Remembering(), "same bits"),
+        (Scaled(), "parts"),
+        (Overwriting(), "read-only"),
+    ],
+)
+def test_a_broken_rule_of_an_optimizer_is_found(optimizer, rule):
+    with pytest.raises(AlgorithmError, match=rule):
+        check_optimizer(optimizer)

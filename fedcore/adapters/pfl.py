@@ -183,8 +183,9 @@ class ClientStoreUserState(AbstractUserStateStorage):
 
     Args:
         path: the folder of the states, which may be larger than memory. Default: states are in memory.
-        codec, durability: as for ``ClientStore``. With "checkpoint" a crash rolls back to the last ``checkpoint``, so
-            call it at each checkpoint of the run. With "round" every ``save_state`` waits for the disk.
+        codec, durability: as for ``ClientStore``. With "checkpoint" a loss of power goes back to the last
+            ``checkpoint``, so call it at each checkpoint of the run. With "round" every ``save_state`` waits for the
+            disk.
     """
 
     def __init__(

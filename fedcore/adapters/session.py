@@ -339,6 +339,7 @@ class RejectedRounds:
 
     abort_after: int | None
     _rounds: int = 0
+    _rejected: Sequence[tuple[ClientId, str]] = ()
 
     def __post_init__(self) -> None:
         if self.abort_after is not None:
@@ -346,11 +347,19 @@ class RejectedRounds:
 
     def note(self, accepted: Sequence[ClientId], rejected: Sequence[tuple[ClientId, str]]) -> None:
         """Count a round; raise a RoundError if it is the last one that ``abort_after`` allows."""
-        self._rounds = 0 if accepted else self._rounds + bool(rejected)
+        self.count(accepted, rejected)
+        self.check()
+
+    def count(self, accepted: Sequence[ClientId], rejected: Sequence[tuple[ClientId, str]]) -> None:
+        """Count a round, for a later ``check``."""
+        self._rounds, self._rejected = 0 if accepted else self._rounds + bool(rejected), rejected
+
+    def check(self) -> None:
+        """Raise a RoundError if ``abort_after`` allows no further round."""
         if self.abort_after is not None and self._rounds >= self.abort_after:
             raise RoundError(
                 f"updates: none was accepted in the last {self._rounds} rounds with updates: "
-                f"{rejection_summary(rejected)}; correct the clients, or set abort_after=None to continue"
+                f"{rejection_summary(self._rejected)}; correct the clients, or set abort_after=None to continue"
             )
 
 

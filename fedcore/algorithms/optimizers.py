@@ -14,13 +14,25 @@ from dataclasses import dataclass
 from inspect import isclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
+
 from fedcore import arrays as memory
 from fedcore import kernels
 from fedcore.arrays import F32, ieee
-from fedcore.errors import RangeError
-from fedcore.validation import Registry, check_integer, check_number
+from fedcore.errors import AlgorithmError, RangeError
+from fedcore.validation import (
+    Registry,
+    check_integer,
+    check_number,
+    describe_interval,
+    failed,
+    in_interval,
+    name_of,
+    short_repr,
+)
 
 Moments: TypeAlias = tuple[F32, ...]
+POSITIVE = "(0, inf)"
 
 
 class Optimizer(Protocol):
@@ -37,7 +49,7 @@ class Optimizer(Protocol):
         """Return the moments before the first round."""
         ...
 
-    def turn(self, v: F32, moments: Moments, x: F32, *, gamma: float, moments_out: Moments, x_out: F32) -> float:
+    def turn(self, v: F32, moments: Moments, x: F32, *, gamma: float, moments_out: Moments, x_out: F32) -> float | None:
         """Write x' = x - gamma u and the next moments.
 
         Args:
@@ -46,7 +58,9 @@ class Optimizer(Protocol):
             x_out: float32[n_parameters].
 
         Returns:
-            |x'|^2. If an element of x' is not finite, neither is |x'|^2, and the round fails.
+            |x'|^2, for fedcore's optimizers. The server measures the results of others, whatever they return. A number
+            of x' or of a moment that is not finite ends the round with a DivergedError, and an exception ends it with
+            an AlgorithmError; both leave the server unchanged.
         """
         ...
 
@@ -224,6 +238,65 @@ class Yogi(Adam):
     def second(self) -> Second:
         """s' = s - (1 - beta2) v^2 sign(s - v^2)."""
         return Second(1.0, 1 - self.beta2, yogi=True)
+
+
+OWN: tuple[type, ...] = (SGD, Nesterov, Adagrad, Adam, Yogi)
+"""The optimizers whose results need no check."""
+
+
+def rate_of(optimizer: Optimizer | None, round: int) -> float | None:
+    """Return the optimizer's rate of a round, or None if it has none.
+
+    Raises:
+        RangeError: the rate is not a finite number > 0.
+        AlgorithmError: the method ``rate`` failed.
+    """
+    rate = getattr(optimizer, "rate", None)
+    if rate is None or type(optimizer) in OWN:
+        return rate and rate(round)
+    try:
+        found = rate(round)
+        value = None if found is None else float(found)
+    except Exception as error:
+        failed(optimizer, f"rate({round})", error)
+    if value is None or in_interval(value, POSITIVE):
+        return value
+    raise RangeError(f"{name_of(optimizer)}: rate({round}) must be {describe_interval(POSITIVE)}, got {value}")
+
+
+def started(optimizer: Optimizer, n: int) -> Moments:
+    """Return the moments before the first round; raise AlgorithmError unless they are float32[n] and finite."""
+    if type(optimizer) in OWN:
+        return optimizer.start(n)
+    try:
+        moments = tuple(optimizer.start(n))
+    except Exception as error:
+        failed(optimizer, "start", error)
+    for moment in moments:
+        if getattr(moment, "dtype", None) != np.float32 or moment.shape != (n,) or not kernels.all_finite([moment])[0]:
+            must = f"a tuple of float32[{n}] of finite numbers, one for each moment"
+            raise AlgorithmError(f"{name_of(optimizer)}: start must return {must}, got {short_repr(moments)}")
+    return moments
+
+
+def turn(
+    optimizer: Optimizer, v: F32, moments: Moments, x: F32, *, gamma: float, moments_out: Moments, x_out: F32
+) -> float:
+    """Let the optimizer write x' and the next moments; return |x'|^2, not finite if a number of them is not finite.
+
+    The inputs of a user's optimizer are read-only, and its results are measured in one pass. Raise AlgorithmError if it
+    fails.
+    """
+    if type(optimizer) in OWN:
+        return float(optimizer.turn(v, moments, x, gamma=gamma, moments_out=moments_out, x_out=x_out))  # type: ignore[arg-type]
+    for moment in moments_out:
+        kernels.combine([v], [math.nan], moment)  # what it does not write is found
+    v, x, moments = memory.read_only(v), memory.read_only(x), tuple(map(memory.read_only, moments))
+    try:
+        optimizer.turn(v, moments, x, gamma=gamma, moments_out=moments_out, x_out=x_out)
+    except Exception as error:
+        failed(optimizer, "turn", error)
+    return float(kernels.squared_norms([x_out, *moments_out]).sum())
 
 
 REGISTRY: Registry[Callable[..., Optimizer]] = Registry(

@@ -12,7 +12,15 @@ from typing import Any, ClassVar, Protocol, Self, SupportsFloat
 
 from fedcore.arrays import ieee
 from fedcore.errors import RangeError
-from fedcore.validation import Registry, check_integer, check_number, describe_interval, in_interval
+from fedcore.validation import (
+    Registry,
+    check_integer,
+    check_number,
+    describe_interval,
+    failed,
+    in_interval,
+    name_of,
+)
 
 POSITIVE = "(0, inf)"
 
@@ -361,7 +369,11 @@ def rate_at(rate: Rate, round: int) -> float:
 
 @ieee
 def _checked_at(rate: Rate, round: int) -> float:
-    return _check_positive(float(rate(round)), f"round {round}")
+    try:
+        value = float(rate(round))
+    except Exception as error:
+        failed(rate, f"the rate of round {round}", error)
+    return _check_positive(value, f"round {round}", rate)
 
 
 @dataclass(frozen=True)
@@ -374,12 +386,17 @@ class StepRates:
     @ieee
     def __call__(self, step: int) -> float:
         """Return the rate of a step."""
-        return _check_positive(float(self.rate.of_step(self.round, step)), f"step {step} of round {self.round}")
+        try:
+            value = float(self.rate.of_step(self.round, step))
+        except Exception as error:
+            failed(self.rate, f"of_step({self.round}, {step})", error)
+        return _check_positive(value, f"step {step} of round {self.round}", self.rate)
 
 
-def _check_positive(value: float, where: str) -> float:
+def _check_positive(value: float, where: str, rate: object) -> float:
     if not in_interval(value, POSITIVE):
-        raise RangeError(f"rate={value!r}: must be {describe_interval(POSITIVE)} in {where}")
+        must = f"must be {describe_interval(POSITIVE)} in {where}"
+        raise RangeError(f"rate={value!r}: {must}; correct {name_of(rate)}")
     return value
 
 

@@ -24,7 +24,7 @@ def add_arguments(top: Parser) -> None:
         nargs="+",
         type=expand_home,
         metavar="MODEL",
-        help="safetensors file, folder with a model (sharded or not), or torch file",
+        help="safetensors or .npz file, folder with a model (sharded or not), or torch file",
     )
     parser.add_argument("--weights", metavar="W,W,...", help="weights of the models, such as numbers of examples")
     parser.add_argument("--base", type=expand_home, metavar="MODEL", help="model from which the others were trained")

@@ -86,6 +86,7 @@ def _print(console: "Console", report: "Report", legend: str = "") -> None:
     summary, paper = report.summary, report.paper
     print_plain(console, [summary.title], "bold", soft_wrap=False)
     print_plain(console, [f"changed: {summary.changed}"] if summary.changed else [], "yellow", soft_wrap=False)
+    print_plain(console, [summary.inherited] if summary.inherited else [], "dim", soft_wrap=False)
     if legend or not report.has_accuracies:
         console.print(summary_for_terminal(summary))
     print_plain(console, [legend] if legend else [], "dim", soft_wrap=False)

@@ -3,7 +3,7 @@
 import math
 import re
 import sys
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,7 +37,7 @@ from fedcore.server.folder import (
 from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.files.inventory import INDEX
-from fedcore.store.inspect import give_up, look
+from fedcore.store.inspect import give_up, look, state_of
 from fedcore.validation import expand_home
 
 HELP = """
@@ -54,8 +54,9 @@ def add_arguments(top: Parser) -> None:
     for name, run in {"info": info, "verify": verify, "compact": compact, "undo": undo, "recover": recover}.items():
         parser = group.add_command(name, run)
         parser.add_argument("path", type=expand_home, metavar="PATH", help="folder of a store or a cluster")
-        if run in (info, verify):
+        if run in (info, verify, compact):
             _add_folders(parser, "--folders", "folders of the shards, if not next to the manifest")
+        if run in (info, verify):
             terminal.add_json(parser)
         if run is verify:
             about = "compute the result of the open round from its journal, without a commit"
@@ -64,6 +65,7 @@ def add_arguments(top: Parser) -> None:
             about = "exit with status 1 if the last commit is older than SECONDS"
             parser.add_argument("--max-age", type=terminal.whole_number(1), metavar="SECONDS", help=about)
         if run is compact:
+            terminal.add_imports(parser)
             about = "also erase all bytes of removed clients and replaced rows from the files"
             parser.add_argument("--erase", action="store_true", help=about)
     # The last parser of the loop is that of recover.
@@ -220,17 +222,33 @@ def _replayed(path: Path) -> tuple[dict[str, Any], list[str]]:
 def compact(options: Options) -> None:
     """Free unused disk space: move rows into free slots, and shorten the files.
 
-    No server may write to the store meanwhile. The command is one transaction: an
-    interrupt leaves the store unchanged.
+    No server may write to the store meanwhile. The command is one transaction of each store
+    in the folder: an interrupt leaves a store unchanged, or compacted.
+
+    With --erase the files no longer contain the ids and rows of removed clients, and
+    earlier rows and vectors.
     """
-    before = after = 0
-    journals = [options.path / JOURNAL] if (options.path / JOURNAL).exists() else []
-    for folder in (options.path, *group_folders(options.path), *journals):
+    terminal.load_imports(options.imports)
+    at = manifest_at(options.path)
+    shards = [] if at is None else [Path(one.folder or "") for one in at[1].shards(at[0].parent, options.folders)]
+    journal = (options.path if at is None else at[0].parent) / JOURNAL
+    journals = [journal] if journal.exists() else []
+    stores = [*(shards or [options.path, *group_folders(options.path)]), *journals]
+    before = sum(map(_bytes, stores))
+    if shards or (options.erase and isinstance(state_of(options.path), dict)):  # its state may have clients' ids
+        storage = Storage(folders=options.folders) if shards else Storage(medium="mmap")
+        with Server.load(options.path, storage=storage) as server:
+            server.compact(erase=options.erase)
+    for folder in journals if shards else stores:
         with ClientStore.open(folder) as opened:
-            before += opened.info().bytes
             opened.compact(erase=options.erase)
-            after += opened.info().bytes
+    after = sum(map(_bytes, stores))
     print(f"{terminal.bytes_text(before)} on disk before, {terminal.bytes_text(after)} now")
+
+
+def _bytes(folder: Path) -> int:
+    with ClientStore.open(folder, readonly=True) as opened:
+        return opened.info().bytes
 
 
 def undo(options: Options) -> None:
@@ -238,7 +256,7 @@ def undo(options: Options) -> None:
 
     A server's transaction is a round, arrival, departure or warm start. The model, the
     sums, the rows and the clients are restored, and Server.load continues from there. With
-    durability="checkpoint", all changes since the previous checkpoint are one transaction.
+    durability="checkpoint", all changes since a checkpoint are one transaction.
     `fedcore store info PATH` shows the transaction and changes nothing.
 
     Only one transaction can be rolled back. No server may write to the store meanwhile;
@@ -247,11 +265,20 @@ def undo(options: Options) -> None:
     Example:
       fedcore store undo PATH
     """
-    with ClientStore.open(options.path, readonly=True) as opened:
-        _required(opened)  # check before opening for writing, which converts an older format
-    with ClientStore.open(options.path, keep_previous=True) as writing:
-        found = _required(writing)
-        writing.undo()
+    _require_unsharded("undo", options.path, "they keep their last change only to agree after a crash")
+    folders = [options.path, *group_folders(options.path)]
+    for folder in folders:
+        with ClientStore.open(folder, readonly=True) as opened:
+            _required(opened)  # check before opening for writing, which converts an older format
+    with ExitStack() as stack:
+        stores = [stack.enter_context(ClientStore.open(folder, keep_previous=True)) for folder in folders]
+        found = _required(stores[0])
+        if len(stores) > 1 and len({transactions(store) for store in stores}) > 1:
+            raise StoreError(
+                f"{options.path}: the last change is incomplete; load the server once, which rolls it back"
+            )
+        for store in stores:  # after an interrupt, the next load rolls back the others
+            store.undo()
     print(f"rolled back {found.transaction}; the store is at {found.before}")
 
 
@@ -265,6 +292,7 @@ def recover(options: Options) -> None:
     Example:
       fedcore store recover PATH --accept-loss
     """
+    _require_unsharded("recover", options.path, "run it on the folder of each shard")
     found = look(options.path)
     round = "no round yet" if found.round is None else f"round {found.round}"
     print(f"the last complete commit is {found.commit} ({round})")
@@ -299,6 +327,7 @@ def export(options: Options) -> None:
     The second example is an interrupted trial. A complete trial has models if its run
     was started with --set evaluate.keep=N.
     """
+    _require_unsharded("export", options.path, "load it, and use write_model(server.tensors(), file)")
     file: Path = options.file
     form = form_of(file)
     model = read_model(options.path)
@@ -313,6 +342,11 @@ def export(options: Options) -> None:
     write_model(tensors, file)
     size = f"{len(tensors)} tensors, {terminal.bytes_text(file.stat().st_size)}"
     print(f"wrote {file}: the model after {model.round_number} rounds, {size}")
+
+
+def _require_unsharded(command: str, path: Path, instead: str) -> None:
+    if manifest_at(path) is not None:
+        raise StoreError(f"{path}: {command}: not supported with shards: {instead}")
 
 
 def remove_client(options: Options) -> None:
@@ -331,9 +365,10 @@ def remove_client(options: Options) -> None:
     """
     terminal.load_imports(options.imports)
     with Server.load(options.path, storage=Storage(medium="mmap")) as server:
-        client: int | str = options.client
-        if re.fullmatch(r"[0-9]{1,20}", options.client) and int(options.client) in server.clients:
-            client = int(options.client)
+        client: Any = options.client
+        known = server.clients
+        if re.fullmatch(r"[0-9]{1,20}", client) and (int(client) in known or client not in known):
+            client = int(client)
         server.remove_client(client, from_objective=not options.keep_in_objective, erase=options.erase)
         left, audited = len(server.clients), server._settings.audit
     print(f"{client!r} removed after round {server.round_number}; {left:,} clients remain")

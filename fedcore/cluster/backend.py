@@ -26,9 +26,10 @@ from fedcore.model import Layout
 from fedcore.options import Callback, Compute, Settings, Storage, checked_objects
 from fedcore.runtime import resolve_own_links
 from fedcore.server.broadcast import SentVectors
+from fedcore.server.folder import JOURNAL, Journal
 from fedcore.server.report import Report, tell
 from fedcore.server.round import LOGGER, SECOND, Round, one_call
-from fedcore.server.server import require_named_rates
+from fedcore.server.server import require_named_rates, require_saved
 from fedcore.server.state import NewClients
 from fedcore.server.step import Sizes
 from fedcore.server.update import (
@@ -44,6 +45,7 @@ from fedcore.server.update import (
 )
 from fedcore.server.validation import never_negative, read_control
 from fedcore.store import ClientStore
+from fedcore.store.files.folder import remove
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import absolute
 
@@ -539,7 +541,9 @@ class ShardedBackend:
 
     def compact(self, erase: bool) -> None:
         """See ``Server.compact``."""
-        self.coordinator.call("compact", erase)
+        if erase and self._first("names_removed"):
+            self.coordinator.change("forget_removed")
+        self.coordinator.call("compact_store", erase)
 
     def close(self) -> None:
         """Close the shards."""
@@ -565,21 +569,21 @@ def new_backend(
         raise RangeError("folders: give path= as well, the folder for the manifest")
     if clients is None:
         raise RangeError("clients: must be given, as a count or the ids")
-    ranges = ranges_of(layout, compute.shards)
+    ranges = ranges_of(layout, compute.shards or 1)
     x, is_new = _flat(model, layout)
-    settings = replace(settings, nonnegative=never_negative(layout, x, settings.limits.signed_buffers))
+    settings = replace(settings, started_nonnegative=never_negative(layout, x))
     home = None if storage.path is None else Path(storage.path)
     named = None if home is None else folders.folders_of([f"shard-{k}" for k in range(len(ranges))], storage.folders)
-    manifest = Manifest(uuid4().hex, layout, ranges, named)
+    manifest = Manifest(uuid4().hex if home is None else folders.prepare(home), layout, ranges, named)
     if home is not None:
-        folders.prepare(home)
+        folders.write_intent(home, new=manifest, old=None)  # a creation that follows a kill replaces these shards
     listed = clients if isinstance(clients, int) else list(clients)
     again = checked_objects(settings.algorithm, settings.lr, settings.server_lr, settings.optimizer)
     placement = LocalThreads() if compute.executor is None else compute.executor
     check = partial(manifest.require_current, (home or Path()) / NAME)
     infos = manifest.shards(home, storage.folders)
     backend = ShardedBackend(
-        settings, manifest, home, Coordinator(placement, infos, storage.durability or "round", again, check)
+        settings, manifest, home, Coordinator(placement, infos, storage.durability_of_parts, again, check)
     )
     counters = layout.read_counters(model)
     each = [
@@ -590,10 +594,14 @@ def new_backend(
         )
         for k, span in enumerate(ranges)
     ]
-    backend.coordinator.make(listed, sizes, storage.codec, storage.durability or "round", is_new, each=each)
+    backend.coordinator.make(listed, sizes, storage.codec or "f32", storage.durability_of_parts, is_new, each=each)
     try:
         if home is not None:
+            remove(home / JOURNAL)
+            if storage.journal:  # before the manifest, so that a load finds it
+                Journal(home / JOURNAL, settings).close()
             manifest.write(home / NAME)
+            (home / folders.INTENT).unlink()
         backend.read_registry()
     except BaseException:
         backend.close()
@@ -615,7 +623,7 @@ def saved_backend(
             "medium='ram': not supported with shards, which always continue in their folders; leave it out"
         )
     manifest = Manifest.read(file)
-    if compute.shards not in (1, len(manifest.ranges)):
+    if compute.shards not in (None, len(manifest.ranges)):
         raise RangeError(
             f"shards={compute.shards}: the server has {len(manifest.ranges)} shards; leave it out, or change the "
             "number with fedcore.cluster.reshard"
@@ -623,16 +631,14 @@ def saved_backend(
     infos = manifest.shards(file.parent, storage.folders)
     placement = LocalThreads() if compute.executor is None else compute.executor
     check = partial(manifest.require_current, file)
-    coordinator = Coordinator(placement, infos, storage.durability or "round", given, check)
+    coordinator = Coordinator(placement, infos, storage.durability_of_parts, given, check)
     coordinator.open()
     try:
         assert coordinator.settings is not None
+        require_saved("codec", coordinator.settings["codec"], storage.codec)
         saved = coordinator.settings | {"layout": manifest.layout.to_state()}
         settings = Settings.from_state(saved, given, compute)
-        if compute.diagnostics not in (None, saved.get("diagnostics")):
-            raise RangeError(
-                f"diagnostics={compute.diagnostics}: the server was saved with a different value; leave it out"
-            )
+        require_saved("diagnostics", saved.get("diagnostics"), compute.diagnostics)
         require_shardable(settings)
         backend = ShardedBackend(settings, manifest, file.parent, coordinator)
         backend.read_registry()
@@ -647,9 +653,9 @@ def _require_supported(storage: Storage, compute: Compute) -> None:
         ("medium", storage.medium == "cuda", "shards run on CPUs"),
         ("device", compute.device not in (None, CPU), "shards run on CPUs"),
         ("cached_rows", storage.cached_rows is not None, "shards run on CPUs"),
-        ("keep_previous", bool(storage.keep_previous), "each shard always keeps its previous transaction"),
+        ("keep_previous", storage.keep_previous is not None, "each shard always keeps its previous transaction"),
         ("resident", storage.resident is not None, "each shard has its own memory"),
-        ("audit", storage.audit, "each shard has only slices of the vectors"),
+        ("audit", bool(storage.audit), "each shard has only slices of the vectors"),
     ):
         if is_given:
             raise RangeError(f"{name}: not supported with shards: {reason}; leave it out")

@@ -21,14 +21,24 @@ from fedcore.rules import ClaimWindows
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Result, UpdateBatch
 from fedcore.server.broadcast import SentVectors, WholeVectors
-from fedcore.server.folder import GROUPS, checkpoint_errors, go_back, group_folders, server_state, transactions
+from fedcore.server.folder import checkpoint_errors, go_back, group_folders, server_state, transactions
 from fedcore.server.report import UNASKED, Diagnosis, Report, report_of, staleness
-from fedcore.server.server import first_state, new_rows, require_clients, require_finite, resumed_state, saved_rows
+from fedcore.server.server import (
+    create_folder,
+    first_snapshot,
+    new_rows,
+    opened_rows,
+    require_clients,
+    require_finite,
+    resumed_state,
+    saved_rows,
+)
 from fedcore.server.state import AwaitedClients, NewClients, Newcomers, State
 from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot, vectors_of
 from fedcore.server.update import Kind, Update, as_sent, as_vector, in_float32, raises_fedcore_errors
 from fedcore.server.validation import UpdateReader, Weighing, never_negative
 from fedcore.store import ClientStore
+from fedcore.store.files.inventory import GROUPS
 from fedcore.store.inspect import state_of
 from fedcore.store.registry import ClientId
 from fedcore.validation import absolute
@@ -270,7 +280,8 @@ class GroupedState(State):
     def abandon(self) -> None:
         """See ``State``."""
         self._steps, self._new_sets = [], {}
-        super().abandon()
+        self.newcomers.forget()
+        self.store.discard()
         for group in self.groups.values():
             group.abandon()
 
@@ -365,6 +376,10 @@ class GroupedState(State):
         own = partial(super().remove_client, client, from_objective)
         self._commit(own, [partial(remove, group) for group in self.groups.values()])
 
+    def forget_removed(self) -> None:
+        """See ``State``."""
+        self._commit(super().forget_removed, [group.forget_removed for group in self.groups.values()])
+
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """Raise RangeError: a client's groups are not known before its first update."""
         raise RangeError("warm_start: not supported with partial updates; start without it")
@@ -451,18 +466,23 @@ class GroupedState(State):
             state.newcomers.forget()
 
     def save(self, path: Any) -> None:
-        """Write a copy of the main store, and then of each group. The folder must be new or empty."""
-        super().save(path)
-        for i, group in enumerate(self.groups.values()):
-            group.save(absolute(path) / GROUPS / str(i))
+        """See ``Server.save``; the groups' copies are in the main store's folder before that is in its place."""
+
+        def parts(folder: Path) -> None:
+            for i, group in enumerate(self.groups.values()):
+                group.save(folder / GROUPS / str(i))
+
+        now = self.snapshot
+        self.store.save(path, vectors=self._vectors(now), state=self.to_state(now), parts=parts)
 
     def checkpoint(self) -> None:
         """See ``Server.checkpoint``."""
         for state in self._states:
             state.store.checkpoint()
 
-    def compact(self, erase: bool) -> None:
-        """See ``Server.compact``."""
+    def compact_store(self, erase: bool) -> None:
+        """See ``State``."""
+        self.abandon()
         for state in self._states:
             state.store.compact(erase=erase)
 
@@ -489,7 +509,7 @@ def new_backend(
     given: ClientStore | None,
 ) -> GroupedState:
     """Return the backend of a new server with partial updates. For arguments see ``Server``."""
-    layout, limits = settings.layout, settings.limits
+    layout = settings.layout
     _require_supported(settings.algorithm, storage, compute)
     if given is not None:
         raise RangeError("storage: a ClientStore is not supported with partial updates; pass Storage(path=...)")
@@ -499,31 +519,39 @@ def new_backend(
     x, counters = layout.flatten(model, empty(layout.n)), layout.read_counters(model)
     require_finite(x, layout)
     with ExitStack() as stack:
-        main = replace(storage if storage.path is None else _options_at(storage, ""), codec="f32")
-        rows = stack.enter_context(new_rows(None, main, listed, len(layout.groups)))
+        rows = stack.enter_context(new_rows(None, replace(storage, codec="f32"), listed, len(layout.groups)))
         require_clients(rows, listed)
-        groups = {}
-        for i, (name, own) in enumerate(layout.of_groups.items()):
+        firsts: dict[str, tuple[Settings, Snapshot, ClientStore]] = {}
+        for name, own in layout.of_groups.items():
             if not own.n_parameters:
                 raise ShapeError(f"partial[{name!r}]: its tensors have no parameters; add some to the group")
             part = layout.cut(x, name)
             freeze(part)
-            of_group = replace(settings, layout=own, nonnegative=never_negative(own, part, limits.signed_buffers))
-            options = storage if storage.path is None else _options_at(storage, f"{GROUPS}/{i}")
-            store = stack.enter_context(new_rows(None, options, listed, own.n_parameters))
+            of_group = replace(settings, layout=own, started_nonnegative=never_negative(own, part))
+            store = stack.enter_context(new_rows(None, storage, listed, own.n_parameters))
             own_counters = {piece.name: counters[piece.name] for piece in own.outside}
-            groups[name] = first_state(of_group, part, own_counters, sizes, store)
+            firsts[name] = of_group, first_snapshot(of_group, part, own_counters, sizes, store), store
         population = Population.of(sizes, rows.registry, needed=settings.algorithm.needs_shares)
         snapshot = Snapshot(NOTHING, NOTHING, NOTHING, None, (), {}, population)
-        state = GroupedState(settings, snapshot, rows, groups)
-        state.keep(snapshot, 0)
-    return state
+        if storage.path is not None:
+            home = absolute(storage.path)
+
+            def parts(folder: Path) -> None:
+                for i, first in enumerate(firsts.values()):
+                    create_folder(_options_at(folder / GROUPS / str(i), storage), *first)
+
+            create_folder(_options_at(home, storage), settings, snapshot, rows, parts)
+            rows = stack.enter_context(opened_rows(_options_at(home, storage), settings))
+            for i, (name, (of_group, first, _)) in enumerate(firsts.items()):
+                options = _options_at(home / GROUPS / str(i), storage)
+                firsts[name] = of_group, first, stack.enter_context(opened_rows(options, of_group))
+        groups = {name: State(*first) for name, first in firsts.items()}
+        return GroupedState(settings, snapshot, rows, groups)
 
 
-def _options_at(storage: Storage, folder: str) -> Storage:
+def _options_at(path: Path | None, storage: Storage) -> Storage:
     """Return the storage in a folder of the server's; it keeps the last transaction, to undo it after a crash."""
-    path = None if storage.path is None else Path(storage.path) / folder
-    return replace(storage, path=path, keep_previous=True)
+    return replace(storage, path=path, keep_previous=True, durability=storage.durability_of_parts)
 
 
 def saved_backend(
@@ -534,27 +562,31 @@ def saved_backend(
     For arguments and errors see ``Server.load``.
     """
     _require_supported(None, storage, compute)
-    with ExitStack() as stack, checkpoint_errors(path):
-        if (storage.medium or server_state(path, state_of(path))["medium"]) == "mmap":
-            storage = _options_at(storage, "")
-        rows, saved, _ = stack.enter_context(saved_rows(path, storage, compute))
-        settings = Settings.from_state(saved["settings"], given, compute)
-        folders = dict(zip(settings.layout.groups, group_folders(path), strict=True))
+    with ExitStack() as stack:
+        with checkpoint_errors(path):
+            if (storage.medium or server_state(path, state_of(path))["medium"]) == "mmap":
+                storage = _options_at(None, storage)
+        rows, saved, _ = stack.enter_context(saved_rows(path, replace(storage, codec=None), compute))
+        with checkpoint_errors(path):
+            layout = Settings.from_state(saved["settings"], given, compute).layout
+            folders = dict(zip(layout.groups, group_folders(path), strict=True))
         stores = {
             name: stack.enter_context(saved_rows(folder, storage, compute))[0] for name, folder in folders.items()
         }
-        _agree([rows, *stores.values()])
-        groups = {
-            name: resumed_state(store, server_state(folders[name], store.state), given, compute)
-            for name, store in stores.items()
-        }
-        saved = server_state(path, rows.state)
-        settings = Settings.from_state(saved["settings"], given, compute)
-        vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
-        snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
-        if any(group.round_number != snapshot.round_number for group in groups.values()):
-            raise CheckpointError(f"{path}: the groups are at different rounds; load a backup")
-        return GroupedState(settings, snapshot, rows, groups), saved["settings"]
+        with checkpoint_errors(path):
+            _agree([rows, *stores.values()])
+            groups = {}
+            for name, store in stores.items():
+                saved = server_state(folders[name], store.state)
+                own = Settings.from_state(saved["settings"], given, compute)
+                groups[name] = resumed_state(store, saved, own)
+            saved = server_state(path, rows.state)
+            settings = Settings.from_state(saved["settings"], given, compute)
+            vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
+            snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
+            if any(group.round_number != snapshot.round_number for group in groups.values()):
+                raise CheckpointError(f"{path}: the groups are at different rounds; load a backup")
+            return GroupedState(settings, snapshot, rows, groups), saved["settings"]
 
 
 def _agree(stores: Sequence[ClientStore]) -> None:
@@ -569,15 +601,16 @@ def _agree(stores: Sequence[ClientStore]) -> None:
 
 def _require_supported(algorithm: Algorithm | None, storage: Storage, compute: Compute) -> None:
     for name, is_given, reason in (
-        ("shards", compute.is_sharded, "a server has shards or groups"),
+        ("shards", (compute.shards or 1) > 1, "a server has shards or groups"),
+        ("executor", compute.executor is not None, "only shards have one"),
         ("folders", storage.folders is not None, "only shards have several folders"),
         ("device", compute.device not in (None, CPU), "groups are computed on the CPU"),
         ("medium", storage.medium == "cuda", "groups are computed on the CPU"),
         ("cached_rows", storage.cached_rows is not None, "groups are computed on the CPU"),
-        ("keep_previous", bool(storage.keep_previous), "each group always keeps its previous transaction"),
+        ("keep_previous", storage.keep_previous is not None, "each group always keeps its previous transaction"),
         ("resident", storage.resident is not None, "x of all groups is in memory"),
         ("journal", bool(storage.journal), "it holds whole updates"),
-        ("audit", storage.audit, "its documents have digests of whole models"),
+        ("audit", bool(storage.audit), "its documents have digests of whole models"),
         (
             "algorithm",
             algorithm is not None and algorithm.second_vector is not None,

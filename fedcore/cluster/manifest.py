@@ -256,13 +256,18 @@ def folders_of(names: Sequence[str], folders: Sequence[str | os.PathLike[str]] |
     return tuple(os.path.realpath(expand_home(folder)) for folder in folders)
 
 
-def prepare(home: Path) -> None:
-    """Create a manifest's folder for a new server."""
+def prepare(home: Path) -> str:
+    """Create a manifest's folder for a new server. Return the cluster's id: that of a killed creation, or a new one."""
     if (home / NAME).exists():
         raise StoreError(f"{home / NAME}: a server in shards already exists here; resume it with Server.load")
     make_folder(home)
     with disk.explained("creating a cluster", home):
         disk.sync_path(home.parent)
+        if os.path.lexists(home / INTENT):
+            require_own_file(home / INTENT)
+            with suppress(LookupError, TypeError, ValueError):
+                return str(json.loads((home / INTENT).read_text())["made"]["cluster"])
+    return uuid4().hex
 
 
 def make_folder(home: Path) -> None:

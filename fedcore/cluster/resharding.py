@@ -17,7 +17,7 @@ from fedcore.cluster.coordinator import common_transaction, shared_settings
 from fedcore.cluster.manifest import NAME, Manifest, Range, ShardInfo, clean_up, cut, ranges_of
 from fedcore.errors import CheckpointError, FedcoreError, RangeError, StoreError
 from fedcore.model import Layout
-from fedcore.options import Limits, limits_from_state, revive
+from fedcore.options import limits_from_state, revive
 from fedcore.rules import Chain
 from fedcore.server.folder import JOURNAL, checkpoint_errors, go_back, server_state, transactions
 from fedcore.server.step import OF_MODEL
@@ -143,7 +143,7 @@ class _Shards:
     Attributes:
         layout: the layout of the whole model.
         ranges, rows: the range and the store of each shard.
-        nonnegative: the float buffers that an update must not make negative.
+        nonnegative: the float buffers that started non-negative.
     """
 
     layout: Layout
@@ -232,6 +232,6 @@ def _open_server(folder: Path, opened: ExitStack) -> _Shards:
         known["policy"] = SimpleNamespace(buffer=settings.get("policy", {}).get("buffer"))
         x = rows.vector("x")
         assert x is not None
-        nonnegative = settings.get("nonnegative", never_negative(layout, x, Limits().signed_buffers))
+        nonnegative = settings.get("nonnegative", never_negative(layout, x))
     require_shardable(SimpleNamespace(**known, audit=settings.get("audit", False)))
     return _Shards(layout, [Range(0, layout.n, layout.n_parameters)], [rows], nonnegative)

@@ -21,7 +21,7 @@ from fedcore.arrays import F32, F64, copied, freeze
 from fedcore.cluster.manifest import BLOCK, ShardInfo, delete_shard, shard_in
 from fedcore.errors import ArrayError, FedcoreError, LockedError, StoreError
 from fedcore.kernels.robust import symmetric
-from fedcore.options import Settings
+from fedcore.options import Settings, Storage
 from fedcore.server.aggregation import Counters, Reducer, Squares
 from fedcore.server.folder import Transactions, checkpoint_errors, go_back, transactions
 from fedcore.server.report import Report
@@ -37,7 +37,7 @@ from fedcore.store.files.inventory import INDEX, is_own_folder
 from fedcore.store.files.locks import WriterLock
 from fedcore.store.registry import ClientId
 
-CHANGES = frozenset({"add_clients", "update_clients", "remove_client", "change"})
+CHANGES = frozenset({"add_clients", "update_clients", "remove_client", "change", "forget_removed"})
 """Methods of ``State`` that are a transaction. The shard discards an unfinished round before them."""
 
 
@@ -297,16 +297,14 @@ class Shard:
         x = x if is_new else copied(x)
         require_finite(x, settings.layout)
         freeze(x)
-        in_folder: dict[str, Any] = {}
+        rows = ClientStore(clients, p, codec=codec)
+        require_clients(rows, clients)
+        storage = Storage()
         if folder is not None:
-            in_folder = {"medium": "mmap", "path": folder, "durability": durability, "keep_previous": True}
-        self._rows = ClientStore(clients, p, codec=codec, **in_folder)
-        try:
-            require_clients(self._rows, clients)
-            self._state = first_state(settings, x, counters, client_sizes, self._rows, self._reducer)
-        except BaseException:
-            self.unmake()
-            raise
+            delete_shard(self.info.cluster, folder, self.info.shard)  # of a creation that was killed
+            storage = Storage(folder, durability=durability, keep_previous=True)
+        self._state = first_state(settings, x, counters, client_sizes, rows, self._reducer, storage)
+        self._rows = self._state.store
 
     def unmake(self) -> None:
         """Delete the result of ``make`` because another shard could not be created."""
@@ -335,8 +333,9 @@ class Shard:
         assert folder is not None
         saved = self.info.require(self._rows.state)
         with checkpoint_errors(folder):
-            self._state = resumed_state(self._rows, saved, given, reducer=self._reducer)
-        return dict(saved["settings"])
+            settings = Settings.from_state(saved["settings"], given)
+            self._state = resumed_state(self._rows, saved, settings, self._reducer)
+        return {**saved["settings"], "codec": self._rows.codec}
 
     def shard_state(self) -> ShardState:
         """Return the numbers that are the same in all shards."""
@@ -387,6 +386,10 @@ class Shard:
         if self._round is not None:
             self._round.abort()
             self._round = None
+
+    def names_removed(self) -> bool:
+        """See ``State``."""
+        return self._state.names_removed
 
     def warm_start(self, clients: list[ClientId], digests: Sequence[str | None], *gradients: Any) -> None:
         """Warm-start with slices of gradients and their digests; see ``Server.warm_start``."""
@@ -449,7 +452,8 @@ class Shard:
 def settings_of_shard(settings: Settings, layout: Any) -> Settings:
     """Return the server's settings with a shard's layout."""
     names = set(layout.names)
-    return replace(settings, layout=layout, nonnegative=tuple(name for name in settings.nonnegative if name in names))
+    own = tuple(name for name in settings.started_nonnegative if name in names)
+    return replace(settings, layout=layout, started_nonnegative=own)
 
 
 def concatenate(slices: Sequence[Any]) -> Any:

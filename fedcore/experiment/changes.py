@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 NO_RESULT = (
-    *("name", "title", "description", "source", "note", "pictures", "changes"),
+    *("name", "title", "description", "source", "note", "pictures", "changes", "inherited"),
     *("threads", "together", "device", "server_device"),
 )
 """Keys that affect at most the rounding of results."""
@@ -83,6 +83,36 @@ def at_point(changed: Iterable[Change], experiment: Tables, point: Tables) -> Ch
 def text_of(changed: Iterable[Change]) -> str:
     """Return changes as text, such as ``participation.p 0.1 -> 0.3``, without those of a grid, which points list."""
     return ", ".join(dict.fromkeys(str(change) for change in changed if not change.key.startswith(GRID)))
+
+
+def value_at(tables: Tables, key: str) -> Any:
+    """Return the value at a dotted key, the labels of algorithms, and the number of a constant rate.
+
+    >>> value_at({"local": {"batch": 4}, "grid": {"rate.lr": [0.1]}}, "grid.rate.lr")
+    [0.1]
+    """
+    if key in tables:
+        value = number_of(tables[key])
+        return [method["label"] for method in value] if key == "algorithms" else value
+    first, _, rest = key.partition(".")
+    below = tables.get(first)
+    return value_at(below, rest) if rest and isinstance(below, Mapping) else None
+
+
+def inherited_text(tables: Tables) -> str:
+    """Return what a configuration has from the preset that its file extends, such as ``from quickstart: rounds = 9``.
+
+    A value that was changed since, as in an extended run, is left out. The name of a table stands for the table.
+    """
+    lists = {
+        preset: [
+            f"{key.removesuffix('.name')} = {_written(value)}"
+            for key, value in values.items()
+            if value is not None and value == value_at(tables, key)
+        ]
+        for preset, values in tables.get("inherited", {}).items()
+    }
+    return "; ".join(f"from {preset}: {', '.join(values)}" for preset, values in lists.items() if values)
 
 
 def incomparable(changed: Iterable[Change]) -> Changes:

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import blake2b
@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from fedcore import algorithms
 from fedcore.errors import ConfigError, FedcoreError, UnknownNameError
-from fedcore.experiment.changes import Changes, at_point, changes, combined
+from fedcore.experiment.changes import NO_RESULT, Changes, at_point, changes, combined, value_at
 from fedcore.experiment.schema import Experiment, Method, Trial, unknown_key
 from fedcore.simulation import data
 from fedcore.simulation.data import Dataset
@@ -45,22 +45,19 @@ WARM_START = "warm_start"
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tables:
     """Return the tables merged; values of ``above`` override those of ``below``.
 
-    Tables are merged recursively. But if the two have different ``name`` entries, the one above replaces the one below,
-    since options belong to the name.
+    Tables are merged recursively. But a table with a ``name`` replaces the one below, since options belong to the name.
 
     >>> merged({"rounds": 9, "local": {"batch": 4, "steps": 2}}, {"local": {"steps": 3}})
     {'rounds': 9, 'local': {'batch': 4, 'steps': 3}}
-    >>> merged({"model": {"name": "mlp", "hidden": [8]}}, {"model": {"name": "lenet"}})
-    {'model': {'name': 'lenet'}}
+    >>> merged({"model": {"name": "mlp", "hidden": [8]}}, {"model": {"name": "mlp"}})
+    {'model': {'name': 'mlp'}}
     """
     result = dict(below)
     for key, value in above.items():
         under = result.get(key)
-        if isinstance(under, Mapping) and isinstance(value, Mapping):
-            renamed = "name" in value and value["name"] != under.get("name")
-            result[key] = dict(value) if renamed else merged(under, value)
-        else:
-            result[key] = value
+        if isinstance(under, Mapping) and isinstance(value, Mapping) and "name" not in value:
+            value = merged(under, value)
+        result[key] = value
     return result
 
 
@@ -265,11 +262,13 @@ def load_preset(
     where = str(name_or_path)
     if scale not in SCALES:
         raise UnknownNameError.of("scale", scale, SCALES)
+    base, titled, of_file = "", where, Tables()
     if where.endswith((".toml", ".json")):
         of_file = _read_file(expand_home(where))
-        whole, titled = on_base(of_file), of_file.get("base", "") if "title" not in of_file else ""
+        base = of_file.get("base", "")
+        whole, titled = on_base(of_file), "" if "title" in of_file else base
     else:
-        whole, titled = read(where), where
+        whole = read(where)
     tables = at_scale(copy.deepcopy(whole), scale)
     if tables is None:
         raise ConfigError(f"{where}: has no table 'quick' with the changes of the quick scale; use scale='full'")
@@ -278,17 +277,22 @@ def load_preset(
     tables.setdefault("name", name.name if name.is_absolute() or ".." in name.parts else name.as_posix())
     for override in overrides.items() if isinstance(overrides, Mapping) else overrides:
         _apply(tables, override)
+    keys = [key.partition("=")[0].strip() for key in (*overrides, *_table(tables, "grid"))]
     if where.endswith(".toml"):
         _find_modules_beside(Path(where), tables)
+    inherited = _inherited(tables, of_file, read(base), scale, keys) if base else ()
     if (clients := _natural_clients(where, tables)) is not None:
         for each in (tables, whole):
             each["partition"] = {"name": "natural", "clients": clients}
-    changed = {re.split(r"[.=]", key.strip())[0].strip() for key in (*overrides, *_table(tables, "grid"))}
-    if changed & FAMILY_TABLES:  # the experiment no longer has its preset's place in the family
+    if {key.split(".")[0] for key in keys} & FAMILY_TABLES:  # it no longer has its preset's place in the family
         _table(tables, "pictures").pop("varied", None)
     try:
         experiment = Experiment.model_validate(tables | {"changes": ()})
-        return experiment.model_copy(update={"changes": _changes(experiment, whole, titled)})
+        update: Tables = {"changes": _changes(experiment, whole, titled)}
+        if base:
+            resolved = experiment.tables()
+            update["inherited"] = {base: {key: value_at(resolved, key) for key in inherited}}
+        return experiment.model_copy(update=update)
     except ValidationError as error:
         raise config_error(where, error) from None
 
@@ -365,6 +369,24 @@ def _as_table(value: Any) -> Tables:
 
 def _table(tables: Tables, name: str) -> Tables:
     return _as_table(tables.get(name))
+
+
+def _inherited(tables: Tables, of_file: Tables, base: Tables, scale: str, changed: Iterable[str]) -> list[str]:
+    """Return the keys of ``tables`` that have their values from the file's base; ``changed`` are the overrides."""
+    own = set(_keys(of_file))
+    if scale == QUICK:
+        own = own - set(_keys(_table(base, QUICK))) | set(_keys(_table(of_file, QUICK)))
+    prefixes = tuple(f"{key}." for key in changed)
+    return [key for key in _keys(tables) if key not in own and not f"{key}.".startswith(prefixes)]
+
+
+def _keys(tables: Tables, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted key of each value on which results depend."""
+    for key, value in tables.items():
+        if isinstance(value, dict) and value and (prefix or key != QUICK):
+            yield from _keys(value, f"{prefix}{key}.")
+        elif prefix or key not in (*NO_RESULT, "base"):
+            yield prefix + key
 
 
 def _changes(experiment: Experiment, whole: Tables, titled: str) -> Changes:

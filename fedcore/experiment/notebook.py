@@ -80,12 +80,13 @@ class Run:
         from fedcore.reports.statistics import summarise
 
         records, config = read_run(self.folder)
-        return summarise(records, text_of(config.changes), [config.note] if config.note else [])
+        notes = [config.note] if config.note else []
+        return summarise(records, text_of(config.changes), notes, config.inherited)
 
     def _lines(self) -> list[str]:
         """Return the lines around the table."""
         summary = self._summary
-        changed = [f"changed: {summary.changed}"] if summary.changed else []
+        changed = [*([f"changed: {summary.changed}"] if summary.changed else []), *filter(None, [summary.inherited])]
         failed = [f"{event.trial.name}: failed: {event.error}" for event in self.failed]
         return [*changed, *(f"note: {note}" for note in summary.notes), *failed, str(self.folder)]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BUILD = "build.json"
 EXTENSIBLE = {"rounds", "seeds", "algorithms"}
 """The keys whose values may grow when a run is resumed."""
-FREE = {"grid", "pictures", "report", "changes", "device", "server_device"}
+FREE = {"grid", "pictures", "report", "changes", "inherited", "device", "server_device"}
 """The keys that may change, since results do not depend on them; ``check_device`` checks devices."""
 _NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """The errors of a file system that cannot lock folders, such as NFS."""

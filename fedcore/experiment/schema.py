@@ -804,6 +804,7 @@ class Experiment(Section):
         grid: the values that a sweep tries (``experiment.config.points``); a run ignores it.
         note: a text that reports show below the table.
         changes: the differences from the preset with the same title (set by ``load_preset``).
+        inherited: the values that a file has from its ``base``, by preset and key (set by ``load_preset``).
     """
 
     name: Line = ""
@@ -835,6 +836,7 @@ class Experiment(Section):
     grid: Mapping[str, list[Any]] = Field(default_factory=dict)
     note: Line = ""
     changes: tuple[Change, ...] = Field(default=(), strict=False)
+    inherited: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _methods_fit(self) -> Self:

@@ -33,7 +33,7 @@ from fedcore.arrays import (
 from fedcore.errors import ArrayError, FedcoreError, RangeError, ShapeError, UnknownClientError
 from fedcore.kernels import Codes
 from fedcore.kernels.robust import GramSum
-from fedcore.model.files import open_model
+from fedcore.model.files import open_model, require_equal_adapters
 from fedcore.model.layout import (
     BUFFERS,
     Kind,
@@ -88,9 +88,11 @@ def aggregate(
     Args:
         models: k models with the same names and shapes: a sequence, a mapping from client ids to models, or an
             iterator, from which each model is freed before the next one is taken. A model is in any form that
-            ``Layout.of`` accepts, or the path of safetensors files or of a torch file (.pt, .pth, .bin, .ckpt), or a
-            ``Safetensors``. Tensors are in CPU memory: float32, float64, float16, bfloat16, integers or bool. Float
-            tensors are cast to the first model's dtype. Read-only. A tensor that is not contiguous is copied first.
+            ``Layout.of`` accepts, or the path of safetensors files, of a torch file (.pt, .pth, .bin, .ckpt) or of a
+            .npz file, or a ``Safetensors``. A model may lack or repeat names of tied tensors; the average has the
+            first model's names. LoRA adapters in folders must have the same scale and targets. Tensors are in CPU
+            memory: float32, float64, float16, bfloat16, integers or bool. Float tensors are cast to the first model's
+            dtype. Read-only. A tensor that is not contiguous is copied first.
         weights: k finite numbers >= 0, not all zero, such as numbers of examples; or a mapping with the ids of
             ``models``. Default: equal weights.
         key: the key of the ``state_dict`` in torch files with several entries.
@@ -170,12 +172,12 @@ def _aggregated(given: list[Any], labels: list[Any], weights: Any, chain: Chain 
     is_plain = form.tree is None and isinstance(given[0], Mapping)
     models = given if is_plain else [*map(_named, labels, given)]
     plan = plan_of(labels[0], _named(labels[0], models[0]), hold=True)
-    outs, rows, finite = _average(models, given, labels, plan, shares)
+    outs, rows, finite = _average(models, labels, plan, shares)
     if not finite:
         masks = [name for name in outs if has_infinities(_named(labels[0], models[0])[name])]
         plan |= {name: plan[name]._replace(kind="constant") for name in masks}
         if masks:
-            outs, rows, finite = _average(models, given, labels, plan, shares)
+            outs, rows, finite = _average(models, labels, plan, shares)
     if not finite:
         for client, row in zip(labels, rows, strict=True):  # raises nothing if only a float64 sum overflows
             _require_finite(client, dict(zip(outs, row, strict=True)))
@@ -263,11 +265,13 @@ def _combined(combination: Combination, rows: Sequence[Any], form: TensorForm, o
 def _aggregated_files(given: list[Any], labels: list[Any], weights: Any, key: str | None, chain: Chain | None) -> Any:
     shares, models = shares_of(weights, len(given)), []
     labels = [f"{i} ({_path_of(one)})" if _is_file(one) else i for i, one in zip(labels, given, strict=True)]
+    require_equal_adapters({f"client {i}": one for i, one in zip(labels, given, strict=True) if _is_file(one)})
     for client, one in zip(labels, given, strict=True):
         models.append(open_model(one, key=key) if _is_file(one) else _named(client, one))
-    plan = plan_of(labels[0], models[0])
-    for client, model in zip(labels, models, strict=True):
-        check_model(client, model, plan)
+    plan, ties = plan_of(labels[0], models[0]), ties_of(models[0])
+    for i, client in enumerate(labels):
+        models[i] = matched(models[i], plan, ties)
+        check_model(client, models[i], plan)
     floats = {name: form for name, form in plan.items() if form.kind == "parameter"}
     outs, _ = _allocate_outs(floats)
     rows_of = [{name: _window_row(model[name], form) for name, form in floats.items()} for model in models]
@@ -350,7 +354,7 @@ class Sums:
     def __init__(self, first: Any, shares: npt.NDArray[np.float64] | None) -> None:
         self._shares, self._count, self._form = shares, 0, ResultForm.of(first)
         named = _named(0, first)
-        self._plan = plan_of(0, named)
+        self._plan, self._ties = plan_of(0, named), ties_of(named)
         for name, form in self._plan.items():
             if form.kind == "parameter" and has_infinities(named[name]):
                 self._plan[name] = form._replace(kind="constant")
@@ -362,7 +366,7 @@ class Sums:
     @ieee
     def add(self, model: Any) -> None:
         """Add a model to the sums."""
-        client, named = self._count, _named(self._count, model)
+        client, named = self._count, matched(_named(self._count, model), self._plan, self._ties)
         check_model(client, named, self._plan)
         if self._shares is not None and client == len(self._shares):
             raise ShapeError(f"weights: expected one number for each model, got {client} for more models")
@@ -411,8 +415,7 @@ def _round_into(out: Any, total: npt.NDArray[np.float64], kind: str) -> None:
 
 
 def _average(
-    models: Sequence[Any],
-    given: Sequence[Any],
+    models: list[Any],
     labels: Sequence[Any],
     plan: Mapping[str, TensorForm],
     shares: npt.NDArray[np.float64],
@@ -425,9 +428,9 @@ def _average(
         with suppress(FedcoreError):  # nothing was written; the code below copies tensors or reports the invalid one
             finite = _sum(rows, shares, outs, memory)
     if rows is None or finite is None:
-        rows = []
-        for client, one in zip(labels, given, strict=True):
-            model = _named(client, one)
+        rows, ties = [], ties_of(_named(labels[0], models[0]))
+        for i, client in enumerate(labels):
+            models[i] = model = matched(_named(client, models[i]), plan, ties)
             check_model(client, model, plan)
             rows.append([_row(f"client {client}, {name}", model[name], form) for name, form in floats.items()])
         finite = _sum(rows, shares, outs, memory)
@@ -454,6 +457,39 @@ def shares_of(weights: Any, k: int) -> npt.NDArray[np.float64]:
 
 def _named(client: Any, model: Any) -> Named:
     return named_tensors(model, f"client {client}")
+
+
+def _place(leaf: Any) -> Any:
+    """Return the place of a tensor's bytes, which tied tensors have in common; None if it cannot be tied."""
+    if isinstance(leaf, StoredTensor):
+        return leaf.place if leaf.size else None
+    with suppress(AttributeError, RuntimeError):  # no tensor of torch, or one without memory of its own
+        if address := leaf.data_ptr():
+            return address, leaf.stride(), leaf.shape, leaf.dtype
+    return None
+
+
+def ties_of(model: Named) -> dict[str, str]:
+    """Return the names that share their bytes with an earlier tensor of torch or of a file, and its name."""
+    places, first = {name: _place(leaf) for name, leaf in model.items()}, dict[Any, str]()
+    found = {name: first.setdefault(place, name) for name, place in places.items() if place is not None}
+    return {name: of for name, of in found.items() if of != name}
+
+
+def matched(model: Named, plan: Mapping[str, Any], ties: Mapping[str, str]) -> Named:
+    """Return a model with the names of the plan, as far as further names of tied tensors are missing or unexpected.
+
+    Args:
+        ties: the further names of tied tensors in the plan's model; see ``ties_of``.
+    """
+    if model.keys() == plan.keys():
+        return model
+    own, found = ties_of(model), {name: leaf for name, leaf in model.items() if name in plan}
+    tied = {own.get(name, name) for name in found}
+    unexpected = {name: leaf for name, leaf in model.items() if name not in plan and own.get(name, name) not in tied}
+    known = {ties.get(name, name): leaf for name, leaf in found.items()}
+    found |= {name: known[of] for name in plan if name not in found and (of := ties.get(name, name)) in known}
+    return found | unexpected
 
 
 def plan_of(client: Any, model: Named, *, hold: bool = False) -> dict[str, TensorForm]:

@@ -1,5 +1,6 @@
 """Model files in the formats of safetensors, torch and NumPy."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,19 @@ import numpy.typing as npt
 from fedcore.arrays import F32, Bfloat16Array, Library, dtype_name, library_of, spans
 from fedcore.errors import ArrayError, DtypeError, MissingDependencyError, StoreError, UnknownNameError
 from fedcore.model.layout import Layout, named_tensors
-from fedcore.model.safetensors import BYTES, WINDOW, Safetensors, StoredFile, StoredTensor, header_of
+from fedcore.model.safetensors import (
+    BYTES,
+    DIMENSIONS,
+    PIECE,
+    TORCH_SUFFIXES,
+    WINDOW,
+    Safetensors,
+    StoredFile,
+    StoredTensor,
+    header_of,
+    is_part,
+    read_json,
+)
 from fedcore.model.windows import cast
 from fedcore.runtime import draft_of, sync_folder
 from fedcore.validation import absolute, shorten
@@ -28,8 +41,6 @@ FORMS: dict[str, tuple[Library, ...]] = {
     ".npz": ("numpy",),
 }
 """File suffixes, and the libraries whose tensors each format can hold."""
-TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-"""The suffixes of files that are read by ``torch.load``."""
 
 
 def form_of(path: str | os.PathLike[str]) -> str:
@@ -71,30 +82,29 @@ def read_model(path: str | os.PathLike[str], *, key: str | None = None) -> dict[
         return dict(_load_torch(place, key, mmap=False))
     if key is not None:
         raise ArrayError(f"key={key!r}: {place.name} is not a torch file; leave out the key")
-    if suffix == ".npz":
-        try:
-            with np.load(place) as arrays:
-                return dict(arrays)
-        except (OSError, ValueError, EOFError) as error:
-            raise StoreError(f"{place}: cannot be read as .npz: {shorten(str(error))}") from None
-    return {name: np.asarray(tensor) for name, tensor in Safetensors(place).items()}
+    return {name: np.asarray(tensor) for name, tensor in open_model(place).items()}
 
 
 def open_model(path: Any, *, key: str | None = None) -> Mapping[str, Any]:
-    """Return a model's tensors as ``StoredTensor``: of safetensors files, or of a torch file.
+    """Return a model's tensors as ``StoredTensor``: of safetensors files, of a torch file, or of a .npz file.
 
-    Tensors of a torch file that are not contiguous are read into memory.
+    Tensors that are compressed, or not contiguous in C order, are read into memory.
 
     Args:
-        path: as for ``read_model``, except .npz; a ``Safetensors`` is returned unchanged.
-        key: as for ``read_model``; ignored for safetensors files.
+        path: as for ``read_model``; a ``Safetensors`` is returned unchanged.
+        key: as for ``read_model``; ignored for other files than those of torch.
+
+    Cost: reads headers; a .npz file as a whole, to check its checksums.
     """
     if isinstance(path, Safetensors):
         return path
     place = absolute(path)
-    if place.suffix.lower() not in TORCH_SUFFIXES or not place.is_file():
+    suffix = place.suffix.lower()
+    if suffix not in (*TORCH_SUFFIXES, ".npz") or not place.is_file():
         return Safetensors(place)
     file, fd = StoredFile.open(str(place))
+    if suffix == ".npz":
+        return _load_npz(file, fd)
     os.close(fd)
     named = _load_torch(place, key, mmap=True)
     mappings, found = _mappings_of(file), dict[str, Any]()
@@ -105,6 +115,35 @@ def open_model(path: Any, *, key: str | None = None) -> Mapping[str, Any]:
             found[name] = StoredTensor(name, file, kind, tuple(leaf.shape), (starts or [0])[0], "torch")
         else:
             found[name] = leaf.contiguous()
+    return found
+
+
+def _load_npz(file: StoredFile, fd: int) -> dict[str, Any]:
+    """Return the tensors of an open .npz file, and close it."""
+    found: dict[str, Any] = {}
+    try:
+        with os.fdopen(fd, "rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+            for info in arrays.zip.infolist():
+                name = info.filename.removesuffix(".npy")
+                with arrays.zip.open(info) as member:
+                    is_first = np.lib.format.read_magic(member) == (1, 0)
+                    read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+                    shape, is_fortran, dtype = read(member)
+                    start, size = member.tell(), math.prod(shape) * dtype.itemsize
+                    while member.read(PIECE):  # the end raises an error if the checksum is wrong
+                        pass
+                is_sound = all(type(side) is int and side >= 0 for side in shape) and len(shape) <= DIMENSIONS
+                is_sound &= math.prod(filter(None, shape)) < 2**62
+                if name in found or not is_sound or not (dtype.hasobject or start + size == info.file_size):
+                    raise ValueError(f"{name!r} occurs twice, or does not have the size of its header")
+                if info.compress_type or is_fortran or not dtype.isnative or dtype.name not in BYTES:
+                    found[name] = np.asarray(arrays[info.filename], dtype.newbyteorder("="), order="C")
+                else:
+                    lengths = np.frombuffer(os.pread(fd, 4, info.header_offset + 26), "<u2")  # of name and extra field
+                    start += info.header_offset + 30 + int(lengths.sum())
+                    found[name] = StoredTensor(name, file, dtype.name, shape, start)
+    except Exception as error:  # NumPy and zipfile raise errors of many classes for invalid files
+        raise StoreError(f"{file.path}: cannot be read as .npz: {shorten(str(error))}") from None
     return found
 
 
@@ -183,6 +222,9 @@ def write_model(tensors: Any, path: str | os.PathLike[str]) -> None:
 
 def _write(tensors: dict[str, Any], form: str, file: str) -> None:
     if form == ".npz":
+        for name, leaf in tensors.items():
+            if leaf.dtype.kind == "V":
+                raise DtypeError(f"{name}: a .npz file cannot hold {dtype_name(leaf)}; convert the tensor")
         with open(file, "wb") as opened:
             np.savez(opened, allow_pickle=False, **tensors)
     elif form == ".safetensors":
@@ -207,8 +249,10 @@ def write_flat(
     target = absolute(path)
     tensors = {piece.name: piece for piece in (*layout.slices, *layout.outside)}
     tensors |= {alias: tensors[name] for alias, name in layout.aliases.items()}
-    headers = () if base is None else base.headers
+    headers, stored = ((), {}) if base is None else (base.headers, base)  # which has personal and frozen tensors too
     files = {Path(header.file.path).name: (header.text, list(header.tensors)) for header in headers}
+    if base is not None and base.index is None and is_part(*files):
+        files = {"model.safetensors": files.popitem()[1]}
     if not files:
         order = sorted(tensors, key=lambda name: (-BYTES[tensors[name].dtype], name))
         text = header_of((name, tensors[name].dtype, tensors[name].shape) for name in order)
@@ -218,9 +262,13 @@ def write_flat(
             for file, (text, names) in files.items():
                 with open(folder / file, "wb") as opened:
                     opened.write(text)
-                    for piece in map(tensors.__getitem__, names):
-                        vector = x[piece.start : piece.stop] if piece in layout.slices else outside[piece.name]
-                        for part in _parts(vector.reshape(-1), piece.dtype):
+                    for name in names:
+                        if (piece := tensors.get(name)) is None:
+                            parts = _parts(stored[name], stored[name].kind)
+                        else:
+                            vector = x[piece.start : piece.stop] if piece in layout.slices else outside[piece.name]
+                            parts = _parts(vector.reshape(-1), piece.dtype)
+                        for part in parts:
                             opened.write(part.data)
                     opened.flush()
                     os.fsync(opened.fileno())
@@ -233,10 +281,11 @@ def write_flat(
         ) from error
 
 
-def _parts(vector: npt.NDArray[Any], kind: str) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield the bytes of a vector in another dtype, in windows."""
-    for span in spans(len(vector), 2 * vector.itemsize, WINDOW):
-        converted = cast(vector[span], kind)
+def _parts(vector: Any, kind: str) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield the bytes of a vector, or of a ``StoredTensor``, in another dtype, in windows."""
+    for span in spans(vector.size, 2 * vector.itemsize, WINDOW):
+        part = vector.read(span.start, span.stop) if isinstance(vector, StoredTensor) else vector[span]
+        converted = cast(part, kind)
         yield bytes_of(converted.codes if isinstance(converted, Bfloat16Array) else converted)
 
 
@@ -266,3 +315,45 @@ def bytes_of(leaf: Any) -> npt.NDArray[np.uint8]:
     array = np.ascontiguousarray(leaf)
     little = array if array.dtype.byteorder in "=|<" else array.astype(array.dtype.newbyteorder("<"))
     return little.reshape(-1).view(np.uint8)
+
+
+ADAPTER = "adapter_config.json"
+"""PEFT's file with the configuration of an adapter."""
+EFFECTIVE = (
+    *("peft_type", "r", "lora_alpha", "alpha", "use_rslora", "use_dora", "fan_in_fan_out", "target_modules"),
+    *("target_parameters", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform", "layers_pattern"),
+    *("scaling", "projection_prng_key", "random_loc_seed"),
+)
+"""The entries of an adapter's configuration on which the effect of its tensors depends."""
+
+
+def adapter_of(path: Any) -> tuple[dict[str, Any], bytes] | None:
+    """Return PEFT's configuration of an adapter in a folder, as content and bytes, or None."""
+    place = absolute(getattr(path, "path", path))
+    folder = place if place.is_dir() else place.parent if place.name.startswith("adapter_model") else None
+    config = None if folder is None else folder / ADAPTER
+    return None if config is None or not config.exists() else read_json(config)
+
+
+def require_equal_adapters(paths: Mapping[str, Any]) -> bytes | None:
+    """Raise ArrayError if adapters differ in more than their tensors, and return the first configuration.
+
+    Args:
+        paths: the models' paths by label.
+    """
+    first: dict[str, Any] = {}
+    of_first, text = "", None
+    for label, path in paths.items():
+        if (found := adapter_of(path)) is None:
+            continue
+        values = {
+            entry: (sorted(set(map(str, value))) if isinstance(value := found[0].get(entry), list) else value) or None
+            for entry in EFFECTIVE
+        }
+        if text is None:
+            first, of_first, text = values, label, found[1]
+        for entry in EFFECTIVE:
+            if values[entry] != first[entry]:
+                differ = f"{entry} is {values[entry]!r:.100}, but {first[entry]!r:.100} in {of_first}"
+                raise ArrayError(f"{label}: {differ}; pass adapters whose entries in {ADAPTER} are equal")
+    return text

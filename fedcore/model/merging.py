@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms.optimizers import Optimizer, as_optimizer
+from fedcore.algorithms.optimizers import Optimizer, as_optimizer, rate_of, started, turn
 from fedcore.arrays import F64, NARROW, Bfloat16Array, core, dtype_name, empty, ieee
 from fedcore.errors import (
     ArrayError,
@@ -36,14 +36,16 @@ from fedcore.model.averaging import (
     check_model,
     is_finite,
     is_parameter,
+    matched,
     plan_of,
     require_no_weights,
     shares_of,
+    ties_of,
     write_combination,
 )
-from fedcore.model.files import TORCH_SUFFIXES, bytes_of, open_model
+from fedcore.model.files import ADAPTER, FORMS, bytes_of, open_model, require_equal_adapters
 from fedcore.model.layout import FLOATS
-from fedcore.model.safetensors import BYTES, Safetensors, StoredTensor, header_of, over
+from fedcore.model.safetensors import BYTES, TORCH_SUFFIXES, Safetensors, StoredTensor, header_of, over, read_json
 from fedcore.model.windows import UNIT, Part, Windows, cast
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.runtime import __version__, replacing, sync_folder
@@ -69,7 +71,7 @@ class Target(NamedTuple):
     size: int
 
 
-class _Restart(Exception):  # noqa: N818  # it is caught in this module
+class _Restart(BaseException):  # it is caught in this module, and passes a rule of a user
     """The merge starts again, because an input is rejected or a tensor is a constant."""
 
 
@@ -101,11 +103,12 @@ def merge(
 
     Args:
         out: a new folder. It gets the files of the base (or of the first input), in its dtypes and with its shards;
-            the file ``merge.json``; and with moments ``optimizer/moments.safetensors``.
-        inputs: k paths of safetensors files, folders or indices, or of torch files (.pt, .pth, .bin, .ckpt).
+            the file ``merge.json``; with moments ``optimizer/moments.safetensors``; and an adapter's configuration.
+        inputs: k paths of safetensors files, folders or indices, of torch files (.pt, .pth, .bin, .ckpt) or of .npz
+            files. A model may lack or repeat names of tied tensors. LoRA adapters must have the same scale and targets.
         weights: as for ``aggregate``.
-        base: the model from which the inputs were trained. If it is the result of a merge with the same optimizer, the
-            optimizer continues with its moments.
+        base: the model from which the inputs were trained. If it is the result of a merge with an optimizer, pass the
+            same optimizer, which continues with its moments, or delete the base's ``merge.json``.
         key: the key of the ``state_dict`` in torch files with several entries.
         optimizer: an elementwise server optimizer, such as ``Nesterov()``, or its name.
         server_lr: gamma. Default: the optimizer's rate, or 1.
@@ -118,8 +121,8 @@ def merge(
         digest depends on names, dtypes, shapes and bytes of the tensors, not on their order and files.
 
     Raises:
-        ArrayError, ShapeError, DtypeError, RangeError: files, names, shapes, constants or arguments are invalid, or all
-            inputs are rejected.
+        ArrayError, ShapeError, DtypeError, RangeError: files, names, shapes, constants or arguments are invalid, the
+            moments are not those of the base, or all inputs are rejected.
         StoreError: a file cannot be read, or ``out`` exists and is not the result of this merge.
         LockedError: a different process merges into ``out``.
         CorruptionError: an input was changed during the merge.
@@ -152,7 +155,7 @@ def merge(
         if number is not None:
             check_number(name, number, "(0, inf)")
     target = absolute(out)
-    if target.suffix.lower() in (".safetensors", *TORCH_SUFFIXES):
+    if target.suffix.lower() in (*FORMS, *TORCH_SUFFIXES):
         raise StoreError(f"{target}: the result is a folder; pass a name without {target.suffix}")
     job = _Job([*inputs], weights, base, key, optimizer, server_lr, clip_norm, chain)
     if target.exists():
@@ -187,8 +190,8 @@ def _part_of(target: Path) -> Iterator[Path]:
     try:
         part.mkdir(exist_ok=True)
         fd = os.open(part, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise StoreError(f"{part}: cannot be created: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{part}: cannot be created: {getattr(error, 'strerror', error)}") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -272,13 +275,16 @@ class _Job:
         self.paths = [str(absolute(path)) for path in inputs]
         self.base_path = None if base is None else str(absolute(base))
         self.labels = [f"{i} ({shorten(path)})" for i, path in enumerate(self.paths)]
+        labeled = {} if self.base_path is None else {"base": self.base_path}
+        labeled |= {f"client {label}": path for label, path in zip(self.labels, self.paths, strict=True)}
+        self.adapter = require_equal_adapters(labeled)
         models = [open_model(path, key=key) for path in self.paths]
         self.base = None if base is None else open_model(self.base_path, key=key)
         self.pattern = models[0] if self.base is None else self.base
-        self.ties = _ties(self.pattern)
+        self.ties = ties_of(self.pattern)
         self.plan = plan_of(self.labels[0] if base is None else "base", self.pattern)
         for i, model in enumerate(models):
-            models[i] = _matched(model, self.plan, self.ties)
+            models[i] = matched(model, self.plan, self.ties)
             try:
                 check_model(self.labels[i], models[i], self.plan)
             except FedcoreError as error:
@@ -286,10 +292,10 @@ class _Job:
                 raise type(error)(f"{error}; pass models with the tensors of {pattern}") from None
         self.models = models
         self.steps = base is not None and (optimizer, server_lr, clip_norm, chain) != (None,) * 4
+        self.moments = 0 if optimizer is None else len(started(optimizer, 1))
         self.round, self.old_moments = self._before()
-        rate = getattr(optimizer, "rate", lambda round: None)(self.round)
+        rate = rate_of(optimizer, self.round)
         self.gamma = float(next(value for value in (server_lr, rate, 1.0) if value is not None))
-        self.moments = 0 if optimizer is None else len(optimizer.start(1))
         facts = [__version__, self.weights, self.gamma, repr(optimizer), clip_norm, key, self.round, self.steps]
         facts += [repr(chain)] if chain is not None else []
         states = [_state_of(model) for model in (*models, self.pattern, *self.old_moments)]
@@ -301,24 +307,38 @@ class _Job:
             return 0, []
         folder = Path(self.base_path) if Path(self.base_path).is_dir() else Path(self.base_path).parent
         report = _report_of(folder)
-        if "fingerprint" not in report:
-            return 0, []
-        if self.optimizer is None or not (folder / MOMENTS).is_file():
-            return report["round"] + 1, []
-        if report["optimizer"] != _described(self.optimizer):
-            raise RangeError(
-                f"base: its moments are those of {report['optimizer']}; pass the same optimizer, or delete "
-                f"{folder / MOMENTS.parent} to start with new moments"
-            )
-        stored = Safetensors(folder / MOMENTS)
-        counts = {name.partition("/")[0] for name in stored}
-        return report["round"] + 1, [
-            {name: stored.get(f"{i}/{name}", NOTHING) for name in self.plan} for i in range(len(counts))
-        ]
+        if "fingerprint" in report:
+            round, described = report.get("round"), report.get("optimizer")
+            if type(round) is not int or not 0 <= round < 2**53:
+                raise ArrayError(f"{folder / REPORT}: round={round!r:.100}: must be an integer >= 0; copy it again")
+            after = round + 1
+        else:
+            after, described = 0, None
+        path, advice = folder / MOMENTS, f"delete {folder / REPORT} and {MOMENTS.parent} to start with new moments"
+        if self.optimizer is None or (described is None and not path.exists()):
+            return after, []
+        if described != _described(self.optimizer):
+            raise RangeError(f"base: its moments are those of {described!r:.200}; pass the same optimizer, or {advice}")
+        stored: Mapping[str, StoredTensor] = Safetensors(path) if path.exists() else {}
+        due = {name: f"{kind}{list(shape)}" for name, (kind, shape) in self._moment_forms().items()}
+        found = {name: f"{tensor.kind}{list(tensor.shape)}" for name, tensor in stored.items()}
+        for name in sorted(due.keys() | found.keys()):
+            of = name.partition("/")[2]
+            if due.get(name) != found.get(name) and (name in found or not _is_mask(of, self.pattern[of])):
+                differ = f"{shorten(name)}: expected {due.get(name, 'nothing')}, got {found.get(name, 'nothing')}"
+                raise ArrayError(f"{path}, {differ}; copy the folder of the base again, or {advice}")
+        return after, [{name: stored.get(f"{i}/{name}", NOTHING) for name in self.plan} for i in range(self.moments)]
+
+    def _moment_forms(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return the dtypes and shapes of the moments' file."""
+        names = [name for name, form in self.plan.items() if self.is_stepped(name, form)]
+        return {f"{i}/{name}": ("float32", self.plan[name].shape) for i in range(self.moments) for name in names}
 
     def finished(self, target: Path) -> dict[str, Any]:
         """Return the report of a finished merge with the same arguments; raise StoreError for any other path."""
-        report = _report_of(target)
+        report: dict[str, Any] = {}
+        with suppress(FedcoreError):
+            report = _report_of(target)
         if report.get("fingerprint") != self.fingerprint:
             raise StoreError(f"{target}: exists; choose another name, or move it")
         (target / PROGRESS).unlink(missing_ok=True)
@@ -330,8 +350,8 @@ class _Job:
         for draft in part.glob(".*"):  # of a file that a killed merge was replacing
             draft.unlink()
         saved = None
-        with suppress(FileNotFoundError, ValueError):  # a record that is not JSON is worthless
-            saved = json.loads((part / PROGRESS).read_text())
+        with suppress(FedcoreError):  # a record that is malformed is worthless
+            saved, _ = read_json(part / PROGRESS)
         if saved is None or saved.pop("fingerprint", None) != self.fingerprint:
             _clear(part)
             saved = None
@@ -355,8 +375,10 @@ class _Job:
         report = pass_.report()
         with replacing(part / REPORT) as file:
             json.dump(report, file, indent=1, default=str)
+        copies = {} if self.adapter is None else {ADAPTER: self.adapter}
         if isinstance(self.pattern, Safetensors) and self.pattern.index is not None:
-            name, content = self.pattern.index
+            copies |= dict([self.pattern.index])
+        for name, content in copies.items():
             with replacing(part / name, "wb") as file:
                 file.write(content)
         return report
@@ -373,9 +395,7 @@ class _Job:
         else:
             found = [_target(Path(MODEL), {name: (form.dtype, form.shape) for name, form in self.plan.items()})]
         if self.moments:
-            names = [name for name, form in self.plan.items() if self.is_stepped(name, form)]
-            forms = {f"{i}/{name}": ("float32", self.plan[name].shape) for i in range(self.moments) for name in names}
-            found.append(_target(MOMENTS, forms))
+            found.append(_target(MOMENTS, self._moment_forms()))
         return found
 
     def is_stepped(self, name: str, form: TensorForm) -> bool:
@@ -395,11 +415,8 @@ class _Job:
 
 
 def _report_of(folder: Path) -> dict[str, Any]:
-    try:
-        report = json.loads((folder / REPORT).read_text())
-    except (OSError, ValueError):
-        return {}
-    return report if isinstance(report, dict) else {}
+    """Return the report in a folder; empty without one."""
+    return read_json(folder / REPORT)[0] if os.path.lexists(folder / REPORT) else {}
 
 
 def _described(one: Optimizer | Rule | None) -> Any:
@@ -413,30 +430,11 @@ def _target(path: Path, forms: Mapping[str, tuple[str, tuple[int, ...]]]) -> Tar
 
 
 def _state_of(model: Mapping[str, Any]) -> list[Any]:
-    """Return the files of a model with their sizes and times."""
-    return sorted({(leaf.file.path, *leaf.file.state) for leaf in model.values() if isinstance(leaf, StoredTensor)})
-
-
-def _ties(model: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names that share their bytes with an earlier tensor, and its name."""
-    first: dict[Any, str] = {}
-    found = {}
-    for name, leaf in model.items():
-        if isinstance(leaf, StoredTensor) and leaf.size and first.setdefault(leaf.place, name) != name:
-            found[name] = first[leaf.place]
-    return found
-
-
-def _matched(model: Mapping[str, Any], plan: Mapping[str, Any], ties: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return a model with the names of the plan, as far as further names of tied tensors are missing or unexpected."""
-    own, matched = _ties(model), {name: leaf for name, leaf in model.items() if name in plan}
-    tied = {own.get(name, name) for name in matched}
-    unexpected = {name: leaf for name, leaf in model.items() if name not in plan and own.get(name, name) not in tied}
-    known = {ties.get(name, name): leaf for name, leaf in matched.items()}
-    for name in plan:
-        if name not in matched and ties.get(name, name) in known:
-            matched[name] = known[ties.get(name, name)]
-    return matched | unexpected
+    """Return the files of a model with their sizes and times, and digests of tensors that were read into memory."""
+    leaves = [(name, leaf) for name, leaf in model.items() if math.prod(leaf.shape)]
+    files = {(leaf.file.path, *leaf.file.state) for _, leaf in leaves if isinstance(leaf, StoredTensor)}
+    read = [(name, bytes_of(leaf)) for name, leaf in leaves if not isinstance(leaf, StoredTensor)]
+    return [*sorted(files), *((name, hashlib.blake2b(memory.data).hexdigest()) for name, memory in read)]
 
 
 def _is_mask(name: str, tensor: Any) -> bool:
@@ -685,12 +683,13 @@ class _Pass:
                 v, None, x, v_of=Linear(A=1), gamma=job.gamma, v=empty(n), total_out=None, x_out=x_out
             )
         else:
-            moments = tuple(rows[k + 1 :]) if len(rows) > k + 1 and len(rows[-1]) == n else job.optimizer.start(n)
+            moments = tuple(rows[k + 1 :]) if len(rows) > k + 1 and len(rows[-1]) == n else started(job.optimizer, n)
             outs = tuple(empty(n) for _ in moments)
-            square = job.optimizer.turn(v, moments, x, gamma=job.gamma, moments_out=outs, x_out=x_out)
+            square = turn(job.optimizer, v, moments, x, gamma=job.gamma, moments_out=outs, x_out=x_out)
         merged = cast(x_out, form.dtype)
         if not math.isfinite(square) or not is_finite(merged):
-            raise DivergedError(f"{part.name}: the step makes it infinite or NaN; lower the server rate")
+            by = "" if job.optimizer is None else f" of {type(job.optimizer).__name__}"
+            raise DivergedError(f"{part.name}: the step{by} makes it infinite or NaN; lower the server rate")
         return [merged, *outs]
 
     def _require_finite(self, part: Part, rows: list[Any], summed: Any, x: Any = None) -> None:

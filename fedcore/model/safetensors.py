@@ -1,5 +1,6 @@
 """Safetensors files as models: strictly checked headers, and tensors that are read when they are used."""
 
+import collections
 import json
 import math
 import os
@@ -34,6 +35,12 @@ PIECE = 8 << 20
 """The number of bytes that a thread reads in one call."""
 WINDOW = READERS * PIECE
 """The number of bytes that are read at a time into a vector."""
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+"""The suffixes of files that are read by ``torch.load``."""
+INDICES = (".safetensors.index.json", ".bin.index.json")
+"""The endings of indices."""
+_PART = re.compile(r"(.*?)(\d{1,9})[-_]of[-_](\d{1,9})(\.\w+)", re.IGNORECASE)
+"""The name of one file of several, such as ``model-00001-of-00005.safetensors``."""
 
 # The grammar of a header. It admits no nesting beyond the format's, so a short header cannot need much memory or stack.
 
@@ -85,8 +92,8 @@ class StoredFile:
         """Return a file and its descriptor; raise StoreError if it cannot be read or is not a regular file."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be read: {error.strerror}") from None
+        except (OSError, ValueError) as error:  # ValueError: no file can have this name
+            raise StoreError(f"{shorten(path)}: cannot be read: {getattr(error, 'strerror', error)}") from None
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             os.close(fd)
@@ -252,7 +259,8 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         length = int.from_bytes(first, "little")
         if size < 8 or length > min(LONGEST_HEADER, size - 8):
             if first.startswith((b"PK", b"\x80\x02")):
-                raise ArrayError(f"{path}: is not in safetensors format; read a torch file by read_model(path, key=)")
+                advice = "read a torch file by read_model(path, key=), and name a NumPy file .npz"
+                raise ArrayError(f"{path}: is not in safetensors format; {advice}")
             raise ArrayError(f"{path}: a header of {length} bytes does not fit into {size} bytes; copy the file again")
         text = np.empty(length, np.uint8)
         read_at(fd, 8, text, str(path))
@@ -336,7 +344,8 @@ class Safetensors(Mapping[str, StoredTensor], Represented):
 
     Args:
         path: a file, a folder with one safetensors file, a folder with an index and its shards
-            (``model.safetensors.index.json``), or such an index.
+            (``model.safetensors.index.json``), or such an index. A folder with a part of a model, or with several
+            models, is refused; the path of one file or index is always allowed.
 
     Attributes:
         path: the absolute path.
@@ -363,20 +372,12 @@ class Safetensors(Mapping[str, StoredTensor], Represented):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = absolute(path)
         self.index: tuple[str, bytes] | None = None
-        folder, indices = self.path, []
-        if self.path.name.endswith(".index.json"):
-            folder, indices = self.path.parent, [self.path]
-        elif self.path.is_dir():
-            indices = sorted(self.path.glob("*.safetensors.index.json"))
-        if len(indices) > 1:
-            raise ArrayError(f"{self.path}: has {len(indices)} indices; pass the path of one")
-        files = [self.path] if folder is self.path and not self.path.is_dir() else sorted(folder.glob("*.safetensors"))
         named: dict[str, str] = {}
-        if indices:
-            self.index, named = _read_index(indices[0])
-            files = [folder / name for name in sorted(set(named.values()))]
-        elif len(files) != 1:
-            raise ArrayError(f"{self.path}: has {len(files)} safetensors files and no index; pass the path of one file")
+        main = _main_of(self.path) if self.path.is_dir() else self.path
+        files = [main]
+        if main.name.endswith(".index.json"):
+            self.index, named = _read_index(main)
+            files = [main.parent / name for name in sorted(set(named.values()))]
         self.headers = [read_header(file) for file in files]
         self._tensors: dict[str, StoredTensor] = {}
         for header in self.headers:
@@ -389,7 +390,7 @@ class Safetensors(Mapping[str, StoredTensor], Represented):
             found = {name: Path(tensor.file.path).name for name, tensor in self._tensors.items()}
             if odd := sorted(name for name in found.keys() | named.keys() if found.get(name) != named.get(name)):
                 raise ArrayError(
-                    f"{indices[0]}: {len(odd)} tensors are not in the files that it names ({', '.join(odd[:3])}); "
+                    f"{main}: {len(odd)} tensors are not in the files that it names ({', '.join(odd[:3])}); "
                     "copy the folder again"
                 )
 
@@ -413,23 +414,72 @@ class Safetensors(Mapping[str, StoredTensor], Represented):
         return {"path": str(self.path), "tensors": len(self), "files": len(self.headers), "bytes": size}
 
 
-def _read_index(path: Path) -> tuple[tuple[str, bytes], dict[str, str]]:
-    """Return an index as (name, content), and the files of its tensors."""
+def _main_of(folder: Path) -> Path:
+    """Return the index or the only file of the model in a folder."""
+    names = sorted(path.name for path in folder.glob("*") if not path.is_dir())
+    stems = {Path(name).stem for name in names if name.endswith(".safetensors")}
+
+    def is_model(name: str) -> bool:  # torch also writes optimizers, random states, ...
+        stem, suffix = os.path.splitext(name)
+        is_named = stem in stems or any(part in stem.lower() for part in ("model", "weights", "consolidated"))
+        return suffix == ".safetensors" or (suffix in (*TORCH_SUFFIXES, ".npz") and is_named)
+
+    found = [name for name in names if name.endswith(INDICES)]
+    listed = _read_index(folder / found[0])[1].values() if len(found) == 1 else ()
+    found += sorted({name for name in names if is_model(name)} - set(listed))
+    if not found:
+        raise ArrayError(f"{folder}: has no safetensors file; pass the folder or the file of a model")
+    part = _incomplete(found)
+    if part or len(found) > 1:
+        several = ", ".join(found[:3]) + ", ..." * (len(found) > 3)
+        reason = f"has {part or 'several models, or one without an index'} ({several})"
+        raise ArrayError(f"{folder}: {reason}; copy the folder again, or pass the path of one file or index")
+    return folder / found[0]
+
+
+def is_part(name: str) -> bool:
+    """Whether a file's name is that of one file of several."""
+    part = _PART.fullmatch(name)
+    return part is not None and int(part[3]) > 1
+
+
+def _incomplete(names: Iterable[str]) -> str:
+    """Return "1 of 5 files of a model" if files are missing according to the names of the others, else ""."""
+    found = collections.Counter(
+        (part[1], part[4], int(part[3])) for name in set(names) if (part := _PART.fullmatch(name))
+    )
+    return next((f"{n} of {count} files of a model" for (*_, count), n in found.items() if n < count), "")
+
+
+def read_json(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Return the content and the bytes of a file with one JSON object; raise ArrayError if it is malformed."""
     file, fd = StoredFile.open(str(path))
     try:
         if file.state[2] > LONGEST_HEADER:
             raise ArrayError(f"{path}: must have at most {LONGEST_HEADER} bytes, has {file.state[2]}")
-        content = np.empty(file.state[2], np.uint8)
-        read_at(fd, 0, content, str(path))
+        memory = np.empty(file.state[2], np.uint8)
+        read_at(fd, 0, memory, str(path))
     finally:
         os.close(fd)
     try:
-        named = json.loads(content.tobytes(), object_pairs_hook=_unique)["weight_map"]
-        if any(type(name) is not str or Path(name).name != name for name in named.values()):
-            raise ValueError("weight_map must name files in the index's folder")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        content = json.loads(memory.tobytes(), object_pairs_hook=_unique)
+        json.dumps(content, ensure_ascii=False).encode()  # raises for half of a surrogate pair
+        if not isinstance(content, dict):
+            raise TypeError("must be a JSON object")
+    except (ValueError, TypeError, RecursionError) as error:
         raise ArrayError(f"{path}: malformed: {shorten(str(error))}; copy the folder again") from None
-    return (path.name, content.tobytes()), named
+    return content, memory.tobytes()
+
+
+def _read_index(path: Path) -> tuple[tuple[str, bytes], dict[str, str]]:
+    """Return an index as (name, content), and the files of its tensors."""
+    content, text = read_json(path)
+    named = content.get("weight_map")
+    if not isinstance(named, dict) or any(type(name) is not str or Path(name).name != name for name in named.values()):
+        raise ArrayError(f"{path}: malformed: weight_map must name files in the index's folder; copy the folder again")
+    if part := _incomplete(named.values()):
+        raise ArrayError(f"{path}: names {part}; copy the folder again")
+    return (path.name, text), named
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fedcore.errors import MissingDataError
 from fedcore.experiment import config as presets
-from fedcore.experiment.changes import Changes, of_tables, text_of
+from fedcore.experiment.changes import Changes, inherited_text, of_tables, text_of
 from fedcore.experiment.results import CONFIG, Record, read_folder
 from fedcore.experiment.schema import Pictures, ReportSettings
 from fedcore.reports import statistics as stats
@@ -85,6 +85,13 @@ class Document:
         tag = f"<p class={kind}>" if kind else "<p>"
         self._add(f"**{plain}**" if kind == "remark" else plain, f"{tag}{escape(text)}</p>")
 
+    def origin(self, summary: Summary) -> None:
+        """Add a run's changes to its preset, and what its file has from one."""
+        if summary.changed:
+            self.paragraph(f"Changed: {summary.changed}.", "remark")
+        if summary.inherited:
+            self.paragraph(f"{summary.inherited[0].upper()}{summary.inherited[1:]}.", "faint")
+
     def table(self, table: DataFrame) -> None:
         """Add a table."""
         self._add(markdown_table(table), html_table(table))
@@ -140,7 +147,8 @@ class Config:
     """The parts of a run's ``config.json`` that the reports use.
 
     ``text`` is empty if the file is missing, and ``changes`` if an older version wrote it. ``shifts`` are the rounds in
-    which clients arrive or depart, ascending. ``note`` is shown below the table.
+    which clients arrive or depart, ascending. ``note`` is shown below the table, and
+    ``inherited`` below the title.
     """
 
     text: str
@@ -149,6 +157,7 @@ class Config:
     shifts: tuple[int, ...]
     report: ReportSettings
     note: str = ""
+    inherited: str = ""
 
     @classmethod
     def parse(cls, preset: str, text: str) -> "Config":
@@ -173,8 +182,9 @@ class Config:
                 tuple(sorted(shifts - {0})),
                 ReportSettings.model_validate(tables.get("report", {})),
                 str(tables.get("note", "")),
+                inherited_text(tables),
             )
-        except ValueError as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise MissingDataError(f"{preset}: its {CONFIG} is damaged: {error}") from None
 
 
@@ -232,7 +242,8 @@ def read_run(folder: Path, settings: Mapping[str, Any] = MappingProxyType({})) -
 def report_on(records: Sequence[Record], folder: Path, config: Config, notes: Sequence[str] = ()) -> Report:
     """Write the report of one experiment's records into a folder; ``notes`` precede the notes on the records."""
     paper = comparison(records, config.changes)
-    summary = stats.summarise(records, text_of(config.changes), [*filter(None, [config.note]), *notes])
+    notes = [*filter(None, [config.note]), *notes]
+    summary = stats.summarise(records, text_of(config.changes), notes, config.inherited)
     markdown, table, tex, curves, loss, html = (folder / name for name in FILES)
     write_text(table, stats.summary_csv(summary))
     write_text(tex, tex_table(_with_best(summary)))
@@ -246,8 +257,7 @@ def report_on(records: Sequence[Record], folder: Path, config: Config, notes: Se
     plots += [plot.with_suffix(f".{suffix}") for plot in plots for suffix in config.report.formats]
     report = Report(summary, (markdown, table, tex, *plots, html), drawings, paper)
     document = Document(summary.title)
-    if summary.changed:
-        document.paragraph(f"Changed: {summary.changed}.", "remark")
+    document.origin(summary)
     document.pictures(drawings, summary.title)
     document.table(stats.summary_table(summary))
     document.paragraph(stats.legend(summary), "faint")

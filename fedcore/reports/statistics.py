@@ -89,6 +89,7 @@ class Summary:
         notes: notes on incomplete trials, on windows with few evaluations, and on models that waited for clients.
         window: ``report.window``.
         changed: the experiment's changes to its preset as text; may be empty.
+        inherited: what the experiment has from the preset that its file extends, as text; may be empty.
     """
 
     title: str
@@ -96,6 +97,7 @@ class Summary:
     notes: tuple[str, ...]
     window: int = WINDOW
     changed: str = ""
+    inherited: str = ""
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ def differences_to_first(records: Sequence[Record]) -> list[Difference]:
     return [difference(records, other, first) for other in others]
 
 
-def summarise(records: Sequence[Record], changed: str = "", notes: Iterable[str] = ()) -> Summary:
+def summarise(records: Sequence[Record], changed: str = "", notes: Iterable[str] = (), inherited: str = "") -> Summary:
     """Return the statistics of one experiment's records, at least one; ``notes`` precede the notes on the records."""
     groups = by_algorithm(records)
     first = {record.header.seed: record for record in records if record.header.order == 0}
@@ -242,6 +244,7 @@ def summarise(records: Sequence[Record], changed: str = "", notes: Iterable[str]
         ),
         window=records[0].window,
         changed=changed,
+        inherited=inherited,
     )
 
 

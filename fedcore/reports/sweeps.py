@@ -491,8 +491,7 @@ def _document(reports: dict[str, Report], related: Sequence[Family], rows: Mappi
         _, comma, setting = name.partition(", ")
         document.heading(f"{report.summary.title}{comma}{setting}")
         document.paragraph(f"{name}, {size(report)}.", "faint")
-        if report.summary.changed:
-            document.paragraph(f"Changed: {report.summary.changed}.", "remark")
+        document.origin(report.summary)
         document.comparison(report.paper)
         if not report.has_accuracies and name not in rows:
             document.table(stats.summary_table(report.summary))

@@ -30,6 +30,8 @@ from fedcore.validation import Represented, check_integer, check_number
 PHASES = (OPEN, ROSTER, INBOX, SURVIVORS, SIGNATURES)
 OF_KEYS, OF_SURVIVORS = b"keys", b"survivors"
 """The purposes of signatures."""
+FINE = 2.0**-24
+"""The coarsest grid, in a client's ``max_norm``: the precision of float32."""
 
 
 class SecureClient(Represented):
@@ -39,13 +41,17 @@ class SecureClient(Represented):
     fewer than ``min_clients`` clients are in the sum.
 
     Args:
-        min_clients: the smallest number of clients whose sum the server may learn; the server may set a larger number.
+        min_clients: the smallest number of clients whose sum the server may learn. The server must set this number or a
+            larger one for all clients of the sum.
         identity: the 32 bytes of the client's Ed25519 private key, which lasts for many rounds. The client then takes
             part only with signed keys, and shows shares only if enough clients of its group signed the same survivors.
             Default: none; the client trusts the keys that the server sends.
         peers: with ``identity``, the public keys of the clients that may be in its group; see ``identity_of``.
-        noise: the least noise z of the sum (``PrivateMean``) with which the client takes part. Default: 0; the client
-            adds the noise that the server asks for, which may be none.
+        noise: the least noise z of the sum (``PrivateMean``) with which the client takes part. It needs ``identity``,
+            since a server could invent the other clients and their noise. Default: 0; the client adds the noise that
+            the server asks for, which may be none.
+        max_norm: the largest limit on norms with which the client takes part. The grid of the sum must be as fine as
+            2^-24 of it, so that no usual update is rounded to zero. Default: any.
 
     Attributes:
         encoding: the server's ``Encoding``, once the client has answered the first message.
@@ -77,14 +83,19 @@ class SecureClient(Represented):
         identity: bytes | None = None,
         peers: Collection[bytes] = (),
         noise: float = 0.0,
+        max_norm: float | None = None,
     ) -> None:
         self.encoding: Encoding | None = None
         self._min_clients = check_integer("min_clients", min_clients, 2)
         self._identity, self._peers = identity, frozenset(peers)
         self._noise = check_number("noise", noise, "[0, inf)")
+        self._max_norm = None if max_norm is None else check_number("max_norm", max_norm, "(0, inf)")
         self._own_identity = None if identity is None else identity_of(identity)
         self._survivors = b""  # the list that the client signed
         self._session: bytes | None = None
+        self._context = (
+            b""  # the digest of all on which the clients agree: the invitation, and then their signed roster
+        )
         self._answered = 0  # how many of PHASES
         self._index = self._clients = self._threshold = 0
         self._sealing = self._masking = self._seed = b""
@@ -135,11 +146,11 @@ class SecureClient(Represented):
             answer = self._mask(session, body, words)
         elif kind == SURVIVORS and self._identity is not None:
             self._survivors = self._checked(body)
-            answer = wire.write_signed(session, sign(self._identity, OF_SURVIVORS, session, self._survivors))
+            answer = wire.write_signed(session, sign(self._identity, OF_SURVIVORS, self._context, self._survivors))
         elif kind == SURVIVORS:
             answer = self._show(session, self._checked(body))
         else:
-            self._require_signatures(session, body)
+            self._require_signatures(body)
             answer = self._show(session, self._survivors)
         self._answered += 1
         return answer
@@ -147,65 +158,71 @@ class SecureClient(Represented):
     def _open(self, session: bytes, body: memoryview) -> bytes:
         opening = wire.read_open(body)
         encoding = Encoding.read(opening.encoding)
-        if self._min_clients > opening.clients:
-            raise RoundError(f"min_clients={self._min_clients}: the server invites only {opening.clients} clients")
+        if (fewest := opening.min_clients) < self._min_clients:  # other clients would show shares for so few
+            raise RoundError(f"min_clients={self._min_clients}: the server asks for a sum of {fewest} clients or more")
         if opening.is_signed != (self._identity is not None):
             has = "uses" if opening.is_signed else "does not use"
             raise RoundError(f"identity: the server {has} signatures; the client must agree")
         if encoding.noise < self._noise:
             raise RoundError(f"noise={self._noise:g}: the server asks for a sum with the noise {encoding.noise:g}")
-        self._min_clients = max(self._min_clients, opening.min_clients)
-        if (fewest := encoding.min_clients) > self._min_clients:
-            raise RangeError(f"min_clients={fewest}: a sum of {self._min_clients} clients would have less noise")
-        self.encoding = encoding
+        if self._noise and self._identity is None:
+            raise RoundError(f"noise={self._noise:g}: a server could invent other clients; pass identity and peers")
+        if self._identity is not None and not encoding.model:
+            raise RoundError("encoding: the server announces no model; the server must use Encoding.of")
+        if (most := self._max_norm) is not None:
+            is_coarse = not encoding.noise and 2.0**-encoding.exponent > most * FINE
+            if encoding.max_norm > most or is_coarse:
+                asked = f"max_norm={encoding.max_norm:g} and the grid 2^{-encoding.exponent}"
+                raise RoundError(f"max_norm={most:g}: the server asks for a sum with {asked}")
+        if encoding.min_clients > fewest:
+            raise RangeError(f"min_clients={encoding.min_clients}: a sum of {fewest} clients would have less noise")
+        self.encoding, self._min_clients = encoding, fewest
         self._session, self._index, self._clients = session, opening.number, opening.clients
+        self._context = wire.context_of(session, opening._replace(encoding=encoding.to_state()))
         self._sealing, self._masking, self._seed = new_secret(), new_secret(), new_secret()
-        return wire.write_keys(session, self._own_keys(session))
+        return wire.write_keys(session, self._own_keys())
 
-    def _own_keys(self, session: bytes) -> PublicKeys:
+    def _own_keys(self) -> PublicKeys:
         keys = PublicKeys(public_key(self._sealing), public_key(self._masking))
         if self._identity is None or self._own_identity is None:
             return keys
-        signature = sign(self._identity, OF_KEYS, session, signed_part(self._index, keys))
+        signature = sign(self._identity, OF_KEYS, self._context, signed_part(self._index, keys))
         return keys._replace(identity=self._own_identity, signature=signature)
 
     def _deal(self, session: bytes, body: memoryview) -> bytes:
         threshold, group = wire.read_roster(body)
-        if group.get(self._index) != self._own_keys(session) or max(group) >= self._clients:
+        if group.get(self._index) != self._own_keys() or max(group) >= self._clients:
             raise ArrayError("roster: the client's own keys are missing or differ, or an index is out of range")
         if len({key for keys in group.values() for key in keys[:2]}) < 2 * len(group):
             raise ArrayError("roster: a key occurs twice")
         if self._identity is not None:
-            self._require_peers(session, group)
+            self._require_peers(group)
         parts, part = (3, "two thirds") if self._identity is not None else (2, "half")
         if len(group) < 2 or not (parts - 1) * len(group) < parts * threshold <= parts * len(group):
             raise RangeError(
                 f"threshold={threshold}: must be more than {part} of the group's {len(group)} clients, and at most all"
             )
         seeds, keys = (split(secret, group, threshold) for secret in (self._seed, self._masking))
+        context = self._context if self._identity is None else digest(bytes(body), self._context)
         dealt = {}
         for index, member in group.items():
-            sealed = seal(*self._between(member.sealing, session, self._index, index, seeds[index] + keys[index]))
-            dealt[index] = Dealt(digest(seeds[index], session), digest(keys[index], session), sealed)
-        self._threshold, self._group = threshold, group
-        return wire.write_dealt(wire.SHARES, session, digest(self._seed, session), dealt)
+            key, path = envelope(self._sealing, member.sealing, context, self._index, index)
+            sealed = seal(key, seeds[index] + keys[index], path)
+            dealt[index] = Dealt(digest(seeds[index], context), digest(keys[index], context), sealed)
+        self._threshold, self._group, self._context = threshold, group, context
+        return wire.write_dealt(wire.SHARES, session, digest(self._seed, context), dealt)
 
-    def _require_peers(self, session: bytes, group: Mapping[int, PublicKeys]) -> None:
-        """Check that each other client of the group is a different peer that signed its keys."""
+    def _require_peers(self, group: Mapping[int, PublicKeys]) -> None:
+        """Check that each other client of the group is a different peer that signed its keys for this invitation."""
         others = {index: keys for index, keys in group.items() if index != self._index}
         for index, keys in others.items():
             signed = signed_part(index, keys)
             if keys.identity not in self._peers - {self._own_identity} or not is_signed(
-                keys.identity, keys.signature, OF_KEYS, session, signed
+                keys.identity, keys.signature, OF_KEYS, self._context, signed
             ):
-                raise ArrayError(f"roster: no known peer signed the keys of client {index}")
+                raise ArrayError(f"roster: no known peer signed the keys of client {index} for this invitation")
         if len({keys.identity for keys in others.values()}) < len(others):
             raise ArrayError("roster: a peer occurs twice")
-
-    def _between(self, public: bytes, session: bytes, sender: int, receiver: int, data: bytes) -> Any:
-        """Return the arguments of ``seal`` and ``unseal``."""
-        key, context = envelope(self._sealing, public, session, sender, receiver)
-        return key, data, context
 
     def _mask(self, session: bytes, body: memoryview, words: U64 | None) -> bytes:
         dealt = wire.read_inbox(body)
@@ -215,23 +232,24 @@ class SecureClient(Represented):
             raise RoundError(f"inbox: {len(dealt)} clients dealt shares, but the threshold is {self._threshold}")
         assert self.encoding is not None  # since the client answered the first message
         masked = as_words(words, self.encoding.words).copy()
-        held = {index: self._opened(session, index, sent) for index, sent in dealt.items()}
-        others = [index for index in dealt if index != self._index]
+        held = {index: self._opened(index, sent) for index, sent in dealt.items()}
+        others, context = [index for index in dealt if index != self._index], self._context
         masks = [
-            pairwise_mask(self._masking, self._group[index].masking, session, self._index, index) for index in others
+            pairwise_mask(self._masking, self._group[index].masking, context, self._index, index) for index in others
         ]
-        add_masks(masked, [(self_mask(self._seed, session), False), *masks])
+        add_masks(masked, [(self_mask(self._seed, context), False), *masks])
         self._held = {index: shares for index, shares in held.items() if shares is not None}
         self._dealers = list(dealt)
+        self._sealing = self._masking = self._seed = b""  # they are of no further use
         return wire.write_masked(session, masked)
 
-    def _opened(self, session: bytes, sender: int, dealt: Dealt) -> bytes | None:
+    def _opened(self, sender: int, dealt: Dealt) -> bytes | None:
         """Return the shares of seed and key that a client dealt, or None if they differ from their digests."""
-        arguments = self._between(self._group[sender].sealing, session, sender, self._index, dealt.sealed)
-        shares = unseal(*arguments)
+        key, path = envelope(self._sealing, self._group[sender].sealing, self._context, sender, self._index)
+        shares = unseal(key, dealt.sealed, path)
         if shares is None or len(shares) != 2 * SHARE:
             return None
-        found = digest(shares[:SHARE], session), digest(shares[SHARE:], session)
+        found = digest(shares[:SHARE], self._context), digest(shares[SHARE:], self._context)
         return shares if found == (dealt.seed_digest, dealt.key_digest) else None
 
     def _checked(self, body: memoryview) -> bytes:
@@ -249,13 +267,13 @@ class SecureClient(Represented):
             raise RoundError(f"survivors: {left} clients of the group are left, but the threshold is {self._threshold}")
         return bytes(body)
 
-    def _require_signatures(self, session: bytes, body: memoryview) -> None:
-        """Check that ``threshold`` clients of the group signed the same survivors as this client."""
+    def _require_signatures(self, body: memoryview) -> None:
+        """Check that ``threshold`` clients of the group signed the same roster and survivors as this client."""
         signed = {
             index
             for index, signature in wire.read_signatures(body).items()
             if index in self._group
-            and is_signed(self._group[index].identity, signature, OF_SURVIVORS, session, self._survivors)
+            and is_signed(self._group[index].identity, signature, OF_SURVIVORS, self._context, self._survivors)
         }
         if len(signed) < self._threshold:
             raise RoundError(
@@ -268,7 +286,7 @@ class SecureClient(Represented):
         for index, shares in self._held.items():
             is_seed = index in survivors
             shown[index] = is_seed, shares[:SHARE] if is_seed else shares[SHARE:]
-        self._held, self._seed, self._masking = {}, b"", b""  # they are of no further use
+        self._held = {}  # they are of no further use
         return wire.write_opened(session, shown)
 
     # A client whose process ends between two messages keeps its state.
@@ -280,7 +298,8 @@ class SecureClient(Represented):
             "encoding": None if self.encoding is None else self.encoding.to_state(),
             "numbers": [self._min_clients, self._answered, self._index, self._clients, self._threshold],
             "secrets": [secret.hex() for secret in (self._sealing, self._masking, self._seed)],
-            "noise": self._noise,
+            "context": self._context.hex(),
+            "limits": [self._noise, self._max_norm],
             "identity": None if self._identity is None else self._identity.hex(),
             "peers": [peer.hex() for peer in self._peers],
             "survivors": self._survivors.hex(),
@@ -299,7 +318,9 @@ class SecureClient(Represented):
         try:
             identity = None if state["identity"] is None else bytes.fromhex(state["identity"])
             peers = [bytes.fromhex(peer) for peer in state["peers"]]
-            client = cls(identity=identity, peers=peers, noise=state["noise"])
+            noise, max_norm = state["limits"]
+            client = cls(identity=identity, peers=peers, noise=noise, max_norm=max_norm)
+            client._context = bytes.fromhex(state["context"])
             client._survivors = bytes.fromhex(state["survivors"])
             client._session = None if state["session"] is None else bytes.fromhex(state["session"])
             client.encoding = None if state["encoding"] is None else Encoding.read(state["encoding"])

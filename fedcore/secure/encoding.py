@@ -3,9 +3,9 @@
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,10 @@ from fedcore.errors import ArrayError, RangeError
 from fedcore.kernels import ExactSum
 from fedcore.options import Settings
 from fedcore.rules import GRID_BITS, SLACK, Mean, PrivateMean
-from fedcore.secure.primitives import U64
+from fedcore.secure.primitives import HASH, U64, digest_of
 from fedcore.server import PartialSum, Server
-from fedcore.server.partial import COLUMNS, GRID, NEAR, fingerprint, require_partial_sums
-from fedcore.server.state import State
+from fedcore.server.broadcast import Instructions, broadcast_of
+from fedcore.server.partial import COLUMNS, GRID, NEAR, fingerprint
 from fedcore.store.registry import ClientId
 from fedcore.validation import check_integer, check_number
 
@@ -59,6 +59,7 @@ class Encoding:
             z ``max_norm``; else 0. ``max_norm`` is then C: clients scale longer updates down.
         min_clients: with ``PrivateMean``, the smallest number of clients in the sum; else 0.
         round: the server's round. A sum of an earlier round does not count.
+        model, work: the digests of x, and of what else clients train by; "" for nothing. See ``of``.
     """
 
     clients: int
@@ -74,26 +75,43 @@ class Encoding:
     honest: int = 0
     min_clients: int = 0
     round: int = 0
+    model: str = ""
+    work: str = ""
 
     @classmethod
-    def of(cls, server: Server, *, clients: int, colluding: int = 1) -> "Encoding":
+    def of(cls, server: Server, *, clients: int, colluding: int = 1, x: F32 | None = None, work: Any = None) -> Self:
         """Return the encoding of the server's next round.
+
+        It has digests of what the clients get, so that all of them train from the same.
 
         Args:
             server: with ``Compute(accumulator="exact")``, and ``Limits(max_norm=, max_examples=)`` or ``PrivateMean``.
             clients: the greatest number of clients in the sum.
             colluding: with ``PrivateMean``, how many clients of a sum may subtract their own noise from it. The noise
                 of the other ``policy.min_clients`` - ``colluding`` clients has the rule's deviation.
+            x: the model as the clients get it, float32[n], if messages round it. Default: that of ``server.broadcast``.
+            work: what else the clients train by, as they pass it to ``encode``: ``Instructions``, or numbers, text,
+                arrays, lists and mappings of these. Default: nothing, or the broadcast's instructions if they have
+                vectors.
 
         Raises:
             RangeError: masked sums do not support the server's method or options, or the limits are too wide for 64
                 bits.
             RoundError: the budget of ``PrivateMean`` is spent.
+
+        Cost: reads x, and the vectors in ``work``.
         """
+        form, state = cls._of(server, clients=clients, colluding=colluding), server._backend
+        sent = broadcast_of(server._settings, form.round, (), state.sent_vectors((), set())).on_host()
+        if work is None and (instructions := sent.of(0)).vectors():  # they are equal for all clients
+            work = instructions
+        return replace(form, model=digest_of(sent.x if x is None else x), work=_digest_of_work(work))
+
+    @classmethod
+    def _of(cls, server: Server, *, clients: int, colluding: int) -> Self:
+        """Return the encoding without digests."""
         settings, state = server._settings, server._backend
-        require_partial_sums(settings, has_noise=True)
-        if not isinstance(state, State):
-            raise RangeError("server: masked sums do not support shards or groups; use a plain server")
+        server.require_partial_sums(has_noise=True)
         limits, weights, rule, layout = settings.asked, _weights(settings), settings.rules.private, settings.layout
         most, noise, honest, fewest = limits.max_norm, 0.0, 0, 0
         if rule is not None:
@@ -136,6 +154,8 @@ class Encoding:
             raise RangeError(
                 "noise: needs uniform weights, and no float buffers and changes, which would have no noise"
             )
+        if not all(type(one) is str and len(one) in (0, 2 * HASH) for one in (self.model, self.work)):
+            raise ArrayError("model, work: must be SHA-256 digests in hexadecimal")
         if type(self.has_changes) is not bool:
             raise ArrayError(f"has_changes={self.has_changes!r}: must be True or False")
         if self.weights not in get_args(Weights) or (self.weights == "uniform" and self.max_examples != 1):
@@ -179,14 +199,16 @@ class Encoding:
         return asdict(self)
 
     @classmethod
-    def read(cls, state: Mapping[str, Any]) -> "Encoding":
+    def read(cls, state: Mapping[str, Any]) -> Self:
         """Return the encoding of a message; raise ArrayError or RangeError if it is malformed."""
         try:
             return cls(**state)
         except TypeError:
             raise ArrayError("encoding: a field is missing or unknown") from None
 
-    def encode(self, x: F32, y: F32, *, steps: int, examples: int = 1, change: F32 | None = None) -> U64:
+    def encode(
+        self, x: F32, y: F32, *, steps: int, examples: int = 1, change: F32 | None = None, work: Any = None
+    ) -> U64:
         """Return the client's integers, uint64[words], for ``SecureClient.answer``.
 
         Args:
@@ -196,18 +218,26 @@ class Encoding:
             examples: n_i; not used by uniform weights.
             change: with ``has_changes``, r_i' - r_i, float32[parameters]. The client replaces its row only if its
                 update is in a sum that opened.
+            work: what the client got beside x and trained by, as for ``of``.
 
         Raises:
-            ArrayError: x or y is not float32[n], or ``change`` is missing or not float32[parameters].
+            ArrayError: x or y is not float32[n], ``change`` is missing or not float32[parameters], or the server
+                announced another x or other work to the clients of this sum.
             RangeError: a number exceeds the server's limits, or is not finite. The client must not send this update.
 
         Determinism: each element is rounded once, to the nearest even integer. Noise is from ``os.urandom``.
-        Cost: reads 16 n bytes and writes 8 n; with noise reads 16 n more, and draws n numbers.
+        Cost: reads 20 n bytes and writes 8 n; with noise reads 16 n more, and draws n numbers.
         """
         vectors = [("x", x, self.n), ("y", y, self.n), ("change", change, self.parameters)]
         for name, vector, n in vectors[: 2 + self.has_changes]:
             if not isinstance(vector, np.ndarray) or vector.dtype != np.float32 or vector.shape != (n,):
                 raise ArrayError(f"{name}: expected float32[{n}]; use Layout.flatten")
+        found = {"x": self.model and digest_of(x), "work": _digest_of_work(work)}
+        for name, due in (("x", self.model), ("work", self.work)):
+            if found[name] != due:
+                raise ArrayError(
+                    f"{name}: not what the server announced for this sum; pass what it sent, or leave the sum"
+                )
         steps = check_integer("steps", steps, 1, self.max_steps)
         weight = check_integer("examples", examples, 1, self.max_examples) if self.weights == "examples" else 1
         out, unit, square, factor = np.empty(self.words, np.int64), 2.0**self.exponent, 0.0, 1.0
@@ -254,7 +284,8 @@ class Encoding:
         Raises:
             RangeError: the total cannot be a sum of valid updates, or the server's next round needs another encoding.
         """
-        if Encoding.of(server, clients=self.clients, colluding=self.min_clients - self.honest) != self:
+        due = Encoding._of(server, clients=self.clients, colluding=self.min_clients - self.honest)
+        if replace(due, model=self.model, work=self.work) != self:
             raise RangeError("encoding: it belongs to another round or server; open the sum for the next round")
         k, weight, steps = len(clients), int(total[-2]), int(total[-1])
         if not (k <= weight <= k * self.max_examples and weight <= steps <= weight * self.max_steps):
@@ -282,6 +313,12 @@ class Encoding:
         """Return words of this grid on the grid of exact sums."""
         below = self.exponent - COARSEST
         return ExactSum(words >> below, (words & ((1 << below) - 1)) << (FINEST - self.exponent))
+
+
+def _digest_of_work(work: Any) -> str:
+    if isinstance(work, Instructions):
+        work = work.numbers() | work.vectors()
+    return "" if work is None else digest_of(work)
 
 
 def _length(words: npt.NDArray[np.int64]) -> float:

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcore.errors import ArrayError
-from fedcore.secure.primitives import HASH, KEY, PRIME, SEALED, SHARE, SIGNATURE, U64
+from fedcore.secure.primitives import HASH, KEY, PRIME, SEALED, SHARE, SIGNATURE, U64, digest
 
-MAGIC = b"fedcore secure 1"
+FAMILY = b"fedcore secure "
+MAGIC = FAMILY + b"2"
+"""The protocol and its version. Version 1 did not bind what is summed."""
 SESSION = 16
 """The bytes of a session's random name."""
 MOST_CLIENTS = 1 << 20
@@ -74,8 +76,10 @@ def read_header(message: Any, expected: Sequence[int], session: bytes | None) ->
         data = memoryview(message).cast("B")
     except TypeError:
         raise ArrayError(f"message: expected bytes, got {type(message).__name__}") from None
-    if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
+    if len(data) < HEADER.size or data[: len(FAMILY)] != FAMILY:
         raise ArrayError(f"message: these {len(data)} bytes are no message of this protocol")
+    if data[: len(MAGIC)] != MAGIC:
+        raise ArrayError("message: it has another version of the protocol; install the same fedcore on both sides")
     _, found, kind = HEADER.unpack(data[: HEADER.size])
     if kind not in expected:
         wanted = " or ".join(NAMES[one] for one in expected) or "no further message"
@@ -104,6 +108,11 @@ def _entries(name: str, body: memoryview, fields: struct.Struct) -> list[tuple[A
 def write_open(session: bytes, opening: Opening) -> bytes:
     """Return the message that invites a client."""
     return header(OPEN, session) + json.dumps(opening._asdict()).encode()
+
+
+def context_of(session: bytes, opening: Opening) -> bytes:
+    """Return the digest of a whole invitation, except the client's index, which binds everything that follows."""
+    return digest(json.dumps(opening._replace(number=0)._asdict(), sort_keys=True).encode(), session)
 
 
 def read_open(body: memoryview) -> Opening:

@@ -49,7 +49,7 @@ def public_key(secret: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
-def agree(secret: bytes, public: bytes, session: bytes, purpose: bytes) -> bytes:
+def agree(secret: bytes, public: bytes, context: bytes, purpose: bytes) -> bytes:
     """Return 32 bytes that only the holders of the two private keys can compute: X25519, then HKDF-SHA256.
 
     Raises:
@@ -59,11 +59,11 @@ def agree(secret: bytes, public: bytes, session: bytes, purpose: bytes) -> bytes
         agreed = X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise ArrayError("key: not a valid X25519 public key") from None
-    return _derived(agreed, session, purpose)
+    return _derived(agreed, context, purpose)
 
 
-def _derived(secret: bytes, session: bytes, purpose: bytes) -> bytes:
-    return HKDF(SHA256(), 32, salt=session, info=b"fedcore secure 1: " + purpose).derive(secret)
+def _derived(secret: bytes, context: bytes, purpose: bytes) -> bytes:
+    return HKDF(SHA256(), 32, salt=context, info=b"fedcore secure 2: " + purpose).derive(secret)
 
 
 def identity_of(secret: bytes) -> bytes:
@@ -74,22 +74,22 @@ def identity_of(secret: bytes) -> bytes:
         raise ArrayError("identity: must be the 32 bytes of an Ed25519 private key") from None
 
 
-def sign(secret: bytes, purpose: bytes, session: bytes, data: bytes) -> bytes:
-    """Return the Ed25519 signature of data that belong to a session and a purpose."""
-    return Ed25519PrivateKey.from_private_bytes(secret).sign(_signed(purpose, session, data))
+def sign(secret: bytes, purpose: bytes, context: bytes, data: bytes) -> bytes:
+    """Return the Ed25519 signature of data that belong to a context and a purpose."""
+    return Ed25519PrivateKey.from_private_bytes(secret).sign(_signed(purpose, context, data))
 
 
-def is_signed(identity: bytes, signature: bytes, purpose: bytes, session: bytes, data: bytes) -> bool:
+def is_signed(identity: bytes, signature: bytes, purpose: bytes, context: bytes, data: bytes) -> bool:
     """Whether a signature is that of ``sign`` by the owner of an identity."""
     try:
-        Ed25519PublicKey.from_public_bytes(identity).verify(signature, _signed(purpose, session, data))
+        Ed25519PublicKey.from_public_bytes(identity).verify(signature, _signed(purpose, context, data))
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
-def _signed(purpose: bytes, session: bytes, data: bytes) -> bytes:
-    return b"fedcore secure 1: " + purpose + session + data
+def _signed(purpose: bytes, context: bytes, data: bytes) -> bytes:
+    return b"fedcore secure 2: " + purpose + context + data
 
 
 def seal(key: bytes, shares: bytes, context: bytes) -> bytes:
@@ -105,9 +105,38 @@ def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes | None:
         return None
 
 
-def digest(data: bytes, session: bytes) -> bytes:
-    """Return the commitment to a secret or share of this session: SHA-256. Its preimage has 256 random bits."""
-    return hashlib.sha256(session + data).digest()
+def digest(data: bytes, context: bytes) -> bytes:
+    """Return the SHA-256 digest of data in a context; for a secret or share, of 256 random bits, a commitment."""
+    return hashlib.sha256(context + data).digest()
+
+
+def digest_of(value: Any) -> str:
+    """Return the SHA-256 digest of text, a number, bytes, an array, None, or a list or mapping of these, as text.
+
+    The order of a mapping does not count.
+
+    Raises:
+        ArrayError: the value contains another type.
+    """
+    parts: Iterable[Any]
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        parts = f"array {value.dtype.str} {value.shape} ".encode(), np.ascontiguousarray(value).reshape(-1).view("u1")
+    elif isinstance(value, Mapping):
+        items = sorted((digest_of(name), digest_of(one)) for name, one in value.items())
+        parts = b"mapping ", *(digest.encode() for item in items for digest in item)
+    elif isinstance(value, list | tuple):
+        parts = b"list ", *(digest_of(one).encode() for one in value)
+    elif isinstance(value, bytes):
+        parts = b"bytes ", value
+    elif value is None or isinstance(value, str | int | float):
+        parts = (repr(value).encode(),)
+    else:
+        raise ArrayError(f"work: cannot contain {type(value).__name__}; use numbers, text, arrays, lists and mappings")
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
 
 
 # Shamir, "How to Share a Secret", 1979, over the integers modulo PRIME.
@@ -185,24 +214,24 @@ def _add_stream(words: U64, first: int, masks: Sequence[tuple[bytes, bool]]) -> 
             (np.subtract if negative else np.add)(part, mask, out=part)
 
 
-def self_mask(secret: bytes, session: bytes) -> bytes:
+def self_mask(secret: bytes, context: bytes) -> bytes:
     """Return the key of a client's own mask."""
-    return _derived(secret, session, b"self mask")
+    return _derived(secret, context, b"self mask")
 
 
-def pairwise_mask(secret: bytes, public: bytes, session: bytes, own: int, other: int) -> tuple[bytes, bool]:
+def pairwise_mask(secret: bytes, public: bytes, context: bytes, own: int, other: int) -> tuple[bytes, bool]:
     """Return (key, negative) of the mask that client ``own`` adds for ``other``, from either side's private key.
 
     The lower of the two indices adds the mask, and the higher subtracts it.
     """
     pair = b"pairwise mask" + min(own, other).to_bytes(4, "little") + max(own, other).to_bytes(4, "little")
-    return agree(secret, public, session, pair), own > other
+    return agree(secret, public, context, pair), own > other
 
 
-def envelope(secret: bytes, public: bytes, session: bytes, sender: int, receiver: int) -> tuple[bytes, bytes]:
+def envelope(secret: bytes, public: bytes, context: bytes, sender: int, receiver: int) -> tuple[bytes, bytes]:
     """Return the key and the context in which ``sender`` encrypts shares for ``receiver``, for either of them."""
     path = b"shares" + sender.to_bytes(4, "little") + receiver.to_bytes(4, "little")
-    return agree(secret, public, session, path), session + path
+    return agree(secret, public, context, path), context + path
 
 
 def as_words(words: Any, n: int) -> U64:

@@ -53,7 +53,7 @@ class SecureServer(Represented):
     Args:
         clients: the ids of the invited clients.
         encoding: the form of the words, which clients receive with the first message.
-        min_clients: the smallest number of clients in the sum. Clients may ask for more.
+        min_clients: the smallest number of clients in the sum. Clients that ask for more leave the sum.
         group: the number of clients, itself included, among which each client splits its secrets and with which it
             agrees on masks. Default: all up to 32 clients; above, the smallest number for 1/5 of colluding and 3/10 of
             dropping clients, if it is below the number of clients.
@@ -106,7 +106,10 @@ class SecureServer(Represented):
         self.survivors: tuple[ClientId, ...] = ()
         self.encoding, self._phase = encoding, 0
         self._session = secrets.token_bytes(wire.SESSION)
+        opening = Opening(0, count, self._min_clients, identities is not None, encoding.to_state())
+        self._context = wire.context_of(self._session, opening)  # later with the roster; see ``SecureClient``
         self._rejected: list[tuple[ClientId, str]] = []
+        self._faulty: set[int] = set()
         self._probe = new_secret()  # the key with which advertised keys are tried
         self._threshold = 0
         self._keys: dict[int, PublicKeys] = {}
@@ -118,7 +121,6 @@ class SecureServer(Represented):
         self._summed: set[int] = set()
         self._survivors, self._signatures = b"", dict[int, bytes]()
         self._shown: dict[int, dict[int, tuple[bool, bytes]]] = {}  # by holder
-        opening = Opening(0, count, self._min_clients, identities is not None, encoding.to_state())
         self.messages: dict[ClientId, bytes] = {}
         self._send({i: wire.write_open(self._session, opening._replace(number=i)) for i in range(count)})
 
@@ -135,6 +137,15 @@ class SecureServer(Represented):
     def rejected(self) -> tuple[tuple[ClientId, str], ...]:
         """(client, reason) of each rejected message."""
         return tuple(self._rejected)
+
+    @property
+    def named(self) -> tuple[ClientId, ...]:
+        """The clients that broke the protocol, for the next sum to leave out.
+
+        They sent a malformed answer and did not correct it, dealt shares of a wrong secret or shares that most holders
+        could not open, or alone explain all shares that are missing at the end.
+        """
+        return tuple(self._ids[index] for index in sorted(self._faulty))
 
     @property
     def waiting_for(self) -> tuple[ClientId, ...]:
@@ -171,7 +182,9 @@ class SecureServer(Represented):
                 raise RoundError("message: only the first answer of a phase counts")
             readers = {KEYS: self._read_keys, SHARES: self._read_shares, MASKED: self._read_masked}
             readers |= {SIGNED: self._read_signed, OPENED: self._read_opened}
+            self._faulty.add(index)
             readers[self._phases[self._phase]](index, body)
+            self._faulty.discard(index)
         except FedcoreError as error:
             self._rejected.append((self._ids[index], rejection_reason(error)))
             return False
@@ -233,13 +246,13 @@ class SecureServer(Represented):
     def _read_keys(self, index: int, body: memoryview) -> None:
         keys = wire.read_keys(body)
         for key in keys[:2]:
-            agree(self._probe, key, self._session, b"probe")  # raises for a key of low order
+            agree(self._probe, key, self._context, b"probe")  # raises for a key of low order
         if self._known & set(keys[:2]) or keys.sealing == keys.masking:
             raise ArrayError("keys: a key occurs twice")
         own = None if self._identities is None else self._identities[self._ids[index]]
         signed = signed_part(index, keys)
         if own is not None and not (
-            own == keys.identity and is_signed(own, keys.signature, OF_KEYS, self._session, signed)
+            own == keys.identity and is_signed(own, keys.signature, OF_KEYS, self._context, signed)
         ):
             raise ArrayError("keys: the client's identity did not sign them")
         self._known.update(keys[:2])
@@ -253,6 +266,8 @@ class SecureServer(Represented):
         size = len(self._groups[members[0]])
         self._threshold = 2 * size // 3 + 1 if size == len(members) else size // 2 + 1
         self._send({i: self._roster(i) for i in members})
+        if self._identities is not None:  # all have the same roster
+            self._context = digest(self._roster(members[0])[wire.HEADER.size :], self._context)
 
     def _roster(self, index: int) -> bytes:
         group = {other: self._keys[other] for other in self._groups[index]}
@@ -309,7 +324,7 @@ class SecureServer(Represented):
 
     def _read_signed(self, index: int, body: memoryview) -> None:
         signature, survivors = wire.read_signed(body), self._survivors[wire.HEADER.size :]
-        if not is_signed(self._keys[index].identity, signature, OF_SURVIVORS, self._session, survivors):
+        if not is_signed(self._keys[index].identity, signature, OF_SURVIVORS, self._context, survivors):
             raise ArrayError("signed: not the client's signature of the survivors")
         self._signatures[index] = signature
 
@@ -331,21 +346,29 @@ class SecureServer(Represented):
             if is_seed != (owner in self._summed):
                 raise ArrayError(f"opened: the share of client {owner} is of the wrong secret")
             dealt = self._dealt[owner][1][index]
-            if digest(share, self._session) != (dealt.seed_digest if is_seed else dealt.key_digest):
+            if digest(share, self._context) != (dealt.seed_digest if is_seed else dealt.key_digest):
                 raise ArrayError(f"opened: the share of client {owner} is not the one that it dealt")
         self._shown[index] = shown
 
     def _open_sum(self) -> None:
         weights: dict[tuple[int, ...], list[int]] = {}
-        masks = []
+        found, reasons = {}, []
         for owner in sorted(self._dealt):
+            try:
+                found[owner] = self._secret(owner, weights)
+            except RoundError as error:
+                reasons.append(f"{error}")
+        if reasons:
+            self._name_dealers()
+            raise RoundError(f"opened: {'; '.join(reasons[:3])}; open a new sum")
+        masks = []
+        for owner, secret in found.items():
             alive = [other for other in self._groups[owner] if other in self._summed]
-            secret = self._secret(owner, weights)
             if owner in self._summed:
-                masks.append((self_mask(secret, self._session), True))
+                masks.append((self_mask(secret, self._context), True))
                 continue
             for other in alive:  # the survivor added this mask, so that the server subtracts it
-                key, negative = pairwise_mask(secret, self._keys[other].masking, self._session, owner, other)
+                key, negative = pairwise_mask(secret, self._keys[other].masking, self._context, owner, other)
                 masks.append((key, negative))
         total, self._sum = self._sum, self._sum[:0]
         add_masks(total, masks)
@@ -357,20 +380,34 @@ class SecureServer(Represented):
         holders = tuple(holder for holder in self._groups[owner] if owner in shown.get(holder, ()))[: self._threshold]
         if len(holders) < self._threshold:
             raise RoundError(
-                f"opened: {len(holders)} clients showed a share of client {self._ids[owner]!r}, but the sum needs "
-                f"{self._threshold}; open a new sum"
+                f"{len(holders)} clients showed a share of client {self._ids[owner]!r}, but the sum needs "
+                f"{self._threshold}"
             )
         if holders not in weights:
             weights[holders] = lagrange(holders)
         secret = join({holder: shown[holder][owner][1] for holder in holders}, weights[holders])
         is_seed = owner in self._summed
         if secret is None or not (
-            digest(secret, self._session) == self._dealt[owner][0]
+            digest(secret, self._context) == self._dealt[owner][0]
             if is_seed
             else public_key(secret) == self._keys[owner].masking
         ):
-            raise RoundError(f"opened: client {self._ids[owner]!r} dealt shares of a wrong secret; open a new sum")
+            self._faulty.add(owner)
+            raise RoundError(f"client {self._ids[owner]!r} dealt shares of a wrong secret")
         return secret
+
+    def _name_dealers(self) -> None:
+        """Name the clients whose shares most holders lack, and the one that alone explains all missing shares."""
+        missing = []
+        for owner in self._dealt:
+            holders = [one for one in self._groups[owner] if one in self._shown and one != owner]
+            lacking = [one for one in holders if owner not in self._shown[one]]
+            missing += [{owner, one} for one in lacking]
+            if 2 * len(lacking) > len(holders) > 1:
+                self._faulty.add(owner)
+        common = set.intersection(*missing) if missing else set()
+        if len(common) == 1:
+            self._faulty |= common
 
     def _facts(self) -> dict[str, Any]:
         return {"phase": self.phase, "clients": len(self._ids), "rejected": len(self._rejected)}

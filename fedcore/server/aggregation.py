@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedcore.algorithms.privacy import Ledger
 from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, Floats, core, device_of, empty, set_to_zero, zeros
 from fedcore.kernels import ExactSum, Terms
 from fedcore.kernels.rows import CHANGE
-from fedcore.options import RoundPolicy, Settings
+from fedcore.options import Settings
 from fedcore.profiling import span
 from fedcore.rules import Chain, PrivateMean
 from fedcore.store import ClientStore
@@ -351,31 +352,33 @@ class Sum:
         self._times = abs(algorithm.adds.h) if algorithm.row == NOTHING else 1.0
         self._n_tensors = sum(piece.kind == "parameter" for piece in layout.slices)
         self._weight = self._buffer_weight = 0.0
+        self._direction_of: Callable[[int | None], F32 | None]
         self._weights: list[float] = []
         self._buffer_weights: list[float] = []
         sent = algorithm.direction
         self._from_row = sent.from_row if algorithm.keeps_rows else 0.0
-        has_offsets = bool(self._from_row or sent.from_mean or sent.from_momentum)
-        self._centers = has_offsets and settings.rules.needs_medians
+        self._has_offsets = bool(self._from_row or sent.from_mean or sent.from_momentum)
 
     def begin(
         self,
+        settings: Settings,
         round: int,
         direction_of: Callable[[int | None], F32 | None],
         offset: F32 | None,
         longest: float,
         longest_term: float,
-        policy: RoundPolicy,
         distance: float,
     ) -> None:
         """Start a round with empty sums. ``offset`` is sent to every client; None for zero.
 
+        The rules and the policy of ``settings`` may differ from those of earlier rounds.
         ``distance`` is the usual factor of offsets in h_i: 1 for gradients, eta K if models are averaged.
         ``direction_of(t)`` returns v[t], float32[n_parameters], if rows refer to round t, else None.
         """
         self._round, self._direction_of, self._offset, self._longest = round, direction_of, offset, longest
         self._longest_term = longest_term if self._exact else LONGEST
-        self._policy, self._distance = policy, distance
+        self._policy, self._distance = settings.policy, distance
+        self._centers = self._has_offsets and settings.rules.needs_medians
         self._has_value = False
         if self._spare is None and self._pool is not None:
             self._spare = self._pool.get()
@@ -383,6 +386,10 @@ class Sum:
             _clear(self._changes)
         self._weight = self._buffer_weight = 0.0
         self._weights, self._buffer_weights = [], []
+
+    def forget(self) -> None:
+        """Drop the round's references to v[t], which may be in files."""
+        self._direction_of = lambda round: None
 
     def discounts(self, batch: UpdateBatch) -> F64 | None:
         """Return s(tau) of the updates, float64[k]; None if the policy has no discount."""
@@ -619,6 +626,12 @@ class Sum:
     def _exchange(self, acc: Any, out: Any, batch: UpdateBatch, weights: F64, adds: Terms) -> Squares:
         """Stage the rows, and add the terms of ``adds`` to a sum over the parameters."""
         p, clients = self._layout.n_parameters, batch.clients
+        if runs := _runs(batch.vectors):
+            squares = np.empty(len(batch))
+            for run in runs:
+                some = batch.chosen(np.arange(run.start, run.stop))
+                squares[run] = self._exchange(out if run.start else acc, out, some, weights[run], adds).here
+            return Squares(squares)
         old, new = self._store.replace_rows(clients)
         anchors = self._anchors(clients)
         options: dict[str, Any] = {"row": self._algorithm.row, "adds": adds, "keys": self._keys(batch)}
@@ -653,6 +666,12 @@ class Sum:
 
     def _add(self, acc: Any, bases: Sequence[Any], ys: Any, scales: F64, weights: F64, out: Any) -> Squares:
         """Fold vectors without changing rows."""
+        if runs := _runs(ys):
+            squares = np.empty(len(ys))
+            for run in runs:
+                some = bases[run], ys[run], scales[run], weights[run]
+                squares[run] = self._add(out if run.start else acc, *some, out).here
+            return Squares(squares)
         kernel: Any = kernels.accumulate_exact if self._exact else kernels.accumulate
         room = self._reducer.room(len(out.high if self._exact else out), len(ys))
         with span("fold", None, (acc, bases, ys, out)):
@@ -693,6 +712,21 @@ class Sum:
             fits = (norms * (weights * times) < self._longest_term) & (norms < self._longest)
             squares[~fits] = np.inf  # a NaN does not fit either
         return squares
+
+
+def _runs(vectors: Sequence[Any]) -> list[slice]:
+    """Return the runs of flat vectors and of lists of tensors among some vectors; empty if all have one form.
+
+    In one kernel call, all vectors would be measured like the lists, tensor by tensor. The last bits of a norm must not
+    depend on the other updates of a batch.
+    """
+    if len(vectors) < 2:
+        return []
+    forms = [isinstance(y, list) for y in vectors]
+    if all(forms) or not any(forms):
+        return []
+    starts = [0, *(i for i in range(1, len(forms)) if forms[i] != forms[i - 1]), len(forms)]
+    return [slice(*ends) for ends in pairwise(starts)]
 
 
 def _two(n: int, dtype: Any, *, exact: bool, device: str) -> tuple[Any, Any]:

@@ -27,6 +27,7 @@ from fedcore.server.step import Snapshot, count_of
 from fedcore.server.update import Update, in_float32, read_counters
 from fedcore.store import ClientStore
 from fedcore.store.commits import Medium
+from fedcore.store.files.inventory import GROUPS, UPDATES
 from fedcore.store.reader import CommittedRows
 from fedcore.store.registry import ClientId, canonical
 from fedcore.validation import check_integer, describe_integers, is_integer, rejection_reason, short_repr
@@ -34,6 +35,8 @@ from fedcore.validation import check_integer, describe_integers, is_integer, rej
 # Validation of a folder before a server is loaded from it.
 
 
+JOURNAL = UPDATES
+"""The journal's folder in that of a server."""
 SERVER = "a fedcore server"
 """The ``what`` of a server's state in a store."""
 _WIDEST = 2**53
@@ -53,7 +56,7 @@ def checkpoint_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 def server_state(path: str | os.PathLike[str], state: Any, *, shard: bool | None = False) -> dict[str, Any]:
     """Return a store's state; raise CheckpointError if it is not a server's, or, by ``shard``, not a shard's."""
     if not isinstance(state, dict) or state.get("what") != SERVER:
-        hint = "; if another process is creating a server in it, load it again later" if state is None else ""
+        hint = "; create the server in it with Server(...), or load it again later" if state is None else ""
         raise CheckpointError(f"{path}: the folder has a ClientStore without a Server{hint}")
     if shard is not None and shard != ("place" in state):
         found = "a whole server, not a shard" if shard else "a shard; load the folder that has cluster.json"
@@ -155,7 +158,8 @@ def _is_window(vector: npt.NDArray[Any], dtype: type) -> bool:
     if vector.dtype != dtype or vector.shape != (WINDOW,):
         return False
     count = WINDOW - int(np.isnan(vector).sum())
-    return bool((vector[:count] > 0).all() and np.isfinite(vector[:count]).all())
+    least = vector[:count] >= 0 if dtype is np.float64 else vector[:count] > 0  # older versions kept weights of zero
+    return bool(least.all() and np.isfinite(vector[:count]).all())
 
 
 # The transactions of a server's folder.
@@ -179,7 +183,7 @@ class Transactions(NamedTuple):
 def transactions(rows: CommittedRows) -> Transactions:
     """Return the transactions of a server from its open store.
 
-    With durability="checkpoint" an undo restores the checkpoint before the last, several transactions earlier.
+    With durability="checkpoint" an undo restores a checkpoint, perhaps several transactions earlier.
 
     Raises:
         CheckpointError: the store has no server.
@@ -509,10 +513,6 @@ def _read_groups(path: Path, layout: Layout) -> SavedModel:
 # The journal of a round: accepted updates are durable before the client gets an answer, and survive a crash.
 
 
-GROUPS = "groups"
-"""The folder of the groups of a server with partial updates, in that of the server: one server's folder for each."""
-JOURNAL = "round"
-"""The journal's folder in that of a server."""
 HEADER = 1024
 """The bytes at the start of a row that hold the claims as JSON. Nothing in it grows with the model."""
 CLAIMS = ("steps", "examples", "lr", "count", "round", "kind", "weight", "loss")
@@ -573,8 +573,9 @@ class Journal:
 
     def begin(self, round: int, sent: Sequence[npt.NDArray[Any]] = ()) -> None:
         """Start a round whose clients got vectors with these checksums; drop the updates of any other round."""
+        is_first = not self._sent  # a kill may have left bytes of dropped updates
         self._sent = blake2b(b"".join(one.tobytes() for one in sent), digest_size=16).hexdigest()
-        if len(self._store.registry) and not self._readonly and not _head(self._store, round):
+        if (is_first or len(self._store.registry)) and not self._readonly and not _head(self._store, round):
             with suppress(StoreError):  # they have no effect
                 self.retain(())
                 self.erase_private()
@@ -660,10 +661,24 @@ class Journal:
             store.rollback()
             raise
 
-    def drop(self, client: ClientId) -> None:
-        """Drop a client's updates durably, if the journal has any."""
-        entries = (_entry(self._store, row) for row in self._store.registry)
-        self.retain({entry for entry in entries if entry[1] != client})
+    def drop(self, client: ClientId) -> bool:
+        """Drop a client's updates and its place as a newcomer durably; return whether the journal had any."""
+        store = self._store
+        with journal_errors(self.path):
+            state = store.state or {}
+            rows = [row for row in store.registry if _entry(store, row)[1] == client]
+            newcomers = state.get("newcomers", [])
+            left = [one for one in newcomers if client not in (one, one[0] if isinstance(one, list) else one)]
+        if not rows and left == newcomers:
+            return False
+        try:
+            for row in rows:
+                store.forget(row)
+            store.commit(store.round or 0, state=state | {"newcomers": left} if len(store.registry) else {})
+        except BaseException:
+            store.rollback()
+            raise
+        return True
 
     def erase(self) -> None:
         """Erase the bytes of dropped updates from the files."""

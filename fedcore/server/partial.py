@@ -31,6 +31,15 @@ GRID = (-10, -60)
 COLUMNS = ("steps", "examples", "counts", "eta_steps", "weights", "squares", "has_buffers")
 MOST_HEADER = 1 << 28
 """The largest header of a message, in bytes."""
+PARTS = (
+    "the version of fedcore",
+    "the method",
+    "the layout",
+    "averages_models (server_lr)",
+    "the buffers that must stay >= 0 (signed_buffers, or buffers of the model with which the edge was made)",
+    "the model x as it was sent (Broadcast.x)",
+)
+"""What the digests of ``PartialSum.made_under`` describe, for the reason of a rejection."""
 NEAR = 1.0001
 """Tolerance of the norm of a sum: the norms of updates have a relative error of at most 1e-5."""
 SPAN = 1 << 18
@@ -50,8 +59,7 @@ class PartialSum(Represented):
 
     Attributes:
         round: the round's number.
-        made_under: SHA-256, in hexadecimal, of the grid, the method, the layout, the units of h, and x as sent. Sums
-            with different digests cannot be joined.
+        made_under: one digest for each of ``PARTS``: what must be equal at the server that adds the sum.
         high, low: int64[n], the words of ``kernels.ExactSum``: sum_i w_i h_i, or sum_i w_i (x - y_i) over the float
             buffers.
         changes: int64[n_parameters] each, the sum of the changes of rows that clients keep; None for other methods.
@@ -168,8 +176,10 @@ def read_partial_sum(sent: object) -> PartialSum:
     )
 
 
-def require_partial_sums(settings: Settings, *, has_noise: bool = False) -> None:
+def require_partial_sums(settings: Settings, journal: object = None, *, has_noise: bool = False) -> None:
     """Raise RangeError if a server with these settings cannot make or add partial sums, or those that have noise."""
+    if journal is not None:
+        raise RangeError("journal: it has no partial sums; leave Storage(journal=True) out")
     if not settings.is_exact:
         raise RangeError(
             f'accumulator="{settings.accumulator}": the bits of such sums depend on the order of updates; for partial '
@@ -186,6 +196,8 @@ def require_partial_sums(settings: Settings, *, has_noise: bool = False) -> None
             "aggregation: PrivateMean clips each update, and a partial sum has none; use Mean(), or masked sums with "
             "noise (fedcore.secure)"
         )
+    if settings.rules.weights is not None:
+        raise RangeError("aggregation: partial sums weight updates by the method; leave the weights of Mean out")
     if settings.policy.buffer is not None:
         raise RangeError(f"buffer={settings.policy.buffer}: partial sums do not support buffers; leave buffer out")
     if settings.layout.groups:
@@ -196,14 +208,14 @@ def require_partial_sums(settings: Settings, *, has_noise: bool = False) -> None
 
 
 def fingerprint(settings: Settings, now: Snapshot) -> str:
-    """Return ``PartialSum.made_under`` of an open round. Cost: reads 4 n bytes."""
+    """Return ``PartialSum.made_under`` of an open round: the digests of ``PARTS``. Cost: reads 4 n bytes."""
     method = describe("algorithm", settings.algorithm) or {}
     if "class" in method:  # the name and repr of a user's class may differ between processes
         method = {key: method[key] for key in ("class", "options")}
     facts = [GRID, method, settings.layout.to_state(), settings.averages_models, list(settings.nonnegative)]
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    digest.update(np.ascontiguousarray(to_host(as_sent(settings.layout, now.sent))).data)
-    return digest.hexdigest()
+    parts: list[Any] = [json.dumps(fact, sort_keys=True).encode() for fact in facts]
+    parts.append(np.ascontiguousarray(to_host(as_sent(settings.layout, now.sent))).data)
+    return " ".join(hashlib.blake2b(part, digest_size=16).hexdigest() for part in parts)
 
 
 class PartialSums:
@@ -212,10 +224,6 @@ class PartialSums:
     def __init__(self, settings: Settings, state: State, weighing: Weighing) -> None:
         self._settings, self._state, self._weighing = settings, state, weighing
         self._made_under: str | None = None
-
-    def require(self, *, has_noise: bool = False) -> None:
-        """Raise RangeError if the server does not support partial sums, or those that have noise."""
-        require_partial_sums(self._settings, has_noise=has_noise)
 
     @property
     def made_under(self) -> str:
@@ -245,11 +253,15 @@ class PartialSums:
             if again := known.intersection(batch.clients):
                 raise RangeError(f"clients: the round already has an update of {min(map(repr, again))}")
             self._require_own(sent, own)
-            if (self._weighing.known_at_most(batch) < batch.claims.examples).any():
-                raise RangeError("examples: a client reports more than its n_k; cap them at the edge")
+            if self._weighing.reads_examples and len(set(batch.sources.tolist())) > 1:
+                raise RangeError("examples: some clients report a number and some do not; all or none must")
+            if self._settings.algorithm.weighs_claims:
+                self._weighing.count_known_examples(batch)
             self._weighing.weigh(batch)
             if not np.array_equal(batch.weights, sent.weights):
-                raise RangeError("weights: they differ from the weights that the method computes from the claims")
+                is_sized = self._state.population.is_sized
+                how = "and n_k; create the edge with this server's sizes" if is_sized else "alone, without sizes n_k"
+                raise RangeError(f"weights: they differ from those that the method computes from the claims {how}")
             if (reason := settle(batch)) is not None:
                 return reason
             if not total.join(sent.sum, batch, sent.changes):
@@ -281,8 +293,9 @@ class PartialSums:
             if type(array) is not np.ndarray or array.dtype != dtype or array.shape != (length,):
                 got = f"{array.dtype}{list(array.shape)}" if type(array) is np.ndarray else type(array).__name__
                 raise ArrayError(f"{name}: expected {np.dtype(dtype).name}[{length}], got {got}")
-        if partial.made_under != self.made_under:
-            raise RangeError("made_under: the method, layout or model of the sum differs from this server's")
+        theirs = partial.made_under.split(" ")
+        if others := [what for what, own in zip(PARTS, self.made_under.split(" "), strict=True) if own not in theirs]:
+            raise RangeError(f"made_under: the edge and this server differ in {', in '.join(others)}")
         try:
             clients = [registry.check(client) for client in partial.clients]
         except UnknownClientError as error:
@@ -302,8 +315,6 @@ class PartialSums:
                 hint = f"; create the edge with EdgeAggregator(population={len(registry)})" if at_edge else ""
                 raise RangeError(f"{name}={column[i]:.15g} of client {short_repr(clients[i])}: must be {must}{hint}")
         sources = np.where(partial.examples == 0, NO_COUNT, COUNTED).astype(np.int8)
-        if len(set(sources.tolist())) > 1:
-            raise RangeError("examples: some clients report a number and some do not; all or none must")
         for low in (partial.low, *(changes or ())[1:]):
             if len(low) and not 0 <= int(low.min()) <= int(low.max()) < 1 << 50:
                 raise RangeError("low: the words must be in 0..2^50 - 1")
@@ -356,7 +367,10 @@ class PartialSums:
         words, changes, batch = *total.words(), UpdateBatch.joined(folded)
         batch = batch.ordered(self._state.store.registry.numbers(batch.clients))
         if (batch.sources == WEIGHTED).any():
-            raise RangeError("weight: partial sums weight updates by examples; leave Update.weight out")
+            raise RangeError("weight: partial sums weight updates by the method; leave Update.weight out")
+        number = self._state.snapshot.round_number
+        if (batch.starts != number).any():
+            raise RangeError("round: a partial sum has no late updates; add them to the upper server itself")
         columns = {
             "steps": batch.claims.steps,
             "examples": np.where(batch.sources == NO_COUNT, 0.0, batch.claims.examples),
@@ -364,7 +378,7 @@ class PartialSums:
             **{name: getattr(batch, name) for name in COLUMNS[3:]},
         }
         return PartialSum(
-            round=self._state.snapshot.round_number,
+            round=number,
             made_under=self.made_under,
             high=words.high,
             low=words.low,

@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from copy import deepcopy
 from functools import wraps
 from operator import itemgetter
 from threading import Lock, RLock
@@ -16,6 +17,7 @@ import numpy as np
 
 from fedcore.arrays import F32, BufferPool, FileMemory, core, ieee
 from fedcore.errors import (
+    AlgorithmError,
     FedcoreError,
     RangeError,
     RoundError,
@@ -28,7 +30,7 @@ from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import NO_COUNT, Result, UpdateBatch
 from fedcore.server.folder import Journal
-from fedcore.server.partial import PartialSum, PartialSums
+from fedcore.server.partial import PartialSum, PartialSums, require_partial_sums
 from fedcore.server.report import (
     Attendance,
     Diagnosis,
@@ -80,6 +82,13 @@ class OpenRound(Represented):
         self._turn, self._inside, self._is_ending = RLock(), Lock(), False
         self._rejected: list[tuple[Any, str]] = []
         self._bytes, self._seconds = 0, 0.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy with new locks."""
+        round = memo[id(self)] = type(self).__new__(type(self))
+        locks = {"_turn": RLock(), "_inside": Lock()}
+        round.__dict__.update(deepcopy({k: v for k, v in self.__dict__.items() if k not in locks}, memo) | locks)
+        return round
 
     @abstractmethod
     def finish(self) -> Report:
@@ -321,8 +330,8 @@ class Round(OpenRound):
         An update that is not ``done`` when the round is finished does not count.
 
         Raises:
-            RoundError: the round is closed, or has an update of this client.
-            RangeError: a claim is out of range, so the update would be rejected.
+            RoundError: the round is closed; or it has an update of this client, which is listed as rejected.
+            RangeError: a claim is out of range, such as a round that is too early; the client is listed as rejected.
             UnknownClientError, UnknownNameError: as ``add``.
             StoreError: the disk is full, or too many files are open; the client is listed as rejected.
 
@@ -333,12 +342,16 @@ class Round(OpenRound):
         self._require_open()
         update = Update(client, None, steps, examples, lr, None, count, round, kind, weight=weight, loss=loss)
         client = self._check(update, self._clients)
-        if self._is_second(client):
-            raise RoundError(f"client {client!r}: {SECOND}")
-        if self._settings.policy.buffer is not None and round is None:
-            raise RangeError(NO_START)
         oldest = max(0, self._number - self._settings.max_staleness)
-        check_claims(update, self._settings.asked, range(oldest, self._number + 1))
+        try:
+            if self._is_second(client):
+                raise RoundError(f"client {client!r}: {SECOND}")
+            if self._settings.policy.buffer is not None and round is None:
+                raise RangeError(NO_START)
+            check_claims(update, self._settings.asked, range(oldest, self._number + 1))
+        except FedcoreError as error:
+            self._rejected.append((client, rejection_reason(error)))
+            raise
         layout, algorithm = self._settings.layout, self._settings.algorithm
         n = layout.n_parameters if kind == "gradient" else layout.n
         try:
@@ -381,7 +394,7 @@ class Round(OpenRound):
 
         Raises:
             RoundError: the round is closed.
-            RangeError: the server's sums are not exact, its method does not only add h, or it has shards.
+            RangeError: as ``Server.require_partial_sums``.
             UnknownClientError: one of ``clients`` is not registered.
         """
 
@@ -389,9 +402,11 @@ class Round(OpenRound):
     def partial_sum(self) -> PartialSum:
         """Close the round without a step; return its sum and claims, for ``add_partial_sum`` of the upper server.
 
+        Rules that compare updates remember those of the round.
+
         Raises:
             RoundError: the round is closed.
-            RangeError: as for ``add_partial_sum``.
+            RangeError: as ``Server.require_partial_sums``; or an update is late, or has a ``weight``.
 
         Cost: reads and writes 16 n bytes.
         """
@@ -456,7 +471,11 @@ class Round(OpenRound):
         rate = self._rates.read(update, started)
         check_distance(rate, update.steps, update.lr)
         weight = None if update.weight is None else float(update.weight)
-        return update._replace(lr=rate if update.lr is None else float(update.lr), weight=weight)
+        if update.lr is not None:
+            rate = float(update.lr)
+        elif self._settings.algorithm.mixes_models:  # whatever their rates
+            return update._replace(weight=weight)
+        return update._replace(lr=rate, weight=weight)
 
     def _write_to_journal(self, client: ClientId, update: Update, vector: Any, control: Any) -> str | None:
         """Number a valid update, and write it to the journal, if any; return why it is rejected if this fails."""
@@ -534,7 +553,7 @@ class LocalRound(Round):
         on_host = BufferPool(settings.layout.n) if state.upload is not None else state.update_buffers
         self._staging = Staging(on_host, self._batch_size, state.store.path)
         self._held: list[UpdateBatch] = []
-        self._undecided: UpdateBatch | None = None
+        self._undecided: list[UpdateBatch] = []
         self._folded: list[UpdateBatch] = []
         self._summed: set[ClientId] = set()  # the clients of partial sums
         self._keeps_vectors = settings.rules.robust is not None  # until the step
@@ -550,9 +569,7 @@ class LocalRound(Round):
             self._sum = self._state.begin(self._newcomers)
             settings, remembered = self._settings, self._state.snapshot.norms
             unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
-            self._by_claims = settings.algorithm.weighs_claims and not (
-                self._state.population.is_sized or settings.rules.counts_clients
-            )
+            self._by_claims = self._weighing.reads_examples
             ratio = settings.rules.examples_ratio if self._by_claims else None
             examples = None if ratio is None else self._state.claimed.of("examples", ratio, remembered)
             square = self._state.buffers_square
@@ -647,12 +664,14 @@ class LocalRound(Round):
             return client, None, False, SECOND
         try:
             return (client, *self._reader.read(update, client), None)
+        except AlgorithmError:  # an error of the server's own rate or weights
+            raise
         except FedcoreError as error:
             return client, None, False, rejection_reason(error)
 
     def _settle_examples(self, batch: UpdateBatch) -> str | None:
         """Return why updates without examples are rejected; the first update with examples rejects all before it."""
-        if not self._by_claims or (batch.sources != NO_COUNT).all() == self._has_examples:
+        if not self._by_claims or not len(batch) or (batch.sources != NO_COUNT).all() == self._has_examples:
             return None
         if self._has_examples:
             return NO_EXAMPLES
@@ -661,12 +680,12 @@ class LocalRound(Round):
         if not self._state.reducer.agree(name is None):  # an invalid update must not displace others
             return NOT_FINITE if name is None else f"{NOT_FINITE}, in {name}"
         self._has_examples = True
-        before = [*self._held, *self._folded, *([self._undecided] if self._undecided is not None else [])]
+        before = [*self._held, *self._folded, *self._undecided]
         if dropped := [client for part in before for client in part.clients]:
             self._rejected += [(client, NO_EXAMPLES) for client in dropped]
             self._known.difference_update(key for part in before for key in self._keys_of(part))
             self._summed.difference_update(dropped)
-            self._held, self._folded, self._undecided = [], [], None
+            self._held, self._folded, self._undecided = [], [], []
             self.start(self._newcomers)
         return None
 
@@ -704,11 +723,8 @@ class LocalRound(Round):
     ) -> None:
         """See ``Round``."""
         self._require_open()
-        self._partials.require(has_noise=isinstance(partial, PartialSum) and partial.noise > 0)
-        if self._journal is not None:
-            raise RangeError("add_partial_sum: the journal has no partial sums; leave Storage(journal=True) out")
-        if self._settings.policy.buffer is not None:
-            raise RangeError("add_partial_sum: a buffer has no partial sums; leave RoundPolicy(buffer=...) out")
+        has_noise = isinstance(partial, PartialSum) and partial.noise > 0
+        require_partial_sums(self._settings, self._journal, has_noise=has_noise)
         own = None if clients is None else {self._state.store.registry.check(client) for client in clients}
         self._fold_held()
         joined = self._partials.join(self._sum, partial, own, self._known | self._summed, self._settle_examples)
@@ -727,9 +743,11 @@ class LocalRound(Round):
     def partial_sum(self) -> PartialSum:
         """See ``Round``."""
         self._require_open()
-        self._partials.require()
+        require_partial_sums(self._settings)
         self._fold_held(last=True)
         partial = self._partials.collect(self._sum, self._folded, tuple(self._rejected), self._bytes)
+        before = self._state.snapshot  # rules compare the updates of the next round with those of this one
+        self._state.snapshot = before._replace(norms={**before.norms, **self._validator.remembered()})
         self._abort()
         return partial
 
@@ -740,12 +758,12 @@ class LocalRound(Round):
 
     def _fold_held(self, *, last: bool = False) -> None:
         held, self._held = self._held, []
-        if held or (last and self._undecided is not None):
+        if held or (last and self._undecided):
             self._fold(held, last=last)
 
     @ieee
     def settle(self) -> None:
-        """Fold all updates, and decide on those that wait for a median."""
+        """Fold all updates, and decide on those that wait for a median or for the rest of the cohort."""
         self._fold_held(last=True)
         self._keep_in_journal(self._known)
 
@@ -765,14 +783,20 @@ class LocalRound(Round):
 
     def _fold_batch(self, parts: list[UpdateBatch], *, last: bool) -> None:
         """Fold a batch in one pass, and again without the updates that the validator rejects."""
-        batch = UpdateBatch.joined([*([] if self._undecided is None else [self._undecided]), *parts])
+        at_end = self._settings.rules.decides_last
+        waiting = [] if at_end and not last else self._undecided  # the others are only measured again at the end
+        batch = UpdateBatch.joined([*waiting, *parts])
         try:
             with span("validate", self._state):
                 if self._settings.algorithm.weighs_claims:
                     self._weighing.count_known_examples(batch)
                 self._weighing.weigh(batch)
+            if at_end:
+                batch = batch.ordered(self._state.store.registry.numbers(batch.clients))
             lengths = self._sum.try_fold(batch)
-            self._undecided, squares = None, lengths.parameters
+            if waiting:
+                self._undecided = []
+            squares = lengths.parameters
             with span("validate"):
                 decision = self._validator.decide(lengths, batch.clients, batch.claims, last=last)
                 if decision is not None:
@@ -800,11 +824,11 @@ class LocalRound(Round):
             self._known.discard(keys[i])
             self._rejected.append((batch.clients[i], reason))
         if decision.undecided.any():
-            self._undecided = batch.chosen(decision.undecided)
-            if not self._may_hold:
+            self._undecided.append(undecided := batch.chosen(decision.undecided))
+            if not (self._may_hold or self._keeps_vectors):
                 device = self._settings.device
-                self._undecided.vectors = [immutable_copy(y, device) for y in self._undecided.vectors]
-                self._undecided.controls = [immutable_copy(control, device) for control in self._undecided.controls]
+                undecided.vectors = [immutable_copy(y, device) for y in undecided.vectors]
+                undecided.controls = [immutable_copy(control, device) for control in undecided.controls]
 
     @ieee
     def finish(self) -> Report:
@@ -877,7 +901,7 @@ class LocalRound(Round):
         if self.is_open:
             self.is_open = False
             self._held.clear()
-            self._undecided = None
+            self._undecided.clear()
             self._state.abandon()
             self._release()
 
@@ -1027,10 +1051,12 @@ class RoundLock:
         self._last: Callable[[], Round | WholeRound | None] = lambda: None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RoundLock":
-        """Copy with a new lock."""
-        copied = RoundLock()
-        copied._last = self._last
-        return copied
+        """Return new locks; a copy of a server has no open round but its buffer."""
+        return RoundLock()
+
+    def reopen(self, opened: Round) -> None:
+        """Make a copy of an open round the open round."""
+        self._last = ref(opened)
 
     @property
     def opened(self) -> Round | WholeRound | None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -32,6 +32,7 @@ from fedcore.options import (
     RoundPolicy,
     Settings,
     Storage,
+    as_policy,
     checked_objects,
     describe,
     is_same_rate,
@@ -42,7 +43,6 @@ from fedcore.runtime import Unpicklable, uninterrupted
 from fedcore.server.aggregation import Counters, Reducer
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
 from fedcore.server.folder import (
-    GROUPS,
     JOURNAL,
     Journal,
     checkpoint_errors,
@@ -54,16 +54,20 @@ from fedcore.server.partial import PartialSum, require_partial_sums
 from fedcore.server.report import UNASKED, Attendance, Report, tell
 from fedcore.server.round import LOGGER, LocalRound, Round, RoundLock, WholeRound, log_round, whole_round
 from fedcore.server.state import NewClients, State, require_lasting_ledger
+from fedcore.server.state import state_of as state_of_server
 from fedcore.server.step import Population, Sizes, Snapshot, moved, vectors_of
 from fedcore.server.update import Update, as_vector, first_not_finite, in_float32, kept_batches
 from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
+from fedcore.store.client_store import create
 from fedcore.store.commits import require_folder
 from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
+from fedcore.store.files.inventory import GROUPS
 from fedcore.store.inspect import state_of
 from fedcore.store.reader import ReadRows
-from fedcore.store.registry import ClientId, Clients
+from fedcore.store.registry import ClientId, Clients, Registry
+from fedcore.store.slots import RowFormat
 from fedcore.validation import Represented, absolute, check_integer
 
 Aggregation: TypeAlias = str | Sequence[Rule | str] | Chain | None
@@ -176,7 +180,7 @@ class Server(Represented, Unpicklable):
         options |= {"compute": compute, "audit": place.audit, "journal": bool(place.journal), "policy": policy}
         settings = Settings.of(method, layout, aggregation=aggregation, **options)
         if layout.groups:
-            self._start(groups().new_backend(model, settings, ids, sizes, place, compute, given), callbacks)
+            self._start(groups().new_backend(model, settings, ids, sizes, place, compute, given), callbacks, model)
             return
         if compute.is_sharded:
             self._start(shards().new_backend(model, settings, ids, sizes, place, compute, given), callbacks, model)
@@ -185,14 +189,27 @@ class Server(Represented, Unpicklable):
         ids = None if given is not None and sizes is not None else ids
         with new_rows(given, place, ids, layout.n_parameters, settings.device) as rows:
             require_clients(rows, ids)
-            settings = in_files(settings, place.resident, rows)
+            settings = in_files(settings, place.resident, None if place.path is None else absolute(place.path).parent)
             x = layout.flatten(model, empty(layout.n, device=settings.device))
             require_finite(x, layout)
             freeze(x)
-            settings = replace(settings, nonnegative=never_negative(layout, to_host(x), limits.signed_buffers))
-            state = first_state(settings, x, layout.read_counters(model), sizes, rows)
-            self._start(state, callbacks, model)
+            settings = replace(settings, started_nonnegative=never_negative(layout, to_host(x)))
+            state = first_state(settings, x, layout.read_counters(model), sizes, rows, storage=place)
+            try:
+                self._start(state, callbacks, model)
+            except BaseException:
+                state.close()
+                if place.path is not None:
+                    remove(absolute(place.path))
+                raise
         self._keep_journal(place, place.path)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy a server in memory, with the open buffer of an asynchronous one."""
+        server = super().__deepcopy__(memo)
+        if server._buffer is not None:
+            server._round_lock.reopen(server._buffer)
+        return server
 
     def _start(self, backend: Any, callbacks: Sequence[Callback], model: Any = None) -> None:
         if backend.settings.rules.private is not None:
@@ -206,6 +223,16 @@ class Server(Represented, Unpicklable):
         self._journal_at: Path | None = None
         self._buffer: Round | None = None  # which would be aborted without a reference
         self._asked: tuple[int, tuple[ClientId, ...]] | None = None  # the last broadcast: its round and its clients
+        self._warn_of_few_clients()
+
+    def _warn_of_few_clients(self) -> None:
+        """Log that no round can finish if the robust rule needs more updates than there are clients; more may join."""
+        clients, rules = len(self._backend.registry.index), self._settings.rules
+        if clients and rules.robust is not None:
+            try:
+                rules.require_enough(clients)
+            except RangeError as error:
+                LOGGER.warning("%d clients are registered, so no round can finish: %s", clients, error)
 
     def _keep_journal(self, storage: Storage, folder: str | os.PathLike[str] | None) -> None:
         """Open the journal in the server's folder, if the options or an earlier use ask for it."""
@@ -297,8 +324,10 @@ class Server(Represented, Unpicklable):
             aggregation, limits, policy: replace the saved ones if they differ, with a warning. A ``Mean`` with
                 weights is required again.
             storage: how the rows are opened. ``Storage(medium="mmap")`` resumes in the folder; "ram" and "cuda" leave
-                the folder unchanged. Default: as saved, with "ram" in place of "cuda" if the device is a CPU.
-            compute: the device and precision; the bits stay the same. Default: as saved.
+                the folder unchanged. Default: as saved, with "ram" in place of "cuda" if the device is a CPU. The
+                path, codec and audit cannot change.
+            compute: the device and ``batch_size``; the bits stay the same. The accumulator and the number of shards
+                cannot change. Default: as saved.
             callbacks: as for a new server.
 
         Raises:
@@ -307,12 +336,13 @@ class Server(Represented, Unpicklable):
             LockedError: another server writes to the folder; ``Storage(medium="ram")`` only reads it.
             CorruptionError: a file is damaged.
             CheckpointError: the store has no server, or an argument is missing or contradicts the saved one.
-            RangeError: an argument does not fit the ClientStore.
+            RangeError: an argument does not fit the ClientStore, or differs from a saved option that cannot change.
         """
         given, server = checked_objects(algorithm, lr, server_lr, optimizer), cls.__new__(cls)
-        storage, compute = storage or Storage(), compute or Compute()
-        folder = None if isinstance(path, ClientStore) else absolute(path)
+        compute, folder = compute or Compute(), None if isinstance(path, ClientStore) else absolute(path)
         manifest = None if folder is None else manifest_in(folder)
+        home = path.path if isinstance(path, ClientStore) else folder if manifest is None else manifest.parent
+        storage = (storage or Storage()).at(home)
         if manifest is not None or (folder is not None and (folder / GROUPS).is_dir()):
             opened = shards().saved_backend if manifest is not None else groups().saved_backend
             backend, saved = opened(manifest or folder, given, storage, compute)
@@ -326,13 +356,23 @@ class Server(Represented, Unpicklable):
                 server.close()
                 raise
             return server
-        if compute.is_sharded or storage.folders is not None:
-            raise StoreError(
-                f"{path}: not a sharded server, as {MANIFEST} is missing; split it with fedcore.cluster.reshard"
-            )
+        for name, value in (
+            ("shards", (compute.shards or 1) > 1),
+            ("executor", compute.executor),
+            ("folders", storage.folders),
+        ):
+            if value:
+                raise StoreError(
+                    f"{name}: {path} is not a sharded server, as {MANIFEST} is missing; split it with "
+                    "fedcore.cluster.reshard"
+                )
         with saved_rows(path, storage, compute) as (rows, saved, device):
-            with checkpoint_errors(path.path or "store" if isinstance(path, ClientStore) else path):
-                state = resumed_state(rows, saved, given, replace(compute, device=device), resident=storage.resident)
+            where = path.path or "store" if isinstance(path, ClientStore) else path
+            with checkpoint_errors(where):
+                settings = Settings.from_state(saved["settings"], given, replace(compute, device=device))
+            settings = in_files(settings, storage.resident, rows.path if rows.medium == "mmap" else None)
+            with checkpoint_errors(where):
+                state = resumed_state(rows, saved, settings)
             server._start(state, callbacks)
             change_on_loading(state, rows.path, saved["settings"], given, aggregation, limits, policy)
             server._keep_journal(storage, rows.path if rows.medium == "mmap" else None)
@@ -380,7 +420,7 @@ class Server(Represented, Unpicklable):
         self._backend.close()
 
     def checkpoint(self) -> None:
-        """Make every finished round durable, for ``durability="checkpoint"``. A round must not be open."""
+        """Make every finished round survive a loss of power, for ``durability="checkpoint"``. No round may be open."""
         self._between_rounds()
         self._backend.checkpoint()
 
@@ -389,7 +429,8 @@ class Server(Represented, Unpicklable):
 
         Args:
             erase: whether the files must no longer contain bytes of removed clients, of earlier rows and vectors, and
-                of updates that the journal has dropped.
+                of updates that the journal has dropped. The ids of clients that were removed with
+                ``from_objective=False`` go too; their number stays.
         """
         self._between_rounds()
         self._backend.compact(erase)
@@ -491,11 +532,13 @@ class Server(Represented, Unpicklable):
 
         Args:
             path: the folder, which appears when it is complete. ``Safetensors(path)`` reads it. It has the files and
-                the index of ``model`` if that was a ``Safetensors``. Otherwise, and after ``load``, it has one file,
-                ``model.safetensors``.
+                the index of ``model`` if that was a ``Safetensors``, also those tensors that are personal or frozen,
+                unchanged. Otherwise, and after ``load``, it has one file, ``model.safetensors``, with the tensors of
+                the server.
 
         Raises:
             StoreError: the folder exists, or cannot be written.
+            CorruptionError: a file of ``model`` was changed, and personal or frozen tensors must be read from it.
 
         Cost: reads 4 n bytes and writes the model once; 32 MiB of memory.
         """
@@ -564,8 +607,10 @@ class Server(Represented, Unpicklable):
         """Remove a client: subtract its row from every running sum, and free its slot.
 
         Args:
+            client: its id; or that of a newcomer of an interrupted round, which only the journal has.
             from_objective: True: the shares p^k of the other clients grow (*exclude*), and the rate should restart.
-                False: the shares stay (*include*). See Ruan et al. 2021, Sec. 4.3.
+                False: the shares stay (*include*). See Ruan et al. 2021, Sec. 4.3. A client that comes back gets its
+                old place, unless its id was erased.
             erase: whether to erase the client's bytes from the server's files too: its id, its present and earlier
                 rows, and its updates in the journal. The earlier state of ``keep_previous`` is dropped. The model, the
                 audit log and copies of the folder stay.
@@ -581,7 +626,11 @@ class Server(Represented, Unpicklable):
             unused slot and rewrites the index.
         """
         self._between_rounds()
-        self._backend.remove_client(client, from_objective)
+        # A newcomer of an interrupted round is only in the journal.
+        dropped = self._journal is not None and client not in self.clients and self._journal.drop(client)
+        if not dropped:
+            self._backend.remove_client(client, from_objective)
+            self._warn_of_few_clients()
         if erase:
             if self._journal is not None:
                 self._journal.drop(client)
@@ -590,7 +639,8 @@ class Server(Represented, Unpicklable):
     def change(self, **options: Unpack[Changes]) -> None:
         """Change rates, limits, rules or the policy from the next round on; its report lists them as ``changed``.
 
-        Call it before ``broadcast``. If lr changes, the server rejects late updates of earlier rounds.
+        Call it before ``broadcast``. If lr changes, the server rejects late updates of earlier rounds, except for
+        FedAsync. If ``max_staleness`` falls, it drops older models.
 
         Args:
             options: lr, server_lr, limits, aggregation or policy, as for a new server. With shards, rates must be
@@ -603,6 +653,7 @@ class Server(Represented, Unpicklable):
         self._between_rounds()
         with uninterrupted():
             self._backend.change(options)
+        self._warn_of_few_clients()
 
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """Initialise the rows with c_i, each client's mean gradient at x_0 over some minibatches.
@@ -773,6 +824,15 @@ class Server(Represented, Unpicklable):
             return Attendance(self.policy, expected, is_final=True)
         return Attendance(self.policy, asked if round == self.round_number else None)
 
+    def require_partial_sums(self, *, has_noise: bool = False) -> None:
+        """Raise RangeError if rounds cannot add partial sums, or with ``has_noise`` masked sums of ``PrivateMean``.
+
+        Call it when a server for edges is made. Otherwise ``Round.add_partial_sum`` raises the error, after training.
+        """
+        if not isinstance(self._backend, State) and not self.layout.groups:
+            raise RangeError("shards: they do not support partial sums; use Compute(shards=1)")
+        require_partial_sums(self._settings, self._journal, has_noise=has_noise)
+
     def _between_rounds(self) -> None:
         """Raise if a round is open, and discard the remains of a dropped round."""
         self._round_lock.require_none(self.round_number)
@@ -825,6 +885,11 @@ class EdgeRound(LocalRound):
         self.abort()
         raise RoundError("round: an edge takes no step; call partial_sum() before the round ends")
 
+    def _check(self, update: Update, registry: Registry) -> ClientId:
+        if update.weight is not None:
+            raise RangeError("weight: partial sums weight updates by the method; leave weight out")
+        return super()._check(update, registry)
+
 
 class EdgeAggregator:
     """A server between clients and an upper server: one level of a hierarchy.
@@ -837,9 +902,11 @@ class EdgeAggregator:
     reports. An edge without accepted updates sends zeros and its rejections.
 
     Args:
-        model: a model of the upper server's layout; its values do not matter.
+        model: a model of the upper server's layout. Its values do not matter, except that float buffers such as
+            variances must be as in the upper server's first model: positive ones must stay >= 0.
         algorithm: the upper server's method. It must only add h, as FedAvg, FedProx and FedAvgM do.
-        clients: the ids of the edge's own clients. The upper server must have registered them.
+        clients: the ids of the edge's own clients, which the upper server must have registered. If it has their sizes,
+            a mapping from id to n_k.
         lr, server_lr: as for the upper server; they set the units of updates.
         limits, aggregation: as for ``Server``.
         population: the greatest number of clients of the upper server, if above 2,048. The greatest norm of an update
@@ -858,7 +925,7 @@ class EdgeAggregator:
     >>> edges = [EdgeAggregator(zeros, "FedAvg", ids, lr=0.1) for ids in ([0, 1], [2, 3])]
     >>> with server.open_round() as round:
     ...     for edge in edges:
-    ...         with edge.open_round(server.x, round=server.round_number) as own:
+    ...         with edge.open_round(server.broadcast(edge.clients).x, round=server.round_number) as own:
     ...             for client in edge.clients:
     ...                 _ = own.add(client, np.float32([client, 1]), steps=5)
     ...             round.add_partial_sum(own.partial_sum().to_bytes(), "edge", clients=edge.clients)
@@ -870,7 +937,7 @@ class EdgeAggregator:
         self,
         model: Any,
         algorithm: Algorithm | str,
-        clients: Iterable[ClientId],
+        clients: Iterable[ClientId] | Mapping[ClientId, int],
         *,
         lr: float | Rate,
         server_lr: float | Rate | None = None,
@@ -880,8 +947,9 @@ class EdgeAggregator:
     ) -> None:
         population = check_integer("population", population, 0, 2**53)
         options: dict[str, Any] = {"server_lr": server_lr, "limits": limits, "aggregation": aggregation}
-        self._server = Server(model, algorithm, list(clients), lr=lr, compute=Compute(accumulator="exact"), **options)
-        require_partial_sums(self._server._settings)
+        ids = clients if isinstance(clients, Mapping) else list(clients)
+        self._server = Server(model, algorithm, ids, lr=lr, compute=Compute(accumulator="exact"), **options)
+        self._server.require_partial_sums()
         self._state: State = self._server._backend
         self._state.upper_population = population
 
@@ -894,7 +962,7 @@ class EdgeAggregator:
         """Open a round on the broadcast of the upper server; it ends with ``Round.partial_sum``.
 
         Args:
-            x: the received model: float32[n], its bytes, or a model that fits the layout. It is copied.
+            x: the received ``Broadcast.x``: float32[n], its bytes, or a model that fits the layout. It is copied.
             round: the round's number.
 
         Raises:
@@ -934,51 +1002,99 @@ def first_state(
     sizes: Sizes | None,
     rows: ClientStore,
     reducer: Reducer | None = None,
+    storage: Storage = Storage(),  # noqa: B008  # a frozen value
 ) -> State:
-    """Return the state of a new server with empty rows, and commit it if the rows have a folder."""
+    """Return the state of a new server; ``rows`` are in memory, or the caller's. Write its folder if it has one."""
+    snapshot = first_snapshot(settings, x, counters, sizes, rows)
+    if storage.path is None:
+        state = State(settings, snapshot, rows, reducer)
+        if rows.medium == "mmap":
+            state.keep(snapshot, 0)  # so that a run that is killed in its first round can be resumed
+            state.checkpoint()
+        return state
+
+    def parts(folder: Path) -> None:
+        if storage.journal and reducer is None:
+            Journal(folder / JOURNAL, settings).close()
+
+    create_folder(storage, settings, snapshot, rows, parts, None if reducer is None else reducer.place)
+    with opened_rows(storage, settings) as rows:
+        return State(settings, snapshot, rows, reducer)
+
+
+def first_snapshot(settings: Settings, x: F32, counters: Counters, sizes: Sizes | None, rows: ClientStore) -> Snapshot:
+    """Return the snapshot of a new server."""
     population = Population.of(sizes, rows.registry, needed=settings.algorithm.needs_shares)
-    state = State(settings, Snapshot.first(settings, x, counters, population), rows, reducer)
-    if rows.medium == "mmap":
-        state.keep(state.snapshot, 0)  # so that a run that is killed in its first round can be resumed
-    return state
+    return Snapshot.first(settings, x, counters, population)
+
+
+def create_folder(
+    storage: Storage,
+    settings: Settings,
+    snapshot: Snapshot,
+    rows: ClientStore,
+    parts: Callable[[Path], object] = lambda _: None,
+    place: Any = None,
+) -> None:
+    """Write the folder of a new server, which a kill leaves complete or missing, with the clients of ``rows``.
+
+    ``parts`` writes further stores into it; ``place`` is that of a shard.
+    """
+    state = state_of_server(settings, snapshot, "mmap", bool(storage.keep_previous), len(rows.registry), place)
+    vectors = {name: to_host(vector) for name, vector in snapshot.vectors(settings.algorithm).items()}
+    create(absolute(storage.path or ""), RowFormat(rows.codec, rows.n), rows.registry, vectors, state, parts)
+
+
+@contextmanager
+def opened_rows(storage: Storage, settings: Settings) -> Iterator[ClientStore]:
+    """Yield the rows of a folder that ``create_folder`` has written; if the block fails, delete the folder."""
+    path = absolute(storage.path or "")
+    made = ClientStore.open(path, durability=storage.durability or "round", keep_previous=bool(storage.keep_previous))
+    try:
+        if isinstance(settings.device, FileMemory):
+            settings.device.folder = str(path)
+            made.read_into(settings.device)
+        yield on_device(made, settings.device, storage.cached_rows)
+    except BaseException:
+        made.close()
+        remove(path)
+        raise
 
 
 def resumed_state(
     rows: ClientStore,
     saved: Mapping[str, Any],
-    given: Mapping[str, Any],
-    compute: Compute | None = None,
+    settings: Settings,
     reducer: Reducer | None = None,
-    resident: int | None = None,
 ) -> State:
-    """Return the state of a saved server; for ``given`` see ``checked_objects``, for errors ``checkpoint_errors``."""
-    settings = in_files(Settings.from_state(saved["settings"], given, compute), resident, rows)
+    """Return the state of a saved server with these settings; for errors see ``checkpoint_errors``."""
+    if isinstance(settings.device, FileMemory):
+        rows.read_into(settings.device)
     vectors = vectors_of(rows, on_host(settings.device))
     if "nonnegative" not in saved["settings"]:  # a folder of a version that did not check buffers
-        kept = never_negative(settings.layout, to_host(vectors["x"]), settings.limits.signed_buffers)
-        settings = replace(settings, nonnegative=kept)
+        kept = never_negative(settings.layout, to_host(vectors["x"]))
+        settings = replace(settings, started_nonnegative=kept)
     require_plausible(settings, saved, vectors, rows)
     vectors = moved(vectors, settings.device)
     snapshot = Snapshot.of(vectors, saved["numbers"], settings.layout.n_parameters, rows.registry, settings.device)
     return State(settings, snapshot, rows, reducer)
 
 
-def in_files(settings: Settings, resident: int | None, rows: ClientStore) -> Settings:
-    """Return the settings of a server whose vectors are in files of the store's folder, if ``resident`` is given."""
+def in_files(settings: Settings, resident: int | None, folder: Path | None) -> Settings:
+    """Return the settings of a server whose vectors are in files of this folder, if ``resident`` is given."""
     if resident is None:
         return settings
     if settings.device != CPU:
         raise RangeError(f"resident={resident}: the server is on {settings.device}; leave resident or device out")
-    if rows.medium != "mmap" or rows.path is None:
+    if folder is None:
         raise RangeError(f'resident={resident}: needs a folder; pass Storage(path=...), or medium="mmap" when loading')
     if settings.optimizer is not None and getattr(settings.optimizer, "elementwise", False) is not True:
         raise RangeError(
             f"resident={resident}: needs an elementwise optimizer; if {settings.optimizer} is one, set elementwise = "
             "True on its class"
         )
-    memory = FileMemory(rows.path, resident)
-    rows.read_into(memory)
-    return replace(settings, device=memory)
+    folder.mkdir(parents=True, exist_ok=True)
+    return replace(settings, device=FileMemory(folder, resident))
 
 
 def require_clients(rows: ClientStore, clients: object) -> None:
@@ -1032,17 +1148,20 @@ def change_on_loading(
     }
     if chain != settings.rules:
         options["aggregation"] = chain
-    if limits is not None and (
-        not isinstance(limits, Limits)
-        or replace(limits, signed_buffers=settings.limits.signed_buffers) != settings.limits
-    ):
+    if limits is not None and limits != settings.limits:
         options["limits"] = limits
-    if policy is not None and policy != settings.policy:
+    if policy is not None and as_policy(policy) != settings.policy:
         options["policy"] = policy
     if options:
         backend.change(options)
         listed = ", ".join(f"{name}={value!r}" for name, value in backend.settings.shown(options).items())
         LOGGER.warning("%s: loading changed these options of the saved server: %s", where or "server", listed)
+
+
+def require_saved(name: str, saved: Any, given: Any) -> None:
+    """Raise RangeError if an argument of ``Server.load`` differs from the saved option, which cannot change."""
+    if given not in (None, saved):
+        raise RangeError(f"{name}={given!r}: the server was saved with {name}={saved!r}; leave it out")
 
 
 def require_named_rates(changed: Settings, options: Iterable[str]) -> None:
@@ -1058,7 +1177,10 @@ def require_named_rates(changed: Settings, options: Iterable[str]) -> None:
 def new_rows(
     given: ClientStore | None, storage: Storage, clients: int | Iterable[ClientId] | None, n: int, device: str = CPU
 ) -> Iterator[ClientStore]:
-    """Yield rows of n elements on the server's device; if the block fails, delete what was created."""
+    """Yield rows of n elements on the server's device: the caller's, or new ones in memory.
+
+    ``first_state`` writes the folder of a ``storage`` with a path.
+    """
     if given is not None:
         if clients is not None:
             raise RangeError(
@@ -1085,21 +1207,12 @@ def new_rows(
         storage.require_folder()
     if clients is None:
         raise RangeError("clients: missing; pass their number or their ids")
-    made = ClientStore(
-        *(clients, n),
-        medium=device if medium == "cuda" else medium,
-        codec=storage.codec,  # type: ignore[arg-type]  # the store checks the name
-        path=storage.path,
-        durability=storage.durability or "round",
-        keep_previous=bool(storage.keep_previous),
-    )
-    try:
-        yield on_device(made, device, storage.cached_rows)
-    except BaseException:
-        made.close()
-        if storage.path is not None:
-            remove(Path(storage.path))
-        raise
+    options: dict[str, Any] = {}
+    if medium != "mmap" or storage.path is None:  # otherwise the rows will be in a folder
+        options = {"medium": device if medium == "cuda" else medium, "path": storage.path}
+        options |= {"durability": storage.durability or "round", "keep_previous": bool(storage.keep_previous)}
+    made = ClientStore(clients, n, codec=storage.codec or "f32", **options)  # type: ignore[arg-type]  # it checks the name
+    yield on_device(made, device, storage.cached_rows)
 
 
 def on_device(store: ClientStore, device: str, cached_rows: int | None) -> ClientStore:
@@ -1135,6 +1248,9 @@ def saved_rows(
         with checkpoint_errors(where):
             state = server_state(where, rows.state)
             device = _device_of(state) if device is None else device
+            audit = bool(state["settings"].get("audit"))
+        require_saved("codec", rows.codec, storage.codec)
+        require_saved("audit", audit, storage.audit)
         yield on_device(rows, device, storage.cached_rows), state, device
     except BaseException:
         if rows is not path:
@@ -1146,6 +1262,8 @@ def _require_options(rows: ClientStore, storage: Storage) -> None:
     """Raise RangeError if the caller's store is read-only, or an option contradicts it."""
     if rows.readonly:
         raise RangeError("path: the ClientStore is read-only; open it for writing")
+    if rows.medium != "mmap":
+        replace(storage, durability=None, keep_previous=None).require_folder()
     for name, actual, option in (
         ("medium", rows.medium, storage.medium),
         ("durability", rows.durability, storage.durability),
@@ -1168,6 +1286,8 @@ def _opened(path: Path, storage: Storage, device: str | None) -> tuple[ClientSto
                 keep_previous = saved.get("undoable") is True
     if medium == "cuda" and device == CPU:
         raise RangeError('medium="cuda": the server computes on the CPU; pass Compute(device="cuda")')
+    if medium != "mmap":
+        storage.require_folder()
     require_folder(bool(keep_previous), medium or "mmap", readonly=False)
     on = device if medium == "cuda" and device is not None else medium or "mmap"
     with checkpoint_errors(path):

@@ -70,6 +70,7 @@ from fedcore.store.client_store import rounding_keys
 from fedcore.store.reader import ReadRows
 from fedcore.store.registry import ClientId, Registry, canonical
 from fedcore.store.slots import checksums
+from fedcore.validation import failed
 
 Vector = npt.NDArray[Any]
 
@@ -276,6 +277,21 @@ def without_client(
     return now._replace(total=kernels.read_exact(total), exact_total=total)
 
 
+def state_of(
+    settings: Settings, snapshot: Snapshot, medium: str, undoable: bool, clients: int, place: Any
+) -> dict[str, Any]:
+    """Return the fields of a server that are not arrays, as JSON. ``place`` is that of a shard, or None."""
+    return {
+        "what": "a fedcore server",
+        "medium": medium,
+        "undoable": undoable,
+        "device": settings.device,
+        "clients": clients,
+        "settings": settings.to_state(snapshot.round_number),
+        "numbers": snapshot.numbers(),
+    } | ({} if place is None else {"place": place})
+
+
 def require_lasting_ledger(store: ClientStore) -> None:
     """Raise RangeError if the folder of a private server could lose or undo a finished round."""
     if store.keep_previous:
@@ -342,7 +358,7 @@ class State:
         self._download = None if device == CPU else Download(device, 8 * n)
         self.waiting = AwaitedClients()
         self.claimed = ClaimWindows()
-        self.buffers = Buffers(layout, settings.nonnegative, device)
+        self._nonnegative, self.buffers = settings.nonnegative, Buffers(layout, settings.nonnegative, device)
         self._model = ModelStep(settings, self.buffers, self.reducer, vectors)
         self._sent: tuple[F32, F32] | None = None
 
@@ -416,14 +432,15 @@ class State:
     def sent_vectors(self, clients: Sequence[ClientId], new: Collection[ClientId]) -> SentVectors:
         """Return the vectors of a broadcast to some clients; ``new`` are the newcomers among them."""
         self.store.require_files()
-        algorithm, layout, now, registry = self.settings.algorithm, self.settings.layout, self.snapshot, self.registry
+        algorithm, layout, registry = self.settings.algorithm, self.settings.layout, self.registry
+        number, sent = self.round_number, self.snapshot.sent  # not the snapshot, whose vectors a compaction erases
         if algorithm.keeps_rows:
             self.store.prefetch(client for client in clients if client not in new)
 
         def require_current(what: str) -> None:
-            if self.snapshot.round_number != now.round_number:
+            if self.snapshot.round_number != number:
                 raise RoundError(
-                    f"{what}: the broadcast was for round {now.round_number}, but round {self.snapshot.round_number} "
+                    f"{what}: the broadcast was for round {number}, but round {self.snapshot.round_number} "
                     "is next; make a new broadcast"
                 )
 
@@ -434,12 +451,14 @@ class State:
         def start(client: ClientId) -> Any:
             require_current("start")
             if client in new and client not in registry:
-                return view_of(self.as_sent(now.sent))
-            return view_of(self.start_of(int(now.population.starts(registry.numbers([registry.check(client)]))[0])))
+                return view_of(self.as_sent(sent))
+            return view_of(
+                self.start_of(int(self.snapshot.population.starts(registry.numbers([registry.check(client)]))[0]))
+            )
 
-        x_prev = view_of(as_sent(layout, now.x_prev)) if algorithm.direction.b else None
+        x_prev = view_of(as_sent(layout, self.snapshot.x_prev)) if algorithm.direction.b else None
         starts = start if algorithm.own_starts else None
-        return WholeVectors(view_of(self.as_sent(now.sent)), x_prev, offset, starts)
+        return WholeVectors(view_of(self.as_sent(sent)), x_prev, offset, starts)
 
     def as_sent(self, x: F32) -> F32:
         """Return ``as_sent`` of a model, which is kept until the step or the next model."""
@@ -472,13 +491,17 @@ class State:
         """Begin a round in which these clients may join, and return its sums."""
         self.store.require_files()
         self.abandon()
-        if (private := self.settings.rules.private) is not None:
+        settings = self.settings
+        if self._nonnegative is not settings.nonnegative:  # the limits were changed
+            self._nonnegative = settings.nonnegative
+            self.buffers = self._model.buffers = Buffers(settings.layout, self._nonnegative, settings.device)
+        if (private := settings.rules.private) is not None:
             private.require_budget(self.snapshot.ledger)
         now, offset = self.snapshot, self.shared_offset()  # as sent, without the newcomers' share
-        longest = longest_update(farthest_gamma(self.settings, now), squared=self.settings.takes_squares)
+        longest = longest_update(farthest_gamma(settings, now), squared=settings.takes_squares)
         term = longest_term(max(len(self.store.registry), self.upper_population))
-        distance = usual_distance(self.settings, now, self.claimed) if self.settings.averages_models else 1.0
-        self._sum.begin(now.round_number, now.history.get, offset, longest, term, self.settings.policy, distance)
+        distance = usual_distance(settings, now, self.claimed) if settings.averages_models else 1.0
+        self._sum.begin(settings, now.round_number, now.history.get, offset, longest, term, distance)
         self._admit(newcomers)
         return self._sum
 
@@ -499,9 +522,10 @@ class State:
         return self.newcomers.population or self.snapshot.population
 
     def abandon(self) -> None:
-        """Discard the staged rows and the newcomers of an unfinished round."""
+        """Discard what an unfinished round has staged, its newcomers, and the directions that the last one read."""
         self.newcomers.forget()
         self.store.discard()
+        self._sum.forget()
 
     def close(self) -> None:
         """Discard an unfinished round, and close the store."""
@@ -579,7 +603,7 @@ class State:
             weighed=int(np.count_nonzero(batch.weights)),
             # c = T / N was sent before newcomers were registered
             N=max(1, self.newcomers.before) if algorithm.direction.from_mean else N,
-            devices=N + len(population.included),
+            devices=N + len(population.included) + population.unnamed,
             W=result.W * share,
             rows=len(self.store) + rounds.count(None),
             claims=batch.claims if most_steps is None else replace(batch.claims, steps=steps),
@@ -590,7 +614,7 @@ class State:
                 combined_square(self.reducer, [result.A], [1.0]) if algorithm.needs_square_of_sum else math.nan
             ),
         )
-        norms = {**norms, "steps": window.packed} if len(window) else norms
+        norms = {**norms, "steps": window.packed} if settings.rules.steps_ratio and len(window) else norms
         moves = cohort.N > 0 and algorithm.moves(cohort)
         changes: dict[str, Any] = {"round_number": number + 1, "norms": norms, "population": population}
         if result.center is not None:
@@ -614,7 +638,11 @@ class State:
         step, v_square, gamma = None, 0.0, 0.0
         # T includes every changed row, whatever the weight of its update.
         if cohort.W > 0 or moves or (len(batch) and algorithm.keeps_rows):
-            step = check_step(algorithm, algorithm.step(cohort))
+            try:
+                step = algorithm.step(cohort)
+            except Exception as error:
+                failed(algorithm, "step", error)
+            step = check_step(algorithm, step)
             if share != 1:
                 step = replace(step, v=step.v._replace(A=step.v.A * share), T=step.T._replace(A=step.T.A * share))
             # Set even if x waits: the next round may step without clients.
@@ -807,15 +835,8 @@ class State:
 
     def to_state(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return the fields that are not arrays, as JSON."""
-        return {
-            "what": "a fedcore server",
-            "medium": self.store.medium,
-            "undoable": self.store.keep_previous,
-            "device": self.settings.device,
-            "clients": len(self.store.registry),
-            "settings": self.settings.to_state(snapshot.round_number),
-            "numbers": snapshot.numbers(),
-        } | ({} if self.reducer.place is None else {"place": self.reducer.place})
+        medium, undoable = self.store.medium, self.store.keep_previous
+        return state_of(self.settings, snapshot, medium, undoable, len(self.store.registry), self.reducer.place)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """See ``Server.save``."""
@@ -836,7 +857,13 @@ class State:
         changed, now = self.settings.changed(options), self.snapshot
         after = now._replace(changed={**now.changed, **changed.shown(options)})
         if "aggregation" in options:
-            after = after._replace(ledger=replace(after.ledger, clip=None))
+            robust = changed.rules.robust
+            center = after.center if robust is not None and robust.needs_previous else None
+            after = after._replace(ledger=replace(after.ledger, clip=None), center=center)
+        if "policy" in options and not changed.algorithm.own_starts:
+            least, repeats = now.round_number - changed.max_staleness, changed.policy.buffer is not None
+            starts = {} if repeats else {client: t for client, t in now.starts.items() if t >= least}
+            after = after._replace(past={t: x for t, x in now.past.items() if t >= least}, starts=starts)
         if "lr" in options and not self.settings.algorithm.own_starts:
             after = after._replace(past={})  # late clients of these rounds used the old rate
         with self._changing():
@@ -858,7 +885,9 @@ class State:
         self.require_removable(client)
         number = self.store.registry.number(client)
         population = now.population.without_client(number, client, from_objective=from_objective)
-        after = now._replace(population=population, history=now.history.without([self.store.round_of(client)]))
+        starts = {other: t for other, t in now.starts.items() if other != client}
+        history = now.history.without([self.store.round_of(client)])
+        after = now._replace(population=population, history=history, starts=starts)
         if now.total is not None and self.store.round_of(client) is not None:
             kept = self.settings.algorithm.keeps_history
             part = self.correction if kept else self.store.read
@@ -868,8 +897,24 @@ class State:
             self.store.forget(client)
             self._become(after, now.round_number)
 
+    @property
+    def names_removed(self) -> bool:
+        """Whether ids of removed clients are kept, since their shares stay in the objective."""
+        return bool(self.snapshot.population.included)
+
+    def forget_removed(self) -> None:
+        """Keep the number of these clients in place of their ids, in one transaction."""
+        self._repopulate(self.snapshot.population.without_names())
+
     def compact(self, erase: bool) -> None:
         """See ``Server.compact``."""
+        if erase and self.names_removed:
+            self.forget_removed()
+        self.compact_store(erase)
+
+    def compact_store(self, erase: bool) -> None:
+        """Compact the store, whose earlier vectors nothing refers to then."""
+        self.abandon()
         self.store.compact(erase=erase)
 
     def require_removable(self, client: ClientId) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms import Algorithm, Cohort, Linear, Step
+from fedcore.algorithms import Algorithm, Cohort, Linear, Step, optimizers
 from fedcore.algorithms.base import is_whole_sum
 from fedcore.algorithms.privacy import Ledger
 from fedcore.algorithms.rates import rate_at
@@ -25,7 +25,7 @@ from fedcore.server.update import as_sent, first_not_finite, rounded_parts
 from fedcore.server.validation import Buffers
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId, Registry
-from fedcore.validation import check_integer
+from fedcore.validation import check_integer, name_of
 
 Column = npt.NDArray[np.int64]
 Numbers = Sequence[int] | Column
@@ -57,6 +57,7 @@ class Population:
         sizes: n_k of the clients in the objective; () without sizes.
         arrived: the round in which each client joined, except initial clients; () if all clients are initial.
         included: n_k of removed clients whose shares stay in the objective.
+        unnamed: the number of further ones, whose ids were erased.
         total: n, the sum of the sizes in the objective.
         sized: the number of clients with a size.
         heard: the last round that accepted an update of each client, if the method has ``counts_appearances``.
@@ -70,6 +71,7 @@ class Population:
     sized: int = 0
     heard: Runs = ()
     ended: Runs = ()
+    unnamed: int = 0
 
     @classmethod
     def of(cls, client_sizes: Sizes | None, registry: Registry, *, needed: bool) -> "Population":
@@ -127,6 +129,10 @@ class Population:
         if from_objective:
             return replace(after, total=self.total - size)
         return replace(after, included={**self.included, client: size})
+
+    def without_names(self) -> "Population":
+        """Return the population without the ids of removed clients; their shares stay."""
+        return replace(self, included={}, unnamed=self.unnamed + len(self.included))
 
     def with_sizes(self, registry: Registry, client_sizes: Mapping[ClientId, int]) -> "Population":
         """Return the population with changed sizes of some clients."""
@@ -203,7 +209,8 @@ class Population:
 
     def to_state(self) -> dict[str, Any]:
         """Return the fields that are not columns, as JSON."""
-        state = {"included": list(self.included.items()), "total": self.total}
+        state: dict[str, Any] = {"included": list(self.included.items()), "total": self.total}
+        state |= {"unnamed": self.unnamed} if self.unnamed else {}
         # Older versions of fedcore support one run only; they expect a list here and reject this number.
         return state if max(len(self.sizes), len(self.arrived)) < 2 else state | {"sizes": len(self.sizes)}
 
@@ -219,7 +226,8 @@ class Population:
         else:
             sizes, arrived = _runs(vectors, "sizes"), _runs(vectors, "arrived")
         heard, ended = _runs(vectors, "heard"), _runs(vectors, "ended")
-        return cls(sizes, arrived, included, state["total"], _present(_merged(sizes)).shape[1], heard, ended)
+        sized, unnamed = _present(_merged(sizes)).shape[1], check_integer("unnamed", state.get("unnamed", 0), 0)
+        return cls(sizes, arrived, included, state["total"], sized, heard, ended, unnamed)
 
 
 def checked_sizes(clients: Sequence[ClientId], sizes: Sizes | None, *, sized: bool) -> list[int] | None:
@@ -446,7 +454,8 @@ class Snapshot(NamedTuple):
         """Return the snapshot of a new server; x is on its device."""
         p, device, algorithm = settings.layout.n_parameters, settings.device, settings.algorithm
         # Of one element: an optimizer of a server whose vectors are in files works element by element.
-        start = settings.optimizer.start(1 if isinstance(device, FileMemory) else p) if settings.optimizer else ()
+        n = 1 if isinstance(device, FileMemory) else p
+        start = optimizers.started(settings.optimizer, n) if settings.optimizer else ()
         return cls(
             x=x,
             x_prev=x,
@@ -615,7 +624,7 @@ def counted_steps(
     ``CapSteps`` caps step counts at a multiple of the median of the last 1,000 accepted updates. The cohort's median
     over draws replaces it if it is larger and there are 8 draws, or if there are no earlier updates. One of S draws
     thus adds at most ratio / S of a usual step to a mean. Without ``CapSteps``, and if gamma does not depend on step
-    counts, they are unchanged. The cohort's counts are added to ``window``.
+    counts, they are unchanged. ``window`` gets the counts as reported; by capped ones, the cap could only fall.
     """
     steps, counts, eta_steps = batch.claims.steps, batch.claims.counts, batch.eta_steps
     ratio = settings.rules.steps_ratio
@@ -631,7 +640,7 @@ def counted_steps(
     if counts.sum() >= FEW or not len(window):
         most = max(most, ratio * _median(steps, counts))
     counted = np.minimum(steps, most)
-    window.add(counted)
+    window.add(steps)
     if (counted == steps).all():
         return steps, eta_steps, None
     return counted, np.where(steps > most, eta_steps / steps * most, eta_steps), int(most)
@@ -657,8 +666,7 @@ def claimless_gamma(settings: Settings, now: Snapshot) -> float | None:
     """Return gamma if it does not depend on updates: the server's or optimizer's rate, or 1 for averaged models."""
     if settings.server_lr is not None:
         return rate_at(settings.server_lr, now.round_number)
-    rate = getattr(settings.optimizer, "rate", None)
-    if rate is not None and (gamma := rate(now.round_number)) is not None:
+    if (gamma := optimizers.rate_of(settings.optimizer, now.round_number)) is not None:
         return float(gamma)
     return 1.0 if settings.averages_models else None
 
@@ -695,6 +703,7 @@ class ModelStep:
     It uses no clients and no rows, so that a shard can run it on slices.
 
     Attributes:
+        buffers: the float buffers that must not become negative.
         vectors: the buffers for x, and for v of a large model.
         directions: the buffers for v, if rows refer to it later.
         spare_v, spare_total, spare_exact: the outputs of the next step: float32[n_parameters], float64[n_parameters],
@@ -706,7 +715,7 @@ class ModelStep:
 
     def __init__(self, settings: Settings, buffers: Buffers, reducer: Reducer, vectors: BufferPool) -> None:
         n, p, device = settings.layout.n, settings.layout.n_parameters, settings.device
-        self._settings, self._buffers, self._reducer = settings, buffers, reducer
+        self._settings, self.buffers, self._reducer = settings, buffers, reducer
         self.vectors, self._moments = vectors, BufferPool(p, most=2, device=device)
         self.directions = BufferPool(p, device=device)
         self.is_large = n >= LARGE and not settings.algorithm.keeps_history
@@ -758,10 +767,11 @@ class ModelStep:
         moments = now.moments
         if optimizer is not None and gamma:
             moments = tuple(self._moments.get() for _ in now.moments)
-            x_square = optimizer.turn(self.v(), now.moments, now.x[:p], gamma=gamma, moments_out=moments, x_out=x[:p])
+            v, before = self.v(), now.moments
+            x_square = optimizers.turn(optimizer, v, before, now.x[:p], gamma=gamma, moments_out=moments, x_out=x[:p])
         if p < len(x):
             x_square += self._average_buffers(now, x, result)
-            self._buffers.clip(x)
+            self.buffers.clip(x)
         ahead = now.ahead
         if gamma:
             ahead = self._ahead(now, x, step.lookahead) if step.lookahead else None
@@ -771,9 +781,12 @@ class ModelStep:
         longest = "" if self._settings.rules.private else batch.longest()
         past = self._past_dtype(x if ahead is None else ahead) if gamma else None
         if not self._reducer.agree(math.isfinite(x_square) and past is None):
+            past, by = past or "x", ""
+            if optimizer is not None and type(optimizer) not in optimizers.OWN:
+                past, by = f"{past} or a moment", f"{name_of(optimizer)}: "
             raise DivergedError(
-                f"round {now.round_number}: the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would make "
-                f"{past or 'x'} infinite or NaN, so x is unchanged; lower the rates{longest}"
+                f"round {now.round_number}: {by}the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would "
+                f"make {past} infinite or NaN, so x is unchanged; lower the rates{longest}"
             )
         freeze(x)
         made: dict[str, Any] = {"x": x if gamma else now.x, "ahead": ahead, "moments": moments}

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatch
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import index
@@ -19,7 +18,20 @@ from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, copy_into, core, de
 from fedcore.errors import DtypeError, RangeError
 from fedcore.model import Layout
 from fedcore.options import Limits, Settings
-from fedcore.rules import FEW, PARTS, CapExamples, Chain, ClaimWindow, Group, Norms, NormWindow, Weights, as_float32
+from fedcore.rules import (
+    FEW,
+    PARTS,
+    CapExamples,
+    Chain,
+    ClaimWindow,
+    Group,
+    Norms,
+    NormWindow,
+    RejectLong,
+    Weights,
+    as_float32,
+    decide,
+)
 from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Counters, Lengths, UpdateBatch
 from fedcore.server.update import (
     Kind,
@@ -32,7 +44,7 @@ from fedcore.server.update import (
     read_vector,
 )
 from fedcore.store.registry import ClientId
-from fedcore.validation import check_integer, check_number, is_integer, short_repr
+from fedcore.validation import check_integer, check_number, failed, is_integer, short_repr
 
 # The numbers that a client reports.
 
@@ -125,16 +137,12 @@ MOST_GROWTH = 2**53
 """The greatest growth of a counter in a round."""
 
 
-def never_negative(layout: Layout, x: F32, signed: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the float buffers, such as variances, that updates must not make negative.
-
-    They are non-negative and not all zero in the first model x, and do not match a pattern of ``signed``.
-    """
+def never_negative(layout: Layout, x: F32) -> tuple[str, ...]:
+    """Return the names of the float buffers, such as variances, that are non-negative and not all zero in x."""
     return tuple(
         piece.name
         for piece in layout.slices
         if piece.kind == "buffer"
-        and not any(fnmatch(piece.name, pattern) for pattern in signed)
         and (x[piece.start : piece.stop] >= 0).all()
         and (x[piece.start : piece.stop] > 0).any()
     )
@@ -244,6 +252,8 @@ def _grown(now: npt.NDArray[np.integer[Any]], sent: Sequence[npt.NDArray[np.inte
 
 Vector = npt.NDArray[np.floating[Any]]
 
+RECEIVED = "received/"
+"""The start of the names of windows that rejected updates are in, too."""
 NOT_FINITE = "update: a number is NaN or infinite, or the norm of the update is too large for float32 sums"
 
 
@@ -273,7 +283,8 @@ class Validator:
 
     Updates are decided in order. A rule compares each update with the updates accepted before it. The result does not
     depend on the batches in which updates arrive. If a rule needs a median, the first 8 updates wait and are decided as
-    a group, at the latest at the end of the round. If examples are capped, the first 8 updates wait too, unless no cap
+    a group, at the latest at the end of the round. Before a robust rule, all updates wait for the end of the round, and
+    are decided in the order of the clients' ids. If examples are capped, the first 8 updates wait too, unless no cap
     can apply to them; see ``ClaimWindow.agree``. Norms are compared in float32, as the server stores them.
 
     Args:
@@ -293,18 +304,48 @@ class Validator:
         buffers: Callable[[], float],
     ) -> None:
         self._max_norm, self._unit, self._examples, self._buffers = limits.max_norm, unit, examples, buffers
-        self._needs_medians = rules.needs_medians
+        self._needs_medians, self._decides_last = rules.needs_medians, rules.decides_last
         self._deciding = [rule for rule in rules.deciding if examples is not None or not isinstance(rule, CapExamples)]
         self._norms: dict[str, NormWindow] = {}
         if self._max_norm is not None or any(type(rule) is not CapExamples for rule in self._deciding):
             self._norms = {
                 name: NormWindow.unpacked(remembered[name]) if name in remembered else NormWindow() for name in PARTS
             }
+        # With RejectLong: the norms of accepted and rejected updates, where they differ from those of accepted ones.
+        self._rejecting, self._received = rules.find(RejectLong), {}
+        if self._rejecting is not None:
+            given = {name: remembered.get(RECEIVED + name) for name in PARTS}
+            self._received = {name: NormWindow.unpacked(norms) for name, norms in given.items() if norms is not None}
+        self._too_long: dict[ClientId, dict[str, float]] = {}  # the norms of the last rejected update of each client
 
     def remembered(self) -> dict[str, Vector]:
-        """Return the accepted norms by part, float32[WINDOW], and the reported examples, if a rule needs them."""
+        """Return the accepted norms by part, float32[WINDOW], and the reported examples, if a rule needs them.
+
+        With ``RejectLong``, also those of accepted and rejected updates, by part after ``RECEIVED``, if they differ.
+        """
+        if self._rejecting is not None and (self._too_long or self._received):
+            self._follow(self._rejecting.ratio)
         norms: dict[str, Vector] = {name: window.packed() for name, window in self._norms.items() if len(window)}
+        norms |= {RECEIVED + name: window.packed() for name, window in self._received.items()}
         return norms | ({"examples": self._examples.packed} if self._examples else {})
+
+    def _follow(self, ratio: float) -> None:
+        """Add the norms of rejected updates; let the medians follow if more than half of all norms are too long."""
+        for name, accepted in self._norms.items():
+            received = self._received.get(name) or accepted.copied()
+            for norms in self._too_long.values():
+                received.add(norms.get(name, 0.0))
+            if len(received) >= FEW and (median := received.median()) is not None:
+                usual = accepted.median()
+                if usual is None:
+                    usual = math.sqrt(self._buffers()) if name == "buffers" else math.inf
+                if median > as_float32(ratio * usual):
+                    self._norms[name] = received
+            if received.is_equal(self._norms[name]):
+                self._received.pop(name, None)
+            else:
+                self._received[name] = received
+        self._too_long.clear()
 
     def decide(self, lengths: Lengths, clients: Sequence[ClientId], claims: Claims, *, last: bool) -> Decision | None:
         """Decide on the undecided and the new updates; return None if all count unchanged.
@@ -352,7 +393,10 @@ class Validator:
         examples, window = claims.examples, self._examples
         capping = None if window is None or window.agree(examples[decision.accepted]) else window
         waiting: list[int] = []
-        for i in np.flatnonzero(decision.accepted).tolist():
+        which = np.flatnonzero(decision.accepted).tolist()
+        if self._decides_last and not last:
+            which, waiting = [], which
+        for i in which:
             waiting.append(i)
             if self._needs_medians and len(self._norms["parameters"]) + len(waiting) < FEW:
                 continue
@@ -393,18 +437,22 @@ class Validator:
             factors=np.ones(len(which)),
         )
         for rule in self._deciding:
-            rule.decide(group)
+            decide(rule, group)
         for at, reason in group.rejected.items():
             decision.reject(which[at], reason)
+            self._too_long[group.clients[at]] = {name: column[which[at]] for name, column in norms.items()}
         stay = [at for at in range(len(which)) if at not in group.rejected]
         accepted = [which[at] for at in stay]
         decision.factors[accepted] = group.factors[stay]
-        for name, column in norms.items() if self._needs_medians else ():
-            for i in accepted:
+        for i in accepted if self._needs_medians else ():
+            self._too_long.pop(clients[i], None)
+            for name, column in norms.items():
                 self._norms[name].add(column[i])
+                if name in self._received:
+                    self._received[name].add(column[i])
         if capping is not None:
             decision.examples[accepted] = group.examples[stay]
-            capping.add(group.examples[stay])
+            capping.add(own[stay])  # as reported; by capped numbers, the cap could only fall
 
     def _medians(self, norms: Norms, which: Sequence[int]) -> dict[str, float | None]:
         beside = () if len(self._norms["parameters"]) >= FEW else which
@@ -448,6 +496,11 @@ class Weighing:
         """Release the state, so that a finished round does not keep a store open."""
         del self._state
 
+    @property
+    def reads_examples(self) -> bool:
+        """Whether weights depend on examples that the server cannot check, so that all updates or none report them."""
+        return self._algorithm.weighs_claims and not (self._state.population.is_sized or self._counts_none)
+
     def known_at_most(self, batch: UpdateBatch) -> F64:
         """Return the updates' examples, float64[k]; with client sizes at most n_k, which is also the default."""
         population, claimed = self._state.population, batch.claims.examples
@@ -488,7 +541,10 @@ class Weighing:
         if claims.clients is not clients or absences is not claims.absences or not known:
             found = {"shares": shares, "ages": ages, "intervals": intervals, "absences": absences}
             batch.claims = replace(claims, clients=clients, **found)
-        weights = self._algorithm.weigh(batch.claims)
+        try:
+            weights = self._algorithm.weigh(batch.claims)
+        except Exception as error:
+            failed(self._algorithm, "weigh", error)
         batch.weights = check_weights(self._algorithm, weights, batch.claims)
 
 
@@ -500,7 +556,10 @@ def weight_of(weights: Weights, update: Update, client: ClientId) -> float:
         return check_number("weights", weights[client], "[0, inf)")
     missing = np.nan if update.examples is None else update.examples
     steps, examples, counts = (np.array([n], np.float64) for n in (update.steps, missing, update.count))
-    weight = np.asarray(weights(Claims(steps, examples, counts, clients=[client]))).item()
+    try:
+        weight = np.asarray(weights(Claims(steps, examples, counts, clients=[client]))).item()
+    except Exception as error:
+        failed(weights, "the function weights of Mean", error)
     if update.examples is None and weight != weight:
         raise RangeError("examples=None: the weights of Mean are computed from the number of examples; report it")
     return check_number("weights", weight, "[0, inf)")
@@ -671,11 +730,13 @@ class UpdateReader:
     def oldest(self) -> int:
         """Return the oldest round of which the open round accepts updates."""
         number: int = self._state.snapshot.round_number
-        if self._settings.algorithm.own_starts:
+        if self._settings.algorithm.own_starts or not self._settings.max_staleness:
             return number
+        least = max(0, number - self._settings.max_staleness)
         if self._settings.algorithm.mixes_models:
-            return max(0, number - self._settings.max_staleness)
-        return min(self._state.snapshot.past, default=number)
+            return least
+        past = self._state.snapshot.past
+        return next((t + 1 for t in range(number - 1, least - 1, -1) if t not in past), least)
 
     def _base_of(self, started: int) -> Any:
         """Return the model from which an update of that round is subtracted."""

@@ -44,8 +44,10 @@ class ClientStore(CommittedRows):
         path: the folder of an mmap store, which must be empty or not exist yet. ``ClientStore.open`` opens an existing
             store.
         durability: the durability of commits to an mmap store. "round": each commit survives a loss of power.
-            "checkpoint": a crash rolls back to the last ``checkpoint``. "none": each commit survives a crash of the
-            process; after a loss of power, damaged rows are detected.
+            "checkpoint": each commit survives a crash of the process; after a loss of power, the store is at its last
+            ``checkpoint`` or a later commit. "none": each commit survives a crash of the process; after a loss of
+            power, damaged rows are detected. The store makes a checkpoint of its own whenever 2,048 rows and clients
+            have changed since the last one.
         resident_rows: the approximate number of rows of an mmap store that stay in memory between rounds. Default: as
             many as fit into 1 GiB.
         keep_previous: whether an mmap store keeps the data that its last transaction replaced, for ``undo``.
@@ -258,7 +260,7 @@ class ClientStore(CommittedRows):
         return self._session.documents()
 
     def checkpoint(self) -> None:
-        """Make all commits durable. Only stores with durability="checkpoint" need this call."""
+        """Make all commits survive a loss of power. Only stores with durability="checkpoint" need this call."""
         self._session.require_right()
         with span("save"):
             self._session.publish()
@@ -298,7 +300,8 @@ class ClientStore(CommittedRows):
         next transaction. A transaction is one of:
 
         - a commit, with the added and removed clients before it;
-        - with durability="checkpoint" a checkpoint, with all commits since the previous checkpoint;
+        - with durability="checkpoint" all commits since the last checkpoint, or since the one before it if there is
+          none yet;
         - a close or checkpoint that only writes added and removed clients.
 
         The undo is itself a transaction, as atomic and durable as a commit. Readers continue to see their commit.
@@ -308,8 +311,8 @@ class ClientStore(CommittedRows):
             Whether a transaction was undone; False if ``previous`` is None.
 
         Raises:
-            StoreError: the store was opened without keep_previous=True, or has commits since the last checkpoint, or
-                the disk is full. Nothing has changed, unless the message says otherwise.
+            StoreError: the store was opened without keep_previous=True, or the disk is full. Nothing has changed,
+                unless the message says otherwise.
 
         Cost: like a commit without rows. Restored rows are checked when they are read.
 
@@ -332,6 +335,7 @@ class ClientStore(CommittedRows):
         *,
         vectors: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
+        parts: Callable[[Path], object] = lambda _: None,
     ) -> None:
         """Write a copy of the last commit to a folder. The copy has no data for ``undo``.
 
@@ -339,6 +343,7 @@ class ClientStore(CommittedRows):
             path: a new or empty folder, or an older copy, which is kept until the new one is complete. A store that was
                 committed to is not a copy.
             vectors, state: values to write instead of the committed ones; see ``commit``.
+            parts: a function that writes further stores into the folder, which is in its place afterwards.
 
         Raises:
             StoreError: the folder has other content or is in use, or the disk is full.
@@ -348,7 +353,7 @@ class ClientStore(CommittedRows):
         """
         self._session.require_whole()
         self._session.require_files()
-        self._content.save(absolute(path), vectors, _text(state), self.documents())
+        self._content.save(absolute(path), vectors, _text(state), self.documents(), parts)
 
     def compact(self, *, erase: bool = False) -> None:
         """Move the highest rows to free slots, and free the memory or disk space after the last slot.
@@ -410,6 +415,26 @@ def _text(state: Mapping[str, Any] | None) -> str | None:
         return json.dumps(dict(state))
     except (TypeError, ValueError) as error:
         raise RangeError(f"state: JSON cannot encode it: {error}") from None
+
+
+def create(
+    path: Path,
+    form: RowFormat,
+    registry: Registry,
+    vectors: Mapping[str, Any],
+    state: Mapping[str, Any],
+    parts: Callable[[Path], object],
+) -> None:
+    """Write a new store with a first commit. After a kill the folder has all of it, or does not exist.
+
+    ``parts`` writes further stores into the folder, before it is in its place.
+    """
+    with replacing(path, form, registry, existing=False) as folder:
+        store = ClientStore.__new__(ClientStore)
+        CommittedRows.__init__(store, Session(Content(form, registry, folder), "round", None))
+        with store:
+            store.commit(0, vectors, state)
+        parts(folder.path)
 
 
 class Piece(NamedTuple):

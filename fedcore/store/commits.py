@@ -27,6 +27,8 @@ FEW_SLOTS = 100
 
 Durability = Literal["round", "checkpoint", "none"]
 """When a commit survives a loss of power: at once, after a checkpoint, or once the system has written it to disk."""
+MOST_UNSYNCED = 2048
+"""The changed rows and clients after which a commit is a checkpoint. Each commit until then lists all of them."""
 Medium = Literal["ram", "mmap", "cuda"]
 
 _EVERYTHING = 2**63 - 1
@@ -35,13 +37,14 @@ _UNLISTED = object()
 
 
 class Change(NamedTuple):
-    """The input of a commit: its round, state, vectors (with the slots written for them) and rows."""
+    """The input of a commit: its round, state, vectors (with the slots written for them), rows and documents."""
 
     round: int | None
     state: str | None
     table: Table
     taken: list[Place] = []  # noqa: RUF012  # never changed
     entries: Entries = _NOTHING
+    documents: Sequence[tuple[int, str]] = ()
 
 
 @dataclass
@@ -52,17 +55,14 @@ class CommitPlan:
         entries: new or moved rows.
         trusted: whether these rows can be read without a check.
         written: the number of clients with a row after the commit.
-        free: replaced slots to which no index in the folder refers; they can be reused at once.
-        retired: replaced slots to which the folder's index still refers.
-        forgets: the number of the transaction that ends the references to ``retired``. These slots can be reused once
-            every reader has seen it.
+        retired: slots that neither the rows nor the kept data use after the commit.
+        forgets: the number of the transaction. ``retired`` can be reused once every reader has seen it.
         vectors: the vectors after the commit.
     """
 
     entries: Entries
     trusted: bool
     written: int
-    free: list[int]
     retired: list[int]
     forgets: int
     vectors: After
@@ -71,15 +71,11 @@ class CommitPlan:
 
     def apply(self, content: Content) -> None:
         """Change ``content``. If this fails (no memory, for example), call it again; it continues where it stopped."""
-        slots = content.rows.slots
         content.rows.accept(self.entries, self.written, trusted=self.trusted)
-        # Each slot leaves this list before it is freed: an interrupt in between leaves a slot unused until the store is
-        # opened again. In the other order the slot would be freed twice, and two clients would share it.
-        while self.free:
-            slot = self.free.pop()
-            slots.give((slot,))
+        # Emptied first: an interrupt in between leaves slots unused until the store is opened again. In the other order
+        # a slot would be freed twice, and two clients would share it.
         retired, self.retired = self.retired, []
-        slots.retire(retired, self.forgets)
+        content.rows.slots.retire(retired, self.forgets)
         content.vectors.accept(self.vectors)
         content.round, content.state = self.round, self.state
 
@@ -99,20 +95,12 @@ class Session:
         self.content, self.folder, self.durability = content, content.folder, durability
         self.broken: str | None = None
         self.count = 0
-        self._write_back = durability == "checkpoint"  # other durabilities sync each commit, or never write back
-        self._every_commit = durability != "checkpoint" and self.folder is not None
         self._keeps = self.folder is not None and self.folder.keep_previous
         self._dropped: dict[int, int] = {}  # rows that the next commit removes: number -> slot
         # Functions that undo added and removed clients since the last commit. They must not refer to this object: such
         # a cycle would keep the store and its lock in memory.
         self._steps_back: list[Callable[[], object]] = []
-        # Whether the folder lacks the last commit:
-        self._behind = False
-        # The numbers of rows that were committed but not published, with the folder's entry of each:
-        self._changed: dict[int, tuple[int, int, int, int]] = {}
-        self._clients: dict[int, Any] = {}  # unpublished changes of the client list, by number; _UNLISTED removes one
-        self._documents = dict(content.documents)
-        self._published: set[Place] = places(content.vectors.table)
+        self._clients: dict[int, Any] = {}  # uncommitted changes of the client list, by number; _UNLISTED removes one
         self.background = None if self.folder is None else DiskThread(self.folder.rows)
         if self.folder is not None and resident_rows is not None:
             self.folder.rows.resident = resident_rows
@@ -121,6 +109,11 @@ class Session:
         self._process = os.getpid()
         self._closed = False
         self._has_warned = False
+        if self.folder is not None and not self.folder.readonly:
+            if durability == "checkpoint":
+                self.folder.index.raise_format()
+            if self.folder.head.unsynced:
+                self._settle()
         # If the store is garbage-collected, only the thread ends and the files are closed:
         self._finalizer = None if self.folder is None else finalize(self, _end, self.background, self.folder)
         if self._finalizer is not None:
@@ -170,8 +163,8 @@ class Session:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the folder lacks changes that are in memory."""
-        return self.folder is not None and bool(self._behind or self._clients or self._dropped)
+        """Whether the folder lacks added or removed clients."""
+        return self.folder is not None and bool(self._clients or self._dropped)
 
     @property
     def is_ahead(self) -> bool:
@@ -236,42 +229,47 @@ class Session:
         self, round: int, vectors: Mapping[str, Any] | None, state: str | None, document: str | None = None
     ) -> None:
         """Commit the staged rows with the vectors, the state and a document. None leaves vectors or state unchanged."""
-        content, kept, count = self.content, dict(self._documents), self.count
+        content = self.content
         entries = content.rows.proposed(round, sealed=self.folder is not None)
         table, taken = (content.vectors.table, []) if vectors is None else content.vectors.propose(vectors)
-        if document is not None:
-            self._documents = {number: text for number, text in kept.items() if number < round} | {round: document}
-        try:
-            change = Change(round, state or content.state, table, taken, entries)
-            self._change(change, published=self._every_commit)
-        except BaseException:
-            if self.count == count:
-                self._documents = kept
-            raise
+        documents = [] if document is None else [(round, document)]
+        synced = self.durability != "checkpoint" or self._is_checkpoint_due
+        self._change(Change(round, state or content.state, table, taken, entries, documents), synced=synced)
         self._reclaim()
+
+    @property
+    def _is_checkpoint_due(self) -> bool:
+        kept = None if self.folder is None or not self.folder.head.unsynced else self.folder.previous
+        return kept is not None and len(kept.rows) + len(kept.listed) + len(kept.unlisted) > MOST_UNSYNCED
 
     def documents(self) -> list[tuple[int, str]]:
         """Return the documents of all commits, by round."""
-        published = [] if self.folder is None else self.folder.index.documents()
-        first = min(self._documents, default=_EVERYTHING)
-        return sorted((dict(entry for entry in published if entry[0] < first) | self._documents).items())
+        return self.content.documents if self.folder is None else self.folder.index.documents()
 
     def publish(self) -> None:
-        """Write the last commit and the registered clients to the folder."""
+        """Write the registered clients to the folder, and make all commits durable."""
         content = self.content
-        if self.is_behind:
-            self._change(Change(content.round, content.state, content.vectors.table), published=True)
+        if self.is_behind or (self.folder is not None and self.folder.head.unsynced):
+            self._change(Change(content.round, content.state, content.vectors.table))
             self._reclaim()
+
+    def _settle(self) -> None:
+        """Make the commits of a dead process durable, or undo those since its last checkpoint if power was lost."""
+        checkpoint = self.content.previous
+        assert checkpoint is not None  # the index rejects a head without it
+        if problems := self.content.problems_since(checkpoint):
+            _log.warning(
+                "%s: the system stopped before a checkpoint, and a commit is damaged; going back from round %s to the "
+                "checkpoint after round %s (%s)",
+                *(self._name, self.content.round, checkpoint.head.round, problems[0]),
+            )
+            self.undo()
+        self.publish()
 
     def undo(self) -> bool:
         """Roll back, and return to the previous commit in a transaction. Return False if it is not kept."""
         self.rollback()
         folder = self.folder
-        if self.is_behind:
-            raise StoreError(
-                "undo: the commits since the last checkpoint are not in the folder yet; call checkpoint(), which makes "
-                "them one transaction, or close the store and open it again"
-            )
         if folder is None or folder.previous is None:
             return False
         previous = folder.previous
@@ -279,7 +277,7 @@ class Session:
             with plausible(folder):
                 self._go_back(previous)
             head, entries = previous.head, previous.rows[previous.rows["slot"] > 0]
-            self._change(Change(head.round, head.state, head.vectors, [], entries), published=True, is_undo=True)
+            self._change(Change(head.round, head.state, head.vectors, [], entries), is_undo=True)
         self._reclaim()
         return True
 
@@ -309,13 +307,13 @@ class Session:
         content = self.content
         self.publish()
         if content.previous is not None:
-            self._change(Change(content.round, content.state, content.vectors.table), published=True, keeps=False)
+            self._change(Change(content.round, content.state, content.vectors.table), keeps=False)
         self._reclaim()
         entries = _lowered_rows(content)
         try:
             table, taken = (content.vectors.table, []) if erase else content.vectors.lowered()
             change = Change(content.round, content.state, table, taken, entries)
-            self._change(change, published=self.folder is not None, keeps=False)
+            self._change(change, keeps=False)
         except BaseException:
             moved = set(entries["slot"].tolist()) - set(content.rows.slot[entries["number"]].tolist())
             content.rows.slots.give(moved)  # the transaction failed
@@ -333,87 +331,71 @@ class Session:
                 )
             self.folder.erase()
 
-    def _change(self, change: Change, *, published: bool, keeps: bool = True, is_undo: bool = False) -> None:
-        """Commit a change in memory and, if ``published``, in the folder."""
-        content, folder, is_compaction = self.content, self.folder, not keeps
-        keeps = keeps and self._keeps and not is_undo
-        due_entries = before = change.entries
-        due = 0 if folder is None else folder.head.sequence + 1
-        plan: CommitPlan | None = None
+    def _change(self, change: Change, *, synced: bool = True, keeps: bool = True, is_undo: bool = False) -> None:
+        """Commit a change in memory and in the folder. Without ``synced``, a loss of power goes back to a checkpoint.
+
+        The folder keeps the state before the change, for ``undo``, or that of the last checkpoint; a compaction with
+        ``keeps=False``, and an undo, keep nothing.
+        """
+        content, folder = self.content, self.folder
+        entries, due, plan = change.entries, 0, None
+        copy = folder is not None and folder.head.copy and not keeps
+        keeps = keeps and not is_undo and (self._keeps or not synced) and folder is not None
         try:
+            if removed := _without(self._dropped, entries):
+                entries = np.concatenate([entries, row_entries(removed)])
+            plan = self._plan(change, keeps=keeps, is_undo=is_undo)
             if folder is not None:
-                due_entries = self._unpublished(change.entries, published)
-                before = self._before(due_entries["number"]) if keeps or not published else due_entries
-            released = content.previous if published and not is_undo else None
-            plan = self._plan(change, keeps=keeps, released=released, is_undo=is_undo)
-            if published and folder is not None:
-                copy = folder.head.copy and is_compaction
-                head = replace(folder.head, vectors=change.table, round=change.round, state=change.state, copy=copy)
+                due = folder.head.sequence + 1
+                parts: dict[str, Any] = {"vectors": change.table, "round": change.round, "state": change.state}
+                head = replace(folder.head, **parts, copy=copy, unsynced=not synced)
                 listed = sorted((number, client) for number, client in self._clients.items() if client is not _UNLISTED)
                 removed = sorted(number for number, client in self._clients.items() if client is _UNLISTED)
-                kept, documents = before if keeps else None, sorted(self._documents.items())
+                kept = self._before(entries["number"]) if keeps else None
                 with span("publish"):
-                    folder.publish(Transaction(head, due_entries, listed, removed, kept, documents))
-            self._follow(plan, before, published)
+                    folder.publish(Transaction(head, entries, listed, removed, kept, change.documents))
+            self._follow(plan, change)
         except BaseException as error:  # an interrupt may occur between any two lines
-            if plan is None or (published and not self._has(due, error)):
+            if plan is None or (folder is not None and not self._has(due, error)):
                 content.vectors.withdraw(change.taken)
                 raise
             self.broken = "a commit was interrupted"
-            self._follow(plan, before, published)
+            self._follow(plan, change)
             self.broken = None
             if not isinstance(error, MemoryError):  # the commit is complete despite a MemoryError
                 raise
 
-    def _plan(self, change: Change, *, keeps: bool, released: Previous | None, is_undo: bool) -> CommitPlan:
+    def _plan(self, change: Change, *, keeps: bool, is_undo: bool) -> CommitPlan:
         """Return the changes in memory.
 
-        A slot to which the folder's index refers is free once a later index needs it neither for the last nor for the
-        previous commit.
+        A slot is free once the index needs it neither for the last commit nor for the kept one.
         """
         entries, table = change.entries, change.table
-        rows, vectors, folder = self.content.rows, self.content.vectors, self.folder
-        # The transaction, this one or the next, after which the folder no longer refers to replaced slots:
-        forgets = 0 if folder is None else folder.head.sequence + 1
+        rows, vectors, previous = self.content.rows, self.content.vectors, self.content.previous
+        forgets = 0 if self.folder is None else self.folder.head.sequence + 1
         old: list[int] = rows.slot[entries["number"]].tolist()
-        written = rows.written + old.count(0)
-        retired: list[int] = []
-        if folder is None:
-            free = [*filter(None, old), *self._dropped.values()]
+        replaced = [pair for pair in zip(entries["number"].tolist(), old, strict=True) if pair[1]]
+        replaced += self._dropped.items()
+        held = [] if previous is None or is_undo else used_slots(previous.rows).tolist()
+        now, before = places(vectors.table), places({} if previous is None else previous.head.vectors)
+        if not keeps:
+            retired, kept = [*(slot for _, slot in replaced), *held], set()
+        elif previous is not None and self.folder is not None and self.folder.head.unsynced:  # it stays the kept commit
+            known = set(previous.rows["number"].tolist())
+            retired, kept = [slot for number, slot in replaced if number in known], before
         else:
-            replaced = [pair for pair in zip(entries["number"].tolist(), old, strict=True) if pair[1]]
-            replaced += self._dropped.items()
-            free = [slot for number, slot in replaced if number in self._changed]
-            retired = [] if keeps else [slot for number, slot in replaced if number not in self._changed]
-        kept: set[Place] = set()
-        if released is not None and folder is not None:
-            retired += used_slots(released.rows).tolist()
-            kept = places(released.head.vectors) - places(folder.head.vectors) - places(table)
-
-        def end(place: Place) -> int | None:
-            if place not in self._published:
-                return 0
-            return None if keeps else forgets
-
-        after = vectors.after(table, change.taken, end, [(forgets, place) for place in kept])
-        return CommitPlan(entries, not is_undo, written, free, retired, forgets, after, change.round, change.state)
-
-    def _unpublished(self, entries: Entries, published: bool) -> Entries:
-        """Add empty entries for removed rows and, if ``published``, the entries that the folder lacks."""
-        if removed := _without(self._dropped, entries):
-            entries = np.concatenate([entries, row_entries(removed)])
-        if published and (behind := _without(self._changed, entries)):
-            entries = np.concatenate([entries, self.content.rows.entries(np.array(behind))])
-        return entries
+            retired, kept = held, now
+        unused = (now | before) - places(table) - kept
+        after = vectors.after(table, change.taken, [(forgets, place) for place in unused])
+        written = rows.written + old.count(0)
+        return CommitPlan(entries, not is_undo, written, retired, forgets, after, change.round, change.state)
 
     def _before(self, numbers: I64) -> Entries:
         """Return the folder's entries of these numbers."""
         before = self.content.rows.entries(numbers)
-        if self._dropped or self._changed:
+        if self._dropped:
             for place, number in enumerate(numbers.tolist()):
                 before["slot"][place] = self._dropped.get(number, before["slot"][place])
-                if number in self._changed:
-                    before[place] = self._changed[number]
         for name in ("round", "seal"):
             before[name][before["slot"] == 0] = 0
         return before
@@ -432,19 +414,15 @@ class Session:
         self.broken = None
         return has
 
-    def _follow(self, plan: CommitPlan, before: Entries, published: bool) -> None:
+    def _follow(self, plan: CommitPlan, change: Change) -> None:
         """Update the memory after all steps that can fail. It may run twice."""
         plan.apply(self.content)
-        if published:
-            self._published = places(plan.vectors.table)
-            self._changed.clear()
-            self._clients.clear()
-            self._documents.clear()
-        elif self.folder is not None:
-            self._changed.update((entry[0], entry) for entry in before.tolist())
+        if self.folder is None and change.documents:
+            first = change.documents[0][0]
+            self.content.documents = [*(one for one in self.content.documents if one[0] < first), *change.documents]
+        self._clients.clear()
         self._dropped.clear()
         self._steps_back.clear()
-        self._behind = not published and self.folder is not None
         self.count += 1
 
     @property
@@ -475,7 +453,7 @@ class Session:
         with suppress(OSError, RuntimeError, MemoryError):  # the commit is already complete
             if self.folder is not None:
                 self.folder.rows.evict()
-            if self.background is not None and self._write_back:
+            if self.background is not None and self.durability == "checkpoint":  # others sync each commit, or never
                 self.background.write_back()
             self._warn_of_readers()
 

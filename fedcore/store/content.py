@@ -266,24 +266,15 @@ class Vectors:
         for payload, slots in _by_payload(taken).items():
             self._slots(payload).give(slots)
 
-    def after(
-        self,
-        table: Table,
-        taken: list[Place],
-        retire: Callable[[Place], int | None],
-        released: Sequence[tuple[int, Place]] = (),
-    ) -> After:
+    def after(self, table: Table, taken: Iterable[Place] = (), retired: Sequence[tuple[int, Place]] = ()) -> After:
         """Return the vectors after a change, for ``accept``.
 
-        ``retire`` returns the transaction number with which an unused slot is retired, or None to keep the slot.
-        ``released`` lists transaction numbers and slots that were kept until now.
+        ``retired`` lists slots that are then unused, with the number of the change's transaction.
         """
-        if table is self.table and not released:
+        if table is self.table and not retired:
             return After(table, self._trusted, self._retired)
         unused = places(self.table) - places(table)
-        numbered = [(retire(place), place) for place in unused]
-        retired = [*self._retired, *((number, place) for number, place in numbered if number is not None), *released]
-        return After(table, (self._trusted | set(taken)) - unused, retired)
+        return After(table, (self._trusted | set(taken)) - unused, [*self._retired, *retired])
 
     def accept(self, after: After) -> None:
         """Apply the result of ``after``."""
@@ -389,7 +380,7 @@ class Content:
         self.form, self.registry, self.folder = form, registry, folder
         self.round: int | None = None
         self.state: str | None = None
-        self.documents: list[tuple[int, str]] = []  # the documents of a store that was loaded into memory
+        self.documents: list[tuple[int, str]] = []  # of a store in memory
         in_memory = Slots(form.payload) if form.device == CPU else DeviceSlots(form.payload, form.device)
         self.rows = Rows(in_memory if folder is None else folder.rows)
         self.vectors = Vectors(_InMemory().__getitem__ if folder is None else folder.vectors, sealed=folder is not None)
@@ -456,6 +447,12 @@ class Content:
         vectors = self.vectors.problems({} if previous is None else previous.head.vectors)
         return [*filter(None, found), *vectors]
 
+    def problems_since(self, previous: Previous) -> list[str]:
+        """Return the faults in the vectors, and in the rows that were changed since an earlier commit."""
+        rows = self.rows
+        numbers = [number for number in previous.rows["number"].tolist() if rows.slot_of(number)]
+        return [*filter(None, map(self.problem, numbers)), *self.vectors.problems({})]
+
     def copy_to(self, other: "Content", vectors: Mapping[str, Any] | None = None) -> Entries:
         """Copy the rows and ``vectors`` (default: the present ones) to an empty content. Return its row entries."""
         numbers = np.flatnonzero(self.rows.slot)
@@ -482,11 +479,16 @@ class Content:
     def adopt(self, entries: Entries, vectors: Mapping[str, Any]) -> Entries:
         """Make staged rows and vectors the content of this empty store; return the rows' entries."""
         self.rows.accept(entries, len(entries))
-        self.vectors.accept(self.vectors.after(*self.vectors.propose(vectors), lambda _: 0))
+        self.vectors.accept(self.vectors.after(*self.vectors.propose(vectors)))
         return entries
 
     def save(
-        self, path: Path, vectors: Mapping[str, Any] | None, state: str | None, documents: Sequence[tuple[int, str]]
+        self,
+        path: Path,
+        vectors: Mapping[str, Any] | None,
+        state: str | None,
+        documents: Sequence[tuple[int, str]],
+        parts: Callable[[Path], object],
     ) -> None:
         """Write a copy to a folder, without free slots. Vectors and state are replaced unless they are None."""
         if self.folder is not None and path.resolve() == self.folder.path.resolve():
@@ -497,6 +499,7 @@ class Content:
             state = self.state if state is None else state
             head = replace(folder.head, round=self.round, state=state, vectors=copy.vectors.table, copy=True)
             folder.publish(Transaction(head, entries, documents=documents))
+            parts(folder.path)
 
     def _load(self, folder: Folder, rows: Entries) -> None:
         head, previous = folder.head, folder.previous

@@ -150,7 +150,7 @@ def give_up(path: Path) -> Remains:
     try:
         Content.read(folder)
         # Above every number so far, so that the row file has not recorded more commits than the index.
-        folder.head = replace(folder.head, sequence=max(folder.seen, folder.head.sequence))
+        folder.head = replace(folder.head, sequence=max(folder.seen, folder.head.sequence), unsynced=False)
         folder.publish(Transaction(folder.head, row_entries(())))
     finally:
         folder.close()

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Update
+from fedcore import ClientStore, Compute, Model, Server, Storage, Update
 from fedcore.algorithms import optimizers
-from fedcore.errors import CheckpointError, RangeError, UnknownNameError
+from fedcore.errors import AlgorithmError, CheckpointError, DivergedError, RangeError, UnknownNameError
 
 n, rounds = 7, 25
 OPTIMIZERS = {
@@ -99,3 +99,80 @@ def test_an_unknown_name_and_wrong_numbers_are_refused():
     for wrong in (dict(beta2=1.5), dict(tau=0.0), dict(beta1=-0.1)):
         with pytest.raises(RangeError):
             optimizers.Adam(**wrong)
+
+
+class Own(optimizers.SGD):
+    """An optimizer of a user; ``fault`` is what it does wrong."""
+
+    fault = None
+
+    def turn(self, v, moments, x, *, gamma, moments_out, x_out):
+        super().turn(v, moments, x, gamma=gamma, moments_out=moments_out, x_out=x_out)
+        if self.fault is not None:
+            self.fault(v, moments, x, moments_out, x_out)
+        return 0.0  # a wrong norm has no effect
+
+
+def write(vector, value=np.nan):
+    vector[...] = value
+
+
+FAULTS = {
+    "x' is NaN": (lambda v, m, x, m_out, x_out: write(x_out), DivergedError),
+    "x' is infinite": (lambda v, m, x, m_out, x_out: write(x_out, np.inf), DivergedError),
+    "a moment is NaN": (lambda v, m, x, m_out, x_out: write(m_out[0]), DivergedError),
+    "writes to v": (lambda v, m, x, m_out, x_out: write(v), AlgorithmError),
+    "writes to x": (lambda v, m, x, m_out, x_out: write(x), AlgorithmError),
+    "writes to a moment": (lambda v, m, x, m_out, x_out: write(m[0]), AlgorithmError),
+    "raises": (lambda *_: 1 / 0, AlgorithmError),
+}
+PLACES = {
+    "in memory": lambda path: {},
+    "in files": lambda path: {"storage": Storage(path / "run", resident=1 << 20)},
+    "in shards": lambda path: {"compute": Compute(shards=2)},
+    "in groups": lambda path: {},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_an_own_optimizer_end_the_round(fault, place, tmp_path, monkeypatch):
+    net = {"a": np.linspace(-1, 1, 30_000, dtype=np.float32), "b": np.ones(10_000, np.float32)}
+    model = Model(net, partial={"a": "a", "b": "b"}) if place == "in groups" else net
+
+    def add(server, step):
+        return server.round([Update(0, {name: x + np.float32(step) for name, x in net.items()}, steps=1)])
+
+    with (
+        Server(model, "FedAvg", 2, lr=0.1, optimizer=Own(), **PLACES[place](tmp_path)) as server,
+        Server(net, "FedAvg", 2, lr=0.1, optimizer=optimizers.SGD()) as due,
+    ):
+        add(server, 1), add(due, 1)
+        wrong, error = FAULTS[fault]
+        monkeypatch.setattr(Own, "fault", staticmethod(wrong))
+        with pytest.raises(error, match="Own"):
+            add(server, 2)
+        assert (server.round_number, server.x.tobytes()) == (1, due.x.tobytes())
+        monkeypatch.setattr(Own, "fault", None)
+        add(server, 3), add(due, 3)
+        assert server.x.tobytes() == due.x.tobytes()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, -1.0, 0.0, "fast", None])
+def test_rate_of_an_own_optimizer_is_checked(wrong, monkeypatch):
+    own = Own()
+    monkeypatch.setattr(Own, "rate", lambda self, round: 1 / 0 if wrong is None else wrong)
+    server = Server(np.zeros(n, np.float32), "FedAvg", 2, lr=1.0, optimizer=own)
+    with pytest.raises((AlgorithmError, RangeError), match=r"Own.*rate"):
+        server.round([Update(0, np.ones(n, np.float32), steps=1)])
+    assert server.round_number == 0
+
+
+@pytest.mark.parametrize(
+    "start",
+    [lambda n: None, lambda n: 1 / 0, np.zeros, lambda n: (np.zeros(n),), lambda n: (np.zeros(n + 1, np.float32),)],
+)
+def test_moments_of_an_own_optimizer_are_checked(start, monkeypatch):
+    monkeypatch.setattr(Own, "start", lambda self, n: start(n))
+    with pytest.raises(AlgorithmError, match=r"Own.*start"):
+        Server(np.zeros(n, np.float32), "FedAvg", 2, lr=1.0, optimizer=Own())

@@ -251,3 +251,22 @@ def test_every_rate_is_registered_by_its_name_and_cites_its_source():
         assert kind.__name__ == name
         assert name == "Constant" or "Reference:" in kind.__doc__
         assert ">>>" in kind.__doc__
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -1.0, 0, "fast", None, np.ones(2), ZeroDivisionError])
+@pytest.mark.parametrize("what", ["lr", "server_lr"])
+def test_own_rate_that_fails_is_named_and_changes_nothing(what, wrong):
+    """It works in the first round, and in the third one."""
+
+    def decayed(round):
+        if round == 1 and isinstance(wrong, type):
+            raise wrong
+        return wrong if round == 1 else 0.1
+
+    server = fedcore.Server(np.zeros(2, np.float32), "MIFA", clients=1, **{"lr": 0.1, what: decayed})
+    update = fedcore.Update(0, np.ones(2, np.float32), steps=1)
+    server.round([update])
+    before = server.x.tobytes()
+    with pytest.raises((errors.AlgorithmError, errors.RangeError), match="decayed"):
+        server.round([update])
+    assert (server.round_number, server.x.tobytes()) == (1, before)

@@ -7,7 +7,7 @@ import pytest
 
 from fedcore.errors import ConfigError, UnknownNameError
 from fedcore.experiment import Experiment, config, load_preset
-from fedcore.experiment.changes import incomparable, text_of
+from fedcore.experiment.changes import incomparable, inherited_text, text_of
 from fedcore.experiment.config import at_scale, load_and_partition, merged, points
 from fedcore.simulation.data import shards
 from tests.experiment.kit import preset, sweep
@@ -15,12 +15,56 @@ from tests.experiment.kit import preset, sweep
 TABLE = "flexible/table3-synthetic-niid-t2"
 
 
-def test_table_with_another_name_replaces_the_one_below():
+def test_table_with_a_name_replaces_the_one_below():
     below = {"data": {"name": "a", "x": 1}, "local": {"batch": 2, "epochs": 1}}
     assert merged(below, {"data": {"name": "b"}}) == {"data": {"name": "b"}, "local": {"batch": 2, "epochs": 1}}
-    assert merged(below, {"data": {"name": "a", "y": 2}})["data"] == {"name": "a", "x": 1, "y": 2}
+    assert merged(below, {"data": {"name": "a", "y": 2}})["data"] == {"name": "a", "y": 2}
+    assert merged({"among": below}, {"among": {"data": {"y": 2}}})["among"]["data"] == {"name": "a", "x": 1, "y": 2}
     assert merged(below, {"local": 3})["local"] == 3
     assert below == {"data": {"name": "a", "x": 1}, "local": {"batch": 2, "epochs": 1}}
+
+
+@pytest.mark.parametrize(
+    ("base", "key", "table"),
+    [
+        ("quickstart", "participation", '{ name = "Bernoulli", p = 0.3 }'),  # not its first_round
+        ("quickstart", "partition", '{ name = "shards", clients = 20, shards_per_client = 3 }'),
+        ("flexible/table4-synthetic-t50", "data", '{ name = "synthetic", alpha = 0.5, beta = 1 }'),
+        ("flexible/table4-synthetic-t50", "participation.among", '{ name = "Trace" }'),  # not its first = 5
+        ("mimic/table4-cifar-p10", "rate.lr", '{ name = "Exponential", initial = 0.1, decay = 0.5 }'),
+        ("quickstart", "attack", '{ name = "SignFlip", clients = 2 }'),
+        ("quickstart", "rate.optimizer", '{ name = "Adam", beta1 = 0.5 }'),
+    ],
+)
+def test_table_with_a_name_means_the_same_in_a_file_and_on_the_command_line(tmp_path, base, key, table):
+    path = tmp_path / "mine.toml"
+    path.write_text(f'base = "{base}"\n{key} = {table}\n')
+    of_file, of_set = load_preset(path).tables(), load_preset(base, [f"{key}={table}"]).tables()
+    top = key.partition(".")[0]
+    assert of_file[top] == of_set[top]
+
+
+@pytest.mark.parametrize("scale", ["full", "quick"])
+def test_file_lists_what_it_has_from_its_preset(tmp_path, scale):
+    """Neither its own keys, nor those of overrides or of its grid; and no more what an extended run changed."""
+    path, base = tmp_path / "mine.toml", "momentum/figure5-s10"
+    own = f'base = "{base}"\nparticipation = {{ name = "Uniform", k = 3 }}\nrounds = 9\n'
+    path.write_text(f'{own}[local]\nbatch = 8\n[grid]\n"rate.lr" = [1]\n')
+    experiment = load_preset(path, ["partition.alpha=0.5", "seeds=[0]"], scale=scale)
+    text = inherited_text(experiment.tables())
+    assert text.startswith(f"from {base}: ")
+    keys = {key: value for key, _, value in (part.partition(" = ") for part in text.partition(": ")[2].split(", "))}
+    shown = {"data": "mnist", "partition": "dirichlet", "partition.clients": "100", "local.steps": "16"}
+    assert shown.items() <= keys.items()
+    assert not {"seeds", "local.batch", "participation", "participation.k", "partition.alpha", "rate.lr"} & keys.keys()
+    assert keys.get("rounds") == (
+        None if scale == "full" else "60"
+    )  # the preset's table quick replaces the file's rounds
+    again = tmp_path / "config.json"
+    again.write_text(json.dumps(experiment.tables()))
+    assert inherited_text(load_preset(again).tables()) == text
+    assert inherited_text(load_preset(again, ["local.steps=2"]).tables()) == text.replace(", local.steps = 16", "")
+    assert inherited_text(load_preset(base).tables()) == ""
 
 
 def test_variants_are_the_product_of_their_tables():

@@ -13,6 +13,9 @@ import torch
 import fedcore
 from fedcore import Safetensors, errors, write_model
 from fedcore.model import windows
+from fedcore.model.files import open_model
+from fedcore.model.safetensors import StoredTensor
+from tests.model.test_merging import Tied
 
 WEIGHTS = [3, 1, 2]
 
@@ -68,6 +71,63 @@ def test_files_and_models_in_memory_give_the_same_bits(tmp_path, small_windows, 
     same(mixed, due)
 
 
+def test_npz_files_give_the_bits_of_models_in_memory(tmp_path, small_windows):
+    rng, paths = np.random.default_rng(0), []
+    given = [
+        {
+            "w": rng.normal(size=(150_000, 2)).astype(np.float32),
+            "transposed": rng.normal(size=(3, 5)).T,
+            "swapped": rng.normal(size=4).astype(">f4"),
+            "half": rng.normal(size=(2, 2)).astype(np.float16),
+            "s": np.float32(k),
+            "n": np.array(2**60 + k),
+            "codes": np.arange(5, dtype=np.uint8),
+            "e": np.zeros((0, 3), np.float32),
+        }
+        for k in range(3)
+    ]
+    for k, (model, save) in enumerate(zip(given, (write_model, None, write_model), strict=True)):
+        paths.append(tmp_path / f"{k}.npz")
+        if save is None:
+            np.savez_compressed(paths[-1], **model)
+        else:
+            save(model, paths[-1])
+    due = fedcore.aggregate([one | {"swapped": one["swapped"].astype("f4")} for one in given], WEIGHTS)
+    same(
+        {name: in_torch(tensor) for name, tensor in fedcore.aggregate(paths, WEIGHTS).items()},
+        {k: in_torch(v) for k, v in due.items()},
+    )
+    fedcore.merge(tmp_path / "out", paths, WEIGHTS)
+    for name, tensor in Safetensors(tmp_path / "out").items():
+        np.testing.assert_array_equal(np.asarray(tensor), due[name])
+    assert isinstance(open_model(paths[0])["w"], StoredTensor)  # read in windows
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_names_of_tied_tensors_may_be_missing_or_repeated(tmp_path, first):
+    nets = [Tied(0), Tied(1)]
+    torch.save(nets[1].state_dict(), tmp_path / "both.pt")
+    write_model({"embed.weight": nets[1].embed.weight}, tmp_path / "one.safetensors")
+    forms = [nets[1], nets[1].state_dict(), tmp_path / "both.pt", str(tmp_path / "one.safetensors")]
+    due = fedcore.aggregate(nets)["embed.weight"]
+    given = [nets[0], nets[0].state_dict()]
+    for pair in [(forms[first], other) for other in given] + [(other, forms[first]) for other in given]:
+        for models in (list(pair), iter(pair)) if first < 2 or pair[0] is forms[first] else [list(pair)]:
+            found = fedcore.aggregate(models)
+            names = list(pair[0]) if isinstance(pair[0], dict) else list(found)
+            assert list(found) == names
+            assert all(torch.equal(torch.as_tensor(tensor), due) for tensor in found.values())
+
+
+def test_names_of_tensors_that_are_not_tied_must_be_there():
+    one, both = {"embed.weight": np.ones(3, np.float32)}, Tied(1, tied=False).state_dict()
+    zeros = dict.fromkeys(both, np.zeros((30, 4), np.float32))  # one array for two tensors
+    for models in ([one, both], [zeros, one]):
+        for given in (models, iter(models)):
+            with pytest.raises(errors.ArrayError, match=r"client 1.*(unexpected|missing)"):
+                fedcore.aggregate(given)
+
+
 def test_other_dtypes_are_cast_to_the_first_models(tmp_path):
     first, other = {"w": torch.randn(9).bfloat16()}, {"w": torch.randn(9).double()}
     write_model(other, tmp_path / "m.safetensors")
@@ -85,8 +145,8 @@ def test_an_iterator_gives_the_same_bits_and_its_models_are_freed(dtype):
         for model in models(dtype, n=2000):
             net = torch.nn.Module()
             for name, tensor in model.items():
-                net.register_buffer(name, tensor)
-            alive.add(net)
+                net.register_buffer(name, tensor.clone())
+            alive.add(net.w)
             gc.collect()
             assert len(alive) <= 2  # the one that the sums have just read, and this one
             yield net
@@ -151,6 +211,9 @@ def test_a_bad_file_is_named(tmp_path):
 PEAK = """
 import sys, fedcore
 from fedcore.model import windows
+from fedcore.model.files import open_model
+from fedcore.model.safetensors import StoredTensor
+from tests.model.test_merging import Tied
 windows.MEMORY = 20 << 20
 peak = lambda: int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))) >> 10
 fedcore.aggregate([sys.argv[1]] * 2)  # the libraries' own memory

@@ -123,6 +123,141 @@ def test_two_rounds_of_diloco_by_hand(tmp_path):
         merge(tmp_path / "r2", paths[:3], base=base, optimizer=Adam())
 
 
+def first_round(tmp_path):
+    """Merge a round with moments, and return its folder and an input of the next one."""
+    paths = saved(tmp_path, [{"w": torch.full((3,), k), "mask": torch.tensor([0, -torch.inf])} for k in (0.0, 1.0)])
+    merge(tmp_path / "first", paths[1:], base=paths[0], optimizer=Nesterov())
+    return tmp_path / "first", paths[1:]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: None,
+        lambda m: {"0/w": m[:2], "0/z": m},
+        lambda m: {"0/w": np.zeros(5, np.float32)},
+        lambda m: {"0/w": m.astype(np.float64)},
+        lambda m: {"0/w": m.view(np.int32)},
+        lambda m: {"0/z": m},
+        lambda m: {"0/w": m, "1/w": m},
+        lambda m: {"0/w": m, "w": m},
+    ],
+    ids=["lost", "shorter", "longer", "float64", "integers", "missing", "more", "another name"],
+)
+def test_moments_that_are_not_those_of_the_base_are_refused(tmp_path, change):
+    (base, inputs), moments = first_round(tmp_path), tmp_path / "first" / "optimizer" / "moments.safetensors"
+    tensors = change(np.asarray(Safetensors(moments)["0/w"]))
+    moments.unlink()
+    if tensors is not None:
+        write_model(tensors, moments)
+    for path in (base, base / "model.safetensors"):
+        with pytest.raises(errors.ArrayError, match=r"moments\.safetensors.*merge\.json"):
+            merge(tmp_path / "next", inputs, base=path, optimizer=Nesterov())
+    merge(tmp_path / "plain", inputs, base=base)
+    (base / "merge.json").unlink()
+    moments.unlink(missing_ok=True)
+    assert merge(tmp_path / "next", inputs, base=base, optimizer=Nesterov())["round"] == 0
+
+
+def test_moments_without_their_report_are_refused(tmp_path):
+    base, inputs = first_round(tmp_path)
+    assert merge(tmp_path / "second", inputs, base=base, optimizer=Nesterov())["round"] == 1
+    (base / "merge.json").unlink()
+    with pytest.raises(errors.RangeError, match="optimizer"):
+        merge(tmp_path / "next", inputs, base=base, optimizer=Nesterov())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "5", "[" * 100_000, "\ud800", *(f'{{"fingerprint": 1, "optimizer": null{rest}' for rest in (
+        "}", ', "round": "1"}', ', "round": 1.0}', ', "round": true}', ', "round": -1}', ', "round": 1e400}',
+        f', "round": {10**40}}}', f', "round": {"9" * 5000}}}', ', "round": null}', ', "round": 1, "round": 2}',
+    ))],
+)  # fmt: skip
+def test_a_malformed_report_of_the_base_is_refused(tmp_path, text):
+    base, inputs = first_round(tmp_path)
+    (base / "merge.json").write_text(text, errors="surrogatepass")
+    for options in ({}, {"optimizer": Nesterov()}):
+        with pytest.raises(errors.ArrayError, match=r"merge\.json"):
+            merge(tmp_path / "next", inputs, base=base, **options)
+    (base / "merge.json").unlink()
+    os.mkfifo(base / "merge.json")
+    with pytest.raises(errors.StoreError, match=r"merge\.json"):
+        merge(tmp_path / "next", inputs, base=base)
+
+
+CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q", "v"], "lora_dropout": 0.1}
+
+
+def adapter(folder, **changes):
+    folder.mkdir()
+    tensors = {"q.lora_A.weight": np.ones((4, 8), np.float32), "q.lora_B.weight": np.ones((8, 4), np.float32)}
+    write_model(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lora_alpha": 32},
+        {"r": 8},
+        {"use_rslora": True},
+        {"use_dora": True},
+        {"fan_in_fan_out": True},
+        {"peft_type": "LOHA"},
+        {"target_modules": ["q"]},
+        {"target_modules": "all-linear"},
+        {"rank_pattern": {"q": 4}},
+        {"alpha_pattern": {"q": 16}},
+    ],
+    ids=lambda change: "".join(change),
+)
+def test_adapters_of_another_scale_are_refused(tmp_path, change):
+    one, other = adapter(tmp_path / "one"), adapter(tmp_path / "other", **change)
+    for call in (
+        lambda a, b: merge(tmp_path / "out", [a, b]),
+        lambda a, b: merge(tmp_path / "out", [b, b], base=a),
+        lambda a, b: fedcore.aggregate([a, b]),
+        lambda a, b: fedcore.aggregate({"a": Safetensors(a), "b": str(b / "adapter_model.safetensors")}),
+        lambda a, b: fedcore.aggregate(iter([a, b])),
+    ):
+        for pair in ((one, other), (other, one)):
+            with pytest.raises(errors.ArrayError, match=f"{next(iter(change))}.*adapter_config"):
+                call(*pair)
+
+
+def test_adapters_of_one_scale_are_merged_with_their_configuration(tmp_path):
+    one = adapter(tmp_path / "one")
+    other = adapter(
+        tmp_path / "other",
+        target_modules=["v", "q", "q"],
+        use_dora=False,
+        rank_pattern={},
+        layers_to_transform=[],
+        lora_dropout=0,
+        r=4.0,
+    )
+    merge(tmp_path / "out", [one, other])
+    assert (tmp_path / "out" / "adapter_config.json").read_bytes() == (one / "adapter_config.json").read_bytes()
+    merge(tmp_path / "next", [one, other], base=tmp_path / "out", server_lr=0.5)
+    with pytest.raises(errors.ArrayError, match="lora_alpha"):
+        merge(tmp_path / "last", [adapter(tmp_path / "third", lora_alpha=1)], base=tmp_path / "out")
+    for text in ("[]", "{", "[" * 100_000):
+        (other / "adapter_config.json").write_text(text)
+        with pytest.raises(errors.ArrayError, match=r"other.adapter_config\.json"):
+            fedcore.aggregate([one, other])
+
+
+def test_tensors_in_memory_are_part_of_the_fingerprint(tmp_path):
+    for value in (1, 2):
+        np.savez_compressed(tmp_path / "a.npz", w=np.full(9, value, np.float32))
+        if value == 1:
+            merge(tmp_path / "out", [tmp_path / "a.npz"])
+    with pytest.raises(errors.StoreError, match="exists"):
+        merge(tmp_path / "out", [tmp_path / "a.npz"])
+
+
 def test_a_step_on_a_16_bit_base_logs_a_warning(tmp_path, caplog):
     torch.save({"w": torch.full((4,), 1.001)}, tmp_path / "client.pt")
     for kind, moved, warnings in ((torch.bfloat16, 1, 1), (torch.float32, 1.00133, 1)):  # 1 + 0.7 (1 + 0.9) 0.001
@@ -369,3 +504,20 @@ def test_the_command(tmp_path, monkeypatch):
     }.items():
         done = run("merge", "other", "0.safetensors", *arguments)
         assert (done.status, message in done.errors) == (2, True), done.errors
+
+
+class Own(SGD):
+    """An optimizer of a user whose last element is NaN, and that returns a finite norm."""
+
+    def turn(self, v, moments, x, *, gamma, moments_out, x_out):
+        super().turn(v, moments, x, gamma=gamma, moments_out=moments_out, x_out=x_out)
+        (moments_out[0] if self.momentum else x_out)[-1] = np.nan
+        return 1.0
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.0])
+def test_faults_of_an_own_optimizer_end_the_merge(tmp_path, momentum):
+    paths = saved(tmp_path, clients())
+    with pytest.raises(errors.DivergedError, match="Own"):
+        merge(tmp_path / "out", paths[:3], base=paths[3], optimizer=Own(momentum))
+    assert not (tmp_path / "out").exists()

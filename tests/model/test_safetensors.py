@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import tracemalloc
+import zipfile
 
 import ml_dtypes
 import numpy as np
@@ -118,13 +120,82 @@ def test_a_torch_file_is_named(tmp_path):
 def test_a_model_of_several_files_needs_an_index(tmp_path):
     index, _ = sharded(tmp_path / "m")
     index.unlink()
-    with pytest.raises(errors.ArrayError, match="2 safetensors files"):
+    with pytest.raises(errors.ArrayError, match=r"m-0.*m-1"):
         Safetensors(tmp_path / "m")
     with pytest.raises(errors.StoreError, match="nowhere"):
         Safetensors(tmp_path / "nowhere.safetensors")
     os.mkfifo(tmp_path / "pipe.safetensors")
     with pytest.raises(errors.StoreError, match="regular file"):
         Safetensors(tmp_path / "pipe.safetensors")
+
+
+def filled(folder, names, index=()):
+    """Make a folder with a model of one tensor in each file, and an index of some of the files."""
+    folder.mkdir(parents=True)
+    for name in names:
+        if name.endswith((".safetensors", ".npz")):
+            write_model({f"w{name}": np.ones(2, np.float32)}, folder / name)
+        else:
+            (folder / name).write_bytes(b"PK")
+    if index:
+        text = json.dumps({"weight_map": {f"w{name}": name for name in index}})
+        (folder / "model.safetensors.index.json").write_text(text)
+    return folder
+
+
+ONE, TWO, THREE = (f"model-0000{k}-of-00003.safetensors" for k in (1, 2, 3))
+MODEL = "model.safetensors"
+REFUSED = {
+    "a part": ([ONE], (), "1 of 3"),
+    "two parts": ([ONE, THREE], (), "2 of 3"),
+    "a part with other separators": (["model_1_of_2.safetensors"], (), "1 of 2"),
+    "a part of a torch model": (["pytorch_model-00002-of-00002.bin"], (), "1 of 2"),
+    "an index of two parts of three": ([ONE, TWO], (ONE, TWO), "2 of 3"),
+    "a part and a file": ([MODEL, TWO], (), f"1 of 3.*{TWO}.*{MODEL}"),
+    "an index and a file": ([ONE, TWO, THREE, MODEL], (ONE, TWO, THREE), f"index.json.*{MODEL}"),
+    "a file and a torch file": ([MODEL, "pytorch_model.bin"], (), f"{MODEL}.*pytorch_model.bin"),
+    "two formats of one name": (["a.safetensors", "a.npz"], (), "a.npz.*a.safetensors"),
+    "an index and a part of a torch model": (
+        [ONE, TWO, THREE, "pytorch_model-00001-of-00002.bin"],
+        (ONE, TWO, THREE),
+        "1 of 2",
+    ),
+    "an adapter and a model": (["adapter_model.safetensors", MODEL], (), f"adapter_model.*{MODEL}"),
+    "two indices": ([MODEL, "pytorch_model.bin.index.json"], (MODEL,), "safetensors.index.*bin.index"),
+}
+
+
+@pytest.mark.parametrize(("names", "index", "message"), REFUSED.values(), ids=list(REFUSED))
+def test_a_folder_with_a_part_of_a_model_or_two_models_is_refused(tmp_path, names, index, message):
+    folder, whole = filled(tmp_path / "m", names, index), tmp_path / "whole.safetensors"
+    write_model({"w": np.ones(2, np.float32)}, whole)
+    for read in (
+        read_model,
+        Safetensors,
+        lambda path: fedcore.aggregate([whole, path]),
+        lambda path: fedcore.merge(tmp_path / "out", [path]),
+        lambda path: fedcore.merge(tmp_path / "out", [whole], base=path),
+    ):
+        with pytest.raises(errors.ArrayError, match=message):
+            read(folder)
+    for name in names:  # the path of one file is the caller's choice
+        if name.endswith(".safetensors"):
+            assert list(read_model(folder / name)) == [f"w{name}"]
+
+
+def test_other_files_in_a_folder_are_no_models(tmp_path):
+    others = ["training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "optimizer.bin", "config.json"]
+    assert len(Safetensors(filled(tmp_path / "one", [MODEL, *others]))) == 1
+    assert len(Safetensors(filled(tmp_path / "all", [ONE, TWO, THREE, *others], (ONE, TWO, THREE)))) == 3
+    assert len(Safetensors(filled(tmp_path / "whole", ["model-00001-of-00001.safetensors"]))) == 1
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "9" * 5000 + "-of-" + "9" * 5000, "x" * 5000])
+def test_an_index_of_a_name_that_no_file_can_have_is_refused(tmp_path, name):
+    filled(tmp_path / "m", [MODEL], (name,))
+    with pytest.raises(errors.FedcoreError, match=r"index\.json|xxx|999") as caught:
+        read_model(tmp_path / "m")
+    assert str(caught.value).encode()
 
 
 HOSTILE = {
@@ -234,6 +305,19 @@ def test_the_own_format_of_each_suffix_is_read_again(tmp_path):
         read_model(tmp_path / "m.pt")
     with pytest.raises(errors.ArrayError, match="key"):
         read_model(tmp_path / "m.npz", key="net")
-    (tmp_path / "m.pt").write_bytes(b"nothing")
-    with pytest.raises(errors.ArrayError, match=r"m\.pt"):
-        read_model(tmp_path / "m.pt")
+    damaged = bytearray((tmp_path / "m.npz").read_bytes())
+    damaged[damaged.index(np.float32([[1, 2]]).tobytes())] ^= 1
+    for name in ("m.pt", "m.npz"):
+        for content in (damaged, b"nothing", b"PK\x03\x04nothing", b"\x93NUMPY\x01\x00v\x00"):
+            (tmp_path / name).write_bytes(content)
+            for read in (read_model, lambda path: fedcore.aggregate([path])):
+                with pytest.raises(errors.FedcoreError, match=re.escape(name)):
+                    read(tmp_path / name)
+    for shape in ((5,), (True,), (-1, -1), (0, 2**62, 2**62), (1,) * 70):
+        with zipfile.ZipFile(tmp_path / "m.npz", "w") as archive, archive.open("w.npy", "w") as member:
+            np.lib.format.write_array_header_1_0(member, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            member.write(bytes(4))
+        with pytest.raises(errors.StoreError, match=r"m\.npz.*'w'"):
+            fedcore.aggregate([tmp_path / "m.npz"])
+    with pytest.raises(errors.DtypeError, match="bfloat16"):  # numpy would store bytes without a dtype
+        write_model({"w": np.ones(2, ml_dtypes.bfloat16)}, tmp_path / "b.npz")

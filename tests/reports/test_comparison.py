@@ -85,6 +85,17 @@ def test_other_experiment_is_not_compared(put_run, drawn):
         assert ("No comparison with Sun, Mao, Zhang 2023" in text) == (name != "picture"), name
 
 
+def test_reports_begin_with_what_a_file_has_from_its_preset(put_run, drawn, tmp_path):
+    (tmp_path / "mine.toml").write_text('base = "quickstart"\ntitle = "Mine"\n[local]\nepochs = 1\n')
+    texts = texts_of(put_run("run", load_preset(tmp_path / "mine.toml"), 3), drawn)
+    for name in ("terminal", "table", "page"):
+        before, found, after = texts[name].partition("rom quickstart: rounds = 100, ")
+        assert found, name
+        assert "participation.first_round = all" in after, name
+        assert "accuracy" not in before, name
+        assert "local.epochs" not in texts[name], name
+
+
 def test_run_of_an_older_version_lists_no_changes(put_run, drawn):
     run = put_run("run", load_preset(TABLE, ["local.batch=8"]), 200)
     tables = json.loads((run / "config.json").read_text())

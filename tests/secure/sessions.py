@@ -6,13 +6,16 @@ import numpy as np
 
 from fedcore.errors import FedcoreError
 from fedcore.secure import Encoding, SecureClient, SecureServer, identity_of
+from fedcore.secure import messages as wire
+from fedcore.secure.primitives import digest_of
 
 PHASES = ("keys", "shares", "masked", "opened")
 PLAIN = dict(weights="examples", eta=None, max_norm=100.0, max_examples=1000, max_steps=10)
 
 
 def encoding_of(clients, n=5):
-    return Encoding(clients=clients, n=n, parameters=n, **PLAIN)
+    model = digest_of(np.zeros(n, np.float32))
+    return Encoding(clients=clients, n=n, parameters=n, model=model, **PLAIN)
 
 
 def random_words(encoding, count, seed=0):
@@ -23,6 +26,40 @@ def random_words(encoding, count, seed=0):
     numbers = rng.integers(1, [11, 1001], (count, 2)).tolist()
     words = [encoding.encode(x, y, steps=k, examples=n) for y, (k, n) in zip(ys, numbers, strict=True)]
     return np.array(words).view(np.int64)
+
+
+def spoiled_words(message):
+    """Return random masked words."""
+    return message[: wire.HEADER.size] + np.random.default_rng(7).bytes(len(message) - wire.HEADER.size)
+
+
+def spoiled_digest(message):
+    """Return shares with a wrong digest of the seed."""
+    return message[: wire.HEADER.size] + bytes(wire.HASH) + message[wire.HEADER.size + wire.HASH :]
+
+
+def spoiled_shares(message):
+    """Return shares that no holder can decrypt."""
+    digest, shares = wire.read_shares(memoryview(message)[wire.HEADER.size :])
+    shares = {i: one._replace(sealed=bytes(len(one.sealed))) for i, one in shares.items()}
+    return wire.write_dealt(wire.SHARES, message[16:32], digest, shares)
+
+
+LIES = [(wire.MASKED, spoiled_words), (wire.SHARES, spoiled_digest), (wire.SHARES, spoiled_shares)]
+"""Lies of a client: the kind of its message, and the change. The server can name the sender of all but the first."""
+
+
+class Lie:
+    """A client that changes its first message of a kind."""
+
+    def __init__(self, lie):
+        self.kind, self.change = lie
+
+    def __call__(self, message):
+        if message[32] != self.kind:
+            return message
+        self.kind = None
+        return self.change(message)
 
 
 class Session:

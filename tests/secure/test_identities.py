@@ -1,15 +1,18 @@
 """Sums with identities: a server that lies about keys or survivors gets no shares."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 pytest.importorskip("cryptography")
 
 from fedcore.errors import ArrayError, RangeError, RoundError
-from fedcore.secure import SecureClient, SecureServer, identity_of
+from fedcore.secure import Encoding, SecureClient, SecureServer, identity_of, server
 from fedcore.secure import messages as wire
-from fedcore.secure.primitives import new_secret, public_key
-from tests.secure.sessions import Session, encoding_of
+from fedcore.secure.primitives import add_masks, new_secret, public_key, self_mask
+from tests.secure.sessions import Session, encoding_of, outcome
 
 PHASES = ("keys", "shares", "masked", "signed", "opened")
 
@@ -39,7 +42,7 @@ def test_a_server_cannot_replace_a_key():
     again = session.server._keys[2]
     twice = {"identity": again.identity, "signature": again.signature}
     for change in ({"sealing": public_key(own)}, {"masking": public_key(own)}, stranger, twice):
-        with pytest.raises(ArrayError, match="no known peer signed the keys of client 3"):
+        with pytest.raises(ArrayError, match="no known peer signed the keys of client 3 for"):
             session.clients[0].answer(roster_with(session, 3, **change))
     session.answer(0)  # the honest roster
 
@@ -58,6 +61,91 @@ def test_a_peer_cannot_stand_for_two_clients():
     session.server.close_phase()
     with pytest.raises(ArrayError, match="a peer occurs twice"):
         session.answer(0)
+
+
+@pytest.fixture
+def lying(monkeypatch):
+    """Servers that accept every signature; clients still check them."""
+    monkeypatch.setattr(server, "is_signed", lambda *_: True)
+
+
+ENCODINGS = [
+    {"max_norm": 2.0**30},
+    {"max_examples": 10**6},
+    {"clients": 6},
+    {"round": 1},
+    {"eta": 0.5},
+    {"max_steps": 9},
+]
+ENCODINGS += [{"model": "0" * 64}, {"work": "0" * 64}]
+
+
+@pytest.mark.parametrize("others", [(4,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("change", [*({"encoding": one} for one in ENCODINGS), {"min_clients": 3}, {"clients": 6}])
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_no_sum_opens_whose_clients_got_different_invitations(lying, is_signed, change, others):
+    """With another grid or x, the sum would show one client's update (Pasquini et al. 2022)."""
+    session = Session(5, is_signed=is_signed)
+    for i in others:
+        opening = wire.read_open(memoryview(session.server.messages[i])[wire.HEADER.size :])
+        more = {"encoding": opening.encoding | change["encoding"]} if "encoding" in change else change
+        session.server.messages[i] = wire.write_open(session.server._session, opening._replace(**more))
+    session.until("shares")
+    if is_signed:
+        for i in range(5):
+            with pytest.raises(ArrayError, match=r"signed the keys of client \d for this invitation"):
+                session.answer(i)
+        return
+    session.until("masked")
+    seeds = [(self_mask(client._seed, client._context), True) for client in session.clients.values()]
+    session.phase()
+    total = session.server._sum.copy()
+    add_masks(total, seeds)
+    assert not (total.view(np.int64) == session.sum_of(range(5))).any()  # the masks between clients did not cancel
+    for i in range(5):
+        session.server.receive(i, session.answer(i))
+    with pytest.raises(RoundError, match=r"opened: \d clients showed a share"):
+        session.server.close_phase()
+
+
+@pytest.mark.parametrize("others", [(4,), (1, 2, 3, 4)])
+@pytest.mark.parametrize("members", [range(5), range(1, 5)])
+def test_no_sum_opens_whose_clients_got_different_rosters(lying, members, others):
+    session = Session(5, is_signed=True).until("shares")
+    honest, group = session.server, {i: session.server._keys[i] for i in members}
+    for i in others:  # another threshold, or no client 0
+        honest.messages[i] = wire.write_roster(honest._session, 5 if len(group) == 5 else 4, group)
+    if len(group) == 5:
+        honest._threshold = 5  # enough shares for either threshold
+    else:
+        honest._groups = {i: sorted(group) if i in others else [*range(5)] for i in range(5)}
+        honest._inbox = lambda i: wire.write_dealt(
+            *(wire.INBOX, honest._session, b""),
+            {j: honest._dealt[j][1].get(i, honest._dealt[0][1][1]) for j in honest._groups[i]},
+        )
+    assert outcome(lambda: session.until("closed")) in ("ArrayError", "RoundError")
+    assert honest.total is None
+
+
+def test_a_signed_sum_needs_the_digest_of_the_model():
+    session = Session(3, is_signed=True)
+    plain = SecureServer(range(3), replace(session.encoding, model=""), identities=session.identities)
+    with pytest.raises(RoundError, match="no model"):
+        session.clients[0].answer(plain.messages[0])
+    with pytest.raises(ArrayError, match="model"):
+        Encoding.read(session.encoding.to_state() | {"model": "abc"})
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_norm": 100.5}, {"max_examples": 2**40}, {"clients": 2**30, "max_examples": 999}]
+)
+def test_a_client_has_its_own_limit_on_the_norm_and_the_grid(change):
+    form = encoding_of(3)
+    for one, is_refused in ((form, False), (replace(form, **change), True)):
+        client = SecureClient(max_norm=100.0)
+        client = SecureClient.from_state(client.to_state())
+        with pytest.raises(RoundError, match="max_norm=100: the server asks") if is_refused else nullcontext():
+            client.answer(SecureServer(range(3), one).messages[0])
 
 
 def test_keys_of_another_session_are_rejected():

@@ -102,6 +102,18 @@ def test_the_reason_names_what_is_wrong(phase):
     assert session.server.receive(3, good)  # the client may correct its answer
 
 
+def test_a_message_of_another_version_is_refused_by_name():
+    session = Session(3)
+    for side, message in ((session.server, session.answer(1)), (session.clients[0], session.server.messages[0])):
+        old = message.replace(b"fedcore secure 2", b"fedcore secure 1")
+        if side is session.server:
+            assert not side.receive(1, old)
+            assert "another version" in side.rejected[-1][1]
+        else:
+            with pytest.raises(ArrayError, match="another version"):
+                side.answer(old)
+
+
 def test_a_client_without_an_earlier_answer_is_rejected():
     session = Session(4)
     late = session.answer(3)
@@ -126,6 +138,66 @@ def test_a_client_that_deals_wrong_shares_is_named():
     with pytest.raises(RoundError, match="client 2 dealt shares of a wrong secret"):
         session.phase()
     assert session.server.total is None
+    assert session.server.named == (2,)
+
+
+def dealt(answer, holders):
+    """Return a client's shares, which the holders cannot decrypt."""
+    digest, shares = wire.read_shares(memoryview(answer)[wire.HEADER.size :])
+    shares |= {i: shares[i]._replace(sealed=bytes(len(shares[i].sealed))) for i in holders}
+    return answer[: wire.HEADER.size + len(digest)] + wire.write_dealt(0, b"", b"", shares)[wire.HEADER.size :]
+
+
+def shown(answer, owners):
+    """Return a holder's shares, without those of some owners."""
+    shares = wire.read_opened(memoryview(answer)[wire.HEADER.size :])
+    return wire.write_opened(answer[16:32], {owner: one for owner, one in shares.items() if owner not in owners})
+
+
+@pytest.mark.parametrize(
+    ("lies", "absent", "named"),
+    [
+        ({1: ("shares", range(10))}, (), (1,)),
+        ({1: ("shares", range(6, 10))}, (), (1,)),  # 7 of 10 are needed
+        ({1: ("shares", range(10)), 4: ("shares", range(10))}, (), (1, 4)),
+        ({1: ("shares", (8, 9))}, (5, 6), (1,)),
+        ({1: ("opened", range(10))}, (4, 5, 6), (1,)),
+        ({1: ("opened", (3,))}, (4, 5, 6), ()),  # client 1 or client 3 lies
+    ],
+)
+def test_a_client_that_alone_explains_missing_shares_is_named(lies, absent, named):
+    session = Session(10).until("shares")
+    change = {"shares": dealt, "opened": shown}
+    for phase in PHASES[1:]:
+        for i in [i for i in session.server.messages if phase != "opened" or i not in absent]:
+            answer = session.answer(i)
+            if i in lies and lies[i][0] == phase:
+                answer = change[phase](answer, lies[i][1])
+            assert session.server.receive(i, answer)
+        if phase != "opened":
+            session.server.close_phase()
+    with pytest.raises(RoundError, match="showed a share"):
+        session.server.close_phase()
+    assert session.server.named == named
+
+
+def test_a_malformed_answer_names_its_sender_until_it_is_corrected():
+    session = Session(4)
+    good = session.answer(3)
+    session.server.receive(3, Session(4).answer(3))  # of another session: it may be late
+    assert session.server.named == ()
+    session.server.receive(3, good[:-1])
+    assert session.server.named == (3,)
+    session.server.receive(3, good)
+    assert session.server.named == ()
+
+
+def test_keys_end_with_their_use():
+    session = Session(4, is_signed=True).until("masked")
+    for i in range(4):
+        assert all(session.clients[i].to_state()["secrets"])
+        session.answer(i)
+        assert not any(session.clients[i].to_state()["secrets"])
 
 
 @pytest.mark.parametrize("phase", PHASES)

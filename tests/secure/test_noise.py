@@ -27,6 +27,11 @@ def server_of(rule=RULE, n=N, min_clients=FEWEST, compute=EXACT, **options):
     )
 
 
+def signing(session, i, **options):
+    """Return client i of a session with identities."""
+    return SecureClient(identity=bytes([i + 1] * 32), peers=session.identities.values(), **options)
+
+
 def words_of(encoding, y, **work):
     return encoding.encode(np.zeros(encoding.n, np.float32), y, **{"steps": 3} | work).view(np.int64)
 
@@ -71,11 +76,12 @@ def test_a_client_clips_its_update_and_hides_its_numbers(monkeypatch):
 def test_a_masked_private_round(absent):
     server = server_of()
     form = Encoding.of(server, clients=COUNT)
-    session = Session(COUNT)
-    session.server = secure = SecureServer(range(COUNT), form, min_clients=FEWEST)
-    session.clients = {i: SecureClient(noise=1.5) for i in range(COUNT)}
+    session = Session(COUNT, is_signed=True)
+    session.server = secure = SecureServer(range(COUNT), form, min_clients=FEWEST, identities=session.identities)
+    session.clients = {i: signing(session, i, noise=1.5) for i in range(COUNT)}
     session.words = np.array([words_of(form, np.full(N, i, np.float32)) for i in range(COUNT)])
     session.until("masked").phase(absent)
+    session.phase()
     session.phase()
     with server.open_round() as round:
         round.add_partial_sum(secure.partial_sum(server), "masked sum")
@@ -154,12 +160,23 @@ def test_server_and_clients_agree_on_the_noise():
     form = Encoding.of(server_of(), clients=COUNT)
     with pytest.raises(RangeError, match="min_clients=3: must be 4"):  # one of four clients may collude
         SecureServer(range(COUNT), form, min_clients=3)
-    messages = SecureServer(range(COUNT), form, min_clients=4).messages
-    with pytest.raises(RoundError, match=r"noise=1\.6"):
-        SecureClient(noise=1.6).answer(messages[0])
-    client = SecureClient.from_state(SecureClient(noise=1.6).to_state())
-    with pytest.raises(RoundError, match=r"noise=1\.6"):
-        client.answer(messages[0])
-    SecureClient(noise=1.5).answer(messages[0])
+    session = Session(COUNT, is_signed=True)
+    messages = SecureServer(range(COUNT), form, min_clients=4, identities=session.identities).messages
+    strict = signing(session, 0, noise=1.6)
+    for client in (strict, SecureClient.from_state(strict.to_state())):
+        with pytest.raises(RoundError, match=r"noise=1\.6"):
+            client.answer(messages[0])
+    signing(session, 0, noise=1.5).answer(messages[0])
     with pytest.raises(RangeError, match="min_clients=5: a sum of 4"):
-        SecureClient().answer(messages[0].replace(b'"honest": 3, "min_clients": 4', b'"honest": 3, "min_clients": 5'))
+        signing(session, 0).answer(
+            messages[0].replace(b'"honest": 3, "min_clients": 4', b'"honest": 3, "min_clients": 5')
+        )
+
+
+def test_a_client_asks_for_noise_only_among_identities():
+    """Otherwise, a server could list survivors that do not exist, and so thin the noise of the others."""
+    form = Encoding.of(server_of(), clients=COUNT)
+    messages = SecureServer(range(COUNT), form, min_clients=4).messages
+    with pytest.raises(RoundError, match="pass identity and peers"):
+        SecureClient(noise=1.5).answer(messages[0])
+    SecureClient().answer(messages[0])

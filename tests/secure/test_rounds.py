@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedcore import Compute, Limits, Server, algorithms
+from fedcore import Compute, Limits, Server, Storage, algorithms
 from fedcore.algorithms import FedNova
 from fedcore.errors import ArrayError, RangeError, RoundError
 from fedcore.rules import RejectLong
@@ -39,8 +39,10 @@ def masked(server, sent, absent=()):
     session = Session(COUNT)
     encoding = Encoding.of(server, clients=COUNT)
     session.server = SecureServer(range(COUNT), encoding)
-    x = server.x
-    session.words = np.array([encoding.encode(x, y, steps=k, examples=n) for y, k, n in sent]).view(np.int64)
+    broadcast = server.broadcast(range(COUNT))
+    x, work = broadcast.x, broadcast.of(0) if broadcast.of(0).vectors() else None
+    words = [encoding.encode(x, y, steps=k, examples=n, work=work) for y, k, n in sent]
+    session.words = np.array(words).view(np.int64)
     session.until("masked").phase(absent)
     session.phase()
     return session.server
@@ -112,7 +114,7 @@ def test_examples_and_steps_have_their_sums_as_integers():
 
 def test_the_sum_of_the_largest_updates_does_not_overflow():
     for clients, max_norm, max_examples in ((2, 1.0, 1), (7, 3.75, 999), (1000, 1e4, 10**6)):
-        encoding = replace(encoding_of(2, 1), clients=clients, max_norm=max_norm, max_examples=max_examples)
+        encoding = replace(encoding_of(2, 1), clients=clients, max_norm=max_norm, max_examples=max_examples, model="")
         words = encoding.encode(np.float32([max_norm]), np.zeros(1, np.float32), steps=10, examples=max_examples)
         assert 2**59 < int(words[0]) * clients < 2**62 or encoding.exponent == 60
         assert int(words[2]) * clients < 2**62
@@ -141,6 +143,23 @@ def test_a_client_refuses_to_encode_what_the_limits_forbid(change, error, reason
         encoding_of(3).encode(**good | change)
 
 
+def test_a_client_trains_from_what_the_server_announced_to_all():
+    for algorithm, config in (("FedAvg", None), ("FedAvg", {"epochs": 2, "names": ("a", b"b")}), ("FedAvgM", None)):
+        server = server_of(algorithm)
+        broadcast = server.broadcast(range(COUNT))
+        work = broadcast.of(0) if algorithm == "FedAvgM" else config
+        encoding, x = Encoding.of(server, clients=COUNT, work=config), broadcast.x
+        encoding.encode(x, x, steps=1, work=work)
+        others = [{"epochs": 1, "names": ("a", b"b")}, {"epochs": 2.0, "names": ("a", b"b")}]
+        others += [replace(broadcast.of(0), lr=1e-9), replace(broadcast.of(0), offset=np.ones(N, np.float32))]
+        for other in [None] * (work is not None) + others:
+            with pytest.raises(ArrayError, match="work: not what the server announced"):
+                encoding.encode(x, x, steps=1, work=other)
+        with pytest.raises(ArrayError, match="x: not what the server announced"):
+            encoding.encode(x + 1, x, steps=1, work=work)
+    assert Encoding.of(server, clients=COUNT, x=x + 1).model != encoding.model
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -160,6 +179,12 @@ def test_a_client_refuses_to_encode_what_the_limits_forbid(change, error, reason
 def test_what_masks_exclude_is_refused_with_the_reason(options, reason):
     with pytest.raises(RangeError, match=reason):
         Encoding.of(server_of(**options), clients=6)
+
+
+def test_a_server_with_a_journal_has_no_encoding(tmp_path):
+    storage = Storage(tmp_path / "state", journal=True)
+    with server_of(storage=storage) as server, pytest.raises(RangeError, match=r"^journal\b"):
+        Encoding.of(server, clients=COUNT)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ def masked(method):
             next_rows[i] = (server.x - y) / (ETA * k) if is_mimic else raw
             y = y - ETA * k * rows[i] if is_mimic else y
             change = None if is_mimic else (raw - rows[i]).astype(np.float32)
-            words[i] = encoding.encode(server.x, y.astype(np.float32), steps=k, change=change)
+            work = task if task.vectors() else None
+            words[i] = encoding.encode(server.x, y.astype(np.float32), steps=k, change=change, work=work)
         total = np.sum([words[i] for i in arrived], axis=0).view(np.int64)
         if not were_masked and len(trained) == COUNT > len(arrived) == COUNT - 1:
             np.testing.assert_array_equal(really_masked(encoding, words, arrived), total)

@@ -29,10 +29,10 @@ class Attack:
 
     def __init__(self, session, colluding, absent=(), late=()):
         server, clients = session.until("masked").server, session.clients
+        self.masking = {i: clients[i]._masking for i in colluding}
         sent = {i: session.answer(i) for i in server.messages if i not in absent}
         self.masked = {i: message for i, message in sent.items() if i not in late}
         self.held = {i: dict(clients[i]._held) for i in colluding if i in self.masked}
-        self.masking = {i: clients[i]._masking for i in colluding}
         for i, message in self.masked.items():
             server.receive(i, message)
         server.close_phase()
@@ -68,7 +68,7 @@ class Attack:
         seeds |= {i: shown[victim][1] for i, shown in self.shown.items() if shown[victim][0]}
         seed = join(seeds, lagrange(list(seeds)))
         words = wire.read_masked(memoryview(self.masked[victim])[wire.HEADER.size :], server.encoding.words).copy()
-        masks = [] if seed is None else [(self_mask(seed, server._session), True)]
+        masks = [] if seed is None else [(self_mask(seed, server._context), True)]
         own = self.private_key(victim)
         for other in server._groups[victim]:
             if other == victim or other not in server._dealt:
@@ -77,7 +77,7 @@ class Attack:
             if secret is None:
                 secret, key, ends = self.private_key(other), server._keys[victim].masking, (other, victim)
             if secret is not None:
-                mask, negative = pairwise_mask(secret, key, server._session, *ends)
+                mask, negative = pairwise_mask(secret, key, server._context, *ends)
                 masks.append((mask, negative != (ends[0] == victim)))
         add_masks(words, masks)
         return words.view(np.int64)

@@ -72,7 +72,10 @@ def test_nothing_opens_below_the_threshold(phase):
 
 
 def test_a_client_shows_nothing_for_fewer_clients_than_it_asks_for():
-    session = Session(10, client_min=9).until("masked")
+    with pytest.raises(RoundError, match="min_clients=9: the server asks for a sum of 8 clients or more"):
+        Session(10, client_min=9, min_clients=8).answer(2)
+    session = Session(10, client_min=9, min_clients=9).until("masked")
+    session.server._min_clients = 2  # this server lies
     session.phase({0, 1})
     with pytest.raises(RoundError, match="8 clients, but min_clients=9"):
         session.answer(2)

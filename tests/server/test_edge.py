@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from fedcore import Compute, EdgeAggregator, Layout, Limits, Server, Update, errors
+from fedcore import Compute, EdgeAggregator, Layout, Limits, Model, RoundPolicy, Server, Storage, Update, errors, rules
 from tests.rejections import rejected_arguments
 
 N, CLIENTS, ROUNDS = 200, 9, 4
@@ -206,3 +206,149 @@ def test_an_edge_sends_only_for_its_own_clients():
     assert server.x.tobytes() == straight.x.tobytes()
     assert [who for who, _ in report.rejected] == ["edge"] * 4
     assert all(reason.startswith("clients") for _, reason in report.rejected)
+
+
+EXACT = Compute(accumulator="exact")
+
+
+def both_ways(x0, sent, name, clients, edge_clients, **options):
+    """A server that gets the updates, and one that gets the sum of an edge: their models and reports."""
+    direct, upper = (Server(x0, name, clients, lr=0.1, compute=EXACT, **options) for _ in range(2))
+    edge = EdgeAggregator(x0, name, edge_clients, lr=0.1, **options)
+    with upper.open_round() as round:
+        round.add_partial_sum(edge.fold(upper.broadcast(edge.clients).x, sent, round=0).to_bytes(), "edge")
+    due = direct.round(sent)
+    return (direct.x, due), (upper.x, round.report)
+
+
+@pytest.mark.parametrize("examples", [(None, None), (5, None), (5, 7), (1000, None)])
+@pytest.mark.parametrize("has_sizes", [True, False])
+@pytest.mark.parametrize("name", ["FedAvg", "LocalDescent", "FedExP"])
+def test_examples_and_sizes_count_at_an_edge_as_they_do_directly(name, has_sizes, examples):
+    sizes = {0: 10, 1: 90}
+    clients = sizes if has_sizes else range(2)
+    x0 = np.zeros(3, np.float32)
+    sent = [Update(client, x0 + 1 + client, 2, examples[client]) for client in sizes]
+    (x, due), (found, report) = both_ways(x0, sent, name, clients, clients)
+    assert (report.accepted, report.rejected) == (due.accepted, due.rejected)
+    assert report.weights.tolist() == due.weights.tolist()
+    assert found.tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "at_edge", "examples", "rejected"),
+    [
+        ({0: 10, 1: 90}, range(2), None, ["weights"]),
+        ({0: 10, 1: 90}, range(2), 1000, ["weights"]),
+        ({0: 10, 1: 90}, {0: 10, 1: 91}, None, ["weights"]),
+        ({0: 10, 1: 90}, {0: 10, 1: 91}, 5, []),
+        (range(2), {0: 10, 1: 90}, None, ["weights"]),
+        (range(2), {0: 10, 1: 90}, 5, []),
+    ],
+)
+def test_weights_of_other_sizes_are_rejected(sizes, at_edge, examples, rejected):
+    x0 = np.zeros(3, np.float32)
+    sent = [Update(client, x0 + 1 + client, 2, examples) for client in range(2)]
+    _, (_, report) = both_ways(x0, sent, "FedAvg", sizes, at_edge)
+    assert rejected_arguments(report) == [("edge", name) for name in rejected]
+
+
+def test_an_edge_without_updates_does_not_count_as_one_with_examples():
+    server, x0 = Server(np.zeros(3, np.float32), "FedAvg", 3, lr=0.1, compute=EXACT), np.zeros(3, np.float32)
+    edge = EdgeAggregator(x0, "FedAvg", [1, 2], lr=0.1)
+    with server.open_round() as round:
+        round.add(0, x0 + 1, steps=1)
+        round.add_partial_sum(edge.fold(x0, [], round=0), "edge")
+    assert (round.report.accepted, round.report.rejected) == ((0,), ())
+
+
+@pytest.mark.parametrize("rule", [rules.RejectLong(10), rules.ClipToMedian(), rules.CapExamples(3)])
+def test_rules_at_an_edge_remember_earlier_rounds(rule):
+    x0 = np.zeros(4, np.float32)
+    direct, upper = (Server(x0, "FedAvg", 3, lr=0.1, compute=EXACT, aggregation=[rule]) for _ in range(2))
+    edge = EdgeAggregator(x0, "FedAvg", range(3), lr=0.1, aggregation=[rule])
+    for t in range(14):
+        far = 1 + 1000 * (t >= 12)
+        sent = [Update(client, upper.x + far, 1, 10 * far) for client in ([0, 1, 2] if t == 13 else [t % 3])]
+        due = direct.round(sent)
+        with edge.open_round(upper.x, round=t) as aborted:
+            aborted.add_batch(sent)
+            aborted.abort()
+        with upper.open_round() as round:
+            round.add_partial_sum(edge.fold(upper.x, sent, round=t).to_bytes(), "edge")
+        report = round.report
+        assert (report.accepted, report.rejected) == (due.accepted, due.rejected)
+        assert upper.x.tobytes() == direct.x.tobytes()
+
+
+GROUPS = Model({"w": np.zeros(2, np.float32), "h": np.zeros(2, np.float32)}, partial={"g": ["h"]})
+NOT_FOR_EDGES = [
+    dict(compute=Compute()),
+    dict(compute=Compute(accumulator="float64")),
+    dict(compute=Compute(accumulator="exact", shards=2)),
+    dict(algorithm="MIFA"),
+    dict(aggregation=[rules.Mean({0: 1.0, 1: 3.0})]),
+    dict(aggregation=[rules.PrivateMean(1.0, 1.0, expected=2)]),
+    dict(policy=RoundPolicy(buffer=2)),
+    dict(model=GROUPS),
+    dict(model={"w": np.zeros(3, np.float32), "num_batches_tracked": np.array(0)}),
+    dict(storage="journal"),
+]
+
+
+@pytest.mark.parametrize("options", NOT_FOR_EDGES, ids=lambda options: next(iter(options)))
+def test_a_server_tells_before_its_first_round_whether_it_adds_partial_sums(options, tmp_path):
+    if options.get("storage") is not None:
+        options = dict(storage=Storage(tmp_path / "state", journal=True))
+    options = dict(model=np.zeros(40_000, np.float32), algorithm="FedAvg", clients=2, lr=0.1, compute=EXACT) | options
+    sum = EdgeAggregator(np.zeros(3, np.float32), "FedAvg", range(2), lr=0.1).fold(np.zeros(3), [], round=0)
+    with Server(options.pop("model"), **options) as server:
+        with pytest.raises(errors.RangeError):
+            server.require_partial_sums()
+        with server.open_round() as round, pytest.raises(errors.RangeError):
+            round.add_partial_sum(sum, "edge")
+
+
+def test_an_edge_refuses_weights_at_once():
+    x0 = np.zeros(3, np.float32)
+    with pytest.raises(errors.RangeError, match=r"^aggregation"):
+        EdgeAggregator(x0, "FedAvg", range(2), lr=0.1, aggregation=[rules.Mean({0: 1.0, 1: 2.0})])
+    edge = EdgeAggregator(x0, "FedAvg", range(2), lr=0.1)
+    with edge.open_round(x0, round=0) as round:
+        for add in (lambda: round.add(0, x0, steps=1, weight=2.0), lambda: round.begin(0, steps=1, weight=2.0)):
+            with pytest.raises(errors.RangeError, match=r"^weight"):
+                add()
+        round.partial_sum()
+
+
+def test_a_partial_sum_has_no_late_updates():
+    x0 = np.zeros(3, np.float32)
+    relay = Server(x0, "FedAvg", 2, lr=0.1, compute=EXACT, policy=RoundPolicy(max_staleness=1))
+    relay.round([Update(0, x0 + 1, 1)])
+    with relay.open_round() as round:
+        round.add(1, x0 + 1, steps=1, round=0)
+        with pytest.raises(errors.RangeError, match=r"^round"):
+            round.partial_sum()
+    assert round.report.accepted == (1,)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "model", "options", "named"),
+    [
+        ("FedAvg", None, dict(limits=Limits(signed_buffers=("running_var",))), "signed_buffers"),
+        ("FedAvg", {"w": np.zeros(3, np.float32), "running_var": np.zeros(2, np.float32)}, {}, "signed_buffers"),
+        ("FedAvg", None, dict(server_lr=1.0), "server_lr"),
+        ("FedProx", None, {}, "method"),
+        ("FedACG", None, {}, "Broadcast.x"),
+    ],
+)
+def test_the_reason_names_what_differs(algorithm, model, options, named):
+    x0 = {"w": np.zeros(3, np.float32), "running_var": np.ones(2, np.float32)}
+    upper = Server(x0, "FedACG" if algorithm == "FedACG" else "FedAvg", 2, lr=0.1, compute=EXACT)
+    upper.round([Update(0, upper.x + 1, 1)])
+    edge = EdgeAggregator(model or x0, algorithm, range(2), lr=0.1, **options)
+    with upper.open_round() as round:
+        round.add_partial_sum(edge.fold(upper.x, [Update(1, upper.x, 1)], round=1), "edge")
+    [(_, reason)] = round.report.rejected
+    names = "signed_buffers", "server_lr", "method", "layout", "Broadcast.x"
+    assert [name for name in names if name in reason] == [named]

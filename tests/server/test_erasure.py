@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Limits, Server, Storage, Update
+from fedcore import ClientStore, Compute, Limits, Model, RoundPolicy, Server, Storage, Update, algorithms
 from fedcore.cli import main
-from fedcore.errors import StoreError
+from fedcore.errors import RangeError, StoreError
 from fedcore.kernels import Codes
 
 NAMES = [f"hospital-{i}" for i in range(6)]
@@ -97,3 +97,100 @@ def test_a_reader_keeps_the_bytes_and_is_an_error(tmp_path):
     assert GONE not in server.clients
     server.compact(erase=True)
     assert [files_with(tmp_path / "s", secret) for secret in secrets] == [[]] * len(secrets)
+
+
+def half(folder):
+    return Storage(folder, resident=1 << 20)
+
+
+STRUCTURES = {
+    "folder": {},
+    "shards": {"compute": Compute(shards=2)},
+    "groups": {"partial": {"A": "a.*"}},
+    "resident": {"storage": half},
+}
+POLICIES = {
+    "": {},
+    "late": {"max_staleness": 4},
+    "buffer": {"buffer": len(NAMES), "max_staleness": 4},
+}
+LONG = 70_000  # two blocks of shards
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("method", algorithms.REGISTRY)
+def test_no_setting_keeps_the_bytes_or_the_id(method, policy, structure, tmp_path):
+    """Also if the caller still has the last broadcast, round and report."""
+    options = dict(STRUCTURES[structure])
+    n = LONG if structure == "shards" else 600
+    model = {"a.w": np.zeros(n // 2, np.float32), "b.w": np.zeros(n - n // 2, np.float32)}
+    partial, storage = options.pop("partial", None), options.pop("storage", Storage)
+    try:
+        server = Server(
+            model if partial is None else Model(model, partial=partial),
+            algorithms.named(method, **({"local_steps": 2} if method == "FlexibleFedAvg" else {})),
+            dict.fromkeys(NAMES, 9),
+            lr=0.1,
+            storage=storage(tmp_path / "s"),
+            policy=RoundPolicy(**POLICIES[policy]),
+            **options,
+        )
+    except RangeError as error:
+        pytest.skip(str(error))
+    rng, secrets, steps = np.random.default_rng(0), [GONE.encode()], min(2, server.algorithm.most_steps or 2)
+    for t in range(4):
+        cohort = [name for name in NAMES if rng.random() < 0.7 or name == GONE]
+        kept = [server.broadcast(cohort)]
+        needs_control = kept[0].second is not None and kept[0].second
+        with server.open_buffer() if policy == "buffer" else server.open_round() as round:
+            for name in cohort:
+                y = {key: rng.normal(size=len(value)).astype(np.float32) for key, value in model.items()}
+                control = rng.normal(size=n).astype(np.float32) if needs_control else None
+                round.add(name, y, steps=steps, examples=9, loss=1.0, control=control, round=t)
+                if name == GONE:
+                    secrets.append(y["a.w"].tobytes()[400:440])
+            kept += [round, round.finish()]
+        if server.algorithm.keeps_rows:
+            secrets.append(np.ascontiguousarray(server.row(GONE)).tobytes()[400:440])
+    try:
+        server.remove_client(GONE, from_objective=False, erase=True)
+    except RangeError as error:
+        server.close()
+        pytest.skip(str(error))
+    assert [files_with(tmp_path / "s", secret) for secret in secrets] == [[]] * len(secrets)
+    assert server.verify() == []
+    server.close()
+    with Server.load(tmp_path / "s") as again:
+        assert GONE not in again.clients
+        assert again.transactions == server.transactions
+
+
+def test_a_newcomer_of_an_interrupted_round_is_erased(tmp_path):
+    server = Server(np.zeros(N, np.float32), "MIFA", NAMES[:2], lr=0.1, storage=Storage(tmp_path / "s", journal=True))
+    y = np.random.default_rng(0).normal(size=N).astype(np.float32)
+    server.open_round(newcomers=NAMES[2:]).add_batch([Update(name, y + i, 1) for i, name in enumerate(NAMES[1:])])
+    server.close()
+    secrets = [GONE.encode(), (y + np.float32(3)).tobytes()[1_000:1_040]]
+    assert all(files_with(tmp_path / "s", secret) for secret in secrets)
+    main(["store", "remove-client", str(tmp_path / "s"), GONE, "--erase"])
+    assert [files_with(tmp_path / "s", secret) for secret in secrets] == [[], []]
+    with Server.load(tmp_path / "s") as server, server.open_round() as round:
+        assert set(round.clients) == set(NAMES[1:]) - {GONE}
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_share_that_stays_has_no_name_once_it_is_erased(shards, tmp_path):
+    options = {"storage": tmp_path / "s", "compute": Compute(shards=shards)}
+    server = Server(
+        np.zeros(LONG, np.float32), algorithms.FlexibleFedAvg(2), dict.fromkeys(NAMES, 5), lr=0.1, **options
+    )
+    server.remove_client(GONE, from_objective=False)
+    server.close()
+    assert files_with(tmp_path / "s", GONE.encode())
+    main(["store", "compact", str(tmp_path / "s"), "--erase"])
+    assert files_with(tmp_path / "s", GONE.encode()) == []
+    with Server.load(tmp_path / "s") as server:
+        update = Update(NAMES[0], np.ones(LONG, np.float32), 2)
+        assert server.round([update]).accepted == (NAMES[0],)
+        np.testing.assert_allclose(server.x[:3], 1 / 6 * 6 * 1, atol=6)  # a share of 5 of 30

@@ -87,20 +87,20 @@ def test_only_the_first_of_similar_claims_waits():
     with server.open_round() as round:
         for update in replies(server, [5, 50]):
             round.add_batch([update])
-        assert round._undecided is None
+        assert not round._undecided
     server = server_of()
     with server.open_round() as round:
         for update in replies(server, [5, 6, 7]):
             round.add_batch([update])
-            assert (round._undecided is not None) == (update.client == 0)
+            assert bool(round._undecided) == (update.client == 0)
     with server.open_round() as round:
         for update in replies(server, [5, 6, 7]):
             round.add_batch([update])
-            assert round._undecided is None
+            assert not round._undecided
         round.add(3, server.x, steps=1, examples=61)
         assert len(round._undecided) == 1
         round.add(4, server.x, steps=1, examples=5)
-        assert round._undecided is None  # they are eight
+        assert not round._undecided  # they are eight
 
 
 def test_after_eight_updates_a_claim_is_compared_with_the_earlier_ones_only(caplog):
@@ -172,7 +172,7 @@ def test_methods_without_weights_by_examples_keep_no_claims(method):
     with server.open_round() as round:
         for update in replies(server, [1, 10**9]):
             round.add_batch([update])
-            assert round._undecided is None
+            assert not round._undecided
     assert "examples" not in server._backend.snapshot.norms
 
 

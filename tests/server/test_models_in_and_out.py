@@ -1,6 +1,7 @@
 """A model comes back in its library and dtypes."""
 
 import copy
+import json
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import Layout, Model, RoundPolicy, Server, Update, errors
+from fedcore import Layout, Model, RoundPolicy, Safetensors, Server, Update, errors, write_model
 
 
 def net_of(dtype=torch.float32):
@@ -172,3 +173,44 @@ def test_frozen_parameters_of_a_module_are_a_warning(caplog):
     caplog.clear()
     Server(Model(module, frozen="bias"), "FedAvg", clients=1, lr=0.1)
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "parts", [{"personal": "head.*"}, {"frozen": ("head.*", "n")}, {"partial": {"body": "body.*"}}]
+)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_model_of_files_is_written_over_their_bytes(tmp_path, parts, sharded):
+    rng, base = np.random.default_rng(0), tmp_path / "base"
+    base.mkdir()
+    tensors = {
+        "body.w": rng.normal(size=(70, 3)).astype(ml_dtypes.bfloat16),
+        "body.b": np.ones(3, np.float32),
+        "head.w": np.float32([1, 2 if "partial" in parts else np.nan, -0.0]).astype(ml_dtypes.bfloat16),
+        "n": np.array(3),
+    }
+    files = dict(zip(tensors, ["a", "b", "a", "b"] if sharded else "aaaa", strict=True))
+    for file in set(files.values()):
+        write_model({name: tensors[name] for name in tensors if files[name] == file}, base / f"{file}.safetensors")
+    if sharded:
+        named = {name: f"{file}.safetensors" for name, file in files.items()}
+        (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    server = Server(Model(Safetensors(base), **parts), "FedAvg", 1, lr=0.1)
+    server.write(tmp_path / "same")
+    for path in base.iterdir():
+        assert (tmp_path / "same" / path.name).read_bytes() == path.read_bytes()
+    update = {name: tensor + np.ones((), tensor.dtype) for name, tensor in tensors.items()}
+    assert server.round([Update(0, update, 1)]).accepted == (0,)
+    server.write(tmp_path / "next")
+    found = Safetensors(tmp_path / "next")
+    assert list(found) == list(Safetensors(base))
+    for name in tensors:
+        kept = "partial" not in parts and (name == "head.w" or name in parts.get("frozen", ()))
+        due = tensors[name] if kept else update[name]
+        assert np.asarray(found[name]).tobytes() == due.tobytes(), name
+
+
+def test_a_server_of_one_shard_writes_a_folder_that_can_be_read(tmp_path):
+    shard = tmp_path / "model-00001-of-00005.safetensors"
+    write_model({"w": np.ones(2, np.float32)}, shard)
+    Server(Safetensors(shard), "FedAvg", 1, lr=0.1).write(tmp_path / "out")
+    assert list(Safetensors(tmp_path / "out")) == ["w"]

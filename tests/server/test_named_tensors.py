@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import Server, Update, algorithms
+from fedcore import Compute, Server, Storage, Update, algorithms
+from fedcore.rules import ClipToMedian
 
 N, ROUNDS = 5, 4
 
@@ -69,3 +70,38 @@ def test_float_buffers_are_a_weighted_mean_over_their_senders():
     )
     x = server.layout.flatten(net())[: server.layout.n_parameters]
     np.testing.assert_allclose(server.x[: len(x)], x - 4 / 8 * 0.1 * 5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("method", ["FedAvg", "FedAvgM", "MIFA", "MimiC", "SCAFFOLD", "FedDyn"])
+def test_a_norm_does_not_depend_on_the_other_updates_of_a_batch(method, exact, tmp_path):
+    """Flat vectors and named tensors in one round, clipped: the same bits in every batch, and from a journal."""
+
+    def run(way, batch_size):
+        compute = Compute(batch_size=batch_size, accumulator="exact" if exact else None)
+        storage = Storage(tmp_path / way, journal=True) if way == "resumed" else None
+        options = {"aggregation": [ClipToMedian()], "compute": compute, "storage": storage}
+        server, rng = Server(net(), method, N, lr=0.1, **options), np.random.default_rng(1)
+        for _ in range(ROUNDS):
+            updates = []
+            for i in range(N):
+                y = server.x + rng.normal(0, 0.3, server.layout.n).astype(np.float32)
+                y[server.layout.n_parameters :] = 1
+                named = server.tensors(library="numpy") | server.layout.unflatten(y)
+                control = None if server.algorithm.second_vector is None else y[: server.layout.n_parameters]
+                updates.append(Update(i, named if i % 3 else y, 3, control=control, keep=True))
+            if way == "list":
+                server.round(updates)
+                continue
+            opened = server.open_round()
+            for update in updates:
+                if way == "resumed" and update.client == 3:
+                    server.close()
+                    server = Server.load(tmp_path / way)
+                    opened = server.open_round()
+                opened.add_batch([update])
+            opened.finish()
+        with server:
+            return server.x.tobytes(), [server.store.read(i).tobytes() for i in range(N)]
+
+    assert run("one by one", 1) == run("one by one", 4) == run("list", 4) == run("list", 1) == run("resumed", 2)

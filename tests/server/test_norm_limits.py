@@ -7,10 +7,12 @@ import pytest
 
 from fedcore import Limits, RoundPolicy, Server, Update, algorithms, errors
 from fedcore.rules import FEW, WINDOW, NormWindow, RejectLong, as_float32
+from fedcore.server.validation import RECEIVED
 from tests.kit import flat
 from tests.rejections import rejected_arguments
 from tests.server.deliveries import as_list, outcome
 from tests.server.rounds import METHODS, everything, made, n, steps_of
+from tests.server.test_open_limits import WAYS, cohort_of
 
 N = 12
 
@@ -49,7 +51,13 @@ def test_one_long_update_is_rejected_and_changes_no_bits(method, of):
             assert client == liar.client
             assert re.match(r"(update|control): .* exceeds 10 x .* \(RejectLong\)", why), why
             assert without.round([u for u in updates if u is not liar]).accepted == report.accepted
-            assert everything(server, range(N)) == everything(without, range(N))
+            assert counted(server) == counted(without)
+
+
+def counted(server):
+    """``everything`` that has an effect while long updates are the minority."""
+    vectors, *others = everything(server, range(N))
+    return {name: vector for name, vector in vectors.items() if RECEIVED not in name}, others
 
 
 def add_two(server, first, second, *, kind="model", **more):
@@ -308,3 +316,31 @@ def test_the_median_is_that_of_the_last_1000_norms():
 @pytest.mark.filterwarnings("error")
 def test_a_limit_beyond_float32_is_infinite():
     assert as_float32(1e300) == np.inf
+
+
+S = 12
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_medians_follow_norms_that_rise_at_once(way, tmp_path):
+    """Over 200 rounds, norms are 1 by night and 100 by day: long updates count after 501 / S rounds at the latest."""
+    run = cohort_of(way, "FedAvg", tmp_path / "s", aggregation=[RejectLong(10)])
+    accepted = [
+        len(run([(i, 1 if t % 100 < 50 else 100, {"steps": 1}) for i in range(S)]).accepted) for t in range(200)
+    ]
+    waits = -(-501 // S)
+    assert accepted[:50] == accepted[100:150] == [S] * 50
+    assert (accepted[50], accepted[50 + waits], accepted[150 + waits]) == (0, S, S)
+
+
+def test_a_minority_of_long_updates_never_counts(tmp_path):
+    """Neither five of twelve clients in each round, nor one client with a thousand updates in a round."""
+    run = cohort_of("list", "FedAvg", None, aggregation=[RejectLong(10)])
+    for _ in range(100):
+        report = run([(i, 1000 if i % 2 and i < 11 else 1, {"steps": 1}) for i in range(S)])
+        assert [client for client, _ in report.rejected] == [1, 3, 5, 7, 9]
+    server = Server(np.zeros(1, np.float32), "FedAvg", S, lr=0.1, aggregation=[RejectLong(10)])
+    server.round([Update(i, np.float32([1]), 1) for i in range(S)])
+    for _ in range(2):
+        with server.open_round() as round:
+            assert not any(round.add(0, server.x + 1000, steps=1) for _ in range(1000))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcore import Compute, Limits, Model, Server, Update
+from fedcore import Compute, Limits, Model, RoundPolicy, Server, Update
 from fedcore.errors import UnknownNameError
 from fedcore.rules import OPEN, CapExamples, CapSteps, ClipToMedian, RejectLong
 
@@ -195,3 +195,53 @@ def test_partial_updates_with_all_groups_are_clipped_like_whole_ones(method):
         assert reports[1].factors == pytest.approx(reports[0].factors, rel=1e-4)
         assert reports[1].norms == pytest.approx(reports[0].norms, rel=1e-4)
         assert servers[1].x == pytest.approx(servers[0].x, abs=1e-5)
+
+
+WAYS = ["list", "one by one", "buffer", "loaded", "shards", "groups"]
+
+
+def cohort_of(way, method, path, **options):
+    """A server of 12 clients, and a function that runs a round of it with the updates of some clients."""
+    model = {"a": np.zeros(20_000 if way == "shards" else 4, np.float32), "b": np.zeros(3, np.float32)}
+    options |= {"policy": RoundPolicy(buffer=12)} if way == "buffer" else {}
+    model = Model(model, partial={"one": ["a"], "two": ["b"]}) if way == "groups" else model
+    storage, compute = path if way in ("loaded", "shards") else None, Compute(shards=2 if way == "shards" else None)
+    servers = [Server(model, method, 12, lr=0.1, storage=storage, compute=compute, **options)]
+
+    def run(updates):
+        if way == "loaded" and servers[0].round_number % 9 == 5:
+            servers[0].close()
+            servers[0] = Server.load(path)
+        server = servers[0]
+        updates = [Update(i, (server.x + size).astype(np.float32), **claims) for i, size, claims in updates]
+        if way == "list":
+            return server.round(updates)
+        with server.open_buffer() if way == "buffer" else server.open_round() as round:
+            for update in updates:
+                round.add_batch([update._replace(round=server.round_number)])
+        return round.report
+
+    return run
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("method", "claim"), [("FedAvg", "examples"), ("FedVARP", "steps")])
+def test_caps_rise_again_when_the_clients_of_a_day_return(way, method, claim, tmp_path):
+    """Over 200 rounds, clients that report 100 by day and 5 by night alternate; the first one always reports 5."""
+    run, most = cohort_of(way, method, tmp_path / "s", aggregation="open"), []
+    for t in range(200):
+        day = t % 100 < 50
+        sizes = [5] + [100 if day else 5] * (11 if claim == "examples" else 4)
+        report = run([(i, 0.01, {"steps": 1} | {claim: size}) for i, size in enumerate(sizes)])
+        if claim == "examples":
+            most.append(report.weights[-1] / report.weights[0] * 5)
+        else:
+            most.append((report.gamma / 0.1 * len(sizes) - 5) / 4)
+    assert most[49] == most[149] == pytest.approx(100)
+
+
+def test_a_weight_of_zero_leaves_the_folder_loadable(tmp_path):
+    with Server(X0, "FedAvg", 9, lr=0.1, aggregation="open", storage=tmp_path / "s") as server:
+        server.round([Update(i, UNIT, 1, weight=float(i != 3)) for i in range(9)])
+    with Server.load(tmp_path / "s") as server:
+        assert server.round([Update(0, UNIT, 1, weight=1.0)]).accepted == (0,)

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore import Compute, Limits, Server, Update, kernels
+import fedcore
+from fedcore import Compute, Limits, Server, Storage, Update, kernels
 from fedcore.algorithms import REGISTRY
-from fedcore.errors import RangeError
+from fedcore.errors import AlgorithmError, RangeError
 from fedcore.rules import (
     Bucketing,
     Bulyan,
@@ -22,6 +23,7 @@ from fedcore.rules import (
     Chain,
     ClipNorm,
     ClipToMedian,
+    Combination,
     GeometricMedian,
     Krum,
     MeaMed,
@@ -32,6 +34,7 @@ from fedcore.rules import (
     NearestNeighborMixing,
     PrivateMean,
     RejectLong,
+    RobustRule,
     TrimmedMean,
 )
 from tests.oracle import rules as oracle
@@ -495,3 +498,115 @@ def test_other_options_are_refused():
         Chain.of([NearestNeighborMixing(1), Mean()])
     with pytest.raises(RangeError, match="aggregation: Median must be the last"):
         Chain.of([Median(), Mean()])
+
+
+@pytest.mark.parametrize("way", ["list", "one by one", "batches", "journal", "shards"])
+@pytest.mark.parametrize("method", ["FedAvg", "FedAvgM", *sorted(BOUNDED)])
+@pytest.mark.parametrize("rules", [[ClipToMedian(), Median()], [RejectLong(3), TrimmedMean(1)]], ids=repr)
+def test_a_chain_with_medians_does_not_depend_on_the_order_of_arrival(rules, method, way, tmp_path):
+    """The same bits, reports, and windows; in ``journal`` the server is loaded again in the middle of each round."""
+    found = []
+    for turn in range(3):
+        rng, states = np.random.default_rng(turn), []
+        place = Storage(tmp_path / f"{turn}", journal=True) if way == "journal" else None
+        compute = Compute(shards=2 if way == "shards" else None, batch_size=3)
+        x = np.zeros(20_000 if way == "shards" else 43, np.float32)
+        one = Server(x, method, 13, lr=0.1, aggregation=rules, storage=place, compute=compute)
+        for t in range(3):
+            lengths, made = 2.0 ** np.random.default_rng(t).normal(size=(13, 1)), np.random.default_rng(t)
+            vectors = np.float32(
+                lengths * made.normal(size=(13, len(x))) * np.where(np.arange(13) == 12, 9, 1)[:, None]
+            )
+            second = one.algorithm.second_vector is not None
+            updates = [Update(i, one.x + v, 1 + i % 3, control=v if second else None) for i, v in enumerate(vectors)]
+            updates = [updates[i] for i in (rng.permutation(13) if turn else range(13))]
+            opened = one.open_round()
+            for some in [updates[:4], updates[4:]] if way in ("batches", "journal") else [[u] for u in updates]:
+                if way == "list":
+                    continue
+                opened.add_batch(some)
+                if way == "journal" and some[0] is updates[0]:
+                    one.close()
+                    one = Server.load(place.path)
+                    opened = one.open_round()
+            if way == "list":
+                opened.abort()
+            report = one.round(updates) if way == "list" else opened.finish()
+            states.append((report.accepted, sorted(report.rejected), report.factors.tobytes(), one.x.tobytes()))
+        total = one.total()
+        found.append((states, None if total is None else total.tobytes()))
+        one.close()
+    assert found[0] == found[1] == found[2]
+
+
+class Faulty(RobustRule):
+    """A robust rule of a user; ``made`` is what it returns for k vectors."""
+
+    made = None
+
+    def combine(self, k, products):
+        return self.made(k)
+
+
+class FaultyMixing(MixingRule):
+    """A mixing rule of a user."""
+
+    made = None
+
+    def matrix(self, k, products, round):
+        return self.made(k)
+
+
+WRONG = {
+    "raises": lambda k: 1 / 0,
+    "none": lambda k: None,
+    "NaN": lambda k: Combination(np.full(k, np.nan)),
+    "too few weights": lambda k: Combination(np.full(k - 1, 0.5)),
+    "too many weights": lambda k: Combination(np.full(k + 1, 0.5)),
+    "a list": lambda k: Combination([1 / k] * k),
+    "trims all": lambda k: Combination(trim=k),
+    "more than all": lambda k: Combination(nearest=k + 1),
+    "an unknown vector": lambda k: Combination(chosen=np.array([k])),
+    "a negative vector": lambda k: Combination(chosen=np.array([-1])),
+    "no vector": lambda k: Combination(chosen=np.arange(0)),
+}
+WRONG_MIXING = {
+    "raises": lambda k: 1 / 0,
+    "none": lambda k: None,
+    "NaN": lambda k: np.full((k, k), np.nan),
+    "a shape": lambda k: np.eye(k + 1),
+}
+
+
+@pytest.mark.parametrize("made", WRONG.values(), ids=WRONG)
+def test_faults_of_an_own_robust_rule_end_the_round(made, monkeypatch):
+    monkeypatch.setattr(Faulty, "made", staticmethod(made))
+    check_faulty([Faulty()])
+
+
+@pytest.mark.parametrize("made", WRONG_MIXING.values(), ids=WRONG_MIXING)
+def test_faults_of_an_own_mixing_rule_end_the_round(made, monkeypatch):
+    monkeypatch.setattr(FaultyMixing, "made", staticmethod(made))
+    check_faulty([FaultyMixing(), Median()])
+
+
+def check_faulty(chain):
+    server = Server(np.zeros(2, np.float32), "FedAvg", clients=3, lr=0.1, aggregation=chain)
+    models = [np.full(2, i, np.float32) for i in range(3)]
+    with pytest.raises(AlgorithmError, match="Faulty"):
+        server.round([Update(i, model, steps=1) for i, model in enumerate(models)])
+    assert (server.round_number, server.x.tolist()) == (0, [0, 0])
+    with pytest.raises(AlgorithmError, match="Faulty"):
+        fedcore.aggregate(models, rule=chain)
+
+
+def test_too_few_clients_for_the_rule_are_logged(caplog):
+    """No error, since clients may join: when the server is made, is changed, or loses a client."""
+    server = Server(np.zeros(2, np.float32), "FedAvg", clients=5, lr=0.1, aggregation=[Krum(1)])
+    Server(np.zeros(2, np.float32), "FedAvg", clients=[], lr=0.1, aggregation=[Krum(1)])
+    assert not caplog.messages
+    server.remove_client(4)
+    server.change(aggregation=[Krum(2)])
+    Server(np.zeros(2, np.float32), "FedAvg", clients=4, lr=0.1, aggregation=[Krum(1)])
+    due = [("4", "least 5"), ("4", "least 7"), ("4", "least 5")]
+    assert [(text[0], text[text.index("least") :][:7]) for text in caplog.messages] == due

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore import Limits, Server, Update
-from fedcore.errors import RangeError, UnknownNameError
+from fedcore.errors import AlgorithmError, RangeError, UnknownNameError
 from fedcore.rules import OPEN, CapExamples, CapSteps, Chain, ClipToMedian, Mean, RejectLong, Rule
 
 X = np.zeros(4, np.float32)
@@ -88,3 +88,40 @@ def test_unknown_rules(chain):
 def test_chains_that_contradict_themselves(chain):
     with pytest.raises(RangeError):
         Chain.of(chain() if callable(chain) else chain)
+
+
+class Faulty(Rule):
+    """A rule of a user; ``fault`` is what it does to the group."""
+
+    fault = None
+
+    def decide(self, group):
+        self.fault(group)
+
+
+FAULTS = {
+    "raises": lambda group: 1 / 0,
+    "a factor is NaN": lambda group: group.scale(0, np.nan),
+    "a factor is negative": lambda group: group.scale(0, -1.0),
+    "a factor is above 1": lambda group: setattr(group, "factors", np.full(len(group), 2.0)),
+    "too many factors": lambda group: setattr(group, "factors", np.ones(len(group) + 1)),
+    "factors are a list": lambda group: setattr(group, "factors", [1.0] * len(group)),
+    "examples are NaN": lambda group: group.cap_examples(np.nan),
+    "examples are negative": lambda group: group.cap_examples(-1),
+    "rejects another update": lambda group: group.reject(len(group), "text"),
+    "rejects without a reason": lambda group: group.reject(0, None),
+}
+
+
+@pytest.mark.parametrize("needs_medians", [False, True])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_an_own_rule_end_the_round(fault, needs_medians, monkeypatch):
+    monkeypatch.setattr(Faulty, "fault", staticmethod(FAULTS[fault]))
+    monkeypatch.setattr(Faulty, "needs_medians", needs_medians)
+    server = Server(X, "FedAvg", clients=3, lr=0.1, aggregation=[Faulty()])
+    updates = [Update(i, X + 1, steps=1, examples=3) for i in range(3)]
+    with pytest.raises(AlgorithmError, match="Faulty"):
+        server.round(updates)
+    assert (server.round_number, server.x.tolist()) == (0, X.tolist())
+    monkeypatch.setattr(Faulty, "fault", lambda self, group: None)
+    assert server.round(updates).accepted == (0, 1, 2)

@@ -21,6 +21,7 @@ def named_in(sentence):
 
 
 NOT_LATE = named_in("Late updates (`RoundPolicy(max_staleness=)`) count for every method except")
+NO_SERVER_RATE = named_in("`server_lr` works with every method except")
 ON_CLIENTS = named_in('With `placement="client"`,')
 
 
@@ -66,3 +67,9 @@ def test_any_method_takes_an_optimizer_and_changing_clients(method):
     control = np.ones(n, np.float32) if server.algorithm.second_vector else None
     report = server.round([Update("new", server.x + np.float32(1), 1, control=control)])
     assert report.accepted == ("new",)
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method in REGISTRY])
+def test_server_rates_work_with_the_methods_on_the_page(method):
+    algorithm = made(method).algorithm
+    assert algorithm.takes_server_rate == (type(algorithm).__name__ not in NO_SERVER_RATE)

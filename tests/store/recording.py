@@ -13,6 +13,8 @@ from fedcore.store.files import disk
 from fedcore.store.files.slot_file import SlotFile
 
 HEADER = 4096
+NORMAL = 1
+"""SQLite's ``synchronous`` of a commit that does not wait for the disk, but comes behind all earlier ones."""
 ZEROS = 1 << 16
 """More bytes than a slot of the tests has; a file of slots may end behind the last one."""
 
@@ -24,13 +26,16 @@ class Recorder:
 
     Attributes:
         events: ("write", file, offset, bytes), ("size", file, bytes), ("new", file), ("names", folder) when a folder is
-            synced, ("sync", file), ("commit", index, its bytes, what is committed), and ("mark", what the test says).
+            synced, ("sync", file), ("commit", index, its bytes, what is committed, whether it waits for the disk), and
+            ("mark", what the test says).
         upcoming: what the next commit will make of the store; set by the test.
         mark: the last mark before the disk that ``crashes`` has yielded.
+        latest: what the index of that disk has committed, perhaps without a sync.
     """
 
     def __init__(self, folder, monkeypatch, *parts):
         self.folder, self.events, self.upcoming, self.mark = folder, [], None, None
+        self.latest = None
         self.folders = [folder, *(folder / part for part in parts)]
         self.start = {}
         for entry in [entry for one in self.folders for entry in one.iterdir() if entry.is_file()]:
@@ -105,7 +110,9 @@ class Recorder:
         with sqlite3.connect(_index(connection)) as reader:
             image = reader.serialize()
         reader.close()
-        self.events.append(("commit", self._name(_index(connection)), image, copy.deepcopy(self.upcoming)))
+        (synchronous,) = connection.execute("PRAGMA synchronous").fetchone()
+        state = copy.deepcopy(self.upcoming)
+        self.events.append(("commit", self._name(_index(connection)), image, state, synchronous != NORMAL))
 
     def crashes(self, most=None):
         """Every distinct disk that a loss of power could leave, after every prefix of the record.
@@ -116,17 +123,19 @@ class Recorder:
             most: disks after one prefix; so many are drawn, if there are more. None for all.
 
         Yields:
-            files by name, and what was committed.
+            files by name, and what was committed durably.
         """
-        files, pending, committed = dict(self.start), [], None
+        files, pending, committed, unsynced = dict(self.start), [], None, []
         for event in [("begin",), *self.events]:
             match event:
                 case ("begin",):
                     pass
                 case ("mark", what):
                     self.mark = what
-                case ("commit", index, image, state):
-                    files[index], committed = image, state
+                case ("commit", index, image, state, True):
+                    files[index], committed, unsynced = image, state, []
+                case ("commit", *commit, False):
+                    unsynced.append(commit)
                 case ("sync", name):
                     for synced in [kept for kept in pending if kept[1] == name and kept[0] != "new"]:
                         pending.remove(synced)
@@ -138,7 +147,10 @@ class Recorder:
                     pending.append(event)
                 case _:
                     pending.append(event)
+            self.latest = committed
             yield from self._left(files, pending, committed, most)
+            for index, image, self.latest in unsynced:  # the log ends behind any of them
+                yield from self._left(files | {index: image}, pending, committed, most)
 
     def _left(self, files, pending, committed, most):
         seen = set()

@@ -85,26 +85,31 @@ UNDOABLE = {
 
 
 class Model:
-    """The present content of a store, the published one, and the previous one."""
+    """The present content of a store, the one in its folder, and the previous one or that of the last checkpoint."""
 
     def __init__(self):
         self.now = {"rows": {}, "vectors": {}, "round": 0, "clients": ["a", "b", "c"]}
-        self.told, self.previous = copy.deepcopy(self.now), None
+        self.told, self.previous, self.unsynced = copy.deepcopy(self.now), None, False
 
-    def tell(self, store):
+    def tell(self, store, *, synced=True):
         """Publish the present content."""
-        if self.now != self.told:
-            self.previous = self.told if store.keep_previous else None
-            self.told = copy.deepcopy(self.now)
+        if self.now == self.told and not self.unsynced:
+            return
+        if not self.unsynced:
+            self.previous = self.told
+        if synced and not store.keep_previous:
+            self.previous = None
+        self.told, self.unsynced = copy.deepcopy(self.now), not synced
 
     def undo(self):
-        self.now, self.told, self.previous = copy.deepcopy(self.previous), self.previous, None
+        self.now, self.told = copy.deepcopy(self.previous), self.previous
+        self.previous, self.unsynced = None, False
 
 
 def run(store, recorder, model, steps):
     """Do the steps."""
     recorder.upcoming = model
-    for round, step in enumerate(steps):
+    for round, step in enumerate(steps, 1):
         now = model.now
         match step:
             case (clients, vectors):
@@ -114,8 +119,7 @@ def run(store, recorder, model, steps):
                 if vectors:
                     now["vectors"] = dict.fromkeys(vectors, round)
                 now["round"] = round
-                if store.durability == "round":
-                    model.tell(store)
+                model.tell(store, synced=store.durability == "round")
                 named = {name: content(N, name, round) for name in vectors} if vectors else None
                 store.commit(round, named, {"round": round})
             case "compact":
@@ -135,6 +139,13 @@ def run(store, recorder, model, steps):
             case _:
                 store.add(step[-1])
                 now["clients"].append(step[-1])
+
+
+def assert_is_any(store, *models):
+    """The store is at one of these states; return it."""
+    found = next((model for model in models if model.told["round"] == store.round), models[0])
+    assert_holds(store, found.told)
+    return found
 
 
 def assert_holds(store, model):
@@ -167,19 +178,23 @@ def test_every_disk_that_a_loss_of_power_can_leave(tmp_path, monkeypatch, durabi
     run(store, recorder, Model(), (UNDOABLE if keep_previous else STEPS)[durability])
     monkeypatch.undo()
     store.close()
-    tried = undone = 0
+    tried = undone = went_back = 0
     chance = random.Random(1)
     for files, committed in recorder.crashes():
         if chance.randrange(one_of):
             continue
         put(files, tmp_path / "left")
         tried += 1
-        writes, found = tried % (2 if keep_previous else 4) == 0, committed or Model()
+        durable, latest = committed or Model(), recorder.latest or Model()
+        writes = latest.unsynced or tried % (2 if keep_previous else 4) == 0
         with ClientStore.open(
             tmp_path / "left", readonly=not writes, durability="none", keep_previous=writes and keep_previous
         ) as left:
-            assert_holds(left, found.told)
-            if writes and found.previous is not None:
+            found = assert_is_any(left, latest, durable)
+            if latest.unsynced and found is durable:  # it went back there, which keeps nothing
+                assert left.previous is None
+                went_back += 1
+            elif left.keep_previous and found.previous is not None:
                 assert left.undo()
                 assert_holds(left, found.previous)
                 undone += 1
@@ -191,6 +206,7 @@ def test_every_disk_that_a_loss_of_power_can_leave(tmp_path, monkeypatch, durabi
                 assert left.verify() == []
     assert tried > 200 / one_of
     assert (undone > 30 / one_of) == keep_previous
+    assert (went_back > 30 / one_of) == (durability == "checkpoint")
 
 
 SMALL = 50

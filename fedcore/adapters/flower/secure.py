@@ -15,9 +15,11 @@ from fedcore.adapters.flower.grid import Request, StreamingGrid, answers, by_id
 from fedcore.adapters.flower.metrics import Collected, only_record, records_of
 from fedcore.adapters.flower.records import CONTROL, EXAMPLES, METHOD, Wire, read_vector
 from fedcore.adapters.flower.strategy import ServerStrategy
+from fedcore.arrays import F32
 from fedcore.errors import ArrayError, RangeError, RoundError
 from fedcore.model import Layout
 from fedcore.secure import Encoding, SecureClient, SecureServer
+from fedcore.secure.primitives import digest_of
 from fedcore.validation import as_integer
 
 SECURE = "fedcore.secure"
@@ -34,12 +36,30 @@ def _message_in(content: RecordDict) -> Any:
     return records_of(content, ConfigRecord).get(SECURE, ConfigRecord()).get("message", b"")
 
 
+def _sent(content: RecordDict, arrays: str) -> tuple[Layout, F32, str]:
+    """Return the layout and x of the model in a message, and the digest of all records, by which a node trains."""
+    tensors = Wire.of(content.array_records[arrays]).read(content.array_records[arrays])
+    records = {
+        name: {key: [one.dtype, one.shape, one.stype, one.data] for key, one in record.items()}
+        if isinstance(record, ArrayRecord)
+        else dict(record)
+        for name, record in content.items()
+    }
+    layout = Layout.of(tensors)
+    return layout, layout.flatten(tensors), digest_of(records)
+
+
 class SecureStrategy(ServerStrategy):
     """A strategy that adds up masked updates: the server learns their sum, and no single update, size or metric.
 
     Each ClientApp needs ``secure_mod``. A round exchanges keys and encrypted shares with the chosen nodes, then trains,
     and then opens the sum: four messages for each node, or five with identities. A node that fails or times out drops
-    out; each phase may take the ``timeout`` of ``start``. If too few nodes are left, the model stays.
+    out; each phase may take the ``timeout`` of ``start``.
+
+    All nodes sign or mask for the same model and the same records beside it, so a subclass must not change single
+    messages. If too few nodes are left, or a node lies, the sum is lost: the model stays, and the nodes train again in
+    the next round. A node that broke the protocol is left out from then on (``SecureServer.named``). After
+    ``abort_after`` lost rounds in a row, no further round begins, and the run ends with an error.
 
     ``Report.norms``, ``weights`` and ``steps`` are the cohort's, in equal parts. Training metrics are not sent.
     Evaluation is not masked.
@@ -61,6 +81,7 @@ class SecureStrategy(ServerStrategy):
         super().__init__(**options)
         self._identities, self._colluding = identities, colluding
         self._secure: SecureServer | None = None
+        self._named: set[int] = set()  # the nodes that are left out
 
     def start(
         self,
@@ -78,9 +99,17 @@ class SecureStrategy(ServerStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Run the first two phases, and return the messages of the third, with the server's model."""
+        """Run the first two phases, and return the messages of the third, with the server's model.
+
+        Raises:
+            RoundError: the sums of the last ``abort_after`` rounds were lost; the message has the reasons.
+        """
+        self._rejected_rounds.check()
         self._grid, self._secure, self.failures = grid, None, []
         return super().configure_train(server_round, arrays, config, grid)
+
+    def _connected(self, arrays: ArrayRecord, grid: Grid) -> list[int]:
+        return [node for node in super()._connected(arrays, grid) if node not in self._named]
 
     def _messages(self, chosen: Mapping[int, int], config: ConfigRecord) -> Iterator[Message]:
         if any(draws > 1 for draws in chosen.values()):
@@ -89,7 +118,12 @@ class SecureStrategy(ServerStrategy):
             self._grid.await_also(())
             self._grid.close_when(lambda: False)
         nodes, fewest = [*chosen], max(2, self._policy.min_clients)
-        encoding = Encoding.of(self.server, clients=max(2, len(nodes)), colluding=self._colluding)
+        if len(nodes) < fewest:
+            self._stay(None, RoundError(f"nodes: {len(nodes)} can take part, but the sum needs {fewest}"))
+            return iter(())
+        content = next(super()._contents(nodes, config))[1]  # equal for all nodes
+        x, work = _sent(content, self.arrayrecord_key)[1:]
+        encoding = Encoding.of(self.server, clients=len(nodes), colluding=self._colluding, x=x, work=work)
         secure = SecureServer(nodes, encoding, min_clients=fewest, identities=self._identities)
         try:
             for _ in ("keys", "shares"):
@@ -151,11 +185,15 @@ class SecureStrategy(ServerStrategy):
         assert round.report is not None
         return self._after(round.report, [], Collected())
 
-    def _stay(self, secure: SecureServer, error: Exception) -> None:
+    def _stay(self, secure: SecureServer | None, error: Exception) -> None:
         log(ERROR, "masked sum: the model stays: %s", error)
         for failure in self.failures:
             log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
-        self._rejected_rounds.note((), [*secure.rejected, (SUM, f"{error}")])
+        named = () if secure is None else secure.named
+        if named:
+            log(ERROR, "masked sum: nodes that broke the protocol are left out from now on: %s", named)
+        self._named |= {int(node) for node in named}
+        self._rejected_rounds.count((), [*(() if secure is None else secure.rejected), (SUM, f"{error}")])
 
 
 class SecureFedAvg(SecureStrategy, method=algorithms.FedAvg):
@@ -172,6 +210,7 @@ def secure_mod(
     identity: bytes | None = None,
     peers: Collection[bytes] = (),
     noise: float = 0.0,
+    max_norm: float | None = None,
     steps: int | str | None = None,
     weighted_by_key: str = EXAMPLES,
     arrays: str = "arrays",
@@ -182,7 +221,7 @@ def secure_mod(
     to train without masks, so that no server gets its plain update.
 
     Args:
-        min_clients, identity, peers, noise: as for ``SecureClient``.
+        min_clients, identity, peers, noise, max_norm: as for ``SecureClient``.
         steps: the number of local steps, or the name of its metric, for replies without ``Task.reply``. Default: 1,
             where models are averaged.
         weighted_by_key: the metric with the number of examples, an integer.
@@ -196,24 +235,23 @@ def secure_mod(
         if not data:
             raise ArrayError("message: the server asks for an update without masks; use a SecureStrategy")
         states = context.state.config_records
-        client = SecureClient(min_clients=min_clients, identity=identity, peers=peers, noise=noise)
+        limits: dict[str, Any] = {"min_clients": min_clients, "noise": noise, "max_norm": max_norm}
+        client = SecureClient(identity=identity, peers=peers, **limits)
         if not SecureClient.opens(data) and SECURE in states:
             client = SecureClient.from_state(json.loads(str(states[SECURE]["state"])))
         words = None
         if SecureClient.needs_words(data):
             del message.content[SECURE]
-            before = Wire.of(message.content.array_records[arrays]).read(message.content.array_records[arrays])
-            layout = Layout.of(before)
-            x = layout.flatten(before)
+            layout, x, work = _sent(message.content, arrays)
             reply = call_next(message, context)
             if reply.has_error():
                 return reply
-            words = _encoded(client, layout, x, reply.content)
+            words = _encoded(client, layout, x, reply.content, work)
         answer = client.answer(data, words)
         states[SECURE] = ConfigRecord({"state": json.dumps(client.to_state())})
         return Message(_content(answer), reply_to=message)
 
-    def _encoded(client: SecureClient, layout: Layout, x: Any, content: RecordDict) -> Any:
+    def _encoded(client: SecureClient, layout: Layout, x: F32, content: RecordDict, work: str) -> Any:
         records = records_of(content, ArrayRecord)
         models = [record for name, record in records.items() if name != CONTROL]
         if len(models) != 1 or client.encoding is None:
@@ -224,6 +262,7 @@ def secure_mod(
         examples: Any = metrics.get(weighted_by_key)
         y = layout.flatten(Wire.of(models[0]).read(models[0]))
         change = read_vector(CONTROL, records[CONTROL]) if CONTROL in records else None
-        return client.encoding.encode(x, y, steps=as_integer(count), examples=as_integer(examples), change=change)
+        numbers: dict[str, Any] = {"steps": as_integer(count), "examples": as_integer(examples)}
+        return client.encoding.encode(x, y, **numbers, change=change, work=work)
 
     return mod

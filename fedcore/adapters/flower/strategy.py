@@ -10,7 +10,7 @@ from logging import ERROR, INFO, WARNING
 from os import PathLike
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
@@ -267,6 +267,13 @@ class ServerStrategy(FlowerFedAvg):
         return messages if isinstance(grid, StreamingGrid) else list(messages)
 
     def _messages(self, chosen: Mapping[int, int], config: ConfigRecord) -> Iterator[Message]:
+        for node, content, round in self._contents(chosen, config):
+            message = Message(content, node, "train")
+            self._asked.append(Request(message.metadata, node, round, chosen[node]))
+            yield message
+
+    def _contents(self, chosen: Iterable[int], config: ConfigRecord) -> Iterator[tuple[int, RecordDict, int]]:
+        """Yield each node, the content of its message, and the round."""
         sent = self.server.broadcast(chosen, newcomers=chosen).on_host()
         model = self._write_model()
         if self.server.algorithm.looks_ahead:  # Flower gets x, and clients the model ahead of it
@@ -278,9 +285,7 @@ class ServerStrategy(FlowerFedAvg):
         keys = self.arrayrecord_key, self.configrecord_key
         contents = instructions if self._lr is not None else model_alone
         for node, content in contents(sent, model, config, *keys):
-            message = Message(content, node, "train")
-            self._asked.append(Request(message.metadata, node, sent.round, chosen[node]))
-            yield message
+            yield node, content, sent.round
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

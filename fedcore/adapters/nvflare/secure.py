@@ -1,20 +1,25 @@
 """Masked sums in NVFlare: a workflow whose server cannot read a single update, and the sites' side."""
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from nvflare.app_common.abstract.fl_model import FLModel
 
+from fedcore.adapters.nvflare.client import KEY
 from fedcore.adapters.nvflare.server import Controller, model_of, update_of
 from fedcore.algorithms import Algorithm
-from fedcore.errors import ArrayError
+from fedcore.arrays import F32, as_array, to_host
+from fedcore.errors import ArrayError, RangeError, RoundError
 from fedcore.model import Layout
 from fedcore.secure import Encoding, SecureClient, SecureServer
+from fedcore.secure.primitives import digest_of
 from fedcore.server import Report, Server
+from fedcore.store.registry import ClientId
 from fedcore.validation import as_integer
 
 SECURE = "fedcore.secure"
@@ -27,8 +32,12 @@ class SecureController(Controller):
     """A ``Controller`` that adds up masked updates: the server learns their sum, and no single update or size.
 
     Each site answers with a ``SecureSite``. A round has four tasks for each site, or five with identities. A site that
-    fails, or that misses the ``deadline`` of ``policy`` in a phase, drops out. If too few sites are left, the job stops
-    with a RoundError; a job with the same folder resumes.
+    fails, or that misses the ``deadline`` of ``policy`` in a phase, drops out.
+
+    If too few sites are left, or a site lies, the sum is lost: the model stays, and the sites train again in the next
+    round. A lost sum counts as one of the job's ``num_rounds``. A site that broke the protocol is left out from then on
+    (``SecureServer.named``). After ``abort_after`` lost sums in a row, no further round begins, and the job ends with a
+    RoundError; a job with the same folder resumes.
 
     Args:
         algorithm, options: as for ``Controller``. Needed are ``limits`` with ``max_norm`` and ``max_examples``,
@@ -51,26 +60,61 @@ class SecureController(Controller):
     ) -> None:
         super().__init__(algorithm, **options)
         self.identities, self.colluding = identities, colluding
+        self._lost = 0
+        self._named: set[ClientId] = set()  # the sites that are left out
+
+    def _connected(self) -> list[str]:
+        return [name for name in super()._connected() if name not in self._named]
 
     def _run_round(self, server: Server) -> Report | None:
-        names = self.choose(self._connected(), server.round_number)
+        while server.round_number + self._lost < self.num_rounds:
+            self._rejected_rounds.check()
+            names = self.choose(self._connected(), server.round_number)
+            if secure := self._secure_server(server, names):
+                try:
+                    return self._run_sum(server, secure)
+                except (RoundError, RangeError) as error:
+                    self._lose([*secure.rejected, (SUM, f"{error}")], secure.named)
+            else:
+                self._lose([(SUM, f"{len(names)} sites can take part, fewer than min_clients")])
+        return None
+
+    def _lose(self, reasons: Sequence[tuple[ClientId, str]], named: Sequence[ClientId] = ()) -> None:
+        """Count a lost sum; the model stays."""
+        self.error(f"masked sum: the model stays: {reasons[-1][1]}")
+        if named:
+            self.error(f"masked sum: sites that broke the protocol are left out from now on: {named}")
+        self._named.update(named)
+        self._lost += 1
+        self._rejected_rounds.count((), reasons)
+
+    def _secure_server(self, server: Server, names: Sequence[str]) -> SecureServer | None:
+        """Return a new sum, or None if too few sites are left."""
         fewest = max(2, server.policy.min_clients)
+        if len(names) < fewest:
+            return None
         identities = None
         if self.identities is not None:
             identities = {name: bytes.fromhex(key) for name, key in self.identities.items()}
-        encoding = Encoding.of(server, clients=max(2, len(names)), colluding=self.colluding)
-        secure = SecureServer(names, encoding, min_clients=fewest, identities=identities)
+        _, x, work = _sent(model_of(server, server.broadcast(names, newcomers=names).on_host(), names[0]))
+        encoding = Encoding.of(server, clients=len(names), colluding=self.colluding, x=x, work=work)
+        return SecureServer(names, encoding, min_clients=fewest, identities=identities)
+
+    def _run_sum(self, server: Server, secure: SecureServer) -> Report | None:
+        """Run the phases of a sum and the server's step; return None if the job was aborted."""
+        turn = Lock()  # a late answer must not enter a phase while it is closed
         while secure.messages:
-            self._exchange(server, secure)
+            self._exchange(server, secure, turn)
             if self.abort_signal.triggered:
                 return None
-            secure.close_phase()
+            with turn:
+                secure.close_phase()
         server.add_clients([name for name in secure.survivors if name not in server.clients])
         with server.open_round() as opened:
             opened.add_partial_sum(secure.partial_sum(server), SUM)
         return opened.report
 
-    def _exchange(self, server: Server, secure: SecureServer) -> None:
+    def _exchange(self, server: Server, secure: SecureServer, turn: Any) -> None:
         """Send the messages of the open phase, and read the answers until all tasks end or the deadline is over."""
         sent = server.broadcast([*secure.messages], newcomers=[*secure.messages]).on_host()
         for name, message in secure.messages.items():
@@ -81,7 +125,7 @@ class SecureController(Controller):
                 task_name=self.task_name,
                 data=model,
                 targets=[str(name)],
-                callback=lambda answer, secure=secure: _receive(secure, answer),
+                callback=partial(_receive, secure, turn),
             )
         deadline = server.policy.deadline
         end = float("inf") if deadline is None else time.monotonic() + deadline
@@ -97,11 +141,21 @@ def _message(data: npt.NDArray[np.uint8], round: int | None) -> FLModel:
     return FLModel(params={SECURE: data}, current_round=round, meta={})
 
 
-def _receive(secure: SecureServer, answer: FLModel) -> None:
+def _sent(model: FLModel) -> tuple[Layout, F32, str]:
+    """Return the layout and x of a message's model, and the digest of all that fedcore's sites read of the message."""
+    layout = Layout.of(model.params)
+    names = [[piece.name, piece.kind, piece.shape] for piece in layout.slices]
+    constants = {piece.name: as_array(piece.name, to_host(model.params[piece.name])) for piece in layout.constants}
+    work = digest_of([names, constants, model.current_round, model.meta.get(KEY)])
+    return layout, layout.flatten(model.params).copy(), work  # training may change the tensors
+
+
+def _receive(secure: SecureServer, turn: Any, answer: FLModel) -> None:
     name = answer.meta["client_name"]  # NVFlare sets it to the name of the task's client
     sent: Any = answer.params.get(SECURE) if isinstance(answer.params, Mapping) else None
     is_bytes = isinstance(sent, np.ndarray) and sent.dtype == np.uint8
-    secure.receive(name, sent.tobytes() if is_bytes else None)
+    with turn:
+        secure.receive(name, sent.tobytes() if is_bytes else None)
 
 
 class SecureSite:
@@ -111,7 +165,7 @@ class SecureSite:
 
     Args:
         train: returns the reply to a received model, as without masks; called once per round.
-        min_clients, identity, peers, noise: as for ``SecureClient``.
+        min_clients, identity, peers, noise, max_norm: as for ``SecureClient``.
     """
 
     def __init__(
@@ -122,9 +176,11 @@ class SecureSite:
         identity: bytes | None = None,
         peers: Collection[bytes] = (),
         noise: float = 0.0,
+        max_norm: float | None = None,
     ) -> None:
         self._train = train
-        self._new = partial(SecureClient, min_clients=min_clients, identity=identity, peers=peers, noise=noise)
+        limits: dict[str, Any] = {"min_clients": min_clients, "noise": noise, "max_norm": max_norm}
+        self._new = partial(SecureClient, identity=identity, peers=peers, **limits)
         self._client = self._new()
 
     def answer(self, received: FLModel) -> FLModel:
@@ -143,11 +199,11 @@ class SecureSite:
         return _message(np.frombuffer(self._client.answer(message, words), np.uint8), received.current_round)
 
     def _words(self, received: FLModel) -> Any:
-        encoding, layout = self._client.encoding, Layout.of(received.params)
+        encoding = self._client.encoding
         if encoding is None:
             raise ArrayError("model: the server did not open this sum")
-        x = layout.flatten(received.params).copy()  # training may change the tensors
+        layout, x, work = _sent(received)
         update = update_of(0, self._train(received), counts_steps=encoding.eta is not None)
         y = layout.flatten(update.value)
         y, examples = x + y if update.kind == "delta" else y, as_integer(update.examples)
-        return encoding.encode(x, y, steps=update.steps, examples=examples, change=update.control)
+        return encoding.encode(x, y, steps=update.steps, examples=examples, change=update.control, work=work)

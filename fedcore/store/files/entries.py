@@ -5,7 +5,7 @@ import math
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias, get_args
@@ -195,6 +195,8 @@ class Head:
         rows_sum, clients_sum: the sums of the digests of all rows and of all listed clients.
         previous: the digest of the previous commit; None if it is not kept.
         copy: whether ``save`` wrote the store and nothing was committed since. A later save may then replace it.
+        unsynced: whether a loss of power may damage the commits since the previous one, which is then the last
+            checkpoint.
     """
 
     store: str
@@ -209,10 +211,11 @@ class Head:
     clients_sum: int = 0
     previous: str | None = None
     copy: bool = False
+    unsynced: bool = False
 
     def text(self) -> str:
-        """Return a digest and the head as JSON. Older formats have neither ``previous`` nor ``copy``."""
-        omitted = {name for name in ("previous", "copy") if not getattr(self, name)}
+        """Return a digest and the head as JSON. Older formats have no ``previous``, ``copy`` and ``unsynced``."""
+        omitted = {name for name in ("previous", "copy", "unsynced") if not getattr(self, name)}
         content = json.dumps({name: value for name, value in asdict(self).items() if name not in omitted})
         return digest(content.encode()).hex() + content
 
@@ -253,18 +256,29 @@ class Head:
 
 @dataclass(frozen=True)
 class Previous:
-    """The previous commit, which the index of a store with ``keep_previous`` contains.
+    """The previous commit or the last checkpoint, which the index contains for ``undo`` and for a loss of power.
 
     Attributes:
-        rows: the old entries of the rows that the last transaction changed; slot 0 means no row.
-        listed: the ids, by number, that the last transaction replaced or removed.
-        unlisted: the numbers that the last transaction added to the list of clients.
+        rows: the old entries of the rows that were changed since; slot 0 means no row.
+        listed: the ids, by number, that were replaced or removed since.
+        unlisted: the numbers that were added to the list of clients since.
     """
 
     head: Head
     rows: Entries
     listed: tuple[tuple[int, StoredId], ...]
     unlisted: tuple[int, ...]
+
+    def extended(self, later: "Previous") -> "Previous":
+        """Return this commit with the entries that a further transaction, after the commit ``later``, replaced."""
+        rows = later.rows[~np.isin(later.rows["number"], self.rows["number"])]
+        known = {*self.unlisted, *(number for number, _ in self.listed)}
+        return Previous(
+            replace(self.head, sequence=later.head.sequence),  # a reader requires the number before the last one
+            np.concatenate([self.rows, rows]),
+            (*self.listed, *(one for one in later.listed if one[0] not in known)),
+            (*self.unlisted, *(number for number in later.unlisted if number not in known)),
+        )
 
     def columns(self) -> tuple[str, bytes, str]:
         """Return the columns of this commit in the index. The head of the last commit has their digest."""
@@ -312,7 +326,8 @@ class Transaction(NamedTuple):
         rows: new or changed entries; entries with slot 0 are deleted.
         clients: new or changed ids, by number.
         removed: numbers whose ids are deleted.
-        replaced: the old entries of these rows, to keep with the old head; None to keep nothing.
+        replaced: the old entries of these rows, to keep with the old head, or to add to what was kept at the last
+            checkpoint; None to keep nothing.
         documents: the caller's documents by ascending number. They replace all documents from the first number on.
     """
 

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
@@ -145,8 +145,12 @@ class Folder:
         return file
 
     def publish(self, transaction: Transaction) -> None:
-        """Make the slots durable, and then write the index in one transaction that names them."""
-        if self._durable:
+        """Make the slots durable, and then write the index in one transaction that names them.
+
+        An ``unsynced`` transaction waits for neither; until the next one, the index keeps the last checkpoint too.
+        """
+        synced = self._durable and not transaction.head.unsynced
+        if synced:
             try:
                 for file in self._slot_files():
                     file.sync()
@@ -155,7 +159,7 @@ class Folder:
                 raise
         head = replace(transaction.head, sequence=self.head.sequence + 1)
         self.head = self.index.write(transaction._replace(head=head), self.head)
-        if self._durable:  # otherwise a loss of power could keep this mark and lose the index
+        if synced:  # otherwise a loss of power could keep this mark and lose the index
             self.rows.mark(self.head.sequence)
 
     @property
@@ -439,7 +443,7 @@ def _old(path: Path, existing: bool) -> WriterLock | None:
     """Return the lock of an existing store that may be replaced; None if the path is free."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return None
-    if not existing:
+    if not existing and not (_is_store(path) and _is_unused(path)):
         raise StoreError(
             f"{path}: is a file, or not empty; give a new or empty folder, or open a store with ClientStore.open"
         )
@@ -453,7 +457,8 @@ def _old(path: Path, existing: bool) -> WriterLock | None:
         )
     lock = WriterLock(path)
     try:
-        require_copy(path)
+        if existing or not _is_unused(path):
+            require_copy(path)
     except BaseException:
         lock.close()
         raise
@@ -478,6 +483,14 @@ def require_copy(path: Path, *, of_shard: bool = False) -> None:
         raise StoreError(
             f"{path}: not an older copy but a store with commits; save to a different folder, or delete this one"
         )
+
+
+def _is_unused(path: Path) -> bool:
+    """Whether a store has no commit, because the process that created it was killed or has not gone on."""
+    inventory.require_own(path)
+    with suppress(CorruptionError), closing(Index(path / INDEX, durable=False, access="ro")) as index:
+        return index.head().sequence == 0
+    return False
 
 
 def _is_store(path: Path) -> bool:

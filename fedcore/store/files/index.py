@@ -175,6 +175,7 @@ class Index:
         self._durable, self._access = durable, access
         self._owner = 0
         self._shared: sqlite3.Connection | None = None
+        self._syncs = True  # whether each transaction waits for the disk, if the index is durable
         self._shared_file: _File | None = None  # the shared memory file
         self.previous: Previous | None = None
         self._digests = np.zeros(0, np.uint64)  # of the rows, by number
@@ -292,7 +293,7 @@ class Index:
             more = max(most, 1024, known * 5 // 4) - known
             self._digests = np.concatenate([self._digests, np.zeros(more, np.uint64)])
         rows_sum = (head.rows_sum + total(digests) - total(self._digests[numbers])) % 2**64
-        with self._writing() as connection:
+        with self._writing(synced=not head.unsynced) as connection:
             self._require_only_writer(connection)
             changed = [number for number, _ in clients] + list(removed)
             before = entries.read_clients(connection, changed)
@@ -310,6 +311,8 @@ class Index:
             listed = dict(before)
             unlisted = tuple(number for number in changed if number not in listed)
             previous = None if replaced is None else Previous(old, replaced, tuple(before), unlisted)
+            if previous is not None and old.unsynced and self.previous is not None:
+                previous = self.previous.extended(previous)
             seal = None
             if previous is not None:
                 columns = previous.columns()
@@ -397,7 +400,7 @@ class Index:
             except BaseException:
                 connection.close()
                 raise
-            self._owner, self._shared = os.getpid(), connection
+            self._owner, self._shared, self._syncs = os.getpid(), connection, True
         return self._shared
 
     @contextmanager
@@ -441,14 +444,19 @@ class Index:
                 connection.rollback()
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _writing(self, *, synced: bool = True) -> Iterator[sqlite3.Connection]:
         """Yield a connection in a transaction. The block commits it; an error rolls it back.
+
+        Without ``synced``, a loss of power can undo the transaction, together with all later ones.
 
         After a failed write (a full disk, or a quota) the log does not have the transaction. After other SQLite errors,
         for example of a sync, the transaction may or may not reappear when the file is opened again. Any other error
         occurred before or after the commit, and the file shows which.
         """
         with self._using() as connection:
+            if self._durable and synced != self._syncs:
+                connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+                self._syncs = synced
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 yield connection
@@ -484,7 +492,7 @@ def _has_documents(connection: sqlite3.Connection) -> bool:
 
 def _read_previous(connection: sqlite3.Connection, last: Head) -> Previous | None:
     """Return the previous commit; None if the last head has no digest of one."""
-    if last.previous is None:
+    if last.previous is None and not last.unsynced:
         return None
     return Previous.parsed(connection.execute("SELECT head, rows, clients FROM previous").fetchone(), last)
 

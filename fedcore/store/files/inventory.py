@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -14,6 +15,8 @@ from fedcore.store.files import disk
 
 LOCK = "lock"
 READERS = "readers"
+GROUPS, UPDATES = "groups", "round"
+"""Folders of further stores in a store's folder: numbered ones of a server's groups, and the journal of its round."""
 ROWS = "rows.slots"
 VECTORS = "vectors-{}.slots"
 INDEX = "index.sqlite"
@@ -24,6 +27,7 @@ DISPOSABLE = b"to be deleted\n"
 HARD_LINKS = "the file has several hard links, and a write would change all of them; replace it with a copy"
 
 _VECTORS = re.compile(r"vectors-[1-9][0-9]*\.slots")
+_PARTS = re.compile(f"{UPDATES}|{GROUPS}/[0-9]+")
 _FILES = re.compile(r"lock|rows\.slots|vectors-[1-9][0-9]*\.slots|index\.sqlite(-wal|-shm)?")
 _NOTES = re.compile(r"[1-9][0-9]*-[0-9a-f]{32}")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -69,13 +73,18 @@ def require_no_journal(index: Path) -> None:
 
 
 def strangers(folder: Path) -> list[str]:
-    """Return the entries of a folder and its ``readers`` that no store creates. Links always count."""
+    """Return the entries of a folder, its ``readers`` and its parts that no store creates. Links always count."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name == READERS and _is(entry, "folder"):
                 with os.scandir(entry) as notes:
                     found += [f"{READERS}/{n.name}" for n in notes if not (is_note(n.name) and _is(n, "file"))]
+            elif entry.name in (GROUPS, UPDATES) and _is(entry, "folder"):
+                parts = [entry.name] if entry.name == UPDATES else [f"{GROUPS}/{name}" for name in os.listdir(entry)]
+                for part in parts:
+                    is_part = _PARTS.fullmatch(part) and (folder / part).is_dir() and not (folder / part).is_symlink()
+                    found += [f"{part}/{name}" for name in strangers(folder / part)] if is_part else [part]
             elif not (_FILES.fullmatch(entry.name) and _is(entry, "file")):
                 found.append(entry.name)
     return sorted(found)
@@ -125,22 +134,39 @@ def _is_left(folder: Path, *, is_named: bool) -> bool:
 
 
 def delete(folder: Path, found: os.stat_result | None = None) -> None:
-    """Delete a store's own entries, its index first and its lock last, then the folder if it is empty.
+    """Delete a store's own entries, its index first and its lock last, and its parts; then the folder if it is empty.
 
     After a partial deletion the folder has no index, so it is not a store, and still a lock, so no process uses it.
     Links are not followed. A missing folder, or one other than ``found``, is ignored.
     """
     with suppress(FileNotFoundError), disk.opened(folder, _FOLDER) as fd:
         require_same(folder, found, os.fstat(fd))
-        with suppress(FileNotFoundError):
-            with disk.opened(READERS, _FOLDER, fd) as readers:
-                _unlink(readers, [name for name in os.listdir(readers) if is_note(name)])
-            with suppress(OSError):  # it is not empty
-                os.rmdir(READERS, dir_fd=fd)
-        names = [name for name in os.listdir(fd) if _FILES.fullmatch(name) and name not in (INDEX, LOCK)]
-        _unlink(fd, [INDEX, *names, LOCK])
+        _empty(fd)
     with suppress(OSError):  # it is not empty
         folder.rmdir()
+
+
+def _empty(fd: int) -> None:
+    _unlink(fd, [INDEX])
+    _delete_in(fd, READERS, lambda readers: _unlink(readers, [name for name in os.listdir(readers) if is_note(name)]))
+    _delete_in(fd, UPDATES, _empty)
+    _delete_in(fd, GROUPS, _empty_groups)
+    _unlink(fd, [name for name in os.listdir(fd) if _FILES.fullmatch(name) and name != LOCK])
+    _unlink(fd, [LOCK])
+
+
+def _empty_groups(fd: int) -> None:
+    for name in os.listdir(fd):
+        if _PARTS.fullmatch(f"{GROUPS}/{name}"):
+            _delete_in(fd, name, _empty)
+
+
+def _delete_in(folder: int, name: str, empty: Callable[[int], None]) -> None:
+    """Delete a folder in an open one, after ``empty``, unless it does not exist, is a link or has other content."""
+    with suppress(FileNotFoundError, NotADirectoryError, OSError):
+        with disk.opened(name, _FOLDER, folder) as fd:
+            empty(fd)
+        os.rmdir(name, dir_fd=folder)
 
 
 def require_same(folder: Path, found: os.stat_result | None, opened: os.stat_result) -> None:

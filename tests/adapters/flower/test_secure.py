@@ -1,5 +1,7 @@
 """Masked sums in Flower: the models of unmasked rounds, with nodes that drop out, and nodes that insist on masks."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -9,10 +11,12 @@ from fedcore import Compute, Limits, RoundPolicy
 from fedcore.adapters import flower
 from fedcore.adapters.flower import Task, secure_mod
 from fedcore.adapters.flower.secure import SECURE
-from fedcore.errors import RangeError
+from fedcore.errors import RangeError, RoundError
 from fedcore.rules import PrivateMean
 from fedcore.secure import identity_of
+from fedcore.secure.messages import MASKED
 from tests.adapters.flower.local_grid import LocalGrid
+from tests.secure.sessions import LIES, Lie, spoiled_words
 
 X = {"w": np.arange(12, dtype=np.float32).reshape(3, 4) / 8, "running_mean": np.ones(2, np.float32)}
 NODES = [2**64 - 5, 2**63 + 11, 17, 2**40, 123456789]
@@ -58,6 +62,15 @@ def run(strategy, apps, rounds=1, spoil=None, model=X):
     return grid, {name: array.numpy() for name, array in result.arrays.items()}
 
 
+def signing(**options):
+    """Return the apps of nodes with identities, and their public keys."""
+    secrets = {node: bytes([i + 1] * 32) for i, node in enumerate(NODES)}
+    identities = {node: identity_of(secret) for node, secret in secrets.items()}
+    peers = identities.values()
+    mods = {node: [secure_mod(identity=secret, peers=peers, **options)] for node, secret in secrets.items()}
+    return {node: app_of(node, mods[node]) for node in NODES}, identities
+
+
 @pytest.mark.parametrize("method", ["FedAvg", "FedNova"])
 def test_a_masked_round_gives_the_model_of_an_unmasked_round(method):
     """One node fails in its training."""
@@ -94,26 +107,22 @@ def test_nodes_keep_the_rows_of_scaffold():
 def test_nodes_add_noise():
     rule = PrivateMean(clip=3.0, noise=1.0, expected=5.0)
     options = OPTIONS | {"limits": Limits(), "aggregation": [rule], "policy": RoundPolicy(min_clients=4)}
-    strategy = flower.SecureFedAvg(colluding=2, **options)
     model = {"w": X["w"]}
-    apps = {node: app_of(node, [secure_mod(noise=1.0)]) for node in NODES}
+    apps, identities = signing(noise=1.0)
+    strategy = flower.SecureFedAvg(colluding=2, identities=identities, **options)
     _, arrays = run(strategy, apps, model=model)
     (report,) = strategy.reports
     assert report.privacy["rounds"] == 1
     assert set(report.accepted) == set(NODES)
     moved = np.linalg.norm(arrays["w"] - X["w"])
     assert 0 < moved < 3 + 12 * 3  # clipped, and the noise of 5 clients: 3 sqrt(5 / 2) / 5 for each number
-    plain = flower.SecureFedAvg(**OPTIONS)
+    plain = flower.SecureFedAvg(identities=identities, **OPTIONS)
     run(plain, apps)
     assert "noise=1" in plain.failures[0].reason
 
 
 def test_nodes_with_identities_sign():
-    secrets = {node: bytes([i + 1] * 32) for i, node in enumerate(NODES)}
-    identities = {node: identity_of(secret) for node, secret in secrets.items()}
-    apps = {
-        node: app_of(node, [secure_mod(identity=secret, peers=identities.values())]) for node, secret in secrets.items()
-    }
+    apps, identities = signing()
     strategy = flower.SecureFedAvg(identities=identities, **OPTIONS)
     grid, _ = run(strategy, apps)
     assert set(strategy.reports[0].accepted) == set(NODES)
@@ -137,6 +146,60 @@ def test_the_model_stays_if_too_few_nodes_are_left():
     assert [len(report.accepted) for report in strategy.reports] == [5]  # the second round
     assert strategy.server.round_number == 1
     assert not np.array_equal(model["w"], X["w"])
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_node_that_lies_loses_a_sum_and_not_the_run(lie):
+    """Each node trains once for each masked update; a node that is named is left out."""
+    trained, words, change = [], [], Lie(lie)
+
+    def spoil(node, reply):
+        data = reply.content[SECURE]["message"]
+        words.extend([node] * (data[32] == MASKED))
+        reply.content[SECURE] = ConfigRecord({"message": change(data) if node == NODES[0] else data})
+
+    strategy = flower.SecureFedAvg(**OPTIONS)
+    run(strategy, {node: app_of(node, [secure_mod()], trained=trained) for node in NODES}, rounds=4, spoil=spoil)
+    assert strategy.server.round_number == 3
+    assert sorted(trained) == sorted(words)
+    assert {len(report.accepted) for report in strategy.reports} == {5 if lie is LIES[0] else 4}
+
+
+def test_the_run_ends_after_three_lost_sums():
+    apps = {node: app_of(node, [secure_mod()]) for node in NODES}
+
+    def spoil(node, reply):
+        data = reply.content[SECURE]["message"]
+        reply.content[SECURE] = ConfigRecord({"message": spoiled_words(data) if data[32] == MASKED else data})
+
+    for rounds in (3, 4):
+        strategy = flower.SecureFedAvg(**OPTIONS)
+        with pytest.raises(RoundError, match="in the last 3 rounds") if rounds == 4 else nullcontext():
+            run(strategy, apps, rounds=rounds, spoil=spoil)
+        assert strategy.server.round_number == 0
+
+
+@pytest.mark.parametrize("what", ["model", "config", "instructions", "more"])
+def test_a_node_leaves_a_sum_for_which_others_got_another_message(what):
+    """With other messages, the others' updates could be zero, and the sum the update of one node."""
+
+    class Lying(flower.SecureFedAvg):
+        def _with_inboxes(self, messages, inboxes):
+            for message in super()._with_inboxes(messages, inboxes):
+                if message.metadata.dst_node_id == NODES[2]:
+                    content = message.content
+                    if what == "model":
+                        content["arrays"] = ArrayRecord({name: Array(x * 2) for name, x in X.items()})
+                    else:
+                        name = {"config": "config", "instructions": "fedcore", "more": "more"}[what]
+                        old = content.get(name, {})
+                        content[name] = ConfigRecord({**old, "lr": 1e-9})
+                yield message
+
+    strategy = Lying(**OPTIONS)
+    run(strategy, {node: app_of(node, [secure_mod()]) for node in NODES})
+    assert set(strategy.reports[0].accepted) == set(NODES) - {NODES[2]}
+    assert "not what the server announced" in strategy.failures[0].reason
 
 
 def test_a_malformed_answer_leaves_the_others():

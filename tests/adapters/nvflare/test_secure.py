@@ -1,5 +1,7 @@
 """Masked sums in NVFlare: the models of unmasked rounds, with sites that drop out."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,9 @@ from fedcore.adapters.nvflare.secure import SECURE
 from fedcore.errors import ArrayError, RoundError
 from fedcore.rules import PrivateMean
 from fedcore.secure import identity_of
+from fedcore.secure.messages import MASKED
 from tests.adapters.drivers.nvflare import LocalController
+from tests.secure.sessions import LIES, Lie
 
 X = {"w": np.arange(12, dtype=np.float32).reshape(3, 4) / 8}
 NAMES = [f"site-{i}" for i in range(5)]
@@ -41,6 +45,14 @@ def masked(name, dropped=(), **options):
     return lambda received: None if name in dropped and "w" in received.params else site.answer(received)
 
 
+def signing(**options):
+    """Return sites with identities, and their public keys."""
+    secrets = {name: bytes([i + 1] * 32) for i, name in enumerate(NAMES)}
+    public = {name: identity_of(secret) for name, secret in secrets.items()}
+    sites = {name: masked(name, identity=secret, peers=public.values(), **options) for name, secret in secrets.items()}
+    return sites, {name: key.hex() for name, key in public.items()}
+
+
 @pytest.mark.parametrize("dropped", [(), ("site-3",)])
 @pytest.mark.parametrize("method", ["FedAvg", "FedNova"])
 def test_a_masked_round_gives_the_model_of_an_unmasked_round(method, dropped):
@@ -56,8 +68,9 @@ def test_a_masked_round_gives_the_model_of_an_unmasked_round(method, dropped):
 
 
 def test_sites_add_noise():
-    rule, sites = PrivateMean(clip=3.0, noise=1.0, expected=5.0), {name: masked(name, noise=1.0) for name in NAMES}
-    options = OPTIONS | {"limits": {"max_steps": 8}, "policy": RoundPolicy(min_clients=4)}
+    sites, identities = signing(noise=1.0)
+    options = OPTIONS | {"limits": {"max_steps": 8}, "policy": RoundPolicy(min_clients=4), "identities": identities}
+    rule = PrivateMean(clip=3.0, noise=1.0, expected=5.0)
     controller = LocalSecure(sites, X, "FedAvg", aggregation=[rule], colluding=2, **options)
     controller.run()
     assert controller.reports[0].privacy["rounds"] == 1
@@ -65,22 +78,77 @@ def test_sites_add_noise():
 
 
 def test_sites_with_identities_sign():
-    secrets = {name: bytes([i + 1] * 32) for i, name in enumerate(NAMES)}
-    public = {name: identity_of(secret) for name, secret in secrets.items()}
-    sites = {name: masked(name, identity=secret, peers=public.values()) for name, secret in secrets.items()}
-    identities = {name: key.hex() for name, key in public.items()}
+    sites, identities = signing()
     controller = LocalSecure(sites, X, "FedAvg", identities=identities, **OPTIONS)
     controller.run()
     assert len(controller.arrived) == 5 * len(NAMES)
     assert len(controller.reports[0].accepted) == len(NAMES)
 
 
-def test_the_job_ends_if_too_few_sites_are_left():
+def test_the_job_ends_after_three_lost_sums():
     sites = {name: masked(name, NAMES[:2]) for name in NAMES}
-    controller = LocalSecure(sites, X, "FedAvg", policy=RoundPolicy(min_clients=4), **OPTIONS)
-    with pytest.raises(RoundError, match="3 clients are left, but the sum needs 4"):
+    controller = LocalSecure(sites, X, "FedAvg", policy=RoundPolicy(min_clients=4), **OPTIONS | {"num_rounds": 9})
+    with pytest.raises(RoundError, match=r"in the last 3 rounds.*3 clients are left, but the sum needs 4"):
         controller.run()
     assert controller.server.round_number == 0
+    assert sum("the model stays" in warning for warning in controller.warnings) == 3
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_site_that_lies_loses_a_sum_and_not_the_job(lie):
+    """Each site trains once for each masked update; a site that is named is left out."""
+    trained, words, change = Counter(), Counter(), Lie(lie)
+
+    def site_of(name):
+        def train(received):
+            trained[name] += 1
+            moved = np.random.default_rng().normal(size=(3, 4)).astype(np.float32)  # another update each time
+            return reply({"w": received.params["w"] - moved}, steps=2, examples=10)
+
+        site = SecureSite(train)
+
+        def answer(received):
+            model = site.answer(received)
+            data = model.params[SECURE].tobytes()
+            words[name] += data[32] == MASKED
+            model.params[SECURE] = np.frombuffer(change(data) if name == "site-0" else data, np.uint8)
+            return model
+
+        return answer
+
+    controller = LocalSecure({name: site_of(name) for name in NAMES}, X, "FedAvg", **OPTIONS | {"num_rounds": 4})
+    controller.run()
+    assert controller.server.round_number == len(controller.reports) == 3
+    assert trained == words
+    assert {len(report.accepted) for report in controller.reports} == {5 if lie is LIES[0] else 4}
+
+
+@pytest.mark.parametrize("change", [{"params": {"w": X["w"] * 2}}, {"current_round": 7}, {"meta": {"lr": 1e-9}}])
+def test_a_site_leaves_a_sum_for_which_others_got_another_task(change):
+    """With other tasks, the others' updates could be zero, and the sum the update of one site."""
+
+    class Lying(LocalSecure):
+        def send_model(self, data, targets, **more):
+            if "w" in data.params and targets == ["site-2"]:
+                data.params = change.get("params", data.params)
+                data.current_round = change.get("current_round", data.current_round)
+                data.meta["fedcore"] = data.meta["fedcore"] | change.get("meta", {})
+            super().send_model(data=data, targets=targets, **more)
+
+    sites, seen = {name: masked(name) for name in NAMES}, []
+    honest = sites["site-2"]
+
+    def answer(received):
+        try:
+            return honest(received)
+        except ArrayError as error:
+            seen.append(f"{error}")
+
+    controller = Lying(sites | {"site-2": answer}, X, "FedAvg", **OPTIONS)
+    controller.run()
+    assert len(seen) == 1
+    assert "not what the server announced" in seen[0]
+    assert set(controller.reports[0].accepted) == set(NAMES) - {"site-2"}
 
 
 def test_a_malformed_answer_leaves_the_others():
