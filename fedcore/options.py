@@ -156,7 +156,8 @@ class Storage(Options):
         cached_rows: on a CUDA device, about how many rows of a store in host memory stay there between rounds. Default:
             as many as fit into 4 GiB.
         journal: whether each accepted update of an open round is on disk when ``Round.add`` returns. After a crash, the
-            next round starts with them, with the same bits. Default: no. When loading: as the folder was used last.
+            next round starts with them, with the same bits. Default: no. When loading: as the folder, or the server of
+            a copy, was used last. With False, the first round drops the updates of an interrupted one.
         audit: whether each round stores a document with the digest and weight of each update, the rejections, the
             options, and the digests of x before and after; see ``Server.audit_log``. Default: no. When loading: as
             saved.

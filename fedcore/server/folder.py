@@ -663,10 +663,12 @@ class Journal:
 
     def drop(self, client: ClientId) -> bool:
         """Drop a client's updates and its place as a newcomer durably; return whether the journal had any."""
-        store, state = self._store, self._store.state or {}
-        rows = [row for row in store.registry if _entry(store, row)[1] == client]
-        newcomers = state.get("newcomers", [])
-        left = [one for one in newcomers if client not in (one, one[0] if isinstance(one, list) else one)]
+        store = self._store
+        with journal_errors(self.path):
+            state = store.state or {}
+            rows = [row for row in store.registry if _entry(store, row)[1] == client]
+            newcomers = state.get("newcomers", [])
+            left = [one for one in newcomers if client not in (one, one[0] if isinstance(one, list) else one)]
         if not rows and left == newcomers:
             return False
         try:

@@ -471,7 +471,11 @@ class Round(OpenRound):
         rate = self._rates.read(update, started)
         check_distance(rate, update.steps, update.lr)
         weight = None if update.weight is None else float(update.weight)
-        return update._replace(lr=rate if update.lr is None else float(update.lr), weight=weight)
+        if update.lr is not None:
+            rate = float(update.lr)
+        elif self._settings.algorithm.mixes_models:  # whatever their rates
+            return update._replace(weight=weight)
+        return update._replace(lr=rate, weight=weight)
 
     def _write_to_journal(self, client: ClientId, update: Update, vector: Any, control: Any) -> str | None:
         """Number a valid update, and write it to the journal, if any; return why it is rejected if this fails."""

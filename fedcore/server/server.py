@@ -220,6 +220,7 @@ class Server(Represented, Unpicklable):
         self._base = base if isinstance(base, Safetensors) else None
         self._round_lock = RoundLock()
         self._journal: Journal | None = None
+        self._journal_at: Path | None = None
         self._buffer: Round | None = None  # which would be aborted without a reference
         self._asked: tuple[int, tuple[ClientId, ...]] | None = None  # the last broadcast: its round and its clients
         self._warn_of_few_clients()
@@ -237,14 +238,18 @@ class Server(Represented, Unpicklable):
         """Open the journal in the server's folder, if the options or an earlier use ask for it."""
         if folder is None:
             return
-        path = Path(folder) / JOURNAL
+        path = self._journal_at = Path(folder) / JOURNAL
         exists = path.exists()
         on = (exists or self._settings.journal) if storage.journal is None else bool(storage.journal)
         if on is not self._settings.journal:
             self._backend.keeps_journal(on)
-        if on or exists:
-            self._journal = Journal(path, self._settings)
-            self._journal.begin(self.round_number)
+        if exists or storage.journal:  # otherwise it is a copy, which the first round changes, but loading does not
+            self._open_journal()
+
+    def _open_journal(self) -> None:
+        assert self._journal_at is not None
+        self._journal = Journal(self._journal_at, self._settings)
+        self._journal.begin(self.round_number)
 
     @property
     def _settings(self) -> Settings:
@@ -855,11 +860,13 @@ class Server(Represented, Unpicklable):
 
     def _start_round(self, opened: Round, given: NewClients) -> None:
         """Start an opened round, with the updates of an interrupted one if the server has a journal."""
+        if self._journal is not None and not self._settings.journal:  # switched off: the round does not continue
+            self._journal.close()
+            remove(self._journal.path)
+            self._journal = None
+        elif self._journal is None and self._settings.journal and self._journal_at is not None:
+            self._open_journal()
         number, journal = self.round_number, self._journal
-        if journal is not None and not self._settings.journal:  # switched off: the interrupted round does not continue
-            journal.close()
-            remove(journal.path)
-            journal = self._journal = None
         if journal is None:
             opened.start(given)
             return

@@ -65,11 +65,11 @@ from fedcore.validation import describe_value, is_integer, rejection_reason
 
 @dataclass(frozen=True)
 class Slices:
-    """A client's vector in slices, for an ``Update`` to a sharded server.
+    """A client's vector in slices, for an ``Update`` to a sharded server without a journal.
 
     Attributes:
-        parts: for each of ``Server.ranges``, float32[stop - start], or up to ``end`` for vectors without buffers; or
-            references to such arrays (``ray.ObjectRef``).
+        parts: for each range of ``Broadcast.slices``, float32[stop - start], or up to ``end`` for vectors without
+            buffers; or references to such arrays (``ray.ObjectRef``).
         digests: the ``digest_of`` of each part, from the process that computed the whole vector. Default: unknown.
     """
 

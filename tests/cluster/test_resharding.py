@@ -15,7 +15,7 @@ from fedcore.cluster import manifest
 from fedcore.cluster.manifest import BLOCK, INTENT
 from fedcore.errors import ArrayError, CheckpointError, CorruptionError, LockedError, RangeError, StoreError
 from fedcore.rules import CentredClipping, NearestNeighborMixing, PrivateMean
-from fedcore.server.folder import open_updates
+from fedcore.server.folder import JOURNAL, open_updates
 from fedcore.store.files import disk as system_calls
 from tests.cli.command import invoke
 from tests.cluster.pairs import METHODS, SIZES, alike, made, n, one_round, same
@@ -168,6 +168,23 @@ def test_what_shards_do_not_support_is_refused_before_anything_is_written(tmp_pa
     with pytest.raises(RangeError, match=re.escape(str(error.value))):
         cluster.reshard(tmp_path / "one", 2, to=tmp_path / "two")
     assert not (tmp_path / "two").exists()
+
+
+def test_a_killed_copy_of_a_journal_is_written_again(tmp_path, run, monkeypatch):
+    made("FedAvg", X0, path=run, journal=True).open_round().add(0, X0, steps=1)
+
+    def fail(*_):
+        raise StoreError("full")
+
+    with monkeypatch.context() as patch, pytest.raises(StoreError):
+        patch.setattr(manifest.Manifest, "write", fail)
+        cluster.reshard(run, 2, to=tmp_path / "new")
+    assert os.listdir(tmp_path / "new") == []
+    with ClientStore.open(run / JOURNAL, readonly=True) as store:
+        store.save(tmp_path / "new" / JOURNAL)  # as by a call that was killed
+    cluster.reshard(run, 2, to=tmp_path / "new")
+    with Server.load(tmp_path / "new") as many:
+        assert many.open_round().clients == (0,)
 
 
 def test_a_copy_elsewhere(tmp_path, run):

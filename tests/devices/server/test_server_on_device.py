@@ -11,7 +11,18 @@ from fedcore import ClientStore, Compute, Server, Storage, Update
 from fedcore.algorithms import optimizers
 from fedcore.arrays import core, to_host
 from fedcore.errors import DeviceError, DeviceMemoryError, DivergedError, RangeError, RoundError, UnknownNameError
-from tests.devices.server.kit import Tensor, everything, fields_of, host, model, replies, run_rounds, server
+from tests.devices.server.kit import (
+    Tensor,
+    by_name,
+    everything,
+    fields_of,
+    host,
+    model,
+    on_device,
+    replies,
+    run_rounds,
+    server,
+)
 
 ILLEGAL_ADDRESS = 700
 OUT_OF_MEMORY = 2
@@ -239,3 +250,20 @@ def test_without_a_driver_nothing_is_created(tmp_path):
         [sys.executable, "-c", NO_DRIVER], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_journal_takes_tensors_on_the_device(cuda_device, tmp_path, whole):
+    cpu = server("SCAFFOLD, two vectors", "ram", "f32", "cpu")
+    server("SCAFFOLD, two vectors", "mmap", "f32", "cuda", tmp_path / "s").close()
+    gpu, updates = Server.load(tmp_path / "s", storage=Storage(journal=True)), replies(cpu)
+    opened = gpu.open_round()
+    for update in updates:
+        assert opened.add(**on_device(update, whole)._asdict())
+    gpu.close()
+    with Server.load(tmp_path / "s") as gpu:
+        again = gpu.open_round()
+        assert set(again.clients) == {update.client for update in updates}
+        again.finish()
+        cpu.round(updates if whole else list(map(by_name, updates)))
+        assert everything(gpu) == everything(cpu)
