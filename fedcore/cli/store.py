@@ -356,8 +356,8 @@ def remove_client(options: Options) -> None:
     terminal.load_imports(options.imports)
     with Server.load(options.path, storage=Storage(medium="mmap")) as server:
         client: int | str = options.client
-        known = server.clients
-        if re.fullmatch(r"[0-9]{1,20}", client) and (int(client) in known or client not in known):
+        known, digits = server.clients, re.fullmatch(r"[0-9]{1,20}", options.client)
+        if digits and (int(client) in known or client not in known):
             client = int(client)
         server.remove_client(client, from_objective=not options.keep_in_objective, erase=options.erase)
         left, audited = len(server.clients), server._settings.audit

@@ -21,7 +21,7 @@ from fedcore.rules import ClaimWindows
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Result, UpdateBatch
 from fedcore.server.broadcast import SentVectors, WholeVectors
-from fedcore.server.folder import GROUPS, checkpoint_errors, go_back, group_folders, server_state, transactions
+from fedcore.server.folder import checkpoint_errors, go_back, group_folders, server_state, transactions
 from fedcore.server.report import UNASKED, Diagnosis, Report, report_of, staleness
 from fedcore.server.server import (
     create_folder,
@@ -38,6 +38,7 @@ from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot, vecto
 from fedcore.server.update import Kind, Update, as_sent, as_vector, in_float32, raises_fedcore_errors
 from fedcore.server.validation import UpdateReader, Weighing, never_negative
 from fedcore.store import ClientStore
+from fedcore.store.files.inventory import GROUPS
 from fedcore.store.inspect import state_of
 from fedcore.store.registry import ClientId
 from fedcore.validation import absolute

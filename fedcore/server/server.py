@@ -41,7 +41,7 @@ from fedcore.rules import SEEDED, Chain, Rule
 from fedcore.runtime import Unpicklable, uninterrupted
 from fedcore.server.aggregation import Counters, Reducer
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
-from fedcore.server.folder import GROUPS, JOURNAL, Journal, checkpoint_errors, require_plausible, server_state
+from fedcore.server.folder import JOURNAL, Journal, checkpoint_errors, require_plausible, server_state
 from fedcore.server.partial import PartialSum, require_partial_sums
 from fedcore.server.report import UNASKED, Attendance, Report, tell
 from fedcore.server.round import LOGGER, LocalRound, Round, RoundLock, WholeRound, log_round, whole_round
@@ -55,6 +55,7 @@ from fedcore.store.client_store import create
 from fedcore.store.commits import require_folder
 from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
+from fedcore.store.files.inventory import GROUPS
 from fedcore.store.inspect import state_of
 from fedcore.store.reader import ReadRows
 from fedcore.store.registry import ClientId, Clients
