@@ -594,7 +594,12 @@ def new_backend(
         )
         for k, span in enumerate(ranges)
     ]
-    backend.coordinator.make(listed, sizes, storage.codec or "f32", storage.durability_of_parts, is_new, each=each)
+    try:
+        backend.coordinator.make(listed, sizes, storage.codec or "f32", storage.durability_of_parts, is_new, each=each)
+    except BaseException:
+        if home is not None and not any(os.path.lexists(info.folder or "") for info in infos):
+            (home / folders.INTENT).unlink()
+        raise
     try:
         if home is not None:
             remove(home / JOURNAL)
