@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeGuard, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import ieee
+from fedcore.arrays import ieee, own_class
 from fedcore.errors import (
     AlgorithmError,
     ArrayError,
@@ -203,8 +203,10 @@ def length(name: str, array: Any) -> int:
 def numbers(name: str, values: Any, dtype: type) -> npt.NDArray[Any]:
     """Return values as an array of a dtype; raise DtypeError if a value is not a number."""
     try:
-        return np.array(values, dtype)
-    except (TypeError, ValueError) as error:
+        return np.array(own_class(name, values), dtype)
+    except FedcoreError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
         raise DtypeError(f"{name}: expected numbers: {error}") from None
 
 

@@ -42,7 +42,9 @@ py::object plain_model(PyObject* model, std::int64_t n) {
         const py::object module = py::type::handle_of(y).attr("__module__");
         if (!PyUnicode_Check(module.ptr()) || PyUnicode_CompareWithASCIIString(module.ptr(), "torch") != 0) return {};
         py::object view = y.attr("detach")().attr("numpy")();
-        return is_plain_vector(view, n) ? view : py::object();
+        // For a tensor without memory the view is a new array, whose contents are undefined.
+        const bool owns = py::isinstance<py::array>(view) && py::reinterpret_borrow<py::array>(view).owndata() && n > 0;
+        return is_plain_vector(view, n) && !owns ? view : py::object();
     } catch (const py::error_already_set& error) {  // for example a tensor on a device
         if (!error.matches(PyExc_Exception)) throw;
         return {};
@@ -75,6 +77,12 @@ py::list list_of(std::vector<py::object>& objects) {
 bool are_different(std::vector<std::int64_t>& numbers) {
     if (!std::is_sorted(numbers.begin(), numbers.end())) std::sort(numbers.begin(), numbers.end());
     return std::adjacent_find(numbers.begin(), numbers.end()) == numbers.end();
+}
+
+// Whether an optional loss is a plain float >= 0 and not infinite.
+bool is_loss(PyObject* object) {
+    if (object == Py_None) return true;
+    return PyFloat_CheckExact(object) && PyFloat_AS_DOUBLE(object) >= 0 && std::isfinite(PyFloat_AS_DOUBLE(object));
 }
 
 // Reads a list of updates at once, if each is of the usual form: a model as a float32 vector of n elements, of NumPy or
@@ -112,7 +120,7 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
         start[i] = round_of(field(kRound), oldest, newest, absent);
         const bool plain = done > 0 && held > 0 && rate_used > 0 && std::isfinite(1 / (rate_used * done)) &&
                            whole(field(kCount), 1) == 1 && field(kControl) == Py_None && start[i] != kNoRound &&
-                           is_model(field(kKind)) && field(kWeight) == Py_None;
+                           is_model(field(kKind)) && field(kWeight) == Py_None && is_loss(field(kLoss));
         if (!plain) return py::none();
         py::object model = plain_model(field(kValue), n);
         if (!model) return py::none();

@@ -26,10 +26,8 @@ from fedcore.arrays import (
     has_infinities,
     is_own_class,
     library_of,
-    own_class,
     read_leaf,
     read_tensor_to_device,
-    require_dense,
     spans,
     to_host,
     write_tensor,
@@ -232,7 +230,6 @@ class Layout(Represented):
                     kind = "constant"
                 elif name in buffer_names or any(fnmatch(name, pattern) for pattern in buffers):
                     kind = "buffer"
-            require_dense(name, leaf)
             tensors.append(Slice(name, kind, tuple(leaf.shape), dtype_name(leaf)))
         tree, groups = tree_of(x), model.groups(list(named))
         if tree is not None and (groups or model.ignored):
@@ -344,9 +341,10 @@ class Layout(Represented):
             raise ArrayError(f"model: has no tensors; send at least one of the groups {', '.join(self.groups)}")
         return found
 
-    def _named(self, x: Any) -> dict[str, Any]:
+    def _named(self, x: Any, *, to_write: bool = False) -> dict[str, Any]:
         """Return a model's tensors by name, without aliases and ignored tensors."""
-        named = {name: leaf for name, leaf in named_tensors(x).items() if name not in self.aliases}
+        tensors = named_tensors(x, to_write=to_write)
+        named = {name: leaf for name, leaf in tensors.items() if name not in self.aliases}
         return {name: named[name] for name in named if not _matches(name, self.ignored)} if self.ignored else named
 
     @property
@@ -487,7 +485,7 @@ class Layout(Represented):
             ArrayError, ShapeError, DtypeError: the model does not fit the layout; no tensor was changed.
             ArrayError: a tensor is read-only; tensors before it may have been changed.
         """
-        named, device = self._check(model, to_read=False, strict=strict), device_of(flat)
+        named, device = self._check(model, to_write=True, strict=strict), device_of(flat)
         if device != CPU and all(device_of(named[name]) == device for name in self.names if name in named):
             parts = {piece.name: flat[piece.start : piece.stop] for piece in self.slices}  # avoids a copy to the host
         else:
@@ -496,9 +494,9 @@ class Layout(Represented):
             if name in named:
                 write_tensor(name, named[name], part)
 
-    def _check(self, x: Any, *, to_read: bool = True, strict: bool = True) -> dict[str, Any]:
+    def _check(self, x: Any, *, to_write: bool = False, strict: bool = True) -> dict[str, Any]:
         """Return the model's tensors by name after checking names, shapes and dtypes."""
-        named = self._named(x)
+        named = self._named(x, to_write=to_write)
         if not strict:
             named = {name: leaf for name, leaf in named.items() if name in self._all}
         elif named.keys() != self._all.keys():
@@ -508,8 +506,6 @@ class Layout(Represented):
                     "server from the module"
                 )
             raise ArrayError(f"model: {describe_names(list(self._all), list(named))}")
-        if to_read:
-            named = {name: own_class(name, leaf) for name, leaf in named.items()}
         for name, leaf in named.items():
             _check_tensor(self._all[name], leaf)
         return named
@@ -528,12 +524,8 @@ def check_dtype(name: str, leaf: Any, dtype: str) -> None:
 
 
 def check_shape(name: str, leaf: Any, shape: tuple[int, ...]) -> None:
-    """Raise ShapeError if a tensor has a different shape or none, and ArrayError if it is sparse."""
-    require_dense(name, leaf)
-    try:
-        actual = tuple(leaf.shape)
-    except RuntimeError:  # torch raises this for a nested tensor
-        raise ShapeError(f"{name}: expected shape {shape}, got a tensor without a shape") from None
+    """Raise ShapeError if a tensor has a different shape."""
+    actual = tuple(leaf.shape)
     if actual != shape:
         raise ShapeError(f"{name}: expected shape {shape}, got {actual}{_padding(shape, actual)}")
 
@@ -565,25 +557,30 @@ def _array(piece: Slice, leaf: Any) -> npt.NDArray[Any]:
     return array
 
 
-def named_tensors(x: Any, what: str = "model") -> dict[str, Any]:
-    """Return a model's tensors by name; raise ArrayError for other objects. Messages start with ``what``."""
+def named_tensors(x: Any, what: str = "model", at: str = "", *, to_write: bool = False) -> dict[str, Any]:
+    """Return a model's tensors by name, as ``own_class`` returns them; raise ArrayError for other objects.
+
+    Messages start with ``what``, or with ``at`` and the tensor's name.
+    """
     if isinstance(x, Model):
         x = x.tensors
     if hasattr(x, "named_parameters"):
         # state_dict() would repeat tied parameters and detach the tensors.
         persistent = x.state_dict().keys()
-        return dict(x.named_parameters()) | {k: v for k, v in x.named_buffers() if k in persistent}
+        x = dict(x.named_parameters()) | {k: v for k, v in x.named_buffers() if k in persistent}
     if isinstance(x, Mapping) or _is_list(x):
         named: dict[str, Any] = {}
         for name, leaf in _items(x):
-            leaves = {name: read_leaf(leaf)}
             if isinstance(leaf, Mapping) or _is_list(leaf):
-                leaves = {f"{name}.{rest}": one for rest, one in named_tensors(leaf, what).items()}
+                inner = named_tensors(leaf, what, f"{at}{name}.", to_write=to_write)
+                leaves = {f"{name}.{rest}": one for rest, one in inner.items()}
+            else:
+                leaves = {name: read_leaf(f"{at}{name}", leaf, to_write=to_write)}
             if twice := leaves.keys() & named.keys():
                 raise ArrayError(f"{what}: two tensors are named {min(twice)!r}; names are compared as str")
             named |= leaves
         return named
-    x = read_leaf(x)
+    x = read_leaf(what, x, to_write=to_write)
     if hasattr(x, "shape"):
         return {FLAT: x}
     raise ArrayError(f"{what}: expected a module, a mapping or sequence of arrays, or an array, got {type(x).__name__}")

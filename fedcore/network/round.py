@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.arrays import F32, F64, empty, ieee, zeros
+from fedcore.arrays import F32, F64, empty, ieee, own_class, zeros
 from fedcore.errors import (
     DivergedError,
     DtypeError,
@@ -52,7 +52,7 @@ def mixing_matrix(W: Any, p: int) -> tuple[F64, float]:
     W = W.W if isinstance(W, Topology) else W
     W = W.toarray() if hasattr(W, "toarray") else W
     try:
-        array = np.asarray(W)
+        array = np.asarray(own_class("W", W))
     except ValueError:  # rows of different lengths
         raise ShapeError(f"W: expected [{p}, {p}], got rows of different lengths") from None
     if array.shape != (p, p):

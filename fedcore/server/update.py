@@ -34,6 +34,7 @@ from fedcore.arrays import (
     dtype_name,
     empty,
     freeze,
+    from_dlpack,
     is_device_array,
     is_own_class,
     map_file,
@@ -105,7 +106,7 @@ def digest_of(vector: Any) -> str:
 
     Cost: reads the slice once, near the speed of a plain sum.
     """
-    array = np.ascontiguousarray(vector)
+    array = np.ascontiguousarray(own_class("vector", vector))
     return blake2b(checksums(array).tobytes(), digest_size=16).hexdigest()
 
 
@@ -269,14 +270,11 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *
             got = f"{plain.nbytes} bytes of format {plain.format!r}"
             raise DtypeError(f"{name}: expected {4 * n} bytes of float32[{n}], got {got}")
         return np.frombuffer(plain, np.float32)
-    y = read_leaf(own_class(name, y))
+    y = read_leaf(name, y)
     if not hasattr(y, "__dlpack__"):
         return None
     dtype, expected = dtype_name(y), f"{name}: expected float32[{n}]"
-    try:
-        got = f"got {dtype}{list(y.shape)}"
-    except RuntimeError:  # a nested tensor has no shape
-        raise DtypeError(f"{expected}, got a tensor without a shape") from None
+    got = f"got {dtype}{list(y.shape)}"
     if dtype not in DTYPES:
         raise DtypeError(f"{expected}, {got}")
     if not isinstance(y, np.ndarray):
@@ -300,7 +298,7 @@ def _in_memory(expected: str, y: Any, dtype: str, device: str) -> Any:
             return y
         if found != CPU:
             raise BufferError(f"the array is on {getattr(y, 'device', found)}")
-        return y if dtype == "bfloat16" else np.from_dlpack(y)
+        return y if dtype == "bfloat16" else from_dlpack(y)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         or_device = "" if device == CPU else f" or on {device}"
         raise DtypeError(f"{expected} in CPU memory{or_device}: {error}") from None
@@ -320,7 +318,7 @@ def in_float32(y: Any) -> npt.NDArray[np.float32]:
         return np.asarray(y, np.float32)
     if isinstance(y, Bfloat16Array):
         return y.astype(np.float32)
-    return np.asarray(np.from_dlpack(y.float()), np.float32)  # bfloat16
+    return as_array("update", y)  # bfloat16
 
 
 def _float32_copy(y: Any, n: int, device: str) -> Any:
@@ -488,7 +486,7 @@ class Incoming:
         if name in {piece.name for piece in self._layout.outside}:
             if start or name in self._outside:
                 raise RangeError(f"{name}: the tensor is not averaged; send it once, as a whole")
-            self._outside[name] = deepcopy(chunk)
+            self._outside[name] = deepcopy(own_class(name, chunk))
             return
         tensor = self._tensors.get(name, self._second if name == CONTROL else None)
         if tensor is None:
@@ -567,6 +565,7 @@ class _Codes(NamedTuple):
 @raises_fedcore_errors
 def _read_codes(name: str, chunk: Any, scales: Any, block: int | None) -> _Codes:
     """Return a part of a tensor, flat; check it with its scales."""
+    chunk, scales = own_class(name, chunk), own_class("scales", scales)
     if scales is None:
         if block is not None:
             raise RangeError(f"{name}: block={block!r} is for codes; pass their scales, or leave block out")
@@ -585,10 +584,8 @@ def _read_codes(name: str, chunk: Any, scales: Any, block: int | None) -> _Codes
         return _Codes(kind, bits.view(np.uint16))
     if not hasattr(chunk, "dtype"):
         raise DtypeError(f"{name}: expected an array of int8 codes with scales, got {type(chunk).__name__}")
-    numbers = as_array(name, own_class(name, chunk)).reshape(-1)
-    factors = np.array(
-        as_array("scales", own_class("scales", scales) if hasattr(scales, "dtype") else np.array(scales))
-    )
+    numbers = as_array(name, chunk).reshape(-1)
+    factors = np.array(as_array("scales", scales) if hasattr(scales, "dtype") else scales)
     if numbers.dtype != np.int8 or factors.dtype != np.float32:
         raise DtypeError(f"{name}: expected int8 codes with float32 scales, got {numbers.dtype} with {factors.dtype}")
     block = max(len(numbers), 1) if block is None else block
