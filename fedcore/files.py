@@ -96,6 +96,14 @@ def read_bytes(path: Path, most: int | None = None, folder: OpenFolder | None = 
     return content
 
 
+def read_text(path: Path) -> str:
+    """Return the content of a regular file in UTF-8; see ``open_file``."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise StoreError(f"{path}: is not text in UTF-8 ({error}); restore the file") from None
+
+
 def _whole(path: str | Path, folder: OpenFolder | None) -> Path:
     return Path(path) if folder is None else folder.path / path
 

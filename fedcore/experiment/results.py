@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TextIO, TypeVa
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from fedcore.errors import MissingDataError, MissingDependencyError
+from fedcore.errors import MissingDataError, MissingDependencyError, StoreError
 from fedcore.experiment.changes import NO_RESULT, SIZES, number_of
 from fedcore.experiment.schema import WINDOW, Line
-from fedcore.files import draft_of, inside, read_bytes, read_text
+from fedcore.files import draft_of, inside, read_bytes, read_text, reading
 from fedcore.validation import absolute
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Writer:
         if self._file is not None:
             os.fsync(self._file.fileno())
         else:
-            with self._path.open("rb") as file:  # the old file, which has these rounds and more
+            with reading(self._path) as file:  # the old file, which has these rounds and more
                 os.fsync(file.fileno())
 
     def close(self) -> None:
@@ -370,7 +370,7 @@ def _config_tables(config: Path) -> Mapping[str, Any]:
         tables = json.loads(read_text(config))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (StoreError, ValueError, RecursionError) as error:
         raise MissingDataError(f"{config}: not the configuration of a run: {error}") from None
     if not isinstance(tables, dict):
         raise MissingDataError(f"{config}: the top level must be a table, got {type(tables).__name__}")

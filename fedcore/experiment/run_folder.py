@@ -20,6 +20,7 @@ from fedcore.experiment.results import CONFIG, RECORDS, read_header, readable
 from fedcore.experiment.schema import Experiment, FromRegistry, changed, trials
 from fedcore.files import read_text, replacing
 from fedcore.runtime import build_info
+from fedcore.validation import shorten
 
 if TYPE_CHECKING:
     from fedcore.simulation.batching.batched_sgd import Way
@@ -274,7 +275,10 @@ def extend(folder: Path, experiment: Experiment) -> None:
 
 def _config(folder: Path) -> Experiment | None:
     path = folder / CONFIG
-    return Experiment.model_validate_json(read_text(path)) if path.exists() else None
+    try:
+        return Experiment.model_validate_json(read_text(path)) if path.exists() else None
+    except ValueError as error:
+        raise ConfigError(f"{path}: is damaged: {shorten(str(error))}; restore the file") from None
 
 
 def _check_results(folder: Path, begun: Experiment, experiment: Experiment) -> None:

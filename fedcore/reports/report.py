@@ -184,7 +184,7 @@ class Config:
                 str(tables.get("note", "")),
                 inherited_text(tables),
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise MissingDataError(f"{preset}: its {CONFIG} is damaged: {error}") from None
 
 
