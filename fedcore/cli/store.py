@@ -22,14 +22,15 @@ from fedcore.model import FORMS, form_of, write_model
 from fedcore.options import Storage
 from fedcore.server import Server
 from fedcore.server.folder import (
-    JOURNAL,
     Journal,
     folder_problems,
     group_folders,
+    journal_of,
     journal_problems,
     last_change,
     loading_hints,
     loading_problems,
+    open_part,
     open_updates,
     read_model,
     transactions,
@@ -141,6 +142,16 @@ def info(options: Options) -> None:
     _check_age(age, options)
 
 
+def _stores(path: Path) -> list[Path]:
+    """Return the folder of a store or a server, and those of a server's groups."""
+    return [path, *group_folders(path)]
+
+
+def _open(folder: Path, named: Path, **how: Any) -> ClientStore:
+    """Open the store in the folder that the caller has named, or in a part of it."""
+    return ClientStore.open(folder, **how) if folder == named else open_part(folder, **how)
+
+
 def _waiting(folder: Path, state: Any) -> tuple[list[Any], list[str]]:
     """Return the clients with an update in the journal, and the problems of the journal."""
     try:
@@ -183,8 +194,8 @@ def verify(options: Options) -> None:
         _verify_cluster(*at, options)
         return
     problems, rows, vectors, hints = [], 0, 0, list[str]()
-    for folder in (options.path, *group_folders(options.path)):
-        with ClientStore.open(folder, readonly=True) as opened:
+    for folder in _stores(options.path):
+        with _open(folder, options.path, readonly=True) as opened:
             problems += (opened.verify() or folder_problems(opened)) + journal_problems(folder)
             rows, vectors = rows + len(opened), vectors + len(opened.vector_names())
             hints = [] if problems else hints or loading_hints(opened)
@@ -198,10 +209,10 @@ def verify(options: Options) -> None:
 
 def _replayed(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Finish the open round of a server's folder in memory; return facts and lines to print."""
-    if not (path / JOURNAL).exists():
+    if (at := journal_of(path)) is None:
         raise StoreError(f"{path}: has no journal; a server with Storage(journal=True) writes one")
     with Server.load(path, storage=Storage(medium="ram")) as server:
-        with closing(Journal(path / JOURNAL, server._settings, readonly=True)) as journal:
+        with closing(Journal(at, server._settings, readonly=True)) as journal:
             x, number, missing = copied(server.x), server.round_number, None
             journal.begin(number, server._backend.sent_checksums())
             round = server.open_round(newcomers=journal.newcomers(number, [], server.clients))
@@ -231,16 +242,16 @@ def compact(options: Options) -> None:
     terminal.load_imports(options.imports)
     at = manifest_at(options.path)
     shards = [] if at is None else [Path(one.folder or "") for one in at[1].shards(at[0].parent, options.folders)]
-    journal = (options.path if at is None else at[0].parent) / JOURNAL
-    journals = [journal] if journal.exists() else []
-    stores = [*(shards or [options.path, *group_folders(options.path)]), *journals]
+    journal = journal_of(options.path if at is None else at[0].parent)
+    journals = [] if journal is None else [journal]
+    stores = [*(shards or _stores(options.path)), *journals]
     before = sum(map(_bytes, stores))
     if shards or (options.erase and isinstance(state_of(options.path), dict)):  # its state may have clients' ids
         storage = Storage(folders=options.folders) if shards else Storage(medium="mmap")
         with Server.load(options.path, storage=storage) as server:
             server.compact(erase=options.erase)
     for folder in journals if shards else stores:
-        with ClientStore.open(folder) as opened:
+        with _open(folder, options.path) as opened:
             opened.compact(erase=options.erase)
     after = sum(map(_bytes, stores))
     print(f"{terminal.bytes_text(before)} on disk before, {terminal.bytes_text(after)} now")
@@ -266,12 +277,12 @@ def undo(options: Options) -> None:
       fedcore store undo PATH
     """
     _require_unsharded("undo", options.path, "they keep their last change only to agree after a crash")
-    folders = [options.path, *group_folders(options.path)]
+    folders = _stores(options.path)
     for folder in folders:
-        with ClientStore.open(folder, readonly=True) as opened:
+        with _open(folder, options.path, readonly=True) as opened:
             _required(opened)  # check before opening for writing, which converts an older format
     with ExitStack() as stack:
-        stores = [stack.enter_context(ClientStore.open(folder, keep_previous=True)) for folder in folders]
+        stores = [stack.enter_context(_open(folder, options.path, keep_previous=True)) for folder in folders]
         found = _required(stores[0])
         if len(stores) > 1 and len({transactions(store) for store in stores}) > 1:
             raise StoreError(

@@ -22,9 +22,9 @@ from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of, requ
 from fedcore.cluster.placement import LocalThreads
 from fedcore.cluster.shard import Finished, UpdateHeader, concatenate, settings_of_shard
 from fedcore.errors import ClusterError, FedcoreError, RangeError, RoundError, StoreError
+from fedcore.files import resolve_own_links
 from fedcore.model import Layout
 from fedcore.options import Callback, Compute, Settings, Storage, checked_objects
-from fedcore.runtime import resolve_own_links
 from fedcore.server.broadcast import SentVectors
 from fedcore.server.folder import JOURNAL, Journal
 from fedcore.server.report import Report, tell

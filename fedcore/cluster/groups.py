@@ -4,6 +4,7 @@ A group computes like a server of its tensors, in which a client that did not se
 has all clients. A client's row in it is the set of groups that the client sends.
 """
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,6 +17,7 @@ import numpy as np
 from fedcore.algorithms import Algorithm
 from fedcore.arrays import CPU, F32, BufferPool, Floats, copied, core, empty, freeze, view_of, zeros
 from fedcore.errors import CheckpointError, RangeError, RoundError, ShapeError, StoreError
+from fedcore.files import part_of, require_same
 from fedcore.options import Compute, Settings, Storage
 from fedcore.rules import ClaimWindows
 from fedcore.runtime import uninterrupted
@@ -570,9 +572,12 @@ def saved_backend(
         with checkpoint_errors(path):
             layout = Settings.from_state(saved["settings"], given, compute).layout
             folders = dict(zip(layout.groups, group_folders(path), strict=True))
+        found = {folder: part_of(folder) for folder in folders.values()}
         stores = {
             name: stack.enter_context(saved_rows(folder, storage, compute))[0] for name, folder in folders.items()
         }
+        for folder, one in found.items():
+            require_same(folder, one, os.lstat(folder))
         with checkpoint_errors(path):
             _agree([rows, *stores.values()])
             groups = {}

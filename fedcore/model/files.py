@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fedcore.arrays import F32, Bfloat16Array, Library, dtype_name, library_of, own_class, spans
 from fedcore.errors import ArrayError, DtypeError, MissingDependencyError, StoreError, UnknownNameError
+from fedcore.files import draft_of, sync_folder
 from fedcore.model.layout import Layout, named_tensors
 from fedcore.model.safetensors import (
     BYTES,
@@ -31,7 +32,6 @@ from fedcore.model.safetensors import (
     read_json,
 )
 from fedcore.model.windows import cast
-from fedcore.runtime import draft_of, sync_folder
 from fedcore.validation import absolute, shorten
 
 FORMS: dict[str, tuple[Library, ...]] = {

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from fedcore.arrays import LINE, NARROW, Bfloat16Array, Library, empty, spans
 from fedcore.errors import ArrayError, CorruptionError, DtypeError, ShapeError, StoreError
+from fedcore.files import OpenFolder, open_file
 from fedcore.validation import Represented, absolute, shorten
 
 LONGEST_HEADER = 100_000_000
@@ -81,28 +81,30 @@ class StoredFile:
 
     Attributes:
         path: the absolute path.
-        state: device, inode, size and time of the last change.
+        state: device, inode, size, and the times of the last changes of the content and of the inode. A program can
+            set the former, but not the latter.
+        folder: the open folder in which the file is; links in it are not followed.
     """
 
     path: str
-    state: tuple[int, int, int, int]
+    state: tuple[int, int, int, int, int]
+    folder: OpenFolder | None = None
 
     @classmethod
-    def open(cls, path: str) -> tuple["StoredFile", int]:
+    def open(cls, path: str, folder: OpenFolder | None = None) -> tuple["StoredFile", int]:
         """Return a file and its descriptor; raise StoreError if it cannot be read or is not a regular file."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            name = path if folder is None else os.path.relpath(path, folder.path)
+            fd = open_file(name, folder=folder, follows=folder is None)
         except (OSError, ValueError) as error:  # ValueError: no file can have this name
             raise StoreError(f"{shorten(path)}: cannot be read: {getattr(error, 'strerror', error)}") from None
         found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            os.close(fd)
-            raise StoreError(f"{path}: expected a regular file; pass the path of one")
-        return cls(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)), fd
+        state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        return cls(path, state, folder), fd
 
     def reopen(self) -> int:
         """Return a descriptor; raise CorruptionError if the file has changed."""
-        now, fd = self.open(self.path)
+        now, fd = self.open(self.path, self.folder)
         if now != self:
             os.close(fd)
             raise CorruptionError(f"{self.path}: was changed while it was in use; write new models to new files")
@@ -241,7 +243,7 @@ class Header(NamedTuple):
     tensors: dict[str, StoredTensor]
 
 
-def read_header(path: str | os.PathLike[str]) -> Header:
+def read_header(path: str | os.PathLike[str], folder: OpenFolder | None = None) -> Header:
     """Read and check the header of a safetensors file.
 
     Raises:
@@ -252,7 +254,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
     Cost: reads the header, at most 100 MB; allocates about ten times its length.
     """
-    file, fd = StoredFile.open(str(path))
+    file, fd = StoredFile.open(str(path), folder)
     try:
         size = file.state[2]
         first = os.pread(fd, 8, 0)
@@ -451,9 +453,9 @@ def _incomplete(names: Iterable[str]) -> str:
     return next((f"{n} of {count} files of a model" for (*_, count), n in found.items() if n < count), "")
 
 
-def read_json(path: Path) -> tuple[dict[str, Any], bytes]:
+def read_json(path: Path, folder: OpenFolder | None = None) -> tuple[dict[str, Any], bytes]:
     """Return the content and the bytes of a file with one JSON object; raise ArrayError if it is malformed."""
-    file, fd = StoredFile.open(str(path))
+    file, fd = StoredFile.open(str(path), folder)
     try:
         if file.state[2] > LONGEST_HEADER:
             raise ArrayError(f"{path}: must have at most {LONGEST_HEADER} bytes, has {file.state[2]}")

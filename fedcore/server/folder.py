@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -18,6 +19,7 @@ from fedcore.algorithms.privacy import Ledger
 from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import CPU, F32, F64, NARROW, Library, copied, device_named, ieee, spans
 from fedcore.errors import CheckpointError, CorruptionError, DeviceError, StoreError
+from fedcore.files import part_of, require_same
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
 from fedcore.options import BY_MODULE, DESCRIBED, LARGEST, RATES, Settings, revive
@@ -40,6 +42,7 @@ JOURNAL = UPDATES
 SERVER = "a fedcore server"
 """The ``what`` of a server's state in a store."""
 _WIDEST = 2**53
+_GROUP = re.compile("0|[1-9][0-9]{0,8}")
 
 
 @contextmanager
@@ -498,7 +501,32 @@ def read_model(path: str | os.PathLike[str]) -> SavedModel:
 def group_folders(path: Path) -> list[Path]:
     """Return the folders of the groups of a server with partial updates, in their order; empty for other folders."""
     folder = path / GROUPS
-    return sorted(folder.iterdir(), key=lambda one: int(one.name)) if folder.is_dir() else []
+    names = [] if part_of(folder) is None else os.listdir(folder)
+    groups = [folder / name for name in sorted(filter(_GROUP.fullmatch, names), key=int)]  # not drafts
+    for group in groups:
+        part_of(group)
+    return groups
+
+
+def journal_of(path: Path) -> Path | None:
+    """Return the folder of the journal of a server's folder, or None if it has none; see ``files.part_of``."""
+    return None if part_of(path / JOURNAL) is None else path / JOURNAL
+
+
+def open_part(path: Path, **options: Any) -> ClientStore:
+    """Open the store in a part of a server's folder. The part may come from another user, who may replace it by a link.
+
+    Raises:
+        StoreError: see ``files.part_of``.
+    """
+    found = part_of(path)
+    store = ClientStore.open(path, **options)
+    try:
+        require_same(path, found, os.lstat(path))
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 def _read_groups(path: Path, layout: Layout) -> SavedModel:
@@ -563,8 +591,8 @@ class Journal:
         self._outside = {piece.name: (_dtype(piece.dtype), piece.shape) for piece in layout.outside}
         sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in self._outside.values()]
         n = HEADER // 4 + layout.n + self._controls + -(-sum(sizes) // 4)
-        if path.exists():
-            self._store = ClientStore.open(path, readonly=readonly)
+        if journal_of(path.parent) is not None:
+            self._store = open_part(path, readonly=readonly)
         else:
             self._store = ClientStore([], n, medium="mmap", path=path)
         if (self._store.n, self._store.codec) != (n, "f32"):
@@ -777,17 +805,17 @@ def open_updates(path: Path, state: Any) -> list[ClientId]:
     """
     with suppress(LookupError, TypeError):  # a store without a server
         round = state["numbers"]["round_number"]
-        if (path / JOURNAL).exists():
-            with ClientStore.open(path / JOURNAL, readonly=True) as store:
+        if (journal := journal_of(path)) is not None:
+            with open_part(journal, readonly=True) as store:
                 return [client for (_, client), _ in _entries(store)] if _head(store, round) else []
     return []
 
 
 def journal_problems(path: Path) -> list[str]:
     """Return a line for each damaged update in the journal of a server's folder."""
-    if not (path / JOURNAL).exists():
+    if (journal := journal_of(path)) is None:
         return []
-    with ClientStore.open(path / JOURNAL, readonly=True) as store:
+    with open_part(journal, readonly=True) as store:
         problems = store.verify()
         try:
             for _, row in _entries(store) if not problems else ():

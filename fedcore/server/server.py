@@ -21,6 +21,7 @@ from fedcore.algorithms.rates import REGISTRY as NAMED_RATES
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import CPU, F32, FileMemory, Library, copied, device_named, empty, freeze, on_host, to_host, zeros
 from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, ShapeError, StoreError, UnknownNameError
+from fedcore.files import part_of
 from fedcore.model import Layout, Model, Safetensors
 from fedcore.model.files import write_flat
 from fedcore.options import (
@@ -47,6 +48,7 @@ from fedcore.server.folder import (
     Journal,
     checkpoint_errors,
     journal_errors,
+    journal_of,
     require_plausible,
     server_state,
 )
@@ -239,7 +241,7 @@ class Server(Represented, Unpicklable):
         if folder is None:
             return
         path = self._journal_at = Path(folder) / JOURNAL
-        exists = path.exists()
+        exists = journal_of(path.parent) is not None
         on = (exists or self._settings.journal) if storage.journal is None else bool(storage.journal)
         if on is not self._settings.journal:
             self._backend.keeps_journal(on)
@@ -343,7 +345,7 @@ class Server(Represented, Unpicklable):
         manifest = None if folder is None else manifest_in(folder)
         home = path.path if isinstance(path, ClientStore) else folder if manifest is None else manifest.parent
         storage = (storage or Storage()).at(home)
-        if manifest is not None or (folder is not None and (folder / GROUPS).is_dir()):
+        if manifest is not None or (folder is not None and part_of(folder / GROUPS) is not None):
             opened = shards().saved_backend if manifest is not None else groups().saved_backend
             backend, saved = opened(manifest or folder, given, storage, compute)
             server._start(backend, callbacks)
