@@ -32,11 +32,11 @@ def test_a_document_lists_the_updates_and_the_step():
     y = play(server)
     server.change(lr=0.2)
     play(server)
-    first, second = server.audit_log()
+    first, change, second = server.audit_log()
     assert {"what", "finished", "versions"} <= first.keys()
     assert (first["round"], second["round"]) == (0, 1)
     assert first["x_before"] == digest(X0)
-    assert first["x_after"] == second["x_before"] == digest(y)
+    assert first["x_after"] == change["x_after"] == second["x_before"] == digest(y)
     assert second["x_after"] == digest(server.x)
     assert [(u["client"], u["digest"], u["weight"]) for u in first["updates"]] == [
         (0, digest(y), 30),
@@ -46,7 +46,8 @@ def test_a_document_lists_the_updates_and_the_step():
     assert first["options"]["algorithm"]["name"] == "FedAvg"
     assert second["changed"] == {"lr": 0.2}
     assert first["previous"] is None
-    assert second["previous"] == blake2b(json.dumps(first, sort_keys=True).encode(), digest_size=32).hexdigest()
+    assert change["options"] == {"lr": 0.2}
+    assert change["previous"] == blake2b(json.dumps(first, sort_keys=True).encode(), digest_size=32).hexdigest()
     assert Server(X0, "FedAvg", 3, lr=0.1).audit_log() == []
 
 
@@ -69,24 +70,25 @@ def test_documents_are_committed_and_rolled_back_with_their_rounds(tmp_path, dur
         server.add_clients("new")
         server.save(tmp_path / "copy")
         whole = server.audit_log()
-        assert [document["round"] for document in whole] == [0, 1, 2]
+        assert [document["what"] for document in whole] == [
+            *["a round of a fedcore server"] * 3,
+            "an arrival of clients",
+        ]
     with Server.load(tmp_path / "copy") as copy:
         assert copy.audit_log() == whole
     if durability == "checkpoint":
         return
-    with ClientStore.open(path, keep_previous=True) as store:
-        assert store.undo()  # the arrival
-    with Server.load(path) as server:
-        assert server.audit_log() == whole
-        play(server)
-        assert len(server.audit_log()) == 4
-    with ClientStore.open(path, keep_previous=True) as store:
-        assert store.undo()
-    with Server.load(path) as server:
-        assert server.audit_log() == whole
-        play(server, 7)
-        assert server.audit_log()[:3] == whole
-        assert len(server.audit_log()) == 4
+    for value in (1, 7):
+        with ClientStore.open(path, keep_previous=True) as store:
+            assert store.undo()  # the arrival, then the round
+        with Server.load(path) as server:
+            log = server.audit_log()
+            assert log[:-1] == whole
+            assert (log[-1]["what"], log[-1]["kept"]) == ("an undo", 3)
+            assert log[-1]["x_after"] == whole[2]["x_after"] == digest(server.x)
+            play(server, value)
+            whole = server.audit_log()
+            assert whole[:-1] == log  # one transaction has both
 
 
 def test_a_round_that_was_not_committed_leaves_no_document(tmp_path, monkeypatch):
