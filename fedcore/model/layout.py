@@ -390,9 +390,8 @@ class Layout(Represented):
 
         It is BLAKE2b-256 of ``flatten(x)`` as little-endian float32.
 
-        >>> layout = Layout.of({"w": np.zeros(2, np.float32)})
-        >>> layout.digest({"w": np.float32([1, 2])}) == layout.digest(np.float32([1, 2]))
-        True
+        >>> Layout.of({"w": np.zeros(2, np.float32)}).digest({"w": np.float32([1, 2])})[:16]
+        '9173c768cb03ffbb'
         """
         return blake2b(np.ascontiguousarray(self.flatten(x), "<f4"), digest_size=32).hexdigest()
 

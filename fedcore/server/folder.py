@@ -92,6 +92,8 @@ def require_plausible(
         is_integer(transactions, round, 2 * _WIDEST),
         f"transactions={transactions!r}: must be {describe_integers(round, 2 * _WIDEST)} after {round} rounds",
     )
+    count = documents_of(numbers)
+    require(0 <= count <= 2 * _WIDEST, f"documents={count!r}: must be {describe_integers(0, 2 * _WIDEST)}")
     undoable = state.get("undoable", False)
     require(isinstance(undoable, bool), f"undoable={undoable!r}: must be true or false")
     rate = 0.0

@@ -441,10 +441,12 @@ class State:
 
     def sign_by(self, key: bytes | None) -> None:
         """Sign the documents from now on; raise CheckpointError if those in the folder have another signer."""
-        by = None if key is None else public_key(key)
-        for _, text in self.store.documents(max(0, self.snapshot.documents - 1))[:1]:
-            if (signer := signer_of(text)) not in (None, by):
-                raise CheckpointError(f"audit_key: the audit log is signed by {signer}; pass Storage(audit_key=) again")
+        by, count = None if key is None else public_key(key), self.snapshot.documents
+        stored = self.store.documents(max(0, count - 1))
+        if undone := [text for number, text in stored if number >= count]:
+            undo_document(undone, count)  # raises now, not in the next round, if they are damaged
+        if stored and (signer := signer_of(stored[0][1])) not in (None, by):
+            raise CheckpointError(f"audit_key: the audit log is signed by {signer}; pass Storage(audit_key=) again")
         self._audit_key = key
 
     def require_open_store(self) -> None:
