@@ -158,9 +158,12 @@ class Storage(Options):
         journal: whether each accepted update of an open round is on disk when ``Round.add`` returns. After a crash, the
             next round starts with them, with the same bits. Default: no. When loading: as the folder, or the server of
             a copy, was used last. With False, the first round drops the updates of an interrupted one.
-        audit: whether each round stores a document with the digest and weight of each update, the rejections, the
-            options, and the digests of x before and after; see ``Server.audit_log``. Default: no. When loading: as
-            saved.
+        audit: whether each round and each change of clients or options stores a document: the digest and weight of
+            each update, the rejections, the options, and the digests of x before and after; see ``Server.audit_log``.
+            Default: no. When loading: as saved.
+        audit_key: an Ed25519 private key, 32 bytes, that signs each document; it turns the audit on, and is not stored.
+            Pass it again when loading: a server whose documents are signed cannot be loaded without it. Needs the
+            package cryptography. Default: documents have no signature.
         resident: how many bytes of the model's vectors, sums, rows and updates stay in memory, for models that exceed
             it. They are then in files of ``path`` (see the memory table in the documentation), and the bits stay the
             same. The limit includes the pages of all stores of the process. The server must be on a CPU and without
@@ -177,11 +180,18 @@ class Storage(Options):
     cached_rows: int | None = None
     journal: bool | None = None
     audit: bool | None = None
+    audit_key: bytes | None = field(default=None, repr=False)
     resident: int | None = None
     folders: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.audit_key is not None:
+            if not isinstance(self.audit_key, bytes) or len(self.audit_key) != 32:
+                raise RangeError("audit_key: must be the 32 bytes of an Ed25519 private key")
+            if self.audit is False:
+                raise RangeError("audit_key: signs the documents of an audit; pass audit=True, or leave it out")
+            object.__setattr__(self, "audit", True)
         if self.medium in ("ram", "cuda"):
             if self.path is not None:
                 raise RangeError(f"medium={self.medium!r}: the medium of a folder is 'mmap'; leave medium or path out")

@@ -1,6 +1,7 @@
 """``fedcore store``: commands on the folder of a client store, a server or a cluster."""
 
 import math
+import os
 import re
 import sys
 from contextlib import ExitStack, closing, suppress
@@ -16,11 +17,13 @@ from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
 from fedcore.cluster.coordinator import common_transaction
 from fedcore.cluster.manifest import Manifest, manifest_at
-from fedcore.errors import CheckpointError, MissingDependencyError, RoundError, StoreError
+from fedcore.errors import CheckpointError, CorruptionError, MissingDependencyError, RoundError, StoreError
 from fedcore.kernels import combined_square
 from fedcore.model import FORMS, form_of, write_model
+from fedcore.model.safetensors import StoredFile
 from fedcore.options import Storage
 from fedcore.server import Server
+from fedcore.server.audit import ROUND, Document, write_lines
 from fedcore.server.folder import (
     Journal,
     folder_problems,
@@ -32,6 +35,7 @@ from fedcore.server.folder import (
     loading_problems,
     open_part,
     open_updates,
+    read_audit,
     read_model,
     transactions,
 )
@@ -69,6 +73,8 @@ def add_arguments(top: Parser) -> None:
             terminal.add_imports(parser)
             about = "also erase all bytes of removed clients and replaced rows from the files"
             parser.add_argument("--erase", action="store_true", help=about)
+        if run in (verify, compact):
+            _add_audit_key(parser)
     # The last parser of the loop is that of recover.
     parser.add_argument("--accept-loss", action="store_true", help="discard the lost commits (default: dry run)")
     parser = group.add_command("export", export)
@@ -80,6 +86,10 @@ def add_arguments(top: Parser) -> None:
     parser.add_argument("--keep-in-objective", action="store_true", help="keep the weights of the other clients")
     parser.add_argument("--erase", action="store_true", help="erase the client's id, rows and updates from the files")
     terminal.add_imports(parser)
+    _add_audit_key(parser)
+    parser = group.add_command("audit", audit)
+    parser.add_argument("path", type=expand_home, metavar="STATE", help="folder of a server with an audit log")
+    parser.add_argument("--export", type=expand_home, metavar="FILE", help="write the documents as JSON lines")
     parser = group.add_command("reshard", reshard)
     parser.add_argument(
         "path", type=expand_home, metavar="PATH", help="manifest or folder of a cluster, or a server's folder"
@@ -93,6 +103,19 @@ def add_arguments(top: Parser) -> None:
 
 def _add_folders(parser: Parser, name: str, about: str) -> None:
     parser.add_argument(name, nargs="+", type=expand_home, metavar="FOLDER", help=about)
+
+
+def _add_audit_key(parser: Parser) -> None:
+    about = "file with the 32 bytes of the key that signs the audit log"
+    parser.add_argument("--audit-key", type=expand_home, metavar="FILE", help=about)
+
+
+def _audit_key(options: Options) -> bytes | None:
+    """Return the key in a file; one byte more than a key is enough to refuse other files."""
+    if options.audit_key is None:
+        return None
+    with os.fdopen(StoredFile.open(str(options.audit_key))[1], "rb") as file:
+        return file.read(33)
 
 
 def info(options: Options) -> None:
@@ -111,9 +134,19 @@ def info(options: Options) -> None:
         hints = [] if problems else loading_hints(opened)
         waiting, damage = _waiting(options.path, opened.state)
         problems += damage
+    log, damage = _audit(options.path)
+    problems += damage
+    newest = log[-1][0] if log else None
     if options.json:
         last = None if undo is None else {"what": undo.transaction, "before": undo.before}
-        facts = {"undo": last, "open_round": waiting, "problems": problems, "to_load": hints, "age": age}
+        facts = {
+            "undo": last,
+            "open_round": waiting,
+            "problems": problems,
+            "to_load": hints,
+            "age": age,
+            "audited": newest,
+        }
         terminal.print_json(asdict(found) | facts)
         _check_age(age, options)
         return
@@ -129,6 +162,7 @@ def info(options: Options) -> None:
             ("free slots", f"{found.free:,}"),
             ("on disk", terminal.bytes_text(found.bytes)),
             *([("open round", f"{len(waiting):,} updates in the journal")] if waiting else []),
+            *([("newest audit document", newest)] if newest else []),
             ("undo", "nothing to roll back" if undo is None else f"{undo.transaction}, back to {undo.before}"),
             *(("read by", f"process {process}, {behind:,} commits behind") for process, behind in found.readers),
             *(("cannot be loaded", problem) for problem in problems),
@@ -157,6 +191,14 @@ def _waiting(folder: Path, state: Any) -> tuple[list[Any], list[str]]:
     try:
         return open_updates(folder, state), []
     except StoreError as error:
+        return [], [str(error)]
+
+
+def _audit(folder: Path) -> tuple[list[tuple[str, Document]], list[str]]:
+    """Return the documents of the audit log with their digests, and its problems."""
+    try:
+        return read_audit(folder), []
+    except (CorruptionError, CheckpointError) as error:
         return [], [str(error)]
 
 
@@ -199,19 +241,20 @@ def verify(options: Options) -> None:
             problems += (opened.verify() or folder_problems(opened)) + journal_problems(folder)
             rows, vectors = rows + len(opened), vectors + len(opened.vector_names())
             hints = [] if problems else hints or loading_hints(opened)
+    problems += [] if problems else _audit(options.path)[1]
     facts: dict[str, Any] = {"to_load": hints, "rows": rows, "vectors": vectors}
     lines = [f"sound: {rows:,} rows and {vectors} vectors", *(f"to load it, {hint}" for hint in hints)]
     if options.round and not problems:
-        facts["open_round"], more = _replayed(options.path)
+        facts["open_round"], more = _replayed(options.path, _audit_key(options))
         lines += more
     _print_verdict(problems, facts, lines, options)
 
 
-def _replayed(path: Path) -> tuple[dict[str, Any], list[str]]:
+def _replayed(path: Path, key: bytes | None) -> tuple[dict[str, Any], list[str]]:
     """Finish the open round of a server's folder in memory; return facts and lines to print."""
     if (at := journal_of(path)) is None:
         raise StoreError(f"{path}: has no journal; a server with Storage(journal=True) writes one")
-    with Server.load(path, storage=Storage(medium="ram")) as server:
+    with Server.load(path, storage=Storage(medium="ram", audit_key=key)) as server:
         with closing(Journal(at, server._settings, readonly=True)) as journal:
             x, number, missing = copied(server.x), server.round_number, None
             journal.begin(number, server._backend.sent_checksums())
@@ -247,7 +290,8 @@ def compact(options: Options) -> None:
     stores = [*(shards or _stores(options.path)), *journals]
     before = sum(map(_bytes, stores))
     if shards or (options.erase and isinstance(state_of(options.path), dict)):  # its state may have clients' ids
-        storage = Storage(folders=options.folders) if shards else Storage(medium="mmap")
+        own = {"folders": options.folders} if shards else {"medium": "mmap", "audit_key": _audit_key(options)}
+        storage = Storage(**own)
         with Server.load(options.path, storage=storage) as server:
             server.compact(erase=options.erase)
     for folder in journals if shards else stores:
@@ -355,6 +399,34 @@ def export(options: Options) -> None:
     print(f"wrote {file}: the model after {model.round_number} rounds, {size}")
 
 
+def audit(options: Options) -> None:
+    """Show the audit log of a server's folder, or export it.
+
+    The command checks the documents first. It prints the digest of the newest one. If you
+    publish it after each round, `fedcore audit check FILE --anchor DIGEST` shows anyone with
+    the exported file that no document up to it was changed. The command only reads, and can
+    run while a server writes to the folder.
+
+    Examples:
+      fedcore store audit state
+      fedcore store audit state --export log.jsonl
+    """
+    _require_unsharded("audit", options.path, "they keep no audit log")
+    if not (log := read_audit(options.path)):
+        raise StoreError(f"{options.path}: has no documents; a server with Storage(audit=True) writes them")
+    if options.export is not None:
+        write_lines(options.export, [document for _, document in log])
+        print(f"wrote {options.export}: {len(log):,} documents")
+    else:
+        for number, (digest, document) in enumerate(log):
+            what = document["what"]
+            if what == ROUND:
+                what = f"round {document['round']}: {len(document['updates'])} updates"
+                what += f", {len(document['rejected'])} rejected" * bool(document["rejected"])
+            print(f"{number:6}  {digest[:16]}  {what}")
+    print(f"newest document: {log[-1][0]}")
+
+
 def _require_unsharded(command: str, path: Path, instead: str) -> None:
     if manifest_at(path) is not None:
         raise StoreError(f"{path}: {command}: not supported with shards: {instead}")
@@ -375,7 +447,8 @@ def remove_client(options: Options) -> None:
       fedcore store remove-client state 6718209338712947
     """
     terminal.load_imports(options.imports)
-    with Server.load(options.path, storage=Storage(medium="mmap")) as server:
+    storage = Storage(medium="mmap", audit_key=_audit_key(options))
+    with Server.load(options.path, storage=storage) as server:
         client: Any = options.client
         known = server.clients
         if re.fullmatch(r"[0-9]{1,20}", client) and (int(client) in known or client not in known):

@@ -22,6 +22,7 @@ from fedcore.options import Compute, Settings, Storage
 from fedcore.rules import ClaimWindows
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Result, UpdateBatch
+from fedcore.server.audit import Document
 from fedcore.server.broadcast import SentVectors, WholeVectors
 from fedcore.server.folder import checkpoint_errors, go_back, group_folders, server_state, transactions
 from fedcore.server.report import UNASKED, Diagnosis, Report, report_of, staleness
@@ -35,7 +36,7 @@ from fedcore.server.server import (
     resumed_state,
     saved_rows,
 )
-from fedcore.server.state import AwaitedClients, NewClients, Newcomers, State
+from fedcore.server.state import AwaitedClients, Documents, NewClients, Newcomers, State
 from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot, vectors_of
 from fedcore.server.update import Kind, Update, as_sent, as_vector, in_float32, raises_fedcore_errors
 from fedcore.server.validation import UpdateReader, Weighing, never_negative
@@ -263,7 +264,7 @@ class GroupedState(State):
             groups=reports,
         )
 
-    def accept(self, after: Snapshot, document: str | None = None) -> None:
+    def accept(self, after: Snapshot, facts: Document | None = None) -> None:
         """See ``State``. A client leaves the groups that its first accepted update does not have."""
         steps, new = self._steps, self._new_sets
 
@@ -275,7 +276,7 @@ class GroupedState(State):
                 group.store.forget(client)
             group.accept(left._replace(population=population))
 
-        own = partial(self._become, after, self.snapshot.round_number)
+        own = partial(self._become, after, self.snapshot.round_number, None)
         self._commit(own, [partial(accept, i, group) for i, group in enumerate(self.groups.values())])
         self.newcomers.forget()
 
@@ -311,12 +312,12 @@ class GroupedState(State):
     def _states(self) -> list[State]:
         return [self, *self.groups.values()]
 
-    def _become(self, after: Snapshot, round: int, document: str | None = None) -> None:
+    def _become(self, after: Snapshot, round: int, facts: Document | None) -> None:
         after = after._replace(transactions=self.snapshot.transactions + 1)
         self.keep(after, round)
         self.snapshot = after.on_disk(self.store) if self.store.medium == "mmap" else after
 
-    def keep(self, after: Snapshot, round: int, document: str | None = None) -> None:
+    def keep(self, after: Snapshot, round: int, documents: Documents = ()) -> None:
         """See ``State``."""
         if self.store.medium == "mmap":
             super().keep(after, round)
@@ -339,7 +340,7 @@ class GroupedState(State):
 
     def _only_count(self, group: State) -> None:
         """Commit a transaction without a change."""
-        group._become(group.snapshot, group.round_number)
+        group._become(group.snapshot, group.round_number, None)
 
     def add_clients(self, clients: list[ClientId], sizes: Sizes | None) -> None:
         """See ``State``."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -381,6 +382,16 @@ class Layout(Represented):
             else:
                 read_tensor_to_device(piece.name, tensor, part, device)
         return out
+
+    def digest(self, x: Any) -> str:
+        """Return the digest of a model, or of an update that a client sends, as the audit log of the server has it.
+
+        It is BLAKE2b-256 of ``flatten(x)`` as little-endian float32.
+
+        >>> Layout.of({"w": np.zeros(2, np.float32)}).digest({"w": np.float32([1, 2])})[:16]
+        '9173c768cb03ffbb'
+        """
+        return blake2b(np.ascontiguousarray(self.flatten(x), "<f4"), digest_size=32).hexdigest()
 
     def pieces(self, x: Any, *, device: str = CPU) -> list[Any]:
         """Return a model's parameters and float buffers as separate vectors, in the order of ``slices``.

@@ -24,12 +24,14 @@ from fedcore.kernels import ExactSum
 from fedcore.model import Layout
 from fedcore.options import BY_MODULE, DESCRIBED, LARGEST, RATES, Settings, revive
 from fedcore.rules import WINDOW
+from fedcore.server.audit import Document, checked, log_of
 from fedcore.server.state import NewClients
-from fedcore.server.step import Snapshot, count_of
-from fedcore.server.update import Update, in_float32, read_counters
+from fedcore.server.step import Snapshot, count_of, documents_of
+from fedcore.server.update import Update, digest_of_numbers, in_float32, read_counters
 from fedcore.store import ClientStore
 from fedcore.store.commits import Medium
 from fedcore.store.files.inventory import GROUPS, UPDATES
+from fedcore.store.inspect import state_of
 from fedcore.store.reader import CommittedRows
 from fedcore.store.registry import ClientId, canonical
 from fedcore.validation import check_integer, describe_integers, is_integer, rejection_reason, short_repr
@@ -93,6 +95,8 @@ def require_plausible(
         is_integer(transactions, round, 2 * _WIDEST),
         f"transactions={transactions!r}: must be {describe_integers(round, 2 * _WIDEST)} after {round} rounds",
     )
+    count = documents_of(numbers)
+    require(0 <= count <= 2 * _WIDEST, f"documents={count!r}: must be {describe_integers(0, 2 * _WIDEST)}")
     undoable = state.get("undoable", False)
     require(isinstance(undoable, bool), f"undoable={undoable!r}: must be true or false")
     rate = 0.0
@@ -432,6 +436,25 @@ def _sum_problems(rows: CommittedRows) -> list[str]:
     if exact is not None and not problems:
         problems = exact_total_problems(rows, exact, directions)
     return [f"{rows.path}: {line}" for line in problems]
+
+
+def read_audit(path: Path) -> list[tuple[str, Document]]:
+    """Return the audit log of a folder: each document with its digest, checked; see ``fedcore.server.audit``.
+
+    Raises:
+        CorruptionError: a document was changed or is missing, or x is another.
+    """
+    for _ in range(100):
+        with ClientStore.open(path, readonly=True) as rows:
+            documents, state, x = rows.documents(), rows.state, rows.vector("x")
+            digest = None if x is None else digest_of_numbers(x)
+        if not documents or not _has_server(rows):
+            return []
+        if state_of(path) == state:  # no commit in between
+            with checkpoint_errors(path):
+                count, last = documents_of(state["numbers"]), state["numbers"]["audited"]
+            return list(checked(log_of(documents, count, last), x=digest))
+    raise StoreError(f"{path}: a server writes to it without a pause; try again")
 
 
 # The model of a folder, which can be read while a server writes, without the rows.

@@ -1,12 +1,9 @@
 """The report of a round: the accepted and rejected clients, and measurements of the step."""
 
-import json
 import math
-import platform
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from logging import Logger
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
@@ -16,18 +13,16 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.arrays import F32, F64, Floats, core, zeros
-from fedcore.errors import CorruptionError
 from fedcore.kernels import Linear
 from fedcore.options import ROUNDING, RoundPolicy, Settings
 from fedcore.profiling import span
-from fedcore.runtime import __version__
 from fedcore.server.aggregation import Reducer, UpdateBatch, combined_square
 from fedcore.server.step import PreparedStep
-from fedcore.server.update import digest_of_numbers, digest_of_text
+from fedcore.server.update import digest_of_text as digest_of_text  # ``Report.audited`` is that of a document
 from fedcore.server.validation import CappedClaim
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId
-from fedcore.validation import Represented, short_repr
+from fedcore.validation import Represented
 
 Rejections: TypeAlias = Sequence[tuple[ClientId, str]]
 
@@ -72,6 +67,8 @@ class Report(Represented):
         groups: with partial updates (``Model.partial``), the report of each group, whose ``accepted`` are the clients
             that sent it and whose ``norms`` are those of its tensors. The report of the round then has the norms of
             whole updates, the greatest ``gamma``, and no ``diversity``, ``staleness`` and ``correction_norm``.
+        audited: with ``Storage(audit=True)``, the digest of the round's document. Publish it: whoever has it can check
+            the audit log up to this round.
     """
 
     round: int
@@ -94,6 +91,7 @@ class Report(Represented):
     missing: tuple[ClientId, ...] = ()
     privacy: Mapping[str, Any] | None = None
     groups: Mapping[str, "Report"] | None = None
+    audited: str | None = None
 
 
 class Attendance:
@@ -387,60 +385,6 @@ def report_of(
         closed=attendance.reason(batch.clients, rejected),
         missing=attendance.missing(batch.clients, rejected),
         groups=prepared.groups,
+        audited=prepared.after.audited,
         **measured,
     )
-
-
-# The documents of audited rounds: the updates, their weights, and the model before and after.
-
-
-Document = dict[str, Any]
-
-
-def record(
-    settings: Settings, prepared: PreparedStep, batch: UpdateBatch, rejected: Sequence[tuple[ClientId, str]]
-) -> str:
-    """Return the document of a round as JSON, before its commit."""
-    before, after = prepared.before, prepared.after
-    columns = {
-        "client": batch.clients,
-        "digest": batch.digests,
-        "weight": batch.weights.tolist(),
-        "factor": batch.factors.tolist(),
-        "steps": batch.claims.steps.tolist(),
-        "start": batch.starts.tolist(),
-    }
-    if settings.rules.private is not None:
-        columns = {name: columns[name] for name in ("client", "start")}
-    options = {name: value for name, value in settings.to_state(before.round_number).items() if name != "layout"}
-    document = {
-        "what": "a round of a fedcore server",
-        "round": before.round_number,
-        "previous": before.audited,
-        "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "versions": {"fedcore": __version__, "python": platform.python_version(), "numpy": np.__version__},
-        "options": options,
-        "changed": dict(before.changed),
-        "x_before": digest_of_numbers(before.x),
-        "x_after": digest_of_numbers(after.x),
-        "gamma": prepared.gamma,
-        "updates": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
-        "rejected": [{"client": client, "reason": reason} for client, reason in rejected],
-    }
-    return json.dumps(document, sort_keys=True)
-
-
-def checked(documents: Sequence[tuple[int, str]], last: str | None, round: int) -> list[Document]:
-    """Return the documents of the rounds before ``round``, checked by the digest in the next one, or by ``last``."""
-    digest, found = last, []
-    for text in reversed([text for number, text in documents if number < round]):
-        if digest_of_text(text) != digest:
-            raise CorruptionError("audit: a document was changed, or is missing")
-        try:
-            found.append(json.loads(text))
-            digest = found[-1]["previous"]
-        except (ValueError, TypeError, LookupError, RecursionError):
-            raise CorruptionError(f"audit: {short_repr(text)} is not the document of a round") from None
-    if digest is not None:
-        raise CorruptionError("audit: the documents of the first rounds are missing")
-    return found[::-1]

@@ -29,6 +29,7 @@ from fedcore.options import Callback, Settings, require_weighing
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import NO_COUNT, Result, UpdateBatch
+from fedcore.server.audit import Document, round_facts
 from fedcore.server.folder import Journal
 from fedcore.server.partial import PartialSum, PartialSums, require_partial_sums
 from fedcore.server.report import (
@@ -37,7 +38,6 @@ from fedcore.server.report import (
     Diagnostics,
     Report,
     diversity_of,
-    record,
     report_of,
     staleness,
     tell,
@@ -924,16 +924,20 @@ def take_step(
     """Take the server's step, measure it and commit it; see ``State.prepare``."""
     prepared, offset = state.prepare(result, batch, norms), state.shared_offset()
     found = Diagnosis(state.settings, state.store, prepared, batch, offset, state.reducer).measure()
-    document = record(state.settings, prepared, batch, rejected) if state.settings.audit else None
-    commit(state, prepared.after, opened, document)
-    return prepared, found
+    facts = None
+    if state.settings.audit:
+        joined = [client for client in batch.clients if client in state.newcomers.ids]
+        facts = round_facts(state.settings, prepared, batch, rejected, joined)
+    commit(state, prepared.after, opened, facts)
+    after = prepared.after._replace(audited=state.snapshot.audited)
+    return prepared._replace(after=after), found
 
 
-def commit(state: State, after: Snapshot, opened: "LocalRound | WholeRound", document: str | None = None) -> None:
+def commit(state: State, after: Snapshot, opened: "LocalRound | WholeRound", facts: Document | None = None) -> None:
     """Commit a round's snapshot, and close the round."""
     if not opened.is_open:
         raise RoundError("round: it was aborted before it was finished")
-    state.accept(after, document)
+    state.accept(after, facts)
     opened.is_open = False
 
 

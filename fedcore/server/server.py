@@ -198,6 +198,7 @@ class Server(Represented, Unpicklable):
             settings = replace(settings, started_nonnegative=never_negative(layout, to_host(x)))
             state = first_state(settings, x, layout.read_counters(model), sizes, rows, storage=place)
             try:
+                state.sign_by(place.audit_key)
                 self._start(state, callbacks, model)
             except BaseException:
                 state.close()
@@ -375,6 +376,7 @@ class Server(Represented, Unpicklable):
             settings = in_files(settings, storage.resident, rows.path if rows.medium == "mmap" else None)
             with checkpoint_errors(where):
                 state = resumed_state(rows, saved, settings)
+            state.sign_by(storage.audit_key)
             server._start(state, callbacks)
             change_on_loading(state, rows.path, saved["settings"], given, aggregation, limits, policy)
             server._keep_journal(storage, rows.path if rows.medium == "mmap" else None)
@@ -400,13 +402,15 @@ class Server(Represented, Unpicklable):
             self._backend.save(path)
 
     def audit_log(self) -> list[dict[str, Any]]:
-        """Return the documents of all rounds of a server with ``Storage(audit=True)``, oldest first.
+        """Return the documents of a server with ``Storage(audit=True)``, oldest first.
 
-        Each document has the digest of its predecessor as ``previous``. Digests are BLAKE2b-256, of vectors as
-        little-endian float32 in the layout's order, and of documents as JSON text.
+        Each round, each change of clients or options, each warm start and each undo has one; ``what`` names it. It has
+        the digest of its predecessor as ``previous``, and starts from the model with which that one ends (``x_before``,
+        ``x_after``). Digests are BLAKE2b-256, of vectors as little-endian float32 in the layout's order, and of
+        documents as JSON text.
 
         Raises:
-            CorruptionError: a document was changed or is missing.
+            CorruptionError: a document was changed or is missing, a signature is not valid, or x is another.
         """
         return self._backend.audit_log()
 

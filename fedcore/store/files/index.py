@@ -332,12 +332,13 @@ class Index:
         self.previous = previous
         return head
 
-    def documents(self) -> list[tuple[int, str]]:
-        """Return the caller's documents by ascending number."""
+    def documents(self, first: int = 0) -> list[tuple[int, str]]:
+        """Return the caller's documents from the number ``first`` on, by ascending number."""
         with self._reading() as connection:
             if not _has_documents(connection):
                 return []
-            return [(int(number), str(text)) for number, text in connection.execute("SELECT * FROM documents")]
+            query = "SELECT number, content FROM documents WHERE number >= ? ORDER BY number"
+            return [(int(number), str(text)) for number, text in connection.execute(query, (first,))]
 
     def has(self, sequence: int) -> bool:
         """Whether the file has this process's own transaction of that number."""
