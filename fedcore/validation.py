@@ -185,6 +185,12 @@ def shorten(text: str) -> str:
     return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 3]}..."
 
 
+def short_id(client: object) -> str:
+    """Return a client's id of any type, from a message, as a text of at most 100 characters."""
+    text = client if isinstance(client, str) else short_repr(client)
+    return shorten(text if len(text) <= 100 else f"{text[:97]}...")
+
+
 def check_list(name: str, values: Any) -> tuple[Any, ...]:
     """Return a list or tuple as a tuple, which other threads cannot change; raise ArrayError for other values."""
     if not isinstance(values, list | tuple):

@@ -266,11 +266,14 @@ def _replayed(path: Path, key: bytes | None) -> tuple[dict[str, Any], list[str]]
                 missing = str(error)
         step = math.sqrt(combined_square([server.x, x], [1.0, -1.0]))
         facts = {"round": number, "accepted": sorted(round.clients, key=str), "rejected": round.rejected}
-        facts |= {"step": step, "digest": digest_of_numbers(server.x), "missing": missing}
+        result = {"step": step, "digest": digest_of_numbers(server.x)}
+        private = server._settings.rules.private is not None  # the noise would be new, and no ledger would count it
+        facts |= (dict.fromkeys(result) if private else result) | {"missing": missing}
     lines = [f"round {number}: {len(round.clients):,} updates in the journal count"]
     lines += [f"round {number} rejects {client!r}: {reason}" for client, reason in round.rejected]
-    result = f"|x' - x| = {step:.4g}, digest of x' {facts['digest']}"
-    return facts, [*lines, f"round {number}: {missing or result}"]
+    shown = f"|x' - x| = {step:.4g}, digest of x' {facts['digest']}"
+    shown = "x' is not shown, because its noise is drawn when the round ends" if private else shown
+    return facts, [*lines, f"round {number}: {missing or shown}"]
 
 
 def compact(options: Options) -> None:

@@ -37,6 +37,8 @@ WINDOW = READERS * PIECE
 """The number of bytes that are read at a time into a vector."""
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 """The suffixes of files that are read by ``torch.load``."""
+MOST_TENSORS, LONGEST_METADATA = 100_000, 1 << 24
+"""The maximum number of tensors of a file, and of bytes of its metadata, so that a header takes little memory."""
 INDICES = (".safetensors.index.json", ".bin.index.json")
 """The endings of indices."""
 _PART = re.compile(r"(.*?)(\d{1,9})[-_]of[-_](\d{1,9})(\.\w+)", re.IGNORECASE)
@@ -306,6 +308,11 @@ def _entries(path: str, header: bytes) -> Iterator[tuple[list[int], str, str, tu
         if name in names:
             raise ArrayError(f"{path}: two entries are named {shorten(name)!r}; write the file again")
         names.add(name)
+        if len(names) > MOST_TENSORS or (pattern is _METADATA and len(value[0]) > LONGEST_METADATA):
+            raise ArrayError(
+                f"{path}: the header has more than {MOST_TENSORS:,} tensors or {LONGEST_METADATA:,} bytes of metadata; "
+                "write the model to several files"
+            )
         if pattern is _TENSOR:
             if len(fields) != 3 or len(fields["data_offsets"]) != 2:
                 raise ArrayError(f"{path}, {shorten(name)}: needs a dtype, a shape and two offsets; write it again")

@@ -2,11 +2,12 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import Logger
 from time import monotonic
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,11 @@ from fedcore.server.update import digest_of_text as digest_of_text  # ``Report.a
 from fedcore.server.validation import CappedClaim
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId
-from fedcore.validation import Represented
+from fedcore.validation import Represented, short_id, shorten
 
-Rejections: TypeAlias = Sequence[tuple[ClientId, str]]
+MOST_LISTED, MOST_OF_CLIENT = 1000, 16
+"""The number of rejections that a round lists, without the first one of each registered client; and of one client."""
+Rejections: TypeAlias = "Rejected | Sequence[tuple[ClientId, str]]"
 
 KINDS_LISTED = 5
 """The number of kinds of rejections, or of clients, in a message; clients can cause any number of them."""
@@ -94,6 +97,46 @@ class Report(Represented):
     audited: str | None = None
 
 
+class Rejected:
+    """The rejections of a round: the first one of each registered client, and others up to ``MOST_LISTED`` in all.
+
+    Args:
+        warn: called once, for the first one that is not listed. Default: nothing.
+    """
+
+    def __init__(self, warn: Callable[[], object] = int) -> None:
+        self._warn, self._total = warn, 0
+        self._listed: list[tuple[Any, str]] = []
+        self._counts: Counter[Any] = Counter()  # of listed ones, by client
+
+    def __len__(self) -> int:
+        """The number of all rejections, with those that are not listed."""
+        return self._total
+
+    def __iter__(self) -> Iterator[tuple[Any, str]]:
+        return iter(self._listed)
+
+    def __iadd__(self, rejected: Iterable[tuple[Any, str]]) -> Self:
+        for one in rejected:
+            self.append(one)
+        return self
+
+    def append(self, rejected: tuple[Any, str], *, is_known: bool = True) -> None:
+        """List a client and the reason; ``is_known``: whether it is registered."""
+        client, reason = rejected
+        if not is_known:
+            is_plain = isinstance(client, int | np.integer) and -(2**63) <= client < 2**64
+            client = client if is_plain else short_id(client)
+        self._total += 1
+        count = self._counts[client]
+        if (count or not is_known) and (count >= MOST_OF_CLIENT or len(self._listed) >= MOST_LISTED):
+            warn, self._warn = self._warn, int
+            warn()
+        else:
+            self._counts[client] += 1
+            self._listed.append((client, shorten(reason)))
+
+
 class Attendance:
     """The asked clients of a round, and when its policy lets it close.
 
@@ -101,12 +144,13 @@ class Attendance:
     once.
     """
 
-    __slots__ = ("_asked", "_is_final", "_opened", "_reached", "policy")
+    __slots__ = ("_asked", "_is_final", "_opened", "_reached", "full", "policy")
 
     def __init__(self, policy: RoundPolicy, asked: Iterable[ClientId] | None = None, *, is_final: bool = False) -> None:
         self.policy, self._opened, self._is_final = policy, monotonic(), is_final
         self._asked = None if asked is None or policy.buffer is not None else dict.fromkeys(asked)
         self._reached: tuple[float, int] | None = None  # when the share was reached, and the rejections before
+        self.full = policy.buffer  # the number of updates of a full buffer
 
     def ask(self, clients: Iterable[ClientId]) -> None:
         """Replace the asked clients, unless the caller of ``open_round`` named them."""
@@ -121,7 +165,7 @@ class Attendance:
 
     def reason(self, accepted: Collection[ClientId], rejected: Rejections) -> str | None:
         """Return why the round may close, or None; see ``Round.may_close``."""
-        if self.policy.buffer is not None and len(accepted) >= self.policy.buffer:
+        if self.full is not None and len(accepted) >= self.full:
             return "buffer"
         if self._asked is None and self.policy.deadline is None and self.policy.min_share:
             return None  # the usual case, in which a small round must not take longer

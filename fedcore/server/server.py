@@ -773,7 +773,7 @@ class Server(Represented, Unpicklable):
                 if start >= len(listed):
                     return reports
                 if not is_due:
-                    room = (self.policy.buffer or 0) - len(opened._accepted)
+                    room = (opened.attendance.full or 0) - len(opened._accepted)
                     for update in (some := listed[start : start + room]):
                         if update.client not in opened._clients:
                             opened.reject(update.client, "client: not registered")

@@ -532,9 +532,14 @@ class Incoming:
         self._vector = self._control = self._second = None
         self._tensors = {}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the update is neither done nor abandoned."""
+        return self._vector is not None
+
     def _require_open(self) -> F32:
         if self._vector is None:
-            raise RoundError("incoming: the update is done or abandoned; begin a new one")
+            raise RoundError("incoming: the update is done or abandoned, or its client began another; begin a new one")
         if not self._round.is_open:
             raise RoundError("incoming: its round is finished or aborted; begin the update in a new round")
         return self._vector

@@ -359,8 +359,8 @@ class Pair:
             if way == "pieces" and named is not None and update.client in opened._clients:
                 claims = {n: v for n, v in update._asdict().items() if n not in ("client", "value", "control", "keep")}
                 incoming = outcome(lambda: opened.begin(update.client, **claims))
-                if isinstance(incoming, RangeError):  # the report of ``add`` has a rejection
-                    return opened.reject(update.client, str(incoming))
+                if isinstance(incoming, RangeError):
+                    return None  # listed as rejected, as by ``add``
                 for name, part in [*named.items(), *([] if update.control is None else [("control", update.control)])]:
                     write_piece(incoming, name, part, "flat" if (form, update.kind) == ("indices", "model") else form)
                 incoming.done()
