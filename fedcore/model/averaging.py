@@ -620,6 +620,7 @@ def _unaveraged(plan: Mapping[str, TensorForm], models: Sequence[Named], labels:
                 largest = np.maximum(largest, array)
             elif not np.array_equal(array, first, equal_nan=first.dtype.kind == "f"):
                 must = f"must be equal in all models, because {form.dtype} tensors are not averaged"
+                must += "; convert counts to float64" if first.dtype.kind in "iu" else ""
                 raise RangeError(f"client {client}, {name}: {must}")
         outs[name] = as_tensor(np.array(largest), form.dtype, library_of([form.like]))
     return outs

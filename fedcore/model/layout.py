@@ -1,5 +1,6 @@
 """The order of a model's tensors in one vector."""
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,6 +49,8 @@ from fedcore.validation import Represented
 # weights, codes), bools, and buffers that are not finite (masks of -inf). The vector has ``n`` elements. Corrections
 # and clients' rows have ``n_parameters`` elements, since they cover only the parameters.
 
+
+LOGGER = logging.getLogger("fedcore.model")
 
 Vector = npt.NDArray[np.float32]
 Kind = Literal["parameter", "buffer", "counter", "constant"]
@@ -148,7 +151,8 @@ class Layout(Represented):
         n_parameters: the number of parameter elements, which come first in the flat vector; the length of a row.
         slices: the tensors of the flat vector, in order.
         counters: the tensors that count steps, outside the flat vector.
-        constants: the tensors that must not change, outside the flat vector. An update that changes one is rejected.
+        constants: the tensors that no method averages, outside the flat vector. Only small ones, such as flags, may
+            change.
         narrow: the tensors of the flat vector whose dtype cannot represent every float32.
         aliases: further names of tied parameters. A ``state_dict`` repeats these; the flat vector holds them once.
         library: the library of the model's tensors: "numpy", "torch" or "jax".
@@ -187,6 +191,7 @@ class Layout(Represented):
                 self.n_parameters = start
         self.n = start
         self.narrow = tuple(piece for piece in self.slices if piece.dtype in NARROW)
+        self._is_wide = any(piece.dtype == "float64" for piece in self.slices)  # and nothing was logged
         self._shapes = [piece.shape for piece in self.slices]
         self._all = {piece.name: piece for piece in self.slices + self.outside}
 
@@ -375,6 +380,7 @@ class Layout(Represented):
         elif out.shape != (self.n,):
             raise ShapeError(f"out: expected float32[{self.n}], got shape {out.shape}")
         device = device_of(out)
+        self.log_rounded(named)
         for piece in self.slices:
             part, tensor = out[piece.start : piece.stop], named[piece.name]
             if device == CPU:
@@ -413,6 +419,7 @@ class Layout(Represented):
                     _check_tensor(piece, x[piece.name])
                 return plain
         named = self._check(x)
+        self.log_rounded(named)
         stored = {piece.name: leaf for piece in self.slices if isinstance(leaf := named[piece.name], StoredTensor)}
         vectors = read_tensors(stored, device) if device == CPU else {}
         pieces: list[Any] = []
@@ -505,6 +512,18 @@ class Layout(Represented):
             if name in named:
                 write_tensor(name, named[name], part)
 
+    def log_rounded(self, named: Mapping[str, Any]) -> None:
+        """Log the first float64 tensors in memory whose numbers float32 does not hold, once."""
+        if not self._is_wide:
+            return
+        if rounded := [piece.name for piece in self.slices if _is_rounded(piece.name, named[piece.name])]:
+            self._is_wide = False
+            names = f"{', '.join(rounded[:3])}{', ...' * (len(rounded) > 3)}"
+            LOGGER.warning(
+                f"{names[:200]}: the server rounds float64 to float32, which does not hold all of these numbers; "
+                "fedcore.aggregate computes in float64"
+            )
+
     def _check(self, x: Any, *, to_write: bool = False, strict: bool = True) -> dict[str, Any]:
         """Return the model's tensors by name after checking names, shapes and dtypes."""
         named = self._named(x, to_write=to_write)
@@ -520,6 +539,14 @@ class Layout(Represented):
         for name, leaf in named.items():
             _check_tensor(self._all[name], leaf)
         return named
+
+
+def _is_rounded(name: str, leaf: Any) -> bool:
+    if isinstance(leaf, StoredTensor) or dtype_name(leaf) != "float64" or device_of(leaf) != CPU:
+        return False
+    array = as_array(name, leaf)
+    with np.errstate(all="ignore"):
+        return bool(((array.astype(np.float32) != array) & (array == array)).any())
 
 
 def _check_tensor(piece: Slice, leaf: Any) -> None:

@@ -72,7 +72,7 @@ from fedcore.server.step import (
     usual_distance,
 )
 from fedcore.server.update import as_sent, digest_of_numbers, digest_of_text, in_float32
-from fedcore.server.validation import Buffers, grown
+from fedcore.server.validation import Buffers, settled
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
 from fedcore.store.reader import ReadRows
@@ -679,7 +679,9 @@ class State:
                 vectors, v_square = model.take(now, result, step, gamma, batch)
             changes |= vectors
             if moves:
-                counters = grown(now.counters, batch.counters)
+                # Flags get no noise, so private updates do not change them.
+                private = settings.rules.private is not None
+                counters = now.counters if private else settled(settings.layout, now.counters, batch.counters)
                 x_prev = now.sent if algorithm.direction.b else changes["x"]  # kept for methods that send it
                 changes |= {"x_prev": x_prev, "counters": counters}
             if algorithm.keeps_history and len(batch):

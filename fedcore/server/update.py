@@ -252,6 +252,8 @@ def read_vector(update: Update, layout: Layout, *, apart: bool, device: str = CP
         pieces = layout.pieces(y, device=device)
         is_in_files = isinstance(y, Safetensors) and isinstance(device, FileMemory)
         return pieces, is_in_files or core.are_immutable(pieces)
+    if isinstance(vector, np.ndarray) and vector.dtype == np.float64 and kind != "gradient":
+        layout.log_rounded(layout.unflatten(vector))
     if isinstance(vector, np.ndarray) and not vector.flags.aligned:
         return copied(vector), True
     return vector, core.are_immutable([vector])
