@@ -426,12 +426,13 @@ class Safetensors(Mapping[str, StoredTensor], Represented):
 def _main_of(folder: Path) -> Path:
     """Return the index or the only file of the model in a folder."""
     names = sorted(path.name for path in folder.glob("*") if not path.is_dir())
-    stems = {Path(name).stem for name in names if name.endswith(".safetensors")}
+    own = ".safetensors"
+    stems = {Path(name).stem for name in names if name.lower().endswith(own)}
 
     def is_model(name: str) -> bool:  # torch also writes optimizers, random states, ...
         stem, suffix = os.path.splitext(name)
         is_named = stem in stems or any(part in stem.lower() for part in ("model", "weights", "consolidated"))
-        return suffix == ".safetensors" or (suffix in (*TORCH_SUFFIXES, ".npz") and is_named)
+        return suffix.lower() == own or (suffix.lower() in (*TORCH_SUFFIXES, ".npz") and is_named)
 
     found = [name for name in names if name.endswith(INDICES)]
     listed = _read_index(folder / found[0])[1].values() if len(found) == 1 else ()
@@ -439,6 +440,8 @@ def _main_of(folder: Path) -> Path:
     if not found:
         raise ArrayError(f"{folder}: has no safetensors file; pass the folder or the file of a model")
     part = _incomplete(found)
+    if len(found) == 1 and not part and not found[0].lower().endswith((own, *INDICES)):
+        raise ArrayError(f"{folder}: has no safetensors file; pass the path of the file, {folder / found[0]}")
     if part or len(found) > 1:
         several = ", ".join(found[:3]) + ", ..." * (len(found) > 3)
         reason = f"has {part or 'several models, or one without an index'} ({several})"

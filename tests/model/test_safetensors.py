@@ -154,6 +154,10 @@ REFUSED = {
     "a part and a file": ([MODEL, TWO], (), f"1 of 3.*{TWO}.*{MODEL}"),
     "an index and a file": ([ONE, TWO, THREE, MODEL], (ONE, TWO, THREE), f"index.json.*{MODEL}"),
     "a file and a torch file": ([MODEL, "pytorch_model.bin"], (), f"{MODEL}.*pytorch_model.bin"),
+    "a suffix in capitals": ([MODEL, "pytorch_model.BIN"], (), f"{MODEL}.*pytorch_model.BIN"),
+    "two files that differ in capitals": ([MODEL, "MODEL.SAFETENSORS"], (), f"MODEL.SAFETENSORS.*{MODEL}"),
+    "a torch file alone": (["pytorch_model.bin"], (), "path of .*pytorch_model.bin"),
+    "a NumPy file alone": (["model.npz"], (), "path of .*model.npz"),
     "two formats of one name": (["a.safetensors", "a.npz"], (), "a.npz.*a.safetensors"),
     "an index and a part of a torch model": (
         [ONE, TWO, THREE, "pytorch_model-00001-of-00002.bin"],
