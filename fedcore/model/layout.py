@@ -393,7 +393,7 @@ class Layout(Represented):
         >>> Layout.of({"w": np.zeros(2, np.float32)}).digest({"w": np.float32([1, 2])})[:16]
         '9173c768cb03ffbb'
         """
-        return blake2b(np.ascontiguousarray(self.flatten(x), "<f4"), digest_size=32).hexdigest()
+        return blake2b(np.ascontiguousarray(self.flatten(x), "<f4").data, digest_size=32).hexdigest()
 
     def pieces(self, x: Any, *, device: str = CPU) -> list[Any]:
         """Return a model's parameters and float buffers as separate vectors, in the order of ``slices``.

@@ -137,7 +137,7 @@ def checked(texts: Iterable[str], *, x: str | None = None, signer: str | None = 
         require(after in (None, before), "x changed after the document before it, and no document says how")
         previous, after = digest_of_text(text), document["x_after"]
         if is_undo:
-            kept = document.get("kept")
+            kept: Any = document.get("kept")
             require(type(kept) is int and 0 <= kept < number, f"kept={short_repr(kept)}: not a document before it")
             require(after == starts[kept], "x is not that before the changes that it undoes")
         starts.append(before)
@@ -211,8 +211,9 @@ def _text(document: Mapping[str, Any]) -> str:
 
 def _parsed(text: str) -> Document:
     """Return a document; raise CorruptionError for a text that ``_text`` cannot have written."""
+    document: Document = {}
     try:
-        document: Any = json.loads(text)
+        document = json.loads(text)
         valid = _text(document) == text
         digests = [document["x_before"], document["x_after"], document["previous"] or "0" * 64]
         valid = valid and all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests)
