@@ -6,7 +6,7 @@ import re
 from fedcore.cli.terminal import Options, Parser
 from fedcore.errors import CorruptionError
 from fedcore.server.audit import ROUND, checked, read_lines
-from fedcore.validation import expand_home
+from fedcore.validation import expand_home, short_repr
 
 HELP = """
     Check the audit log of a server, without its folder.
@@ -48,7 +48,8 @@ def check(options: Options) -> None:
         updates = document.get("updates")
         for update in updates if isinstance(updates, list) and options.client is not None else ():
             if isinstance(update, dict) and str(update.get("client")) == options.client:
-                print(f"round {document['round']}: weight {update.get('weight')}, digest {update.get('digest')}")
+                weight, own = short_repr(update.get("weight")), short_repr(update.get("digest"))
+                print(f"round {document['round']}: weight {weight}, digest {own}")
     if number < 0:
         raise CorruptionError(f"{options.file}: has no documents")
     if anchors:

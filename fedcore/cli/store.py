@@ -23,7 +23,7 @@ from fedcore.model import FORMS, form_of, write_model
 from fedcore.model.safetensors import StoredFile
 from fedcore.options import Storage
 from fedcore.server import Server
-from fedcore.server.audit import ROUND, Document, write_lines
+from fedcore.server.audit import Document, write_lines
 from fedcore.server.folder import (
     Journal,
     folder_problems,
@@ -43,7 +43,7 @@ from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.files.inventory import INDEX
 from fedcore.store.inspect import give_up, look, state_of
-from fedcore.validation import expand_home
+from fedcore.validation import expand_home, short_repr
 
 HELP = """
     Inspect and maintain the folder of a client store, a server or a cluster.
@@ -422,11 +422,9 @@ def audit(options: Options) -> None:
         print(f"wrote {options.export}: {len(log):,} documents")
     else:
         for number, (digest, document) in enumerate(log):
-            what = document["what"]
-            if what == ROUND:
-                what = f"round {document['round']}: {len(document['updates'])} updates"
-                what += f", {len(document['rejected'])} rejected" * bool(document["rejected"])
-            print(f"{number:6}  {digest[:16]}  {what}")
+            counts = [(name, document.get(name)) for name in ("updates", "rejected")]
+            more = "".join(f", {len(listed)} {name}" for name, listed in counts if isinstance(listed, list))
+            print(f"{number:6}  {digest[:16]}  round {document['round']}: {short_repr(document['what'])[1:-1]}{more}")
     print(f"newest document: {log[-1][0]}")
 
 

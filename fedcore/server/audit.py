@@ -212,8 +212,9 @@ def _text(document: Mapping[str, Any]) -> str:
 
 def _parsed(text: str) -> Document:
     """Return a document; raise CorruptionError for a text that ``_text`` cannot have written."""
+    document: Document = {}
     try:
-        document: Document = json.loads(text)
+        document = json.loads(text)
         valid = _text(document) == text
         digests = [document["x_before"], document["x_after"], document["previous"] or "0" * 64]
         valid = valid and all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests)

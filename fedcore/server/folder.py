@@ -446,10 +446,11 @@ def read_audit(path: Path) -> list[tuple[str, Document]]:
     """
     for _ in range(100):
         with ClientStore.open(path, readonly=True) as rows:
-            documents, state, x = rows.documents(), rows.state, rows.vector("x")
+            documents, state = rows.documents(), rows.state
+            if not documents or not _has_server(rows):
+                return []
+            x = rows.vector("x")
             digest = None if x is None else digest_of_numbers(x)
-        if not documents or not _has_server(rows):
-            return []
         if state_of(path) == state:  # no commit in between
             with checkpoint_errors(path):
                 count, last = documents_of(state["numbers"]), state["numbers"]["audited"]

@@ -122,3 +122,10 @@ def test_entries_of_any_type_are_listed_or_passed_over(tmp_path, entry):
     document = GOOD | {"what": "a round of a fedcore server", "updates": [entry], "rejected": None}
     (tmp_path / "log").write_text(json.dumps(document, sort_keys=True))
     assert check(tmp_path / "log", "--client", "a").status == 0
+    run(tmp_path / "s")
+    with sqlite3.connect(tmp_path / "s/index.sqlite") as index:
+        index.execute("DELETE FROM documents")
+        index.execute("INSERT INTO documents VALUES(3, ?)", ((tmp_path / "log").read_text(),))
+    index.close()
+    for command in (["store", "audit"], ["store", "info"], ["store", "verify"]):
+        assert "Traceback" not in invoke(*command, tmp_path / "s").errors
