@@ -135,7 +135,7 @@ class ShardedRound(Round):
         if is_valid and (reason := self._write_to_journal(client, update, vector, control)) is not None:
             self._rejected.append((client, reason))
             return False
-        self._hold(header, slices, may_wait=self._may_hold or update.keep or is_fixed)
+        self._hold(header, slices, may_wait=self._may_hold or update.keep is True or is_fixed)
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
         return client in self._known

@@ -667,7 +667,7 @@ class LocalRound(Round):
             self._bytes += batch.bytes
             self._known.add(keys[-1])
             self._held.append(batch)
-            is_safe = self._may_hold or update.keep or fixed
+            is_safe = self._may_hold or update.keep is True or fixed
             if self._keeps_vectors and (self._is_in_files or not is_safe):
                 batch.vectors = [immutable_copy(y, self._settings.device) for y in batch.vectors]
                 batch.controls = [immutable_copy(control, self._settings.device) for control in batch.controls]

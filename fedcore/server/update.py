@@ -213,7 +213,7 @@ def kept_batches(updates: Iterable[Update], most: int) -> Iterator[list[Update]]
     batch: list[Update] = []
     for update in timed("clients", iter(updates)):
         batch.append(update)
-        if len(batch) == most or not update.keep:
+        if len(batch) == most or update.keep is not True:
             yield batch
             batch.clear()  # the consumer may hold the list, which must not keep the arrays
     if batch:
