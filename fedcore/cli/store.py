@@ -23,6 +23,7 @@ from fedcore.options import Storage
 from fedcore.server import Server
 from fedcore.server.folder import (
     JOURNAL,
+    SERVER,
     Journal,
     folder_problems,
     group_folders,
@@ -225,7 +226,7 @@ def compact(options: Options) -> None:
     journals = [journal] if journal.exists() else []
     stores = [*(shards or [options.path, *group_folders(options.path)]), *journals]
     before = sum(map(_bytes, stores))
-    if shards or (options.erase and isinstance(state_of(options.path), dict)):  # its state may have clients' ids
+    if shards or (options.erase and _is_server(options.path)):  # its state may have ids of removed clients
         storage = Storage(folders=options.folders) if shards else Storage(medium="mmap")
         with Server.load(options.path, storage=storage) as server:
             server.compact(erase=options.erase)
@@ -234,6 +235,11 @@ def compact(options: Options) -> None:
             opened.compact(erase=options.erase)
     after = sum(map(_bytes, stores))
     print(f"{terminal.bytes_text(before)} on disk before, {terminal.bytes_text(after)} now")
+
+
+def _is_server(folder: Path) -> bool:
+    state = state_of(folder)
+    return isinstance(state, dict) and state.get("what") == SERVER
 
 
 def _bytes(folder: Path) -> int:
