@@ -25,6 +25,7 @@ from fedcore.options import Storage
 from fedcore.server import Server
 from fedcore.server.audit import Document, write_lines
 from fedcore.server.folder import (
+    SERVER,
     Journal,
     folder_problems,
     group_folders,
@@ -292,7 +293,7 @@ def compact(options: Options) -> None:
     journals = [] if journal is None else [journal]
     stores = [*(shards or _stores(options.path)), *journals]
     before = sum(map(_bytes, stores))
-    if shards or (options.erase and isinstance(state_of(options.path), dict)):  # its state may have clients' ids
+    if shards or (options.erase and _is_server(options.path)):  # its state may have ids of removed clients
         own = {"folders": options.folders} if shards else {"medium": "mmap", "audit_key": _audit_key(options)}
         storage = Storage(**own)
         with Server.load(options.path, storage=storage) as server:
@@ -302,6 +303,11 @@ def compact(options: Options) -> None:
             opened.compact(erase=options.erase)
     after = sum(map(_bytes, stores))
     print(f"{terminal.bytes_text(before)} on disk before, {terminal.bytes_text(after)} now")
+
+
+def _is_server(folder: Path) -> bool:
+    state = state_of(folder)
+    return isinstance(state, dict) and state.get("what") == SERVER
 
 
 def _bytes(folder: Path) -> int:
