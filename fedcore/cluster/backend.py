@@ -660,7 +660,11 @@ def _require_supported(storage: Storage, compute: Compute) -> None:
         ("cached_rows", storage.cached_rows is not None, "shards run on CPUs"),
         ("keep_previous", storage.keep_previous is not None, "each shard always keeps its previous transaction"),
         ("resident", storage.resident is not None, "each shard has its own memory"),
-        ("audit", bool(storage.audit), "each shard has only slices of the vectors"),
+        (
+            "audit" if storage.audit_key is None else "audit_key",
+            bool(storage.audit),
+            "each shard has only slices of the vectors",
+        ),
     ):
         if is_given:
             raise RangeError(f"{name}: not supported with shards: {reason}; leave it out")

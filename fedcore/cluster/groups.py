@@ -616,7 +616,11 @@ def _require_supported(algorithm: Algorithm | None, storage: Storage, compute: C
         ("keep_previous", storage.keep_previous is not None, "each group always keeps its previous transaction"),
         ("resident", storage.resident is not None, "x of all groups is in memory"),
         ("journal", bool(storage.journal), "it holds whole updates"),
-        ("audit", bool(storage.audit), "its documents have digests of whole models"),
+        (
+            "audit" if storage.audit_key is None else "audit_key",
+            bool(storage.audit),
+            "its documents have digests of whole models",
+        ),
         (
             "algorithm",
             algorithm is not None and algorithm.second_vector is not None,

@@ -159,7 +159,7 @@ def checked(texts: Iterable[str], *, x: str | None = None, signer: str | None = 
 def write_lines(path: Path, documents: Iterable[Document]) -> None:
     """Replace a file by documents as JSON lines, each with the bytes of its digest."""
     with replacing(path) as file:
-        file.writelines(f"{_text(document)}\n" for document in documents)
+        file.writelines(f"{json.dumps(document)}\n" for document in documents)
 
 
 def read_lines(path: str) -> Iterator[str]:
@@ -190,7 +190,7 @@ def _signer(document: Document) -> str | None:
     try:
         signature = bytes.fromhex(rest.pop("signature"))
         public = _keys().Ed25519PublicKey.from_public_bytes(bytes.fromhex(rest["signer"]))
-        public.verify(signature, SIGNED + _text(rest).encode())
+        public.verify(signature, SIGNED + json.dumps(rest).encode())
     except MissingDependencyError:
         raise
     except Exception:  # InvalidSignature, and what wrong types and lengths raise
@@ -211,11 +211,11 @@ def _text(document: Mapping[str, Any]) -> str:
 
 
 def _parsed(text: str) -> Document:
-    """Return a document; raise CorruptionError for a text that ``_text`` cannot have written."""
+    """Return a document; raise CorruptionError for a text that is none."""
     document: Document = {}
     try:
         document = json.loads(text)
-        valid = _text(document) == text
+        valid = json.dumps(document) == text  # so it is one line of ASCII, and has no name twice
         digests = [document["x_before"], document["x_after"], document["previous"] or "0" * 64]
         valid = valid and all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests)
         valid = valid and isinstance(document["what"], str) and type(document["round"]) is int

@@ -1256,6 +1256,8 @@ def saved_rows(
             device = _device_of(state) if device is None else device
             audit = bool(state["settings"].get("audit"))
         require_saved("codec", rows.codec, storage.codec)
+        if storage.audit_key is not None and not audit:
+            raise RangeError("audit_key: the server was saved without an audit, which cannot change; leave it out")
         require_saved("audit", audit, storage.audit)
         yield on_device(rows, device, storage.cached_rows), state, device
     except BaseException:

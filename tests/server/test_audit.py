@@ -7,10 +7,11 @@ from hashlib import blake2b
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore import ClientStore, Compute, Layout, Server, Storage, Update
 from fedcore.errors import CheckpointError, CorruptionError, RangeError
-from fedcore.server.audit import public_key
+from fedcore.server.audit import checked, document_of, public_key
 from fedcore.server.update import digest_of_text
 from fedcore.store.files import disk as system_calls
 
@@ -252,3 +253,14 @@ def test_an_invalid_key_is_an_error(options):
 
 def test_a_key_is_not_shown():
     assert repr(KEY)[2:20] not in repr(Storage(audit_key=KEY))
+
+
+def test_a_signature_is_that_of_the_line_without_it():
+    """Also if names are numbers, which JSON sorts as text."""
+    facts = {"what": "a change", "options": {2: "a", 10: "b"}}
+    text = document_of(facts, round=0, previous=None, x=("0" * 64, "1" * 64), key=KEY)
+    [(_, document)] = checked([text], signer=public_key(KEY))
+    line = text.replace(f'"signature": "{document["signature"]}", ', "")
+    Ed25519PrivateKey.from_private_bytes(KEY).public_key().verify(
+        bytes.fromhex(document["signature"]), b"fedcore audit 1: " + line.encode()
+    )
