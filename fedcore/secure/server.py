@@ -136,7 +136,7 @@ class SecureServer(Represented):
 
     @property
     def rejected(self) -> tuple[tuple[ClientId, str], ...]:
-        """(client, reason) of each rejected message."""
+        """(client, reason) of rejected messages: the first one of each client, and up to 1,000 others."""
         return tuple(self._rejected)
 
     @property

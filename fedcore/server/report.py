@@ -40,7 +40,7 @@ class Report(Represented):
     Attributes:
         round: its number, counted from 0.
         accepted: the clients whose updates count, in the order of ``add``.
-        rejected: (client, reason) of each rejected update.
+        rejected: (client, reason) of rejected updates: the first one of each registered client, and up to 1,000 others.
         steps: the sum of the accepted clients' local steps.
         norms: float64[len(accepted)], |h_i|, the norms of the clients' mean gradients.
         weights: float64[len(accepted)], w_i, the method's weights, not divided by their sum.

@@ -737,7 +737,7 @@ class Server(Represented, Unpicklable):
 
         Args:
             updates: finished updates, such as ``[Update(client, y, steps, round=started)]``; many of them are folded in
-                one native pass. An update that a transport delivers twice counts twice.
+                one native pass. An update that a transport delivers twice counts twice, without ``CountOnce``.
             newcomers: as for ``open_round``, for each round that the call opens.
 
         Returns:
