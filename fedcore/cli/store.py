@@ -1,5 +1,6 @@
-"""``fedcore store``: commands on the folder of a client store, a server or a cluster."""
+"""``fedcore store`` and ``fedcore audit``: the folder of a store, a server or a cluster, and exported audit logs."""
 
+import argparse
 import math
 import os
 import re
@@ -23,7 +24,6 @@ from fedcore.model import FORMS, form_of, write_model
 from fedcore.model.safetensors import StoredFile
 from fedcore.options import Storage
 from fedcore.server import Server
-from fedcore.server.audit import Document, write_lines
 from fedcore.server.folder import (
     SERVER,
     Journal,
@@ -40,6 +40,7 @@ from fedcore.server.folder import (
     read_model,
     transactions,
 )
+from fedcore.server.report import ROUND, Document, checked, read_lines, write_lines
 from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.files.inventory import INDEX
@@ -50,6 +51,13 @@ HELP = """
     Inspect and maintain the folder of a client store, a server or a cluster.
 
     Start with: fedcore store info PATH
+"""
+
+
+HELP_OF_AUDIT = """
+    Check the audit log of a server, without its folder.
+
+    Start with: fedcore audit check FILE
 """
 
 
@@ -100,6 +108,16 @@ def add_arguments(top: Parser) -> None:
     parser.add_argument("--to", type=expand_home, metavar="FOLDER", help="folder of the new cluster; PATH is kept")
     _add_folders(parser, "--folders", "folders of the new shards (default: next to the manifest)")
     _add_folders(parser, "--current-folders", "folders of the present shards, if not next to the manifest")
+
+    group = top.add_command("audit", help=HELP_OF_AUDIT)
+    group.add_commands()
+    parser = group.add_command("check", check)
+    parser.add_argument("file", type=expand_home, metavar="FILE", help="JSON lines of `fedcore store audit --export`")
+    about = "a digest that was published: the log must contain its document; repeatable"
+    parser.add_argument("--anchor", type=_digest, action="append", default=[], metavar="DIGEST", help=about)
+    about = "the public key that must sign each document, in hexadecimal digits"
+    parser.add_argument("--signer", type=_digest, metavar="PUBLIC", help=about)
+    parser.add_argument("--client", metavar="ID", help="list the rounds that count an update of this client")
 
 
 def _add_folders(parser: Parser, name: str, about: str) -> None:
@@ -574,3 +592,42 @@ def _required(opened: ClientStore) -> _Undo:
 
 def _commit(number: int, round: int | None) -> str:
     return f"commit {number}, {'before any round' if round is None else f'of round {round}'}"
+
+
+# ``fedcore audit``: an exported audit log, without the folder.
+
+
+def check(options: Options) -> None:
+    """Check that a log is complete and unchanged up to its anchors.
+
+    Without an anchor or a signer, the check only shows that the documents fit together:
+    whoever runs the server can write others that do.
+
+    Example:
+      fedcore audit check log.jsonl --anchor 5f0c... --client 7
+    """
+    anchors, rounds, number, digest = set(options.anchor), 0, -1, "none"
+    for number, (digest, document) in enumerate(checked(read_lines(str(options.file)), signer=options.signer)):
+        if digest in anchors:
+            anchors.discard(digest)
+            print(f"anchor {digest}: document {number}, round {document['round']}")
+        if document["what"] != ROUND:
+            continue
+        rounds += 1
+        updates = document.get("updates")
+        for update in updates if isinstance(updates, list) and options.client is not None else ():
+            if isinstance(update, dict) and str(update.get("client")) == options.client:
+                weight, own = short_repr(update.get("weight")), short_repr(update.get("digest"))
+                print(f"round {document['round']}: weight {weight}, digest {own}")
+    if number < 0:
+        raise CorruptionError(f"{options.file}: has no documents")
+    if anchors:
+        listed = ", ".join(sorted(anchors))
+        raise CorruptionError(f"--anchor {listed}: no document has this digest; documents were changed, or are missing")
+    print(f"sound: {number + 1:,} documents of {rounds:,} rounds; the last one is {digest}")
+
+
+def _digest(text: str) -> str:
+    if not re.fullmatch("[0-9a-fA-F]{64}", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be 64 hexadecimal digits")
+    return text.lower()

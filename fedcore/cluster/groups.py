@@ -22,10 +22,9 @@ from fedcore.options import Compute, Settings, Storage
 from fedcore.rules import ClaimWindows
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Result, UpdateBatch
-from fedcore.server.audit import Document
 from fedcore.server.broadcast import SentVectors, WholeVectors
 from fedcore.server.folder import checkpoint_errors, go_back, group_folders, server_state, transactions
-from fedcore.server.report import UNASKED, Diagnosis, Report, report_of, staleness
+from fedcore.server.report import UNASKED, Diagnosis, Document, Report, report_of, staleness
 from fedcore.server.server import (
     create_folder,
     first_snapshot,

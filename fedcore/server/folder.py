@@ -24,7 +24,7 @@ from fedcore.kernels import ExactSum
 from fedcore.model import Layout
 from fedcore.options import BY_MODULE, DESCRIBED, LARGEST, RATES, Settings, revive
 from fedcore.rules import WINDOW
-from fedcore.server.audit import Document, checked, log_of
+from fedcore.server.report import Document, checked, log_of
 from fedcore.server.state import NewClients
 from fedcore.server.step import Snapshot, count_of, documents_of
 from fedcore.server.update import Update, digest_of_numbers, in_float32, read_counters
@@ -439,7 +439,7 @@ def _sum_problems(rows: CommittedRows) -> list[str]:
 
 
 def read_audit(path: Path) -> list[tuple[str, Document]]:
-    """Return the audit log of a folder: each document with its digest, checked; see ``fedcore.server.audit``.
+    """Return the audit log of a folder: each document with its digest, checked; see ``fedcore.server.report``.
 
     Raises:
         CorruptionError: a document was changed or is missing, or x is another.

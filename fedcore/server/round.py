@@ -30,17 +30,18 @@ from fedcore.options import Callback, Settings, require_weighing
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import NO_COUNT, Result, UpdateBatch
-from fedcore.server.audit import Document, round_facts
 from fedcore.server.folder import Journal
 from fedcore.server.partial import PartialSum, PartialSums, require_partial_sums
 from fedcore.server.report import (
     Attendance,
     Diagnosis,
     Diagnostics,
+    Document,
     Rejected,
     Report,
     diversity_of,
     report_of,
+    round_facts,
     staleness,
     tell,
     warn_if_all_rejected,

@@ -55,8 +55,8 @@ from fedcore.server.aggregation import (
     longest_term,
     longest_update,
 )
-from fedcore.server.audit import Document, checked, document_of, log_of, public_key, signer_of, undo_document
 from fedcore.server.broadcast import SentVectors, WholeVectors
+from fedcore.server.report import Document, checked, document_of, log_of, public_key, signer_of, undo_document
 from fedcore.server.step import (
     History,
     ModelStep,

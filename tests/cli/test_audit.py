@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcore import Server, Storage, Update
-from fedcore.server.audit import public_key
+from fedcore.server.report import public_key
 from fedcore.server.update import digest_of_text
 from tests.cli.command import invoke
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore import ClientStore, Compute, Layout, Server, Storage, Update
 from fedcore.errors import CheckpointError, CorruptionError, RangeError
-from fedcore.server.audit import checked, document_of, public_key
+from fedcore.server.report import checked, document_of, public_key
 from fedcore.server.update import digest_of_text
 from fedcore.store.files import disk as system_calls
 
