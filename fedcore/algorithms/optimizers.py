@@ -59,8 +59,8 @@ class Optimizer(Protocol):
 
         Returns:
             |x'|^2, for fedcore's optimizers. The server measures the results of others, whatever they return. A number
-            of x' or of a moment that is not finite ends the round with a DivergedError, and an exception ends it with
-            an AlgorithmError; both leave the server unchanged.
+            of x' or of a moment that is not finite, or not written, ends the round with a DivergedError, and an
+            exception ends it with an AlgorithmError; both leave the server unchanged.
         """
         ...
 
@@ -289,8 +289,8 @@ def turn(
     """
     if type(optimizer) in OWN:
         return float(optimizer.turn(v, moments, x, gamma=gamma, moments_out=moments_out, x_out=x_out))  # type: ignore[arg-type]
-    for moment in moments_out:
-        kernels.combine([v], [math.nan], moment)  # what it does not write is found
+    for out in (x_out, *moments_out):
+        kernels.combine([v], [math.nan], out)  # what it does not write is found
     v, x, moments = memory.read_only(v), memory.read_only(x), tuple(map(memory.read_only, moments))
     try:
         optimizer.turn(v, moments, x, gamma=gamma, moments_out=moments_out, x_out=x_out)

@@ -507,16 +507,22 @@ def test_the_command(tmp_path, monkeypatch):
 
 
 class Own(SGD):
-    """An optimizer of a user whose last element is NaN, and that returns a finite norm."""
+    """An optimizer of a user whose last element is NaN, and that returns a finite norm; idle, it leaves x' as it is."""
+
+    idle = False
 
     def turn(self, v, moments, x, *, gamma, moments_out, x_out):
+        if self.idle:
+            moments_out[0][:] = 0
+            return 1.0
         super().turn(v, moments, x, gamma=gamma, moments_out=moments_out, x_out=x_out)
         (moments_out[0] if self.momentum else x_out)[-1] = np.nan
         return 1.0
 
 
-@pytest.mark.parametrize("momentum", [0.5, 0.0])
-def test_faults_of_an_own_optimizer_end_the_merge(tmp_path, momentum):
+@pytest.mark.parametrize(("momentum", "idle"), [(0.5, False), (0.0, False), (0.5, True)])
+def test_faults_of_an_own_optimizer_end_the_merge(tmp_path, momentum, idle, monkeypatch):
+    monkeypatch.setattr(Own, "idle", idle)
     paths = saved(tmp_path, clients())
     with pytest.raises(errors.DivergedError, match="Own"):
         merge(tmp_path / "out", paths[:3], base=paths[3], optimizer=Own(momentum))
