@@ -225,19 +225,13 @@ def library_of(leaves: Iterable[Any]) -> Library:
     return "torch" if "torch" in modules else "jax" if modules & {"jax", "jaxlib"} else "numpy"
 
 
-def read_leaf(leaf: Any) -> Any:
-    """Return a tensor unchanged; convert an object that has only DLPack's methods to an array."""
+def read_leaf(name: str, leaf: Any, *, to_write: bool = False) -> Any:
+    """Return a tensor as ``own_class`` does; convert an object that has only DLPack's methods to an array."""
+    leaf = own_class(name, leaf, to_write=to_write)
     if hasattr(leaf, "dtype") or not hasattr(leaf, "__dlpack__"):
         return leaf
     torch = sys.modules.get("torch")
-    return np.from_dlpack(leaf) if torch is None else torch.from_dlpack(leaf)
-
-
-def require_dense(name: str, leaf: Any) -> None:
-    """Raise ArrayError for a sparse tensor."""
-    if hasattr(leaf, "is_sparse") and (leaf.is_sparse or "strided" not in str(leaf.layout)):
-        layout = str(leaf.layout).removeprefix("torch.")
-        raise ArrayError(f"{name}: expected a dense tensor, got {layout}; call to_dense()")
+    return from_dlpack(leaf) if torch is None else own_class(name, torch.from_dlpack(leaf), to_write=to_write)
 
 
 def has_infinities(leaf: Any) -> bool:
@@ -248,25 +242,80 @@ def has_infinities(leaf: Any) -> bool:
     return array is not None and bool(np.isinf(array).any()) and not bool(np.isnan(array).any())
 
 
-def own_class(name: str, leaf: Any) -> Any:
+def own_class(name: str, leaf: Any, *, to_write: bool = False) -> Any:
     """Return a NumPy array or torch tensor as an instance of the library's base class; return other objects unchanged.
 
-    A derived class may report a wrong shape or dtype, which may even change between two reads. The result shares the
-    tensor's memory. It is a copy if the tensor is a torch view whose memory holds the negated numbers. A masked array
-    raises ArrayError.
+    Every foreign tensor passes through here before its memory is used. The result shares the tensor's memory, except
+    for a torch view whose memory holds the negated numbers: it is a copy, unless ``to_write``. A derived class may
+    report a wrong shape or dtype, which may even change between two reads.
+
+    A tensor whose numbers are not in its own memory raises ArrayError: a masked array, and torch's sparse, quantised,
+    nested, meta, functional and wrapper tensors. A replicated DTensor, or one of a single process, gives its local
+    tensor.
     """
     if isinstance(leaf, np.ndarray):
+        if type(leaf) is np.ndarray:
+            return leaf
         if isinstance(leaf, np.ma.MaskedArray):
             raise ArrayError(f"{name}: expected an array without a mask, got a masked array; call filled()")
         return np.ndarray.view(leaf, np.ndarray)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(leaf, torch.Tensor):
         return leaf
-    if type(leaf) is not torch.Tensor:
-        with torch._C.DisableTorchFunctionSubclass():
-            leaf = torch.Tensor.as_subclass(leaf, torch.Tensor)
-    leaf = torch.Tensor.detach(leaf)
-    return torch.Tensor.resolve_neg(leaf) if torch.Tensor.is_neg(leaf) else leaf
+    plain, way_out = leaf, PLAIN
+    with suppress(Exception):  # some tensors have no address or no shape, and a class may raise anything
+        if type(leaf) is not torch.Tensor:
+            plain = _without_class(name, leaf, torch)
+        elif leaf.requires_grad or leaf.__dict__:
+            plain = torch.Tensor.detach(leaf)
+        is_dense = plain is not None and plain.layout is torch.strided and not plain.is_nested
+        if is_dense and not plain.is_quantized and not plain.is_meta and (plain.data_ptr() or not plain.numel()):
+            return plain.resolve_neg() if not to_write and plain.is_neg() else plain
+        way_out = _way_out(leaf, torch)
+    got = f"a tensor of the class {type(leaf).__name__}"
+    raise ArrayError(f"{name}: expected a dense tensor with its numbers in its own memory, got {got}; {way_out}")
+
+
+def _without_class(name: str, leaf: Any, torch: Any) -> Any:
+    """Return a tensor of a derived class as a ``torch.Tensor``, or None if its memory may not hold its numbers."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is not None and isinstance(leaf, distributed.DTensor):
+        if leaf.device_mesh.size() > 1 and not all(placement.is_replicate() for placement in leaf.placements):
+            return None
+        local = own_class(name, distributed.DTensor.to_local(leaf), to_write=True)
+        return local if local.shape == leaf.shape else None
+    if type(leaf).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or torch.nn.parameter.is_lazy(leaf):
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.Tensor.detach(torch.Tensor.as_subclass(leaf, torch.Tensor))
+
+
+PLAIN = "pass a plain tensor, made outside of torch's modes and transforms"
+_METHODS = {
+    "full_tensor": "call full_tensor() on all ranks",  # DTensor
+    "wait": "call wait()",  # the result of a collective
+    "to_tensor": "call to_tensor(value)",  # MaskedTensor
+    "to_padded_tensor": "call to_padded_tensor(value)",  # a nested tensor
+    "dequantize": "call dequantize()",
+    "from_functional": PLAIN,  # FunctionalTensor
+    "to_dense": "call to_dense()",
+}
+"""The methods that return a tensor with its own memory."""
+
+
+def _way_out(leaf: Any, torch: Any) -> str:
+    if torch.nn.parameter.is_lazy(leaf):
+        return "call the module once, which creates its parameters"
+    if leaf.is_meta:
+        return "it is on the device meta, without numbers; load them first"
+    is_sparse = leaf.layout not in (torch.strided, torch.jagged)
+    needs = {"to_padded_tensor": leaf.is_nested, "dequantize": leaf.is_quantized}
+    if is_sparse:
+        return f"its layout is {str(leaf.layout).removeprefix('torch.')}; call to_dense()"
+    for method, advice in _METHODS.items():
+        if needs.get(method) or getattr(type(leaf), method, None) is not getattr(torch.Tensor, method, None):
+            return advice
+    return PLAIN
 
 
 def is_own_class(leaf: Any) -> bool:
@@ -288,17 +337,25 @@ def _dtype_name(dtype: Any) -> str:
 
 def as_array(name: str, leaf: Any) -> npt.NDArray[Any]:
     """Return a CPU tensor as a NumPy array: a float32 copy for 16-bit floats, else a view."""
+    leaf = own_class(name, leaf)
     narrow = dtype_name(leaf) in NARROW
     if not isinstance(leaf, np.ndarray):
         try:
-            leaf = leaf.detach() if hasattr(leaf, "detach") else leaf
             if narrow:
                 leaf = leaf.float() if hasattr(leaf, "float") else leaf.astype("float32")
-            leaf = np.from_dlpack(leaf) if hasattr(leaf, "__dlpack__") else np.asarray(leaf)
+            leaf = from_dlpack(leaf) if hasattr(leaf, "__dlpack__") else np.asarray(leaf)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise ArrayError(f"{name}: expected an array in CPU memory: {error}") from None
     array: npt.NDArray[Any] = leaf
     return array.astype(np.float32, copy=False) if narrow else array
+
+
+def from_dlpack(leaf: Any) -> npt.NDArray[Any]:
+    """Return a view of an array; raise BufferError for a null address, for which NumPy returns uninitialised memory."""
+    array = np.from_dlpack(leaf)
+    if array.size and array.flags.owndata:
+        raise BufferError(f"the array of the class {type(leaf).__name__} has a null address")
+    return array
 
 
 def as_narrow(leaf: Any) -> Any:

@@ -22,7 +22,18 @@ from fedcore.algorithms.rates import Constant, Rate, as_rate, rate_at
 from fedcore.arrays import CPU, F64, device_named
 from fedcore.errors import CheckpointError, RangeError, UnknownNameError
 from fedcore.model import Layout
-from fedcore.rules import CapExamples, CapSteps, Chain, ClipToMedian, Mean, RatioRule, RejectLong, RobustRule, Rule
+from fedcore.rules import (
+    CapExamples,
+    CapSteps,
+    Chain,
+    ClipToMedian,
+    CountOnce,
+    Mean,
+    RatioRule,
+    RejectLong,
+    RobustRule,
+    Rule,
+)
 from fedcore.store.commits import Durability, Medium
 from fedcore.validation import Registry, absolute, check_integer, check_number
 
@@ -78,6 +89,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "max_norm": lambda name, value: check_number(name, value, "(0, inf)"),
     "max_client_lr": lambda name, value: check_number(name, value, "(0, inf)"),
     "signed_buffers": _patterns,
+    "max_open": _integer(1),
     "path": lambda _, path: str(absolute(path)),
     "medium": _one_of(get_args(Medium)),
     "durability": _one_of(get_args(Durability)),
@@ -112,7 +124,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Limits(Options):
-    """Limits of a single update. An update that exceeds a limit is rejected; other updates do not matter.
+    """Limits of a single update, and of the updates that arrive in pieces. What exceeds a limit is rejected.
 
     Args:
         max_steps: the maximum number of local steps that a client may report. Set it to the number that clients must
@@ -125,6 +137,8 @@ class Limits(Options):
             the rate that they were sent.
         signed_buffers: name patterns of float buffers that may become negative. Other float buffers that start
             non-negative and non-zero, such as variances, must stay non-negative.
+        max_open: how many updates of ``Round.begin`` may be open in a round at a time. A client has one of them. Each
+            one beyond ``batch_size`` takes a file descriptor, or two with a second vector, and 4 n bytes of disk.
     """
 
     max_steps: int = 10**6
@@ -132,6 +146,7 @@ class Limits(Options):
     max_norm: float | None = None
     max_client_lr: float | None = None
     signed_buffers: tuple[str, ...] = ("*mean",)
+    max_open: int = 256
 
     def has_sign(self, name: str) -> bool:
         """Whether the buffer of that name may become negative."""
@@ -158,9 +173,12 @@ class Storage(Options):
         journal: whether each accepted update of an open round is on disk when ``Round.add`` returns. After a crash, the
             next round starts with them, with the same bits. Default: no. When loading: as the folder, or the server of
             a copy, was used last. With False, the first round drops the updates of an interrupted one.
-        audit: whether each round stores a document with the digest and weight of each update, the rejections, the
-            options, and the digests of x before and after; see ``Server.audit_log``. Default: no. When loading: as
-            saved.
+        audit: whether each round and each change of clients or options stores a document: the digest and weight of
+            each update, the rejections, the options, and the digests of x before and after; see ``Server.audit_log``.
+            Default: no. When loading: as saved.
+        audit_key: an Ed25519 private key, 32 bytes, that signs each document; it turns the audit on, and is not stored.
+            Pass it again when loading: a server whose documents are signed cannot be loaded without it. Needs the
+            package cryptography. Default: documents have no signature.
         resident: how many bytes of the model's vectors, sums, rows and updates stay in memory, for models that exceed
             it. They are then in files of ``path`` (see the memory table in the documentation), and the bits stay the
             same. The limit includes the pages of all stores of the process. The server must be on a CPU and without
@@ -177,11 +195,18 @@ class Storage(Options):
     cached_rows: int | None = None
     journal: bool | None = None
     audit: bool | None = None
+    audit_key: bytes | None = field(default=None, repr=False)
     resident: int | None = None
     folders: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.audit_key is not None:
+            if not isinstance(self.audit_key, bytes) or len(self.audit_key) != 32:
+                raise RangeError("audit_key: must be the 32 bytes of an Ed25519 private key")
+            if self.audit is False:
+                raise RangeError("audit_key: signs the documents of an audit; pass audit=True, or leave it out")
+            object.__setattr__(self, "audit", True)
         if self.medium in ("ram", "cuda"):
             if self.path is not None:
                 raise RangeError(f"medium={self.medium!r}: the medium of a folder is 'mmap'; leave medium or path out")
@@ -561,7 +586,8 @@ class Settings:
     @cached_property
     def repeats(self) -> bool:
         """Whether a round may have several updates of one client."""
-        return self.policy.buffer is not None and not self.algorithm.updates_once
+        once = self.algorithm.updates_once or self.rules.find(CountOnce) is not None
+        return self.policy.buffer is not None and not once
 
     def _require_combinable(self, rule: RobustRule) -> None:
         """Raise RangeError if the method or an option cannot be combined with a robust rule."""
@@ -679,8 +705,10 @@ KEYS = {
     "journal": "journal",
 }
 """Keys of a folder's settings, and the fields of ``Settings``."""
-LIMIT_KEYS = {"steps": "max_steps", "examples": "max_examples", "norm": "max_norm"}
+LIMIT_KEYS = {"steps": "max_steps", "examples": "max_examples", "norm": "max_norm", "open": "max_open"}
 """Keys of a folder's limits, and the fields of ``Limits``."""
+NEWER = ("norm", "open")
+"""Those keys that older folders lack."""
 RATIO_KEYS: dict[str, type[RatioRule]] = {
     "steps_ratio": CapSteps,
     "examples_ratio": CapExamples,
@@ -707,7 +735,7 @@ def limits_from_state(state: Mapping[str, Any]) -> tuple[Limits, Chain]:
     """Return the limits and the chain of a folder; older folders lack norms and cap steps."""
     saved = {"steps_ratio": 10.0, **state["limits"]}
     limits = Limits(
-        **{name: saved[key] for key, name in LIMIT_KEYS.items() if key != "norm" or key in saved},
+        **{name: saved[key] for key, name in LIMIT_KEYS.items() if key not in NEWER or key in saved},
         max_client_lr=saved["lr"] if saved.get("own_rates") else None,
     )
     signed = saved.get("signed_buffers")

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcore.arrays import I64
 from fedcore.errors import ConfigError, FedcoreError
-from fedcore.runtime import replacing
+from fedcore.files import replacing
 from fedcore.validation import absolute, check_integer
 
 __all__ = ["PhaseTime", "Profile", "Recorded", "RoundTime", "absorb", "begin", "profile", "room", "span", "timed"]

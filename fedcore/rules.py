@@ -217,6 +217,20 @@ class CapSteps(RatioRule):
 
 
 @dataclass(frozen=True)
+class CountOnce(Rule):
+    """In a buffer (``RoundPolicy(buffer=)``), count one update of each client; reject its further ones by name.
+
+    Without the rule, a client that sends more often counts more. A rejected update does not count towards K, so each
+    fold has K different clients, and one dishonest client has the weight that it has in a synchronous round. If fewer
+    than K clients are registered, a buffer is full once each of them has an update. In synchronous rounds the rule
+    does nothing.
+    """
+
+    def decide(self, group: Group) -> None:
+        """Do nothing; the round rejects a second update before it is read."""
+
+
+@dataclass(frozen=True)
 class Mean(Rule):
     """The last rule of every chain: the method's weighted sum of the accepted updates.
 
@@ -818,13 +832,13 @@ def _clipping(norms: F64, most: float) -> F64:
     return most / np.maximum(norms, most) if most > 0 else (norms == 0).astype(np.float64)
 
 
-OPEN = (CapSteps(2.0), CapExamples(1.0), ClipToMedian(), Mean())
+OPEN = (CountOnce(), CapSteps(2.0), CapExamples(1.0), ClipToMedian(), Mean())
 """The chain "open", for a federation that anyone can join."""
 NAMED: dict[str, tuple[Rule, ...]] = {"mean": (Mean(),), "open": OPEN, "median": (Median(),)}
 """The chains that have a name."""
 
 _RULES: tuple[type[Rule], ...] = (
-    *(CapExamples, CapSteps, ClipToMedian, Mean, RejectLong),
+    *(CapExamples, CapSteps, ClipToMedian, CountOnce, Mean, RejectLong),
     *(Median, TrimmedMean, MeaMed, Krum, MultiKrum, Bulyan, GeometricMedian, CentredClipping, ClipNorm),
     *(NearestNeighborMixing, Bucketing, PrivateMean),
 )
@@ -1072,7 +1086,8 @@ class Chain:
     @cached_property
     def deciding(self) -> tuple[Rule, ...]:
         """The rules that decide on single updates."""
-        return tuple(rule for rule in self.rules if not isinstance(rule, CapSteps | MixingRule | Mean | RobustRule))
+        idle = CapSteps | CountOnce | MixingRule | Mean | RobustRule
+        return tuple(rule for rule in self.rules if not isinstance(rule, idle))
 
     @cached_property
     def is_plain(self) -> bool:

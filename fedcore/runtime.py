@@ -1,33 +1,26 @@
-"""The process: signals, seeds, atomic files, threads, instruction set and build."""
+"""The process: signals, seeds, threads, instruction set and build."""
 
 # The functions of ``signal`` convert numbers to enums and back, which takes ten times as long for 60 signals.
 import _signal  # type: ignore[import-not-found]
-import errno
 import hashlib
-import os
 import platform
 import signal
-import stat
 import sys
-import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import compress
-from pathlib import Path
 from types import FrameType, TracebackType
-from typing import IO, Any, ClassVar, Self
-from uuid import uuid4
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore.arrays import core
-from fedcore.errors import ConfigError, PicklingError, StoreError
+from fedcore.errors import PicklingError
 from fedcore.validation import check_integer
 
 
@@ -192,124 +185,6 @@ def keys(purpose: str, *, round: int, clients: Sequence[int | str]) -> npt.NDArr
             one.update(b"i" + int(client).to_bytes(8, "little"))
         digests.append(one.digest())
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64).reshape(-1, 2)
-
-
-@contextmanager
-def draft_of(path: Path) -> Iterator[Path]:
-    """Yield an empty file in the folder of ``path``; rename it to ``path`` after the block, or delete it on an error.
-
-    The name is random, so that no link of a different user in a shared folder can redirect the write. The file has the
-    mode of the replaced file, or that of the umask for a new path. A pipe, a socket or a device raises StoreError.
-    """
-    draft, mode = path.with_name(f".{path.name}.{uuid4().hex[:12]}"), mode_of(path)
-    first = 0o666 if mode is None else mode | 0o600  # other users never have more rights than on the final file
-    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, first))
-    try:
-        yield draft
-        with open(draft, "rb") as written:
-            if mode is not None:
-                os.fchmod(written.fileno(), mode)
-            os.fsync(written.fileno())
-        os.replace(draft, path)
-        sync_folder(path.parent)
-    except BaseException as error:
-        with suppress(OSError):
-            os.unlink(draft)
-        if isinstance(error, OSError) and error.filename2 is not None:
-            raise type(error)(error.errno, error.strerror, str(path)) from None  # hides the draft's name
-        raise
-
-
-def mode_of(path: Path) -> int | None:
-    """Return the permissions of a regular file of this user, else None; raise StoreError for pipes and devices."""
-    with suppress(FileNotFoundError):
-        found = os.lstat(path)
-        _require_no_device(path, found.st_mode)
-        if stat.S_ISREG(found.st_mode) and is_own(path, found):
-            return found.st_mode & 0o777
-    return None
-
-
-def is_own(path: Path, found: os.stat_result) -> bool:
-    """Whether this user owns a file or folder.
-
-    Some network file systems assign every new file to one owner. The files of that owner then count as this user's.
-    """
-    if found.st_uid == os.geteuid():
-        return True
-    with suppress(OSError), tempfile.TemporaryFile(dir=path.parent) as new:
-        return found.st_uid == os.fstat(new.fileno()).st_uid
-    return False
-
-
-def require_file(path: Path) -> Path:
-    """Return a path if it is safe to read in a folder that a different user may have written; else raise StoreError.
-
-    A link may point to any file of this user. A pipe, a socket or a device may block forever.
-    """
-    with suppress(FileNotFoundError):
-        mode = os.lstat(path).st_mode
-        if stat.S_ISLNK(mode):
-            raise StoreError(f"{path}: is a symbolic link, which is not followed; replace it with the file")
-        _require_no_device(path, mode)
-    return path
-
-
-def resolve_own_links(path: Path) -> Path:
-    """Return a path with all links resolved; raise StoreError for links of users other than this user and root."""
-    at = path
-    for _ in range(40):  # Linux follows at most 40 links
-        for place in (at, *at.parents):
-            if place.is_symlink() and (found := os.lstat(place)).st_uid != 0 and not is_own(place, found):
-                raise StoreError(f"{path}: the link {place} belongs to a different user and is not followed")
-        if not at.is_symlink():
-            break
-        at = at.parent / os.readlink(at)
-    return Path(os.path.realpath(path))
-
-
-def _require_no_device(path: Path, mode: int) -> None:
-    if stat.S_IFMT(mode) not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
-        raise StoreError(f"{path}: expected a regular file, got a pipe, a socket or a device; move it elsewhere")
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable if this user can read the folder and the file system supports it."""
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:
-        return
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a new file for UTF-8 text ("w") or bytes ("wb") that replaces ``path`` after the block; see ``draft_of``."""
-    text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-    with draft_of(path) as draft, open(draft, mode, **text) as file:
-        yield file
-
-
-def inside(home: Path, place: Path) -> Path:
-    """Return a path if it is inside a folder and contains no links below the folder; else raise ConfigError."""
-    steps = place.relative_to(home).parts if place.is_relative_to(home) else ("..",)
-    for n in range(1, len(steps) + 1):
-        step = home.joinpath(*steps[:n])
-        if step.name == ".." or step.is_symlink():
-            raise ConfigError(f"{place}: must be inside {home}, without links and '..' ({step})")
-    return place
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file's content by a text in UTF-8; see ``draft_of``."""
-    with replacing(path) as file:
-        file.write(text)
 
 
 __version__ = core.version

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeGuard, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import ieee
+from fedcore.arrays import ieee, own_class
 from fedcore.errors import (
     AlgorithmError,
     ArrayError,
@@ -185,6 +185,12 @@ def shorten(text: str) -> str:
     return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 3]}..."
 
 
+def short_id(client: object) -> str:
+    """Return a client's id of any type, from a message, as a text of at most 100 characters."""
+    text = client if isinstance(client, str) else short_repr(client)
+    return shorten(text if len(text) <= 100 else f"{text[:97]}...")
+
+
 def check_list(name: str, values: Any) -> tuple[Any, ...]:
     """Return a list or tuple as a tuple, which other threads cannot change; raise ArrayError for other values."""
     if not isinstance(values, list | tuple):
@@ -203,8 +209,10 @@ def length(name: str, array: Any) -> int:
 def numbers(name: str, values: Any, dtype: type) -> npt.NDArray[Any]:
     """Return values as an array of a dtype; raise DtypeError if a value is not a number."""
     try:
-        return np.array(values, dtype)
-    except (TypeError, ValueError) as error:
+        return np.array(own_class(name, values), dtype)
+    except FedcoreError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
         raise DtypeError(f"{name}: expected numbers: {error}") from None
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from fedcore import Server
-from fedcore import runtime as atomic_file
-from fedcore.cluster.manifest import replace_text
+from fedcore import files as atomic_file
 from fedcore.errors import ConfigError, FedcoreError
 from fedcore.experiment import load_preset
 from fedcore.experiment import results as records
@@ -40,7 +39,6 @@ WRITERS = {
     "trace.json": lambda path: profile().save(path),
     "curves.png": lambda path: draw_holdings(np.ones((2, 2), np.int64), path, title=""),
     "report.md": lambda path: atomic_file.write_text(path, "words"),
-    "cluster.json": lambda path: replace_text(path, "{}"),
 }
 
 

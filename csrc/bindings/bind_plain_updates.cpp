@@ -42,7 +42,9 @@ py::object plain_model(PyObject* model, std::int64_t n) {
         const py::object module = py::type::handle_of(y).attr("__module__");
         if (!PyUnicode_Check(module.ptr()) || PyUnicode_CompareWithASCIIString(module.ptr(), "torch") != 0) return {};
         py::object view = y.attr("detach")().attr("numpy")();
-        return is_plain_vector(view, n) ? view : py::object();
+        // For a tensor without memory the view is a new array, whose contents are undefined.
+        const bool owns = py::isinstance<py::array>(view) && py::reinterpret_borrow<py::array>(view).owndata() && n > 0;
+        return is_plain_vector(view, n) && !owns ? view : py::object();
     } catch (const py::error_already_set& error) {  // for example a tensor on a device
         if (!error.matches(PyExc_Exception)) throw;
         return {};
@@ -77,11 +79,17 @@ bool are_different(std::vector<std::int64_t>& numbers) {
     return std::adjacent_find(numbers.begin(), numbers.end()) == numbers.end();
 }
 
+// Whether an optional loss is a plain float >= 0 and not infinite.
+bool is_loss(PyObject* object) {
+    if (object == Py_None) return true;
+    return PyFloat_CheckExact(object) && PyFloat_AS_DOUBLE(object) >= 0 && std::isfinite(PyFloat_AS_DOUBLE(object));
+}
+
 // Reads a list of updates at once, if each is of the usual form: a model as a float32 vector of n elements, of NumPy or
-// torch, from one draw of a registered client, of a round within oldest..newest, without a control. A missing round is
-// `absent`, or unusual if that is kNoRound. Unless `repeats`, the clients must differ. Otherwise returns None, and
-// Python reads the updates one by one and reports errors. This saves time on small models, for which reading takes most
-// of a round. Missing numbers of examples are NaN.
+// torch, from one draw of a registered client, of a round within oldest..newest, without a control, and with a valid
+// loss or none. A missing round is `absent`, or unusual if that is kNoRound. Unless `repeats`, the clients must differ.
+// Otherwise returns None, and Python reads the updates one by one and reports errors. This saves time on small models,
+// for which reading takes most of a round. Missing numbers of examples are NaN.
 py::object read_plain_updates(const py::object& updates, const py::handle& type, const Registered& index,
                               std::int64_t n, double lr, double max_steps, double max_examples, bool own_rates,
                               double max_lr, std::int64_t oldest, std::int64_t newest, std::int64_t absent,
@@ -112,7 +120,7 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
         start[i] = round_of(field(kRound), oldest, newest, absent);
         const bool plain = done > 0 && held > 0 && rate_used > 0 && std::isfinite(1 / (rate_used * done)) &&
                            whole(field(kCount), 1) == 1 && field(kControl) == Py_None && start[i] != kNoRound &&
-                           is_model(field(kKind)) && field(kWeight) == Py_None;
+                           is_model(field(kKind)) && field(kWeight) == Py_None && is_loss(field(kLoss));
         if (!plain) return py::none();
         py::object model = plain_model(field(kValue), n);
         if (!model) return py::none();

@@ -123,10 +123,9 @@ ExportedArray from_tensor(const dlpack::Tensor* tensor, bool writable, Name name
     // An array without elements may have no address, but a null pointer would mean a missing array.
     static double nothing;
     const bool empty = std::find(found.shape.begin(), found.shape.end(), 0) != found.shape.end();
-    if (tensor->data == nullptr && !empty)
-        raise("ArrayError", name.text() + ": expected " + memory_due(devices) + ", got " +
-                                text(found.dtype, found.shape) + " with a null address");
-    found.data = empty ? static_cast<void*>(&nothing) : static_cast<char*>(tensor->data) + tensor->byte_offset;
+    found.data = empty                     ? static_cast<void*>(&nothing)
+                 : tensor->data == nullptr ? nullptr
+                                           : static_cast<char*>(tensor->data) + tensor->byte_offset;
     return found;
 }
 
@@ -337,9 +336,8 @@ ExportedArray open_cuda_interface(py::handle object, Name name, CallersStreams& 
     }
 }
 
-}  // namespace
-
-ExportedArray open_array(py::handle object, Name name, Keep& keep, CallersStreams* streams) {
+// The array, whose address may be null.
+ExportedArray open_any(py::handle object, Name name, Keep& keep, CallersStreams* streams) {
     const bool devices = streams != nullptr;
     if (py::isinstance<py::array>(object)) {
         keep.objects.push_back(py::reinterpret_borrow<py::object>(object));
@@ -378,6 +376,18 @@ ExportedArray open_array(py::handle object, Name name, Keep& keep, CallersStream
     }
     raise("ArrayError", name.text() + ": expected " + memory_due(devices) + ", got " +
                             std::string(py::str(py::type::of(object).attr("__name__"))));
+}
+
+}  // namespace
+
+ExportedArray open_array(py::handle object, Name name, Keep& keep, CallersStreams* streams) {
+    const ExportedArray found = open_any(object, name, keep, streams);
+    const bool empty = std::find(found.shape.begin(), found.shape.end(), 0) != found.shape.end();
+    if (found.data == nullptr && !empty)
+        raise("ArrayError", name.text() + ": expected " + memory_due(streams != nullptr) + ", got " +
+                                text(found.dtype, found.shape) + " of the class " + Py_TYPE(object.ptr())->tp_name +
+                                " with a null address; pass a plain array with the numbers");
+    return found;
 }
 
 }  // namespace fedcore::bindings

@@ -21,7 +21,7 @@ from pfl.stats import MappedVectorStatistics
 from fedcore import kernels
 from fedcore.adapters.session import add_reply, open_server, rejection_line, server_options, with_plain_steps
 from fedcore.algorithms import Algorithm
-from fedcore.arrays import dtype_name, own_class, to_host
+from fedcore.arrays import dtype_name, read_leaf, to_host
 from fedcore.errors import ArrayError, CheckpointError, DtypeError, RoundError
 from fedcore.kernels import Codes, quantise
 from fedcore.model import Layout
@@ -151,7 +151,7 @@ class Method(Postprocessor, SumAggregator):
 
 
 def _mean(stats: Any) -> dict[str, Any]:
-    delta = {str(name): own_class(str(name), tensor) for name, tensor in stats.items()}
+    delta = {str(name): read_leaf(str(name), tensor) for name, tensor in stats.items()}
     if not delta:
         raise ArrayError("statistics: has no tensors")
     return delta if stats.weight == 1 else {name: tensor / stats.weight for name, tensor in delta.items()}

@@ -1,6 +1,7 @@
 """``fedcore store``: commands on the folder of a client store, a server or a cluster."""
 
 import math
+import os
 import re
 import sys
 from contextlib import ExitStack, closing, suppress
@@ -16,21 +17,26 @@ from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
 from fedcore.cluster.coordinator import common_transaction
 from fedcore.cluster.manifest import Manifest, manifest_at
-from fedcore.errors import CheckpointError, MissingDependencyError, RoundError, StoreError
+from fedcore.errors import CheckpointError, CorruptionError, MissingDependencyError, RoundError, StoreError
 from fedcore.kernels import combined_square
 from fedcore.model import FORMS, form_of, write_model
+from fedcore.model.safetensors import StoredFile
 from fedcore.options import Storage
 from fedcore.server import Server
+from fedcore.server.audit import Document, write_lines
 from fedcore.server.folder import (
-    JOURNAL,
+    SERVER,
     Journal,
     folder_problems,
     group_folders,
+    journal_of,
     journal_problems,
     last_change,
     loading_hints,
     loading_problems,
+    open_part,
     open_updates,
+    read_audit,
     read_model,
     transactions,
 )
@@ -38,7 +44,7 @@ from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.files.inventory import INDEX
 from fedcore.store.inspect import give_up, look, state_of
-from fedcore.validation import expand_home
+from fedcore.validation import expand_home, short_repr
 
 HELP = """
     Inspect and maintain the folder of a client store, a server or a cluster.
@@ -68,6 +74,8 @@ def add_arguments(top: Parser) -> None:
             terminal.add_imports(parser)
             about = "also erase all bytes of removed clients and replaced rows from the files"
             parser.add_argument("--erase", action="store_true", help=about)
+        if run in (verify, compact):
+            _add_audit_key(parser)
     # The last parser of the loop is that of recover.
     parser.add_argument("--accept-loss", action="store_true", help="discard the lost commits (default: dry run)")
     parser = group.add_command("export", export)
@@ -79,6 +87,10 @@ def add_arguments(top: Parser) -> None:
     parser.add_argument("--keep-in-objective", action="store_true", help="keep the weights of the other clients")
     parser.add_argument("--erase", action="store_true", help="erase the client's id, rows and updates from the files")
     terminal.add_imports(parser)
+    _add_audit_key(parser)
+    parser = group.add_command("audit", audit)
+    parser.add_argument("path", type=expand_home, metavar="STATE", help="folder of a server with an audit log")
+    parser.add_argument("--export", type=expand_home, metavar="FILE", help="write the documents as JSON lines")
     parser = group.add_command("reshard", reshard)
     parser.add_argument(
         "path", type=expand_home, metavar="PATH", help="manifest or folder of a cluster, or a server's folder"
@@ -92,6 +104,19 @@ def add_arguments(top: Parser) -> None:
 
 def _add_folders(parser: Parser, name: str, about: str) -> None:
     parser.add_argument(name, nargs="+", type=expand_home, metavar="FOLDER", help=about)
+
+
+def _add_audit_key(parser: Parser) -> None:
+    about = "file with the 32 bytes of the key that signs the audit log"
+    parser.add_argument("--audit-key", type=expand_home, metavar="FILE", help=about)
+
+
+def _audit_key(options: Options) -> bytes | None:
+    """Return the key in a file; one byte more than a key is enough to refuse other files."""
+    if options.audit_key is None:
+        return None
+    with os.fdopen(StoredFile.open(str(options.audit_key))[1], "rb") as file:
+        return file.read(33)
 
 
 def info(options: Options) -> None:
@@ -110,9 +135,19 @@ def info(options: Options) -> None:
         hints = [] if problems else loading_hints(opened)
         waiting, damage = _waiting(options.path, opened.state)
         problems += damage
+    log, damage = _audit(options.path)
+    problems += damage
+    newest = log[-1][0] if log else None
     if options.json:
         last = None if undo is None else {"what": undo.transaction, "before": undo.before}
-        facts = {"undo": last, "open_round": waiting, "problems": problems, "to_load": hints, "age": age}
+        facts = {
+            "undo": last,
+            "open_round": waiting,
+            "problems": problems,
+            "to_load": hints,
+            "age": age,
+            "audited": newest,
+        }
         terminal.print_json(asdict(found) | facts)
         _check_age(age, options)
         return
@@ -128,6 +163,7 @@ def info(options: Options) -> None:
             ("free slots", f"{found.free:,}"),
             ("on disk", terminal.bytes_text(found.bytes)),
             *([("open round", f"{len(waiting):,} updates in the journal")] if waiting else []),
+            *([("newest audit document", newest)] if newest else []),
             ("undo", "nothing to roll back" if undo is None else f"{undo.transaction}, back to {undo.before}"),
             *(("read by", f"process {process}, {behind:,} commits behind") for process, behind in found.readers),
             *(("cannot be loaded", problem) for problem in problems),
@@ -141,11 +177,29 @@ def info(options: Options) -> None:
     _check_age(age, options)
 
 
+def _stores(path: Path) -> list[Path]:
+    """Return the folder of a store or a server, and those of a server's groups."""
+    return [path, *group_folders(path)]
+
+
+def _open(folder: Path, named: Path, **how: Any) -> ClientStore:
+    """Open the store in the folder that the caller has named, or in a part of it."""
+    return ClientStore.open(folder, **how) if folder == named else open_part(folder, **how)
+
+
 def _waiting(folder: Path, state: Any) -> tuple[list[Any], list[str]]:
     """Return the clients with an update in the journal, and the problems of the journal."""
     try:
         return open_updates(folder, state), []
     except StoreError as error:
+        return [], [str(error)]
+
+
+def _audit(folder: Path) -> tuple[list[tuple[str, Document]], list[str]]:
+    """Return the documents of the audit log with their digests, and its problems."""
+    try:
+        return read_audit(folder), []
+    except (CorruptionError, CheckpointError) as error:
         return [], [str(error)]
 
 
@@ -183,25 +237,26 @@ def verify(options: Options) -> None:
         _verify_cluster(*at, options)
         return
     problems, rows, vectors, hints = [], 0, 0, list[str]()
-    for folder in (options.path, *group_folders(options.path)):
-        with ClientStore.open(folder, readonly=True) as opened:
+    for folder in _stores(options.path):
+        with _open(folder, options.path, readonly=True) as opened:
             problems += (opened.verify() or folder_problems(opened)) + journal_problems(folder)
             rows, vectors = rows + len(opened), vectors + len(opened.vector_names())
             hints = [] if problems else hints or loading_hints(opened)
+    problems += [] if problems else _audit(options.path)[1]
     facts: dict[str, Any] = {"to_load": hints, "rows": rows, "vectors": vectors}
     lines = [f"sound: {rows:,} rows and {vectors} vectors", *(f"to load it, {hint}" for hint in hints)]
     if options.round and not problems:
-        facts["open_round"], more = _replayed(options.path)
+        facts["open_round"], more = _replayed(options.path, _audit_key(options))
         lines += more
     _print_verdict(problems, facts, lines, options)
 
 
-def _replayed(path: Path) -> tuple[dict[str, Any], list[str]]:
+def _replayed(path: Path, key: bytes | None) -> tuple[dict[str, Any], list[str]]:
     """Finish the open round of a server's folder in memory; return facts and lines to print."""
-    if not (path / JOURNAL).exists():
+    if (at := journal_of(path)) is None:
         raise StoreError(f"{path}: has no journal; a server with Storage(journal=True) writes one")
-    with Server.load(path, storage=Storage(medium="ram")) as server:
-        with closing(Journal(path / JOURNAL, server._settings, readonly=True)) as journal:
+    with Server.load(path, storage=Storage(medium="ram", audit_key=key)) as server:
+        with closing(Journal(at, server._settings, readonly=True)) as journal:
             x, number, missing = copied(server.x), server.round_number, None
             journal.begin(number, server._backend.sent_checksums())
             round = server.open_round(newcomers=journal.newcomers(number, [], server.clients))
@@ -212,11 +267,14 @@ def _replayed(path: Path) -> tuple[dict[str, Any], list[str]]:
                 missing = str(error)
         step = math.sqrt(combined_square([server.x, x], [1.0, -1.0]))
         facts = {"round": number, "accepted": sorted(round.clients, key=str), "rejected": round.rejected}
-        facts |= {"step": step, "digest": digest_of_numbers(server.x), "missing": missing}
+        result = {"step": step, "digest": digest_of_numbers(server.x)}
+        private = server._settings.rules.private is not None  # the noise would be new, and no ledger would count it
+        facts |= (dict.fromkeys(result) if private else result) | {"missing": missing}
     lines = [f"round {number}: {len(round.clients):,} updates in the journal count"]
     lines += [f"round {number} rejects {client!r}: {reason}" for client, reason in round.rejected]
-    result = f"|x' - x| = {step:.4g}, digest of x' {facts['digest']}"
-    return facts, [*lines, f"round {number}: {missing or result}"]
+    shown = f"|x' - x| = {step:.4g}, digest of x' {facts['digest']}"
+    shown = "x' is not shown, because its noise is drawn when the round ends" if private else shown
+    return facts, [*lines, f"round {number}: {missing or shown}"]
 
 
 def compact(options: Options) -> None:
@@ -231,19 +289,25 @@ def compact(options: Options) -> None:
     terminal.load_imports(options.imports)
     at = manifest_at(options.path)
     shards = [] if at is None else [Path(one.folder or "") for one in at[1].shards(at[0].parent, options.folders)]
-    journal = (options.path if at is None else at[0].parent) / JOURNAL
-    journals = [journal] if journal.exists() else []
-    stores = [*(shards or [options.path, *group_folders(options.path)]), *journals]
+    journal = journal_of(options.path if at is None else at[0].parent)
+    journals = [] if journal is None else [journal]
+    stores = [*(shards or _stores(options.path)), *journals]
     before = sum(map(_bytes, stores))
-    if shards or (options.erase and isinstance(state_of(options.path), dict)):  # its state may have clients' ids
-        storage = Storage(folders=options.folders) if shards else Storage(medium="mmap")
+    if shards or (options.erase and _is_server(options.path)):  # its state may have ids of removed clients
+        own = {"folders": options.folders} if shards else {"medium": "mmap", "audit_key": _audit_key(options)}
+        storage = Storage(**own)
         with Server.load(options.path, storage=storage) as server:
             server.compact(erase=options.erase)
     for folder in journals if shards else stores:
-        with ClientStore.open(folder) as opened:
+        with _open(folder, options.path) as opened:
             opened.compact(erase=options.erase)
     after = sum(map(_bytes, stores))
     print(f"{terminal.bytes_text(before)} on disk before, {terminal.bytes_text(after)} now")
+
+
+def _is_server(folder: Path) -> bool:
+    state = state_of(folder)
+    return isinstance(state, dict) and state.get("what") == SERVER
 
 
 def _bytes(folder: Path) -> int:
@@ -266,12 +330,12 @@ def undo(options: Options) -> None:
       fedcore store undo PATH
     """
     _require_unsharded("undo", options.path, "they keep their last change only to agree after a crash")
-    folders = [options.path, *group_folders(options.path)]
+    folders = _stores(options.path)
     for folder in folders:
-        with ClientStore.open(folder, readonly=True) as opened:
+        with _open(folder, options.path, readonly=True) as opened:
             _required(opened)  # check before opening for writing, which converts an older format
     with ExitStack() as stack:
-        stores = [stack.enter_context(ClientStore.open(folder, keep_previous=True)) for folder in folders]
+        stores = [stack.enter_context(_open(folder, options.path, keep_previous=True)) for folder in folders]
         found = _required(stores[0])
         if len(stores) > 1 and len({transactions(store) for store in stores}) > 1:
             raise StoreError(
@@ -344,6 +408,32 @@ def export(options: Options) -> None:
     print(f"wrote {file}: the model after {model.round_number} rounds, {size}")
 
 
+def audit(options: Options) -> None:
+    """Show the audit log of a server's folder, or export it.
+
+    The command checks the documents first. It prints the digest of the newest one. If you
+    publish it after each round, `fedcore audit check FILE --anchor DIGEST` shows anyone with
+    the exported file that no document up to it was changed. The command only reads, and can
+    run while a server writes to the folder.
+
+    Examples:
+      fedcore store audit state
+      fedcore store audit state --export log.jsonl
+    """
+    _require_unsharded("audit", options.path, "they keep no audit log")
+    if not (log := read_audit(options.path)):
+        raise StoreError(f"{options.path}: has no documents; a server with Storage(audit=True) writes them")
+    if options.export is not None:
+        write_lines(options.export, [document for _, document in log])
+        print(f"wrote {options.export}: {len(log):,} documents")
+    else:
+        for number, (digest, document) in enumerate(log):
+            counts = [(name, document.get(name)) for name in ("updates", "rejected")]
+            more = "".join(f", {len(listed)} {name}" for name, listed in counts if isinstance(listed, list))
+            print(f"{number:6}  {digest[:16]}  round {document['round']}: {short_repr(document['what'])[1:-1]}{more}")
+    print(f"newest document: {log[-1][0]}")
+
+
 def _require_unsharded(command: str, path: Path, instead: str) -> None:
     if manifest_at(path) is not None:
         raise StoreError(f"{path}: {command}: not supported with shards: {instead}")
@@ -364,7 +454,8 @@ def remove_client(options: Options) -> None:
       fedcore store remove-client state 6718209338712947
     """
     terminal.load_imports(options.imports)
-    with Server.load(options.path, storage=Storage(medium="mmap")) as server:
+    storage = Storage(medium="mmap", audit_key=_audit_key(options))
+    with Server.load(options.path, storage=storage) as server:
         client: Any = options.client
         known = server.clients
         if re.fullmatch(r"[0-9]{1,20}", client) and (int(client) in known or client not in known):

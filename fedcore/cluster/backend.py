@@ -22,9 +22,9 @@ from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of, requ
 from fedcore.cluster.placement import LocalThreads
 from fedcore.cluster.shard import Finished, UpdateHeader, concatenate, settings_of_shard
 from fedcore.errors import ClusterError, FedcoreError, RangeError, RoundError, StoreError
+from fedcore.files import resolve_own_links
 from fedcore.model import Layout
 from fedcore.options import Callback, Compute, Settings, Storage, checked_objects
-from fedcore.runtime import resolve_own_links
 from fedcore.server.broadcast import SentVectors
 from fedcore.server.folder import JOURNAL, Journal
 from fedcore.server.report import Report, tell
@@ -135,7 +135,7 @@ class ShardedRound(Round):
         if is_valid and (reason := self._write_to_journal(client, update, vector, control)) is not None:
             self._rejected.append((client, reason))
             return False
-        self._hold(header, slices, may_wait=self._may_hold or update.keep or is_fixed)
+        self._hold(header, slices, may_wait=self._may_hold or update.keep is True or is_fixed)
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
         return client in self._known
@@ -594,7 +594,12 @@ def new_backend(
         )
         for k, span in enumerate(ranges)
     ]
-    backend.coordinator.make(listed, sizes, storage.codec or "f32", storage.durability_of_parts, is_new, each=each)
+    try:
+        backend.coordinator.make(listed, sizes, storage.codec or "f32", storage.durability_of_parts, is_new, each=each)
+    except BaseException:
+        if home is not None and not any(os.path.lexists(info.folder or "") for info in infos):
+            (home / folders.INTENT).unlink()
+        raise
     try:
         if home is not None:
             remove(home / JOURNAL)
@@ -655,7 +660,11 @@ def _require_supported(storage: Storage, compute: Compute) -> None:
         ("cached_rows", storage.cached_rows is not None, "shards run on CPUs"),
         ("keep_previous", storage.keep_previous is not None, "each shard always keeps its previous transaction"),
         ("resident", storage.resident is not None, "each shard has its own memory"),
-        ("audit", bool(storage.audit), "each shard has only slices of the vectors"),
+        (
+            "audit" if storage.audit_key is None else "audit_key",
+            bool(storage.audit),
+            "each shard has only slices of the vectors",
+        ),
     ):
         if is_given:
             raise RangeError(f"{name}: not supported with shards: {reason}; leave it out")

@@ -4,6 +4,7 @@ A group computes like a server of its tensors, in which a client that did not se
 has all clients. A client's row in it is the set of groups that the client sends.
 """
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,10 +17,12 @@ import numpy as np
 from fedcore.algorithms import Algorithm
 from fedcore.arrays import CPU, F32, BufferPool, Floats, copied, core, empty, freeze, view_of, zeros
 from fedcore.errors import CheckpointError, RangeError, RoundError, ShapeError, StoreError
+from fedcore.files import part_of, require_same
 from fedcore.options import Compute, Settings, Storage
 from fedcore.rules import ClaimWindows
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Result, UpdateBatch
+from fedcore.server.audit import Document
 from fedcore.server.broadcast import SentVectors, WholeVectors
 from fedcore.server.folder import checkpoint_errors, go_back, group_folders, server_state, transactions
 from fedcore.server.report import UNASKED, Diagnosis, Report, report_of, staleness
@@ -33,7 +36,7 @@ from fedcore.server.server import (
     resumed_state,
     saved_rows,
 )
-from fedcore.server.state import AwaitedClients, NewClients, Newcomers, State
+from fedcore.server.state import AwaitedClients, Documents, NewClients, Newcomers, State
 from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot, vectors_of
 from fedcore.server.update import Kind, Update, as_sent, as_vector, in_float32, raises_fedcore_errors
 from fedcore.server.validation import UpdateReader, Weighing, never_negative
@@ -261,7 +264,7 @@ class GroupedState(State):
             groups=reports,
         )
 
-    def accept(self, after: Snapshot, document: str | None = None) -> None:
+    def accept(self, after: Snapshot, facts: Document | None = None) -> None:
         """See ``State``. A client leaves the groups that its first accepted update does not have."""
         steps, new = self._steps, self._new_sets
 
@@ -273,7 +276,7 @@ class GroupedState(State):
                 group.store.forget(client)
             group.accept(left._replace(population=population))
 
-        own = partial(self._become, after, self.snapshot.round_number)
+        own = partial(self._become, after, self.snapshot.round_number, None)
         self._commit(own, [partial(accept, i, group) for i, group in enumerate(self.groups.values())])
         self.newcomers.forget()
 
@@ -309,12 +312,12 @@ class GroupedState(State):
     def _states(self) -> list[State]:
         return [self, *self.groups.values()]
 
-    def _become(self, after: Snapshot, round: int, document: str | None = None) -> None:
+    def _become(self, after: Snapshot, round: int, facts: Document | None) -> None:
         after = after._replace(transactions=self.snapshot.transactions + 1)
         self.keep(after, round)
         self.snapshot = after.on_disk(self.store) if self.store.medium == "mmap" else after
 
-    def keep(self, after: Snapshot, round: int, document: str | None = None) -> None:
+    def keep(self, after: Snapshot, round: int, documents: Documents = ()) -> None:
         """See ``State``."""
         if self.store.medium == "mmap":
             super().keep(after, round)
@@ -337,7 +340,7 @@ class GroupedState(State):
 
     def _only_count(self, group: State) -> None:
         """Commit a transaction without a change."""
-        group._become(group.snapshot, group.round_number)
+        group._become(group.snapshot, group.round_number, None)
 
     def add_clients(self, clients: list[ClientId], sizes: Sizes | None) -> None:
         """See ``State``."""
@@ -570,9 +573,12 @@ def saved_backend(
         with checkpoint_errors(path):
             layout = Settings.from_state(saved["settings"], given, compute).layout
             folders = dict(zip(layout.groups, group_folders(path), strict=True))
+        found = {folder: part_of(folder) for folder in folders.values()}
         stores = {
             name: stack.enter_context(saved_rows(folder, storage, compute))[0] for name, folder in folders.items()
         }
+        for folder, one in found.items():
+            require_same(folder, one, os.lstat(folder))
         with checkpoint_errors(path):
             _agree([rows, *stores.values()])
             groups = {}
@@ -610,7 +616,11 @@ def _require_supported(algorithm: Algorithm | None, storage: Storage, compute: C
         ("keep_previous", storage.keep_previous is not None, "each group always keeps its previous transaction"),
         ("resident", storage.resident is not None, "x of all groups is in memory"),
         ("journal", bool(storage.journal), "it holds whole updates"),
-        ("audit", bool(storage.audit), "its documents have digests of whole models"),
+        (
+            "audit" if storage.audit_key is None else "audit_key",
+            bool(storage.audit),
+            "its documents have digests of whole models",
+        ),
         (
             "algorithm",
             algorithm is not None and algorithm.second_vector is not None,

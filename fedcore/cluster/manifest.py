@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import re
-import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -15,13 +14,13 @@ from uuid import uuid4
 
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.errors import CheckpointError, FedcoreError, LockedError, RangeError, StoreError
+from fedcore.files import is_own_folder, part_of, read_bytes, require_own_file, require_same, write_text
 from fedcore.model import Layout, Slice
-from fedcore.runtime import is_own, mode_of, require_file
 from fedcore.server.folder import checkpoint_errors, server_state
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files import disk
 from fedcore.store.files.folder import remove, sweep
-from fedcore.store.files.inventory import INDEX, is_disposable, is_own_folder, require_same
+from fedcore.store.files.inventory import INDEX, is_disposable
 from fedcore.validation import check_integer, expand_home, is_integer
 
 LOGGER = logging.getLogger("fedcore.cluster")
@@ -127,13 +126,10 @@ class ShardInfo:
         return rows
 
     def require_inside(self) -> os.stat_result | None:
-        """Return the folder's status; reject a link or another user's folder. Return None if the caller named it."""
-        if self.folder is None or self.is_named or not os.path.lexists(self.folder):
+        """Return the folder's status; see ``files.part_of``. Return None if the caller named it."""
+        if self.folder is None or self.is_named:
             return None
-        found, home = os.lstat(self.folder), os.stat(os.path.dirname(self.folder))
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), home.st_uid):
-            raise StoreError(f"{self.folder}: is a link, or belongs to another user; if it is yours, pass folders=")
-        return found
+        return part_of(Path(self.folder), "if it is yours, pass folders=")
 
 
 def shard_in(folder: str) -> int | None:
@@ -193,7 +189,7 @@ class Manifest:
             "shards": [{"folder": one, **span._asdict()} for one, span in zip(folders, self.ranges, strict=True)],
         }
         with disk.explained("writing a manifest", path):
-            replace_text(path, json.dumps(state, indent=1))
+            write_text(path, json.dumps(state, indent=1))
 
     def require_current(self, path: Path) -> None:
         """Raise a StoreError unless the file still names these shards. Call it once their folders are locked."""
@@ -205,9 +201,7 @@ class Manifest:
     def read(cls, path: Path) -> "Manifest":
         """Read the manifest in a file."""
         try:
-            if path.exists() and os.lstat(require_file(path)).st_size > _MOST_BYTES:
-                raise CheckpointError(f"{path}: the file exceeds {_MOST_BYTES} bytes, so it is not a manifest")
-            text = path.read_text() if path.is_file() or not path.exists() else ""
+            text = read_bytes(path, _MOST_BYTES).decode() if not path.is_dir() else ""
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{path}: cannot read the manifest: {error}") from None
         with checkpoint_errors(path):
@@ -240,13 +234,6 @@ def _require_partition(layout: Layout, ranges: tuple[Range, ...]) -> None:
         raise ValueError(f"shards: {ranges} do not match {layout.n_parameters} parameters and {layout.n} elements")
 
 
-def require_own_file(path: Path) -> None:
-    """Raise a StoreError if the file is a link or another user's."""
-    found = os.lstat(path)
-    if not stat.S_ISREG(found.st_mode) or not is_own(path, found):
-        raise StoreError(f"{path}: is a link, or belongs to another user; use a different folder")
-
-
 def folders_of(names: Sequence[str], folders: Sequence[str | os.PathLike[str]] | None) -> tuple[str, ...]:
     """Return the given folders of shards. Default: folders with these names next to the manifest."""
     if folders is None:
@@ -266,7 +253,7 @@ def prepare(home: Path) -> str:
         if os.path.lexists(home / INTENT):
             require_own_file(home / INTENT)
             with suppress(LookupError, TypeError, ValueError):
-                return str(json.loads((home / INTENT).read_text())["made"]["cluster"])
+                return str(json.loads(read_bytes(home / INTENT, _MOST_BYTES))["made"]["cluster"])
     return uuid4().hex
 
 
@@ -291,22 +278,6 @@ def older_copy(home: Path) -> Manifest | None:
     if any(shard_in(folder) is None or folder.count("-") < 2 for folder in found[1].folders or ()):
         raise StoreError(f"{home / NAME}: not a copy that save() wrote; save to a different folder")
     return found[1]
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replace a file durably in one step. The new file gets the mode of the old one."""
-    draft, mode = path.with_name(f"{path.name}.draft-{uuid4().hex[:12]}"), mode_of(path)
-    try:
-        with open(draft, "x") as file:
-            if mode is not None:
-                os.fchmod(file.fileno(), mode)
-            file.write(text)
-            file.flush()
-            disk.sync(file.fileno())
-        disk.rename(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    disk.sync_path(path.parent)
 
 
 @contextmanager
@@ -337,7 +308,7 @@ Delete = Callable[[str, Sequence[str]], bool]
 def write_intent(home: Path, *, new: Manifest, old: Manifest | None) -> None:
     """Write durably which shards a save or a reshard will write, and which it will then delete. ``home`` is locked."""
     state = {"made": _intent_of(home, new), "going": None if old is None else _intent_of(home, old)}
-    replace_text(home / INTENT, json.dumps(state))
+    write_text(home / INTENT, json.dumps(state))
 
 
 def clean_up(home: Path, delete: Delete, *, deletes_old: bool = True, named: Collection[str] = ()) -> None:
@@ -355,7 +326,7 @@ def clean_up(home: Path, delete: Delete, *, deletes_old: bool = True, named: Col
     present = manifest_at(home / NAME)
     try:
         with checkpoint_errors(home / INTENT):
-            state = json.loads((home / INTENT).read_text())
+            state = json.loads(read_bytes(home / INTENT, _MOST_BYTES))
             new, old = state["made"], state["going"]
             is_done = present is not None and _intent_of(home, present[1]) == new
             unused = old if is_done else new

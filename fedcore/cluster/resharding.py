@@ -19,7 +19,15 @@ from fedcore.errors import CheckpointError, FedcoreError, RangeError, StoreError
 from fedcore.model import Layout
 from fedcore.options import limits_from_state, revive
 from fedcore.rules import Chain
-from fedcore.server.folder import JOURNAL, checkpoint_errors, go_back, server_state, transactions
+from fedcore.server.folder import (
+    JOURNAL,
+    checkpoint_errors,
+    go_back,
+    journal_of,
+    open_part,
+    server_state,
+    transactions,
+)
 from fedcore.server.step import OF_MODEL
 from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
@@ -95,8 +103,7 @@ def reshard(
         is_copy = found is not None and to is None and found[1].is_copy
         manifest = Manifest(uuid4().hex, old.layout, ranges, names, is_copy)
         home = Path(os.path.realpath(found[0].parent if found and to is None else to or ""))
-        journal = (found[0].parent if found else path) / JOURNAL
-        copies_journal = to is not None and journal.exists()
+        journal = None if to is None else journal_of(found[0].parent if found else path)
         if to is not None:
             own.prepare(home)
         infos = manifest.shards(home, folders)
@@ -107,13 +114,13 @@ def reshard(
             own.write_intent(home, new=manifest, old=found[1] if found and to is None else None)
             try:
                 old.write(infos, ranges, progress)
-                if copies_journal:
-                    with ClientStore.open(journal, readonly=True) as kept:
+                if journal is not None:
+                    with open_part(journal, readonly=True) as kept:
                         kept.save(home / JOURNAL)
                 manifest.write(home / NAME)
             except BaseException:
                 opened.close()
-                if copies_journal and not (home / NAME).exists() and (home / JOURNAL).exists():
+                if journal is not None and not (home / NAME).exists() and (home / JOURNAL).exists():
                     remove(home / JOURNAL)
                 with suppress(FedcoreError):  # the manifest may be written, but not durable
                     clean_up(home, _delete, deletes_old=False, named=named)

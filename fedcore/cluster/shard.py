@@ -20,6 +20,7 @@ from fedcore import kernels, runtime
 from fedcore.arrays import F32, F64, copied, freeze
 from fedcore.cluster.manifest import BLOCK, ShardInfo, delete_shard, shard_in
 from fedcore.errors import ArrayError, FedcoreError, LockedError, StoreError
+from fedcore.files import is_own_folder
 from fedcore.kernels.robust import symmetric
 from fedcore.options import Settings, Storage
 from fedcore.server.aggregation import Counters, Reducer, Squares
@@ -33,7 +34,7 @@ from fedcore.server.update import Update, as_sent, bytes_of, digest_of
 from fedcore.server.validation import UpdateReader
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.folder import remove, require_copy
-from fedcore.store.files.inventory import INDEX, is_own_folder
+from fedcore.store.files.inventory import INDEX
 from fedcore.store.files.locks import WriterLock
 from fedcore.store.registry import ClientId
 

@@ -408,7 +408,7 @@ def _read_file(path: Path) -> Tables:
         tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such TOML or JSON file") from None
-    except (OSError, ValueError) as error:  # the ValueErrors of both parsers name the line
+    except (OSError, ValueError, RecursionError) as error:  # the ValueErrors of both parsers name the line
         raise ConfigError(f"{path}: {error}") from None
     if not isinstance(tables, dict):
         raise ConfigError(f"{path}: the top level must be a table, got {type(tables).__name__}")

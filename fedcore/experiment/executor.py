@@ -14,8 +14,9 @@ from fedcore.errors import ClusterError, FedcoreError
 from fedcore.experiment.journal import SECONDS, Begun, Copy, Entry, FolderJournal, SentJournal, record_of
 from fedcore.experiment.results import RoundRecord
 from fedcore.experiment.schema import Trial
+from fedcore.files import read_bytes, write_text
 from fedcore.profiling import Recorded, absorb, profile, room
-from fedcore.runtime import hide_warnings_of_others, import_quietly, require_file, set_threads, threads, write_text
+from fedcore.runtime import hide_warnings_of_others, import_quietly, set_threads, threads
 from fedcore.simulation.executor import MOST_TRIES, LostError, Pool, Processes, Session, Worker
 from fedcore.validation import Represented, check_integer, check_number, load_module
 
@@ -183,7 +184,7 @@ class _Task:
         """Delete the traceback file of an earlier attempt."""
         log = _traceback_file(self.job.trial, self.job.folder)
         with suppress(FileNotFoundError):
-            if "Traceback (most recent call last)" in require_file(log).read_text(encoding="utf-8", errors="replace"):
+            if b"Traceback (most recent call last)" in read_bytes(log):
                 log.unlink()
 
     def arguments(self) -> tuple[Any, ...] | None:

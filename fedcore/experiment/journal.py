@@ -23,8 +23,9 @@ from fedcore.experiment.results import (
     started,
 )
 from fedcore.experiment.schema import Evaluate, Trial
+from fedcore.files import inside, read_bytes, reading, replacing
 from fedcore.model import write_model
-from fedcore.runtime import __version__, inside, replacing, require_file
+from fedcore.runtime import __version__
 from fedcore.server import Server
 from fedcore.simulation.engines import AtWork, Engine, KeepingClients, Nodes
 from fedcore.store.files.folder import Carried, carried, put, remove
@@ -297,7 +298,7 @@ def _write_checkpoint(folder: Path, server: Server | Nodes, engine: Engine) -> N
 
 
 def _read_copy(folder: Path) -> Copy:
-    rows = {file.stem.rpartition("-")[2]: require_file(file).read_bytes() for file in _rows_files(folder)}
+    rows = {file.stem.rpartition("-")[2]: read_bytes(file) for file in _rows_files(folder)}
     return Copy(carried(folder), rows)
 
 
@@ -327,7 +328,7 @@ def _is_archive(file: Path) -> bool:
     """Whether a file is an archive of arrays, as an engine writes it. Links are not followed."""
     if file.is_symlink():
         return False
-    with require_file(file).open("rb") as content:
+    with reading(file) as content:
         return content.read(2) == b"PK"
 
 

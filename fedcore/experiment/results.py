@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TextIO, TypeVa
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from fedcore.errors import MissingDataError, MissingDependencyError
+from fedcore.errors import MissingDataError, MissingDependencyError, StoreError
 from fedcore.experiment.changes import NO_RESULT, SIZES, number_of
 from fedcore.experiment.schema import WINDOW, Line
-from fedcore.runtime import draft_of, inside, require_file
+from fedcore.files import draft_of, inside, read_bytes, read_text, reading
 from fedcore.validation import absolute
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Writer:
         if self._file is not None:
             os.fsync(self._file.fileno())
         else:
-            with self._path.open("rb") as file:  # the old file, which has these rounds and more
+            with reading(self._path) as file:  # the old file, which has these rounds and more
                 os.fsync(file.fileno())
 
     def close(self) -> None:
@@ -272,13 +272,13 @@ def started(path: Path) -> bool:
 
 def is_torn(path: Path) -> bool:
     """Whether a file is the beginning of a record, as a killed process leaves it."""
-    text = require_file(path).read_bytes().partition(b"\0")[0]
+    text = read_bytes(path).partition(b"\0")[0]
     return text.startswith(_BEGINNING) or _BEGINNING.startswith(text)
 
 
 def _complete_lines(path: Path) -> tuple[list[str], bool]:
     """Return the complete lines of a record, and whether other bytes follow them."""
-    text, lost, _ = require_file(path).read_bytes().decode("utf-8", "replace").partition("\0")
+    text, lost, _ = read_bytes(path).decode("utf-8", "replace").partition("\0")
     *lines, rest = text.split("\n")
     return lines, bool(rest or lost)
 
@@ -367,10 +367,10 @@ def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
 
 def _config_tables(config: Path) -> Mapping[str, Any]:
     try:
-        tables = json.loads(require_file(config).read_text(encoding="utf-8"))
+        tables = json.loads(read_text(config))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (StoreError, ValueError, RecursionError) as error:
         raise MissingDataError(f"{config}: not the configuration of a run: {error}") from None
     if not isinstance(tables, dict):
         raise MissingDataError(f"{config}: the top level must be a table, got {type(tables).__name__}")

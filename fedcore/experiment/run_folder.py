@@ -18,7 +18,9 @@ from fedcore.experiment.changes import changes, combined, differences
 from fedcore.experiment.journal import lengthen
 from fedcore.experiment.results import CONFIG, RECORDS, read_header, readable
 from fedcore.experiment.schema import Experiment, FromRegistry, changed, trials
-from fedcore.runtime import build_info, replacing, require_file
+from fedcore.files import read_text, replacing
+from fedcore.runtime import build_info
+from fedcore.validation import shorten
 
 if TYPE_CHECKING:
     from fedcore.simulation.batching.batched_sgd import Way
@@ -126,8 +128,8 @@ def _require_unfinished(folder: Path) -> None:
 
 def _build(folder: Path) -> dict[str, Any]:
     """Return a run's ``build.json``, or an empty dictionary if it is missing or damaged."""
-    with suppress(OSError, ValueError):
-        build = json.loads(require_file(folder / BUILD).read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError, RecursionError):
+        build = json.loads(read_text(folder / BUILD))
         return build if isinstance(build, dict) else {}
     return {}
 
@@ -273,7 +275,10 @@ def extend(folder: Path, experiment: Experiment) -> None:
 
 def _config(folder: Path) -> Experiment | None:
     path = folder / CONFIG
-    return Experiment.model_validate_json(require_file(path).read_text(encoding="utf-8")) if path.exists() else None
+    try:
+        return Experiment.model_validate_json(read_text(path)) if path.exists() else None
+    except ValueError as error:
+        raise ConfigError(f"{path}: is damaged: {shorten(str(error))}; restore the file") from None
 
 
 def _check_results(folder: Path, begun: Experiment, experiment: Experiment) -> None:

@@ -15,7 +15,7 @@ from fedcore.experiment.journal import CHECKPOINTS, is_complete
 from fedcore.experiment.results import CONFIG, RECORDS
 from fedcore.experiment.run_folder import choose_batching, extend, folder_lock, prepare, run_lock, with_additions
 from fedcore.experiment.schema import Experiment, Trial, trials
-from fedcore.runtime import inside, require_file
+from fedcore.files import inside, read_bytes
 from fedcore.simulation import data
 from fedcore.validation import absolute
 
@@ -207,7 +207,7 @@ def _seems_complete(job: Job) -> bool:
     """Whether a record has a line for each round and a header. Only the order of the trials depends on this."""
     with suppress(OSError):
         record = job.folder / RECORDS / job.trial.file_name
-        return require_file(record).read_bytes().count(b"\n") > job.trial.experiment.rounds
+        return read_bytes(record).count(b"\n") > job.trial.experiment.rounds
     return False
 
 

@@ -741,11 +741,12 @@ class VirtualClock(Section):
             raise problem(f"{method.label}: clients keep rows, which needs synchronous rounds; use placement='server'")
         if made.needs_fresh_updates:
             raise problem(f"{method.label}: takes no late updates; leave concurrency out, or use another method")
-        if made.updates_once and self.policy["buffer"] > clients:
-            raise problem(f"must be at most {clients}, the clients: {method.label} takes one update of each", "policy")
         rules = None if aggregation is None else [rule.make() for rule in aggregation]
         with _as_problem():  # a small server checks the other combinations
-            Server(np.zeros(1, np.float32), made, {0: 1}, lr=1.0, policy=as_policy(self.policy), aggregation=rules)
+            policy = as_policy(self.policy)
+            server = Server(np.zeros(1, np.float32), made, {0: 1}, lr=1.0, policy=policy, aggregation=rules)
+        if not server._settings.repeats and self.policy["buffer"] > clients:
+            raise problem(f"must be at most {clients}, the clients: {method.label} takes one update of each", "policy")
 
 
 class Evaluate(Section):

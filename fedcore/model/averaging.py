@@ -27,7 +27,6 @@ from fedcore.arrays import (
     has_infinities,
     ieee,
     library_of,
-    require_dense,
     tensor_over,
 )
 from fedcore.errors import ArrayError, FedcoreError, RangeError, ShapeError, UnknownClientError
@@ -456,7 +455,7 @@ def shares_of(weights: Any, k: int) -> npt.NDArray[np.float64]:
 
 
 def _named(client: Any, model: Any) -> Named:
-    return named_tensors(model, f"client {client}")
+    return named_tensors(model, f"client {client}", f"client {client}, ")
 
 
 def _place(leaf: Any) -> Any:
@@ -498,7 +497,6 @@ def plan_of(client: Any, model: Named, *, hold: bool = False) -> dict[str, Tenso
     for name, leaf in model.items():
         where = f"client {client}, {name}"
         kind = kind_of(where, leaf)
-        require_dense(where, leaf)
         like = leaf if hold else _placeholder(leaf)  # placeholders cost 3 us per tensor
         has_c_export = hasattr(type(leaf), "__dlpack_c_exchange_api__")
         plan[name] = TensorForm(like, dtype_name(leaf), tuple(leaf.shape), kind, has_c_export)
@@ -540,12 +538,15 @@ def _plain_rows(models: Sequence[Any], labels: Sequence[Any], plan: Mapping[str,
     others = {name: form for name, form in plan.items() if form.kind != "parameter"}
     if not all(form.has_c_export or isinstance(form.like, np.ndarray) for form in floats.values()):
         return None
-    shapes, rows = [form.shape for form in floats.values()], []
+    shapes, types, rows = [form.shape for form in floats.values()], [type(form.like) for form in floats.values()], []
     for client, model in zip(labels, models, strict=True):
         if not isinstance(model, Mapping) or model.keys() != plan.keys():
             return None
         rows.append([model[name] for name in floats])
-        if [getattr(tensor, "shape", None) for tensor in rows[-1]] != shapes:
+        try:
+            if [*map(type, rows[-1])] != types or [tensor.shape for tensor in rows[-1]] != shapes:
+                return None
+        except RuntimeError:  # a nested tensor has no shape
             return None
         for name, form in others.items():
             _check_averaged(client, name, model[name], form)
@@ -572,8 +573,6 @@ def _row(name: str, leaf: Any, form: TensorForm) -> Any:
     if not hasattr(leaf, "requires_grad"):
         return leaf
     leaf = leaf.detach() if leaf.requires_grad else leaf
-    # torch may store a tensor's numbers negated, and its exports do not report this.
-    leaf = leaf.resolve_neg() if hasattr(leaf, "is_neg") and leaf.is_neg() else leaf
     leaf = leaf if leaf.is_contiguous() else leaf.contiguous()
     # With older versions of torch, numpy() needs 8 us less per tensor than DLPack; bfloat16 requires DLPack.
     return leaf if form.has_c_export or form.dtype == "bfloat16" or not hasattr(leaf, "numpy") else leaf.numpy()
@@ -621,6 +620,7 @@ def _unaveraged(plan: Mapping[str, TensorForm], models: Sequence[Named], labels:
                 largest = np.maximum(largest, array)
             elif not np.array_equal(array, first, equal_nan=first.dtype.kind == "f"):
                 must = f"must be equal in all models, because {form.dtype} tensors are not averaged"
+                must += "; convert counts to float64" if first.dtype.kind in "iu" else ""
                 raise RangeError(f"client {client}, {name}: {must}")
         outs[name] = as_tensor(np.array(largest), form.dtype, library_of([form.like]))
     return outs

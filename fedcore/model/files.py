@@ -14,8 +14,9 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import F32, Bfloat16Array, Library, dtype_name, library_of, spans
+from fedcore.arrays import F32, Bfloat16Array, Library, dtype_name, library_of, own_class, spans
 from fedcore.errors import ArrayError, DtypeError, MissingDependencyError, StoreError, UnknownNameError
+from fedcore.files import draft_of, sync_folder
 from fedcore.model.layout import Layout, named_tensors
 from fedcore.model.safetensors import (
     BYTES,
@@ -31,7 +32,6 @@ from fedcore.model.safetensors import (
     read_json,
 )
 from fedcore.model.windows import cast
-from fedcore.runtime import draft_of, sync_folder
 from fedcore.validation import absolute, shorten
 
 FORMS: dict[str, tuple[Library, ...]] = {
@@ -111,7 +111,7 @@ def open_model(path: Any, *, key: str | None = None) -> Mapping[str, Any]:
     for name, leaf in named.items():
         kind, at = dtype_name(leaf), leaf.data_ptr()
         starts = [at - begin + offset for begin, end, offset in mappings if begin <= at < end]
-        if kind in BYTES and leaf.is_contiguous() and not leaf.is_sparse and (starts or leaf.numel() == 0):
+        if kind in BYTES and leaf.is_contiguous() and (starts or leaf.numel() == 0):
             found[name] = StoredTensor(name, file, kind, tuple(leaf.shape), (starts or [0])[0], "torch")
         else:
             found[name] = leaf.contiguous()
@@ -169,7 +169,7 @@ def _load_torch(path: Path, key: str | None, *, mmap: bool) -> dict[str, Any]:
                 advice = f"pass key={name!r}, or --key {name} in a command"
                 break
         raise ArrayError(f"{path}: cannot be read as a state_dict ({reason}){keys}; {advice}") from None
-    return {str(name): leaf.detach() for name, leaf in named.items()}
+    return {str(name): own_class(f"{path.name}, {name}", leaf) for name, leaf in named.items()}
 
 
 def _mappings_of(file: StoredFile) -> list[tuple[int, int, int]]:
@@ -239,7 +239,7 @@ def _write(tensors: dict[str, Any], form: str, file: str) -> None:
             for name in order:
                 opened.write(bytes_of(tensors[name]).data)
     else:
-        import_module("torch").save({name: leaf.detach() for name, leaf in tensors.items()}, file)
+        import_module("torch").save(tensors, file)
 
 
 def write_flat(
@@ -309,7 +309,7 @@ def _new_folder(target: Path) -> Iterator[Path]:
 def bytes_of(leaf: Any) -> npt.NDArray[np.uint8]:
     """Return a tensor's bytes in C order, little-endian; a view if it is in that form."""
     if hasattr(leaf, "detach"):
-        flat = leaf.detach().cpu().contiguous().resolve_neg().reshape(-1)
+        flat = leaf.cpu().contiguous().reshape(-1)
         view: npt.NDArray[np.uint8] = flat.view(import_module("torch").uint8).numpy()
         return view
     array = np.ascontiguousarray(leaf)

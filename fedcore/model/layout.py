@@ -1,10 +1,12 @@
 """The order of a model's tensors in one vector."""
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -26,10 +28,8 @@ from fedcore.arrays import (
     has_infinities,
     is_own_class,
     library_of,
-    own_class,
     read_leaf,
     read_tensor_to_device,
-    require_dense,
     spans,
     to_host,
     write_tensor,
@@ -49,6 +49,8 @@ from fedcore.validation import Represented
 # weights, codes), bools, and buffers that are not finite (masks of -inf). The vector has ``n`` elements. Corrections
 # and clients' rows have ``n_parameters`` elements, since they cover only the parameters.
 
+
+LOGGER = logging.getLogger("fedcore.model")
 
 Vector = npt.NDArray[np.float32]
 Kind = Literal["parameter", "buffer", "counter", "constant"]
@@ -149,7 +151,8 @@ class Layout(Represented):
         n_parameters: the number of parameter elements, which come first in the flat vector; the length of a row.
         slices: the tensors of the flat vector, in order.
         counters: the tensors that count steps, outside the flat vector.
-        constants: the tensors that must not change, outside the flat vector. An update that changes one is rejected.
+        constants: the tensors that no method averages, outside the flat vector. Only small ones, such as flags, may
+            change.
         narrow: the tensors of the flat vector whose dtype cannot represent every float32.
         aliases: further names of tied parameters. A ``state_dict`` repeats these; the flat vector holds them once.
         library: the library of the model's tensors: "numpy", "torch" or "jax".
@@ -188,6 +191,7 @@ class Layout(Represented):
                 self.n_parameters = start
         self.n = start
         self.narrow = tuple(piece for piece in self.slices if piece.dtype in NARROW)
+        self._is_wide = any(piece.dtype == "float64" for piece in self.slices)  # and nothing was logged
         self._shapes = [piece.shape for piece in self.slices]
         self._all = {piece.name: piece for piece in self.slices + self.outside}
 
@@ -232,7 +236,6 @@ class Layout(Represented):
                     kind = "constant"
                 elif name in buffer_names or any(fnmatch(name, pattern) for pattern in buffers):
                     kind = "buffer"
-            require_dense(name, leaf)
             tensors.append(Slice(name, kind, tuple(leaf.shape), dtype_name(leaf)))
         tree, groups = tree_of(x), model.groups(list(named))
         if tree is not None and (groups or model.ignored):
@@ -344,9 +347,10 @@ class Layout(Represented):
             raise ArrayError(f"model: has no tensors; send at least one of the groups {', '.join(self.groups)}")
         return found
 
-    def _named(self, x: Any) -> dict[str, Any]:
+    def _named(self, x: Any, *, to_write: bool = False) -> dict[str, Any]:
         """Return a model's tensors by name, without aliases and ignored tensors."""
-        named = {name: leaf for name, leaf in named_tensors(x).items() if name not in self.aliases}
+        tensors = named_tensors(x, to_write=to_write)
+        named = {name: leaf for name, leaf in tensors.items() if name not in self.aliases}
         return {name: named[name] for name in named if not _matches(name, self.ignored)} if self.ignored else named
 
     @property
@@ -376,6 +380,7 @@ class Layout(Represented):
         elif out.shape != (self.n,):
             raise ShapeError(f"out: expected float32[{self.n}], got shape {out.shape}")
         device = device_of(out)
+        self.log_rounded(named)
         for piece in self.slices:
             part, tensor = out[piece.start : piece.stop], named[piece.name]
             if device == CPU:
@@ -383,6 +388,16 @@ class Layout(Represented):
             else:
                 read_tensor_to_device(piece.name, tensor, part, device)
         return out
+
+    def digest(self, x: Any) -> str:
+        """Return the digest of a model, or of an update that a client sends, as the audit log of the server has it.
+
+        It is BLAKE2b-256 of ``flatten(x)`` as little-endian float32.
+
+        >>> Layout.of({"w": np.zeros(2, np.float32)}).digest({"w": np.float32([1, 2])})[:16]
+        '9173c768cb03ffbb'
+        """
+        return blake2b(np.ascontiguousarray(self.flatten(x), "<f4").data, digest_size=32).hexdigest()
 
     def pieces(self, x: Any, *, device: str = CPU) -> list[Any]:
         """Return a model's parameters and float buffers as separate vectors, in the order of ``slices``.
@@ -404,6 +419,7 @@ class Layout(Represented):
                     _check_tensor(piece, x[piece.name])
                 return plain
         named = self._check(x)
+        self.log_rounded(named)
         stored = {piece.name: leaf for piece in self.slices if isinstance(leaf := named[piece.name], StoredTensor)}
         vectors = read_tensors(stored, device) if device == CPU else {}
         pieces: list[Any] = []
@@ -487,7 +503,7 @@ class Layout(Represented):
             ArrayError, ShapeError, DtypeError: the model does not fit the layout; no tensor was changed.
             ArrayError: a tensor is read-only; tensors before it may have been changed.
         """
-        named, device = self._check(model, to_read=False, strict=strict), device_of(flat)
+        named, device = self._check(model, to_write=True, strict=strict), device_of(flat)
         if device != CPU and all(device_of(named[name]) == device for name in self.names if name in named):
             parts = {piece.name: flat[piece.start : piece.stop] for piece in self.slices}  # avoids a copy to the host
         else:
@@ -496,9 +512,21 @@ class Layout(Represented):
             if name in named:
                 write_tensor(name, named[name], part)
 
-    def _check(self, x: Any, *, to_read: bool = True, strict: bool = True) -> dict[str, Any]:
+    def log_rounded(self, named: Mapping[str, Any]) -> None:
+        """Log the first float64 tensors in memory whose numbers float32 does not hold, once."""
+        if not self._is_wide:
+            return
+        if rounded := [piece.name for piece in self.slices if _is_rounded(piece.name, named[piece.name])]:
+            self._is_wide = False
+            names = f"{', '.join(rounded[:3])}{', ...' * (len(rounded) > 3)}"
+            LOGGER.warning(
+                f"{names[:200]}: the server rounds float64 to float32, which does not hold all of these numbers; "
+                "fedcore.aggregate computes in float64"
+            )
+
+    def _check(self, x: Any, *, to_write: bool = False, strict: bool = True) -> dict[str, Any]:
         """Return the model's tensors by name after checking names, shapes and dtypes."""
-        named = self._named(x)
+        named = self._named(x, to_write=to_write)
         if not strict:
             named = {name: leaf for name, leaf in named.items() if name in self._all}
         elif named.keys() != self._all.keys():
@@ -508,11 +536,17 @@ class Layout(Represented):
                     "server from the module"
                 )
             raise ArrayError(f"model: {describe_names(list(self._all), list(named))}")
-        if to_read:
-            named = {name: own_class(name, leaf) for name, leaf in named.items()}
         for name, leaf in named.items():
             _check_tensor(self._all[name], leaf)
         return named
+
+
+def _is_rounded(name: str, leaf: Any) -> bool:
+    if isinstance(leaf, StoredTensor) or dtype_name(leaf) != "float64" or device_of(leaf) != CPU:
+        return False
+    array = as_array(name, leaf)
+    with np.errstate(all="ignore"):
+        return bool(((array.astype(np.float32) != array) & (array == array)).any())
 
 
 def _check_tensor(piece: Slice, leaf: Any) -> None:
@@ -528,12 +562,8 @@ def check_dtype(name: str, leaf: Any, dtype: str) -> None:
 
 
 def check_shape(name: str, leaf: Any, shape: tuple[int, ...]) -> None:
-    """Raise ShapeError if a tensor has a different shape or none, and ArrayError if it is sparse."""
-    require_dense(name, leaf)
-    try:
-        actual = tuple(leaf.shape)
-    except RuntimeError:  # torch raises this for a nested tensor
-        raise ShapeError(f"{name}: expected shape {shape}, got a tensor without a shape") from None
+    """Raise ShapeError if a tensor has a different shape."""
+    actual = tuple(leaf.shape)
     if actual != shape:
         raise ShapeError(f"{name}: expected shape {shape}, got {actual}{_padding(shape, actual)}")
 
@@ -565,25 +595,30 @@ def _array(piece: Slice, leaf: Any) -> npt.NDArray[Any]:
     return array
 
 
-def named_tensors(x: Any, what: str = "model") -> dict[str, Any]:
-    """Return a model's tensors by name; raise ArrayError for other objects. Messages start with ``what``."""
+def named_tensors(x: Any, what: str = "model", at: str = "", *, to_write: bool = False) -> dict[str, Any]:
+    """Return a model's tensors by name, as ``own_class`` returns them; raise ArrayError for other objects.
+
+    Messages start with ``what``, or with ``at`` and the tensor's name.
+    """
     if isinstance(x, Model):
         x = x.tensors
     if hasattr(x, "named_parameters"):
         # state_dict() would repeat tied parameters and detach the tensors.
         persistent = x.state_dict().keys()
-        return dict(x.named_parameters()) | {k: v for k, v in x.named_buffers() if k in persistent}
+        x = dict(x.named_parameters()) | {k: v for k, v in x.named_buffers() if k in persistent}
     if isinstance(x, Mapping) or _is_list(x):
         named: dict[str, Any] = {}
         for name, leaf in _items(x):
-            leaves = {name: read_leaf(leaf)}
             if isinstance(leaf, Mapping) or _is_list(leaf):
-                leaves = {f"{name}.{rest}": one for rest, one in named_tensors(leaf, what).items()}
+                inner = named_tensors(leaf, what, f"{at}{name}.", to_write=to_write)
+                leaves = {f"{name}.{rest}": one for rest, one in inner.items()}
+            else:
+                leaves = {name: read_leaf(f"{at}{name}", leaf, to_write=to_write)}
             if twice := leaves.keys() & named.keys():
                 raise ArrayError(f"{what}: two tensors are named {min(twice)!r}; names are compared as str")
             named |= leaves
         return named
-    x = read_leaf(x)
+    x = read_leaf(what, x, to_write=to_write)
     if hasattr(x, "shape"):
         return {FLAT: x}
     raise ArrayError(f"{what}: expected a module, a mapping or sequence of arrays, or an array, got {type(x).__name__}")

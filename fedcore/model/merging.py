@@ -6,7 +6,8 @@ import json
 import logging
 import math
 import os
-import shutil
+import re
+import stat
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,11 +23,23 @@ from fedcore.algorithms.optimizers import Optimizer, as_optimizer, rate_of, star
 from fedcore.arrays import F64, NARROW, Bfloat16Array, core, dtype_name, empty, ieee
 from fedcore.errors import (
     ArrayError,
+    CorruptionError,
     DivergedError,
     FedcoreError,
     LockedError,
     RangeError,
     StoreError,
+)
+from fedcore.files import (
+    FOLDER,
+    OpenFolder,
+    is_own,
+    open_file,
+    opened,
+    replacing,
+    require_same,
+    resolve_own_links,
+    sync_folder,
 )
 from fedcore.kernels import Linear
 from fedcore.kernels.robust import GramSum
@@ -45,10 +58,19 @@ from fedcore.model.averaging import (
 )
 from fedcore.model.files import ADAPTER, FORMS, bytes_of, open_model, require_equal_adapters
 from fedcore.model.layout import FLOATS
-from fedcore.model.safetensors import BYTES, TORCH_SUFFIXES, Safetensors, StoredTensor, header_of, over, read_json
-from fedcore.model.windows import UNIT, Part, Windows, cast
+from fedcore.model.safetensors import (
+    BYTES,
+    TORCH_SUFFIXES,
+    Safetensors,
+    StoredTensor,
+    header_of,
+    over,
+    read_header,
+    read_json,
+)
+from fedcore.model.windows import UNIT, Part, Rows, Windows, cast
 from fedcore.rules import Chain, Combination, Rule
-from fedcore.runtime import __version__, replacing, sync_folder
+from fedcore.runtime import __version__
 from fedcore.validation import absolute, check_number, shorten
 
 SAFE = 256 << 20
@@ -57,6 +79,8 @@ QUEUED = 3
 """The number of windows that wait to be written."""
 REPORT, PROGRESS, MOMENTS = "merge.json", "progress.json", Path("optimizer", "moments.safetensors")
 MODEL = "model.safetensors"
+_DRAFT = re.compile(r"\..+\.[0-9a-f]{12}")
+"""The name of a file that a killed merge was replacing."""
 NOTHING = np.empty(0, np.float32)
 """The moment of a tensor that the optimizer does not move."""
 
@@ -154,19 +178,19 @@ def merge(
     for name, number in (("server_lr", server_lr), ("clip_norm", clip_norm)):
         if number is not None:
             check_number(name, number, "(0, inf)")
-    target = absolute(out)
+    target = resolve_own_links(absolute(out))
     if target.suffix.lower() in (*FORMS, *TORCH_SUFFIXES):
         raise StoreError(f"{target}: the result is a folder; pass a name without {target.suffix}")
     job = _Job([*inputs], weights, base, key, optimizer, server_lr, clip_norm, chain)
-    if target.exists():
+    if os.path.lexists(target):
         return job.finished(target)
     if narrow := {form.dtype for name, form in job.plan.items() if job.is_stepped(name, form)} & set(NARROW):
         logging.getLogger("fedcore.model").warning(
             "base: is %s, so the result loses steps below its precision; use a float32 copy of the base",
             ", ".join(sorted(narrow)),
         )
-    with _part_of(target) as part:
-        if target.exists():
+    with _part_of(target, {*map(str, job.files())}) as part:
+        if os.path.lexists(target):
             return job.finished(target)
         while True:
             try:
@@ -175,54 +199,94 @@ def merge(
             except _Restart:
                 _clear(part)
             except FedcoreError:
-                shutil.rmtree(part, ignore_errors=True)
+                _clear(part, kept=None)
+                with suppress(OSError):
+                    os.rmdir(part.path)
                 raise
-        os.rename(part, target)
+        require_same(part.path, os.fstat(part.fd), os.lstat(part.path))
+        os.rename(part.path, target)
+        require_same(target, os.fstat(part.fd), os.lstat(target))
         sync_folder(target.parent)
-        (target / PROGRESS).unlink()
+        _show(part)
     return report
 
 
 @contextmanager
-def _part_of(target: Path) -> Iterator[Path]:
-    """Lock the folder that becomes the result."""
-    part = target.with_name(f".{target.name}.part")
+def _part_of(target: Path, files: set[str]) -> Iterator[OpenFolder]:
+    """Lock the folder that becomes the result. Only this user may have access to it until then."""
+    path = target.with_name(f".{target.name}.part")
     try:
-        part.mkdir(exist_ok=True)
-        fd = os.open(part, os.O_RDONLY | os.O_DIRECTORY)
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        fd = os.open(path, FOLDER)
     except (OSError, ValueError) as error:
-        raise StoreError(f"{part}: cannot be created: {getattr(error, 'strerror', error)}") from None
+        raise StoreError(f"{path}: cannot be created: {getattr(error, 'strerror', error)}") from None
+    part = OpenFolder(path, fd)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise LockedError(
-            f"{target}: a different process merges into it; wait for it, or choose another name"
-        ) from None
-    try:
-        names = {path.name for path in part.iterdir() if not path.name.startswith(f".{PROGRESS}")}
-        if names and PROGRESS not in names:
-            raise StoreError(
-                f"{part}: is not the folder of a merge; move it, or choose another name than {target.name}"
-            )
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.lexists(target):  # else a different process has finished and renamed the folder
+                require_same(path, os.fstat(fd), os.lstat(path))
+        except (OSError, StoreError):
+            reason = "a different process merges into it; wait for it, or choose another name"
+            raise LockedError(f"{target}: {reason}") from None
+        if is_own(path, os.fstat(fd)) and not os.listdir(fd):
+            os.fchmod(fd, 0o700)
+        if not os.path.lexists(target) and (problem := _problem(part, files)):
+            advice = f"move it, or choose another name than {target.name}"
+            raise StoreError(f"{path}: is not the folder of a merge: {problem}; {advice}")
         yield part
     finally:
         os.close(fd)
 
 
-def _clear(part: Path) -> None:
-    for path in part.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != PROGRESS:
-            path.unlink()
+def _problem(part: OpenFolder, files: set[str]) -> str | None:
+    """Return why a folder is not one that a killed merge has left; ``files`` are the names of its result."""
+    found, entries = os.fstat(part.fd), dict(_entries(part))
+    if not is_own(part.path, found) or found.st_mode & 0o077:
+        return "other users have access to it"
+    if PROGRESS not in entries and any(not name.startswith(f".{PROGRESS}") for name in entries):
+        return f"it has no {PROGRESS}"
+    for name, found in entries.items():
+        is_valid = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and (name in files or _DRAFT.fullmatch(name))
+        is_valid = is_valid or (name == str(MOMENTS.parent) and stat.S_ISDIR(found.st_mode))
+        if not is_valid or not is_own(part.path / name, found):
+            return f"{shorten(name)} is not a file of this merge, or is a link or another user's"
+    return None
+
+
+def _entries(part: OpenFolder) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the name and the status of each entry of a folder, first those in its folder of moments."""
+    for name in os.listdir(part.fd):
+        found = os.stat(name, dir_fd=part.fd, follow_symlinks=False)
+        if name == str(MOMENTS.parent) and stat.S_ISDIR(found.st_mode):
+            with opened(name, FOLDER, part.fd) as inner:
+                for one in os.listdir(inner):
+                    yield f"{name}/{one}", os.stat(one, dir_fd=inner, follow_symlinks=False)
+        yield name, found
+
+
+def _clear(part: OpenFolder, kept: str | None = PROGRESS) -> None:
+    """Delete the files of a merge, and no others: ``_problem`` has checked the folder."""
+    for name, found in _entries(part):
+        if stat.S_ISDIR(found.st_mode):
+            os.rmdir(name, dir_fd=part.fd)
+        elif name != kept:
+            os.unlink(name, dir_fd=part.fd)
+
+
+def _show(folder: OpenFolder) -> None:
+    """Give a finished folder the rights of its files, and delete the record of the progress."""
+    rights = stat.S_IMODE(os.stat(REPORT, dir_fd=folder.fd, follow_symlinks=False).st_mode)
+    os.fchmod(folder.fd, stat.S_IMODE(os.fstat(folder.fd).st_mode) | rights | (rights & 0o444) >> 2)
+    os.unlink(PROGRESS, dir_fd=folder.fd)
 
 
 class _Digest:
     """The digest of a model: a sum of the digests of its tensors, each a chain over the checksums of its blocks."""
 
-    def __init__(self, state: Sequence[str] = ("0", "")) -> None:
-        self._total, self._chain = int(state[0], 16), bytes.fromhex(state[1])
+    def __init__(self, state: Sequence[str] = ("0", "", "0")) -> None:
+        self._total, self._chain, self._measured = int(state[0], 16), bytes.fromhex(state[1]), int(state[2], 16)
 
     def add(self, part: Part, form: TensorForm, memory: npt.NDArray[np.uint8]) -> None:
         if part.start == 0:
@@ -231,10 +295,14 @@ class _Digest:
         for checksum in core.checksum(memory, UNIT * BYTES[form.dtype]):
             self._chain = hashlib.blake2b(self._chain + checksum.tobytes(), digest_size=16).digest()
         if part.stop == math.prod(form.shape):
-            self._total = (self._total + int.from_bytes(self._chain, "little")) % 2**128
+            number = int.from_bytes(self._chain, "little")
+            self._total = (self._total + number) % 2**128
+            if is_parameter(part.name, form):
+                self._measured = (self._measured + number) % 2**128
 
     def state(self) -> list[str]:
-        return [f"{self._total:032x}", self._chain.hex()]
+        """Return the digest, the chain of the current tensor, and the digest of the parameters alone."""
+        return [f"{self._total:032x}", self._chain.hex(), f"{self._measured:032x}"]
 
 
 class _State:
@@ -249,6 +317,7 @@ class _State:
         self.digests = [_Digest(state) for state in found.get("digests", [])] or [_Digest() for _ in range(sources)]
         self.squares: dict[str, list[float]] = found.get("squares", {})
         self.products: list[list[float]] | None = found.get("products")
+        self.first: list[str] | None = found.get("first")
 
     def text(self, fingerprint: str) -> str:
         digests = [digest.state() for digest in self.digests]
@@ -336,28 +405,36 @@ class _Job:
 
     def finished(self, target: Path) -> dict[str, Any]:
         """Return the report of a finished merge with the same arguments; raise StoreError for any other path."""
-        report: dict[str, Any] = {}
-        with suppress(FedcoreError):
-            report = _report_of(target)
-        if report.get("fingerprint") != self.fingerprint:
-            raise StoreError(f"{target}: exists; choose another name, or move it")
-        (target / PROGRESS).unlink(missing_ok=True)
-        return report
+        with suppress(FedcoreError, OSError), opened(target, FOLDER) as fd:
+            folder = OpenFolder(target, fd)
+            report, _ = read_json(target / REPORT, folder)
+            if report.get("fingerprint") == self.fingerprint and is_own(target, os.fstat(fd)):
+                if PROGRESS in os.listdir(fd):
+                    _show(folder)
+                return report
+        raise StoreError(f"{target}: exists; choose another name, or move it")
 
-    def run(self, part: Path, progress: Progress) -> dict[str, Any]:
+    def files(self) -> set[str]:
+        """Return the names in the folder of the result."""
+        names = {str(target.path) for target in self.targets()} | {REPORT, PROGRESS, ADAPTER, str(MOMENTS)}
+        if isinstance(self.pattern, Safetensors) and self.pattern.index is not None:
+            names.add(self.pattern.index[0])
+        return names
+
+    def run(self, part: OpenFolder, progress: Progress) -> dict[str, Any]:
         """Merge into a folder, from the start or from its record of the progress."""
         sources = len(self.models) + (self.base is not None) + 1 + self.moments
-        for draft in part.glob(".*"):  # of a file that a killed merge was replacing
-            draft.unlink()
+        for name in filter(_DRAFT.fullmatch, os.listdir(part.fd)):
+            os.unlink(name, dir_fd=part.fd)
         saved = None
         with suppress(FedcoreError):  # a record that is malformed is worthless
-            saved, _ = read_json(part / PROGRESS)
+            saved, _ = read_json(part.path / PROGRESS, part)
         if saved is None or saved.pop("fingerprint", None) != self.fingerprint:
             _clear(part)
             saved = None
         state = _State(sources, saved)
         if saved is None:
-            with replacing(part / PROGRESS) as file:
+            with replacing(Path(PROGRESS), folder=part) as file:
                 file.write(state.text(self.fingerprint))
         for name in state.constants:
             self.plan[name] = self.plan[name]._replace(kind="constant")
@@ -373,13 +450,13 @@ class _Job:
             pass_.run()
         self._check_ties(part)
         report = pass_.report()
-        with replacing(part / REPORT) as file:
+        with replacing(Path(REPORT), folder=part) as file:
             json.dump(report, file, indent=1, default=str)
         copies = {} if self.adapter is None else {ADAPTER: self.adapter}
         if isinstance(self.pattern, Safetensors) and self.pattern.index is not None:
             copies |= dict([self.pattern.index])
         for name, content in copies.items():
-            with replacing(part / name, "wb") as file:
+            with replacing(Path(name), "wb", part) as file:
                 file.write(content)
         return report
 
@@ -388,6 +465,8 @@ class _Job:
         if isinstance(self.pattern, Safetensors):
             names = [Path(header.file.path).name for header in self.pattern.headers]
             names = [MODEL] if self.pattern.index is None else names
+            if odd := [name for name in names if name.startswith(".") or not name.endswith(".safetensors")]:
+                raise ArrayError(f"{self.pattern.path}: names {shorten(odd[0])}; name the files *.safetensors")
             found = [
                 Target(Path(name), header.text, header.file.state[2])
                 for name, header in zip(names, self.pattern.headers, strict=True)
@@ -402,11 +481,11 @@ class _Job:
         """Whether the server's step moves a tensor; other float tensors are averaged."""
         return self.steps and is_parameter(name, form)
 
-    def _check_ties(self, part: Path) -> None:
+    def _check_ties(self, part: OpenFolder) -> None:
         """Raise ArrayError if tensors that are tied in the pattern differ in the result."""
         if not self.ties:
             return
-        merged = Safetensors(part / MODEL)
+        merged = read_header(part.path / MODEL, part).tensors
         for alias, name in self.ties.items():
             for _, ((one,), (other,)) in Windows([{name: merged[alias]}, {name: merged[name]}], [name]).read():
                 if not np.array_equal(_bytes(one), _bytes(other)):
@@ -467,20 +546,22 @@ class _Output:
         tensors: the tensors of the result, and those of each moment.
     """
 
-    def __init__(self, folder: Path, targets: Sequence[Target], moments: int, fingerprint: str) -> None:
+    def __init__(self, folder: OpenFolder, targets: Sequence[Target], moments: int, fingerprint: str) -> None:
         self._folder, self._fingerprint, self._since = folder, fingerprint, 0
         self._fds: dict[str, int] = {}
         self._pending: deque[Future[None]] = deque()
         self._writer = ThreadPoolExecutor(1)
         self.tensors: list[dict[str, StoredTensor]] = [{} for _ in range(1 + moments)]
         for target in targets:
-            path = folder / target.path
-            path.parent.mkdir(exist_ok=True)
-            self._fds[str(path)] = fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            path = folder.path / target.path
+            if target.path.parent.name:
+                with suppress(FileExistsError):
+                    os.mkdir(target.path.parent, dir_fd=folder.fd)
+            self._fds[str(path)] = fd = open_file(target.path, os.O_RDWR | os.O_CREAT, folder)
             os.ftruncate(fd, target.size)
             os.pwrite(fd, target.header, 0)
-            sync_folder(path.parent)
-            for name, tensor in Safetensors(path).items():
+            sync_folder(target.path.parent, folder)
+            for name, tensor in read_header(path, folder).tensors.items():
                 moment, _, of = name.partition("/") if target.path == MOMENTS else ("-1", "", name)
                 self.tensors[int(moment) + 1][of] = tensor
 
@@ -518,7 +599,7 @@ class _Output:
         for fd in self._fds.values():
             os.fdatasync(fd)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        with replacing(self._folder / PROGRESS) as file:
+        with replacing(Path(PROGRESS), folder=self._folder) as file:
             file.write(text)
 
 
@@ -568,12 +649,20 @@ class _Pass:
                     form = self._job.plan[part.name]
                     digest.add(part, form._replace(dtype=dtype_name(row)), _bytes(row))
 
+    def _first_pass(self) -> Iterator[tuple[list[Part], Rows]]:
+        """Yield the windows of the parameters, and note their digests."""
+        digests = [_Digest() for _ in (*self._kept, *self._base)]
+        for number, (parts, rows) in enumerate(self._measured.read()):
+            self._progress(self._measured.bytes[number], self._total)
+            yield parts, rows
+            self._digest(parts, rows, digests)
+        self._state.first = [digest.state()[2] for digest in digests]
+
     @ieee
     def measure(self) -> None:
         """Compute the factor that clips each update."""
         k, squares = len(self._kept), np.zeros(len(self._kept))
-        for number, (parts, rows) in enumerate(self._measured.read()):
-            self._progress(self._measured.bytes[number], self._total)
+        for parts, rows in self._first_pass():
             for j, part in enumerate(parts):
                 given = self._cast([rows[i][j] for i in range(k)], part)
                 v = empty(part.stop - part.start)
@@ -605,8 +694,7 @@ class _Pass:
         total = GramSum(k)
         self._measured_bytes = self._measured.bytes[-1]
         self._total += self._measured_bytes
-        for number, (parts, rows) in enumerate(self._measured.read()):
-            self._progress(self._measured.bytes[number], self._total)
+        for parts, rows in self._first_pass():
             for j, part in enumerate(parts):
                 given = self._cast([rows[i][j] for i in range(k)], part)
                 x = cast(rows[k][j], "float32") if self._base else None
@@ -636,6 +724,10 @@ class _Pass:
             self._digest(parts, list(zip(*results, strict=True)), state.digests[-1 - self._job.moments :])
             state.done = number + 1
             self._output.record(state)
+        for i, digest in zip([*self._kept, len(self._job.models)], state.first or (), strict=False):
+            if state.digests[i].state()[2] != digest:
+                which = self._job.base_path if i == len(self._job.models) else self._job.paths[i]
+                raise CorruptionError(f"{which}: was changed during the merge; write new models to new files")
         self._progress(self._total, self._total)
         self._output.record(state, now=True)
 

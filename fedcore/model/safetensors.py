@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from fedcore.arrays import LINE, NARROW, Bfloat16Array, Library, empty, spans
 from fedcore.errors import ArrayError, CorruptionError, DtypeError, ShapeError, StoreError
+from fedcore.files import OpenFolder, open_file
 from fedcore.validation import Represented, absolute, shorten
 
 LONGEST_HEADER = 100_000_000
@@ -37,6 +37,8 @@ WINDOW = READERS * PIECE
 """The number of bytes that are read at a time into a vector."""
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 """The suffixes of files that are read by ``torch.load``."""
+MOST_TENSORS, LONGEST_METADATA = 100_000, 1 << 24
+"""The maximum number of tensors of a file, and of bytes of its metadata, so that a header takes little memory."""
 INDICES = (".safetensors.index.json", ".bin.index.json")
 """The endings of indices."""
 _PART = re.compile(r"(.*?)(\d{1,9})[-_]of[-_](\d{1,9})(\.\w+)", re.IGNORECASE)
@@ -81,28 +83,30 @@ class StoredFile:
 
     Attributes:
         path: the absolute path.
-        state: device, inode, size and time of the last change.
+        state: device, inode, size, and the times of the last changes of the content and of the inode. A program can
+            set the former, but not the latter.
+        folder: the open folder in which the file is; links in it are not followed.
     """
 
     path: str
-    state: tuple[int, int, int, int]
+    state: tuple[int, int, int, int, int]
+    folder: OpenFolder | None = None
 
     @classmethod
-    def open(cls, path: str) -> tuple["StoredFile", int]:
+    def open(cls, path: str, folder: OpenFolder | None = None) -> tuple["StoredFile", int]:
         """Return a file and its descriptor; raise StoreError if it cannot be read or is not a regular file."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            name = path if folder is None else os.path.relpath(path, folder.path)
+            fd = open_file(name, folder=folder, follows=folder is None)
         except (OSError, ValueError) as error:  # ValueError: no file can have this name
             raise StoreError(f"{shorten(path)}: cannot be read: {getattr(error, 'strerror', error)}") from None
         found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            os.close(fd)
-            raise StoreError(f"{path}: expected a regular file; pass the path of one")
-        return cls(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)), fd
+        state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        return cls(path, state, folder), fd
 
     def reopen(self) -> int:
         """Return a descriptor; raise CorruptionError if the file has changed."""
-        now, fd = self.open(self.path)
+        now, fd = self.open(self.path, self.folder)
         if now != self:
             os.close(fd)
             raise CorruptionError(f"{self.path}: was changed while it was in use; write new models to new files")
@@ -241,18 +245,19 @@ class Header(NamedTuple):
     tensors: dict[str, StoredTensor]
 
 
-def read_header(path: str | os.PathLike[str]) -> Header:
+def read_header(path: str | os.PathLike[str], folder: OpenFolder | None = None) -> Header:
     """Read and check the header of a safetensors file.
 
     Raises:
         StoreError: the path cannot be read or is not a regular file.
-        ArrayError, ShapeError: the file is truncated, its header is malformed, a name occurs twice, or the tensors do
-            not fill the file without gaps and overlaps.
+        ArrayError, ShapeError: the file is truncated, its header is malformed or too large, a name occurs twice, or the
+            tensors do not fill the file without gaps and overlaps.
         DtypeError: a dtype is none of floats of 16 to 64 bits, integers of 8 to 64 bits, and bool.
 
-    Cost: reads the header, at most 100 MB; allocates about ten times its length.
+    Cost: reads the header, at most 100 MB with 100,000 tensors and 16 MiB of metadata; allocates about 14 times its
+        length.
     """
-    file, fd = StoredFile.open(str(path))
+    file, fd = StoredFile.open(str(path), folder)
     try:
         size = file.state[2]
         first = os.pread(fd, 8, 0)
@@ -292,12 +297,16 @@ def _entries(path: str, header: bytes) -> Iterator[tuple[list[int], str, str, tu
     end, names, at = len(header.rstrip(b"\x20\t\r\n")) - 1, set(), 1
     if header[:1] != b"{" or header[end:][:1] != b"}":
         raise ArrayError(f"{path}: the header must be a JSON object; the file is damaged or has a different format")
+    if header.count(b'"data_offsets"') > MOST_TENSORS:  # each entry has these bytes
+        raise ArrayError(f"{path}: has more than {MOST_TENSORS:,} tensors; write the model to several files")
     more = header[1:end].strip() != b""
     while more:
         key = _NAME.match(header, at)
         name = None if key is None else _parsed(key[1])
         pattern = _METADATA if name == "__metadata__" else _TENSOR
         value = None if key is None else pattern.match(header, key.end())
+        if value is not None and pattern is _METADATA and len(value[0]) > LONGEST_METADATA:
+            raise ArrayError(f"{path}: has more than {LONGEST_METADATA:,} bytes of metadata; write it with less")
         fields = None if value is None or value.end() > end else _parsed(value[0])
         if name is None or value is None or fields is None:
             raise ArrayError(f"{path}: the header is malformed at byte {at}: {header[at : at + 60]!r}; write it again")
@@ -417,12 +426,13 @@ class Safetensors(Mapping[str, StoredTensor], Represented):
 def _main_of(folder: Path) -> Path:
     """Return the index or the only file of the model in a folder."""
     names = sorted(path.name for path in folder.glob("*") if not path.is_dir())
-    stems = {Path(name).stem for name in names if name.endswith(".safetensors")}
+    own = ".safetensors"
+    stems = {Path(name).stem for name in names if name.lower().endswith(own)}
 
     def is_model(name: str) -> bool:  # torch also writes optimizers, random states, ...
         stem, suffix = os.path.splitext(name)
         is_named = stem in stems or any(part in stem.lower() for part in ("model", "weights", "consolidated"))
-        return suffix == ".safetensors" or (suffix in (*TORCH_SUFFIXES, ".npz") and is_named)
+        return suffix.lower() == own or (suffix.lower() in (*TORCH_SUFFIXES, ".npz") and is_named)
 
     found = [name for name in names if name.endswith(INDICES)]
     listed = _read_index(folder / found[0])[1].values() if len(found) == 1 else ()
@@ -430,6 +440,8 @@ def _main_of(folder: Path) -> Path:
     if not found:
         raise ArrayError(f"{folder}: has no safetensors file; pass the folder or the file of a model")
     part = _incomplete(found)
+    if len(found) == 1 and not part and not found[0].lower().endswith((own, *INDICES)):
+        raise ArrayError(f"{folder}: has no safetensors file; pass the path of the file, {folder / found[0]}")
     if part or len(found) > 1:
         several = ", ".join(found[:3]) + ", ..." * (len(found) > 3)
         reason = f"has {part or 'several models, or one without an index'} ({several})"
@@ -451,9 +463,9 @@ def _incomplete(names: Iterable[str]) -> str:
     return next((f"{n} of {count} files of a model" for (*_, count), n in found.items() if n < count), "")
 
 
-def read_json(path: Path) -> tuple[dict[str, Any], bytes]:
+def read_json(path: Path, folder: OpenFolder | None = None) -> tuple[dict[str, Any], bytes]:
     """Return the content and the bytes of a file with one JSON object; raise ArrayError if it is malformed."""
-    file, fd = StoredFile.open(str(path))
+    file, fd = StoredFile.open(str(path), folder)
     try:
         if file.state[2] > LONGEST_HEADER:
             raise ArrayError(f"{path}: must have at most {LONGEST_HEADER} bytes, has {file.state[2]}")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.arrays import F32, F64, empty, ieee, zeros
+from fedcore.arrays import F32, F64, empty, ieee, own_class, zeros
 from fedcore.errors import (
     DivergedError,
     DtypeError,
@@ -38,7 +38,7 @@ from fedcore.server.update import (
     read_counters,
     read_vector,
 )
-from fedcore.server.validation import NOT_FINITE, SentRates, check_claims, settle_counters
+from fedcore.server.validation import NOT_FINITE, SentRates, agreed, check_claims, settle_counters
 from fedcore.validation import describe_integers, is_integer, rejection_reason, short_repr
 
 ROUNDING = 1e-6
@@ -52,7 +52,7 @@ def mixing_matrix(W: Any, p: int) -> tuple[F64, float]:
     W = W.W if isinstance(W, Topology) else W
     W = W.toarray() if hasattr(W, "toarray") else W
     try:
-        array = np.asarray(W)
+        array = np.asarray(own_class("W", W))
     except ValueError:  # rows of different lengths
         raise ShapeError(f"W: expected [{p}, {p}], got rows of different lengths") from None
     if array.shape != (p, p):
@@ -328,7 +328,12 @@ class NetworkRound(OpenRound):
         return math.sqrt(total)
 
     def _count(self) -> None:
-        """Set each counter to its largest value in the network and in the accepted updates."""
-        for counters in self._counters:
-            for name, counter in counters.items():
-                self._state.counters[name] = np.asarray(np.maximum(self._state.counters[name], counter))
+        """Set each counter to its largest value in the network and in the accepted updates; flags as a server does."""
+        now, sent = self._state.counters, self._counters
+        for piece in self._layout.counters:
+            for counters in sent:
+                if piece.name in counters:
+                    now[piece.name] = np.asarray(np.maximum(now[piece.name], counters[piece.name]))
+        for piece in self._layout.constants:
+            values = [counters[piece.name] for counters in sent if piece.name in counters]
+            now[piece.name] = agreed(now[piece.name], values, len(sent))

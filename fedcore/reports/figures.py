@@ -23,9 +23,9 @@ from rich.text import Text
 
 from fedcore.experiment.results import Record
 from fedcore.experiment.schema import ReportSettings
+from fedcore.files import draft_of
 from fedcore.reports.papers import ACCURACY, CROSSING, POINTS, RECOVERY, Comparison
 from fedcore.reports.statistics import accuracies, by_algorithm, losses, students_t
-from fedcore.runtime import draft_of
 
 Counts = npt.NDArray[np.int64]
 

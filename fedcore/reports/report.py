@@ -20,11 +20,11 @@ from fedcore.experiment import config as presets
 from fedcore.experiment.changes import Changes, inherited_text, of_tables, text_of
 from fedcore.experiment.results import CONFIG, Record, read_folder
 from fedcore.experiment.schema import Pictures, ReportSettings
+from fedcore.files import read_text, write_text
 from fedcore.reports import statistics as stats
 from fedcore.reports.figures import draw_curves
 from fedcore.reports.papers import Comparison, comparison
 from fedcore.reports.statistics import Summary
-from fedcore.runtime import require_file, write_text
 
 FILES = ("table.md", "table.csv", "table.tex", "curves.png", "loss.png", "report.html")
 ESSENTIAL = 5
@@ -184,7 +184,7 @@ class Config:
                 str(tables.get("note", "")),
                 inherited_text(tables),
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise MissingDataError(f"{preset}: its {CONFIG} is damaged: {error}") from None
 
 
@@ -232,7 +232,7 @@ def write_report(folder: Path, **settings: Any) -> Report:
 def read_run(folder: Path, settings: Mapping[str, Any] = MappingProxyType({})) -> tuple[list[Record], Config]:
     """Return the records of a run, with its window, and its configuration with other settings of the report."""
     path = folder / CONFIG
-    text = require_file(path).read_text(encoding="utf-8") if path.exists() else ""
+    text = read_text(path) if path.exists() else ""
     records = read_folder(folder)
     config = Config.parse(records[0].header.preset, text)
     config = replace(config, report=ReportSettings.model_validate(config.report.model_dump() | dict(settings)))

@@ -35,12 +35,12 @@ from fedcore.experiment.changes import (
 from fedcore.experiment.config import from_tables
 from fedcore.experiment.results import CONFIG, Record, runs_in
 from fedcore.experiment.schema import Experiment, Varied
+from fedcore.files import inside, write_text
 from fedcore.reports import papers
 from fedcore.reports import statistics as stats
 from fedcore.reports.figures import KINDS, draw_family
 from fedcore.reports.report import FILES, Bold, Config, Document, Report, read_run, report_on
 from fedcore.reports.statistics import NONE, Statistic, by_algorithm, final
-from fedcore.runtime import inside, write_text
 
 MOST = 10
 """The maximum number of folders that a message lists."""

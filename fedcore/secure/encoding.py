@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import Claims, FedNova
 from fedcore.algorithms.rates import rate_at, rate_of_steps
-from fedcore.arrays import F32, F64
+from fedcore.arrays import F32, F64, own_class
 from fedcore.errors import ArrayError, RangeError
 from fedcore.kernels import ExactSum
 from fedcore.options import Settings
@@ -228,6 +228,7 @@ class Encoding:
         Determinism: each element is rounded once, to the nearest even integer. Noise is from ``os.urandom``.
         Cost: reads 20 n bytes and writes 8 n; with noise reads 16 n more, and draws n numbers.
         """
+        x, y, change = own_class("x", x), own_class("y", y), own_class("change", change)
         vectors = [("x", x, self.n), ("y", y, self.n), ("change", change, self.parameters)]
         for name, vector, n in vectors[: 2 + self.has_changes]:
             if not isinstance(vector, np.ndarray) or vector.dtype != np.float32 or vector.shape != (n,):

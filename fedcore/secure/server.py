@@ -30,6 +30,7 @@ from fedcore.secure.primitives import (
     self_mask,
 )
 from fedcore.server import PartialSum, Server
+from fedcore.server.report import Rejected
 from fedcore.store.registry import ClientId, canonical
 from fedcore.validation import Represented, check_integer, rejection_reason, short_repr
 
@@ -108,7 +109,7 @@ class SecureServer(Represented):
         self._session = secrets.token_bytes(wire.SESSION)
         opening = Opening(0, count, self._min_clients, identities is not None, encoding.to_state())
         self._context = wire.context_of(self._session, opening)  # later with the roster; see ``SecureClient``
-        self._rejected: list[tuple[ClientId, str]] = []
+        self._rejected = Rejected()
         self._faulty: set[int] = set()
         self._probe = new_secret()  # the key with which advertised keys are tried
         self._threshold = 0
@@ -135,7 +136,7 @@ class SecureServer(Represented):
 
     @property
     def rejected(self) -> tuple[tuple[ClientId, str], ...]:
-        """(client, reason) of each rejected message."""
+        """(client, reason) of rejected messages: the first one of each client, and up to 1,000 others."""
         return tuple(self._rejected)
 
     @property

@@ -320,6 +320,10 @@ def longest_update(farthest_gamma: float, *, squared: bool) -> float:
     return min(LONGEST, FARTHEST / farthest_gamma, SQUARED if squared else LONGEST)
 
 
+def _no_direction(round: int | None) -> None:
+    """Return None between two rounds."""
+
+
 class Sum:
     """A and B, the sums over the cohort, for the parameters and the float buffers of one round at a time.
 
@@ -352,12 +356,12 @@ class Sum:
         self._times = abs(algorithm.adds.h) if algorithm.row == NOTHING else 1.0
         self._n_tensors = sum(piece.kind == "parameter" for piece in layout.slices)
         self._weight = self._buffer_weight = 0.0
-        self._direction_of: Callable[[int | None], F32 | None]
         self._weights: list[float] = []
         self._buffer_weights: list[float] = []
         sent = algorithm.direction
         self._from_row = sent.from_row if algorithm.keeps_rows else 0.0
         self._has_offsets = bool(self._from_row or sent.from_mean or sent.from_momentum)
+        self._direction_of: Callable[[int | None], F32 | None] = _no_direction
 
     def begin(
         self,
@@ -375,7 +379,8 @@ class Sum:
         ``distance`` is the usual factor of offsets in h_i: 1 for gradients, eta K if models are averaged.
         ``direction_of(t)`` returns v[t], float32[n_parameters], if rows refer to round t, else None.
         """
-        self._round, self._direction_of, self._offset, self._longest = round, direction_of, offset, longest
+        self._direction_of = direction_of
+        self._round, self._offset, self._longest = round, offset, longest
         self._longest_term = longest_term if self._exact else LONGEST
         self._policy, self._distance = settings.policy, distance
         self._centers = self._has_offsets and settings.rules.needs_medians
@@ -389,7 +394,7 @@ class Sum:
 
     def forget(self) -> None:
         """Drop the round's references to v[t], which may be in files."""
-        self._direction_of = lambda round: None
+        self._direction_of = _no_direction
 
     def discounts(self, batch: UpdateBatch) -> F64 | None:
         """Return s(tau) of the updates, float64[k]; None if the policy has no discount."""

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -18,16 +19,19 @@ from fedcore.algorithms.privacy import Ledger
 from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import CPU, F32, F64, NARROW, Library, copied, device_named, ieee, spans
 from fedcore.errors import CheckpointError, CorruptionError, DeviceError, StoreError
+from fedcore.files import part_of, require_same
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
 from fedcore.options import BY_MODULE, DESCRIBED, LARGEST, RATES, Settings, revive
 from fedcore.rules import WINDOW
+from fedcore.server.audit import Document, checked, log_of
 from fedcore.server.state import NewClients
-from fedcore.server.step import Snapshot, count_of
-from fedcore.server.update import Update, in_float32, read_counters
+from fedcore.server.step import Snapshot, count_of, documents_of
+from fedcore.server.update import Update, digest_of_numbers, in_float32, read_counters
 from fedcore.store import ClientStore
 from fedcore.store.commits import Medium
 from fedcore.store.files.inventory import GROUPS, UPDATES
+from fedcore.store.inspect import state_of
 from fedcore.store.reader import CommittedRows
 from fedcore.store.registry import ClientId, canonical
 from fedcore.validation import check_integer, describe_integers, is_integer, rejection_reason, short_repr
@@ -40,6 +44,7 @@ JOURNAL = UPDATES
 SERVER = "a fedcore server"
 """The ``what`` of a server's state in a store."""
 _WIDEST = 2**53
+_GROUP = re.compile("0|[1-9][0-9]{0,8}")
 
 
 @contextmanager
@@ -90,6 +95,8 @@ def require_plausible(
         is_integer(transactions, round, 2 * _WIDEST),
         f"transactions={transactions!r}: must be {describe_integers(round, 2 * _WIDEST)} after {round} rounds",
     )
+    count = documents_of(numbers)
+    require(0 <= count <= 2 * _WIDEST, f"documents={count!r}: must be {describe_integers(0, 2 * _WIDEST)}")
     undoable = state.get("undoable", False)
     require(isinstance(undoable, bool), f"undoable={undoable!r}: must be true or false")
     rate = 0.0
@@ -431,6 +438,26 @@ def _sum_problems(rows: CommittedRows) -> list[str]:
     return [f"{rows.path}: {line}" for line in problems]
 
 
+def read_audit(path: Path) -> list[tuple[str, Document]]:
+    """Return the audit log of a folder: each document with its digest, checked; see ``fedcore.server.audit``.
+
+    Raises:
+        CorruptionError: a document was changed or is missing, or x is another.
+    """
+    for _ in range(100):
+        with ClientStore.open(path, readonly=True) as rows:
+            documents, state = rows.documents(), rows.state
+            if not documents or not _has_server(rows):
+                return []
+            x = rows.vector("x")
+            digest = None if x is None else digest_of_numbers(x)
+        if state_of(path) == state:  # no commit in between
+            with checkpoint_errors(path):
+                count, last = documents_of(state["numbers"]), state["numbers"]["audited"]
+            return list(checked(log_of(documents, count, last), x=digest))
+    raise StoreError(f"{path}: a server writes to it without a pause; try again")
+
+
 # The model of a folder, which can be read while a server writes, without the rows.
 
 
@@ -498,7 +525,32 @@ def read_model(path: str | os.PathLike[str]) -> SavedModel:
 def group_folders(path: Path) -> list[Path]:
     """Return the folders of the groups of a server with partial updates, in their order; empty for other folders."""
     folder = path / GROUPS
-    return sorted(folder.iterdir(), key=lambda one: int(one.name)) if folder.is_dir() else []
+    names = [] if part_of(folder) is None else os.listdir(folder)
+    groups = [folder / name for name in sorted(filter(_GROUP.fullmatch, names), key=int)]  # not drafts
+    for group in groups:
+        part_of(group)
+    return groups
+
+
+def journal_of(path: Path) -> Path | None:
+    """Return the folder of the journal of a server's folder, or None if it has none; see ``files.part_of``."""
+    return None if part_of(path / JOURNAL) is None else path / JOURNAL
+
+
+def open_part(path: Path, **options: Any) -> ClientStore:
+    """Open the store in a part of a server's folder. The part may come from another user, who may replace it by a link.
+
+    Raises:
+        StoreError: see ``files.part_of``.
+    """
+    found = part_of(path)
+    store = ClientStore.open(path, **options)
+    try:
+        require_same(path, found, os.lstat(path))
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 def _read_groups(path: Path, layout: Layout) -> SavedModel:
@@ -563,8 +615,8 @@ class Journal:
         self._outside = {piece.name: (_dtype(piece.dtype), piece.shape) for piece in layout.outside}
         sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in self._outside.values()]
         n = HEADER // 4 + layout.n + self._controls + -(-sum(sizes) // 4)
-        if path.exists():
-            self._store = ClientStore.open(path, readonly=readonly)
+        if journal_of(path.parent) is not None:
+            self._store = open_part(path, readonly=readonly)
         else:
             self._store = ClientStore([], n, medium="mmap", path=path)
         if (self._store.n, self._store.codec) != (n, "f32"):
@@ -777,17 +829,17 @@ def open_updates(path: Path, state: Any) -> list[ClientId]:
     """
     with suppress(LookupError, TypeError):  # a store without a server
         round = state["numbers"]["round_number"]
-        if (path / JOURNAL).exists():
-            with ClientStore.open(path / JOURNAL, readonly=True) as store:
+        if (journal := journal_of(path)) is not None:
+            with open_part(journal, readonly=True) as store:
                 return [client for (_, client), _ in _entries(store)] if _head(store, round) else []
     return []
 
 
 def journal_problems(path: Path) -> list[str]:
     """Return a line for each damaged update in the journal of a server's folder."""
-    if not (path / JOURNAL).exists():
+    if (journal := journal_of(path)) is None:
         return []
-    with ClientStore.open(path / JOURNAL, readonly=True) as store:
+    with open_part(journal, readonly=True) as store:
         problems = store.verify()
         try:
             for _, row in _entries(store) if not problems else ():

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.algorithms import Claims
-from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import F64, empty, to_host
 from fedcore.errors import ArrayError, FedcoreError, RangeError, UnknownClientError
 from fedcore.kernels import ExactSum, combined_square, read_exact
@@ -21,7 +20,7 @@ from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Sum, UpdateB
 from fedcore.server.state import State
 from fedcore.server.step import Snapshot
 from fedcore.server.update import as_sent, raises_fedcore_errors
-from fedcore.server.validation import Weighing, batch_of
+from fedcore.server.validation import SMALLEST, SentRates, Weighing, batch_of
 from fedcore.store.registry import ClientId, canonical
 from fedcore.validation import Represented, check_integer, rejection_reason, short_repr, shorten
 
@@ -44,7 +43,7 @@ NEAR = 1.0001
 """Tolerance of the norm of a sum: the norms of updates have a relative error of at most 1e-5."""
 SPAN = 1 << 18
 """Elements per read; they are then in the cache when they are squared."""
-SMALLEST, LARGEST = float(np.finfo(np.float64).smallest_subnormal), float(np.finfo(np.float64).max)
+LARGEST = float(np.finfo(np.float64).max)
 
 Bound: TypeAlias = tuple[str, npt.NDArray[np.floating[Any]], float | F64, float | F64, bool]
 """A column's name, the column, the ends of its interval, and whether its values must be integers."""
@@ -341,7 +340,7 @@ class PartialSums:
     def _bounds(self, partial: PartialSum, longest: float) -> Iterator[Bound]:
         """Yield the interval of each column; later intervals depend on earlier columns."""
         settings, limits = self._settings, self._settings.asked
-        steps, own = partial.steps, limits.max_client_lr
+        steps = partial.steps
         with np.errstate(over="ignore", invalid="ignore"):  # numbers that are not finite are out of bounds
             norms = np.sqrt(partial.squares)
             float32_norms, lengths = norms.astype(np.float32), np.abs(partial.weights) * norms
@@ -349,8 +348,8 @@ class PartialSums:
         yield "examples", partial.examples, 0, limits.max_examples, False  # 0 stands for no number
         yield "counts", partial.counts, 1, 1 if settings.algorithm.updates_once else 2**31, True
         yield "has_buffers", partial.has_buffers, 0, 1, True
-        distances = steps * (rate_at(settings.lr, self._state.snapshot.round_number) if own is None else own)
-        yield "eta_steps", partial.eta_steps, distances if own is None else SMALLEST, distances, False
+        least, most = SentRates(settings.lr, limits).distances(partial.round, steps)
+        yield "eta_steps", partial.eta_steps, least, most, False
         yield "squares", partial.squares, 0, LARGEST, False
         yield "squares: |h|", float32_norms, 0, as_float32(limits.max_norm or math.inf), False
         yield "weights", partial.weights, -LARGEST, LARGEST, False

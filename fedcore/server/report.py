@@ -1,35 +1,33 @@
 """The report of a round: the accepted and rejected clients, and measurements of the step."""
 
-import json
 import math
-import platform
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from logging import Logger
 from time import monotonic
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.arrays import F32, F64, Floats, core, zeros
-from fedcore.errors import CorruptionError
 from fedcore.kernels import Linear
 from fedcore.options import ROUNDING, RoundPolicy, Settings
 from fedcore.profiling import span
-from fedcore.runtime import __version__
 from fedcore.server.aggregation import Reducer, UpdateBatch, combined_square
 from fedcore.server.step import PreparedStep
-from fedcore.server.update import digest_of_numbers, digest_of_text
+from fedcore.server.update import digest_of_text as digest_of_text  # ``Report.audited`` is that of a document
 from fedcore.server.validation import CappedClaim
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId
-from fedcore.validation import Represented, short_repr
+from fedcore.validation import Represented, short_id, shorten
 
-Rejections: TypeAlias = Sequence[tuple[ClientId, str]]
+MOST_LISTED, MOST_OF_CLIENT = 1000, 16
+"""The number of rejections that a round lists, without the first one of each registered client; and of one client."""
+Rejections: TypeAlias = "Rejected | Sequence[tuple[ClientId, str]]"
 
 KINDS_LISTED = 5
 """The number of kinds of rejections, or of clients, in a message; clients can cause any number of them."""
@@ -42,7 +40,7 @@ class Report(Represented):
     Attributes:
         round: its number, counted from 0.
         accepted: the clients whose updates count, in the order of ``add``.
-        rejected: (client, reason) of each rejected update.
+        rejected: (client, reason) of rejected updates: the first one of each registered client, and up to 1,000 others.
         steps: the sum of the accepted clients' local steps.
         norms: float64[len(accepted)], |h_i|, the norms of the clients' mean gradients.
         weights: float64[len(accepted)], w_i, the method's weights, not divided by their sum.
@@ -72,6 +70,8 @@ class Report(Represented):
         groups: with partial updates (``Model.partial``), the report of each group, whose ``accepted`` are the clients
             that sent it and whose ``norms`` are those of its tensors. The report of the round then has the norms of
             whole updates, the greatest ``gamma``, and no ``diversity``, ``staleness`` and ``correction_norm``.
+        audited: with ``Storage(audit=True)``, the digest of the round's document. Publish it: whoever has it can check
+            the audit log up to this round.
     """
 
     round: int
@@ -94,6 +94,47 @@ class Report(Represented):
     missing: tuple[ClientId, ...] = ()
     privacy: Mapping[str, Any] | None = None
     groups: Mapping[str, "Report"] | None = None
+    audited: str | None = None
+
+
+class Rejected:
+    """The rejections of a round: the first one of each registered client, and others up to ``MOST_LISTED`` in all.
+
+    Args:
+        warn: called once, for the first one that is not listed. Default: nothing.
+    """
+
+    def __init__(self, warn: Callable[[], object] = int) -> None:
+        self._warn, self._total = warn, 0
+        self._listed: list[tuple[Any, str]] = []
+        self._counts: Counter[Any] = Counter()  # of listed ones, by client
+
+    def __len__(self) -> int:
+        """The number of all rejections, with those that are not listed."""
+        return self._total
+
+    def __iter__(self) -> Iterator[tuple[Any, str]]:
+        return iter(self._listed)
+
+    def __iadd__(self, rejected: Iterable[tuple[Any, str]]) -> Self:
+        for one in rejected:
+            self.append(one)
+        return self
+
+    def append(self, rejected: tuple[Any, str], *, is_known: bool = True) -> None:
+        """List a client and the reason; ``is_known``: whether it is registered."""
+        client, reason = rejected
+        if not is_known:
+            is_plain = isinstance(client, int | np.integer) and -(2**63) <= client < 2**64
+            client = client if is_plain else short_id(client)
+        self._total += 1
+        count = self._counts[client]
+        if (count or not is_known) and (count >= MOST_OF_CLIENT or len(self._listed) >= MOST_LISTED):
+            warn, self._warn = self._warn, int
+            warn()
+        else:
+            self._counts[client] += 1
+            self._listed.append((client, shorten(reason)))
 
 
 class Attendance:
@@ -103,12 +144,13 @@ class Attendance:
     once.
     """
 
-    __slots__ = ("_asked", "_is_final", "_opened", "_reached", "policy")
+    __slots__ = ("_asked", "_is_final", "_opened", "_reached", "full", "policy")
 
     def __init__(self, policy: RoundPolicy, asked: Iterable[ClientId] | None = None, *, is_final: bool = False) -> None:
         self.policy, self._opened, self._is_final = policy, monotonic(), is_final
         self._asked = None if asked is None or policy.buffer is not None else dict.fromkeys(asked)
         self._reached: tuple[float, int] | None = None  # when the share was reached, and the rejections before
+        self.full = policy.buffer  # the number of updates of a full buffer
 
     def ask(self, clients: Iterable[ClientId]) -> None:
         """Replace the asked clients, unless the caller of ``open_round`` named them."""
@@ -123,7 +165,7 @@ class Attendance:
 
     def reason(self, accepted: Collection[ClientId], rejected: Rejections) -> str | None:
         """Return why the round may close, or None; see ``Round.may_close``."""
-        if self.policy.buffer is not None and len(accepted) >= self.policy.buffer:
+        if self.full is not None and len(accepted) >= self.full:
             return "buffer"
         if self._asked is None and self.policy.deadline is None and self.policy.min_share:
             return None  # the usual case, in which a small round must not take longer
@@ -387,60 +429,6 @@ def report_of(
         closed=attendance.reason(batch.clients, rejected),
         missing=attendance.missing(batch.clients, rejected),
         groups=prepared.groups,
+        audited=prepared.after.audited,
         **measured,
     )
-
-
-# The documents of audited rounds: the updates, their weights, and the model before and after.
-
-
-Document = dict[str, Any]
-
-
-def record(
-    settings: Settings, prepared: PreparedStep, batch: UpdateBatch, rejected: Sequence[tuple[ClientId, str]]
-) -> str:
-    """Return the document of a round as JSON, before its commit."""
-    before, after = prepared.before, prepared.after
-    columns = {
-        "client": batch.clients,
-        "digest": batch.digests,
-        "weight": batch.weights.tolist(),
-        "factor": batch.factors.tolist(),
-        "steps": batch.claims.steps.tolist(),
-        "start": batch.starts.tolist(),
-    }
-    if settings.rules.private is not None:
-        columns = {name: columns[name] for name in ("client", "start")}
-    options = {name: value for name, value in settings.to_state(before.round_number).items() if name != "layout"}
-    document = {
-        "what": "a round of a fedcore server",
-        "round": before.round_number,
-        "previous": before.audited,
-        "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "versions": {"fedcore": __version__, "python": platform.python_version(), "numpy": np.__version__},
-        "options": options,
-        "changed": dict(before.changed),
-        "x_before": digest_of_numbers(before.x),
-        "x_after": digest_of_numbers(after.x),
-        "gamma": prepared.gamma,
-        "updates": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
-        "rejected": [{"client": client, "reason": reason} for client, reason in rejected],
-    }
-    return json.dumps(document, sort_keys=True)
-
-
-def checked(documents: Sequence[tuple[int, str]], last: str | None, round: int) -> list[Document]:
-    """Return the documents of the rounds before ``round``, checked by the digest in the next one, or by ``last``."""
-    digest, found = last, []
-    for text in reversed([text for number, text in documents if number < round]):
-        if digest_of_text(text) != digest:
-            raise CorruptionError("audit: a document was changed, or is missing")
-        try:
-            found.append(json.loads(text))
-            digest = found[-1]["previous"]
-        except (ValueError, TypeError, LookupError, RecursionError):
-            raise CorruptionError(f"audit: {short_repr(text)} is not the document of a round") from None
-    if digest is not None:
-        raise CorruptionError("audit: the documents of the first rounds are missing")
-    return found[::-1]

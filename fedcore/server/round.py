@@ -4,10 +4,11 @@ import logging
 import math
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from copy import deepcopy
-from functools import wraps
+from functools import partial, wraps
 from operator import itemgetter
 from threading import Lock, RLock
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -29,15 +30,16 @@ from fedcore.options import Callback, Settings, require_weighing
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import NO_COUNT, Result, UpdateBatch
+from fedcore.server.audit import Document, round_facts
 from fedcore.server.folder import Journal
 from fedcore.server.partial import PartialSum, PartialSums, require_partial_sums
 from fedcore.server.report import (
     Attendance,
     Diagnosis,
     Diagnostics,
+    Rejected,
     Report,
     diversity_of,
-    record,
     report_of,
     staleness,
     tell,
@@ -66,6 +68,9 @@ from fedcore.validation import Represented, check_number, describe_integers, is_
 LOGGER = logging.getLogger("fedcore.server")
 SECOND = "update: the round already has an update of this client; only the first counts"
 NO_EXAMPLES = "examples: missing, but other updates of the round report a number"
+UNLISTED = "round %d: it rejects more updates than it lists; the report has the first ones"
+MOST_REPLACED = 100
+"""How many open updates a client may replace in a round by beginning another one."""
 IN_PARTIAL = "client: already part of a partial sum of this round; limit an edge with add_partial_sum(clients=...)"
 
 
@@ -80,7 +85,7 @@ class OpenRound(Represented):
         # A thread that calls the round holds _turn, and _inside during the call; ``with`` releases both even if a
         # signal handler raises. _is_ending: a signal handler called ``abort`` in a call, which then aborts the round.
         self._turn, self._inside, self._is_ending = RLock(), Lock(), False
-        self._rejected: list[tuple[Any, str]] = []
+        self._rejected = Rejected(partial(logger.warning, UNLISTED, number))
         self._bytes, self._seconds = 0, 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -205,16 +210,25 @@ class Round(OpenRound):
         self._known: set[Any] = set()
         self._arrivals = 0  # the order of the next valid update
         self._newcomers: NewClients = ()
+        # The last update that each client began, and how often it replaced one that was open.
+        self._begun: dict[ClientId, ref[Incoming]] = {}
+        self._replaced: Counter[ClientId] = Counter()
         self._journal: Journal | None = None
         self._rates: SentRates  # of a round with a journal
         self._staging: Staging
         self.attendance = Attendance(settings.policy)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy without the open updates, which belong to this round."""
+        round = super().__deepcopy__(memo)
+        round._begun = {}
+        return round
+
     @property
     def clients(self) -> tuple[ClientId, ...]:
         """The clients whose updates are accepted so far; the updates of a resumed round are among them.
 
-        A buffer lists them in the order of arrival, and a client once for each of its updates.
+        If a buffer may have several updates of a client, it lists the client once for each, in the order of arrival.
         """
         if self._settings.repeats:
             return tuple(client for _, client in sorted(self._known, key=itemgetter(0)))
@@ -327,10 +341,12 @@ class Round(OpenRound):
     ) -> Incoming:
         """Return an ``Incoming`` for an update that arrives in pieces; the arguments are those of ``add``.
 
-        An update that is not ``done`` when the round is finished does not count.
+        An update that is not ``done`` when the round is finished does not count. A client has one open update: if it
+        begins another one, the first one is abandoned, and its ``write`` and ``done`` raise a RoundError.
 
         Raises:
-            RoundError: the round is closed; or it has an update of this client, which is listed as rejected.
+            RoundError: the round is closed; or it has an update of this client, ``Limits.max_open`` updates are open,
+                or the client has replaced 100 of them, and it is listed as rejected.
             RangeError: a claim is out of range, such as a round that is too early; the client is listed as rejected.
             UnknownClientError, UnknownNameError: as ``add``.
             StoreError: the disk is full, or too many files are open; the client is listed as rejected.
@@ -349,6 +365,7 @@ class Round(OpenRound):
             if self._settings.policy.buffer is not None and round is None:
                 raise RangeError(NO_START)
             check_claims(update, self._settings.asked, range(oldest, self._number + 1))
+            self._make_room(client)
         except FedcoreError as error:
             self._rejected.append((client, rejection_reason(error)))
             raise
@@ -360,7 +377,21 @@ class Round(OpenRound):
         except StoreError as error:
             self._rejected.append((client, str(error)))
             raise
-        return Incoming(layout, update._replace(client=client), vector, control, self)
+        incoming = Incoming(layout, update._replace(client=client), vector, control, self)
+        self._begun[client] = ref(incoming)
+        return incoming
+
+    def _make_room(self, client: ClientId) -> None:
+        """Abandon the client's open update, if any; raise RoundError if it may not begin a further one."""
+        if (begun := self._begun.get(client)) and (before := begun()) and before.is_open:
+            if self._replaced[client] >= MOST_REPLACED:
+                raise RoundError(f"client {client!r}: it has replaced {MOST_REPLACED} open updates in this round")
+            self._replaced[client] += 1
+            before.abandon()
+        if len(self._begun) >= (most := self._settings.limits.max_open):
+            self._begun = {one: begun for one, begun in self._begun.items() if (i := begun()) and i.is_open}
+            if len(self._begun) >= most:
+                raise RoundError(f"client {client!r}: {most} updates are open; begin it later, or raise max_open")
 
     @property
     @abstractmethod
@@ -441,7 +472,7 @@ class Round(OpenRound):
     def reject(self, client: ClientId, reason: str) -> None:
         """List a client as rejected, for an update that the caller could not read."""
         self._require_open()
-        self._rejected.append((client, reason))
+        self._rejected.append((client, str(reason)), is_known=client in self._clients)
 
     def replay(self, journal: Journal) -> None:
         """Add the updates of an interrupted round."""
@@ -454,8 +485,7 @@ class Round(OpenRound):
                 else:
                     self._rejected.append((update.client, outdated))
             except (UnknownClientError, UnknownNameError, RangeError) as error:  # or an option has changed
-                self._require_open()
-                self._rejected.append((update.client, str(error)))
+                self.reject(update.client, str(error))
 
     def resume(self, journal: Journal) -> None:
         """Start with the updates of an interrupted round, and write further updates to the journal."""
@@ -575,6 +605,8 @@ class LocalRound(Round):
             square = self._state.buffers_square
             rules = settings.rules.at(self._state.snapshot.ledger)
             self._validator = Validator(settings.limits, rules, unit, remembered, examples, square)
+            if (most := settings.policy.buffer) is not None and not settings.repeats:  # one update of each client
+                self.attendance.full = max(1, settings.policy.min_clients, min(most, len(self._clients)))
         except BaseException:
             self._abort()
             raise
@@ -635,7 +667,7 @@ class LocalRound(Round):
             self._bytes += batch.bytes
             self._known.add(keys[-1])
             self._held.append(batch)
-            is_safe = self._may_hold or update.keep or fixed
+            is_safe = self._may_hold or update.keep is True or fixed
             if self._keeps_vectors and (self._is_in_files or not is_safe):
                 batch.vectors = [immutable_copy(y, self._settings.device) for y in batch.vectors]
                 batch.controls = [immutable_copy(control, self._settings.device) for control in batch.controls]
@@ -729,10 +761,11 @@ class LocalRound(Round):
         self._fold_held()
         joined = self._partials.join(self._sum, partial, own, self._known | self._summed, self._settle_examples)
         if isinstance(joined, str):
-            self._rejected.append((sender, joined))
+            self._rejected.append((sender, joined), is_known=sender in self._clients)
             return
         batch, rejected = joined
-        self._rejected += rejected
+        for one in rejected:  # of an edge, which may name any client
+            self._rejected.append(one, is_known=one[0] in self._clients)
         if len(batch):
             self._summed.update(batch.clients)
             self._folded.append(batch)
@@ -924,16 +957,20 @@ def take_step(
     """Take the server's step, measure it and commit it; see ``State.prepare``."""
     prepared, offset = state.prepare(result, batch, norms), state.shared_offset()
     found = Diagnosis(state.settings, state.store, prepared, batch, offset, state.reducer).measure()
-    document = record(state.settings, prepared, batch, rejected) if state.settings.audit else None
-    commit(state, prepared.after, opened, document)
-    return prepared, found
+    facts = None
+    if state.settings.audit:
+        joined = [client for client in batch.clients if client in state.newcomers.ids]
+        facts = round_facts(state.settings, prepared, batch, rejected, joined)
+    commit(state, prepared.after, opened, facts)
+    after = prepared.after._replace(audited=state.snapshot.audited)
+    return prepared._replace(after=after), found
 
 
-def commit(state: State, after: Snapshot, opened: "LocalRound | WholeRound", document: str | None = None) -> None:
+def commit(state: State, after: Snapshot, opened: "LocalRound | WholeRound", facts: Document | None = None) -> None:
     """Commit a round's snapshot, and close the round."""
     if not opened.is_open:
         raise RoundError("round: it was aborted before it was finished")
-    state.accept(after, document)
+    state.accept(after, facts)
     opened.is_open = False
 
 

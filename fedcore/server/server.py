@@ -21,6 +21,7 @@ from fedcore.algorithms.rates import REGISTRY as NAMED_RATES
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import CPU, F32, FileMemory, Library, copied, device_named, empty, freeze, on_host, to_host, zeros
 from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, ShapeError, StoreError, UnknownNameError
+from fedcore.files import part_of
 from fedcore.model import Layout, Model, Safetensors
 from fedcore.model.files import write_flat
 from fedcore.options import (
@@ -47,6 +48,7 @@ from fedcore.server.folder import (
     Journal,
     checkpoint_errors,
     journal_errors,
+    journal_of,
     require_plausible,
     server_state,
 )
@@ -196,6 +198,7 @@ class Server(Represented, Unpicklable):
             settings = replace(settings, started_nonnegative=never_negative(layout, to_host(x)))
             state = first_state(settings, x, layout.read_counters(model), sizes, rows, storage=place)
             try:
+                state.sign_by(place.audit_key)
                 self._start(state, callbacks, model)
             except BaseException:
                 state.close()
@@ -239,7 +242,7 @@ class Server(Represented, Unpicklable):
         if folder is None:
             return
         path = self._journal_at = Path(folder) / JOURNAL
-        exists = path.exists()
+        exists = journal_of(path.parent) is not None
         on = (exists or self._settings.journal) if storage.journal is None else bool(storage.journal)
         if on is not self._settings.journal:
             self._backend.keeps_journal(on)
@@ -343,7 +346,7 @@ class Server(Represented, Unpicklable):
         manifest = None if folder is None else manifest_in(folder)
         home = path.path if isinstance(path, ClientStore) else folder if manifest is None else manifest.parent
         storage = (storage or Storage()).at(home)
-        if manifest is not None or (folder is not None and (folder / GROUPS).is_dir()):
+        if manifest is not None or (folder is not None and part_of(folder / GROUPS) is not None):
             opened = shards().saved_backend if manifest is not None else groups().saved_backend
             backend, saved = opened(manifest or folder, given, storage, compute)
             server._start(backend, callbacks)
@@ -373,6 +376,7 @@ class Server(Represented, Unpicklable):
             settings = in_files(settings, storage.resident, rows.path if rows.medium == "mmap" else None)
             with checkpoint_errors(where):
                 state = resumed_state(rows, saved, settings)
+            state.sign_by(storage.audit_key)
             server._start(state, callbacks)
             change_on_loading(state, rows.path, saved["settings"], given, aggregation, limits, policy)
             server._keep_journal(storage, rows.path if rows.medium == "mmap" else None)
@@ -398,13 +402,15 @@ class Server(Represented, Unpicklable):
             self._backend.save(path)
 
     def audit_log(self) -> list[dict[str, Any]]:
-        """Return the documents of all rounds of a server with ``Storage(audit=True)``, oldest first.
+        """Return the documents of a server with ``Storage(audit=True)``, oldest first.
 
-        Each document has the digest of its predecessor as ``previous``. Digests are BLAKE2b-256, of vectors as
-        little-endian float32 in the layout's order, and of documents as JSON text.
+        Each round, each change of clients or options, each warm start and each undo has one; ``what`` names it. It has
+        the digest of its predecessor as ``previous``, and starts from the model with which that one ends (``x_before``,
+        ``x_after``). Digests are BLAKE2b-256, of vectors as little-endian float32 in the layout's order, and of
+        documents as JSON text.
 
         Raises:
-            CorruptionError: a document was changed or is missing.
+            CorruptionError: a document was changed or is missing, a signature is not valid, or x is another.
         """
         return self._backend.audit_log()
 
@@ -731,7 +737,7 @@ class Server(Represented, Unpicklable):
 
         Args:
             updates: finished updates, such as ``[Update(client, y, steps, round=started)]``; many of them are folded in
-                one native pass. An update that a transport delivers twice counts twice.
+                one native pass. An update that a transport delivers twice counts twice, without ``CountOnce``.
             newcomers: as for ``open_round``, for each round that the call opens.
 
         Returns:
@@ -767,7 +773,7 @@ class Server(Represented, Unpicklable):
                 if start >= len(listed):
                     return reports
                 if not is_due:
-                    room = (self.policy.buffer or 0) - len(opened._accepted)
+                    room = (opened.attendance.full or 0) - len(opened._accepted)
                     for update in (some := listed[start : start + room]):
                         if update.client not in opened._clients:
                             opened.reject(update.client, "client: not registered")
@@ -1250,6 +1256,8 @@ def saved_rows(
             device = _device_of(state) if device is None else device
             audit = bool(state["settings"].get("audit"))
         require_saved("codec", rows.codec, storage.codec)
+        if storage.audit_key is not None and not audit:
+            raise RangeError("audit_key: the server was saved without an audit, which cannot change; leave it out")
         require_saved("audit", audit, storage.audit)
         yield on_device(rows, device, storage.cached_rows), state, device
     except BaseException:

@@ -30,7 +30,15 @@ from fedcore.arrays import (
     view_of,
     zeros,
 )
-from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError, StoreError
+from fedcore.errors import (
+    ArrayError,
+    CheckpointError,
+    CorruptionError,
+    DivergedError,
+    RangeError,
+    RoundError,
+    StoreError,
+)
 from fedcore.kernels import ExactSum, Linear
 from fedcore.options import Callback, Settings
 from fedcore.profiling import begin, span
@@ -47,8 +55,8 @@ from fedcore.server.aggregation import (
     longest_term,
     longest_update,
 )
+from fedcore.server.audit import Document, checked, document_of, log_of, public_key, signer_of, undo_document
 from fedcore.server.broadcast import SentVectors, WholeVectors
-from fedcore.server.report import checked
 from fedcore.server.step import (
     History,
     ModelStep,
@@ -63,8 +71,8 @@ from fedcore.server.step import (
     step_length,
     usual_distance,
 )
-from fedcore.server.update import as_sent, digest_of_text, in_float32
-from fedcore.server.validation import Buffers, grown
+from fedcore.server.update import as_sent, digest_of_numbers, digest_of_text, in_float32
+from fedcore.server.validation import Buffers, settled
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
 from fedcore.store.reader import ReadRows
@@ -73,6 +81,8 @@ from fedcore.store.slots import checksums
 from fedcore.validation import failed
 
 Vector = npt.NDArray[Any]
+Documents = Sequence[tuple[int, str]]
+"""Numbered texts."""
 
 MOST_ROUNDS = 2**53
 """The cutoff of intervals for methods without one."""
@@ -178,6 +188,7 @@ class Newcomers:
 
     Attributes:
         before: the number of clients before the round.
+        ids: their ids.
         population: the population with them; None without newcomers.
         share_of_total: the factor that corrects the shares p^k = n_k / n for the step. It is n with all newcomers,
             which the round uses, divided by n with only the accepted newcomers. It is 1 without sizes, or if the method
@@ -186,7 +197,7 @@ class Newcomers:
 
     def __init__(self, store: ClientStore, *, weighs_shares: bool) -> None:
         self._store, self._weighs_shares = store, weighs_shares
-        self._ids: list[ClientId] = []
+        self.ids: list[ClientId] = []
         self._sizes: list[int] | None = None
         self.before = 0
         self.population: Population | None = None
@@ -198,10 +209,10 @@ class Newcomers:
         if not clients:
             return
         with uninterrupted():
-            self._ids, self._sizes = list(map(canonical, clients)), sizes  # before any error, for ``forget``
+            self.ids, self._sizes = list(map(canonical, clients)), sizes  # before any error, for ``forget``
             try:
-                self._store.add_all(self._ids)
-                self.population = self._joined(now, self._ids, sizes)
+                self._store.add_all(self.ids)
+                self.population = self._joined(now, self.ids, sizes)
             except BaseException:
                 self.forget()
                 raise
@@ -211,11 +222,11 @@ class Newcomers:
         if self.population is None:
             return now.population
         clients = set(accepted)
-        stays = [client in clients for client in self._ids]
-        for client, stay in zip(self._ids, stays, strict=True):
+        stays = [client in clients for client in self.ids]
+        for client, stay in zip(self.ids, stays, strict=True):
             if not stay:
                 self._store.forget(client)
-        joined = [client for client, stay in zip(self._ids, stays, strict=True) if stay]
+        joined = [client for client, stay in zip(self.ids, stays, strict=True) if stay]
         sizes = self._sizes and [size for size, stay in zip(self._sizes, stays, strict=True) if stay]
         population = self._joined(now, joined, sizes)
         if population.total and self._weighs_shares:
@@ -224,9 +235,9 @@ class Newcomers:
 
     def forget(self) -> None:
         """Remove the newcomers that are not committed."""
-        if self._ids:
+        if self.ids:
             self._store.rollback()
-        self._ids, self._sizes, self.population = [], None, None
+        self.ids, self._sizes, self.population = [], None, None
 
     def _joined(self, now: Snapshot, clients: Sequence[ClientId], sizes: list[int] | None) -> Population:
         if not clients:
@@ -361,6 +372,7 @@ class State:
         self._nonnegative, self.buffers = settings.nonnegative, Buffers(layout, settings.nonnegative, device)
         self._model = ModelStep(settings, self.buffers, self.reducer, vectors)
         self._sent: tuple[F32, F32] | None = None
+        self._audit_key: bytes | None = None
 
     # ``Server`` calls these methods; ``fedcore.cluster.backend`` has them for shards.
 
@@ -423,7 +435,19 @@ class State:
 
     def audit_log(self) -> list[dict[str, Any]]:
         """See ``Server.audit_log``."""
-        return checked(self.store.documents(), self.snapshot.audited, self.snapshot.round_number)
+        now = self.snapshot
+        texts = log_of(self.store.documents(), now.documents, now.audited)
+        return [document for _, document in checked(texts, x=digest_of_numbers(now.x))]
+
+    def sign_by(self, key: bytes | None) -> None:
+        """Sign the documents from now on; raise CheckpointError if those in the folder have another signer."""
+        by, count = None if key is None else public_key(key), self.snapshot.documents
+        stored = self.store.documents(max(0, count - 1))
+        if undone := [text for number, text in stored if number >= count]:
+            undo_document(undone, count)  # raises now, not in the next round, if they are damaged
+        if stored and (signer := signer_of(stored[0][1])) not in (None, by):
+            raise CheckpointError(f"audit_key: the audit log is signed by {signer}; pass Storage(audit_key=) again")
+        self._audit_key = key
 
     def require_open_store(self) -> None:
         """Raise if the store is closed."""
@@ -655,7 +679,9 @@ class State:
                 vectors, v_square = model.take(now, result, step, gamma, batch)
             changes |= vectors
             if moves:
-                counters = grown(now.counters, batch.counters)
+                # Flags get no noise, so private updates do not change them.
+                private = settings.rules.private is not None
+                counters = now.counters if private else settled(settings.layout, now.counters, batch.counters)
                 x_prev = now.sent if algorithm.direction.b else changes["x"]  # kept for methods that send it
                 changes |= {"x_prev": x_prev, "counters": counters}
             if algorithm.keeps_history and len(batch):
@@ -766,19 +792,21 @@ class State:
         )
         return after, squares, v_square / (1 / W * W) ** 2
 
-    def accept(self, after: Snapshot, document: str | None = None) -> None:
-        """Commit the step of a round, and its audit document.
+    def accept(self, after: Snapshot, facts: Document | None = None) -> None:
+        """Commit the step of a round; ``facts`` are those of its audit document.
 
         Raise StoreError if the store could not write the round; nothing has changed then.
         """
-        after = after if document is None else after._replace(audited=digest_of_text(document))
-        self._become(after, self.snapshot.round_number, document)
+        self._become(after, self.snapshot.round_number, facts)
         self.newcomers.forget()  # the remaining ones are registered now
 
-    def _become(self, after: Snapshot, round: int, document: str | None = None) -> None:
-        """Commit a snapshot and the staged rows; after the store's commit, memory is updated even on errors."""
+    def _become(self, after: Snapshot, round: int, facts: Document | None) -> None:
+        """Commit a snapshot and the staged rows; after the store's commit, memory is updated even on errors.
+
+        ``facts`` are those of the change for its audit document; only a server with an audit needs them.
+        """
         before, commits, model = self.snapshot, self.store.commits, self._model
-        after = after._replace(transactions=before.transactions + 1)
+        after, documents = self._documented(after._replace(transactions=before.transactions + 1), facts)
         spare_v = model.spare_v
         if after.momentum is not before.momentum:
             # Rows may refer to the old v, so it is not reused. Allocated here: after the commit, nothing may fail.
@@ -789,7 +817,7 @@ class State:
         spares = spare_v, spare_total, spare_exact
         self.reducer.ready()
         try:
-            self.keep(after, round, document)
+            self.keep(after, round, documents)
             self._adopt(after, spares)
         except BaseException:
             if self.store.commits != commits:
@@ -798,6 +826,22 @@ class State:
         if self.store.medium == "mmap":
             with suppress(StoreError, MemoryError):  # on failure, the snapshot stays in memory
                 self.snapshot = after.on_disk(self.store)
+
+    def _documented(self, after: Snapshot, facts: Document | None) -> tuple[Snapshot, Documents]:
+        """Return the snapshot with the digest of the change's audit document, and the documents to store with it."""
+        if not self.settings.audit or facts is None:
+            return after, ()
+        before, texts = self.snapshot, []
+        previous, number = before.audited, before.documents
+        if undone := [text for _, text in self.store.documents(number)]:
+            texts, number = [undo_document(undone, number)], number + len(undone)
+            previous = digest_of_text(texts[0])
+        x = digest_of_numbers(before.x)
+        ends = x, x if after.x is before.x else digest_of_numbers(after.x)
+        round, key = before.round_number, self._audit_key
+        texts.append(document_of(facts, round=round, previous=previous, x=ends, key=key))
+        after = after._replace(audited=digest_of_text(texts[-1]), documents=number + len(texts))
+        return after, list(enumerate(texts, number))
 
     def _adopt(self, after: Snapshot, spares: tuple[Any, Any, Any]) -> None:
         """Make a committed snapshot current, in one statement, which no exception from outside can interrupt."""
@@ -817,12 +861,12 @@ class State:
                     self.store.rollback()
                 raise
 
-    def keep(self, after: Snapshot, round: int, document: str | None = None) -> None:
+    def keep(self, after: Snapshot, round: int, documents: Documents = ()) -> None:
         """Commit the staged rows and the changed clients; with files, also the snapshot."""
         if self.store.medium == "mmap":
-            self.store.commit(round, self._vectors(after), self.to_state(after), document=document)
-        elif self.settings.algorithm.keeps_rows or self.store.is_ahead or document is not None:
-            self.store.commit(round, document=document)
+            self.store.commit(round, self._vectors(after), self.to_state(after), documents=documents)
+        elif self.settings.algorithm.keeps_rows or self.store.is_ahead or documents:
+            self.store.commit(round, documents=documents)
 
     def _vectors(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return the snapshot's vectors in host memory, or as the store has them."""
@@ -850,7 +894,8 @@ class State:
         with self._changing():
             ids = list(map(canonical, clients))
             numbers = self.store.add_all(ids)
-            self._repopulate(now.population.with_clients(numbers, ids, checked, now.round_number))
+            facts = {"what": "an arrival of clients", "clients": ids, "sizes": checked}
+            self._repopulate(now.population.with_clients(numbers, ids, checked, now.round_number), facts)
 
     def change(self, options: Mapping[str, Any]) -> None:
         """See ``Server.change``."""
@@ -868,15 +913,17 @@ class State:
             after = after._replace(past={})  # late clients of these rounds used the old rate
         with self._changing():
             self.settings = changed
-            self._become(after, after.round_number)
+            facts = {"what": "a change of options", "options": changed.shown(options)}
+            self._become(after, after.round_number, facts)
 
     def update_clients(self, sizes: Mapping[ClientId, int]) -> None:
         """See ``Server.update_clients``."""
-        self._repopulate(self.population.with_sizes(self.store.registry, sizes))
+        facts = {"what": "a change of client sizes", "sizes": [list(pair) for pair in sizes.items()]}
+        self._repopulate(self.population.with_sizes(self.store.registry, sizes), facts)
 
-    def _repopulate(self, population: Population) -> None:
+    def _repopulate(self, population: Population, facts: Document) -> None:
         with self._changing():
-            self._become(self.snapshot._replace(population=population), self.snapshot.round_number)
+            self._become(self.snapshot._replace(population=population), self.snapshot.round_number, facts)
 
     @ieee
     def remove_client(self, client: ClientId, from_objective: bool) -> None:
@@ -895,7 +942,8 @@ class State:
             after = after._replace(total=changed.total, exact_total=changed.exact_total)
         with self._changing():
             self.store.forget(client)
-            self._become(after, now.round_number)
+            facts = {"what": "a departure of a client", "client": client, "from_objective": from_objective}
+            self._become(after, now.round_number, facts)
 
     @property
     def names_removed(self) -> bool:
@@ -904,7 +952,7 @@ class State:
 
     def forget_removed(self) -> None:
         """Keep the number of these clients in place of their ids, in one transaction."""
-        self._repopulate(self.snapshot.population.without_names())
+        self._repopulate(self.snapshot.population.without_names(), {"what": "an erasure of removed clients' ids"})
 
     def compact(self, erase: bool) -> None:
         """See ``Server.compact``."""
@@ -968,4 +1016,7 @@ class State:
                 after, mean, share = after._replace(total=total), total, 1 / len(self.store.registry)
             if algorithm.direction.b:
                 after = after._replace(momentum=kernels.combine([mean], [share], self._model.directions.get()))
-            self._become(after, now.round_number)
+            facts = {"what": "a warm start", "clients": clients}
+            if self.settings.audit:
+                facts["digests"] = list(map(digest_of_numbers, ys))
+            self._become(after, now.round_number, facts)

@@ -418,7 +418,8 @@ class Snapshot(NamedTuple):
         transactions: the number of finished rounds, changes of clients and options, and warm starts.
         exact_total: T as an exact sum; ``total`` is then its float64 value.
         changed: the options that were changed since the last round, for JSON.
-        audited: the digest of the last round's document; None without audit.
+        audited: the digest of the last audit document; None without audit.
+        documents: the number of audit documents, without those of changes that were undone since.
         center: float32[n_parameters], the last result of a robust rule that needs it; else None.
         ledger: the private rounds.
     """
@@ -441,6 +442,7 @@ class Snapshot(NamedTuple):
     exact_total: ExactSum | None = None
     changed: Mapping[str, Any] = {}
     audited: str | None = None
+    documents: int = 0
     center: F32 | None = None
     ledger: Ledger = Ledger()
 
@@ -512,6 +514,7 @@ class Snapshot(NamedTuple):
             "changed": dict(self.changed),
             "starts": list(self.starts.items()),
             "audited": self.audited,
+            "documents": self.documents,
         } | ({"privacy": self.ledger.to_state()} if self.ledger.entries else {})
 
     @classmethod
@@ -550,6 +553,7 @@ class Snapshot(NamedTuple):
             transactions=count_of(numbers),
             changed=dict(numbers.get("changed", {})),
             audited=numbers.get("audited"),
+            documents=documents_of(numbers),
             ledger=Ledger.from_state(numbers.get("privacy")),
             starts={client: int(t) for client, t in numbers.get("starts", [])},
         )
@@ -565,6 +569,11 @@ def _on_device(moment: F32, p: int, device: str) -> F32:
 def count_of(numbers: Mapping[str, Any]) -> int:
     """Return the number of transactions in a snapshot's ``numbers``; older folders count only rounds."""
     return int(numbers.get("transactions", numbers["round_number"]))
+
+
+def documents_of(numbers: Mapping[str, Any]) -> int:
+    """Return the number of audit documents in a snapshot's ``numbers``; older folders have one for each round."""
+    return int(numbers.get("documents", numbers["round_number"] if numbers.get("audited") else 0))
 
 
 def moved(vectors: Mapping[str, Vector], device: str) -> dict[str, Vector]:

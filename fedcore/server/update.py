@@ -34,6 +34,7 @@ from fedcore.arrays import (
     dtype_name,
     empty,
     freeze,
+    from_dlpack,
     is_device_array,
     is_own_class,
     map_file,
@@ -105,7 +106,7 @@ def digest_of(vector: Any) -> str:
 
     Cost: reads the slice once, near the speed of a plain sum.
     """
-    array = np.ascontiguousarray(vector)
+    array = np.ascontiguousarray(own_class("vector", vector))
     return blake2b(checksums(array).tobytes(), digest_size=16).hexdigest()
 
 
@@ -212,7 +213,7 @@ def kept_batches(updates: Iterable[Update], most: int) -> Iterator[list[Update]]
     batch: list[Update] = []
     for update in timed("clients", iter(updates)):
         batch.append(update)
-        if len(batch) == most or not update.keep:
+        if len(batch) == most or update.keep is not True:
             yield batch
             batch.clear()  # the consumer may hold the list, which must not keep the arrays
     if batch:
@@ -251,6 +252,8 @@ def read_vector(update: Update, layout: Layout, *, apart: bool, device: str = CP
         pieces = layout.pieces(y, device=device)
         is_in_files = isinstance(y, Safetensors) and isinstance(device, FileMemory)
         return pieces, is_in_files or core.are_immutable(pieces)
+    if isinstance(vector, np.ndarray) and vector.dtype == np.float64 and kind != "gradient":
+        layout.log_rounded(layout.unflatten(vector))
     if isinstance(vector, np.ndarray) and not vector.flags.aligned:
         return copied(vector), True
     return vector, core.are_immutable([vector])
@@ -269,14 +272,11 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *
             got = f"{plain.nbytes} bytes of format {plain.format!r}"
             raise DtypeError(f"{name}: expected {4 * n} bytes of float32[{n}], got {got}")
         return np.frombuffer(plain, np.float32)
-    y = read_leaf(own_class(name, y))
+    y = read_leaf(name, y)
     if not hasattr(y, "__dlpack__"):
         return None
     dtype, expected = dtype_name(y), f"{name}: expected float32[{n}]"
-    try:
-        got = f"got {dtype}{list(y.shape)}"
-    except RuntimeError:  # a nested tensor has no shape
-        raise DtypeError(f"{expected}, got a tensor without a shape") from None
+    got = f"got {dtype}{list(y.shape)}"
     if dtype not in DTYPES:
         raise DtypeError(f"{expected}, {got}")
     if not isinstance(y, np.ndarray):
@@ -300,7 +300,7 @@ def _in_memory(expected: str, y: Any, dtype: str, device: str) -> Any:
             return y
         if found != CPU:
             raise BufferError(f"the array is on {getattr(y, 'device', found)}")
-        return y if dtype == "bfloat16" else np.from_dlpack(y)
+        return y if dtype == "bfloat16" else from_dlpack(y)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         or_device = "" if device == CPU else f" or on {device}"
         raise DtypeError(f"{expected} in CPU memory{or_device}: {error}") from None
@@ -320,7 +320,7 @@ def in_float32(y: Any) -> npt.NDArray[np.float32]:
         return np.asarray(y, np.float32)
     if isinstance(y, Bfloat16Array):
         return y.astype(np.float32)
-    return np.asarray(np.from_dlpack(y.float()), np.float32)  # bfloat16
+    return as_array("update", y)  # bfloat16
 
 
 def _float32_copy(y: Any, n: int, device: str) -> Any:
@@ -488,7 +488,7 @@ class Incoming:
         if name in {piece.name for piece in self._layout.outside}:
             if start or name in self._outside:
                 raise RangeError(f"{name}: the tensor is not averaged; send it once, as a whole")
-            self._outside[name] = deepcopy(chunk)
+            self._outside[name] = deepcopy(own_class(name, chunk))
             return
         tensor = self._tensors.get(name, self._second if name == CONTROL else None)
         if tensor is None:
@@ -534,9 +534,14 @@ class Incoming:
         self._vector = self._control = self._second = None
         self._tensors = {}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the update is neither done nor abandoned."""
+        return self._vector is not None
+
     def _require_open(self) -> F32:
         if self._vector is None:
-            raise RoundError("incoming: the update is done or abandoned; begin a new one")
+            raise RoundError("incoming: the update is done or abandoned, or its client began another; begin a new one")
         if not self._round.is_open:
             raise RoundError("incoming: its round is finished or aborted; begin the update in a new round")
         return self._vector
@@ -567,6 +572,7 @@ class _Codes(NamedTuple):
 @raises_fedcore_errors
 def _read_codes(name: str, chunk: Any, scales: Any, block: int | None) -> _Codes:
     """Return a part of a tensor, flat; check it with its scales."""
+    chunk, scales = own_class(name, chunk), own_class("scales", scales)
     if scales is None:
         if block is not None:
             raise RangeError(f"{name}: block={block!r} is for codes; pass their scales, or leave block out")
@@ -585,10 +591,8 @@ def _read_codes(name: str, chunk: Any, scales: Any, block: int | None) -> _Codes
         return _Codes(kind, bits.view(np.uint16))
     if not hasattr(chunk, "dtype"):
         raise DtypeError(f"{name}: expected an array of int8 codes with scales, got {type(chunk).__name__}")
-    numbers = as_array(name, own_class(name, chunk)).reshape(-1)
-    factors = np.array(
-        as_array("scales", own_class("scales", scales) if hasattr(scales, "dtype") else np.array(scales))
-    )
+    numbers = as_array(name, chunk).reshape(-1)
+    factors = np.array(as_array("scales", scales) if hasattr(scales, "dtype") else scales)
     if numbers.dtype != np.int8 or factors.dtype != np.float32:
         raise DtypeError(f"{name}: expected int8 codes with float32 scales, got {numbers.dtype} with {factors.dtype}")
     block = max(len(numbers), 1) if block is None else block

@@ -1,6 +1,7 @@
 """Validation of updates: reported numbers, arrays, and norms."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -17,6 +18,7 @@ from fedcore.algorithms.rates import Constant, Rate, rate_at, rate_of_steps
 from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, copy_into, core, device_of, dtype_name, freeze, to_host
 from fedcore.errors import DtypeError, RangeError
 from fedcore.model import Layout
+from fedcore.model.layout import INTEGERS, Slice
 from fedcore.options import Limits, Settings
 from fedcore.rules import (
     FEW,
@@ -49,6 +51,7 @@ from fedcore.validation import check_integer, check_number, failed, is_integer, 
 # The numbers that a client reports.
 
 
+SMALLEST = float(np.finfo(np.float64).smallest_subnormal)
 EXACT = 1e-6
 """Relative tolerance of a reported rate, which may have been sent as float32."""
 
@@ -79,6 +82,16 @@ class SentRates:
     def sent(self, round: int) -> float:
         """Return eta of the round's first step."""
         return rate_at(self._rate, round)
+
+    def distances(self, round: int, steps: F64) -> tuple[F64, F64]:
+        """Return the least and the greatest eta_i K_i, float64[k], of clients with these checked steps."""
+        first = steps * self.sent(round)
+        means = first
+        if rate_of_steps(self._rate, round) is not None:
+            means = np.array([k * self._mean(round, int(k)) for k in steps.tolist()])
+        if (most := self._limits.max_client_lr) is None:
+            return np.minimum(first, means), np.maximum(first, means)
+        return np.full(len(steps), SMALLEST), np.maximum(first, steps * most)
 
     @raises_fedcore_errors
     def read(self, update: Update, started: int) -> float:
@@ -135,6 +148,15 @@ MEDIANS = 10
 
 MOST_GROWTH = 2**53
 """The greatest growth of a counter in a round."""
+
+LONGEST_FLAG = 4096
+"""The most elements of a constant that may change. Updates that differ are kept until the end of the round."""
+
+
+def is_flag(piece: Slice) -> bool:
+    """Whether a constant may change: it is no tensor of packed integers and no large mask."""
+    size = math.prod(piece.shape)
+    return size == 1 or (size <= LONGEST_FLAG and piece.dtype not in INTEGERS)
 
 
 def never_negative(layout: Layout, x: F32) -> tuple[str, ...]:
@@ -199,14 +221,22 @@ class Buffers:
 
 
 def settle_counters(layout: Layout, sent: Counters, now: Counters, kind: Kind) -> dict[str, npt.NDArray[Any]]:
-    """Return the counters of an update, added to the server's if they are differences; check its constants."""
+    """Return the counters of an update, added to the server's if they are differences, and its other flags.
+
+    Raise RangeError if another constant differs from the server's.
+    """
+    counters: dict[str, npt.NDArray[Any]] = {}
     for piece in layout.constants:
-        if piece.name in sent and not _is_constant(sent[piece.name], now[piece.name], kind):
+        if piece.name not in sent or _is_constant(sent[piece.name], now[piece.name], kind):
+            continue
+        if not is_flag(piece):
             raise RangeError(
-                f"{piece.name}: it differs from the server's values; tensors of {piece.dtype} are not averaged "
-                "and must be equal"
+                f"{piece.name}: it differs from the server's values; {piece.dtype} tensors of this size are not "
+                "averaged and must be equal. If clients have their own, pass Model(personal=...); for counts such as "
+                "histograms, average float64 arrays by fedcore.aggregate"
             )
-    counters = {}
+        if kind == "model":  # a difference does not say which value it means
+            counters[piece.name] = sent[piece.name].astype(now[piece.name].dtype)
     for name in [piece.name for piece in layout.counters if piece.name in sent]:
         now_flat, sent_flat = (one[name].reshape(-1).astype(object) for one in (now, sent))  # Python's do not overflow
         after = now_flat + sent_flat if kind == "delta" else sent_flat
@@ -226,13 +256,25 @@ def _is_constant(sent: npt.NDArray[Any], now: npt.NDArray[Any], kind: Kind) -> b
     return not np.any(np.where(np.isfinite(now), sent, 0)) and bool(np.isnan(sent[~np.isfinite(now)]).all())
 
 
-def grown(now: Counters, sent: Sequence[Counters]) -> dict[str, npt.NDArray[np.integer[Any]]]:
-    """Return the counters after a round, in their integer types: the largest that clients sent.
+def settled(layout: Layout, now: Counters, sent: Sequence[Counters]) -> dict[str, npt.NDArray[Any]]:
+    """Return the counters and constants after a round with these updates.
 
-    A counter grows by at most 10 times the median growth in the cohort, so that one client has little effect. The
-    median is the lower one of the growths that are not zero.
+    A counter becomes the largest that clients sent. It grows by at most 10 times the median growth in the cohort, so
+    that one client has little effect. The median is the lower one of the growths that are not zero. A flag becomes what
+    more than half of the updates sent; the others count for its present value.
     """
-    return {name: _grown(counter, [others[name] for others in sent if name in others]) for name, counter in now.items()}
+    flags, after = {piece.name for piece in layout.constants}, {}
+    for name, before in now.items():
+        values = [others[name] for others in sent if name in others]
+        after[name] = agreed(before, values, len(sent)) if name in flags else _grown(before, values)
+    return after
+
+
+def agreed(now: npt.NDArray[Any], sent: Sequence[npt.NDArray[Any]], k: int) -> npt.NDArray[Any]:
+    """Return the value that more than half of k updates sent, or ``now``."""
+    values = {value.tobytes(): value for value in sent}
+    counts = Counter(value.tobytes() for value in sent)
+    return next((values[bits] for bits, count in counts.items() if 2 * count > k), now)
 
 
 def _grown(now: npt.NDArray[np.integer[Any]], sent: Sequence[npt.NDArray[np.integer[Any]]]) -> Any:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from fedcore.algorithms import MEAN_GRADIENT, Algorithm, FedAvgM, LocalDescent, MimiC, is_computed_locally
 from fedcore.arrays import F32, copy_into, to_host
 from fedcore.errors import RangeError, UnknownClientError
+from fedcore.files import reading, replacing
 from fedcore.network import Network, NetworkReport
-from fedcore.runtime import replacing, require_file
 from fedcore.server import Broadcast, Report, Server, Update
 from fedcore.server.broadcast import Instructions, WholeVectors
 from fedcore.simulation.clock import Arrivals
@@ -354,7 +354,7 @@ class KeepingClients(EngineWrapper):
 
     def load(self, path: Path) -> None:
         """Read the rows that ``save`` wrote."""
-        with np.load(require_file(path)) as file:
+        with reading(path) as content, np.load(content) as file:
             self.rows = {int(client): file[client] for client in file.files}
 
 
@@ -427,7 +427,7 @@ class RecoveringClients(KeepingClients):
 
     def load(self, path: Path) -> None:
         """Read the file that ``save`` wrote."""
-        with np.load(require_file(path)) as file:
+        with reading(path) as content, np.load(content) as file:
             x, g = file["x"], file["g"]
             self._sent = (x, set(file["sent_to"].tolist())) if len(x) else None
             self._g = g if len(g) else None
@@ -478,7 +478,7 @@ class AtWork(EngineWrapper):
 
     def load(self, path: Path) -> None:
         """Read the file that ``save`` wrote, and repeat the clock's course until then."""
-        with np.load(require_file(path)) as file:
+        with reading(path) as content, np.load(content) as file:
             for number, claims in json.loads(str(file["claims"])).items():
                 vectors = {name: file[f"{name}{number}"] for name in SENT if f"{name}{number}" in file}
                 self._updates[int(number)] = Update(**{**claims, **vectors})

@@ -232,7 +232,7 @@ class ClientStore(CommittedRows):
         vectors: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
         *,
-        document: str | None = None,
+        documents: Sequence[tuple[int, str]] = (),
     ) -> None:
         """Make every staged row the row of its client, and free the old slots.
 
@@ -241,7 +241,7 @@ class ClientStore(CommittedRows):
             vectors: all named vectors, as arrays of numbers. They are copied, except arrays that ``vector`` returned,
                 which stay in place. Default: unchanged.
             state: a dict that JSON can encode. Default: unchanged.
-            document: a text to keep with this round permanently; ``documents`` returns the texts of all rounds.
+            documents: texts to keep permanently, with ascending numbers; they replace those from the first number on.
 
         Raises:
             StoreError: the disk is full, for example. The last commit is unchanged and the rows stay staged. Try again,
@@ -252,12 +252,12 @@ class ClientStore(CommittedRows):
         """
         self._session.require_right()
         with span("commit"):
-            self._session.commit(check_integer("round", round, 0, 2**63 - 1), vectors, _text(state), document)
+            self._session.commit(check_integer("round", round, 0, 2**63 - 1), vectors, _text(state), documents)
         self._session.after_commit()
 
-    def documents(self) -> list[tuple[int, str]]:
-        """Return the documents of all commits as (round, text), by round."""
-        return self._session.documents()
+    def documents(self, first: int = 0) -> list[tuple[int, str]]:
+        """Return the documents of all commits as (number, text), from the number ``first`` on. An undo leaves them."""
+        return self._session.documents(first)
 
     def checkpoint(self) -> None:
         """Make all commits survive a loss of power. Only stores with durability="checkpoint" need this call."""

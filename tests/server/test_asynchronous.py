@@ -1,5 +1,6 @@
 """Buffers: FedBuff, FedAsync and CA2FL equal their definitions, and a buffer survives crashes with the same bits."""
 
+import copy
 import os
 import random
 import signal
@@ -17,7 +18,7 @@ from fedcore import Compute, EdgeAggregator, RoundPolicy, Server, Storage, Updat
 from fedcore.algorithms import FedAsync, FedAvg, FedVARP
 from fedcore.algorithms.optimizers import SGD
 from fedcore.errors import RangeError
-from fedcore.rules import RejectLong
+from fedcore.rules import CountOnce, RejectLong
 from fedcore.server import report
 from fedcore.server.folder import open_updates
 from fedcore.store.inspect import state_of
@@ -365,6 +366,83 @@ def test_updates_that_a_median_rejects_do_not_fill_a_buffer():
     assert (report.accepted, report.closed) == ((0, 2, 3, 4), "buffer")
 
 
+@pytest.mark.parametrize("chain", ["open", [CountOnce()]])
+def test_a_client_counts_once_in_a_buffer(chain, tmp_path):
+    """One by one, in a list, after a copy, and after a crash; with fewer clients than K, as many as there are."""
+    policy = RoundPolicy(buffer=5, max_staleness=9)
+    options = dict(lr=0.1, policy=policy, aggregation=chain)
+    single, listed = (Server(numbers(0, 0), FedAvg("uniform"), 3, **options) for _ in range(2))
+    kept = Server(numbers(0, 0), FedAvg("uniform"), 3, **options, storage=Storage(tmp_path / "s", journal=True))
+    updates = [Update(client, numbers(1, client), 1, round=0) for client in (0, 0, 1, 0, 2, 2, 0, 1)]
+    reports = [report for one in updates for report in single.push([one])]
+    assert [report.accepted for report in reports] == [(0, 1, 2), (2, 0, 1)]
+    assert [[client for client, _ in report.rejected] for report in reports] == [[0, 0], []]
+    assert [report.closed for report in reports] == ["buffer"] * 2
+    listed.push(updates[:2])
+    listed, copied = copy.deepcopy(listed), listed
+    for server in (copied, listed):
+        assert [report.accepted for report in server.push(updates[2:])] == [(0, 1, 2), (2, 0, 1)]
+    assert np.array_equal(copied.x, listed.x)
+    for one in updates:
+        kept.push([one])
+        kept.close()
+        kept = Server.load(tmp_path / "s")
+    assert np.array_equal(single.x, listed.x)
+    assert np.array_equal(single.x, kept.x)
+    kept.close()
+
+
+def test_a_buffer_of_which_a_client_fills_a_part_continues_with_count_once(tmp_path):
+    policy = RoundPolicy(buffer=3, min_clients=3, max_staleness=9)
+    server = Server(numbers(0), "FedAvg", 4, lr=0.1, policy=policy, storage=Storage(tmp_path / "s", journal=True))
+    server.push([Update(0, numbers(value), 1, round=0) for value in (3, 5)])
+    server.close()
+    with Server.load(tmp_path / "s", aggregation=[CountOnce()]) as server:
+        opened = server.open_buffer()
+        assert (opened.clients, [client for client, _ in opened.rejected]) == ((0,), [0])
+        [report] = server.push([Update(1, numbers(3), 1, round=0), Update(2, numbers(3), 1, round=0)])
+        assert (report.accepted, server.x) == ((0, 1, 2), 3)
+        for client in (1, 2, 3):
+            server.remove_client(client)
+        assert server.push([Update(0, numbers(0), 1, round=1)]) == []  # below min_clients
+
+
+def test_one_fast_liar_of_ten_moves_an_open_buffer_little():
+    rng, policy = np.random.default_rng(0), RoundPolicy(buffer=10, max_staleness=8, discount=0.5)
+    server = Server(np.zeros(20, np.float32), "FedAvg", clients=10, lr=0.1, policy=policy, aggregation="open")
+    for _ in range(40):
+        step = np.float32(0.2) * (1 - server.x)
+        turn = [Update(c, step + np.float32(rng.normal(0, 0.02, 20)), 1, kind="delta") for c in range(9)]
+        turn += [Update(9, -step, 1, kind="delta")] * 15
+        for i in rng.permutation(len(turn)):
+            server.push([turn[i]._replace(round=server.round_number)])
+    assert np.abs(server.x - 1).max() < 0.1
+
+
+def test_count_once_does_nothing_in_synchronous_rounds():
+    servers = [Server(numbers(0, 0), "FedAvg", 3, lr=0.1, aggregation=chain) for chain in (None, [CountOnce()])]
+    for server in servers:
+        server.round([Update(client, numbers(1, client), 1) for client in (0, 0, 2)])
+    assert np.array_equal(servers[0].x, servers[1].x)
+
+
+def test_the_rejections_of_an_open_buffer_are_bounded(caplog):
+    """Unknown ids of any length, and a client that sends without end; the first rejection of each client is listed."""
+    server = Server(numbers(0), "FedAvg", 2000, lr=0.1, policy=RoundPolicy(buffer=9000))
+    strangers = [f"{i}" * 100_000 for i in range(3)] + [10**9000, b"x" * 10**6, ["x"] * 10**6]
+    server.push([Update(one, numbers(1), 1, round=0) for one in [*strangers, *range(10_000, 13_000)]])
+    server.push([Update(7, numbers(np.nan), 1, round=0)] * 3000)
+    server.push([Update(client, numbers(np.nan), 1, round=0) for client in range(2000)])
+    opened = server.open_buffer()
+    opened.reject(8, "x" * 10_000)
+    listed = opened.rejected
+    assert {client for client, _ in listed} >= set(range(2000))
+    assert len(listed) <= 3000
+    assert len(str(listed)) < 500_000
+    assert len(caplog.records) == 1
+    assert all(len(reason) <= 500 for _, reason in listed)
+
+
 def test_a_new_rate_ends_the_rounds_of_the_old_one():
     late = RoundPolicy(max_staleness=4)
     server = Server(numbers(0), "FedVARP", 2, lr=0.1, policy=late)
@@ -372,3 +450,28 @@ def test_a_new_rate_ends_the_rounds_of_the_old_one():
     for change in ({"policy": RoundPolicy()}, {"lr": 0.05}, {"policy": late}):
         server.change(**change)
     assert server.round([Update(1, numbers(1), 1, round=0)]).accepted == ()
+
+
+@pytest.mark.parametrize("pushed", [1, 3])
+def test_a_copy_goes_on_with_the_open_buffer(pushed):
+    policy = RoundPolicy(buffer=2, max_staleness=2)
+    server = Server(np.zeros(3, np.float32), "FedVARP", clients=4, lr=0.1, policy=policy)
+    updates = [Update(client, np.full(3, client + 1, np.float32), 1, round=0) for client in range(4)]
+    server.push(updates[:pushed])
+    copied = copy.deepcopy(server)
+    for one in (server, copied):
+        assert one.open_buffer().clients == server.open_buffer().clients
+    for one in (copied, server):
+        one.push(updates[pushed:])
+        assert one.round_number == 2
+    np.testing.assert_array_equal(copied.x, server.x)
+
+
+def test_a_copy_has_no_open_round():
+    server = Server(np.zeros(3, np.float32), "MIFA", clients=2, lr=0.1)
+    with server.open_round() as round:
+        round.add(0, np.ones(3, np.float32), steps=1)
+        copied = copy.deepcopy(server)
+        copied.round([Update(1, np.ones(3, np.float32), 1)])
+    assert round.report.accepted == (0,)
+    assert (copied.store.round_of(0), copied.store.round_of(1)) == (None, 0)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcore import Compute, Server, Update
+from fedcore import Compute, RoundPolicy, Server, Update
 from fedcore.rules import CapExamples, ClipToMedian, Mean, RejectLong
 from tests.server.deliveries import DELIVERIES, as_list, outcome
 from tests.server.rounds import METHODS, everything, made, n, steps_of
@@ -91,3 +91,87 @@ def test_every_delivery_has_the_bits_of_a_list(scenario, batch_size):
     assert ("lies" not in scenario) or sum(len(rejected) for _, rejected, *_ in expected[1]) > 3
     for name, deliver in DELIVERIES.items():
         assert run(deliver, batch_size=batch_size) == expected, name
+
+
+HOSTILE = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2,
+    10**30,
+    2.5,
+    0.0,
+    -0.0,
+    np.nan,
+    np.inf,
+    -np.inf,
+    "5",
+    b"5",
+    [],
+    [2],
+    object(),
+]
+HOSTILE += [np.int64(2), np.int8(-1), np.float32(0.1), np.float64("nan"), np.array(2), np.array([1.0, 2.0]), 1j, 0.1]
+
+
+def in_a_round(add):
+    def delivered(server, update):
+        with server.open_round() as round:
+            add(round, update)
+        return round.report.accepted, round.report.rejected
+
+    return delivered
+
+
+def by_round(form):
+    def delivered(server, update):
+        report = server.round(form([update]))
+        return report.accepted, report.rejected
+
+    return delivered
+
+
+ONE = {
+    "add": in_a_round(lambda round, update: round.add(**update._asdict())),
+    "a batch": in_a_round(lambda round, update: round.add_batch([update])),
+    "a list": by_round(list),
+    "a generator": by_round(iter),
+}
+
+
+@pytest.mark.parametrize("field", Update._fields)
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "SCAFFOLD"])
+def test_every_way_of_delivery_decides_alike_on_a_hostile_field(method, field):
+    good = Update(0, np.ones(3, np.float32), 5, 2)
+    for value in HOSTILE:
+        found = {}
+        for way, deliver in ONE.items():
+            server = Server(np.zeros(3, np.float32), method, clients=2, lr=0.1)
+            try:
+                found[way] = deliver(server, good._replace(**{field: value}))
+            except Exception as error:
+                found[way] = type(error)
+        assert len({str(one) for one in found.values()}) == 1, (value, found)
+
+
+@pytest.mark.parametrize("field", Update._fields)
+def test_a_buffer_decides_alike_on_a_hostile_field(field):
+    good = Update(0, np.ones(3, np.float32), 5, 2, round=0)
+    for value in HOSTILE:
+        found = []
+        for several in (False, True):
+            server = Server(np.zeros(3, np.float32), "FedAvg", clients=2, lr=0.1, policy=RoundPolicy(buffer=2))
+            updates = [good._replace(client=1), good._replace(**{field: value}), good]
+            try:
+                reports = [
+                    report
+                    for part in ([updates] if several else [[one] for one in updates])
+                    for report in server.push(part)
+                ]
+                found.append([(report.accepted, report.rejected) for report in reports])
+            except Exception as error:
+                found.append(type(error))
+        assert str(found[0]) == str(found[1]), value

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from fedcore import Compute, EdgeAggregator, Layout, Limits, Model, RoundPolicy, Server, Storage, Update, errors, rules
+from fedcore.algorithms.rates import InverseStep, rate_of_steps
 from tests.rejections import rejected_arguments
 
 N, CLIENTS, ROUNDS = 200, 9, 4
+EXACT = Compute(accumulator="exact")
 OWN = [(0, 5, 7), (1, 2), (3, 4, 6, 8)]
 
 
@@ -93,6 +95,31 @@ def test_the_upper_server_limits_client_rates(lr, rejected):
     with server.open_round() as round:
         round.add_partial_sum(partial, "edge")
         assert rejected_arguments(round.finish()) == rejected
+
+
+@pytest.mark.parametrize(
+    ("lr", "most", "reported"),
+    [
+        (0.1, 0.05, None),
+        (0.1, 0.05, 0.02),
+        (InverseStep(1.0, 9.0, 5), None, None),
+        (InverseStep(1.0, 9.0, 5), None, "mean"),
+    ],
+)
+def test_an_edge_accepts_the_rates_that_the_server_accepts(lr, most, reported):
+    x0, limits = np.zeros(3, np.float32), Limits(max_client_lr=most)
+    mean = np.mean([rate_of_steps(lr, 0)(k) for k in range(2)]) if reported == "mean" else reported
+    for server_lr in (None, 0.5):
+        sent = [Update(0, x0 + 1, 2, 7, lr=mean), Update(1, x0 + 2, 2, 5)]
+        direct, upper = (
+            Server(x0, "FedAvg", 2, lr=lr, server_lr=server_lr, compute=EXACT, limits=limits) for _ in range(2)
+        )
+        edge = EdgeAggregator(x0, "FedAvg", range(2), lr=lr, server_lr=server_lr, limits=limits)
+        due = direct.round(sent)
+        with upper.open_round() as round:
+            round.add_partial_sum(edge.fold(upper.x, sent, round=0), "edge")
+        assert (round.report.accepted, round.report.rejected) == (due.accepted, ()) == ((0, 1), ())
+        assert upper.x.tobytes() == direct.x.tobytes()
 
 
 def test_a_sum_of_another_rate_is_rejected():
@@ -206,9 +233,6 @@ def test_an_edge_sends_only_for_its_own_clients():
     assert server.x.tobytes() == straight.x.tobytes()
     assert [who for who, _ in report.rejected] == ["edge"] * 4
     assert all(reason.startswith("clients") for _, reason in report.rejected)
-
-
-EXACT = Compute(accumulator="exact")
 
 
 def both_ways(x0, sent, name, clients, edge_clients, **options):

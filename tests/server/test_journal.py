@@ -1,6 +1,7 @@
 """A round with a journal: no accepted update is lost, none counts twice, and the bits are those of a straight run."""
 
 import contextlib
+import copy
 import itertools
 import json
 import os
@@ -22,6 +23,7 @@ from fedcore import ClientStore, Compute, Limits, Model, RoundPolicy, Server, St
 from fedcore.cli import main
 from fedcore.cluster import Slices
 from fedcore.errors import FedcoreError, RangeError, RoundError, StoreError
+from fedcore.rules import PrivateMean
 from fedcore.server.aggregation import Sum
 from fedcore.server.folder import HEADER, JOURNAL, Journal, open_updates
 from fedcore.server.round import SECOND
@@ -360,6 +362,19 @@ def test_verify_computes_the_round_that_a_restarted_server_finishes(tmp_path, ca
         main(["store", "verify", "--round", str(tmp_path / "t")])
 
 
+def test_verify_draws_no_noise(tmp_path, capsys):
+    server = made("FedAvg", path=tmp_path / "s", journal=True, aggregation=[PrivateMean(1, 1, 2)], server_lr=1.0)
+    with contextlib.suppress(KeyboardInterrupt), server.open_round() as round:
+        round.add(**next(iter(updates_of(server)))._asdict())
+        raise KeyboardInterrupt
+    server.close()
+    main(["store", "verify", "--round", "--json", str(tmp_path / "s")])
+    found = json.loads(capsys.readouterr().out)["open_round"]
+    assert (len(found["accepted"]), found["step"], found["digest"]) == (1, None, None)
+    main(["store", "verify", "--round", str(tmp_path / "s")])
+    assert "|x'" not in capsys.readouterr().out
+
+
 def test_what_a_journal_does_not_support(tmp_path):
     with pytest.raises(RangeError, match="journal"):
         Storage(journal=True, medium="ram")
@@ -533,6 +548,49 @@ def test_a_tensor_that_is_not_averaged_is_copied_once():
     both = made("SCAFFOLD, two vectors", {"control": np.zeros(2, np.float32)})
     with both.open_round() as round, pytest.raises(RangeError, match="control"):
         round.begin(0, steps=1)
+
+
+@pytest.mark.parametrize("policy", [RoundPolicy(), RoundPolicy(buffer=9)], ids=["round", "buffer"])
+def test_a_client_has_one_open_update_and_a_round_has_max_open(policy):
+    server = made("FedAvg", np.zeros(4, np.float32), policy=policy, limits=Limits(max_open=3))
+    with server.open_buffer() if policy.buffer else server.open_round() as round:
+        begin = partial(round.begin, steps=1, round=0)
+        first, other = begin(0), begin(1)
+        if policy.buffer:  # a copy's clients replace nothing here
+            copy.deepcopy(server).open_buffer().begin(0, steps=1, round=0)
+        first.write("x", np.ones(2, np.float32))
+        with pytest.raises(RangeError):
+            begin(0, steps=0)  # an invalid one replaces nothing
+        second = begin(0)
+        for call in (first.done, partial(first.write, "x", np.ones(2, np.float32))):
+            with pytest.raises(RoundError):
+                call()
+        third = begin(2)
+        with pytest.raises(RoundError, match="max_open"):
+            begin(3)
+        for incoming in (second, other):
+            incoming.write("x", np.ones(4, np.float32))
+            assert incoming.done()
+        third.abandon()
+        held = [begin(client) for client in (2, 3, 4)]
+        del held[1]
+        begin(5)
+    assert round.report.accepted == (0, 1)
+    assert [client for client, _ in round.report.rejected] == [0, 3]
+
+
+def test_a_client_that_begins_without_end_takes_one_descriptor():
+    server = made("FedAvg", np.zeros(4, np.float32), batch_size=1)
+    before = len(os.listdir("/proc/self/fd"))
+    with server.open_round() as round:
+        held = []
+        with pytest.raises(RoundError, match="replaced"):
+            for _ in range(400):
+                held.append(round.begin(0, steps=1))
+        assert len(os.listdir("/proc/self/fd")) <= before + 1
+        held[-1].write("x", np.ones(4, np.float32))
+        assert held[-1].done()
+    assert round.report.accepted == (0,)
 
 
 def test_a_client_begins_again_while_others_send():

@@ -39,6 +39,7 @@ VALUES = {
     "device": ["cpu"],
     "executor": [LocalThreads()],
     "callbacks": [(print,)],
+    "audit_key": [bytes(32)],
 }
 """Values of options for which ``other_value`` finds none, or for which one value is not enough."""
 SEEN = {

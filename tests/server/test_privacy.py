@@ -14,6 +14,7 @@ from fedcore.algorithms import REGISTRY, optimizers
 from fedcore.algorithms.privacy import Ledger
 from fedcore.errors import CheckpointError, DivergedError, RangeError, RoundError
 from fedcore.rules import CapExamples, Mean, Median, PrivateMean
+from fedcore.server.folder import Journal
 from tests import oracle
 from tests.server.rounds import SIZES
 
@@ -329,6 +330,26 @@ def test_a_limit_of_one_update_stays_possible():
 def test_wrong_options(options, name):
     with pytest.raises(RangeError, match=f"^{name}"):
         PrivateMean(**({"clip": 1.0, "noise": 1.0, "expected": 4.0} | options))
+
+
+def test_a_kill_between_the_commit_and_the_journal_leaves_no_update_after_a_load(tmp_path, monkeypatch):
+    rows = np.random.default_rng(0).random((N, n), np.float32)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            server = server_of(storage=Storage(tmp_path / "s", journal=True))
+            monkeypatch.setattr(
+                Journal, "retain", lambda _, known: known == () and os.kill(os.getpid(), signal.SIGKILL)
+            )
+            server.round(updates(rows))
+        finally:
+            os._exit(3)
+    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    journal = tmp_path / "s" / "round" / "rows.slots"
+    assert (-rows[0]).tobytes() in journal.read_bytes()
+    with Server.load(tmp_path / "s") as server:
+        assert server.round_number == 1
+    assert (-rows[0]).tobytes() not in journal.read_bytes()
 
 
 def test_no_update_stays_in_a_journal_after_its_round(tmp_path):

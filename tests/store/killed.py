@@ -136,19 +136,13 @@ def kill_one(path, durability, keep_previous, chance, place):
     return notes
 
 
-def possible(notes, before, durability):
-    """The possible last rounds: the last one that was certainly durable, or one in progress."""
+def possible(notes, before):
+    """The possible last rounds: the last one that was certainly committed, or one in progress."""
     sure = on_its_way = before
     for what, round in notes:
-        if durability == "checkpoint":
-            # compacting and saving publish, or do not: a compaction begins with a checkpoint
-            if what in "kp":
-                on_its_way = round if what == "k" else round - 1
-            elif on_its_way != sure and what in "wds":
-                sure = on_its_way
-        elif what in "cu":
+        if what in "cu":
             on_its_way = round
-        elif what in "sdpw":
+        elif what in "sdpwk":
             sure = on_its_way
     return {sure, on_its_way}
 
@@ -172,7 +166,7 @@ def main(folder, durability, kills, seed, keep_previous):
     for kill in range(kills):
         notes = kill_one(path, durability, keep_previous, chance, next(turns) if kill % 3 == 0 else None)
         with ClientStore.open(path, readonly=True) as store:
-            assert store.round in possible(notes, before, durability), (store.round, notes[-6:], before)
+            assert store.round in possible(notes, before), (store.round, notes[-6:], before)
             assert_whole(store)
             before = store.round
         copy = path.with_name("copy")

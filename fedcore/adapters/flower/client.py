@@ -10,7 +10,7 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedcore.adapters.flower.records import CONTROL, EXAMPLES, METHOD, Wire, read_vector, write_vector
-from fedcore.arrays import F32
+from fedcore.arrays import F32, as_array, own_class, to_host
 from fedcore.errors import ArrayError, RangeError
 from fedcore.model import Layout
 from fedcore.server.broadcast import Instructions
@@ -129,28 +129,22 @@ class Task(Instructions):
         done = ConfigRecord({name: value for name, value in claims.items() if value is not None})
         content = RecordDict({self._arrays: model, "metrics": numbers, METHOD: done})
         if control is not None:
-            content[CONTROL] = write_vector(np.ascontiguousarray(control, np.float32))
+            content[CONTROL] = write_vector(np.ascontiguousarray(own_class("control", control), np.float32))
         return Message(content, reply_to=self.message)
 
     def _named(self, y: Any) -> Mapping[str, npt.NDArray[Any]]:
         if hasattr(y, "state_dict"):
             y = y.state_dict()
         if isinstance(y, np.ndarray):
-            return self.tensors | dict(self.layout.unflatten(y))
+            return self.tensors | dict(self.layout.unflatten(own_class("y", y)))
         if not isinstance(y, Mapping):
             y = dict(zip(self.arrays, y, strict=True))
-        return {name: _as_numpy(y[name]) for name in self.arrays if name in y}
+        leaves = {
+            name: y[name] if hasattr(y[name], "dtype") else np.asarray(y[name]) for name in self.arrays if name in y
+        }
+        return {name: as_array(name, to_host(own_class(name, leaf))) for name, leaf in leaves.items()}
 
 
 def examples_reply(message: Message, examples: int) -> Message:
     """Return the reply to a strategy's query for the number of examples; see ``FlexibleFedAvg``."""
     return Message(RecordDict({"metrics": MetricRecord({EXAMPLES: examples})}), reply_to=message)
-
-
-def _as_numpy(leaf: Any) -> npt.NDArray[Any]:
-    """Return a tensor on any device as a NumPy array, with bfloat16 as float32."""
-    if not hasattr(leaf, "detach"):
-        return np.asarray(leaf)
-    leaf = leaf.detach().cpu()
-    array: npt.NDArray[Any] = (leaf.float() if "bfloat16" in str(leaf.dtype) else leaf).numpy()
-    return array

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel
 
-from fedcore.arrays import F32
+from fedcore.arrays import F32, as_array
 from fedcore.errors import ArrayError
 from fedcore.model import Layout
 from fedcore.server.broadcast import VECTORS, Instructions
@@ -130,7 +130,7 @@ class Trainer:
         )
         is_torch = any(hasattr(tensor, "detach") for tensor in received.params.values())
         tensors = {name: tensor.detach().clone() for name, tensor in self.model.module.state_dict().items()}
-        params = tensors if is_torch else {name: tensor.numpy() for name, tensor in tensors.items()}
+        params = tensors if is_torch else {name: as_array(name, tensor) for name, tensor in tensors.items()}
         control = _reordered(result.control, layout, work.layout)
         return reply(params, steps=result.steps, examples=len(labels), control=control, loss=loss, **more)
 

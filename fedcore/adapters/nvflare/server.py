@@ -210,11 +210,13 @@ class Controller(ModelController):
 
     def _ask_free_sites(self, server: Server) -> None:
         with self._turn:  # no push may close the round meanwhile
+            counted = () if server._settings.repeats else self._open_buffer().clients  # they count once in a buffer
             now, oldest = server.round_number, server.round_number - server.policy.max_staleness
             for name, started in list(self._at_work.items()):
                 if started < oldest:  # its result would be rejected
                     self._at_work.pop(name, None)
-            names = self.choose([name for name in self._connected() if name not in self._at_work], now)
+            busy = {*self._at_work, *counted}
+            names = self.choose([name for name in self._connected() if name not in busy], now)
             self._at_work |= dict.fromkeys(names, now)
             self._ask(server, names, self._push)
 

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.errors import StoreError
+from fedcore.files import opened
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 _SYNC_FILE_RANGE_WRITE = 2
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of Linux's fallocate
 _MOST_BYTES = 1 << 20  # the maximum size of one read or write
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Flags to open a file that another user may have made: links are not followed, and a pipe does not block."""
 
 
 @contextmanager
@@ -34,16 +33,6 @@ def explained(doing: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{path}: {doing} failed: {error.strerror or error}") from error
-
-
-@contextmanager
-def opened(path: str | Path, flags: int, folder: int | None = None) -> Iterator[int]:
-    """Yield a file descriptor of a path, which may be relative to an open folder."""
-    fd = os.open(path, flags, dir_fd=folder)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def require_folder(folder: Path) -> None:

@@ -5,7 +5,7 @@ import math
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias, get_args
@@ -270,11 +270,11 @@ class Previous:
     unlisted: tuple[int, ...]
 
     def extended(self, later: "Previous") -> "Previous":
-        """Return this commit with the entries that a further transaction, after the commit ``later``, replaced."""
+        """Return this commit with the entries that a further transaction replaced, which ``later`` has."""
         rows = later.rows[~np.isin(later.rows["number"], self.rows["number"])]
         known = {*self.unlisted, *(number for number, _ in self.listed)}
         return Previous(
-            replace(self.head, sequence=later.head.sequence),  # a reader requires the number before the last one
+            self.head,
             np.concatenate([self.rows, rows]),
             (*self.listed, *(one for one in later.listed if one[0] not in known)),
             (*self.unlisted, *(number for number in later.unlisted if number not in known)),
@@ -305,8 +305,8 @@ class Previous:
         head, numbers = self.head, self.rows["number"]
         if (head.store, head.codec, head.n, head.clients) != (last.store, last.codec, last.n, last.clients):
             raise ValueError("a commit of a different store")
-        if head.sequence != last.sequence - 1:
-            raise ValueError(f"must be commit {last.sequence - 1}, not {head.sequence}")
+        if head.sequence >= last.sequence:
+            raise ValueError(f"must be before commit {last.sequence}, not {head.sequence}")
         if as_table(self.rows)[:, :3].min(initial=0) < 0 or (np.diff(np.sort(numbers)) == 0).any():
             raise ValueError("rows: a number is negative or listed twice")
         changed = [number for number, _ in self.listed] + list(self.unlisted)

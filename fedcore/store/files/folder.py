@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import CorruptionError, LockedError, StoreError
-from fedcore.runtime import resolve_own_links
+from fedcore.files import is_own_folder, require_same, resolve_own_links
 from fedcore.store.files import disk, inventory
 from fedcore.store.files.entries import Entries, Head, Listed, Previous, Transaction, stored
 from fedcore.store.files.index import KEEPS_PREVIOUS, Index
@@ -401,7 +401,7 @@ def remove(path: Path, found: os.stat_result | None = None) -> None:
     """
     with disk.explained("deleting a store", path):
         sweep(path)
-        if os.path.lexists(path) and inventory.is_own_folder(path):
+        if os.path.lexists(path) and is_own_folder(path):
             _delete_unlocked(path, found or os.lstat(path))
 
 
@@ -409,7 +409,7 @@ def _delete_unlocked(path: Path, found: os.stat_result) -> None:
     """Delete a store's own entries, unless a process writes to the store or the folder is not a store."""
     if not (_is_store(path) or (path.is_dir() and inventory.is_disposable(path))):
         return
-    inventory.require_same(path, found, os.lstat(path))
+    require_same(path, found, os.lstat(path))
     lock = WriterLock(path, disposable=True)
     try:
         inventory.delete(path, found)
@@ -449,7 +449,7 @@ def _old(path: Path, existing: bool) -> WriterLock | None:
         )
     if not _is_store(path):
         raise StoreError(f"{path}: neither an older copy nor an empty folder; save to a different folder")
-    others = inventory.strangers(path)
+    others = inventory.strangers(path) + [inventory.UPDATES] * (path / inventory.UPDATES).exists()
     if others:
         raise StoreError(
             f"{path}: contains files that are not the store's: {', '.join(others[:8])}; move them elsewhere, since the "

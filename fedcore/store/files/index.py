@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedcore.errors import CorruptionError, LockedError, StoreError
+from fedcore.files import SAFE, opened
 from fedcore.store.files import disk, entries
 from fedcore.store.files.entries import Entries, Head, Listed, Previous, Transaction, client_digests, total
 from fedcore.store.files.inventory import SHARED, require_no_journal
@@ -90,7 +91,7 @@ def _locked(path: Path) -> _File:
     """Lock the index, once for all connections of this process; return its device and inode number."""
     file = _number_of(os.lstat(path))
     if file not in _uses:
-        fd = os.open(path, os.O_RDONLY | disk.SAFE)
+        fd = os.open(path, os.O_RDONLY | SAFE)
         file = _number_of(os.fstat(fd))
         _open.setdefault(file, []).append(fd)
     _uses[file] = _uses.get(file, 0) + 1
@@ -234,7 +235,7 @@ class Index:
         log = self.path.with_name(f"{self.path.name}-wal")
         with disk.explained("syncing", log):
             if self._durable and log.exists():
-                with disk.opened(log, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) as fd:
+                with opened(log, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) as fd:
                     disk.renew(fd)
         with self._using() as connection:
             self._empty_log(connection)
@@ -331,12 +332,13 @@ class Index:
         self.previous = previous
         return head
 
-    def documents(self) -> list[tuple[int, str]]:
-        """Return the caller's documents by ascending number."""
+    def documents(self, first: int = 0) -> list[tuple[int, str]]:
+        """Return the caller's documents from the number ``first`` on, by ascending number."""
         with self._reading() as connection:
             if not _has_documents(connection):
                 return []
-            return [(int(number), str(text)) for number, text in connection.execute("SELECT * FROM documents")]
+            query = "SELECT number, content FROM documents WHERE number >= ? ORDER BY number"
+            return [(int(number), str(text)) for number, text in connection.execute(query, (first,))]
 
     def has(self, sequence: int) -> bool:
         """Whether the file has this process's own transaction of that number."""

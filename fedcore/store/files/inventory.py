@@ -10,8 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from fedcore.errors import StoreError
-from fedcore.runtime import is_own
-from fedcore.store.files import disk
+from fedcore.files import FOLDER, HARD_LINKS, SAFE, is_own_folder, opened, require_same
 
 LOCK = "lock"
 READERS = "readers"
@@ -24,13 +23,11 @@ JOURNAL = f"{INDEX}-journal"
 SHARED = f"{INDEX}-shm"
 DISPOSABLE = b"to be deleted\n"
 """The end of a lock file whose folder may be deleted: a draft, or a replaced store."""
-HARD_LINKS = "the file has several hard links, and a write would change all of them; replace it with a copy"
 
 _VECTORS = re.compile(r"vectors-[1-9][0-9]*\.slots")
-_PARTS = re.compile(f"{UPDATES}|{GROUPS}/[0-9]+")
+_PARTS = re.compile(rf"({UPDATES}|{GROUPS}/[0-9]+)(\.draft-[0-9a-f]{{12}})?")
 _FILES = re.compile(r"lock|rows\.slots|vectors-[1-9][0-9]*\.slots|index\.sqlite(-wal|-shm)?")
 _NOTES = re.compile(r"[1-9][0-9]*-[0-9a-f]{32}")
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def require_own(folder: Path, *, writable: bool = False) -> None:
@@ -80,14 +77,20 @@ def strangers(folder: Path) -> list[str]:
             if entry.name == READERS and _is(entry, "folder"):
                 with os.scandir(entry) as notes:
                     found += [f"{READERS}/{n.name}" for n in notes if not (is_note(n.name) and _is(n, "file"))]
-            elif entry.name in (GROUPS, UPDATES) and _is(entry, "folder"):
-                parts = [entry.name] if entry.name == UPDATES else [f"{GROUPS}/{name}" for name in os.listdir(entry)]
-                for part in parts:
-                    is_part = _PARTS.fullmatch(part) and (folder / part).is_dir() and not (folder / part).is_symlink()
-                    found += [f"{part}/{name}" for name in strangers(folder / part)] if is_part else [part]
+            elif entry.name == GROUPS and _is(entry, "folder"):
+                with os.scandir(entry) as groups:
+                    found += [name for group in groups for name in _strangers_in(group, f"{GROUPS}/{group.name}")]
+            elif _PARTS.fullmatch(entry.name):
+                found += _strangers_in(entry, entry.name)
             elif not (_FILES.fullmatch(entry.name) and _is(entry, "file")):
                 found.append(entry.name)
     return sorted(found)
+
+
+def _strangers_in(part: "os.DirEntry[str]", name: str) -> list[str]:
+    if not (_PARTS.fullmatch(name) and _is(part, "folder")):
+        return [name]
+    return [f"{name}/{inside}" for inside in strangers(Path(part))]
 
 
 def is_note(name: str) -> bool:
@@ -139,7 +142,7 @@ def delete(folder: Path, found: os.stat_result | None = None) -> None:
     After a partial deletion the folder has no index, so it is not a store, and still a lock, so no process uses it.
     Links are not followed. A missing folder, or one other than ``found``, is ignored.
     """
-    with suppress(FileNotFoundError), disk.opened(folder, _FOLDER) as fd:
+    with suppress(FileNotFoundError), opened(folder, FOLDER) as fd:
         require_same(folder, found, os.fstat(fd))
         _empty(fd)
     with suppress(OSError):  # it is not empty
@@ -149,7 +152,8 @@ def delete(folder: Path, found: os.stat_result | None = None) -> None:
 def _empty(fd: int) -> None:
     _unlink(fd, [INDEX])
     _delete_in(fd, READERS, lambda readers: _unlink(readers, [name for name in os.listdir(readers) if is_note(name)]))
-    _delete_in(fd, UPDATES, _empty)
+    for name in filter(_PARTS.fullmatch, os.listdir(fd)):
+        _delete_in(fd, name, _empty)
     _delete_in(fd, GROUPS, _empty_groups)
     _unlink(fd, [name for name in os.listdir(fd) if _FILES.fullmatch(name) and name != LOCK])
     _unlink(fd, [LOCK])
@@ -163,16 +167,10 @@ def _empty_groups(fd: int) -> None:
 
 def _delete_in(folder: int, name: str, empty: Callable[[int], None]) -> None:
     """Delete a folder in an open one, after ``empty``, unless it does not exist, is a link or has other content."""
-    with suppress(FileNotFoundError, NotADirectoryError, OSError):
-        with disk.opened(name, _FOLDER, folder) as fd:
+    with suppress(OSError):
+        with opened(name, FOLDER, folder) as fd:
             empty(fd)
         os.rmdir(name, dir_fd=folder)
-
-
-def require_same(folder: Path, found: os.stat_result | None, opened: os.stat_result) -> None:
-    """Raise a StoreError if a different folder has replaced the one that was checked."""
-    if found is not None and not os.path.samestat(found, opened):
-        raise StoreError(f"{folder}: replaced by a different folder, which was not changed")
 
 
 def _unlink(folder: int, names: list[str]) -> None:
@@ -181,16 +179,10 @@ def _unlink(folder: int, names: list[str]) -> None:
             os.unlink(name, dir_fd=folder)
 
 
-def is_own_folder(folder: Path) -> bool:
-    """Whether a path is a folder of this user, and not a link to one."""
-    found = os.lstat(folder)
-    return stat.S_ISDIR(found.st_mode) and is_own(folder, found)
-
-
 def is_disposable(folder: Path) -> bool:
     """Whether the lock file marks the folder as one that may be deleted."""
-    flags = os.O_RDONLY | disk.SAFE
-    with suppress(FileNotFoundError), disk.opened(folder, _FOLDER) as fd, disk.opened(LOCK, flags, fd) as lock:
+    flags = os.O_RDONLY | SAFE
+    with suppress(FileNotFoundError), opened(folder, FOLDER) as fd, opened(LOCK, flags, fd) as lock:
         content = os.pread(lock, 200, 0)
         return content.startswith(b"process ") and content.endswith(DISPOSABLE)
     return False

@@ -11,8 +11,9 @@ from uuid import uuid4
 from weakref import WeakSet
 
 from fedcore.errors import LockedError, StoreError
+from fedcore.files import HARD_LINKS, SAFE, opened
 from fedcore.store.files import disk
-from fedcore.store.files.inventory import DISPOSABLE, HARD_LINKS, LOCK, READERS, is_note
+from fedcore.store.files.inventory import DISPOSABLE, LOCK, READERS, is_note
 
 _NEWEST = 2**63 - 1
 _LENGTH = 96  # bytes of a lock file before the disposable mark
@@ -124,7 +125,7 @@ class WriterLock(_LockedFile):
     def _lock(self, path: Path, shared: bool) -> bool:
         """Open and lock the file; return whether the path still leads to it."""
         mode = os.O_RDONLY if shared and path.exists() else os.O_RDWR | os.O_CREAT
-        self._fd = os.open(path, mode | disk.SAFE, 0o666)
+        self._fd = os.open(path, mode | SAFE, 0o666)
         content = self._content(self._fd)
         if content and not content.startswith(b"process "):
             raise StoreError(f"{path}: not a lock file of a store")
@@ -182,7 +183,7 @@ class ReaderPin(_LockedFile):
     def _create(self, readers: Path) -> bool:
         """Create and lock the file; return whether it still exists."""
         self._path = readers / f"{os.getpid()}-{uuid4().hex}"
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | disk.SAFE, 0o644)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFE, 0o644)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         return os.fstat(self._fd).st_nlink > 0
 
@@ -207,7 +208,7 @@ def pins(folder: Path) -> list[tuple[int, int]]:
     """
     found = []
     try:
-        with disk.opened(folder / READERS, os.O_RDONLY | os.O_DIRECTORY | disk.SAFE) as notes:
+        with opened(folder / READERS, os.O_RDONLY | os.O_DIRECTORY | SAFE) as notes:
             for name in filter(is_note, os.listdir(notes)):
                 commit = _pinned(notes, name)
                 if commit != _NEWEST:
@@ -225,7 +226,7 @@ def oldest_pin(folder: Path) -> int:
 def _pinned(notes: int, name: str) -> int:
     """Return the commit of a reader's file, or a number after every commit if the reader is dead. Delete such files."""
     try:
-        fd = os.open(name, os.O_RDONLY | disk.SAFE, dir_fd=notes)
+        fd = os.open(name, os.O_RDONLY | SAFE, dir_fd=notes)
     except OSError as error:
         return _NEWEST if error.errno in (errno.ENOENT, errno.ELOOP) else 0  # deleted meanwhile, or a link
     try:

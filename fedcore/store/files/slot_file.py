@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from fedcore.arrays import spans, track
 from fedcore.errors import CorruptionError, StoreError
+from fedcore.files import opened
 from fedcore.store.files import disk
 from fedcore.store.slots import BLOCK, GRAINS, VERSION, Geometry, Memory, RowFormat, Slots, Sums
 
@@ -93,13 +94,13 @@ def unknown_format(version: int) -> str:
 
 def version_of(path: Path) -> int:
     """Return the format version in a file's header. Errors: see ``Header.read``."""
-    with disk.opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as fd:
+    with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as fd:
         return Header.read(fd, path).version
 
 
 def is_made_by(path: Path, store: str) -> bool:
     """Whether a file belongs to this store. After a loss of power the header may be all or partly zeros."""
-    with disk.opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as fd:
+    with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as fd:
         page = os.pread(fd, _SIZE, 0)
     if not any(page):
         return True

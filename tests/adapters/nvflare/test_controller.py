@@ -293,6 +293,15 @@ def test_an_accepted_site_is_not_rejected_if_it_is_asked_meanwhile():
     assert [(len(report.accepted), report.rejected) for report in controller.reports] == [(3, ())] * 4
 
 
+@pytest.mark.parametrize("options", [{"aggregation": "open"}, {"algorithm": "FedVARP"}], ids=str)
+def test_a_site_that_counts_once_waits_for_the_end_of_the_buffer(options):
+    """Even if one site is at work at a time, and the buffer is larger than the number of sites."""
+    options = {"algorithm": "FedAvg", "policy": {"buffer": 5, "max_staleness": 1}, "num_clients": 1} | options
+    controller = LocalController(sites(), x0(), lr=0.1, num_rounds=3, **options)
+    controller.run()
+    assert [(sorted(report.accepted), report.rejected) for report in controller.reports] == [(sorted(NAMES), ())] * 3
+
+
 def test_a_buffer_rejects_unreadable_results_and_asks_again():
     clients = {"failing": lambda received: Raw(make_reply(ReturnCode.EXECUTION_EXCEPTION)), "liar": lie(params={})}
     controller = LocalController(clients | sites(), x0(), "FedAvg", lr=0.1, num_rounds=3, policy={"buffer": 3})

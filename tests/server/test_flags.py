@@ -1,0 +1,138 @@
+"""Flags: small constants that training sets, such as a bool that is True after the first batch."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedcore import Compute, Model, Network, RoundPolicy, Server, Storage, Update
+from fedcore.rules import PrivateMean
+
+N = 40_000  # enough for two shards
+
+
+def state(flag=False, value=0.0, **more):
+    return {"w": np.full(N, value, np.float32), "initted": np.array(flag), **more}
+
+
+def server(model=None, clients=3, **more):
+    return Server(state() if model is None else model, clients=clients, lr=0.1, **more)
+
+
+WAYS = {
+    "plain": {},
+    "shards": {"compute": Compute(shards=2)},
+    "median": {"aggregation": "median"},
+}
+
+
+def flag_after(made, flags, **more):
+    with made.open_round() as round:
+        for client, flag in enumerate(flags):
+            round.add(client, state(flag), steps=1, round=made.round_number, **more)
+    assert round.report.accepted == tuple(range(len(flags)))
+    return bool(made.tensors()["initted"])
+
+
+@pytest.mark.parametrize("way", ["plain", "shards", "median"])
+@pytest.mark.parametrize(
+    ("flags", "after"), [([1, 1, 1], 1), ([1, 1, 0], 1), ([1, 0, 0], 0), ([1, 0], 0), ([1, 1], 1), ([1], 1)]
+)
+def test_a_flag_becomes_what_more_than_half_sent(way, flags, after):
+    if way != "median" or len(flags) == 3:
+        assert flag_after(server(**WAYS[way]), [bool(flag) for flag in flags]) == after
+
+
+def test_a_flag_in_a_buffer_and_in_a_group():
+    made = server(policy=RoundPolicy(buffer=3))
+    for client in range(3):
+        made.push([Update(client, state(True), 1, round=0)])
+    assert made.tensors()["initted"]
+    net = Model({"w": np.zeros(2), "v": np.zeros(2), "v.initted": np.array(False)}, partial={"v": "v*"})
+    made = server(net)
+    made.round([Update(client, {"v": np.ones(2), "v.initted": np.array(True)}, 1) for client in range(2)])
+    assert made.tensors()["v.initted"]
+    assert made.round([Update(2, {"w": np.ones(2)}, 1)]).accepted == (2,)
+    assert made.tensors()["v.initted"]
+
+
+def test_a_flag_in_a_network():
+    nodes = Network([state()] * 3, np.full((3, 3), 1 / 3), lr=0.1)
+    for sent, after in ((2, True), (1, False)):
+        with nodes.open_round() as round:
+            for node in range(3):
+                round.add(node, state(node < sent), steps=1)
+        assert bool(nodes.tensors(0)["initted"]) == after
+
+
+def test_a_flag_survives_a_load_and_the_journal(tmp_path):
+    storage = Storage(path=tmp_path / "a", journal=True)
+    made = server(storage=storage)
+    opened = made.open_round()
+    for client in range(2):
+        opened.add(client, state(True), steps=1)
+    del opened
+    made.close()
+    with Server.load(tmp_path / "a") as made:
+        with made.open_round() as round:
+            pass
+        assert round.report.accepted == (0, 1)
+    with Server.load(tmp_path / "a") as made:
+        assert made.tensors()["initted"]
+
+
+def test_a_vector_and_a_difference_do_not_change_a_flag():
+    made = server()
+    assert not flag_after(made, [True] * 3, kind="delta")
+    made.round([Update(0, state(True), 1), *(Update(client, np.zeros(N, np.float32), 1) for client in (1, 2))])
+    assert not made.tensors()["initted"]
+
+
+def test_private_updates_do_not_change_a_flag():
+    private = server(aggregation=PrivateMean(2.0, 0.5, 3, seed=3))
+    assert not flag_after(private, [True] * 3)
+
+
+def test_what_a_module_with_observers_gives_its_server_takes_back():
+    """Fake quantisation: its flags, zero points and extrema change with the first batch, and differ by client."""
+
+    def made(batch=None):
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.ao.quantization.MinMaxObserver())
+        net.append(torch.ao.quantization.FakeQuantize())
+        if batch is not None:
+            net(batch)
+        return net
+
+    one = Server(made(), clients=2, lr=0.1)
+    for _ in range(2):
+        report = one.round([Update(client, made(torch.randn(8, 4)), 1) for client in range(2)])
+        assert report.accepted == (0, 1)
+        one.load_into(made())
+    same = torch.randn(8, 4)
+    torch.manual_seed(0)
+    nets = [made(), made()]
+    nets[1].load_state_dict(nets[0].state_dict())
+    one.round([Update(client, (net(same), net)[1], 1) for client, net in enumerate(nets)])
+    assert torch.isfinite(one.tensors()["1.min_val"])
+
+
+def test_packed_integers_and_large_masks_must_not_change():
+    packed, mask = np.uint8([3, 200]), np.zeros((65, 64), bool)
+    made = server(state(packed=packed, mask=mask))
+    report = made.round(
+        [Update(0, state(packed=packed, mask=~mask), 1), Update(1, state(packed=~packed, mask=mask), 1)]
+    )
+    for (_, reason), name in zip(report.rejected, ("mask", "packed"), strict=True):
+        assert reason.startswith(name)
+        assert "personal" in reason
+
+
+def test_the_log_names_float64_tensors_that_are_rounded_once(caplog):
+    exact, count = np.zeros(2), np.array([16_777_217.0, 1.0])
+    for model in ({"a": exact, "b": exact}, exact):
+        caplog.clear()
+        made = Server(model, clients=1, lr=0.1)
+        for value in (exact + 1, count, count):
+            made.round([Update(0, {"a": exact, "b": value} if isinstance(model, dict) else value, 1)])
+        [line] = [record.getMessage() for record in caplog.records]
+        assert line.startswith("b: " if isinstance(model, dict) else "x: ")
+        assert "float32" in line
