@@ -663,10 +663,14 @@ def layers(count, name):
     return x0 | {name.format(i): np.array(i) for i in range(count)}
 
 
-@pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize(
-    ("count", "name"),
-    [(53, "layer3.{}.bn2.num_batches_tracked"), (10_000, "{}.num_batches_tracked"), (2, "deep." * 1000 + "{}")],
+    ("shards", "count", "name"),
+    [
+        (1, 53, "layer3.{}.bn2.num_batches_tracked"),
+        (2, 53, "layer3.{}.bn2.num_batches_tracked"),
+        (2, 10_000, "{}.num_batches_tracked"),
+        (1, 2, "deep." * 1000 + "{}"),
+    ],
 )
 def test_a_journal_takes_any_model(shards, count, name, tmp_path):
     """ResNet-50's counters, more tensors, long names and long ids, and all forms of an update."""
