@@ -98,6 +98,7 @@ def test_fedbuff_runs_beside_fedavg_with_a_deadline(tmp_path):
         (f"{BUFFER}}}", ["attack='SignFlip'"], "attack"),
         (BUFFER.replace("6", "31") + "}", [], "concurrency=31"),
         (BUFFER.replace("=3", "=31") + "}", ["algorithms=['FedVARP']"], "must be at most 30"),
+        (BUFFER.replace("=3", "=31") + "}", ["aggregation=open"], "must be at most 30"),
     ],
 )
 def test_what_is_missing_or_does_not_fit_is_named(clock, changes, message):
