@@ -16,6 +16,7 @@ from fedcore.algorithms.optimizers import Nesterov
 from fedcore.cluster.manifest import BLOCK
 from fedcore.errors import CorruptionError, FedcoreError, StoreError
 from fedcore.experiment import run_experiment
+from fedcore.model import windows
 from fedcore.model.safetensors import Safetensors, StoredFile
 from fedcore.options import Compute
 from fedcore.rules import Krum
@@ -83,7 +84,7 @@ def in_time():
         raise AssertionError("a command waits")
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(20)
+    signal.alarm(60)
     try:
         yield
     finally:
@@ -170,7 +171,10 @@ def test_servers(server, tmp_path, attack):
     assert parts & {"round", "groups/0", "shard-0"}
     for name in names_in(server):
         found = {}
-        for number, _ in enumerate(list(commands(server, tmp_path / "outside"))):
+        every = [what for what, _ in commands(server, tmp_path / "outside")]
+        for number, what in enumerate(every):
+            if name not in parts and what.partition(" ")[0] not in ("load", "verify", "undo"):
+                continue
             place, outside = tmp_path / "gift", tmp_path / "outside"
             outside.mkdir()
             (outside / "thesis").write_text("years of work")
@@ -178,7 +182,7 @@ def test_servers(server, tmp_path, attack):
             with suppress(pytest.skip.Exception):
                 attack(place / name, outside)
                 before = tree(outside)
-                what, call = list(commands(place, outside))[number]
+                _, call = list(commands(place, outside))[number]
                 error = None
                 with in_time():
                     try:
@@ -260,16 +264,17 @@ def test_a_finished_folder_has_the_rights_of_a_new_one(tmp_path):
 @pytest.mark.parametrize("options", [{"clip_norm": 1.0}, {"rule": Krum(f=1)}])
 @pytest.mark.parametrize("which", range(2))
 def test_content_that_changes_between_two_passes_is_noticed(tmp_path, monkeypatch, options, which):
+    monkeypatch.setattr(windows, "LARGEST", 1 << 18)
     monkeypatch.setattr(StoredFile, "reopen", lambda file: StoredFile.open(file.path, file.folder)[1])  # no times
     paths = [tmp_path / f"{k}.safetensors" for k in range(6)]
     for k, path in enumerate(paths):
-        write_model({"w": np.full(1000, k / 100, np.float32)}, path)
+        write_model({"w": np.full(8 * windows.UNIT, k / 100, np.float32)}, path)
 
     def change(done, total):
         if done >= total / 2:
             with open(paths[which], "r+b") as file:
                 file.seek(-4, os.SEEK_END)
-                file.write(np.float32(-which / 100).tobytes())  # of the same norm
+                file.write(np.float32(-which / 100 or 1).tobytes())  # the input has the same norm
 
     with pytest.raises(CorruptionError, match=paths[which].name):
         merge(tmp_path / "out", paths[1:], base=paths[0], progress=change, **options)
@@ -291,13 +296,19 @@ def test_a_time_that_was_set_back_does_not_hide_a_change(tmp_path):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "run"
-    run_experiment(quick(*FEDAVG), path)
+    run_experiment(quick(*FEDAVG, "rounds=1"), path)
     return path
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_runs(run, tmp_path, attack):
-    for name in sorted(str(path.relative_to(run)) for path in run.rglob("*")):
+    for name in (
+        "",
+        "config.json",
+        "build.json",
+        "records",
+        *(f"records/{file.name}" for file in (run / "records").iterdir()),
+    ):
         for command in (("report",), ("run", "--resume", "--workers", "0")):
             place, outside = tmp_path / "gift", tmp_path / "outside"
             outside.mkdir()
@@ -313,7 +324,7 @@ def test_runs(run, tmp_path, attack):
                 shutil.rmtree(left)
 
 
-@pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff", b"5", b'{"seeds": {"a": 1}}'])
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff", b"5"])
 def test_a_configuration_that_cannot_be_read_is_named(run, tmp_path, text):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "config.json").write_bytes(text)

@@ -147,7 +147,8 @@ def merge(
     Raises:
         ArrayError, ShapeError, DtypeError, RangeError: files, names, shapes, constants or arguments are invalid, the
             moments are not those of the base, or all inputs are rejected.
-        StoreError: a file cannot be read, or ``out`` exists and is not the result of this merge.
+        StoreError: a file cannot be read, ``out`` exists and is not the result of this merge, or the folder
+            ``.out.part`` beside it is not one that a killed merge of yours has left.
         LockedError: a different process merges into ``out``.
         CorruptionError: an input was changed during the merge.
         DivergedError: the result is not finite.
