@@ -306,7 +306,10 @@ def compact(options: Options) -> None:
     """
     terminal.load_imports(options.imports)
     at = manifest_at(options.path)
-    shards = [] if at is None else [Path(one.folder or "") for one in at[1].shards(at[0].parent, options.folders)]
+    infos = [] if at is None else at[1].shards(at[0].parent, options.folders)
+    for shard in infos:
+        shard.require_inside()
+    shards = [Path(shard.folder or "") for shard in infos]
     journal = journal_of(options.path if at is None else at[0].parent)
     journals = [] if journal is None else [journal]
     stores = [*(shards or _stores(options.path)), *journals]

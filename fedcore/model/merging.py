@@ -147,7 +147,8 @@ def merge(
     Raises:
         ArrayError, ShapeError, DtypeError, RangeError: files, names, shapes, constants or arguments are invalid, the
             moments are not those of the base, or all inputs are rejected.
-        StoreError: a file cannot be read, or ``out`` exists and is not the result of this merge.
+        StoreError: a file cannot be read, ``out`` exists and is not the result of this merge, or the folder
+            ``.out.part`` beside it is not one that a killed merge of yours has left.
         LockedError: a different process merges into ``out``.
         CorruptionError: an input was changed during the merge.
         DivergedError: the result is not finite.
@@ -305,6 +306,10 @@ class _Digest:
         return [f"{self._total:032x}", self._chain.hex(), f"{self._measured:032x}"]
 
 
+def _checksum(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 class _State:
     """What a record of the progress holds."""
 
@@ -321,7 +326,8 @@ class _State:
 
     def text(self, fingerprint: str) -> str:
         digests = [digest.state() for digest in self.digests]
-        return json.dumps(vars(self) | {"digests": digests, "fingerprint": fingerprint})
+        content = json.dumps(vars(self) | {"digests": digests, "fingerprint": fingerprint})
+        return json.dumps({"content": content, "checksum": _checksum(content)})
 
 
 class _Job:
@@ -427,8 +433,10 @@ class _Job:
         for name in filter(_DRAFT.fullmatch, os.listdir(part.fd)):
             os.unlink(name, dir_fd=part.fd)
         saved = None
-        with suppress(FedcoreError):  # a record that is malformed is worthless
-            saved, _ = read_json(part.path / PROGRESS, part)
+        with suppress(FedcoreError):  # a record that is damaged is worthless
+            found, _ = read_json(part.path / PROGRESS, part)
+            if found.get("checksum") == _checksum(str(found.get("content"))):
+                saved = json.loads(found["content"])
         if saved is None or saved.pop("fingerprint", None) != self.fingerprint:
             _clear(part)
             saved = None
