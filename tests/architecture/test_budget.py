@@ -9,29 +9,29 @@ from pathlib import Path
 import fedcore
 
 ROOT = Path(fedcore.errors.__file__).parent.parent
-FILES_IN_FEDCORE = 155
+FILES_IN_FEDCORE = 153
 FILES_IN_A_FOLDER = 12
 FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 13, 13
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 6_880,
-    "csrc": 11_430,
-    "tests": 61_400,
-    "fedcore": 3_400,
-    "fedcore/adapters": 2_552,
+    "bench": 6_876,
+    "csrc": 11_427,
+    "tests": 61_572,
+    "fedcore": 3_398,
+    "fedcore/adapters": 2_551,
     "fedcore/algorithms": 1_265,
-    "fedcore/cli": 1_360,
-    "fedcore/cluster": 2_365,
-    "fedcore/experiment": 2_730,
+    "fedcore/cli": 1_352,
+    "fedcore/cluster": 2_362,
+    "fedcore/experiment": 2_729,
     "fedcore/kernels": 640,
-    "fedcore/model": 2_290,
-    "fedcore/network": 525,
+    "fedcore/model": 2_289,
+    "fedcore/network": 522,
     "fedcore/reports": 1_382,
-    "fedcore/server": 6_085,
+    "fedcore/server": 6_070,
     "fedcore/simulation": 4_293,
-    "fedcore/secure": 1_117,
-    "fedcore/store": 3_925,
+    "fedcore/secure": 1_116,
+    "fedcore/store": 3_918,
 }
 
 
