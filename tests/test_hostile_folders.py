@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from contextlib import contextmanager, suppress
+from itertools import product
 
 import numpy as np
 import pytest
@@ -302,26 +303,18 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_runs(run, tmp_path, attack):
-    for name in (
-        "",
-        "config.json",
-        "build.json",
-        "records",
-        *(f"records/{file.name}" for file in (run / "records").iterdir()),
-    ):
-        for command in (("report",), ("run", "--resume", "--workers", "0")):
-            place, outside = tmp_path / "gift", tmp_path / "outside"
-            outside.mkdir()
-            shutil.copytree(run, place)
-            with suppress(pytest.skip.Exception):
-                attack(place / name, outside)
-                before = tree(outside)
-                with in_time():
-                    done = invoke(command[0], place, *command[1:])
-                assert done.status in (0, 1, 2), (name, done)
-                assert tree(outside) == before, (name, command)
-            for left in (place, outside):
-                shutil.rmtree(left)
+    names = ["config.json", "build.json", "records", *(f"records/{file.name}" for file in (run / "records").iterdir())]
+    for i, (name, command) in enumerate(product(names, (("report",), ("run", "--resume", "--workers", "0")))):
+        place, outside = tmp_path / str(i) / "gift", tmp_path / str(i) / "outside"
+        outside.mkdir(parents=True)
+        shutil.copytree(run, place)
+        with suppress(pytest.skip.Exception):
+            attack(place / name, outside)
+            before = tree(outside)
+            with in_time():
+                done = invoke(command[0], place, *command[1:])
+            assert done.status in (0, 1, 2), (name, done)
+            assert tree(outside) == before, (name, command)
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff", b"5"])

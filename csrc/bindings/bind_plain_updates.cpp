@@ -42,9 +42,10 @@ py::object plain_model(PyObject* model, std::int64_t n) {
         const py::object module = py::type::handle_of(y).attr("__module__");
         if (!PyUnicode_Check(module.ptr()) || PyUnicode_CompareWithASCIIString(module.ptr(), "torch") != 0) return {};
         py::object view = y.attr("detach")().attr("numpy")();
-        // For a tensor without memory the view is a new array, whose contents are undefined.
-        const bool owns = py::isinstance<py::array>(view) && py::reinterpret_borrow<py::array>(view).owndata() && n > 0;
-        return is_plain_vector(view, n) && !owns ? view : py::object();
+        if (!is_plain_vector(view, n)) return {};
+        // For a tensor without memory the view is a new array with undefined contents.
+        const bool is_new = n > 0 && py::reinterpret_borrow<py::array>(view).owndata();
+        return is_new ? py::object() : view;
     } catch (const py::error_already_set& error) {  // for example a tensor on a device
         if (!error.matches(PyExc_Exception)) throw;
         return {};

@@ -343,7 +343,8 @@ class Session:
         ``keeps=False``, and an undo, keep nothing.
         """
         content, folder = self.content, self.folder
-        entries, due, plan = change.entries, 0, None
+        entries, plan = change.entries, None
+        due = 0 if folder is None else folder.head.sequence + 1  # before any error, for ``_has``
         copy = folder is not None and folder.head.copy and not keeps
         keeps = keeps and not is_undo and (self._keeps or not synced) and folder is not None
         try:
@@ -351,7 +352,6 @@ class Session:
                 entries = np.concatenate([entries, row_entries(removed)])
             plan = self._plan(change, keeps=keeps, is_undo=is_undo)
             if folder is not None:
-                due = folder.head.sequence + 1
                 parts: dict[str, Any] = {"vectors": change.table, "round": change.round, "state": change.state}
                 head = replace(folder.head, **parts, copy=copy, unsynced=not synced)
                 listed = sorted((number, client) for number, client in self._clients.items() if client is not _UNLISTED)

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Compute, Server, Storage, cluster
+from fedcore import ClientStore, Compute, Server, Storage, cluster, files
 from fedcore.algorithms import optimizers
 from fedcore.cluster import manifest
 from fedcore.cluster.manifest import BLOCK, INTENT
@@ -275,20 +275,15 @@ def test_an_error_behind_the_manifest_leaves_the_new_shards(run, monkeypatch):
     with made("MIFA", X0, shards=2, path=run) as many:
         one_round(many)
         x = many.x
-    sync, rename, renamed = system_calls.sync_path, system_calls.rename, []
+    sync = files.sync_folder
 
-    def noted(source, target):
-        rename(source, target)
-        renamed.append(target.name)
-
-    def failing(path):
-        if renamed[-1:] == ["cluster.json"]:
+    def failing(path, folder=None):
+        if len(json.loads((path / "cluster.json").read_text())["shards"]) == 3:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return sync(path)
+        sync(path, folder)
 
     with monkeypatch.context() as patched:
-        patched.setattr(system_calls, "rename", noted)
-        patched.setattr(system_calls, "sync_path", failing)
+        patched.setattr(files, "sync_folder", failing)
         with pytest.raises(StoreError, match="put"):
             cluster.reshard(run, 3)
     assert (run / "shard-0").exists()

@@ -46,16 +46,12 @@ def test_failed_trial_does_not_affect_the_others(tmp_path, small):
     record = tmp_path / "records" / spoiled.file_name
     failed = run_experiment(small, tmp_path, jobs=1, on_event=lambda event: record.mkdir(exist_ok=True))
     assert [event.trial for event in failed] == [spoiled]
-    assert failed[0].error.startswith("IsADirectoryError")
+    assert "expected a regular file" in failed[0].error
     record.rmdir()
     assert len(read_folder(tmp_path)) == 1 + len(others)
-    (log,) = (tmp_path / "records").glob("*.traceback.txt")
-    assert log.read_text().startswith("Traceback")
-    assert str(log) in failed[0].error
     for trial in trials(small)[:2]:  # as left by a run that is killed after the last round
         (tmp_path / "checkpoints" / Path(trial.file_name).stem).mkdir(parents=True)
     assert run_experiment(small, tmp_path, resume=True, jobs=0) == []
-    assert not log.exists()
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "build.json", "records"}
 
 

@@ -43,6 +43,7 @@ OWN = {  # the values of options whose type does not describe them, or with whic
     "Storage.path": [FOLDER],
     "Storage.folders": [],  # with a path, each shard has a folder
     "Storage.codec": get_args(Codec),
+    "Storage.audit_key": [],  # tests/server/test_audit.py has keys, which a load needs again
     "Compute.device": ["cpu"],
     "Compute.shards": [2],
     "Compute.executor": [],  # tests/cluster has shards in other processes

@@ -167,9 +167,9 @@ def _empty_groups(fd: int) -> None:
 
 def _delete_in(folder: int, name: str, empty: Callable[[int], None]) -> None:
     """Delete a folder in an open one, after ``empty``, unless it does not exist, is a link or has other content."""
+    with suppress(FileNotFoundError, NotADirectoryError), opened(name, FOLDER, folder) as fd:
+        empty(fd)
     with suppress(OSError):
-        with opened(name, FOLDER, folder) as fd:
-            empty(fd)
         os.rmdir(name, dir_fd=folder)
 
 
