@@ -16,7 +16,7 @@ ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 6_876,
-    "csrc": 11_427,
+    "csrc": 11_428,
     "tests": 61_572,
     "fedcore": 3_398,
     "fedcore/adapters": 2_551,

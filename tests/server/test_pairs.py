@@ -65,7 +65,7 @@ OWN = {  # the values of options whose type does not describe them, or with whic
     "InverseRound.mu": [40.0],
 }
 WAYS = ("batch", "list", "generator", "pieces", "buffer", "edge")
-SAME = "seconds", "bytes"  # of a report: not compared
+SAME = "seconds", "bytes", "audited"  # of a report: not compared
 
 
 class DifferenceError(AssertionError):
