@@ -66,12 +66,13 @@ class Group:
     """Measured updates on which the rules decide together, in the order of ``add``; before a robust rule, of the ids.
 
     Usually a group is one update. Until the server has accepted 8 updates, updates wait for a group of 8 or the end of
-    the round.
+    the round. Rules change ``examples``, ``factors`` and ``rejected``; other changes have no effect.
 
     Attributes:
         clients: the updates' clients.
         steps: float64[k], the reported local steps.
-        examples: float64[k], the counted examples; rules may lower them (``cap_examples``).
+        examples: float64[k], the counted examples; rules may lower them (``cap_examples``). It has an effect where the
+            method weights by examples and the caller gave no weight.
         norms: the float32 norm of each update, by part: |x - y| where the server averages models, else that of the mean
             gradient. With ``needs_medians``, "parameters" is the norm without the offset that the server sent.
         medians: the median norm of the last 1,000 accepted updates, by part, or None; until 8 were accepted, the
