@@ -66,12 +66,13 @@ class Group:
     """Measured updates on which the rules decide together, in the order of ``add``; before a robust rule, of the ids.
 
     Usually a group is one update. Until the server has accepted 8 updates, updates wait for a group of 8 or the end of
-    the round.
+    the round. Rules change ``examples``, ``factors`` and ``rejected``; other changes have no effect.
 
     Attributes:
         clients: the updates' clients.
         steps: float64[k], the reported local steps.
-        examples: float64[k], the counted examples; rules may lower them (``cap_examples``).
+        examples: float64[k], the counted examples; rules may lower them (``cap_examples``). It has an effect where the
+            method weights by examples and the caller gave no weight.
         norms: the float32 norm of each update, by part: |x - y| where the server averages models, else that of the mean
             gradient. With ``needs_medians``, "parameters" is the norm without the offset that the server sent.
         medians: the median norm of the last 1,000 accepted updates, by part, or None; until 8 were accepted, the
@@ -889,6 +890,17 @@ def _checked(rule: RobustRule, k: int, found: Combination) -> Combination:
     return found
 
 
+def _number_of(rule: Rule, name: str, read: Callable[[], int]) -> int:
+    """Return a number of vectors of a rule; raise AlgorithmError if a user's rule fails or returns no such number."""
+    try:
+        number = read()
+    except Exception as error:
+        failed(rule, name, error)
+    if not is_integer(number, 0):
+        raise AlgorithmError(f"{name_of(rule)}: {name} must be an integer >= 0, got {short_repr(number)}")
+    return number
+
+
 def _is_column(column: Any, dtype: Any, *shape: int) -> bool:
     """Whether an object is an array of finite numbers of this dtype and shape."""
     is_array = isinstance(column, np.ndarray) and column.dtype == dtype and column.shape == shape
@@ -1020,11 +1032,11 @@ class Chain:
         rule, left = self.robust, k
         assert rule is not None
         for one in self._mixing:
-            left = one.size(left)
-        if left < rule.least:
+            left = _number_of(one, "size", lambda one=one, k=left: one.size(k))
+        if left < (least := _number_of(rule, "least", lambda: rule.least)):
             unit = "updates" if left == k else f"mixed vectors of {k} updates"
             raise RangeError(
-                f"aggregation: {rule} needs at least {rule.least} updates, got {left} {unit}; add updates, or lower f"
+                f"aggregation: {rule} needs at least {least} updates, got {left} {unit}; add updates, or lower f"
             )
 
     @cached_property

@@ -81,6 +81,8 @@ class GroupReader(UpdateReader):
         n = layout.n_parameters if update.kind == "gradient" else layout.n
         if (vector := as_vector(update.kind, update.value, n)) is not None:
             fixed = core.are_immutable([vector]) or self._state.update_buffers.owns(vector)
+            if vector.dtype == np.float64 and update.kind != "gradient":
+                layout.log_rounded(layout.unflatten(vector))
             vector = in_float32(vector)
             vector = vector if vector.flags.aligned else copied(vector)
             return [vector[one.start : one.stop] if one.stop <= n else None for one in layout.slices], fixed

@@ -142,6 +142,8 @@ def _load_npz(file: StoredFile, fd: int) -> dict[str, Any]:
                     lengths = np.frombuffer(os.pread(fd, 4, info.header_offset + 26), "<u2")  # of name and extra field
                     start += info.header_offset + 30 + int(lengths.sum())
                     found[name] = StoredTensor(name, file, dtype.name, shape, start)
+            if not found:
+                raise ValueError("it has no tensors")
     except Exception as error:  # NumPy and zipfile raise errors of many classes for invalid files
         raise StoreError(f"{file.path}: cannot be read as .npz: {shorten(str(error))}") from None
     return found

@@ -42,7 +42,7 @@ from fedcore.errors import (
     UnknownNameError,
 )
 from fedcore.kernels import dequantise, quantise
-from fedcore.model.safetensors import StoredTensor, read_tensors
+from fedcore.model.safetensors import WINDOW, StoredTensor, read_tensors
 from fedcore.validation import Represented
 
 # A flat float32 vector holds a model's *parameters*, followed by its *float buffers* (BatchNorm statistics). It omits
@@ -550,10 +550,11 @@ class Layout(Represented):
                 write_tensor(name, named[name], part)
 
     def log_rounded(self, named: Mapping[str, Any]) -> None:
-        """Log the first float64 tensors in memory whose numbers float32 does not hold, once."""
+        """Log the first float64 tensors in memory or in files whose numbers float32 does not hold, once."""
         if not self._is_wide:
             return
-        if rounded := [piece.name for piece in self.slices if _is_rounded(piece.name, named[piece.name])]:
+        names = [name for name in self.names if name in named]
+        if rounded := [name for name in names if _is_rounded(name, named[name])]:
             self._is_wide = False
             names = f"{', '.join(rounded[:3])}{', ...' * (len(rounded) > 3)}"
             LOGGER.warning(
@@ -579,11 +580,16 @@ class Layout(Represented):
 
 
 def _is_rounded(name: str, leaf: Any) -> bool:
-    if isinstance(leaf, StoredTensor) or dtype_name(leaf) != "float64" or device_of(leaf) != CPU:
+    is_stored = isinstance(leaf, StoredTensor)
+    if dtype_name(leaf) != "float64" or not (is_stored or device_of(leaf) == CPU):
         return False
-    array = as_array(name, leaf)
-    with np.errstate(all="ignore"):
-        return bool(((array.astype(np.float32) != array) & (array == array)).any())
+    tensor = leaf if is_stored else as_array(name, leaf).reshape(-1)
+    for span in spans(tensor.size, 16, WINDOW):
+        part = tensor.read(span.start, span.stop) if is_stored else tensor[span]
+        with np.errstate(all="ignore"):
+            if ((part.astype(np.float32) != part) & (part == part)).any():
+                return True
+    return False
 
 
 def _check_tensor(piece: Slice, leaf: Any) -> None:

@@ -402,6 +402,8 @@ class Safetensors(Mapping[str, StoredTensor], Represented):
                     f"{main}: {len(odd)} tensors are not in the files that it names ({', '.join(odd[:3])}); "
                     "copy the folder again"
                 )
+        if not self._tensors:
+            raise ArrayError(f"{main}: has no tensors; copy it again, or pass the file of a model")
 
     def __getitem__(self, name: str) -> StoredTensor:
         return self._tensors[name]
@@ -487,9 +489,10 @@ def _read_index(path: Path) -> tuple[tuple[str, bytes], dict[str, str]]:
     """Return an index as (name, content), and the files of its tensors."""
     content, text = read_json(path)
     named = content.get("weight_map")
-    if not isinstance(named, dict) or any(type(name) is not str or Path(name).name != name for name in named.values()):
+    files = list(named.values()) if isinstance(named, dict) else []
+    if not files or any(type(name) is not str or Path(name).name != name for name in files):
         raise ArrayError(f"{path}: malformed: weight_map must name files in the index's folder; copy the folder again")
-    if part := _incomplete(named.values()):
+    if part := _incomplete(files):
         raise ArrayError(f"{path}: names {part}; copy the folder again")
     return (path.name, text), named
 

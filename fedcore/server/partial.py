@@ -370,9 +370,11 @@ class PartialSums:
         number = self._state.snapshot.round_number
         if (batch.starts != number).any():
             raise RangeError("round: a partial sum has no late updates; add them to the upper server itself")
+        examples = batch.claims.examples
+        is_default = (batch.sources == NO_COUNT) & (examples == self._weighing.known_at_most(batch))
         columns = {
             "steps": batch.claims.steps,
-            "examples": np.where(batch.sources == NO_COUNT, 0.0, batch.claims.examples),
+            "examples": np.where(is_default, 0.0, examples),
             "counts": batch.claims.counts,
             **{name: getattr(batch, name) for name in COLUMNS[3:]},
         }

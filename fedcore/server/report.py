@@ -261,8 +261,8 @@ def warn_if_capped(round: int, lowered: Sequence[CappedClaim], most_steps: int |
         )
         others = f", and {len(lowered) - KINDS_LISTED} other clients" if len(lowered) > KINDS_LISTED else ""
         logger.warning(
-            "round %d counted fewer examples than clients reported: %s%s; the cap is n_k, or without n_k the "
-            "ratio of CapExamples times the median",
+            "round %d counted fewer examples than clients reported: %s%s; the cap is n_k, that of CapExamples, or that "
+            "of your own rule",
             *(round, listed, others),
         )
 

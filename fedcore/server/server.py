@@ -20,7 +20,16 @@ from fedcore.algorithms.privacy import Ledger
 from fedcore.algorithms.rates import REGISTRY as NAMED_RATES
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import CPU, F32, FileMemory, Library, copied, device_named, empty, freeze, on_host, to_host, zeros
-from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, ShapeError, StoreError, UnknownNameError
+from fedcore.errors import (
+    ArrayError,
+    CheckpointError,
+    FedcoreError,
+    RangeError,
+    RoundError,
+    ShapeError,
+    StoreError,
+    UnknownNameError,
+)
 from fedcore.files import part_of
 from fedcore.model import Layout, Model, Safetensors
 from fedcore.model.files import write_flat
@@ -235,7 +244,7 @@ class Server(Represented, Unpicklable):
         if clients and rules.robust is not None:
             try:
                 rules.require_enough(clients)
-            except RangeError as error:
+            except FedcoreError as error:
                 LOGGER.warning("%d clients are registered, so no round can finish: %s", clients, error)
 
     def _keep_journal(self, storage: Storage, folder: str | os.PathLike[str] | None) -> None:

@@ -501,7 +501,7 @@ class Incoming:
         tensor = self._tensors.get(name, self._second if name == CONTROL else None)
         if tensor is None:
             raise UnknownNameError.of("tensor", name, self._tensors)
-        codes = _read_codes(name, chunk, scales, block)
+        codes = _read_codes(name, chunk, scales, block, self._layout)
         if at is None:
             tensor.write(codes, start)
         elif start:
@@ -578,7 +578,7 @@ class _Codes(NamedTuple):
 
 
 @raises_fedcore_errors
-def _read_codes(name: str, chunk: Any, scales: Any, block: int | None) -> _Codes:
+def _read_codes(name: str, chunk: Any, scales: Any, block: int | None, layout: Layout) -> _Codes:
     """Return a part of a tensor, flat; check it with its scales."""
     chunk, scales = own_class(name, chunk), own_class("scales", scales)
     if scales is None:
@@ -591,6 +591,7 @@ def _read_codes(name: str, chunk: Any, scales: Any, block: int | None) -> _Codes
         if part is None:
             raise DtypeError(f"{name}: expected an array of floats, got {type(chunk).__name__}")
         kind = dtype_name(part)
+        layout.log_rounded({name: part})
         if kind not in NARROW or device_of(part) != CPU:
             return _Codes("float32", in_float32(part))
         if isinstance(part, Bfloat16Array):

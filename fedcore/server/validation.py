@@ -472,7 +472,7 @@ class Validator:
         group = Group(
             clients=[clients[i] for i in which],
             steps=claims.steps[which],
-            examples=own,
+            examples=own.copy(),
             norms={name: [column[i] for i in which] for name, column in norms.items()},
             medians=self._medians(norms, which) if self._needs_medians else {},
             most_examples=most_examples,
@@ -485,7 +485,7 @@ class Validator:
             self._too_long[group.clients[at]] = {name: column[which[at]] for name, column in norms.items()}
         stay = [at for at in range(len(which)) if at not in group.rejected]
         accepted = [which[at] for at in stay]
-        decision.factors[accepted] = group.factors[stay]
+        decision.factors[accepted], decision.examples[accepted] = group.factors[stay], group.examples[stay]
         for i in accepted if self._needs_medians else ():
             self._too_long.pop(clients[i], None)
             for name, column in norms.items():
@@ -493,7 +493,6 @@ class Validator:
                 if name in self._received:
                     self._received[name].add(column[i])
         if capping is not None:
-            decision.examples[accepted] = group.examples[stay]
             capping.add(own[stay])  # as reported; by capped numbers, the cap could only fall
 
     def _medians(self, norms: Norms, which: Sequence[int]) -> dict[str, float | None]:
@@ -560,9 +559,9 @@ class Weighing:
             self.count_examples(batch, self.known_at_most(batch))
 
     def count_examples(self, batch: UpdateBatch, examples: F64) -> None:
-        """Replace the updates' examples, except where the caller gave a weight."""
+        """Replace the updates' examples, except where the caller gave a weight, or all count once."""
         claimed = batch.claims.examples
-        if examples is claimed:
+        if examples is claimed or self._counts_none:
             return
         examples = np.where(batch.sources == WEIGHTED, claimed, examples)
         rule = None if self._state.population.is_sized else self._rules.find(CapExamples)

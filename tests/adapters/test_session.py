@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import ClientStore, Limits, Model, Server, Update
+from fedcore import ClientStore, Limits, Model, Server, Storage, Update
 from fedcore.adapters.session import (
     RejectedRounds,
     is_changed,
@@ -37,6 +37,31 @@ def test_a_job_that_was_killed_before_it_made_the_server_starts_anew(tmp_path):
     assert again.round_number == 1
     assert list(again.clients) == ["a", "b", "c"]
     again.close()
+
+
+UNLIKE_THE_STORE = {
+    "codec": "bf16",
+    "cached_rows": 3,
+    "journal": True,
+    "audit": True,
+    "audit_key": bytes(32),
+    "resident": 1 << 30,
+    "folders": ["elsewhere"],
+    "medium": "ram",
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE_THE_STORE)
+def test_an_empty_store_refuses_the_options_that_it_lacks(name, tmp_path):
+    ClientStore(["a"], 4, medium="mmap", path=tmp_path / "rows").close()
+    value = UNLIKE_THE_STORE[name]
+    with pytest.raises(RangeError, match=name):
+        storage = Storage(**{"path": tmp_path / "rows", name: value})
+        open_server(X0, "MIFA", ["a"], storage=storage, lr=0.1)
+    equal = {"codec": "f32", "medium": "mmap", "audit": False, "journal": False}.get(name)
+    storage = Storage(**{"path": tmp_path / "rows", "keep_previous": True, name: equal})
+    with open_server(X0, "MIFA", ["a"], storage=storage, lr=0.1) as server:
+        assert server.store.keep_previous
 
 
 def test_an_earlier_server_accepts_the_steps_that_a_job_asks_for(tmp_path):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import Compute, Model, Network, RoundPolicy, Server, Storage, Update
+from fedcore import Compute, Model, Network, RoundPolicy, Safetensors, Server, Storage, Update, write_model
+from fedcore.model.files import open_model
 from fedcore.rules import PrivateMean
 
 N = 40_000  # enough for two shards
@@ -126,13 +127,40 @@ def test_packed_integers_and_large_masks_must_not_change():
         assert "personal" in reason
 
 
-def test_the_log_names_float64_tensors_that_are_rounded_once(caplog):
-    exact, count = np.zeros(2), np.array([16_777_217.0, 1.0])
-    for model in ({"a": exact, "b": exact}, exact):
-        caplog.clear()
-        made = Server(model, clients=1, lr=0.1)
-        for value in (exact + 1, count, count):
-            made.round([Update(0, {"a": exact, "b": value} if isinstance(model, dict) else value, 1)])
-        [line] = [record.getMessage() for record in caplog.records]
-        assert line.startswith("b: " if isinstance(model, dict) else "x: ")
-        assert "float32" in line
+FORMS = ["mapping", "array", "file", "torch file", "pieces", "groups", "array in groups", "shards"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_log_names_float64_tensors_that_are_rounded_once(form, caplog, tmp_path):
+    exact, count = np.zeros(20_000), np.full(20_000, 16_777_217.0)
+    made = Server(
+        exact if form == "array" else Model({"a": exact, "b": exact}, {"first": "a"} if "groups" in form else {}),
+        clients=1,
+        lr=0.1,
+        compute=Compute(shards=2 if form == "shards" else None),
+    )
+    for number, value in enumerate((exact + 1, count, count)):
+        model = {"a": exact, "b": value}
+        if form == "array":
+            model = value
+        elif form == "array in groups":
+            model = np.concatenate([exact, value])
+        elif form == "file":
+            write_model(model, tmp_path / f"{number}.safetensors")
+            model = Safetensors(tmp_path / f"{number}.safetensors")
+        elif form == "torch file":
+            write_model({name: torch.tensor(x) for name, x in model.items()}, tmp_path / f"{number}.pt")
+            model = open_model(tmp_path / f"{number}.pt")
+        with made.open_round() as opened:
+            if form == "pieces":
+                incoming = opened.begin(0, steps=1)
+                for name, x in model.items():
+                    incoming.write(name, x[:1])
+                    incoming.write(name, x[1:], start=1)
+                incoming.done()
+            else:
+                opened.add(0, model, steps=1)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("x: " if form == "array" else "b: ")
+    assert "float32" in line
+    made.close()

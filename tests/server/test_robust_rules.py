@@ -590,6 +590,24 @@ def test_faults_of_an_own_mixing_rule_end_the_round(made, monkeypatch):
     check_faulty([FaultyMixing(), Median()])
 
 
+NUMBERS = {
+    "raises": lambda: 1 / 0,
+    "none": lambda: None,
+    "NaN": lambda: np.nan,
+    "below 0": lambda: -1,
+    "text": lambda: "",
+}
+
+
+@pytest.mark.parametrize("made", NUMBERS.values(), ids=NUMBERS)
+def test_faults_of_the_numbers_of_own_rules_end_the_round(made, monkeypatch):
+    monkeypatch.setattr(FaultyMixing, "made", staticmethod(np.eye))
+    monkeypatch.setattr(FaultyMixing, "size", lambda self, k: made())
+    check_faulty([FaultyMixing(), Median()])
+    monkeypatch.setattr(Faulty, "least", property(lambda self: made()))
+    check_faulty([Faulty()])
+
+
 def check_faulty(chain):
     server = Server(np.zeros(2, np.float32), "FedAvg", clients=3, lr=0.1, aggregation=chain)
     models = [np.full(2, i, np.float32) for i in range(3)]

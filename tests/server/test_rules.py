@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fedcore import Limits, Server, Update
+from fedcore import Compute, EdgeAggregator, Limits, Model, Server, Update
 from fedcore.errors import AlgorithmError, RangeError, UnknownNameError
-from fedcore.rules import OPEN, CapExamples, CapSteps, Chain, ClipToMedian, Mean, RejectLong, Rule
+from fedcore.rules import OPEN, CapExamples, CapSteps, Chain, ClipToMedian, Mean, Median, RejectLong, Rule
 
 X = np.zeros(4, np.float32)
 
@@ -46,6 +46,62 @@ def test_a_rule_of_another_package_scales():
     report = server.round([*updates(10, steps=200), Update(1, np.full(4, 3, np.float32), 5, examples=10)])
     assert report.factors.tolist() == [0.5, 1]
     np.testing.assert_array_equal(server.x, np.full(4, np.float32((0.5 * 1 + 3) / 2)))
+
+
+@dataclass(frozen=True)
+class CountHalf(Rule):
+    """Client 1 counts with half of its examples."""
+
+    def decide(self, group):
+        group.examples[[client == 1 for client in group.clients]] *= 0.5
+
+
+PLACES = {
+    "other numbers": ((20, 12, 60), {}),
+    "equal numbers": ((20, 20, 20), {}),
+    "no numbers": ((None, None, None), {}),
+    "sizes": ((None, 10, None), {"clients": {0: 30, 1: 12, 2: 50}}),
+    "its size": ((None, None, None), {"clients": {0: 30, 1: 12, 2: 50}}),
+    "a cap": ((20, 20, 20), {"aggregation": [CountHalf(), CapExamples(2)]}),
+    "a median": ((20, 20, 20), {"aggregation": [RejectLong(10), CountHalf()]}),
+    "shards": ((20, 20, 20), {"compute": Compute(shards=2)}),
+    "groups": ((20, 20, 20), {"groups": True}),
+    "an edge": ((20, 20, 20), {"edge": True, "clients": range(3)}),
+    "an edge with sizes": ((None, None, None), {"edge": True, "clients": {0: 30, 1: 12, 2: 50}}),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_examples_that_an_own_rule_lowers_count(place, caplog):
+    examples, options = PLACES[place]
+    options = {"clients": 3, "aggregation": [CountHalf()], **options}
+    x0, clients = np.zeros(40_000, np.float32), options.pop("clients")
+    x0 = {"a": x0[:30_000], "b": x0[30_000:]}
+    ys = [{name: np.full_like(x, k + 1) for name, x in x0.items()} for k in range(3)]
+    sent = [Update(k, y, 5, examples=n) for k, (y, n) in enumerate(zip(ys, examples, strict=True))]
+    if options.pop("edge", False):
+        edge = EdgeAggregator(x0, "FedAvg", clients, lr=0.1, aggregation=options["aggregation"])
+        server = Server(x0, "FedAvg", clients, lr=0.1, compute=Compute(accumulator="exact"))
+        with server.open_round() as opened:
+            opened.add_partial_sum(edge.fold(server.x, sent, round=0), "edge")
+        report = opened.report
+    else:
+        model = Model(x0, partial={"first": "a"}) if options.pop("groups", False) else x0
+        server = Server(model, "FedAvg", clients, lr=0.1, **options)
+        report = server.round(sent)
+    sizes = [n or (clients[k] if isinstance(clients, dict) else 1) for k, n in enumerate(examples)]
+    weights = [sizes[0], sizes[1] / 2, sizes[2]]
+    assert (report.accepted, report.rejected) == ((0, 1, 2), ())
+    assert report.weights.tolist() == weights
+    assert server.x == pytest.approx(np.average([1, 2, 3], weights=weights))
+    if place == "equal numbers":
+        assert "10 of 20 from client 1" in caplog.text
+    server.close()
+
+
+def test_an_own_rule_changes_no_weights_before_a_robust_rule():
+    server = Server(X, "FedAvg", 3, lr=0.1, aggregation=[CountHalf(), Median()])
+    assert server.round(updates(20, 20, 20)).weights.tolist() == [1, 1, 1]
 
 
 def test_a_folder_keeps_the_chain(tmp_path):
