@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Self
 from uuid import uuid4
 
 from fedcore.errors import ConfigError, StoreError
@@ -32,6 +32,26 @@ class OpenFolder(NamedTuple):
 
     path: Path
     fd: int
+
+    @classmethod
+    def of(cls, path: Path, *, follows: bool = True) -> Self:
+        """Open a folder; ``follows``: whether the path may be a link, because the caller has named it."""
+        return cls(path, os.open(path, FOLDER & ~os.O_NOFOLLOW if follows else FOLDER))
+
+    def open(self, name: str, flags: int) -> int:
+        """Return the descriptor of a file in the folder, which is not a link. A pipe does not block."""
+        return os.open(name, flags | SAFE, 0o666, dir_fd=self.fd)
+
+    def found(self, name: str) -> os.stat_result | None:
+        """Return the status of an entry, or of a link itself; None if it does not exist."""
+        with suppress(FileNotFoundError):
+            return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        return None
+
+    def close(self) -> None:
+        """Close the folder, if it is open."""
+        if self.fd >= 0:
+            os.close(self.fd)
 
 
 @contextmanager

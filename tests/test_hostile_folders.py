@@ -3,26 +3,31 @@
 Each command refuses the folder by name, or is unharmed; nothing outside of the folder changes, and nothing waits.
 """
 
+import atexit
 import os
 import shutil
 import signal
+import tempfile
 from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedcore import Model, Server, Storage, merge, write_model
+from fedcore import Model, Server, Storage, aggregate, merge, write_model
 from fedcore.algorithms.optimizers import Nesterov
 from fedcore.cluster.manifest import BLOCK
 from fedcore.errors import CorruptionError, FedcoreError, StoreError
-from fedcore.experiment import run_experiment
+from fedcore.experiment.run_folder import prepare
+from fedcore.experiment.schema import trials
 from fedcore.model import windows
 from fedcore.model.safetensors import Safetensors, StoredFile
 from fedcore.options import Compute
 from fedcore.rules import Krum
 from tests.cli.command import invoke
-from tests.experiment.kit import FEDAVG, quick
+from tests.experiment.kit import FEDAVG, interrupt, quick
 from tests.model.kill_merges import content, in_child
 
 STRANGER = 54321
@@ -35,7 +40,7 @@ def tree(folder):
     for path in [folder, *folder.rglob("*")]:
         at = path.lstat()
         content = path.read_bytes() if path.is_file() and not path.is_symlink() else None
-        found[str(path)] = content, at.st_uid, at.st_mode, at.st_nlink
+        found[str(path)] = content, at.st_uid, at.st_mode
     return found
 
 
@@ -50,14 +55,25 @@ def as_hard_link(path, outside):
     os.link(path, outside / path.name)
 
 
-def as_pipe(path, outside):
+def removed(path):
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    os.mkfifo(path)
+    return path
+
+
+def as_dangling_link(path, outside):
+    removed(path).symlink_to(outside / "nowhere")
+
+
+def as_pipe(path, outside):
+    os.mkfifo(removed(path))
 
 
 def as_folder(path, outside):
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (path / "thesis").mkdir(parents=True)
+    (removed(path) / "thesis").mkdir(parents=True)
+
+
+def as_file(path, outside):
+    removed(path).write_text("years of work")
 
 
 def of_another(path, outside):
@@ -74,8 +90,9 @@ def changed(path, outside):
         path.write_bytes(content)
 
 
-ATTACKS = [as_link, as_hard_link, as_pipe, as_folder, pytest.param(of_another, marks=needs_root), changed]
-REFUSED = (as_link, as_pipe, of_another)
+ATTACKS = [as_link, as_dangling_link, as_hard_link, as_pipe, as_folder, as_file]
+ATTACKS += [pytest.param(of_another, marks=needs_root), changed]
+REFUSED = (as_link, as_dangling_link, as_pipe, as_file, of_another)
 """What is refused under the name of a part of a server's folder."""
 
 
@@ -99,8 +116,22 @@ def names_in(folder):
     return [name for name in names if not name.startswith(("groups/1", "shard-1"))]
 
 
-def commands(folder, outside):
-    """What users do with a server's folder, each on its own copy of it."""
+def command(*arguments):
+    def call(path):
+        done = invoke(arguments[0], *(path if one is PATH else one for one in arguments[1:]))
+        assert done.status in (0, 1, 2), done
+        if done.status == 2:
+            raise StoreError(done.errors)
+
+    return call
+
+
+PATH = object()
+"""The hostile folder, as an argument of a command."""
+
+
+def commands(kind, beside):
+    """What users do with a folder, each on its own copy of it."""
 
     def load(path):
         with Server.load(path) as server, server.open_round() as opened:
@@ -110,30 +141,33 @@ def commands(folder, outside):
         with Server(np.zeros(8, np.float32), "FedAvg", clients=3, lr=0.1) as server:
             server.save(path)
 
-    def command(name, *arguments):
-        def call(path):
-            done = invoke("store", name, path, *arguments)
-            assert done.status in (0, 1, 2), done
-            if done.status == 2:
-                raise StoreError(done.errors)
-
-        return call
-
-    yield "load", load
-    yield "save", save
+    if kind == "run":
+        return {"report": command("report", PATH), "resume": command("run", PATH, "--resume", "--workers", "0")}
+    if kind == "merged":
+        inputs = [beside / f"{k}.safetensors" for k in range(2)]
+        for k, path in enumerate(inputs):
+            write_model({"w": np.full(100, k, np.float32)}, path)
+        return {
+            "again": lambda path: merge(path, inputs),
+            "continued": lambda path: merge(beside / "again", inputs, base=path, optimizer=Nesterov()),
+            "round": lambda path: aggregate([path, inputs[0]]),
+        }
+    found = {"load": load, "save": save}
     for name, *arguments in (
         ("info",),
+        ("audit",),
         ("verify", "--round"),
         ("verify",),
         ("compact", "--erase"),
         ("compact",),
         ("undo",),
         ("recover", "--accept-loss"),
-        ("export", outside.parent / "exported.npz"),
+        ("export", beside / "exported.npz"),
         ("remove-client", "1", "--erase"),
-        ("reshard", "--shards", "2", "--to", outside.parent / "resharded"),
+        ("reshard", "--shards", "2", "--to", beside / "resharded"),
     ):
-        yield f"{name} {arguments[:1]}", command(name, *arguments)
+        found[" ".join([name, *map(str, arguments[:1])])] = command("store", name, PATH, *arguments)
+    return found
 
 
 def update_of(server):
@@ -143,9 +177,8 @@ def update_of(server):
 def make(kind, path):
     n = 3 * BLOCK if kind == "shards" else 40
     model = {name: np.zeros(n, np.float32) for name in "wv"}
-    options = {
-        "storage": Storage(path, journal=kind != "groups" or None, keep_previous=True if kind == "whole" else None)
-    }
+    is_whole = True if kind == "whole" else None
+    options = {"storage": Storage(path, journal=kind != "groups" or None, keep_previous=is_whole, audit=is_whole)}
     if kind == "groups":
         model = Model(model, {"first": "w"})
     if kind == "shards":
@@ -159,43 +192,48 @@ def make(kind, path):
             opened.add(0, update_of(server), steps=1)
 
 
-@pytest.fixture(scope="module", params=["whole", "groups", "shards"])
-def server(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("server") / "run"
-    make(request.param, path)
+@cache
+def original(kind):
+    """A folder that fedcore wrote."""
+    path = Path(tempfile.mkdtemp()) / "gift"
+    atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
+    if kind == "run":
+        experiment = quick(*FEDAVG, "evaluate.keep=1")
+        prepare(path, experiment)
+        interrupt(trials(experiment)[0], path, 0)
+    elif kind == "merged":
+        killed_merge(path.parent)()
+        (path.parent / "out").rename(path)
+    else:
+        make(kind, path)
     return path
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_servers(server, tmp_path, attack):
-    parts = {str(p.relative_to(server)) for p in server.rglob("*") if p.is_dir() and p.name != "readers"}
-    assert parts & {"round", "groups/0", "shard-0"}
-    for name in names_in(server):
-        found = {}
-        every = [what for what, _ in commands(server, tmp_path / "outside")]
-        for number, what in enumerate(every):
-            if name not in parts and what.partition(" ")[0] not in ("load", "verify", "undo"):
-                continue
-            place, outside = tmp_path / "gift", tmp_path / "outside"
-            outside.mkdir()
-            (outside / "thesis").write_text("years of work")
-            shutil.copytree(server, place)
-            with suppress(pytest.skip.Exception):
-                attack(place / name, outside)
-                before = tree(outside)
-                _, call = list(commands(place, outside))[number]
-                error = None
-                with in_time():
-                    try:
-                        call(place)
-                    except FedcoreError as raised:
-                        error = raised
-                assert tree(outside) == before, (what, name)
-                found[what] = error
-            for left in (place, outside, tmp_path / "resharded"):
-                shutil.rmtree(left, ignore_errors=True)
-        if name in parts and attack in REFUSED:
-            assert str(tmp_path / "gift" / name) in str(found["load"]), (name, found)
+@pytest.mark.parametrize("kind", ["whole", "groups", "shards", "run", "merged"])
+def test_folders(kind, tmp_path, attack):
+    parts = {str(p.relative_to(original(kind))) for p in original(kind).rglob("*") if p.is_dir()} - {"readers"}
+    place, outside = tmp_path / "gift", tmp_path / "outside"
+    for name, (what, call) in product(names_in(original(kind)), commands(kind, tmp_path).items()):
+        is_server = kind in ("whole", "groups", "shards")
+        if is_server and name not in parts and what.partition(" ")[0] not in ("load", "verify", "undo", "export"):
+            continue
+        outside.mkdir()
+        (outside / "thesis").write_text("years of work")
+        shutil.copytree(original(kind), place)
+        with suppress(pytest.skip.Exception):
+            attack(place / name, outside)
+            before, error = tree(outside), None
+            with in_time():
+                try:
+                    call(place)
+                except FedcoreError as raised:
+                    error = raised
+            assert tree(outside) == before, (what, name)
+            if is_server and what == "load" and name in parts and attack in REFUSED and "readers" not in name:
+                assert str(place / name) in str(error), name
+        for left in (place, outside, tmp_path / "resharded", tmp_path / "again"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def killed_merge(folder, **options):
@@ -234,7 +272,7 @@ def test_the_folder_of_a_killed_merge(tmp_path, name, attack):
             error = raised
     assert tree(outside) == before
     if error is None:
-        assert attack not in (as_link, as_hard_link, as_pipe, of_another)
+        assert attack not in (*REFUSED[:3], as_hard_link, of_another)
         (tmp_path / "out").rename(tmp_path / "first")
         again()
         assert content(tmp_path / "first") == content(tmp_path / "out")
@@ -262,23 +300,33 @@ def test_a_finished_folder_has_the_rights_of_a_new_one(tmp_path):
     assert not (tmp_path / "out" / "progress.json").exists()
 
 
-@pytest.mark.parametrize("options", [{"clip_norm": 1.0}, {"rule": Krum(f=1)}])
+@pytest.mark.parametrize("way", ["clip", "rule", "aggregate"])
 @pytest.mark.parametrize("which", range(2))
-def test_content_that_changes_between_two_passes_is_noticed(tmp_path, monkeypatch, options, which):
+def test_content_that_changes_between_two_passes_is_noticed(tmp_path, monkeypatch, way, which):
     monkeypatch.setattr(windows, "LARGEST", 1 << 18)
     monkeypatch.setattr(StoredFile, "reopen", lambda file: StoredFile.open(file.path, file.folder)[1])  # no times
     paths = [tmp_path / f"{k}.safetensors" for k in range(6)]
     for k, path in enumerate(paths):
-        write_model({"w": np.full(8 * windows.UNIT, k / 100, np.float32)}, path)
+        write_model({"w": np.full(8 * windows.UNIT, k / 100, np.float32), "n": np.array(k)}, path)
 
-    def change(done, total):
+    def change(done=1, total=1):
         if done >= total / 2:
             with open(paths[which], "r+b") as file:
-                file.seek(-4, os.SEEK_END)
+                file.seek(Safetensors(paths[which])["w"].start + 4 * 8 * windows.UNIT - 4)
                 file.write(np.float32(-which / 100 or 1).tobytes())  # the input has the same norm
 
+    class Changing(Krum):
+        def combine(self, k, products):
+            found = super().combine(k, products)
+            change()
+            return found
+
     with pytest.raises(CorruptionError, match=paths[which].name):
-        merge(tmp_path / "out", paths[1:], base=paths[0], progress=change, **options)
+        if way == "aggregate":
+            aggregate(paths, rule=Changing(f=1))
+        else:
+            options = {"clip_norm": 1.0, "progress": change} if way == "clip" else {"rule": Changing(f=1)}
+            merge(tmp_path / "out", paths[1:], base=paths[0], **options)
     assert not list(tmp_path.glob(".*"))
 
 
@@ -294,32 +342,9 @@ def test_a_time_that_was_set_back_does_not_hide_a_change(tmp_path):
         np.asarray(model["w"])
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    path = tmp_path_factory.mktemp("run") / "run"
-    run_experiment(quick(*FEDAVG, "rounds=1"), path)
-    return path
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_runs(run, tmp_path, attack):
-    names = ["config.json", "build.json", "records", *(f"records/{file.name}" for file in (run / "records").iterdir())]
-    for i, (name, command) in enumerate(product(names, (("report",), ("run", "--resume", "--workers", "0")))):
-        place, outside = tmp_path / str(i) / "gift", tmp_path / str(i) / "outside"
-        outside.mkdir(parents=True)
-        shutil.copytree(run, place)
-        with suppress(pytest.skip.Exception):
-            attack(place / name, outside)
-            before = tree(outside)
-            with in_time():
-                done = invoke(command[0], place, *command[1:])
-            assert done.status in (0, 1, 2), (name, done)
-            assert tree(outside) == before, (name, command)
-
-
 @pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff", b"5"])
-def test_a_configuration_that_cannot_be_read_is_named(run, tmp_path, text):
-    shutil.copytree(run, tmp_path / "run")
+def test_a_configuration_that_cannot_be_read_is_named(tmp_path, text):
+    shutil.copytree(original("run"), tmp_path / "run")
     (tmp_path / "run" / "config.json").write_bytes(text)
     for command in (("report",), ("run", "--resume", "--workers", "0")):
         done = invoke(command[0], tmp_path / "run", *command[1:])

@@ -1,6 +1,8 @@
 """Averages of models, without a server."""
 
+import hashlib
 import itertools
+import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +24,7 @@ from fedcore.arrays import (
     BufferPool,
     as_array,
     as_tensor,
+    core,
     dtype_name,
     empty,
     has_infinities,
@@ -29,10 +32,10 @@ from fedcore.arrays import (
     library_of,
     tensor_over,
 )
-from fedcore.errors import ArrayError, FedcoreError, RangeError, ShapeError, UnknownClientError
+from fedcore.errors import ArrayError, CorruptionError, FedcoreError, RangeError, ShapeError, UnknownClientError
 from fedcore.kernels import Codes
 from fedcore.kernels.robust import GramSum
-from fedcore.model.files import open_model, require_equal_adapters
+from fedcore.model.files import bytes_of, open_model, require_equal_adapters
 from fedcore.model.layout import (
     BUFFERS,
     Kind,
@@ -45,8 +48,8 @@ from fedcore.model.layout import (
     nested,
     tree_of,
 )
-from fedcore.model.safetensors import Bfloat16, Safetensors, StoredTensor, over
-from fedcore.model.windows import Windows, cast
+from fedcore.model.safetensors import BYTES, Bfloat16, Safetensors, StoredTensor, over
+from fedcore.model.windows import UNIT, Part, Windows, cast
 from fedcore.profiling import span
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.validation import LONGEST_REASON, check_number, length, numbers, shorten
@@ -110,6 +113,7 @@ def aggregate(
         RangeError, ShapeError, DtypeError: ``models`` is empty, or the weights are invalid.
         UnknownNameError, RangeError: the rule is unknown, needs more models, or needs the model before the round.
         StoreError: a file cannot be read.
+        CorruptionError: a file was changed while it was in use.
 
     Determinism: float64 products and sums in the order of the models, rounded once; bit-identical on every ISA level
         and thread count, and for files and models in memory. For an iterator without weights, the sum is divided by
@@ -275,7 +279,10 @@ def _aggregated_files(given: list[Any], labels: list[Any], weights: Any, key: st
     outs, _ = _allocate_outs(floats)
     rows_of = [{name: _window_row(model[name], form) for name, form in floats.items()} for model in models]
     bad: dict[str, Any] = {}
-    combination = None if chain is None else _combination_of_files(chain, rows_of, floats, labels)
+    combination, measured, first = None, dict[str, TensorForm](), list[Digest]()
+    if chain is not None:
+        combination, measured, first = _combination_of_files(chain, rows_of, floats, labels)
+    again = [Digest() for _ in first]
     for parts, rows in Windows(rows_of, floats).read():
         given_rows = [
             [cast(row, floats[part.name].dtype) for part, row in zip(parts, each, strict=True)] for each in rows
@@ -292,6 +299,8 @@ def _aggregated_files(given: list[Any], labels: list[Any], weights: Any, key: st
                 if part.name not in bad:
                     vectors = [each[j] for each in given_rows]
                     _combined(combination, vectors, floats[part.name], targets[j])
+        add_to(again, parts, rows, measured)
+    require_unchanged([f"client {label}" for label in labels], [one.state()[2] for one in first], again)
     for name, client in bad.items():
         if not has_infinities(models[0][name]):
             raise ArrayError(f"client {client}, {name}: {NOT_FINITE}")
@@ -301,25 +310,70 @@ def _aggregated_files(given: list[Any], labels: list[Any], weights: Any, key: st
 
 def _combination_of_files(
     chain: Chain, rows_of: list[dict[str, Any]], floats: Mapping[str, TensorForm], labels: list[Any]
-) -> Combination:
-    """Return the robust combination; distances need one pass over the parameters."""
+) -> tuple[Combination, dict[str, TensorForm], list["Digest"]]:
+    """Return the robust combination, the parameters that were read for distances, and the models' digests of them."""
+    measured, digests = dict[str, TensorForm](), list[Digest]()
 
     def products() -> F64:
+        nonlocal measured, digests
         masks: set[str] = set()
         for _ in range(2):
-            names = [name for name, form in floats.items() if is_parameter(name, form) and name not in masks]
-            total = GramSum(len(rows_of))
-            for parts, rows in Windows(rows_of, names).read():
+            measured = {name: form for name, form in floats.items() if is_parameter(name, form) and name not in masks}
+            total, digests = GramSum(len(rows_of)), [Digest() for _ in rows_of]
+            for parts, rows in Windows(rows_of, measured).read():
                 for j, part in enumerate(parts):
                     total.add(None, [cast(each[j], floats[part.name].dtype) for each in rows])
+                add_to(digests, parts, rows, measured)
             found = total.result()
             if np.isfinite(found).all():
                 return found
-            masks = {name for name in names if has_infinities(rows_of[0][name])}
+            masks = {name for name in measured if has_infinities(rows_of[0][name])}
         client = labels[int(np.flatnonzero(~np.isfinite(np.diag(found)))[0])]
         raise ArrayError(f"client {client}: {NOT_FINITE}")
 
-    return chain.combination(len(rows_of), products, 0)
+    return chain.combination(len(rows_of), products, 0), measured, digests
+
+
+# A file may change between two passes, and its times may be set back. So both passes compute a digest of the content.
+
+
+class Digest:
+    """The digest of a model: a sum of the digests of its tensors, each a chain over the checksums of its blocks."""
+
+    def __init__(self, state: Sequence[str] = ("0", "", "0")) -> None:
+        self._total, self._chain, self._measured = int(state[0], 16), bytes.fromhex(state[1]), int(state[2], 16)
+
+    def add(self, part: Part, form: TensorForm, memory: npt.NDArray[np.uint8]) -> None:
+        """Add the bytes of a part. The parts of a tensor come in order."""
+        if part.start == 0:
+            head = json.dumps([part.name, form.dtype, form.shape]).encode()
+            self._chain = hashlib.blake2b(head, digest_size=16).digest()
+        for checksum in core.checksum(memory, UNIT * BYTES[form.dtype]):
+            self._chain = hashlib.blake2b(self._chain + checksum.tobytes(), digest_size=16).digest()
+        if part.stop == math.prod(form.shape):
+            number = int.from_bytes(self._chain, "little")
+            self._total = (self._total + number) % 2**128
+            if is_parameter(part.name, form):
+                self._measured = (self._measured + number) % 2**128
+
+    def state(self) -> list[str]:
+        """Return the digest, the chain of the current tensor, and the digest of the parameters alone."""
+        return [f"{self._total:032x}", self._chain.hex(), f"{self._measured:032x}"]
+
+
+def add_to(digests: Sequence[Digest], parts: list[Part], rows: Sequence[Sequence[Any]], plan: Named) -> None:
+    """Add the parts of the tensors of ``plan`` to the digests, one for each model."""
+    for digest, each in zip(digests, rows, strict=False):
+        for part, row in zip(parts, each, strict=True):
+            if part.name in plan and len(row):
+                digest.add(part, plan[part.name]._replace(dtype=dtype_name(row)), bytes_of(row))
+
+
+def require_unchanged(names: Sequence[Any], first: Sequence[str], again: Sequence[Digest]) -> None:
+    """Raise a CorruptionError if the parameters of a model had different digests in two passes."""
+    for name, was, now in zip(names, first, again, strict=False):
+        if now.state()[2] != was:
+            raise CorruptionError(f"{name}: was changed between two passes; write new models to new files")
 
 
 def _path_of(model: Any) -> str:

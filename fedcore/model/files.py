@@ -287,8 +287,7 @@ def _parts(vector: Any, kind: str) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the bytes of a vector, or of a ``StoredTensor``, in another dtype, in windows."""
     for span in spans(vector.size, 2 * vector.itemsize, WINDOW):
         part = vector.read(span.start, span.stop) if isinstance(vector, StoredTensor) else vector[span]
-        converted = cast(part, kind)
-        yield bytes_of(converted.codes if isinstance(converted, Bfloat16Array) else converted)
+        yield bytes_of(cast(part, kind))
 
 
 @contextmanager
@@ -314,7 +313,7 @@ def bytes_of(leaf: Any) -> npt.NDArray[np.uint8]:
         flat = leaf.cpu().contiguous().reshape(-1)
         view: npt.NDArray[np.uint8] = flat.view(import_module("torch").uint8).numpy()
         return view
-    array = np.ascontiguousarray(leaf)
+    array = np.ascontiguousarray(leaf.codes if isinstance(leaf, Bfloat16Array) else leaf)
     little = array if array.dtype.byteorder in "=|<" else array.astype(array.dtype.newbyteorder("<"))
     return little.reshape(-1).view(np.uint8)
 

@@ -20,10 +20,9 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms.optimizers import Optimizer, as_optimizer, rate_of, started, turn
-from fedcore.arrays import F64, NARROW, Bfloat16Array, core, dtype_name, empty, ieee
+from fedcore.arrays import F64, NARROW, Bfloat16Array, dtype_name, empty, ieee
 from fedcore.errors import (
     ArrayError,
-    CorruptionError,
     DivergedError,
     FedcoreError,
     LockedError,
@@ -45,13 +44,16 @@ from fedcore.kernels import Linear
 from fedcore.kernels.robust import GramSum
 from fedcore.model.averaging import (
     NOT_FINITE,
+    Digest,
     TensorForm,
+    add_to,
     check_model,
     is_finite,
     is_parameter,
     matched,
     plan_of,
     require_no_weights,
+    require_unchanged,
     shares_of,
     ties_of,
     write_combination,
@@ -68,7 +70,7 @@ from fedcore.model.safetensors import (
     read_header,
     read_json,
 )
-from fedcore.model.windows import UNIT, Part, Rows, Windows, cast
+from fedcore.model.windows import Part, Rows, Windows, cast
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.runtime import __version__
 from fedcore.validation import absolute, check_number, shorten
@@ -283,29 +285,6 @@ def _show(folder: OpenFolder) -> None:
     os.unlink(PROGRESS, dir_fd=folder.fd)
 
 
-class _Digest:
-    """The digest of a model: a sum of the digests of its tensors, each a chain over the checksums of its blocks."""
-
-    def __init__(self, state: Sequence[str] = ("0", "", "0")) -> None:
-        self._total, self._chain, self._measured = int(state[0], 16), bytes.fromhex(state[1]), int(state[2], 16)
-
-    def add(self, part: Part, form: TensorForm, memory: npt.NDArray[np.uint8]) -> None:
-        if part.start == 0:
-            head = json.dumps([part.name, form.dtype, form.shape]).encode()
-            self._chain = hashlib.blake2b(head, digest_size=16).digest()
-        for checksum in core.checksum(memory, UNIT * BYTES[form.dtype]):
-            self._chain = hashlib.blake2b(self._chain + checksum.tobytes(), digest_size=16).digest()
-        if part.stop == math.prod(form.shape):
-            number = int.from_bytes(self._chain, "little")
-            self._total = (self._total + number) % 2**128
-            if is_parameter(part.name, form):
-                self._measured = (self._measured + number) % 2**128
-
-    def state(self) -> list[str]:
-        """Return the digest, the chain of the current tensor, and the digest of the parameters alone."""
-        return [f"{self._total:032x}", self._chain.hex(), f"{self._measured:032x}"]
-
-
 def _checksum(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -319,7 +298,7 @@ class _State:
         self.constants: list[str] = list(found.get("constants", []))
         self.clips: list[float] | None = found.get("clips")
         self.done: int = found.get("done", 0)
-        self.digests = [_Digest(state) for state in found.get("digests", [])] or [_Digest() for _ in range(sources)]
+        self.digests = [Digest(state) for state in found.get("digests", [])] or [Digest() for _ in range(sources)]
         self.squares: dict[str, list[float]] = found.get("squares", {})
         self.products: list[list[float]] | None = found.get("products")
         self.first: list[str] | None = found.get("first")
@@ -496,7 +475,7 @@ class _Job:
         merged = read_header(part.path / MODEL, part).tensors
         for alias, name in self.ties.items():
             for _, ((one,), (other,)) in Windows([{name: merged[alias]}, {name: merged[name]}], [name]).read():
-                if not np.array_equal(_bytes(one), _bytes(other)):
+                if not np.array_equal(bytes_of(one), bytes_of(other)):
                     reason = f"is tied to {name} in {self.base_path or self.paths[0]}, but differs in an input"
                     raise ArrayError(f"{alias}: {reason}; tie them in all inputs")
 
@@ -543,10 +522,6 @@ def _copied(row: Any) -> Any:
     return Bfloat16Array(row.codes.copy()) if isinstance(row, Bfloat16Array) else np.array(row)
 
 
-def _bytes(row: Any) -> npt.NDArray[np.uint8]:
-    return bytes_of(row.codes if isinstance(row, Bfloat16Array) else row)
-
-
 class _Output:
     """The files of the result. One thread writes and syncs them, in the order of the calls.
 
@@ -584,7 +559,7 @@ class _Output:
     def write(self, part: Part, vectors: Sequence[Any]) -> None:
         """Write a part of the result and of each moment, later."""
         for tensors, vector in zip(self.tensors, vectors, strict=False):
-            tensor, memory = tensors[part.name], _bytes(vector)
+            tensor, memory = tensors[part.name], bytes_of(vector)
             start = tensor.start + part.start * tensor.itemsize
             self._submit(_write, self._fds[tensor.file.path], memory, start)
             self._since += memory.size
@@ -629,6 +604,7 @@ class _Pass:
         kept = np.asarray([job.weights[i] for i in self._kept])
         self._shares = shares_of(kept, len(kept))
         self._base = [] if job.base is None else [job.base]
+        self._sources = [*self._kept, *([len(job.models)] if self._base else [])]
         models = [job.models[i] for i in self._kept]
         self._windows = Windows([*models, *self._base, *job.old_moments], job.plan)
         parameters = [name for name, form in job.plan.items() if is_parameter(name, form)]
@@ -643,27 +619,19 @@ class _Pass:
         models = [{name: of.get(name, NOTHING) for name in job.plan} for of in self._output.tensors]
         written = Windows(models, job.plan)
         written.plan = self._windows.plan[: state.done]
-        digests = [_Digest() for _ in models]
+        digests = [Digest() for _ in models]
         for parts, rows in written.read():
-            self._digest(parts, rows, digests)
+            add_to(digests, parts, rows, self._job.plan)
         due = state.digests[-len(models) :]
         return [digest.state() for digest in digests] == [digest.state() for digest in due]
 
-    def _digest(self, parts: list[Part], rows: Sequence[Sequence[Any]], digests: Sequence[_Digest]) -> None:
-        """Add the rows of the models or of the result and its moments to their digests."""
-        for each, digest in zip(rows, digests, strict=True):
-            for part, row in zip(parts, each, strict=True):
-                if len(_bytes(row)):
-                    form = self._job.plan[part.name]
-                    digest.add(part, form._replace(dtype=dtype_name(row)), _bytes(row))
-
     def _first_pass(self) -> Iterator[tuple[list[Part], Rows]]:
         """Yield the windows of the parameters, and note their digests."""
-        digests = [_Digest() for _ in (*self._kept, *self._base)]
+        digests = [Digest() for _ in self._sources]
         for number, (parts, rows) in enumerate(self._measured.read()):
             self._progress(self._measured.bytes[number], self._total)
             yield parts, rows
-            self._digest(parts, rows, digests)
+            add_to(digests, parts, rows, self._job.plan)
         self._state.first = [digest.state()[2] for digest in digests]
 
     @ieee
@@ -724,18 +692,16 @@ class _Pass:
         for number, (parts, rows) in enumerate(self._windows.read(first), first):
             self._progress(before + self._windows.bytes[number], self._total)
             outs = [self._merge_part(part, [each[j] for each in rows]) for j, part in enumerate(parts)]
-            inputs = [*self._kept, *([len(self._job.models)] if self._base else [])]
-            self._digest(parts, rows[: len(inputs)], [state.digests[i] for i in inputs])
+            add_to([state.digests[i] for i in self._sources], parts, rows[: len(self._sources)], self._job.plan)
             for part, vectors in zip(parts, outs, strict=True):
                 self._output.write(part, vectors)
             results = [[*vectors, *[NOTHING] * (1 + self._job.moments - len(vectors))] for vectors in outs]
-            self._digest(parts, list(zip(*results, strict=True)), state.digests[-1 - self._job.moments :])
+            add_to(state.digests[-1 - self._job.moments :], parts, list(zip(*results, strict=True)), self._job.plan)
             state.done = number + 1
             self._output.record(state)
-        for i, digest in zip([*self._kept, len(self._job.models)], state.first or (), strict=False):
-            if state.digests[i].state()[2] != digest:
-                which = self._job.base_path if i == len(self._job.models) else self._job.paths[i]
-                raise CorruptionError(f"{which}: was changed during the merge; write new models to new files")
+        if state.first is not None:
+            names = [[*self._job.paths, self._job.base_path][i] for i in self._sources]
+            require_unchanged(names, state.first, [state.digests[i] for i in self._sources])
         self._progress(self._total, self._total)
         self._output.record(state, now=True)
 

@@ -155,8 +155,7 @@ class ClientStore(CommittedRows):
             return content
 
         store = cls.__new__(cls)
-        content = undisturbed(place, read) if readonly else read()
-        CommittedRows.__init__(store, Session(content, durability, resident_rows))
+        CommittedRows.__init__(store, Session(undisturbed(place, read), durability, resident_rows))
         return store
 
     @property

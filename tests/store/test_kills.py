@@ -13,6 +13,7 @@ import pytest
 
 from fedcore import ClientStore
 from fedcore.errors import StoreError
+from fedcore.files import OpenFolder
 from fedcore.store import slots as geometry
 from fedcore.store.files import disk, slot_file
 from fedcore.store.files.inventory import VECTORS
@@ -99,13 +100,13 @@ def test_a_file_of_vectors_that_a_kill_left_empty_is_made_again_beside_a_reader(
 
 @pytest.mark.parametrize("error", [FileExistsError(17, "File exists"), OSError(24, "Too many open files")])
 def test_an_existing_file_is_not_deleted(tmp_path, monkeypatch, error):
-    def fails(*_):
+    def fails(*_, **__):
         raise error
 
     (tmp_path / "vectors").touch()
     monkeypatch.setattr(slot_file.os, "open", fails)
     with pytest.raises(StoreError, match=error.strerror):
-        slot_file.SlotFile.create(tmp_path / "vectors", Header.of_vectors("00" * 16, 20, 3))
+        slot_file.SlotFile.create(OpenFolder(tmp_path, -1), "vectors", Header.of_vectors("00" * 16, 20, 3))
     assert (tmp_path / "vectors").exists()
 
 

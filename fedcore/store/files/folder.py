@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import CorruptionError, LockedError, StoreError
-from fedcore.files import is_own_folder, require_same, resolve_own_links
+from fedcore.files import OpenFolder, is_own_folder, require_same, resolve_own_links
 from fedcore.store.files import disk, inventory
 from fedcore.store.files.entries import Entries, Head, Listed, Previous, Transaction, stored
 from fedcore.store.files.index import KEEPS_PREVIOUS, Index
-from fedcore.store.files.inventory import INDEX, LOCK, READERS, ROWS, VECTORS
+from fedcore.store.files.inventory import INDEX, LOCK, LOG, READERS, ROWS, VECTORS
 from fedcore.store.files.locks import ReaderPin, WriterLock, oldest_pin, pins
 from fedcore.store.files.slot_file import Header, SlotFile, is_made_by, version_of
 from fedcore.store.registry import Registry
@@ -57,11 +57,15 @@ class Folder:
         self.path, self.keep_previous = path, keep_previous
         self.readonly, self._durable = readonly, durable
         self._sync_failed = False
+        self._at = OpenFolder(path, -1)
         self._pin: ReaderPin | None = None
         self._lock: WriterLock | None = None
         self._files: dict[int, SlotFile] = {}  # of vectors, by payload
         try:
             with disk.explained("opening", path):
+                if not _is_store(path):
+                    raise StoreError(f"{path}: not a store: {INDEX} or {ROWS} is missing{_hint(path)}")
+                self._at = OpenFolder.of(path)
                 self._open(lock, lossy)
         except BaseException:
             self.close()
@@ -69,15 +73,15 @@ class Folder:
 
     def _open(self, lock: WriterLock | None, lossy: bool) -> None:
         path, access = self.path, self._claim(lock)
-        self.index = Index(path / INDEX, durable=self._durable, access=access)
+        self.index = Index(self._at, durable=self._durable, access=access)
         if not self.readonly:
             self.index.renew()
         self.head = self.index.head()
         self.format = RowFormat(self.head.codec, self.head.n)
         # An upgraded index that keeps the previous commit may be next to slot files of an older format.
-        self._slots_version = self.index.version if self.index.version < KEEPS_PREVIOUS else version_of(path / ROWS)
+        self._slots_version = self.index.version if self.index.version < KEEPS_PREVIOUS else version_of(self._at, ROWS)
         header = Header.of_rows(self.head.store, self.format, self._slots_version)
-        self.rows = SlotFile(path / ROWS, header, writable=not self.readonly)
+        self.rows = SlotFile(self._at, ROWS, header, writable=not self.readonly)
         self.seen = self.rows.sequence
         self.head = self.index.head()  # read again, since a writer may have committed meanwhile
         self.rows.is_read = self._is_read()
@@ -94,24 +98,22 @@ class Folder:
     def _claim(self, lock: WriterLock | None) -> Literal["rw", "ro", "immutable"]:
         """Take the right to write, register a reader, or exclude writers. Return the access mode of the index."""
         path = self.path
-        if not _is_store(path):
-            raise StoreError(f"{path}: not a store: {INDEX} or {ROWS} is missing{_hint(path)}")
-        inventory.require_own(path, writable=not self.readonly)
+        inventory.require_own(self._at, writable=not self.readonly)
         if not self.readonly:
             if lock is None:
                 disk.require_local(path)
-                self._lock = WriterLock(path)
-            (path / READERS).mkdir(exist_ok=True)  # missing after a copy with a tool that skips empty folders
+                self._lock = WriterLock(path, at=self._at)
+            with suppress(FileExistsError):  # missing after a copy with a tool that skips empty folders
+                os.mkdir(READERS, dir_fd=self._at.fd)
             return "rw"
         if disk.is_writable(path) and disk.is_writable(path / READERS) and not disk.is_network(path):
-            self._pin = ReaderPin(path)
+            self._pin = ReaderPin(self._at)
             return "ro"
         # A reader cannot be registered, so writers must be excluded.
-        self._lock = WriterLock(path, shared=True)
-        log = path / f"{INDEX}-wal"
-        if log.exists() and log.stat().st_size > 0:
+        self._lock = WriterLock(path, at=self._at, shared=True)
+        if (log := self._at.found(LOG)) and log.st_size > 0:
             raise StoreError(
-                f"{path}: the store was not closed, so its last commits are in {log.name}, and the folder is "
+                f"{path}: the store was not closed, so its last commits are in {LOG}, and the folder is "
                 "read-only; copy the folder, or open the store once with write access"
             )
         return "immutable"
@@ -119,23 +121,25 @@ class Folder:
     def vectors(self, payload: int) -> SlotFile:
         """Return the slots for vectors of this size. A writer creates their file on first use."""
         if payload not in self._files:
-            path = self.path / VECTORS.format(payload)
+            name = VECTORS.format(payload)
             header = Header.of_vectors(self.head.store, payload, self._slots_version)
             if self.readonly or payload in self._payloads():
-                self._files[payload] = SlotFile(path, header, writable=not self.readonly, is_read=self._is_read())
+                file = SlotFile(self._at, name, header, writable=not self.readonly, is_read=self._is_read())
+                self._files[payload] = file
             else:
-                with disk.explained("creating a file of vectors", path):
-                    self._files[payload] = self._new_file(path, header)
+                with disk.explained("creating a file of vectors", self.path / name):
+                    self._files[payload] = self._new_file(name, header)
         return self._files[payload]
 
-    def _new_file(self, path: Path, header: Header) -> SlotFile:
+    def _new_file(self, name: str, header: Header) -> SlotFile:
         """Return a file that no commit names yet. An error or an older commit may have left one."""
-        if path.exists() and path.stat().st_size == 0:  # a process was killed while it created the file
-            path.unlink()
-        if path.exists():
-            file = SlotFile(path, header, writable=True, is_read=self._is_read())
+        found = self._at.found(name)
+        if found and found.st_size == 0:  # a process was killed while it created the file
+            os.unlink(name, dir_fd=self._at.fd)
+        if found and found.st_size > 0:
+            file = SlotFile(self._at, name, header, writable=True, is_read=self._is_read())
         else:
-            file = SlotFile.create(path, header)
+            file = SlotFile.create(self._at, name, header)
         try:
             file.occupy(np.zeros(0, np.int64), self.head.sequence)
             disk.sync_path(self.path)  # its name must be durable before a commit uses it
@@ -197,7 +201,7 @@ class Folder:
 
     def unpinned(self) -> int:
         """Return the last commit whose retired slots no reader needs."""
-        return min(oldest_pin(self.path), self.head.sequence)
+        return min(oldest_pin(self._at), self.head.sequence)
 
     def _is_read(self) -> bool:
         """Whether a reader of this writer's store uses an older commit."""
@@ -207,7 +211,7 @@ class Folder:
     def readers(self) -> list[tuple[int, int]]:
         """The other processes that read the folder, and the number of commits that each is behind."""
         last = self.head.sequence
-        return [(process, last - commit) for process, commit in pins(self.path) if process not in (0, os.getpid())]
+        return [(process, last - commit) for process, commit in pins(self._at) if process not in (0, os.getpid())]
 
     @property
     def bytes(self) -> int:
@@ -220,7 +224,7 @@ class Folder:
         """Register this process, a fork of a reader, as a reader."""
         if self._pin is not None:
             disk.require_folder(self.path)
-            inherited, self._pin = self._pin, ReaderPin(self.path)
+            inherited, self._pin = self._pin, ReaderPin(self._at)
             inherited.close()
 
     def erase(self) -> None:
@@ -238,18 +242,19 @@ class Folder:
     def close(self) -> None:
         """Close every file, even if closing one of them fails."""
         with disk.explained("closing", self.path), ExitStack() as ends:
-            for part in (self._lock, self._pin, getattr(self, "index", None), *self._slot_files()):
+            for part in (self._at, self._lock, self._pin, getattr(self, "index", None), *self._slot_files()):
                 if part is not None:
                     ends.callback(part.close)
             self._files.clear()
+            self._at = self._at._replace(fd=-1)  # another file may get the number next
 
     def _sweep(self) -> None:
         """Delete this store's files of vectors that no commit names. A loss of power may leave one."""
         named = {VECTORS.format(payload) for payload in self._payloads()}
         with disk.explained("deleting a file of vectors", self.path):
-            for file in inventory.vector_files(self.path):
-                if file.name not in named and is_made_by(file, self.head.store):
-                    file.unlink()
+            for name in inventory.vector_files(self._at):
+                if name not in named and is_made_by(self._at, name, self.head.store):
+                    os.unlink(name, dir_fd=self._at.fd)
 
     def _payloads(self) -> set[int]:
         heads = [self.head] if self.previous is None else [self.head, self.previous.head]
@@ -325,12 +330,11 @@ def replacing(path: Path, form: RowFormat, registry: Registry, *, existing: bool
     ``existing``, ``path`` may be a store; no process can open it for writing during the block.
     """
     with disk.explained("creating a store", path), _draft(path, existing) as (place, lock):
-        (place / READERS).mkdir()
         count, numbers, ids = registry.columns()
         head = Head(uuid4().hex, form.codec, form.n, count)
-        SlotFile.create(place / ROWS, Header.of_rows(head.store, form)).close()
-        Index.create(place / INDEX, head, Listed(numbers, stored(ids)))
-        folder = Folder(place, readonly=False, durable=True, lock=lock)
+        SlotFile.create(place, ROWS, Header.of_rows(head.store, form)).close()
+        Index.create(place.path / INDEX, head, Listed(numbers, stored(ids)))
+        folder = Folder(place.path, readonly=False, durable=True, lock=lock)
         try:
             yield folder
         finally:
@@ -339,9 +343,9 @@ def replacing(path: Path, form: RowFormat, registry: Registry, *, existing: bool
 
 def carried(path: Path) -> Carried:
     """Return the files of the store at ``path``, to send them to another machine. The store must have no writer."""
-    with disk.explained("reading a store", path):
-        inventory.require_own(path)
-        return {name: _read_file(path / name) for name in sorted(os.listdir(path)) if inventory.is_data(name)}
+    with disk.explained("reading a store", path), closing(OpenFolder.of(path)) as folder:
+        inventory.require_own(folder)
+        return {name: _read_file(folder, name) for name in sorted(os.listdir(folder.fd)) if inventory.is_data(name)}
 
 
 def put(path: Path, files: Carried) -> None:
@@ -349,17 +353,16 @@ def put(path: Path, files: Carried) -> None:
     if strange := [name for name in files if not inventory.is_data(name)]:
         raise StoreError(f"{path}: {strange[0]!r} is not a file of a store")
     with disk.explained("creating a store", path), _draft(path, existing=True) as (place, _):
-        (place / READERS).mkdir()
         for name, (size, spans) in files.items():
-            with (place / name).open("xb", buffering=0) as file:
+            with open(name, "xb", buffering=0, opener=place.open) as file:
                 disk.resize(file.fileno(), size)
                 for start, data in spans:
                     disk.write(file.fileno(), data.tobytes(), start)
                 disk.sync(file.fileno())
 
 
-def _read_file(path: Path) -> CarriedFile:
-    with path.open("rb", buffering=0) as file:
+def _read_file(folder: OpenFolder, name: str) -> CarriedFile:
+    with open(name, "rb", buffering=0, opener=folder.open) as file:
         fd, spans = file.fileno(), []
         for begin, end in disk.data_spans(fd):
             for start in range(begin, end, CHUNK):
@@ -368,8 +371,8 @@ def _read_file(path: Path) -> CarriedFile:
 
 
 @contextmanager
-def _draft(path: Path, existing: bool) -> Iterator[tuple[Path, WriterLock]]:
-    """Yield an empty locked folder that replaces ``path`` at the end of the block; an error deletes it."""
+def _draft(path: Path, existing: bool) -> Iterator[tuple[OpenFolder, WriterLock]]:
+    """Yield a locked folder without files that replaces ``path`` at the end of the block; an error deletes it."""
     with ExitStack() as locks:
         path = resolve_own_links(path)
         if not existing:  # the store will be committed to
@@ -383,7 +386,9 @@ def _draft(path: Path, existing: bool) -> Iterator[tuple[Path, WriterLock]]:
         locks.callback(lock.close)  # released at the end: no sweep may delete the draft before it is in its place
         try:
             disk.sync_path(place / LOCK)  # synced first: a sweep deletes a draft only if its lock file is marked
-            yield place, lock
+            with closing(OpenFolder.of(place, follows=False)) as at:
+                os.mkdir(READERS, dir_fd=at.fd)
+                yield at, lock
             disk.sync_path(place)
             _put_in_place(place, lock, path, old)
             disk.sync_path(path.parent)
@@ -467,13 +472,9 @@ def _old(path: Path, existing: bool) -> WriterLock | None:
 
 def require_copy(path: Path, *, of_shard: bool = False) -> None:
     """Reject a store, or a shard's store, that a save may not replace since it is not a copy or was committed to."""
-    inventory.require_own(path, writable=True)
     try:
-        index = Index(path / INDEX, durable=False, access="ro")
-        try:
+        with _index_of(path, writable=True) as index:
             head = index.head()
-        finally:
-            index.close()
     except CorruptionError as error:
         raise StoreError(f"{path}: the copy cannot be read: {error}; delete it, then save again") from error
     state = json.loads(head.state or "null")
@@ -487,10 +488,18 @@ def require_copy(path: Path, *, of_shard: bool = False) -> None:
 
 def _is_unused(path: Path) -> bool:
     """Whether a store has no commit, because the process that created it was killed or has not gone on."""
-    inventory.require_own(path)
-    with suppress(CorruptionError), closing(Index(path / INDEX, durable=False, access="ro")) as index:
+    with suppress(CorruptionError), _index_of(path) as index:
         return index.head().sequence == 0
     return False
+
+
+@contextmanager
+def _index_of(path: Path, *, writable: bool = False) -> Iterator[Index]:
+    """Open the index of a store, whose folder is checked; see ``inventory.require_own``."""
+    with closing(OpenFolder.of(path)) as folder:
+        inventory.require_own(folder, writable=writable)
+        with closing(Index(folder, durable=False, access="ro")) as index:
+            yield index
 
 
 def _is_store(path: Path) -> bool:

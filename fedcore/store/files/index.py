@@ -16,10 +16,10 @@ from typing import Any, Literal
 import numpy as np
 
 from fedcore.errors import CorruptionError, LockedError, StoreError
-from fedcore.files import SAFE, opened
+from fedcore.files import SAFE, OpenFolder, opened
 from fedcore.store.files import disk, entries
 from fedcore.store.files.entries import Entries, Head, Listed, Previous, Transaction, client_digests, total
-from fedcore.store.files.inventory import SHARED, require_no_journal
+from fedcore.store.files.inventory import INDEX, LOG, SHARED, require_no_journal
 from fedcore.store.files.slot_file import unknown_format
 from fedcore.store.slots import GRAINS, VERSION
 
@@ -54,18 +54,19 @@ class _Connection(sqlite3.Connection):
                 _release(file)
 
 
-def connect(path: Path, access: Access) -> sqlite3.Connection:
-    """Connect to an existing index, so that SQLite never rolls back from a journal that appears next to it.
+def connect(folder: OpenFolder, access: Access) -> sqlite3.Connection:
+    """Connect to the index in a folder, so that SQLite never rolls back from a journal that appears next to it.
 
     SQLite uses such a journal unless a live writer locks the reserved byte of the index. So this process locks the
     byte, with a shared lock of the open file. Since every index has a write-ahead log, no other code locks the byte.
     For "immutable" access, SQLite looks for no journal.
     """
+    path = folder.path / INDEX
     if access == "immutable":
         return _connected(path, "immutable=1")
     with _turn, disk.explained("opening", path):
         for _ in range(_TRIES):
-            file, before = _locked(path), _files()
+            file, before = _locked(folder), _files()
             try:
                 connection = _connected(path, f"mode={access}")
             except BaseException:
@@ -87,11 +88,11 @@ def _connected(path: Path, options: str) -> _Connection:
     )
 
 
-def _locked(path: Path) -> _File:
+def _locked(folder: OpenFolder) -> _File:
     """Lock the index, once for all connections of this process; return its device and inode number."""
-    file = _number_of(os.lstat(path))
+    file = _number_of(os.stat(INDEX, dir_fd=folder.fd, follow_symlinks=False))
     if file not in _uses:
-        fd = os.open(path, os.O_RDONLY | SAFE)
+        fd = folder.open(INDEX, os.O_RDONLY)
         file = _number_of(os.fstat(fd))
         _open.setdefault(file, []).append(fd)
     _uses[file] = _uses.get(file, 0) + 1
@@ -170,8 +171,8 @@ class Index:
         in_doubt: whether a transaction failed with an unknown result.
     """
 
-    def __init__(self, path: Path, *, durable: bool, access: Access) -> None:
-        self.path = path
+    def __init__(self, folder: OpenFolder, *, durable: bool, access: Access) -> None:
+        self._folder, self.path = folder, folder.path / INDEX
         self.in_doubt = False
         self._durable, self._access = durable, access
         self._owner = 0
@@ -185,7 +186,7 @@ class Index:
         self._version = 0  # SQLite's data_version of the file, which other connections' transactions change
         try:
             with self._reading() as connection:
-                self.version = _version_of(path, connection)
+                self.version = _version_of(self.path, connection)
         except BaseException:
             with suppress(StoreError):
                 self.close()
@@ -232,10 +233,9 @@ class Index:
         If a sync of a dead process failed, the last commits in the log exist only in memory. The system treats them as
         written. A loss of power would lose them and everything after them in the log.
         """
-        log = self.path.with_name(f"{self.path.name}-wal")
-        with disk.explained("syncing", log):
-            if self._durable and log.exists():
-                with opened(log, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) as fd:
+        with disk.explained("syncing", self.path.with_name(LOG)):
+            if self._durable and self._folder.found(LOG):
+                with opened(LOG, os.O_RDWR | SAFE, self._folder.fd) as fd:
                     disk.renew(fd)
         with self._using() as connection:
             self._empty_log(connection)
@@ -390,7 +390,7 @@ class Index:
             self._shared = None
         if self._shared is None:
             require_no_journal(self.path)
-            connection = connect(self.path, self._access)
+            connection = connect(self._folder, self._access)
             try:
                 connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
                 if self._access != "immutable" and connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
@@ -402,8 +402,16 @@ class Index:
             except BaseException:
                 connection.close()
                 raise
+            if self._access != "immutable" and not self._is_in_folder():
+                _inherited.append(connection)  # SQLite might delete the log elsewhere when it closes
+                raise StoreError(f"{self.path}: other processes keep replacing the folder; do not use it")
             self._owner, self._shared, self._syncs = os.getpid(), connection, True
         return self._shared
+
+    def _is_in_folder(self) -> bool:
+        """Whether SQLite, which opens its files by path, has opened the log and the shared memory of this folder."""
+        found, used = [self._folder.found(name) for name in (LOG, SHARED)], {file for _, file in _files()}
+        return not used or {_number_of(one) for one in found if one is not None} <= used
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from fedcore.errors import StoreError
-from fedcore.files import FOLDER, HARD_LINKS, SAFE, is_own_folder, opened, require_same
+from fedcore.files import FOLDER, HARD_LINKS, SAFE, OpenFolder, is_own_folder, opened, require_same
 
 LOCK = "lock"
 READERS = "readers"
@@ -20,7 +20,7 @@ ROWS = "rows.slots"
 VECTORS = "vectors-{}.slots"
 INDEX = "index.sqlite"
 JOURNAL = f"{INDEX}-journal"
-SHARED = f"{INDEX}-shm"
+SHARED, LOG = f"{INDEX}-shm", f"{INDEX}-wal"
 DISPOSABLE = b"to be deleted\n"
 """The end of a lock file whose folder may be deleted: a draft, or a replaced store."""
 
@@ -30,15 +30,15 @@ _FILES = re.compile(r"lock|rows\.slots|vectors-[1-9][0-9]*\.slots|index\.sqlite(
 _NOTES = re.compile(r"[1-9][0-9]*-[0-9a-f]{32}")
 
 
-def require_own(folder: Path, *, writable: bool = False) -> None:
+def require_own(folder: OpenFolder, *, writable: bool = False) -> None:
     """Reject a folder with a rollback journal, or with a link, pipe or device under the name of a store's file.
 
     A folder may come from another user, so every opened file must be inside it. ``WriterLock`` checks the lock file.
     With ``writable``, files with several hard links are rejected too, since a write would change a file elsewhere. This
     always applies to the index's shared memory, which SQLite writes even when it reads.
     """
-    require_no_journal(folder / INDEX)
-    with os.scandir(folder) as entries:
+    require_no_journal(folder.path / INDEX)
+    with os.scandir(folder.fd) as entries:
         for entry in entries:
             name = entry.name.casefold()  # some file systems find index.sqlite under INDEX.SQLITE
             if name != READERS and not _FILES.fullmatch(name):
@@ -52,7 +52,7 @@ def require_own(folder: Path, *, writable: bool = False) -> None:
                 problem = HARD_LINKS
             else:
                 continue
-            raise StoreError(f"{folder / entry.name}: {problem}")
+            raise StoreError(f"{folder.path / entry.name}: {problem}")
 
 
 def require_no_journal(index: Path) -> None:
@@ -103,10 +103,10 @@ def is_data(name: str) -> bool:
     return name != LOCK and not name.endswith("-shm") and _FILES.fullmatch(name) is not None
 
 
-def vector_files(folder: Path) -> list[Path]:
-    """Return the files of vectors in a store's folder."""
-    with os.scandir(folder) as entries:
-        return [folder / e.name for e in entries if _VECTORS.fullmatch(e.name) and _is(e, "file")]
+def vector_files(folder: OpenFolder) -> list[str]:
+    """Return the names of the files of vectors in a store's folder."""
+    with os.scandir(folder.fd) as entries:
+        return [e.name for e in entries if _VECTORS.fullmatch(e.name) and _is(e, "file")]
 
 
 def draft_of(path: Path, token: str | None = None) -> Path:

@@ -5,18 +5,19 @@ import fcntl
 import os
 import stat
 import struct
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from uuid import uuid4
 from weakref import WeakSet
 
 from fedcore.errors import LockedError, StoreError
-from fedcore.files import HARD_LINKS, SAFE, opened
+from fedcore.files import FOLDER, HARD_LINKS, SAFE, OpenFolder, opened
 from fedcore.store.files import disk
 from fedcore.store.files.inventory import DISPOSABLE, LOCK, READERS, is_note
 
 _NEWEST = 2**63 - 1
 _LENGTH = 96  # bytes of a lock file before the disposable mark
+_READERS = FOLDER | getattr(os, "O_PATH", 0)  # a reader may lack the right to list the folder
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -61,17 +62,21 @@ os.register_at_fork(after_in_child=_forget_in_fork)
 class WriterLock(_LockedFile):
     """The exclusive right to write to a store. It ends with the process at the latest; forks do not have it.
 
-    With ``shared``, the lock only excludes writers, together with other shared locks. For ``disposable`` see ``mark``.
+    With ``shared``, the lock only excludes writers, together with other shared locks. For ``disposable`` see ``mark``;
+    such a folder is not a link. ``at`` is the folder if it is open.
     """
 
-    def __init__(self, folder: Path, *, shared: bool = False, disposable: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, at: OpenFolder | None = None, shared: bool = False, disposable: bool = False
+    ) -> None:
         super().__init__()
         self._path = path = folder / LOCK
         self._identity = f"process {os.getpid()}\n{uuid4().hex}\n".encode()
         self._written = self._identity
-        with disk.explained("locking", path):
+        with disk.explained("locking", path), ExitStack() as ends:
             try:
-                while not self._lock(path, shared):  # the file was deleted before it was locked
+                place = at or ends.enter_context(closing(OpenFolder.of(folder, follows=not disposable)))
+                while not self._lock(place, shared):  # the file was deleted before it was locked
                     self.forget()
                 if not shared:
                     self.mark(disposable=disposable)
@@ -122,10 +127,10 @@ class WriterLock(_LockedFile):
     def _content(self, fd: int) -> bytes:
         return os.pread(fd, 2 * len(self._written), 0)
 
-    def _lock(self, path: Path, shared: bool) -> bool:
-        """Open and lock the file; return whether the path still leads to it."""
-        mode = os.O_RDONLY if shared and path.exists() else os.O_RDWR | os.O_CREAT
-        self._fd = os.open(path, mode | SAFE, 0o666)
+    def _lock(self, folder: OpenFolder, shared: bool) -> bool:
+        """Open and lock the file; return whether it still has a name."""
+        path = self._path
+        self._fd = folder.open(LOCK, os.O_RDONLY if shared and folder.found(LOCK) else os.O_RDWR | os.O_CREAT)
         content = self._content(self._fd)
         if content and not content.startswith(b"process "):
             raise StoreError(f"{path}: not a lock file of a store")
@@ -167,9 +172,9 @@ class ReaderPin(_LockedFile):
     The reader keeps the file locked, so that the writer recognizes files of dead readers.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: OpenFolder) -> None:
         super().__init__()
-        readers = folder / READERS
+        self._folder, readers = folder, folder.path / READERS
         with disk.explained("registering a reader", readers):
             try:
                 while not self._create(readers):  # a writer deleted the file before it was locked
@@ -183,7 +188,8 @@ class ReaderPin(_LockedFile):
     def _create(self, readers: Path) -> bool:
         """Create and lock the file; return whether it still exists."""
         self._path = readers / f"{os.getpid()}-{uuid4().hex}"
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFE, 0o644)
+        with opened(READERS, _READERS, self._folder.fd) as notes:
+            self._fd = os.open(self._path.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFE, 0o644, dir_fd=notes)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         return os.fstat(self._fd).st_nlink > 0
 
@@ -195,12 +201,12 @@ class ReaderPin(_LockedFile):
     def close(self) -> None:
         """Delete the file. A fork that closes an inherited pin leaves the file."""
         if self._fd >= 0:
-            with suppress(OSError):  # the next writer deletes it
-                self._path.unlink()
+            with suppress(OSError), opened(READERS, _READERS, self._folder.fd) as notes:  # else the next writer does
+                os.unlink(self._path.name, dir_fd=notes)
             self.release()
 
 
-def pins(folder: Path) -> list[tuple[int, int]]:
+def pins(folder: OpenFolder) -> list[tuple[int, int]]:
     """Return the process and the commit (0: any) of each live reader; (0, 0) if the files cannot be read now.
 
     The function never raises, since it is called after a commit that is already durable. It opens only readers' files,
@@ -208,7 +214,7 @@ def pins(folder: Path) -> list[tuple[int, int]]:
     """
     found = []
     try:
-        with opened(folder / READERS, os.O_RDONLY | os.O_DIRECTORY | SAFE) as notes:
+        with opened(READERS, FOLDER, folder.fd) as notes:
             for name in filter(is_note, os.listdir(notes)):
                 commit = _pinned(notes, name)
                 if commit != _NEWEST:
@@ -218,7 +224,7 @@ def pins(folder: Path) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def oldest_pin(folder: Path) -> int:
+def oldest_pin(folder: OpenFolder) -> int:
     """Return the oldest commit of a live reader; 0 if it may be any, or a number after every commit without readers."""
     return min((commit for _, commit in pins(folder)), default=_NEWEST)
 

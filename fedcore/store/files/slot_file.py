@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fedcore.arrays import spans, track
 from fedcore.errors import CorruptionError, StoreError
-from fedcore.files import opened
+from fedcore.files import SAFE, OpenFolder, opened
 from fedcore.store.files import disk
 from fedcore.store.slots import BLOCK, GRAINS, VERSION, Geometry, Memory, RowFormat, Slots, Sums
 
@@ -92,15 +92,15 @@ def unknown_format(version: int) -> str:
     return f"format {version} is unknown (this fedcore reads 1 to {VERSION}); use the fedcore that wrote the store"
 
 
-def version_of(path: Path) -> int:
+def version_of(folder: OpenFolder, name: str) -> int:
     """Return the format version in a file's header. Errors: see ``Header.read``."""
-    with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as fd:
-        return Header.read(fd, path).version
+    with opened(name, os.O_RDONLY | SAFE, folder.fd) as fd:
+        return Header.read(fd, folder.path / name).version
 
 
-def is_made_by(path: Path, store: str) -> bool:
+def is_made_by(folder: OpenFolder, name: str, store: str) -> bool:
     """Whether a file belongs to this store. After a loss of power the header may be all or partly zeros."""
-    with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as fd:
+    with opened(name, os.O_RDONLY | SAFE, folder.fd) as fd:
         page = os.pread(fd, _SIZE, 0)
     if not any(page):
         return True
@@ -133,12 +133,13 @@ class SlotFile(Slots):
     ``is_read`` means that readers may use slots that the index no longer names, even slots after the last one in use.
     """
 
-    def __init__(self, path: Path, header: Header, *, writable: bool, is_read: bool = False) -> None:
+    def __init__(self, folder: OpenFolder, name: str, header: Header, *, writable: bool, is_read: bool = False) -> None:
         super().__init__(header.payload, header.version)
+        path = folder.path / name
         self.path, self.where = path, str(path)
         self._writable, self.is_read = writable, is_read
         with disk.explained("opening", path):
-            self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._fd = folder.open(name, os.O_RDWR if writable else os.O_RDONLY)
         try:
             with disk.explained("opening", path):
                 found = Header.read(self._fd, path)
@@ -157,23 +158,24 @@ class SlotFile(Slots):
         self._turn = threading.RLock()  # reentrant: a signal handler may read rows while this thread holds it
 
     @classmethod
-    def create(cls, path: Path, header: Header) -> "SlotFile":
+    def create(cls, folder: OpenFolder, name: str, header: Header) -> "SlotFile":
         """Create a file without slots; it must not exist."""
-        with disk.explained("creating", path):
+        with disk.explained("creating", folder.path / name):
             fd = -1
             try:
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                fd = folder.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
                 disk.write(fd, header.packed())
                 disk.sync(fd)
             except BaseException as error:
                 # An interrupt may occur when the file exists and fd is not set yet.
                 if fd >= 0 or not isinstance(error, OSError):
-                    path.unlink(missing_ok=True)
+                    with suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=folder.fd)
                 raise
             finally:
                 if fd >= 0:
                     os.close(fd)
-        return cls(path, header, writable=True)
+        return cls(folder, name, header, writable=True)
 
     @property
     def sequence(self) -> int:
