@@ -1,7 +1,9 @@
-"""Processes that are killed at their so many-th call into the system."""
+"""Processes that are killed after a time, or at their so many-th call into the system."""
 
 import os
 import signal
+import time
+import traceback
 
 from fedcore.store.files import disk as system_calls
 
@@ -10,7 +12,7 @@ CALLS = [(system_calls, name) for name in WRITING] + [(os, "unlink"), (os, "rmdi
 """All that changes a disk, except that a file is made: an empty one is there at the next call."""
 
 
-def die_at(call, *, after, all_of=None):
+def die_at(call, *, after, all_of=None, calls=CALLS):
     """Have this process killed at its ``call``-th call, before or after it happened; or a group of processes."""
     count = 0
 
@@ -29,7 +31,7 @@ def die_at(call, *, after, all_of=None):
 
         return acting
 
-    for module, name in CALLS:
+    for module, name in calls:
         setattr(module, name, deadly(getattr(module, name)))
 
 
@@ -40,17 +42,50 @@ def kill(group=None):
     signal.pause()  # it comes at once
 
 
-def count_calls():
+def count_calls(calls=CALLS):
     """A list that has an entry for each of this process's calls into the system from now on."""
-    calls = []
+    made = []
 
     def counted(act):
         def acting(*arguments, **named):
-            calls.append(act)
+            made.append(act)
             return act(*arguments, **named)
 
         return acting
 
-    for module, name in CALLS:
+    for module, name in calls:
         setattr(module, name, counted(getattr(module, name)))
-    return calls
+    return made
+
+
+def calls_of(act, calls=CALLS):
+    """The number of calls into the system that ``act`` makes in a forked process."""
+    read, write = os.pipe()
+
+    def counted():
+        made = count_calls(calls)
+        act()
+        os.write(write, str(len(made)).encode())
+
+    assert not killed(counted)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        return int(pipe.read())
+
+
+def killed(act, kill_at=None):
+    """Run this in a forked process, and perhaps kill it after some seconds; return whether it was killed."""
+    if (child := os.fork()) == 0:
+        try:
+            act()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(3)
+    if kill_at is not None:
+        time.sleep(kill_at)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "an error in the process"
+    return os.WIFSIGNALED(status)

@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +20,8 @@ from fedcore.algorithms.optimizers import SGD, Adagrad, Adam, Nesterov, Yogi
 from fedcore.model import merging, windows
 from fedcore.rules import GeometricMedian
 from tests.cli.command import invoke as run
-from tests.model.kill_merges import content, in_child, models
+from tests.kills import calls_of, die_at, killed
+from tests.model.kill_merges import CALLS, content, in_child, models, small_steps, storm
 
 WEIGHTS = [3, 1, 2]
 
@@ -445,6 +448,49 @@ def test_a_killed_merge_starts_again_where_it_cannot_continue(tmp_path, monkeypa
     merge(tmp_path / "due", paths[1:], weights, base=paths[0], **OPTIONS)
     merge(tmp_path / "out", paths[1:], weights, base=paths[0], **OPTIONS)
     assert content(tmp_path / "out") == content(tmp_path / "due")
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(500, marks=pytest.mark.endurance)])
+def test_merges_that_are_killed_at_random(tmp_path, kills):
+    merges, count = storm(kills, 1, tmp_path)
+    assert merges
+    assert count >= kills
+
+
+@pytest.mark.parametrize("stride", [19, pytest.param(1, marks=pytest.mark.endurance)])
+@pytest.mark.parametrize("kind", ["mean", "clip", "rule", "index", "rejected"])
+def test_a_merge_that_is_killed_at_any_call(folder_in_memory, kind, stride):
+    """And the merge that continues it, at another call."""
+    folder = folder_in_memory
+    (folder / "in").mkdir()
+    base, *inputs = models(folder / "in", 4, n=300_000)
+    options = {"clip": OPTIONS, "rule": dict(optimizer=Nesterov(), rule=GeometricMedian())}.get(kind, {})
+    if kind == "index":
+        base, options = shards(folder / "in" / "base", load_file(base), [1, 3]), dict(optimizer=Nesterov())
+    if kind == "rejected":  # in the last window
+        tensors = {name: np.array(tensor) for name, tensor in Safetensors(inputs[1]).items()}
+        tensors["w"][-1] = np.nan
+        write_model(tensors, inputs[1])
+    before = content(folder / "in")
+
+    def act(out):
+        small_steps()
+        merge(out, inputs, base=base, **options)
+
+    def dies_at(call, after):
+        die_at(call, after=after, calls=CALLS)
+        act(folder / "out")
+
+    count, rng = calls_of(lambda: act(folder / "due"), CALLS), random.Random(0)
+    due = content(folder / "due")
+    for call in range(1, count + 1, stride):
+        assert killed(lambda call=call: dies_at(call, after=call % 2 == 0))
+        killed(lambda: dies_at(rng.randrange(1, count), after=rng.random() < 0.5))  # if that many calls are left
+        assert not killed(lambda: act(folder / "out"))
+        assert content(folder / "out") == due
+        shutil.rmtree(folder / "out")
+        assert sorted(path.name for path in folder.iterdir()) == ["due", "in"]
+    assert content(folder / "in") == before
 
 
 PEAK = """

@@ -14,7 +14,7 @@ import pytest
 from fedcore import ClientStore, Compute, Model, Server, Storage, Update
 from fedcore.errors import FedcoreError
 from fedcore.store import Durability
-from tests.kills import count_calls, die_at
+from tests.kills import calls_of, die_at, killed
 from tests.store.killed import holds_anything
 from tests.store.recording import Recorder, put
 
@@ -54,33 +54,6 @@ def go_on(server, rounds=1):
         server.round([Update(i, {name: v + t + i for name, v in MODEL.items()}, 2) for i in range(3) if (i + t) % 3])
 
 
-def killed(act):
-    """Run this in a forked process that is killed in it; return whether it came to its end."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            act()
-        finally:
-            os._exit(3)
-    status = os.waitpid(pid, 0)[1]
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 3
-    return not os.WIFSIGNALED(status)
-
-
-def calls_of(act):
-    read, write = os.pipe()
-
-    def counted():
-        calls = count_calls()
-        act()
-        os.write(write, str(len(calls)).encode())
-
-    assert killed(counted)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        return int(pipe.read())
-
-
 def test_the_table_has_every_durability():
     assert TABLE.keys() == set(get_args(Durability))
 
@@ -97,7 +70,7 @@ def test_a_kill(durability, structure, checkpoint, folder_in_memory):
             go_on(server)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assert not killed(act)
+    assert killed(act)
     straight = create(None)
     with Server.load(folder_in_memory / "s", storage=Storage(durability=durability)) as server:
         assert {server.round_number} == LEFT[TABLE[durability]["kill"]](5, checkpoint or 0)
@@ -167,7 +140,7 @@ def test_a_kill_while_the_folder_is_created(structure, folder_in_memory):
             die_at(call, after=call % 2 == 0)
             act(path)
 
-        assert not killed(dies)
+        assert killed(dies)
         is_there = (path / "cluster.json").exists() if "shards" in structure else path.exists()
         created.add(is_there)
         with Server.load(path) if is_there else create(path, structure=structure) as server:

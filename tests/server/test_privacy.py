@@ -4,7 +4,6 @@ import hashlib
 import math
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -14,8 +13,11 @@ from fedcore.algorithms import REGISTRY, optimizers
 from fedcore.algorithms.privacy import Ledger
 from fedcore.errors import CheckpointError, DivergedError, RangeError, RoundError
 from fedcore.rules import CapExamples, Mean, Median, PrivateMean
-from fedcore.server.folder import Journal
+from fedcore.server.folder import Journal, open_updates
+from fedcore.server.report import ROUND
+from fedcore.store.inspect import state_of
 from tests import oracle
+from tests.kills import calls_of, die_at, killed
 from tests.server.rounds import SIZES
 
 n, N = 5, 4
@@ -221,37 +223,53 @@ def test_a_folder_whose_ledger_lacks_rounds_is_not_loaded(tmp_path):
         Server.load(tmp_path / "s")
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.endurance)])
-def test_a_killed_server_forgets_no_spent_round(tmp_path, kills):
-    """A child prints each round's number and x once it has them; the folder has them too after any kill."""
-    server_of(PrivateMean(1.0, 1.0, 4, rounds=10**6), storage=tmp_path / "s").close()
-    rng, released = np.random.default_rng(0), {}
+@pytest.mark.parametrize("storage", [{}, {"audit": True}, {"journal": True, "audit": True}])
+@pytest.mark.parametrize("kills", [12, pytest.param(800, marks=pytest.mark.endurance)])
+def test_a_killed_server_forgets_no_spent_round_and_releases_none_twice(folder_in_memory, kills, storage):
+    """A child prints each round's number and x once it has them; the folder has them too after any kill.
+
+    Every second child dies at a call into the system: while it loads the folder, in its first round or in its second.
+    """
+    folder, rng, released = folder_in_memory / "s", np.random.default_rng(0), {}
+    server_of(PrivateMean(1.0, 1.0, 4, rounds=10**6), storage=Storage(folder, **storage)).close()
+    rows = rng.random((N, n), np.float32)
+
+    def go_on(writing, most=None):
+        with Server.load(folder) as server:
+            while most is None or server.round_number < most:
+                report = server.round(updates(rows))
+                os.write(writing, f"{report.round} {server.x.tobytes().hex()}\n".encode())
+
+    with open(os.devnull, "wb") as nowhere:
+        calls = rng.permutation(calls_of(lambda: go_on(nowhere.fileno(), 2)))
+    released = dict.fromkeys(range(2))
     for kill in range(kills):
         reading, writing = os.pipe()
-        if not (child := os.fork()):
-            try:
-                server = Server.load(tmp_path / "s")
-                while True:
-                    report = server.round(updates())
-                    os.write(writing, f"{report.round} {server.x.tobytes().hex()}\n".encode())
-            finally:
-                os._exit(1)
+
+        def dies(writing=writing, kill=kill):
+            if kill % 2:
+                die_at(1 + calls[kill // 2 % len(calls)], after=rng.random() < 0.5)
+            go_on(writing)
+
+        assert killed(dies, None if kill % 2 else rng.uniform(0.01, 0.08))
         os.close(writing)
         with os.fdopen(reading) as lines:
-            first = [lines.readline()] if kill % 4 else []  # every fourth kill may come before the first round
-            time.sleep(rng.uniform(0, 0.03))
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            for line in [*first, *lines]:
+            for line in lines:
                 round, x = line.split()
-                assert int(round) not in released  # no round is spent twice
+                assert int(round) not in released
                 released[int(round)] = x
-        with Server.load(tmp_path / "s") as server:
-            spent = server.privacy.rounds
-            assert spent >= len(released)
-            if spent - 1 in released:
-                assert server.x.tobytes().hex() == released[spent - 1]
-    assert len(released) >= kills // 2
+        with Server.load(folder) as server:
+            spent, x = server.privacy.rounds, server.x.tobytes().hex()
+            assert (spent, server.verify()) == (server.round_number, [])
+            assert released.setdefault(spent - 1, x) in (x, None)
+            assert released.keys() == set(range(spent))
+            documents = [one for one in server.audit_log() if one["what"] == ROUND] if "audit" in storage else ()
+            assert len(documents) == spent * bool(storage)
+            assert all(one["x_after"] == server.layout.digest(server.x) for one in documents[-1:])
+        if not open_updates(folder, state_of(folder)):
+            left = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+            assert not any((-row).tobytes() in left for row in rows)
+    assert len(released) > kills // 2
 
 
 # What is not supported.
