@@ -6,7 +6,7 @@ Each shard has a range of the parameters and that part of every row, on its own 
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,6 @@ from fedcore.server.update import (
 )
 from fedcore.server.validation import never_negative, read_control
 from fedcore.store import ClientStore
-from fedcore.store.files.folder import remove
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import absolute
 
@@ -581,44 +580,46 @@ def new_backend(
     settings = replace(settings, started_nonnegative=never_negative(layout, x))
     home = None if storage.path is None else Path(storage.path)
     named = None if home is None else folders.folders_of([f"shard-{k}" for k in range(len(ranges))], storage.folders)
-    manifest = Manifest(uuid4().hex if home is None else folders.prepare(home), layout, ranges, named)
-    if home is not None:
-        folders.write_intent(home, new=manifest, old=None)  # a creation that follows a kill replaces these shards
-    listed = clients if isinstance(clients, int) else list(clients)
-    again = checked_objects(settings.algorithm, settings.lr, settings.server_lr, settings.optimizer)
-    placement = LocalThreads() if compute.executor is None else compute.executor
-    check = partial(manifest.require_current, (home or Path()) / NAME)
-    infos = manifest.shards(home, storage.folders)
-    backend = ShardedBackend(
-        settings, manifest, home, Coordinator(placement, infos, storage.durability_of_parts, again, check)
-    )
-    counters = layout.read_counters(model)
-    each = [
-        (
-            settings_of_shard(settings, cut(layout, span, counters=k == 0)),
-            x[span.start : span.stop],
-            counters if k == 0 else {},
-        )
-        for k, span in enumerate(ranges)
-    ]
-    try:
-        backend.coordinator.make(listed, sizes, storage.codec or "f32", storage.durability_of_parts, is_new, each=each)
-    except BaseException:
-        if home is not None and not any(os.path.lexists(info.folder or "") for info in infos):
-            (home / folders.INTENT).unlink()
-        raise
-    try:
+    with nullcontext(uuid4().hex) if home is None else folders.prepared(home, storage.folders or ()) as cluster:
+        manifest = Manifest(cluster, layout, ranges, named)
         if home is not None:
-            remove(home / JOURNAL)
-            if storage.journal:  # before the manifest, so that a load finds it
-                Journal(home / JOURNAL, settings).close()
-            manifest.write(home / NAME)
-            (home / folders.INTENT).unlink()
-        backend.read_registry()
-    except BaseException:
-        backend.close()
-        raise
-    return backend
+            folders.write_intent(home, new=manifest, old=None)  # a creation that follows a kill replaces these shards
+        listed = clients if isinstance(clients, int) else list(clients)
+        again = checked_objects(settings.algorithm, settings.lr, settings.server_lr, settings.optimizer)
+        placement = LocalThreads() if compute.executor is None else compute.executor
+        check = partial(manifest.require_current, (home or Path()) / NAME)
+        infos = manifest.shards(home, storage.folders)
+        backend = ShardedBackend(
+            settings, manifest, home, Coordinator(placement, infos, storage.durability_of_parts, again, check)
+        )
+        counters = layout.read_counters(model)
+        each = [
+            (
+                settings_of_shard(settings, cut(layout, span, counters=k == 0)),
+                x[span.start : span.stop],
+                counters if k == 0 else {},
+            )
+            for k, span in enumerate(ranges)
+        ]
+        try:
+            backend.coordinator.make(
+                listed, sizes, storage.codec or "f32", storage.durability_of_parts, is_new, each=each
+            )
+        except BaseException:
+            if home is not None and not any(os.path.lexists(info.folder or "") for info in infos):
+                (home / folders.INTENT).unlink()
+            raise
+        try:
+            if home is not None:
+                if storage.journal:  # before the manifest, so that a load finds it
+                    Journal(home / JOURNAL, settings).close()
+                manifest.write(home / NAME)
+                (home / folders.INTENT).unlink()
+            backend.read_registry()
+        except BaseException:
+            backend.close()
+            raise
+        return backend
 
 
 def saved_backend(

@@ -16,7 +16,7 @@ from fedcore.algorithms.optimizers import Optimizer
 from fedcore.errors import CheckpointError, FedcoreError, LockedError, RangeError, StoreError
 from fedcore.files import is_own_folder, part_of, read_bytes, require_own_file, require_same, write_text
 from fedcore.model import Layout, Slice
-from fedcore.server.folder import checkpoint_errors, server_state
+from fedcore.server.folder import JOURNAL, checkpoint_errors, server_state
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files import disk
 from fedcore.store.files.folder import remove, sweep
@@ -243,18 +243,30 @@ def folders_of(names: Sequence[str], folders: Sequence[str | os.PathLike[str]] |
     return tuple(os.path.realpath(expand_home(folder)) for folder in folders)
 
 
-def prepare(home: Path) -> str:
-    """Create a manifest's folder for a new server. Return the cluster's id: that of a killed creation, or a new one."""
+@contextmanager
+def prepared(home: Path, named: Collection[str | os.PathLike[str]] = ()) -> Iterator[str]:
+    """Create and lock a manifest's folder for new shards, and delete what a killed creation or reshard left in it.
+
+    Yield the cluster's id: that of the killed creation, whose other shards the new ones replace, or a new one.
+    ``named`` are folders in other places from the caller.
+    """
     if (home / NAME).exists():
         raise StoreError(f"{home / NAME}: a server in shards already exists here; resume it with Server.load")
     make_folder(home)
-    with disk.explained("creating a cluster", home):
-        disk.sync_path(home.parent)
-        if os.path.lexists(home / INTENT):
-            require_own_file(home / INTENT)
-            with suppress(LookupError, TypeError, ValueError):
-                return str(json.loads(read_bytes(home / INTENT, _MOST_BYTES))["made"]["cluster"])
-    return uuid4().hex
+    with locked(home):
+        cluster, is_left = uuid4().hex, os.path.lexists(home / INTENT)
+        with disk.explained("creating a cluster", home):
+            disk.sync_path(home.parent)
+            for other in (INDEX,) if is_left else (INDEX, JOURNAL):
+                if os.path.lexists(home / other):
+                    raise StoreError(f"{home}: the folder has another server ({other}); give a new or empty folder")
+            if is_left:
+                require_own_file(home / INTENT)
+                with suppress(LookupError, TypeError, ValueError):
+                    cluster = str(json.loads(read_bytes(home / INTENT, _MOST_BYTES))["made"]["cluster"])
+                remove(home / JOURNAL)
+                clean_up(home, delete_shards, named=[os.path.realpath(expand_home(folder)) for folder in named])
+        yield cluster
 
 
 def make_folder(home: Path) -> None:
@@ -352,6 +364,15 @@ def _intent_of(home: Path, manifest: Manifest) -> dict[str, Any]:
     paths = [Path(os.path.abspath(home / folder)) for folder in manifest.folders or ()]
     folders = [path.name if path.parent == home and shard_in(path.name) is not None else str(path) for path in paths]
     return {"cluster": manifest.cluster, "folders": folders}
+
+
+def delete_shards(cluster: str, folders: Sequence[str]) -> bool:
+    """Delete a cluster's shards on this machine; see ``Delete``.
+
+    A process that waited for a lock then finds a different manifest and releases the lock.
+    """
+    deleted = [delete_shard(cluster, folder, shard_in(os.path.basename(folder))) for folder in folders]
+    return all(deleted)
 
 
 def delete_shard(cluster: str, folder: str, shard: int | None) -> bool:

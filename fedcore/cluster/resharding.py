@@ -104,12 +104,11 @@ def reshard(
         manifest = Manifest(uuid4().hex, old.layout, ranges, names, is_copy)
         home = Path(os.path.realpath(found[0].parent if found and to is None else to or ""))
         journal = None if to is None else journal_of(found[0].parent if found else path)
-        if to is not None:
-            own.prepare(home)
         infos = manifest.shards(home, folders)
         named = frozenset(os.path.realpath(folder) for folder in (*(folders or ()), *(current_folders or ())))
-        with own.locked(home), disk.explained("resharding", home):
-            clean_up(home, _delete, named=named)
+        held = own.locked(home) if to is None else own.prepared(home, named)
+        with held, disk.explained("resharding", home):
+            clean_up(home, own.delete_shards, named=named)
             _require_free(infos)
             own.write_intent(home, new=manifest, old=found[1] if found and to is None else None)
             try:
@@ -123,17 +122,11 @@ def reshard(
                 if journal is not None and not (home / NAME).exists() and (home / JOURNAL).exists():
                     remove(home / JOURNAL)
                 with suppress(FedcoreError):  # the manifest may be written, but not durable
-                    clean_up(home, _delete, deletes_old=False, named=named)
+                    clean_up(home, own.delete_shards, deletes_old=False, named=named)
                 raise
             opened.close()
-            clean_up(home, _delete, named=named)
+            clean_up(home, own.delete_shards, named=named)
     return home / NAME
-
-
-def _delete(cluster: str, folders: Sequence[str]) -> bool:
-    """Delete shards. A process that waited for a lock then finds a different manifest and releases the lock."""
-    deleted = [own.delete_shard(cluster, folder, own.shard_in(os.path.basename(folder))) for folder in folders]
-    return all(deleted)
 
 
 def _require_free(infos: Sequence[ShardInfo]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fedcore import ClientStore, Compute, Server, Storage
 from fedcore.algorithms import optimizers
-from fedcore.cluster import coordinator, manifest
+from fedcore.cluster import coordinator, manifest, reshard
 from fedcore.cluster.backend import ShardedBackend
 from fedcore.cluster.manifest import INTENT
 from fedcore.errors import (
@@ -74,6 +74,10 @@ class Killed(BaseException):
     """The end of a process, as far as the folder shows."""
 
 
+def killed(*_):
+    raise Killed
+
+
 def names(folder):
     return {entry.name for entry in folder.iterdir()}
 
@@ -88,9 +92,6 @@ def test_the_next_save_deletes_leftovers_of_a_killed_one(tmp_path, monkeypatch, 
         one_round(server)
 
         save = State.save
-
-        def killed(*_):
-            raise Killed
 
         def in_the_second(state, path):
             if state.reducer.place["shard"]:
@@ -424,3 +425,33 @@ def test_a_shard_is_lost_while_all_are_opened(tmp_path, losing):
             many.x  # noqa: B018
     with Server.load(tmp_path / "run") as many:
         same(one, many, opened_again=True)
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("where", [".", "round"])
+@pytest.mark.parametrize("way", ["create", "reshard"])
+def test_shards_never_share_a_folder_with_another_server(tmp_path, where, way):
+    home, source = tmp_path / "home", tmp_path / "source"
+    for path, value in ((home / where, 8), (source, 1)):
+        with Server(X0, clients=2, lr=0.1, storage=Storage(path, journal=True)) as server:
+            server.open_round().add(0, X0 + value, steps=1)
+    before = files_of(home)
+    with pytest.raises(StoreError, match="another server"):
+        if way == "create":
+            made("FedAvg", X0, shards=2, path=home)
+        else:
+            reshard(source, 2, to=home)
+    assert files_of(home) == before
+    with Server.load(home / where) as server, server.open_round() as opened:
+        assert opened.clients == (0,)
+
+
+def test_a_new_server_deletes_the_shards_of_a_killed_creation(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(manifest.Manifest, "write", killed)
+        made("MIFA", X0, shards=3, path=tmp_path)
+    made("MIFA", X0, shards=2, path=tmp_path).close()
+    assert names(tmp_path) == {"cluster.json", "shard-0", "shard-1"}
