@@ -223,8 +223,8 @@ class Encoding:
         Raises:
             ArrayError: x or y is not float32[n], ``change`` is missing or not float32[parameters], or the server
                 announced another x or other work to the clients of this sum.
-            RangeError: a number exceeds the server's limits, or is not finite. The client must not send this update. The
-                message has the limit and not the number, since a framework may send it to the server.
+            RangeError: a number exceeds the server's limits, or is not finite. The client must not send this update.
+                The message has the limit and not the number, since a framework may send it to the server.
 
         Determinism: each element is rounded once, to the nearest even integer. Noise is from ``os.urandom``.
         Cost: reads 20 n bytes and writes 8 n; with noise reads 16 n more, and draws n numbers.
