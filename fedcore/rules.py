@@ -1032,7 +1032,7 @@ class Chain:
         rule, left = self.robust, k
         assert rule is not None
         for one in self._mixing:
-            left = _number_of(one, "size", lambda one=one, k=left: one.size(k))
+            left = _number_of(one, "size", partial(one.size, left))
         if left < (least := _number_of(rule, "least", lambda: rule.least)):
             unit = "updates" if left == k else f"mixed vectors of {k} updates"
             raise RangeError(

@@ -135,21 +135,7 @@ def open_server(
     else:
         options["policy"] = policy or RoundPolicy()
         options["limits"] = _limits(Limits() if limits is None else limits, steps, own_rates)
-        if storage.path is None or not Path(storage.path).is_dir() or not any(Path(storage.path).iterdir()):
-            return Server(model, algorithm, sized(ids), storage=storage, **options)
-        durability, keep_previous = storage.durability or "round", bool(storage.keep_previous)
-        rows = ClientStore.open(storage.path, durability=durability, keep_previous=keep_previous)
-        try:
-            for name in ("codec", "cached_rows", "journal", "audit_key", "audit", "resident", "folders"):
-                if (value := getattr(storage, name)) and value != getattr(rows, name, None):
-                    raise RangeError(
-                        f"{name}: {storage.path} is an empty ClientStore, which was made without this option; pass a "
-                        f"new folder, or leave {name} out"
-                    )
-            server = Server(model, algorithm, None if sizes is None else {}, storage=rows, **options)
-        except BaseException:
-            rows.close()
-            raise
+        return Server(model, algorithm, sized(ids), storage=storage, **options)
     server.add_clients(sized([client for client in ids if client not in server.clients]))
     return server
 

@@ -553,8 +553,7 @@ class Layout(Represented):
         """Log the first float64 tensors in memory or in files whose numbers float32 does not hold, once."""
         if not self._is_wide:
             return
-        names = [name for name in self.names if name in named]
-        if rounded := [name for name in names if _is_rounded(name, named[name])]:
+        if rounded := [name for name in self.names if name in named and _is_rounded(name, named[name])]:
             self._is_wide = False
             names = f"{', '.join(rounded[:3])}{', ...' * (len(rounded) > 3)}"
             LOGGER.warning(
@@ -583,7 +582,7 @@ def _is_rounded(name: str, leaf: Any) -> bool:
     is_stored = isinstance(leaf, StoredTensor)
     if dtype_name(leaf) != "float64" or not (is_stored or device_of(leaf) == CPU):
         return False
-    tensor = leaf if is_stored else as_array(name, leaf).reshape(-1)
+    tensor: Any = leaf if is_stored else as_array(name, leaf).reshape(-1)
     for span in spans(tensor.size, 16, WINDOW):
         part = tensor.read(span.start, span.stop) if is_stored else tensor[span]
         with np.errstate(all="ignore"):

@@ -488,7 +488,7 @@ def read_json(path: Path, folder: OpenFolder | None = None) -> tuple[dict[str, A
 def _read_index(path: Path) -> tuple[tuple[str, bytes], dict[str, str]]:
     """Return an index as (name, content), and the files of its tensors."""
     content, text = read_json(path)
-    named = content.get("weight_map")
+    named: Any = content.get("weight_map")
     files = list(named.values()) if isinstance(named, dict) else []
     if not files or any(type(name) is not str or Path(name).name != name for name in files):
         raise ArrayError(f"{path}: malformed: weight_map must name files in the index's folder; copy the folder again")

@@ -23,7 +23,7 @@ from fedcore.server import PartialSum, Server
 from fedcore.server.broadcast import Instructions, broadcast_of
 from fedcore.server.partial import COLUMNS, GRID, NEAR, fingerprint
 from fedcore.store.registry import ClientId
-from fedcore.validation import check_integer, check_number
+from fedcore.validation import check_integer, check_number, describe_integers, is_integer
 
 Weights = Literal["uniform", "examples"]
 
@@ -224,6 +224,7 @@ class Encoding:
             ArrayError: x or y is not float32[n], ``change`` is missing or not float32[parameters], or the server
                 announced another x or other work to the clients of this sum.
             RangeError: a number exceeds the server's limits, or is not finite. The client must not send this update.
+                The message has the limit and not the number, since a framework may send it to the server.
 
         Determinism: each element is rounded once, to the nearest even integer. Noise is from ``os.urandom``.
         Cost: reads 20 n bytes and writes 8 n; with noise reads 16 n more, and draws n numbers.
@@ -239,8 +240,11 @@ class Encoding:
                 raise ArrayError(
                     f"{name}: not what the server announced for this sum; pass what it sent, or leave the sum"
                 )
-        steps = check_integer("steps", steps, 1, self.max_steps)
-        weight = check_integer("examples", examples, 1, self.max_examples) if self.weights == "examples" else 1
+        weight = 1 if self.weights == "uniform" else examples
+        for name, number, limit in (("steps", steps, self.max_steps), ("examples", weight, self.max_examples)):
+            if not is_integer(number, 1, limit):
+                raise RangeError(f"{name}: must be {describe_integers(1, limit)}")
+        steps, weight = int(steps), int(weight)
         out, unit, square, factor = np.empty(self.words, np.int64), 2.0**self.exponent, 0.0, 1.0
         with np.errstate(over="ignore", invalid="ignore"):
             if self.noise:
@@ -257,11 +261,11 @@ class Encoding:
                 out[start : start + len(part)] = np.rint(part, out=part)
             norm, most = math.sqrt(square), math.inf if self.noise else self.max_norm
             if not (norm <= most and norm < math.inf):
-                raise RangeError(f"y: the norm of the update is {norm:g}, but max_norm={self.max_norm:g}")
+                raise RangeError(f"y: the norm of the update is above max_norm={self.max_norm:g}, or not finite")
             if change is not None and self.has_changes:
                 wide = change.astype(np.float64)
-                if not (norm := math.sqrt(float(wide @ wide))) <= self.max_norm:
-                    raise RangeError(f"change: its norm is {norm:g}, but max_norm={self.max_norm:g}")
+                if not math.sqrt(float(wide @ wide)) <= self.max_norm:
+                    raise RangeError(f"change: its norm is above max_norm={self.max_norm:g}, or not finite")
                 out[self.n : -2] = np.rint(np.multiply(wide, unit, out=wide), out=wide)
         out[-2:] = weight, 1 if self.noise else weight * steps
         return out.view(np.uint64)

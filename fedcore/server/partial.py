@@ -20,9 +20,9 @@ from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Sum, UpdateB
 from fedcore.server.state import State
 from fedcore.server.step import Snapshot
 from fedcore.server.update import as_sent, raises_fedcore_errors
-from fedcore.server.validation import SMALLEST, SentRates, Weighing, batch_of
+from fedcore.server.validation import SMALLEST, SentRates, Weighing, batch_of, is_flag
 from fedcore.store.registry import ClientId, canonical
-from fedcore.validation import Represented, check_integer, rejection_reason, short_repr, shorten
+from fedcore.validation import Represented, check_integer, is_integer, rejection_reason, short_repr, shorten
 
 MAGIC = b"fedcore partial sum 1\n"
 GRID = (-10, -60)
@@ -68,6 +68,7 @@ class PartialSum(Represented):
             w_i, |h_i|^2, and whether they sent buffers. Examples are 0 if clients report no number.
         rejected: (client, reason) of each rejected update.
         received: the bytes that the clients sent.
+        flags: (index of the client, name, bytes) of each flag in the clients' models.
     """
 
     round: int
@@ -86,6 +87,7 @@ class PartialSum(Represented):
     received: int = 0
     changes: ExactSum | None = None
     noise: float = 0.0
+    flags: tuple[tuple[int, str, bytes], ...] = ()
 
     @property
     def sum(self) -> ExactSum:
@@ -109,6 +111,7 @@ class PartialSum(Represented):
             "clients": list(self.clients),
             "refused": [list(entry) for entry in self.rejected],
             "received": self.received,
+            "flags": [(i, name, value.hex()) for i, name, value in self.flags],
         }
         text = json.dumps(header).encode()
         columns = [getattr(self, name).astype("<f8").tobytes() for name in COLUMNS]
@@ -138,6 +141,7 @@ class PartialSum(Represented):
                 raise TypeError("clients: must be a list")
             clients, made_under = tuple(map(canonical, header["clients"])), str(header["made_under"])
             rejected = tuple((canonical(client), shorten(str(reason))) for client, reason in header["refused"])
+            flags = tuple((i, name, bytes.fromhex(value)) for i, name, value in header.get("flags", ()))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArrayError(f"partial: the header is malformed: {error!r}") from None
         k, at = len(clients), start + size
@@ -150,9 +154,8 @@ class PartialSum(Represented):
         words = np.frombuffer(message, "<i8", -1, at + columns.nbytes).astype(np.int64)
         values: dict[str, Any] = dict(zip(COLUMNS, columns, strict=True))
         values["changes"] = None if p is None else ExactSum(words[2 * n : 2 * n + p], words[2 * n + p :])
-        return cls(
-            round, made_under, words[:n], words[n : 2 * n], clients, **values, rejected=rejected, received=received
-        )
+        more: dict[str, Any] = {"rejected": rejected, "received": received, "flags": flags}
+        return cls(round, made_under, words[:n], words[n : 2 * n], clients, **values, **more)
 
     def _facts(self) -> dict[str, Any]:
         return {"round": self.round, "clients": len(self.clients), "rejected": len(self.rejected), "n": len(self.high)}
@@ -335,7 +338,23 @@ class PartialSums:
             starts=np.full(k, partial.round),
             weights=partial.weights,
             squares=partial.squares,
+            counters=self._flags(partial),
         )
+
+    @raises_fedcore_errors
+    def _flags(self, partial: PartialSum) -> list[dict[str, Any]]:
+        """Return the flags that each client sent, if they differ from the server's."""
+        now, found = self._state.snapshot.counters, [dict[str, Any]() for _ in partial.clients]
+        shapes = {piece.name: piece.shape for piece in self._settings.layout.constants if is_flag(piece)}
+        for i, name, value in partial.flags:
+            size = math.prod(shapes[name]) * now[name].itemsize if name in shapes else -1
+            is_own = is_integer(i, 0, len(found) - 1) and len(value) == size
+            if not is_own or (now[name].dtype == np.bool_ and max(value, default=0) > 1):
+                raise ArrayError(f"flags: {short_repr((i, name, value))} is not a client's flag of this model")
+            flag = np.frombuffer(value, now[name].dtype.newbyteorder("<")).astype(now[name].dtype)
+            if flag.tobytes() != now[name].tobytes():
+                found[i][name] = flag.reshape(shapes[name])
+        return found
 
     def _bounds(self, partial: PartialSum, longest: float) -> Iterator[Bound]:
         """Yield the interval of each column; later intervals depend on earlier columns."""
@@ -388,6 +407,11 @@ class PartialSums:
             rejected=rejected,
             received=received,
             changes=changes,
+            flags=tuple(
+                (i, name, flag.astype(flag.dtype.newbyteorder("<")).tobytes())
+                for i, flags in enumerate(batch.counters)
+                for name, flag in flags.items()
+            ),
         )
 
 

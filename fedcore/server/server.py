@@ -68,7 +68,7 @@ from fedcore.server.state import NewClients, State, require_lasting_ledger
 from fedcore.server.state import state_of as state_of_server
 from fedcore.server.step import Population, Sizes, Snapshot, moved, vectors_of
 from fedcore.server.update import Update, as_vector, in_float32, kept_batches, require_finite
-from fedcore.server.validation import never_negative
+from fedcore.server.validation import is_flag, never_negative
 from fedcore.store import ClientStore
 from fedcore.store.client_store import create
 from fedcore.store.commits import require_folder
@@ -1028,6 +1028,12 @@ class EdgeAggregator:
         self._server.require_partial_sums()
         self._state: State = self._server._backend
         self._state.upper_population = population
+        # No flag of a client equals these, so that the sum has them all: the upper server's flags are not known here.
+        flags = {piece.name for piece in self._server.layout.constants if is_flag(piece)}
+        counters = {
+            name: one.reshape(-1)[:0] if name in flags else one for name, one in self._state.snapshot.counters.items()
+        }
+        self._state.snapshot = self._state.snapshot._replace(counters=counters)
 
     @property
     def clients(self) -> tuple[ClientId, ...]:

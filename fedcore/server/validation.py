@@ -226,17 +226,16 @@ def settle_counters(layout: Layout, sent: Counters, now: Counters, kind: Kind) -
     Raise RangeError if another constant differs from the server's.
     """
     counters: dict[str, npt.NDArray[Any]] = {}
-    for piece in layout.constants:
-        if piece.name not in sent or _is_constant(sent[piece.name], now[piece.name], kind):
-            continue
-        if not is_flag(piece):
+    for piece in [piece for piece in layout.constants if piece.name in sent]:
+        if is_flag(piece):
+            if kind == "model" and not _is_constant(sent[piece.name], now[piece.name], kind):
+                counters[piece.name] = sent[piece.name].astype(now[piece.name].dtype)  # a difference names no value
+        elif not _is_constant(sent[piece.name], now[piece.name], kind):
             raise RangeError(
                 f"{piece.name}: it differs from the server's values; {piece.dtype} tensors of this size are not "
                 "averaged and must be equal. If clients have their own, pass Model(personal=...); for counts such as "
                 "histograms, average float64 arrays by fedcore.aggregate"
             )
-        if kind == "model":  # a difference does not say which value it means
-            counters[piece.name] = sent[piece.name].astype(now[piece.name].dtype)
     for name in [piece.name for piece in layout.counters if piece.name in sent]:
         now_flat, sent_flat = (one[name].reshape(-1).astype(object) for one in (now, sent))  # Python's do not overflow
         after = now_flat + sent_flat if kind == "delta" else sent_flat

@@ -17,7 +17,17 @@ from fedcore.network import Network, NetworkReport
 from fedcore.server import Broadcast, Report, Server, Update
 from fedcore.server.broadcast import Instructions, WholeVectors
 from fedcore.simulation.clock import Arrivals
-from fedcore.simulation.local_rules import Indices, LocalRule, Sgd, Table, minibatch_table, minibatches
+from fedcore.simulation.local_rules import (
+    Indices,
+    LocalRule,
+    Sgd,
+    Table,
+    batch_of,
+    full_steps_of,
+    in_table,
+    minibatch_table,
+    minibatches,
+)
 from fedcore.simulation.participation import Active
 from fedcore.store.registry import ClientId
 from fedcore.validation import check_integer
@@ -212,7 +222,7 @@ class Parts:
 
     def batch(self, local_rule: LocalRule) -> int:
         """Return the size of a minibatch under a local rule."""
-        return local_rule.batch(self._batch)
+        return batch_of(local_rule, self._batch)
 
     def minibatches(
         self, round: int, client: int, local_rule: LocalRule, steps: int | None = None
@@ -235,13 +245,13 @@ class Parts:
         size = self.batch(local_rule)
         width = max(2, min(size, power))  # torch computes a product with a single column differently.
         table = minibatch_table(len(part), size, steps=steps, width=width, seed=self.seed, round=round, client=client)
-        table = local_rule.in_table(table, len(part))
+        table = in_table(local_rule, table, len(part))
         return Table(part[table.indices], table.sizes)
 
     def _full_steps(self, clients: Iterable[int], local_rule: LocalRule) -> Indices:
         """Return E of each client."""
         steps = [
-            local_rule.full_steps(len(self[client]), self._batch, epochs=self._epochs, steps=self._steps)
+            full_steps_of(local_rule, len(self[client]), self._batch, epochs=self._epochs, steps=self._steps)
             for client in clients
         ]
         return np.array(steps, np.int64)

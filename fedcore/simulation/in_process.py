@@ -24,7 +24,7 @@ from fedcore.simulation.batching.batched_sgd import Way, batched_sgd, in_groups,
 from fedcore.simulation.batching.layers import Net
 from fedcore.simulation.data import Dataset
 from fedcore.simulation.engines import Evaluation, Parts, Plan, standing
-from fedcore.simulation.local_rules import LocalRule, Table
+from fedcore.simulation.local_rules import LocalRule, Table, along
 from fedcore.simulation.participation import Active
 from fedcore.simulation.sgd import (
     FlatModel,
@@ -227,7 +227,8 @@ class InProcess:
             self._model.load(x if told.start is None else told.start)
             self._model.module.train()
             part = self.parts[client]
-            batches = rule.along(islice(self.parts.minibatches(round, client, rule, max(1, steps)), steps), len(part))
+            batches = islice(self.parts.minibatches(round, client, rule, max(1, steps)), steps)
+            batches = along(rule, batches, len(part))
             masks = seeded(seed, "local: dropout", round=round, client=client, device=self._device)
             with masks if self._drops_out else nullcontext(), repeatable(self._device):
                 work = sgd(

@@ -5,14 +5,15 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import count, islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import ConfigError, RangeError, UnknownNameError
+from fedcore.errors import AlgorithmError, ConfigError, RangeError, UnknownNameError
 from fedcore.runtime import generator
-from fedcore.validation import Registry, check_integer
+from fedcore.validation import Registry, check_integer, failed, is_integer, short_repr
+from fedcore.validation import name_of as name_of_class
 
 Indices = npt.NDArray[np.int64]
 """Indices of examples: int64[m]."""
@@ -114,7 +115,7 @@ class LocalRule:
     def in_table(self, table: Table, examples: int) -> Table:
         """Do the same as ``along`` for a table of minibatches; the new width depends only on the table's shape."""
         unpadded = (row[:size] for row, size in zip(table.indices, table.sizes, strict=True))
-        batches = list(self.along(unpadded, examples))
+        batches = list(along(self, unpadded, examples))
         sizes = np.array([len(batch) for batch in batches], np.int64)
         width = -(-int(sizes.max(initial=1)) // table.indices.shape[1]) * table.indices.shape[1]
         indices = np.stack([np.pad(batch, (0, width - len(batch)), mode="edge") for batch in batches])
@@ -125,7 +126,7 @@ class LocalRule:
 
         Exactly one of ``epochs`` (passes over the examples) and ``steps`` is given.
         """
-        return (epochs or 0) * -(-examples // self.batch(batch)) if steps is None else steps
+        return (epochs or 0) * -(-examples // batch_of(self, batch)) if steps is None else steps
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,68 @@ class Sgd(LocalRule):
     def in_table(self, table: Table, examples: int) -> Table:
         """Return the table unchanged."""
         return table
+
+
+# Calls of a rule. A fault of a user's rule raises an AlgorithmError that names the rule.
+
+_OWN = (FullGradient, OneMinibatch, Sgd)
+
+
+def _wrong(rule: LocalRule, method: str, must: str, found: object) -> NoReturn:
+    raise AlgorithmError(f"{name_of_class(rule)}: {method} must return {must}, got {short_repr(found)}")
+
+
+def _number_of(rule: LocalRule, method: str, *arguments: Any, **options: Any) -> int:
+    try:
+        number = getattr(rule, method)(*arguments, **options)
+    except Exception as error:
+        failed(rule, method, error)
+    if type(rule) not in _OWN and not is_integer(number, 1):
+        _wrong(rule, method, "an integer >= 1", number)
+    return int(number)
+
+
+def batch_of(rule: LocalRule, batch: int) -> int:
+    """Return ``rule.batch``, checked."""
+    return _number_of(rule, "batch", batch)
+
+
+def full_steps_of(rule: LocalRule, examples: int, batch: int, *, epochs: int | None, steps: int | None) -> int:
+    """Return ``rule.full_steps``, checked."""
+    return _number_of(rule, "full_steps", examples, batch, epochs=epochs, steps=steps)
+
+
+def along(rule: LocalRule, batches: Iterable[Indices], examples: int) -> Iterator[Indices]:
+    """Yield the minibatches of ``rule.along``, checked."""
+    try:
+        for batch in rule.along(batches, examples):
+            if type(rule) not in _OWN:
+                batch = np.asarray(batch)
+                if batch.ndim != 1 or not _are_examples(batch, examples):
+                    _wrong(rule, "along", f"minibatches int64[b] of numbers in 0..{examples - 1}, b >= 1", batch)
+            yield batch
+    except Exception as error:
+        failed(rule, "along", error)
+
+
+def in_table(rule: LocalRule, table: Table, examples: int) -> Table:
+    """Return ``rule.in_table``, checked."""
+    try:
+        found = rule.in_table(table, examples)
+    except Exception as error:
+        failed(rule, "in_table", error)
+    if type(rule) not in _OWN:
+        is_table = isinstance(found, Table) and _are_examples(found.indices, examples)
+        is_table = is_table and found.indices.ndim == 2 and np.shape(found.sizes) == found.indices.shape[:1]
+        if not is_table or not _are_examples(found.sizes - 1, found.indices.shape[1]):
+            _wrong(rule, "in_table", f"a Table with numbers in 0..{examples - 1}, and sizes from 1 to its width", found)
+    return found
+
+
+def _are_examples(indices: Any, examples: int) -> bool:
+    """Whether indices are integers of examples, and not empty."""
+    is_array = isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.size > 0
+    return is_array and bool(indices.min() >= 0 and indices.max() < examples)
 
 
 REGISTRY: Registry[type[LocalRule]] = Registry(

@@ -18,7 +18,7 @@ from fedcore.adapters.session import (
 )
 from fedcore.algorithms import MIFA, SCAFFOLD, FedAvgM
 from fedcore.algorithms.optimizers import Adam
-from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError
+from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, StoreError
 from fedcore.server.broadcast import Instructions
 from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
 from tests.rejections import rejected_arguments
@@ -39,29 +39,23 @@ def test_a_job_that_was_killed_before_it_made_the_server_starts_anew(tmp_path):
     again.close()
 
 
-UNLIKE_THE_STORE = {
-    "codec": "bf16",
-    "cached_rows": 3,
-    "journal": True,
-    "audit": True,
-    "audit_key": bytes(32),
-    "resident": 1 << 30,
-    "folders": ["elsewhere"],
-    "medium": "ram",
-}
-
-
-@pytest.mark.parametrize("name", UNLIKE_THE_STORE)
-def test_an_empty_store_refuses_the_options_that_it_lacks(name, tmp_path):
-    ClientStore(["a"], 4, medium="mmap", path=tmp_path / "rows").close()
-    value = UNLIKE_THE_STORE[name]
-    with pytest.raises(RangeError, match=name):
-        storage = Storage(**{"path": tmp_path / "rows", name: value})
-        open_server(X0, "MIFA", ["a"], storage=storage, lr=0.1)
-    equal = {"codec": "f32", "medium": "mmap", "audit": False, "journal": False}.get(name)
-    storage = Storage(**{"path": tmp_path / "rows", "keep_previous": True, name: equal})
-    with open_server(X0, "MIFA", ["a"], storage=storage, lr=0.1) as server:
-        assert server.store.keep_previous
+def test_a_job_over_an_empty_store_has_all_options_of_storage(tmp_path):
+    """As in a new folder; a store with a commit is refused."""
+    ClientStore(["a"], 4, medium="mmap", path=tmp_path / "s").close()
+    options = dict(
+        codec="bf16", durability="none", keep_previous=True, journal=True, audit_key=bytes(32), resident=1 << 30
+    )
+    found = []
+    for path in (tmp_path / "s", tmp_path / "new"):
+        with open_server(X0, "MIFA", ["b"], storage=Storage(path=path, **options), lr=0.1) as server:
+            store, settings = server._backend.store, server._settings
+            found.append((store.codec, store.durability, store.keep_previous, settings.journal, settings.audit))
+            found[-1] += (f"{settings.device}", [*server.clients])
+    assert found[0] == found[1] == ("bf16", "none", True, True, True, "cpu", ["b"])
+    with ClientStore(["a"], 4, medium="mmap", path=tmp_path / "rows") as rows:
+        rows.commit(0)
+    with pytest.raises(StoreError, match="not empty"):
+        open_server(X0, "MIFA", ["b"], storage=tmp_path / "rows", lr=0.1)
 
 
 def test_an_earlier_server_accepts_the_steps_that_a_job_asks_for(tmp_path):

@@ -22,6 +22,17 @@ def test_losses_are_paired_by_seed():
     assert found.loc[("open", "honest")]["price"] == pytest.approx(2)  # of 1 and 3
 
 
+def test_what_pages_say_about_the_committed_runs():
+    """docs/trust.md: the limits of the losses against honest clients with the same rule, in points."""
+    found = costs(pandas.read_csv(ROOT / "bench" / "attacks.csv")).reset_index()
+    attacked = found[found["attack"] != "honest"]
+    worst = attacked.groupby(["method", "rule", "alpha", "liars"])["loss"].max()
+    open_to_one = worst.xs(("open", 0.5, 1), level=("rule", "alpha", "liars"))
+    assert set(open_to_one[open_to_one > 4].index) == {"FlexibleFedAvg", "MBSTORM"}
+    assert open_to_one["FedAvg, buffer"] < 4 < 70 < worst["FedAvg, buffer", "mean", 0.5, 1]
+    assert worst.xs((0.5, 3), level=("alpha", "liars")).min() > 9
+
+
 def test_the_committed_tables_are_those_of_the_committed_runs():
     everything, *short = pages(ROOT / "bench" / "attacks.csv")
     assert (ROOT / "bench" / "attacks.md").read_text() == everything

@@ -198,6 +198,23 @@ def test_keys_end_with_their_use():
         assert all(session.clients[i].to_state()["secrets"])
         session.answer(i)
         assert not any(session.clients[i].to_state()["secrets"])
+    session = Session(4).until("opened")
+    for i in range(4):
+        assert session.clients[i].to_state()["held"]
+        session.answer(i)
+        assert not session.clients[i].to_state()["held"]
+
+
+@pytest.mark.parametrize("change", [{"sealing": bytes(31) + b"\1"}, {"masking": bytes(31) + b"\1"}])
+def test_a_client_refuses_another_key_of_its_own_and_a_key_twice(change):
+    session = Session(4).until("shares")
+    keys = session.server._keys
+    for group, reason in (
+        (keys | {0: keys[0]._replace(**change)}, "own keys are missing or differ"),
+        (keys | {2: keys[2]._replace(sealing=keys[1].sealing)}, "a key occurs twice"),
+    ):
+        with pytest.raises(ArrayError, match=reason):
+            session.clients[0].answer(wire.write_roster(session.server._session, 3, group))
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -1,5 +1,7 @@
 """Masked sums equal the sums of the same integers without masks, also if clients drop out."""
 
+from math import comb
+
 import numpy as np
 import pytest
 
@@ -100,6 +102,9 @@ def test_groups_are_mutual_and_as_large_as_the_bounds_require():
     assert {len(group) for group in groups.values()} == {61}
     assert all(client in groups[other] for client, group in groups.items() for other in group)
     assert choose_groups([4, 2, 9], 3) == {client: [2, 4, 9] for client in (4, 2, 9)}
-    assert [least_group(count) for count in (32, 33)] == [32, 23]
+    assert [least_group(count) for count in (32, 33, 100, 1000)] == [32, 23, 61, 175]
+    for count, size in ((33, 23), (100, 61), (1000, 175)):  # some group has as many colluding clients as its threshold
+        ways = [comb(-(-count // 5), k) * comb(count - 1 - -(-count // 5), size - 1 - k) for k in range(size)]
+        assert count * sum(ways[size // 2 + 1 :]) / comb(count - 1, size - 1) < 2**-40
     # Of 33 clients, 10 may drop out: 12 others stay in any group of 23, the threshold. 21 would keep 10 of 11.
     assert least_group(1000) < least_group(10_000) < 300

@@ -1,10 +1,23 @@
 """Flags: small constants that training sets, such as a bool that is True after the first batch."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from fedcore import Compute, Model, Network, RoundPolicy, Safetensors, Server, Storage, Update, write_model
+from fedcore import (
+    Compute,
+    EdgeAggregator,
+    Model,
+    Network,
+    RoundPolicy,
+    Safetensors,
+    Server,
+    Storage,
+    Update,
+    write_model,
+)
 from fedcore.model.files import open_model
 from fedcore.rules import PrivateMean
 
@@ -79,6 +92,48 @@ def test_a_flag_survives_a_load_and_the_journal(tmp_path):
         assert round.report.accepted == (0, 1)
     with Server.load(tmp_path / "a") as made:
         assert made.tensors()["initted"]
+
+
+def test_an_edge_sends_the_flags_of_its_clients():
+    """In two rounds, also if the edge was made with another flag, through a relay, and beside a direct update."""
+    made = server(clients=6, compute=Compute(accumulator="exact"))
+    edge, relay = (EdgeAggregator(state(), "FedAvg", range(5), lr=0.1) for _ in range(2))
+    for flags, after in (([1, 1, 1, 1, 0, 0], 1), ([0, 0, 0, 0, 1, 1], 0), ([0, 0, 0, 1, 1, 1], 0)):
+        x, number = made.broadcast(range(6)).x, made.round_number
+        sent = [Update(i, state(bool(flag), number), 1) for i, flag in enumerate(flags)]
+        below = edge.fold(x, [*sent[:4], sent[4]._replace(value=np.ones(N), kind="gradient")], round=number)
+        with relay.open_round(x, round=number) as between:
+            between.add_partial_sum(below.to_bytes(), "edge")
+            partial = between.partial_sum()
+        with made.open_round() as round:
+            round.add_partial_sum(partial.to_bytes(), "relay")
+            round.add_batch([sent[5]])
+        assert round.report.accepted == tuple(range(6))
+        assert made.tensors()["initted"] == after
+
+
+WRONG_FLAGS = {
+    "another tensor": (0, "w", b"\1"),
+    "too long": (0, "initted", b"\1\1"),
+    "no bool": (0, "initted", b"\2"),
+    "no client": (3, "initted", b"\1"),
+    "a negative client": (-1, "initted", b"\1"),
+    "a list": (0, ["initted"], b"\1"),
+    "a client as text": ("0", "initted", b"\1"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_FLAGS)
+def test_a_wrong_flag_of_an_edge_is_rejected(wrong):
+    made = server(compute=Compute(accumulator="exact"))
+    edge = EdgeAggregator(state(), "FedAvg", range(3), lr=0.1)
+    partial = edge.fold(made.x, [Update(i, state(), 1) for i in range(3)], round=0)
+    partial = replace(partial, flags=(WRONG_FLAGS[wrong],))
+    for sent in (partial, partial.to_bytes()):
+        with made.open_round() as round:
+            round.add_partial_sum(sent, "edge")
+            assert [sender for sender, reason in round.rejected if "flags" in reason or "list" in reason] == ["edge"]
+            round.abort()
 
 
 def test_a_vector_and_a_difference_do_not_change_a_flag():

@@ -122,6 +122,16 @@ def test_the_first_eight_updates_are_compared_with_each_other():
     assert round_of(6) == ()
 
 
+@pytest.mark.parametrize("length", [1000, 0.001])
+def test_four_liars_of_eight_lower_the_first_median_and_five_raise_it(length):
+    for liars in range(2, 7):
+        server = Server(np.zeros(1, np.float32), "FedAvg", clients=8, lr=1, aggregation=[RejectLong(10)])
+        lengths = [length] * liars + [1] * (8 - liars)
+        report = server.round([Update(i, np.float32([y]), steps=1) for i, y in enumerate(lengths)])
+        assert (7 in report.accepted) == (liars < 4 if length < 1 else True)  # an honest client
+        assert (0 in report.accepted) == (liars > 4 or length < 1)
+
+
 def test_a_long_update_of_two_is_rejected():
     server = Server(np.zeros(1, np.float32), "FedAvg", clients=2, lr=1, aggregation=[RejectLong(10)])
     assert add_two(server, [1000], [1]).accepted == (1,)

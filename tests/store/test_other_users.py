@@ -284,6 +284,18 @@ def test_a_server_is_not_loaded_through_links(tmp_path):
         Server.load(tmp_path / "run")
 
 
+def test_only_the_notes_of_readers_are_open_to_others(tmp_path):
+    before = os.umask(0o077)
+    try:
+        server = Server(np.zeros(4, np.float32), "MIFA", 4, lr=0.1, storage=Storage(tmp_path / "run", journal=True))
+        with server, ClientStore.open(tmp_path / "run", readonly=True):
+            paths = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
+            open_to_others = [path for path in paths if path.stat().st_mode & 0o077]
+            assert [(path.parent.name, path.stat().st_size) for path in open_to_others] == [("readers", 8)]
+    finally:
+        os.umask(before)
+
+
 def test_only_notes_of_readers_are_touched(folder):
     elsewhere = folder.parent / "elsewhere"
     elsewhere.write_text("precious")

@@ -10,7 +10,7 @@ from flwr.app import Message
 from torch import nn
 
 from fedcore.adapters.flower.client import Task
-from fedcore.simulation.local_rules import minibatches
+from fedcore.simulation.local_rules import along, batch_of, minibatches
 from fedcore.simulation.sgd import FlatModel, LocalOptions, mean_loss, sgd
 
 
@@ -52,8 +52,8 @@ def train(
     model = _at(task, module, task.x)
     previous = None if task.x_prev is None else _at(task, copy.deepcopy(module), task.x_prev)
     order = dict(epochs=epochs, steps=steps, seed=seed, round=task.round, client=client)
-    batches = minibatches(len(labels), task.local_rule.batch(batch), **order)  # type: ignore[arg-type]
-    batches, x = task.local_rule.along(batches, len(labels)), task.x[: task.layout.n_parameters]
+    batches = minibatches(len(labels), batch_of(task.local_rule, batch), **order)  # type: ignore[arg-type]
+    batches, x = along(task.local_rule, batches, len(labels)), task.x[: task.layout.n_parameters]
     loss = mean_loss(model, inputs, labels) if task.needs_loss else None
     work = sgd(model, inputs, labels, batches, task, x=x, previous=previous, options=options)
     claims: dict[str, Any] = {"examples": len(labels), "control": work.control, "loss": loss}

@@ -14,6 +14,7 @@ from fedcore.arrays import F32, as_array
 from fedcore.errors import ArrayError
 from fedcore.model import Layout
 from fedcore.server.broadcast import VECTORS, Instructions
+from fedcore.simulation.local_rules import along
 from fedcore.simulation.sgd import FlatModel, LocalOptions, mean_loss, sgd
 
 KEY = "fedcore"
@@ -122,7 +123,7 @@ class Trainer:
             self.model,
             inputs,
             labels,
-            work.local_rule.along(batches, len(labels)),
+            along(work.local_rule, batches, len(labels)),
             replace(work, offset=_reordered(work.offset, work.layout, layout)),
             x=self.model.parameters.numpy().copy() if work.mu else None,
             previous=previous,

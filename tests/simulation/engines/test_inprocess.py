@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from fedcore import algorithms
 from fedcore.algorithms.rates import InverseStep
-from fedcore.errors import RangeError, ShapeError, UnknownClientError
+from fedcore.errors import AlgorithmError, RangeError, ShapeError, UnknownClientError
 from fedcore.model import Layout
 from fedcore.server import Server, Update
 from fedcore.simulation import in_process as inprocess
@@ -19,7 +20,7 @@ from fedcore.simulation.batching import batched_sgd as together_module
 from fedcore.simulation.batching.batched_sgd import MOST_PARAMETERS
 from fedcore.simulation.data import Dataset, shards
 from fedcore.simulation.in_process import InProcess
-from fedcore.simulation.local_rules import OneMinibatch, minibatches
+from fedcore.simulation.local_rules import LocalRule, OneMinibatch, Table, minibatches
 from fedcore.simulation.nets import build
 from fedcore.simulation.participation import Active
 from fedcore.simulation.sgd import FlatModel, LocalOptions, seeded, sgd
@@ -381,3 +382,52 @@ def test_updates_are_computed_lazily(dataset, parts):
     first = next(work.updates(sent(work, 1, 0)))
     assert isinstance(first, Update)
     assert first.client == 1
+
+
+class Faulty(LocalRule):
+    """A rule of a user; ``faults`` replaces its methods."""
+
+    faults: ClassVar = {}
+
+    def __getattribute__(self, name):
+        faults = type(self).faults
+        return faults[name] if name in faults else super().__getattribute__(name)
+
+
+FAULTS = {
+    "batch raises": {"batch": lambda batch: 1 / 0},
+    "batch of 0": {"batch": lambda batch: 0},
+    "batch of NaN": {"batch": lambda batch: np.nan},
+    "full_steps raises": {"full_steps": lambda *_, **__: 1 / 0},
+    "full_steps of NaN": {"full_steps": lambda *_, **__: np.nan},
+    "full_steps of -1": {"full_steps": lambda *_, **__: -1},
+    "along raises": {"along": lambda batches, examples: 1 / 0},
+    "along raises late": {
+        "along": lambda batches, examples: (one[:0] if i else 1 / 0 for i, one in enumerate(batches))
+    },
+    "along of nothing": {"along": lambda batches, examples: None},
+    "no examples": {"along": lambda batches, examples: (one[:0] for one in batches)},
+    "fractions": {"along": lambda batches, examples: (one / 2 for one in batches)},
+    "NaN": {"along": lambda batches, examples: (one * np.nan for one in batches)},
+    "another shape": {"along": lambda batches, examples: (one[None] for one in batches)},
+    "an index too large": {"along": lambda batches, examples: (one + examples for one in batches)},
+    "an index below 0": {"along": lambda batches, examples: (one - examples for one in batches)},
+    "in_table raises": {"in_table": lambda table, examples: 1 / 0},
+    "in_table of None": {"in_table": lambda table, examples: None},
+    "a table of floats": {"in_table": lambda table, examples: Table(table.indices * 1.0, table.sizes)},
+    "too many sizes": {"in_table": lambda table, examples: Table(table.indices, np.append(table.sizes, 1))},
+    "a size too large": {"in_table": lambda table, examples: Table(table.indices, table.sizes * 9)},
+    "a table of other examples": {"in_table": lambda table, examples: Table(table.indices + examples, table.sizes)},
+}
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_an_own_rule_names_it(fault, together, dataset, parts, monkeypatch):
+    monkeypatch.setattr(Faulty, "faults", FAULTS[fault])
+    (method,) = FAULTS[fault]
+    work = engine(dataset, parts, together=together)
+    if method == "in_table" and not together:
+        return  # it is not called
+    with pytest.raises(AlgorithmError, match=f"Faulty: {method}"):
+        list(work.updates(replace(sent(work, 0, 2), local_rule=Faulty())))
