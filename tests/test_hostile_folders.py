@@ -5,8 +5,11 @@ Each command refuses the folder by name, or is unharmed; nothing outside of the 
 
 import atexit
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -349,3 +352,68 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path, text):
     for command in (("report",), ("run", "--resume", "--workers", "0")):
         done = invoke(command[0], tmp_path / "run", *command[1:])
         assert (done.status, "config.json" in done.errors) == (2, True), done
+
+
+JOB = """
+import sys
+from pathlib import Path
+import numpy as np
+from fedcore import Server, aggregate, merge
+from fedcore.experiment import run_experiment
+from fedcore.rules import Krum
+from tests.experiment.kit import FEDAVG, quick
+from tests.model.kill_merges import models
+from tests.test_hostile_folders import make, update_of
+
+if __name__ == "__main__":
+    home, inputs = Path(sys.argv[1]), Path(sys.argv[2])
+    for kind in ("whole", "groups", "shards"):
+        make(kind, home / kind)
+        with Server.load(home / kind) as server:
+            with server.open_round() as opened:
+                opened.add(2, update_of(server), steps=1)
+            server.compact()
+            server.save(home / f"copy of {kind}")
+            server.save(home / f"copy of {kind}")
+            server.write(home / f"model of {kind}")
+        Server.load(home / f"copy of {kind}").close()
+    paths = models(inputs, 6)
+    merge(home / "merged", paths[1:], base=paths[0], rule=Krum(f=1), optimizer="Nesterov")
+    aggregate(paths, rule=Krum(f=1))
+    run_experiment(quick(*FEDAVG, "evaluate.keep=1"), home / "run")
+"""
+BY_PATH = re.compile(
+    r"open(at)? /[^/]+(/(round|groups/|shard-)[^/]*)?"  # a store's folder, which SQLite syncs
+    r"|unlink .*/(index\.sqlite-(wal|shm)|cluster\.json\.intent)"  # SQLite asks first whether the index is in its place
+    r"|(mkdir|rename|renameat2|rmdir) (/[^/]+|.*\.draft-[0-9a-f]{12})"  # the named folder, and drafts
+    r"|(rename|rmdir) .*/(groups/\d|round|shard-[-0-9a-f]+)"  # what a draft becomes, or replaces
+    r"|mkdir .*/(groups|records|checkpoints|models|models/[^/]+)|rmdir .*/checkpoints"
+)
+"""What is opened, made, renamed or deleted by its path; the system then follows no link at the end of the path."""
+READING = {"stat", "lstat", "newfstatat", "statx", "statfs", "access", "faccessat", "faccessat2", "readlink", "execve"}
+
+
+@pytest.mark.endurance
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_system_calls_open_files_without_following_links(tmp_path):
+    """Of Python, SQLite, torch and NumPy alike: inside of fedcore's folders, no call follows a link at the end."""
+    home, log = tmp_path / "home", tmp_path / "log"
+    for folder in (home, tmp_path / "inputs"):
+        folder.mkdir()
+    (tmp_path / "job.py").write_text(JOB)
+    traced = ["strace", "-f", "-qq", "-z", "-s", "4096", "-e", "trace=%file", "-o", log]
+    job = [sys.executable, tmp_path / "job.py", home, tmp_path / "inputs"]
+    root = Path(__file__).parent.parent
+    subprocess.run([*traced, *job], check=True, timeout=1200, env=os.environ | {"PYTHONPATH": str(root)})
+    opened, odd = 0, set()
+    for line in log.read_text().splitlines():
+        call, _, given = line.partition(" ")[2].strip().partition("(")
+        paths = [path.removeprefix(str(home)) for path in re.findall(r'"([^"]*)"', given) if path.startswith(str(home))]
+        is_safe = (
+            re.search("O_NOFOLLOW|O_DIRECTORY|O_PATH|O_CREAT.O_EXCL", given) if "open" in call else call in READING
+        )
+        opened += '"rows.slots"' in given
+        if not is_safe and not all(BY_PATH.fullmatch(f"{call} {path}") for path in paths):
+            odd.add(line)
+    assert opened, "strace shows no calls"
+    assert not odd, "\n".join(sorted(odd))

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.errors import CheckpointError, FedcoreError, LockedError, RangeError, StoreError
-from fedcore.files import is_own_folder, part_of, read_bytes, require_own_file, require_same, write_text
+from fedcore.files import NAMED, is_own_folder, part_of, read_bytes, require_own_file, require_same, write_text
 from fedcore.model import Layout, Slice
 from fedcore.server.folder import checkpoint_errors, server_state
 from fedcore.store import ClientStore, Durability
@@ -249,7 +249,7 @@ def prepare(home: Path) -> str:
         raise StoreError(f"{home / NAME}: a server in shards already exists here; resume it with Server.load")
     make_folder(home)
     with disk.explained("creating a cluster", home):
-        disk.sync_path(home.parent)
+        disk.sync_path(home.parent.resolve())
         if os.path.lexists(home / INTENT):
             require_own_file(home / INTENT)
             with suppress(LookupError, TypeError, ValueError):
@@ -283,7 +283,7 @@ def older_copy(home: Path) -> Manifest | None:
 @contextmanager
 def locked(home: Path) -> Iterator[None]:
     """Lock a folder against other writers of manifests, if the file system can lock folders."""
-    folder = os.open(home, os.O_RDONLY)
+    folder = os.open(home, NAMED)
     try:
         with suppress(OSError):
             try:
