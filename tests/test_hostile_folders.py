@@ -409,9 +409,8 @@ def test_system_calls_open_files_without_following_links(tmp_path):
     for line in log.read_text().splitlines():
         call, _, given = line.partition(" ")[2].strip().partition("(")
         paths = [path.removeprefix(str(home)) for path in re.findall(r'"([^"]*)"', given) if path.startswith(str(home))]
-        is_safe = (
-            re.search("O_NOFOLLOW|O_DIRECTORY|O_PATH|O_CREAT.O_EXCL", given) if "open" in call else call in READING
-        )
+        flags = "O_NOFOLLOW|O_DIRECTORY|O_PATH|O_CREAT.O_EXCL"
+        is_safe = re.search(flags, given) if call.startswith("open") else call in READING
         opened += '"rows.slots"' in given
         if not is_safe and not all(BY_PATH.fullmatch(f"{call} {path}") for path in paths):
             odd.add(line)
