@@ -32,6 +32,7 @@ from fedcore.rules import Krum
 from tests.cli.command import invoke
 from tests.experiment.kit import FEDAVG, interrupt, quick
 from tests.model.kill_merges import content, in_child
+from tests.store.kit import meanwhile
 
 STRANGER = 54321
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -331,6 +332,24 @@ def test_content_that_changes_between_two_passes_is_noticed(tmp_path, monkeypatc
             options = {"clip_norm": 1.0, "progress": change} if way == "clip" else {"rule": Changing(f=1)}
             merge(tmp_path / "out", paths[1:], base=paths[0], **options)
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_folder_that_takes_the_place_of_a_model_s_draft_stays(tmp_path):
+    thesis, moved = tmp_path / "thesis", []
+    thesis.mkdir()
+    (thesis / "notes").write_text("years of work")
+
+    def swap(path, *_):
+        if str(path).endswith("model.safetensors") and not moved:
+            moved.extend(tmp_path.glob(".model.*"))
+            moved[0].rename(tmp_path / "aside")
+            thesis.rename(moved[0])
+
+    server = Server(np.zeros(8, np.float32), "FedAvg", clients=3, lr=0.1)
+    with meanwhile({"open": swap}), pytest.raises(StoreError, match="replaced"):
+        server.write(tmp_path / "model")
+    assert (moved[0] / "notes").read_text() == "years of work"
+    assert not (tmp_path / "model").exists()
 
 
 def test_a_time_that_was_set_back_does_not_hide_a_change(tmp_path):
