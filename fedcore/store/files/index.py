@@ -355,9 +355,11 @@ class Index:
     def close(self) -> None:
         """Close this process's connection."""
         connection, self._shared = self._shared, None
-        if connection is not None and self._owner != os.getpid():
+        if connection is None:  # SQLite may have failed after it shortened an old file
+            _mapped.pop(self._shared_file or (0, 0), None)
+        elif self._owner != os.getpid():
             _inherited.append(connection)
-        elif connection is not None:
+        else:
             with _explained(self.path):
                 try:
                     self._require_mapped()
