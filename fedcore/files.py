@@ -10,8 +10,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 from uuid import uuid4
@@ -22,6 +21,10 @@ SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Flags to open a file that another user may have made: links are not followed, and a pipe does not block."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags to open a folder that is not a link."""
+NAMED = FOLDER & ~os.O_NOFOLLOW
+"""Flags to open a folder that the caller has named, perhaps by a link."""
+UNLISTED = getattr(os, "O_PATH", 0)
+"""A further flag to open a folder for entries with known names. The user needs no right to list the folder."""
 HARD_LINKS = "the file has several hard links, and a write would change all of them; replace it with a copy"
 _LINK = "is a symbolic link, which is not followed; replace it with the file"
 _NO_FILE = "expected a regular file, got a folder, a pipe, a socket or a device; move it elsewhere"
@@ -34,9 +37,9 @@ class OpenFolder(NamedTuple):
     fd: int
 
     @classmethod
-    def of(cls, path: Path, *, follows: bool = True) -> Self:
-        """Open a folder; ``follows``: whether the path may be a link, because the caller has named it."""
-        return cls(path, os.open(path, FOLDER & ~os.O_NOFOLLOW if follows else FOLDER))
+    def of(cls, path: Path, flags: int = NAMED) -> Self:
+        """Open a folder."""
+        return cls(path, os.open(path, flags))
 
     def open(self, name: str, flags: int) -> int:
         """Return the descriptor of a file in the folder, which is not a link. A pipe does not block."""
@@ -209,24 +212,26 @@ def draft_of(path: Path, folder: OpenFolder | None = None) -> Iterator[Path]:
     mode of the replaced file, or that of the umask for a new path. A pipe, a socket or a device raises StoreError.
     ``path`` is relative to ``folder``, if given.
     """
+    if folder is None:
+        with closing(OpenFolder.of(path.parent, NAMED | UNLISTED)) as outer, draft_of(Path(path.name), outer) as draft:
+            yield path.with_name(draft.name)
+        return
     draft, mode = path.with_name(f".{path.name}.{uuid4().hex[:12]}"), mode_of(path, folder)
     first = 0o666 if mode is None else mode | 0o600  # other users never have more rights than on the final file
-    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, first, dir_fd=_fd(folder)))
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, first, dir_fd=folder.fd))
     try:
         yield draft
-        with opened(draft, os.O_RDONLY | SAFE, _fd(folder)) as written:
+        with opened(draft, os.O_RDONLY | SAFE, folder.fd) as written:
             if mode is not None:
                 os.fchmod(written, mode)
             os.fsync(written)
-        os.replace(draft, path, src_dir_fd=_fd(folder), dst_dir_fd=_fd(folder))
+        os.replace(draft, path, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
         sync_folder(path.parent, folder)
     except BaseException as error:
         with suppress(OSError):
-            os.unlink(draft, dir_fd=_fd(folder))
+            os.unlink(draft, dir_fd=folder.fd)
         if isinstance(error, OSError) and error.filename2 is not None:
-            raise type(error)(
-                error.errno, error.strerror, str(_whole(path, folder))
-            ) from None  # hides the draft's name
+            raise type(error)(error.errno, error.strerror, str(folder.path / path)) from None  # hides the draft's name
         raise
 
 
@@ -245,12 +250,10 @@ def mode_of(path: Path, folder: OpenFolder | None = None) -> int | None:
 def replacing(path: Path, mode: str = "w", folder: OpenFolder | None = None) -> Iterator[IO[Any]]:
     """Open a new file for UTF-8 text ("w") or bytes ("wb") that replaces ``path`` after the block; see ``draft_of``."""
     text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-    with draft_of(path, folder) as draft, open(draft, mode, opener=partial(_open_draft, folder), **text) as file:
-        yield file
-
-
-def _open_draft(folder: OpenFolder | None, path: str, flags: int) -> int:
-    return os.open(path, flags | SAFE, dir_fd=_fd(folder))
+    with draft_of(path, folder) as draft:
+        fd = os.open(draft, os.O_WRONLY | SAFE, dir_fd=_fd(folder))
+        with open(fd, mode, **text) as file:
+            yield file
 
 
 def write_text(path: Path, text: str) -> None:

@@ -5,8 +5,11 @@ Each command refuses the folder by name, or is unharmed; nothing outside of the 
 
 import atexit
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -29,6 +32,7 @@ from fedcore.rules import Krum
 from tests.cli.command import invoke
 from tests.experiment.kit import FEDAVG, interrupt, quick
 from tests.model.kill_merges import content, in_child
+from tests.store.kit import meanwhile
 
 STRANGER = 54321
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -253,32 +257,32 @@ def killed_merge(folder, **options):
     return run
 
 
-OF_A_MERGE = ["", "progress.json", "model.safetensors", "optimizer", "optimizer/moments.safetensors", "merge.json"]
-
-
 @pytest.mark.parametrize("attack", [*ATTACKS, lambda path, outside: path.chmod(0o777)])
-@pytest.mark.parametrize("name", OF_A_MERGE)
-def test_the_folder_of_a_killed_merge(tmp_path, name, attack):
-    outside, again, part = tmp_path / "outside", killed_merge(tmp_path, clip_norm=1.0), tmp_path / ".out.part"
-    outside.mkdir()
-    (outside / "thesis").write_text("years of work")
-    (part / "merge.json").touch()
-    attack(part / name, outside)
-    before, error = tree(outside), None
-    with in_time():
-        try:
-            again()
-        except StoreError as raised:
-            error = raised
-    assert tree(outside) == before
-    if error is None:
-        assert attack not in (*REFUSED[:3], as_hard_link, of_another)
-        (tmp_path / "out").rename(tmp_path / "first")
-        again()
-        assert content(tmp_path / "first") == content(tmp_path / "out")
-    else:
-        assert str(part) in str(error)
-        assert not (tmp_path / "out").exists()
+def test_the_folder_of_a_killed_merge(tmp_path, attack):
+    killed_merge(tmp_path)
+    for name in ["", "merge.json", *names_in(tmp_path / ".out.part")]:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        outside, again, part = folder / "outside", killed_merge(folder, clip_norm=1.0), folder / ".out.part"
+        outside.mkdir()
+        (outside / "thesis").write_text("years of work")
+        (part / "merge.json").touch()
+        with suppress(pytest.skip.Exception):
+            attack(part / name, outside)
+            before, error = tree(outside), None
+            with in_time():
+                try:
+                    again()
+                except StoreError as raised:
+                    error = raised
+            assert tree(outside) == before, name
+            if error is None:
+                assert attack not in (*REFUSED[:3], as_hard_link, of_another), name
+                (folder / "out").rename(folder / "first")
+                again()
+                assert content(folder / "first") == content(folder / "out")
+            else:
+                assert str(part) in str(error), name
+                assert not (folder / "out").exists()
 
 
 def test_a_result_of_another_user_is_not_taken_for_ones_own(tmp_path):
@@ -330,6 +334,24 @@ def test_content_that_changes_between_two_passes_is_noticed(tmp_path, monkeypatc
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_folder_that_takes_the_place_of_a_model_s_draft_stays(tmp_path):
+    thesis, moved = tmp_path / "thesis", []
+    thesis.mkdir()
+    (thesis / "notes").write_text("years of work")
+
+    def swap(path, *_):
+        if str(path).endswith("model.safetensors") and not moved:
+            moved.extend(tmp_path.glob(".model.*"))
+            moved[0].rename(tmp_path / "aside")
+            thesis.rename(moved[0])
+
+    server = Server(np.zeros(8, np.float32), "FedAvg", clients=3, lr=0.1)
+    with meanwhile({"open": swap}), pytest.raises(StoreError, match="replaced"):
+        server.write(tmp_path / "model")
+    assert (moved[0] / "notes").read_text() == "years of work"
+    assert not (tmp_path / "model").exists()
+
+
 def test_a_time_that_was_set_back_does_not_hide_a_change(tmp_path):
     path = tmp_path / "model.safetensors"
     write_model({"w": np.zeros(3, np.float32)}, path)
@@ -349,3 +371,67 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path, text):
     for command in (("report",), ("run", "--resume", "--workers", "0")):
         done = invoke(command[0], tmp_path / "run", *command[1:])
         assert (done.status, "config.json" in done.errors) == (2, True), done
+
+
+JOB = """
+import sys
+from pathlib import Path
+import numpy as np
+from fedcore import Server, aggregate, merge
+from fedcore.experiment import run_experiment
+from fedcore.rules import Krum
+from tests.experiment.kit import FEDAVG, quick
+from tests.model.kill_merges import models
+from tests.test_hostile_folders import make, update_of
+
+if __name__ == "__main__":
+    home, inputs = Path(sys.argv[1]), Path(sys.argv[2])
+    for kind in ("whole", "groups", "shards"):
+        make(kind, home / kind)
+        with Server.load(home / kind) as server:
+            with server.open_round() as opened:
+                opened.add(2, update_of(server), steps=1)
+            server.compact()
+            server.save(home / f"copy of {kind}")
+            server.save(home / f"copy of {kind}")
+            server.write(home / f"model of {kind}")
+        Server.load(home / f"copy of {kind}").close()
+    paths = models(inputs, 6)
+    merge(home / "merged", paths[1:], base=paths[0], rule=Krum(f=1), optimizer="Nesterov")
+    aggregate(paths, rule=Krum(f=1))
+    run_experiment(quick(*FEDAVG, "evaluate.keep=1"), home / "run")
+"""
+BY_PATH = re.compile(
+    r"open(at)? /[^/]+(/(round|groups/|shard-)[^/]*)?"  # a store's folder, which SQLite syncs
+    r"|unlink .*/(index\.sqlite-(wal|shm)|cluster\.json\.intent)"  # SQLite asks first whether the index is in its place
+    r"|(mkdir|rename|renameat2|rmdir) (/[^/]+|.*\.draft-[0-9a-f]{12})"  # the named folder, and drafts
+    r"|(rename|rmdir) .*/(groups/\d|round|shard-[-0-9a-f]+)"  # what a draft becomes, or replaces
+    r"|mkdir .*/(groups|records|checkpoints|models|models/[^/]+)|rmdir .*/checkpoints"
+)
+"""What is opened, made, renamed or deleted by its path; the system then follows no link at the end of the path."""
+READING = {"stat", "lstat", "newfstatat", "statx", "statfs", "access", "faccessat", "faccessat2", "readlink", "execve"}
+
+
+@pytest.mark.endurance
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_system_calls_open_files_without_following_links(tmp_path):
+    """Of Python, SQLite, torch and NumPy alike: inside of fedcore's folders, no call follows a link at the end."""
+    home, log = tmp_path / "home", tmp_path / "log"
+    for folder in (home, tmp_path / "inputs"):
+        folder.mkdir()
+    (tmp_path / "job.py").write_text(JOB)
+    traced = ["strace", "-f", "-qq", "-z", "-s", "4096", "-e", "trace=%file", "-o", log]
+    job = [sys.executable, tmp_path / "job.py", home, tmp_path / "inputs"]
+    root = Path(__file__).parent.parent
+    subprocess.run([*traced, *job], check=True, timeout=1200, env=os.environ | {"PYTHONPATH": str(root)})
+    opened, odd = 0, set()
+    for line in log.read_text().splitlines():
+        call, _, given = line.partition(" ")[2].strip().partition("(")
+        paths = [path.removeprefix(str(home)) for path in re.findall(r'"([^"]*)"', given) if path.startswith(str(home))]
+        flags = "O_NOFOLLOW|O_DIRECTORY|O_PATH|O_CREAT.O_EXCL"
+        is_safe = re.search(flags, given) if call.startswith("open") else call in READING
+        opened += '"rows.slots"' in given
+        if not is_safe and not all(BY_PATH.fullmatch(f"{call} {path}") for path in paths):
+            odd.add(line)
+    assert opened, "strace shows no calls"
+    assert not odd, "\n".join(sorted(odd))

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.errors import CheckpointError, FedcoreError, LockedError, RangeError, StoreError
-from fedcore.files import is_own_folder, part_of, read_bytes, require_own_file, require_same, write_text
+from fedcore.files import NAMED, is_own_folder, part_of, read_bytes, require_own_file, require_same, write_text
 from fedcore.model import Layout, Slice
 from fedcore.server.folder import JOURNAL, checkpoint_errors, server_state
 from fedcore.store import ClientStore, Durability
@@ -256,7 +256,7 @@ def prepared(home: Path, named: Collection[str | os.PathLike[str]] = ()) -> Iter
     with locked(home):
         cluster, is_left = uuid4().hex, os.path.lexists(home / INTENT)
         with disk.explained("creating a cluster", home):
-            disk.sync_path(home.parent)
+            disk.sync_path(home.parent.resolve())
             for other in (INDEX,) if is_left else (INDEX, JOURNAL):
                 if os.path.lexists(home / other):
                     raise StoreError(f"{home}: the folder has another server ({other}); give a new or empty folder")
@@ -295,7 +295,7 @@ def older_copy(home: Path) -> Manifest | None:
 @contextmanager
 def locked(home: Path) -> Iterator[None]:
     """Lock a folder against other writers of manifests, if the file system can lock folders."""
-    folder = os.open(home, os.O_RDONLY)
+    folder = os.open(home, NAMED)
     try:
         with suppress(OSError):
             try:

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from fedcore.errors import MissingDataError, MissingDependencyError, StoreError
 from fedcore.experiment.changes import NO_RESULT, SIZES, number_of
 from fedcore.experiment.schema import WINDOW, Line
-from fedcore.files import draft_of, inside, read_bytes, read_text, reading
+from fedcore.files import SAFE, draft_of, inside, read_bytes, read_text, reading
 from fedcore.validation import absolute
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Writer:
         if self._buffer is None or len(self._buffer) - 1 < self._until:
             return
         with draft_of(self._path) as draft:
-            self._file = draft.open("w", encoding="utf-8")
+            self._file = os.fdopen(os.open(draft, os.O_WRONLY | SAFE), "w", encoding="utf-8")
             for line in self._buffer:
                 self._write(line)
         self._buffer = None

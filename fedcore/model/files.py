@@ -3,12 +3,11 @@
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import rmtree
-from typing import Any
+from typing import IO, Any
 from uuid import uuid4
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from fedcore.arrays import F32, Bfloat16Array, Library, dtype_name, library_of, own_class, spans
 from fedcore.errors import ArrayError, DtypeError, MissingDependencyError, StoreError, UnknownNameError
-from fedcore.files import draft_of, sync_folder
+from fedcore.files import FOLDER, OpenFolder, replacing, require_same, sync_folder
 from fedcore.model.layout import Layout, named_tensors
 from fedcore.model.safetensors import (
     BYTES,
@@ -216,19 +215,18 @@ def write_model(tensors: Any, path: str | os.PathLike[str]) -> None:
     if library not in FORMS[form]:
         raise ArrayError(f"tensors: a {form} file holds {' or '.join(FORMS[form])} tensors, got {library} tensors")
     try:
-        with draft_of(target) as draft:
-            _write(dict(tensors), form, str(draft))
+        with replacing(target, "wb") as file:
+            _write(dict(tensors), form, file)
     except OSError as error:
         raise StoreError(f"{target}: cannot write the model: {error}") from error
 
 
-def _write(tensors: dict[str, Any], form: str, file: str) -> None:
+def _write(tensors: dict[str, Any], form: str, file: IO[bytes]) -> None:
     if form == ".npz":
         for name, leaf in tensors.items():
             if leaf.dtype.kind == "V":
                 raise DtypeError(f"{name}: a .npz file cannot hold {dtype_name(leaf)}; convert the tensor")
-        with open(file, "wb") as opened:
-            np.savez(opened, allow_pickle=False, **tensors)
+        np.savez(file, allow_pickle=False, **tensors)
     elif form == ".safetensors":
         kinds = {name: dtype_name(leaf) for name, leaf in tensors.items()}
         for name, kind in kinds.items():
@@ -236,10 +234,9 @@ def _write(tensors: dict[str, Any], form: str, file: str) -> None:
                 raise DtypeError(f"{name}: a safetensors file cannot hold {kind}; convert the tensor")
         # The widest dtypes come first, so that all tensors are aligned.
         order = sorted(tensors, key=lambda name: (-BYTES[kinds[name]], name))
-        with open(file, "wb") as opened:
-            opened.write(header_of((name, kinds[name], tuple(tensors[name].shape)) for name in order))
-            for name in order:
-                opened.write(bytes_of(tensors[name]).data)
+        file.write(header_of((name, kinds[name], tuple(tensors[name].shape)) for name in order))
+        for name in order:
+            file.write(bytes_of(tensors[name]).data)
     else:
         import_module("torch").save(tensors, file)
 
@@ -262,7 +259,7 @@ def write_flat(
     try:
         with _new_folder(target) as folder:
             for file, (text, names) in files.items():
-                with open(folder / file, "wb") as opened:
+                with open(file, "xb", opener=folder.open) as opened:
                     opened.write(text)
                     for name in names:
                         if (piece := tensors.get(name)) is None:
@@ -276,7 +273,8 @@ def write_flat(
                     os.fsync(opened.fileno())
             if base is not None and base.index is not None:
                 name, content = base.index
-                (folder / name).write_bytes(content)
+                with open(name, "xb", opener=folder.open) as opened:
+                    opened.write(content)
     except OSError as error:
         raise StoreError(
             f"{target}: cannot write the model: {error.strerror}; choose a new folder with space"
@@ -291,19 +289,24 @@ def _parts(vector: Any, kind: str) -> Iterator[npt.NDArray[np.uint8]]:
 
 
 @contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
+def _new_folder(target: Path) -> Iterator[OpenFolder]:
     """Yield a folder that becomes ``target`` after the block."""
     if os.path.lexists(target):
         raise StoreError(f"{target}: exists; choose a new folder")
     draft = target.with_name(f".{target.name}.{uuid4().hex[:12]}")
     draft.mkdir()
-    try:
-        yield draft
-        sync_folder(draft)
-        os.rename(draft, target)
-    except BaseException:
-        rmtree(draft, ignore_errors=True)
-        raise
+    with closing(OpenFolder.of(draft, FOLDER)) as folder:
+        try:
+            yield folder
+            sync_folder(Path(), folder)
+            require_same(draft, os.fstat(folder.fd), os.lstat(draft))
+            os.rename(draft, target)
+        except BaseException:
+            for name in os.listdir(folder.fd):
+                os.unlink(name, dir_fd=folder.fd)
+            with suppress(OSError):
+                draft.rmdir()
+            raise
     sync_folder(target.parent)
 
 

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from fedcore.experiment.results import Record
 from fedcore.experiment.schema import ReportSettings
-from fedcore.files import draft_of
+from fedcore.files import replacing
 from fedcore.reports.papers import ACCURACY, CROSSING, POINTS, RECOVERY, Comparison
 from fedcore.reports.statistics import accuracies, by_algorithm, losses, students_t
 
@@ -323,8 +323,8 @@ def _drawn(path: Path, width: float, height: float) -> Iterator[Figure]:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    with draft_of(path) as draft:
-        draft.write_bytes(_saved(figure, path.suffix[1:]))
+    with replacing(path, "wb") as file:
+        file.write(_saved(figure, path.suffix[1:]))
 
 
 def _saved(figure: Figure, suffix: str) -> bytes:

@@ -199,6 +199,35 @@ def test_an_index_that_is_swapped_while_it_is_opened_plays_back_no_journal(folde
 
 
 @on_linux
+@pytest.mark.parametrize("event", ["os.scandir", OPENING, OPENED])
+@pytest.mark.parametrize("readonly", [False, True])
+def test_a_folder_that_becomes_a_link_while_it_is_opened_opens_nothing_elsewhere(folder, event, readonly):
+    """Files are opened in the folder that was checked; SQLite's, which it opens by path, are compared."""
+    victim, moves = folder.with_name("victim"), []
+    with ClientStore([*"abc"], N, medium="mmap", path=folder.with_name("live")) as store:
+        store.commit(0)
+        shutil.copytree(store.path, victim)  # its last commit is in the log
+
+    def swap(*_):
+        if not moves:
+            moves.append(folder.rename(folder.with_name("aside")))
+            folder.symlink_to(victim)
+
+    def content_of(place):
+        return {path: path.read_bytes() for path in place.rglob("*") if path.is_file() and "-shm" not in path.name}
+
+    before = content_of(victim)
+    with meanwhile({event: swap}), pytest.raises(errors.StoreError, match="replacing"):
+        ClientStore.open(folder, readonly=readonly)
+    assert moves
+    assert content_of(victim) == before
+    folder.unlink()
+    moves[0].rename(folder)
+    with ClientStore.open(folder) as store:
+        assert store.round == 0
+
+
+@on_linux
 def test_the_lock_of_an_index_ends_with_its_last_connection(folder):
     def locked():
         fd = os.open(folder / "index.sqlite", os.O_RDWR)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.errors import StoreError
-from fedcore.files import opened
+from fedcore.files import SAFE, opened
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 _SYNC_FILE_RANGE_WRITE = 2
@@ -129,8 +129,8 @@ def sync(fd: int) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Make the content of a closed file, or the list of names in a folder, durable."""
-    with opened(path, os.O_RDONLY) as fd:
+    """Make the content of a closed file, or the list of names in a folder, durable. The path is no link."""
+    with opened(path, os.O_RDONLY | SAFE) as fd:
         if not _sync_on_macos(fd):
             os.fsync(fd)
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import CorruptionError, LockedError, StoreError
-from fedcore.files import OpenFolder, is_own_folder, require_same, resolve_own_links
+from fedcore.files import FOLDER, UNLISTED, OpenFolder, is_own_folder, require_same, resolve_own_links
 from fedcore.store.files import disk, inventory
 from fedcore.store.files.entries import Entries, Head, Listed, Previous, Transaction, stored
 from fedcore.store.files.index import KEEPS_PREVIOUS, Index
@@ -142,7 +142,7 @@ class Folder:
             file = SlotFile.create(self._at, name, header)
         try:
             file.occupy(np.zeros(0, np.int64), self.head.sequence)
-            disk.sync_path(self.path)  # its name must be durable before a commit uses it
+            disk.sync_path(self.path.resolve())  # its name must be durable before a commit uses it
         except BaseException:
             file.close()
             raise
@@ -286,16 +286,17 @@ def undisturbed(path: Path, read: Callable[[], T]) -> T:
     A new or saved store replaces a folder in one step. A process that opens its files meanwhile gets some of each store
     and would report false damage.
     """
+    is_link = path.is_symlink()
     for _ in range(TRIES - 1):
         with ExitStack() as opened:
             before = None
             with suppress(OSError):  # kept open, so that no other folder gets its inode number
-                before = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe does not block
+                before = os.open(path, os.O_RDONLY | os.O_NONBLOCK | UNLISTED)  # a pipe does not block
                 opened.callback(os.close, before)
             try:
                 return read()
             except StoreError:
-                if _is_at(before, path):
+                if _is_at(before, path) or path.is_symlink() != is_link:
                     raise
     return read()
 
@@ -386,7 +387,7 @@ def _draft(path: Path, existing: bool) -> Iterator[tuple[OpenFolder, WriterLock]
         locks.callback(lock.close)  # released at the end: no sweep may delete the draft before it is in its place
         try:
             disk.sync_path(place / LOCK)  # synced first: a sweep deletes a draft only if its lock file is marked
-            with closing(OpenFolder.of(place, follows=False)) as at:
+            with closing(OpenFolder.of(place, FOLDER)) as at:
                 os.mkdir(READERS, dir_fd=at.fd)
                 yield at, lock
             disk.sync_path(place)

@@ -355,9 +355,11 @@ class Index:
     def close(self) -> None:
         """Close this process's connection."""
         connection, self._shared = self._shared, None
-        if connection is not None and self._owner != os.getpid():
+        if connection is None:  # SQLite may have failed after it shortened an old file
+            _mapped.pop(self._shared_file or (0, 0), None)
+        elif self._owner != os.getpid():
             _inherited.append(connection)
-        elif connection is not None:
+        else:
             with _explained(self.path):
                 try:
                     self._require_mapped()
@@ -396,22 +398,22 @@ class Index:
                 if self._access != "immutable" and connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
                     # Every transaction would look for a rollback journal and use it.
                     raise StoreError(f"{self.path}: the index has no write-ahead log; use a copy of the store")
+                if self._access != "immutable" and not self._is_in_folder():
+                    # Closing is safe: SQLite deletes a log only if its index is still in its place.
+                    raise StoreError(f"{self.path}: other processes keep replacing the folder; do not use it")
                 connection.execute("PRAGMA fullfsync = ON")  # only macOS needs it
                 connection.execute("PRAGMA trusted_schema = OFF")  # another user may have written the file
                 connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
             except BaseException:
                 connection.close()
                 raise
-            if self._access != "immutable" and not self._is_in_folder():
-                _inherited.append(connection)  # SQLite might delete the log elsewhere when it closes
-                raise StoreError(f"{self.path}: other processes keep replacing the folder; do not use it")
             self._owner, self._shared, self._syncs = os.getpid(), connection, True
         return self._shared
 
     def _is_in_folder(self) -> bool:
         """Whether SQLite, which opens its files by path, has opened the log and the shared memory of this folder."""
         found, used = [self._folder.found(name) for name in (LOG, SHARED)], {file for _, file in _files()}
-        return not used or {_number_of(one) for one in found if one is not None} <= used
+        return not used or all(one is not None and _number_of(one) in used for one in found)
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:

@@ -11,13 +11,12 @@ from uuid import uuid4
 from weakref import WeakSet
 
 from fedcore.errors import LockedError, StoreError
-from fedcore.files import FOLDER, HARD_LINKS, SAFE, OpenFolder, opened
+from fedcore.files import FOLDER, HARD_LINKS, NAMED, SAFE, UNLISTED, OpenFolder, opened
 from fedcore.store.files import disk
 from fedcore.store.files.inventory import DISPOSABLE, LOCK, READERS, is_note
 
 _NEWEST = 2**63 - 1
 _LENGTH = 96  # bytes of a lock file before the disposable mark
-_READERS = FOLDER | getattr(os, "O_PATH", 0)  # a reader may lack the right to list the folder
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -75,7 +74,7 @@ class WriterLock(_LockedFile):
         self._written = self._identity
         with disk.explained("locking", path), ExitStack() as ends:
             try:
-                place = at or ends.enter_context(closing(OpenFolder.of(folder, follows=not disposable)))
+                place = at or ends.enter_context(closing(OpenFolder.of(folder, FOLDER if disposable else NAMED)))
                 while not self._lock(place, shared):  # the file was deleted before it was locked
                     self.forget()
                 if not shared:
@@ -188,7 +187,7 @@ class ReaderPin(_LockedFile):
     def _create(self, readers: Path) -> bool:
         """Create and lock the file; return whether it still exists."""
         self._path = readers / f"{os.getpid()}-{uuid4().hex}"
-        with opened(READERS, _READERS, self._folder.fd) as notes:
+        with opened(READERS, FOLDER | UNLISTED, self._folder.fd) as notes:
             self._fd = os.open(self._path.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFE, 0o644, dir_fd=notes)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         return os.fstat(self._fd).st_nlink > 0
@@ -201,7 +200,8 @@ class ReaderPin(_LockedFile):
     def close(self) -> None:
         """Delete the file. A fork that closes an inherited pin leaves the file."""
         if self._fd >= 0:
-            with suppress(OSError), opened(READERS, _READERS, self._folder.fd) as notes:  # else the next writer does
+            # If it fails, the next writer deletes it.
+            with suppress(OSError), opened(READERS, FOLDER | UNLISTED, self._folder.fd) as notes:
                 os.unlink(self._path.name, dir_fd=notes)
             self.release()
 
