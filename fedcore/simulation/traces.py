@@ -100,8 +100,8 @@ def read_traces(source: str | Path, clients: int | None = None) -> tuple[Law, ..
     """Read the traces in a comma-separated file with a header; lines that begin with # are comments.
 
     - ``trace,mean,stdev,least``: each row defines a generated trace.
-    - ``round,client`` or ``round,client,share``: a log. A row states that the client took part in the round, which
-      counts from 0, with this share of its local steps (default: 1). There is one trace per client, in the order of the
+    - ``round,client`` or ``round,client,share``: a log. A row states that the client took part in the round (0 to
+      999,999) with this share of its local steps (default: 1). There is one trace per client, in the order of the
       client numbers. A log that names all clients numbers them in ascending order, as ``data.from_arrays`` does. In
       any other log, clients are numbers from 0. A log that starts in round 1 logs a warning: its round 0 is empty.
     - Any other header: each column is a recorded trace with the column's name.
