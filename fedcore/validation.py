@@ -33,8 +33,12 @@ from fedcore.errors import (
     UnknownNameError,
 )
 
+T = TypeVar("T")
+
 LONGEST_REASON = 500
 """The maximum length of a rejection's reason, which may contain text from a client."""
+MOST_LEVELS = 50
+"""The maximum number of levels of a configuration; Python cannot copy or write values of some hundreds of levels."""
 _PLAIN = frozenset([int, float, *np.sctypeDict.values()])
 
 
@@ -191,6 +195,17 @@ def short_id(client: object) -> str:
     return shorten(text if len(text) <= 100 else f"{text[:97]}...")
 
 
+def shallow(value: T) -> T:
+    """Return a value from a file of tables and lists; raise ValueError if it has more than ``MOST_LEVELS`` levels."""
+    level: list[Any] = [value]
+    for _ in range(MOST_LEVELS):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [one for each in inner for one in each]
+    if level:
+        raise ValueError(f"tables and lists must have at most {MOST_LEVELS} levels")
+    return value
+
+
 def check_list(name: str, values: Any) -> tuple[Any, ...]:
     """Return a list or tuple as a tuple, which other threads cannot change; raise ArrayError for other values."""
     if not isinstance(values, list | tuple):
@@ -339,8 +354,6 @@ def _bracketed(members: list[str], count: int, brackets: str) -> str:
 # - an installed package's entry point in the registry's group;
 # - ``module:Name``, which imports the module.
 
-
-T = TypeVar("T")
 
 OWN = "'module:Name' of your own"
 _IMPORT_HINT = (

@@ -12,7 +12,7 @@ import pytest
 
 from fedcore import Server
 from fedcore import files as atomic_file
-from fedcore.errors import ConfigError, FedcoreError
+from fedcore.errors import ConfigError, FedcoreError, StoreError
 from fedcore.experiment import load_preset
 from fedcore.experiment import results as records
 from fedcore.experiment.journal import FolderJournal
@@ -22,7 +22,7 @@ from fedcore.experiment.schema import Trial
 from fedcore.model import write_model
 from fedcore.profiling import profile
 from fedcore.reports.figures import draw_holdings
-from fedcore.simulation.engines import KeepingClients, RecoveringClients, write_arrays
+from fedcore.simulation.engines import AtWork, KeepingClients, RecoveringClients, write_arrays
 
 HEADER = Header("quickstart", "", "FedAvg", 0, 0, 1, "0")
 
@@ -142,6 +142,15 @@ READERS = {
     "build.json": lambda path: check_device(path.parent, load_preset("quickstart")),
     "config.json of a report": _config_tables,
 }
+
+
+@pytest.mark.parametrize("kind", [KeepingClients, RecoveringClients, AtWork])
+@pytest.mark.parametrize("content", [b"", b"PK", b"my notes", {"a": 0}, {"claims": "{", "count": 0}, {"claims": 5}])
+def test_a_damaged_file_of_clients_is_named(tmp_path, kind, content):
+    path = tmp_path / "trial.rows-3.npz"
+    path.write_bytes(content) if isinstance(content, bytes) else np.savez(path, **content)
+    with pytest.raises(StoreError, match=re.escape(str(path))):
+        kind.load(kind.__new__(kind), path)
 
 
 def made_pipe(path):

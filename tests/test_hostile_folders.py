@@ -23,6 +23,7 @@ from fedcore import Model, Server, Storage, aggregate, merge, write_model
 from fedcore.algorithms.optimizers import Nesterov
 from fedcore.cluster.manifest import BLOCK
 from fedcore.errors import CorruptionError, FedcoreError, StoreError
+from fedcore.experiment import load_results
 from fedcore.experiment.run_folder import prepare
 from fedcore.experiment.schema import trials
 from fedcore.model import windows
@@ -364,13 +365,18 @@ def test_a_time_that_was_set_back_does_not_hide_a_change(tmp_path):
         np.asarray(model["w"])
 
 
-@pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff", b"5"])
+DEEP = b'{"note":%s}' % (b"[" * 900 + b"]" * 900)  # json reads it, and Python cannot copy it
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, DEEP, b"\xff", b"5"])
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path, text):
     shutil.copytree(original("run"), tmp_path / "run")
     (tmp_path / "run" / "config.json").write_bytes(text)
     for command in (("report",), ("run", "--resume", "--workers", "0")):
         done = invoke(command[0], tmp_path / "run", *command[1:])
         assert (done.status, "config.json" in done.errors) == (2, True), done
+    with pytest.raises(FedcoreError, match=r"config\.json"):
+        load_results(tmp_path / "run")
 
 
 JOB = """

@@ -109,7 +109,7 @@ def _options(changes: list[str]) -> dict[str, Any]:
             raise ConfigError(f"--set {change!r}: must be KEY=VALUE, such as momentum=0.9")
         try:
             options[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             raise ConfigError(f"--set {change!r}: {shorten(value)!r} is not a number") from None
     return options
 

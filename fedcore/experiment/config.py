@@ -26,7 +26,7 @@ from fedcore.experiment.changes import NO_RESULT, Changes, at_point, changes, co
 from fedcore.experiment.schema import Experiment, Method, Trial, unknown_key
 from fedcore.simulation import data
 from fedcore.simulation.data import Dataset
-from fedcore.validation import add_to_path, expand_home
+from fedcore.validation import add_to_path, expand_home, shallow
 
 Tables = dict[str, Any]
 Choice = tuple[tuple[str, Tables], ...]
@@ -405,7 +405,7 @@ def _changes(experiment: Experiment, whole: Tables, titled: str) -> Changes:
 def _read_file(path: Path) -> Tables:
     try:
         text = path.read_text(encoding="utf-8")
-        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        tables = shallow(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such TOML or JSON file") from None
     except (OSError, ValueError, RecursionError) as error:  # the ValueErrors of both parsers name the line
@@ -442,8 +442,8 @@ def _parsed(override: str) -> tuple[str, Any]:
     if text == "none":
         return key, None
     try:
-        return key, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError as error:
+        return key, shallow(tomllib.loads(f"value = {text}")["value"])
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or a number of too many digits
         if not re.fullmatch(r"[A-Za-z][\w./-]*", text):
             raise ConfigError(f"override {override!r}: the value is neither TOML nor a bare word: {error}") from None
         return key, text

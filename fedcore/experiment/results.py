@@ -15,7 +15,7 @@ from fedcore.errors import MissingDataError, MissingDependencyError, StoreError
 from fedcore.experiment.changes import NO_RESULT, SIZES, number_of
 from fedcore.experiment.schema import WINDOW, Line
 from fedcore.files import SAFE, draft_of, inside, read_bytes, read_text, reading
-from fedcore.validation import absolute
+from fedcore.validation import absolute, shallow
 
 if TYPE_CHECKING:
     import pandas
@@ -367,7 +367,7 @@ def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
 
 def _config_tables(config: Path) -> Mapping[str, Any]:
     try:
-        tables = json.loads(read_text(config))
+        tables = shallow(json.loads(read_text(config)))
     except FileNotFoundError:
         return {}
     except (StoreError, ValueError, RecursionError) as error:

@@ -25,6 +25,7 @@ from fedcore.reports import statistics as stats
 from fedcore.reports.figures import draw_curves
 from fedcore.reports.papers import Comparison, comparison
 from fedcore.reports.statistics import Summary
+from fedcore.validation import shallow
 
 FILES = ("table.md", "table.csv", "table.tex", "curves.png", "loss.png", "report.html")
 ESSENTIAL = 5
@@ -163,7 +164,7 @@ class Config:
     def parse(cls, preset: str, text: str) -> "Config":
         """Parse a configuration; raise MissingDataError if it is damaged."""
         try:
-            tables = json.loads(text or "{}")
+            tables = shallow(json.loads(text or "{}"))
             if not isinstance(tables, dict):
                 raise ValueError(f"must hold tables at the top, got {type(tables).__name__}")
             pictures = tables.get("pictures")

@@ -332,7 +332,7 @@ class SecureClient(Represented):
             }
             client._held = {int(index): bytes.fromhex(shares) for index, shares in state["held"].items()}
             client._dealers = [int(index) for index in state["dealers"]]
-        except (FedcoreError, KeyError, ValueError, TypeError, AttributeError) as error:
+        except (FedcoreError, KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise CheckpointError(f"state: SecureClient.to_state did not return it: {error!r}") from None
         return client
 

@@ -642,12 +642,7 @@ class Journal:
         """Return the newcomers of a round: the given clients, and those of the interrupted round that are not
         registered.
         """
-        with journal_errors(self.path):
-            before = _head(self._store, round).get("newcomers", [])
-            pairs = [one if isinstance(one, list) else (one, None) for one in before]
-            new = {client: size for id, size in pairs if (client := canonical(id)) not in registry}
-            for size in set(new.values()) - {None}:
-                check_integer("newcomers", size, 1)
+        new = {client: size for client, size in _newcomers(self._store, round).items() if client not in registry}
         if not new:
             return given
         if None in new.values():
@@ -793,6 +788,14 @@ def _head(store: ClientStore, round: int) -> dict[str, Any]:
         return state if state.get("round") == round else {}
 
 
+def _newcomers(store: ClientStore, round: int) -> dict[ClientId, int | None]:
+    """Return the newcomers of a round in a journal, with their sizes, if any."""
+    with journal_errors(store.path):
+        before = _head(store, round).get("newcomers", [])
+        pairs = [one if isinstance(one, list) else (one, None) for one in before]
+        return {canonical(id): None if size is None else check_integer("newcomers", size, 1) for id, size in pairs}
+
+
 def _about(store: ClientStore, row: ClientId) -> dict[str, Any]:
     """Return the header of an update: its claims, and the form of its vectors."""
     with journal_errors(store.path):
@@ -842,9 +845,10 @@ def journal_problems(path: Path) -> list[str]:
     with open_part(journal, readonly=True) as store:
         problems = store.verify()
         try:
+            _newcomers(store, store.round or 0)
             for _, row in _entries(store) if not problems else ():
                 _about(store, row)
-        except CorruptionError as error:
+        except StoreError as error:
             problems = [str(error)]
         return [f"open round: {problem}" for problem in problems]
 

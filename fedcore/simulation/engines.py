@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from fedcore.algorithms import MEAN_GRADIENT, Algorithm, FedAvgM, LocalDescent, MimiC, is_computed_locally
 from fedcore.arrays import F32, copy_into, to_host
-from fedcore.errors import RangeError, UnknownClientError
+from fedcore.errors import FedcoreError, RangeError, StoreError, UnknownClientError
 from fedcore.files import reading, replacing
 from fedcore.network import Network, NetworkReport
 from fedcore.server import Broadcast, Report, Server, Update
@@ -30,7 +31,7 @@ from fedcore.simulation.local_rules import (
 )
 from fedcore.simulation.participation import Active
 from fedcore.store.registry import ClientId
-from fedcore.validation import check_integer
+from fedcore.validation import check_integer, shorten
 
 if TYPE_CHECKING:
     from fedcore.simulation.sgd import LocalOptions
@@ -364,7 +365,7 @@ class KeepingClients(EngineWrapper):
 
     def load(self, path: Path) -> None:
         """Read the rows that ``save`` wrote."""
-        with reading(path) as content, np.load(content) as file:
+        with read_arrays(path) as file:
             self.rows = {int(client): file[client] for client in file.files}
 
 
@@ -388,6 +389,19 @@ def write_arrays(path: Path, **arrays: Any) -> None:
     """Write arrays into a file, atomically."""
     with replacing(path, "wb") as file:
         np.savez(file, **arrays)
+
+
+@contextmanager
+def read_arrays(path: Path) -> Iterator[Any]:
+    """Open a file of arrays; raise StoreError if ``write_arrays`` did not write what the block reads from it."""
+    try:
+        with reading(path) as content, np.load(content) as file:
+            yield file
+    except (FedcoreError, OSError):
+        raise
+    except Exception as error:  # NumPy and zipfile raise errors of many classes for invalid files
+        reason = shorten(f"{type(error).__name__}: {error}")
+        raise StoreError(f"{path}: is damaged ({reason}); delete the folder {path.parent} to start again") from None
 
 
 class RecoveringClients(KeepingClients):
@@ -437,7 +451,7 @@ class RecoveringClients(KeepingClients):
 
     def load(self, path: Path) -> None:
         """Read the file that ``save`` wrote."""
-        with reading(path) as content, np.load(content) as file:
+        with read_arrays(path) as file:
             x, g = file["x"], file["g"]
             self._sent = (x, set(file["sent_to"].tolist())) if len(x) else None
             self._g = g if len(g) else None
@@ -488,7 +502,7 @@ class AtWork(EngineWrapper):
 
     def load(self, path: Path) -> None:
         """Read the file that ``save`` wrote, and repeat the clock's course until then."""
-        with reading(path) as content, np.load(content) as file:
+        with read_arrays(path) as file:
             for number, claims in json.loads(str(file["claims"])).items():
                 vectors = {name: file[f"{name}{number}"] for name in SENT if f"{name}{number}" in file}
                 self._updates[int(number)] = Update(**{**claims, **vectors})

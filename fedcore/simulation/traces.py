@@ -25,6 +25,8 @@ MOMENTS = ["trace", "mean", "stdev", "least"]
 """The header of a file of generated traces."""
 LOGS = ["round", "client"], ["round", "client", "share"]
 """The headers of a log."""
+MOST_ROUNDS = 10**6
+"""The maximum number of rounds of a log, which takes 8 bytes for each round of each client."""
 _warn_once = cache(logging.getLogger("fedcore.simulation").warning)
 
 
@@ -98,8 +100,8 @@ def read_traces(source: str | Path, clients: int | None = None) -> tuple[Law, ..
     """Read the traces in a comma-separated file with a header; lines that begin with # are comments.
 
     - ``trace,mean,stdev,least``: each row defines a generated trace.
-    - ``round,client`` or ``round,client,share``: a log. A row states that the client took part in the round, which
-      counts from 0, with this share of its local steps (default: 1). There is one trace per client, in the order of the
+    - ``round,client`` or ``round,client,share``: a log. A row states that the client took part in the round (0 to
+      999,999) with this share of its local steps (default: 1). There is one trace per client, in the order of the
       client numbers. A log that names all clients numbers them in ascending order, as ``data.from_arrays`` does. In
       any other log, clients are numbers from 0. A log that starts in round 1 logs a warning: its round 0 is empty.
     - Any other header: each column is a recorded trace with the column's name.
@@ -163,9 +165,9 @@ def read_durations(source: str | Path, clients: int) -> tuple[F64, ...]:
         raise MissingDataError(f"trace: {source}: expected the header client,seconds")
     found: list[list[float]] = [[] for _ in range(clients)]
     for line, (name, seconds) in rows[1:]:
-        if not name.isdecimal() or int(name) >= clients:
+        if not name.isdecimal() or len(name) > len(str(clients)) or int(name) >= clients:
             raise MissingDataError(
-                f"trace: {source}: line {line}: expected a client in 0 .. {clients - 1}, got {name!r}"
+                f"trace: {source}: line {line}: expected a client in 0 .. {clients - 1}, got {name[:100]!r}"
             )
         try:
             found[int(name)].append(check_number("seconds", float(seconds), "(0, inf)"))
@@ -193,8 +195,8 @@ def _of_log(source: str, body: list[tuple[int, list[str]]], clients: int | None)
         )
     found: dict[tuple[int, int], float] = {}
     for line, (round, name, *share) in body:
-        if not round.isdecimal():
-            raise ValueError(f"line {line}: the round must be an integer of at least 0, got {round!r}")
+        if not round.isdecimal() or len(round) > len(str(MOST_ROUNDS - 1)):
+            raise ValueError(f"line {line}: the round must be an integer in 0..{MOST_ROUNDS - 1}, got {round[:100]!r}")
         if (key := (int(round), numbers[name])) in found:
             raise ValueError(f"line {line}: names client {name} in round {round} a second time")
         found[key] = float(share[0]) if share else 1.0
@@ -213,7 +215,10 @@ def _rows(source: str, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(lines, start=1):
         if line.startswith("#") or not line.strip():
             continue
-        cells = [cell.strip() for cell in next(csv.reader([line]))]
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([line]))]
+        except csv.Error as error:
+            raise MissingDataError(f"traces: {source}: line {number}: {error}") from None
         width = width or len(cells)
         if len(cells) != width:
             raise MissingDataError(f"traces: {source}: expected {width} cells in line {number}, got {len(cells)}")

@@ -141,7 +141,10 @@ class Clients(Represented):
     def _unknown(self, client: object) -> UnknownClientError:
         whole = self._index.whole
         due = f"the ids are 0..{whole - 1}" if whole == self.capacity and whole > 0 else f"{len(self)} clients are"
-        other: Any = int(client) if isinstance(client, str) and client.isdecimal() else str(client)
+        # Python reads no numbers of 5,000 digits; an id has at most 20.
+        other: Any = (
+            int(client) if isinstance(client, str) and len(client) <= 20 and client.isdecimal() else str(client)
+        )
         hint = f"; {other!r} is registered, but an int and a str are different ids" if other in self else ""
         return UnknownClientError(f"client={short_repr(client)}: not registered ({due}){hint}")
 

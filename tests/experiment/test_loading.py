@@ -143,6 +143,9 @@ def test_every_preset_is_valid(name):
         ("rounds.x=3", "'rounds' must be a table"),
         ("rounds", "override 'rounds': must be KEY=VALUE"),
         ("title=a b", "neither TOML nor a bare word"),
+        (f"title={'[' * 900}{']' * 900}", "neither TOML nor a bare word"),
+        (f"title={'[' * 90}{']' * 90}", "at most 50 levels"),
+        (f"rounds={'9' * 5000}", "neither TOML nor a bare word"),
     ],
 )
 def test_invalid_value_is_rejected(override, message):

@@ -184,7 +184,8 @@ def check(data, file):
             found[name] = CODES[tensor.kind], [*tensor.shape], memory.tobytes()
     except FedcoreError as error:
         reason = "refused by both" if due is None else reason_of(data)
-        assert reason, (data, error)
+        if reason is None:
+            raise AssertionError(data) from error
         return reason
     assert found == due, data
     assert all(math.prod(tensor.shape) == tensor.size for tensor in model.values())

@@ -18,7 +18,7 @@ from fedcore.algorithms.optimizers import Nesterov
 from fedcore.model import merging, windows
 from tests.kills import killed
 
-NAMES = "mkdir ftruncate pwrite fdatasync fsync replace rename unlink rmdir fchmod".split()
+NAMES = ("mkdir", "ftruncate", "pwrite", "fdatasync", "fsync", "replace", "rename", "unlink", "rmdir", "fchmod")
 CALLS = [(os, name) for name in NAMES]
 """The calls by which a merge changes a disk, except that a file is made: an empty one is there at the next call."""
 

@@ -545,6 +545,7 @@ def test_the_command(tmp_path, monkeypatch):
         ("--server-optimizer", "nestrov", "--base", "out"): "did you mean 'Nesterov'",
         ("--server-optimizer", "adam", "--set", "momentum=1", "--base", "out"): "momentum",
         ("--server-optimizer", "adam", "--set", "tau=a", "--base", "out"): "tau=a",
+        ("--server-optimizer", "adam", "--set", f"tau={'(' * 999}", "--base", "out"): "tau=",
         ("--set", "tau=1"): "--server-optimizer",
         ("--server-optimizer", "adam"): "base",
     }.items():

@@ -247,6 +247,7 @@ def test_a_client_never_shows_both_secrets_of_another():
 
 
 def test_a_state_of_something_else_is_refused():
-    for state in ({}, SecureClient().to_state() | {"secrets": ["zz"]}, SecureClient().to_state() | {"numbers": 3}):
+    for wrong in ({"secrets": ["zz"]}, {"numbers": 3}, {"numbers": [np.inf] * 5}, {"encoding": {"n": np.inf}}, None):
+        state = {} if wrong is None else SecureClient().to_state() | wrong
         with pytest.raises(CheckpointError, match="did not return it"):
             SecureClient.from_state(state)

@@ -156,6 +156,7 @@ BAD = {
     "the least integer": (spoilt(high=with_entry(-(1 << 63), 5)), "high"),
     "a long buffer": (spoilt(high=with_entry(1 << 62, -1)), "high of buffers"),
     "an unknown client": (lambda p: replace(p, clients=(99, *p.clients[1:])), "clients: "),
+    "an endless id": (lambda p: replace(p, clients=("9" * 5000, *p.clients[1:])), "clients: "),
     "a client twice": (lambda p: replace(p, clients=(p.clients[1], *p.clients[1:])), "clients"),
     "no steps": (spoilt(steps=with_entry(0)), "steps"),
     "half a step": (spoilt(steps=with_entry(1.5)), "steps"),

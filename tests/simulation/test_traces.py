@@ -146,8 +146,9 @@ def test_a_log_with_names_and_shares(tmp_path):
         ("0,a\n", "the log must name all 3 clients"),
         ("0,a\n0,b\n0,c\n0,d\n", "the log must name all 3 clients, .* it names 4"),
         ("0,1\n# later\n0,1\n", "line 4: names client 1 in round 0 a second time"),
-        ("1.5,1\n", "line 2: the round must be an integer of at least 0, got '1.5'"),
-        ("-1,1\n", "line 2: the round must be an integer of at least 0, got '-1'"),
+        ("1.5,1\n", "line 2: the round must be an integer in 0..999999, got '1.5'"),
+        ("-1,1\n", "line 2: the round must be an integer in 0..999999, got '-1'"),
+        ("1000000000000,1\n", "line 2: the round must be an integer in 0..999999, got '1000000000000'"),
     ],
 )
 def test_a_malformed_log_is_rejected_with_its_line(tmp_path, text, message):
@@ -167,6 +168,7 @@ def test_a_malformed_log_is_rejected_with_its_line(tmp_path, text, message):
         ("a\n0.5\n1.5\n", "trace 'a': share 1"),
         ("round,name\n1,0\n", "unknown header round,name; a log has round,client or round,client,share"),
         ("a\nnan\n", "trace 'a': share 0"),
+        (f"a,b\n1,{'1' * 200_000}\n", "line 2: field larger"),
         ("trace,mean,stdev,least\nslow,0.5,0.9,0\n", "trace 'slow': stdev"),
         ("trace,mean,stdev,least\nslow,0.5,half,0\n", "could not convert string to float: 'half'"),
     ],
