@@ -174,9 +174,9 @@ def test_only_between_rounds():
         round.add(0, X0 + 2, steps=1)
     assert server.x.tolist() == [2, 2]
     server = Server(X0, "FedAvg", 2, lr=0.1, policy=RoundPolicy(buffer=2, max_staleness=2))
-    server.push([])
+    server.open_buffer(newcomers=["new"])
     server.replace_x(X0 + 1)  # an open buffer without updates begins again
-    server.push([Update(0, X0 + 3, 1, round=0)])
+    server.push([Update("new", X0 + 3, 1, round=0)])
     with pytest.raises(RoundError):
         server.replace_x(X0)
     [report] = server.push([Update(1, X0 + 5, 1, round=0)])
