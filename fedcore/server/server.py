@@ -135,7 +135,8 @@ class Server(Represented, Unpicklable):
         policy: when a round may close, and how late an update may be. Default: the caller closes each round, which
             accepts only its own updates.
         callbacks: functions that are called with the ``Report`` of each finished round, in the thread that finished it.
-            Their exceptions are logged and do not undo the round. Callbacks may read the server; they are not saved.
+            Their exceptions are logged and do not undo the round. Callbacks may read the server and replace x. They are
+            not saved.
 
     Attributes:
         callbacks: the functions above; they may be replaced between rounds.
@@ -689,12 +690,14 @@ class Server(Represented, Unpicklable):
                 (``Model.partial``) it may lack groups, which stay. It is copied.
 
         Raises:
-            RoundError: a round or buffer is open; or the server accepts late updates, and has broadcast this round.
+            RoundError: a round is open, or a buffer that has an update; or the server accepts late updates, and
+                ``broadcast`` was called for this round.
             RangeError: the method's next step needs earlier models (FedAWE, or FedAvgM with momentum at the clients).
             ShapeError, DtypeError, ArrayError: the model does not fit the layout, or a number is NaN or infinite in
                 the tensor's dtype.
 
-        Cost: one commit; reads and writes 4 n bytes, and as much for each buffer check and file.
+        Cost: copies and checks the model, 8 n bytes read and 4 n written, and one commit, which writes 4 n bytes to a
+            folder. Shards and devices get the model from this process.
 
         >>> import numpy as np
         >>> server = Server({"w": np.zeros(2, np.float32)}, "FedAvg", clients=2, lr=0.1)
@@ -704,32 +707,43 @@ class Server(Represented, Unpicklable):
         """
         if (reason := self.algorithm.keeps_models) is not None:
             raise RangeError(f"replace_x: not supported by {self.algorithm}: {reason}")
-        settings, layout = self._settings, self.layout
-        with self._round_lock.pushing, np.errstate(over="ignore"):  # an overflow becomes an infinity
-            self._between_rounds()
+        x, counters = self._flat(model)
+        with self._round_lock.pushing:
             is_sent = self._asked is not None and self._asked[0] == self.round_number
-            if settings.max_staleness and is_sent and not self.algorithm.mixes_models:
+            if self._settings.max_staleness and is_sent and not self.algorithm.mixes_models:
                 raise RoundError(
                     f"replace_x: broadcast was called for round {self.round_number}, so that an update of this round "
                     "may start from the old x; replace x before broadcast, or after the round"
                 )
-            shape = layout.slices[0].shape if len(layout.slices) == 1 else None
-            vector, counters = as_vector("model", model, layout.n, shape, device=settings.device), {}
-            if vector is not None:
-                x = copied(in_float32(vector), device=settings.device)
+            opened, newcomers = self._buffer, None
+            if opened is not None and opened.is_open and not (opened.clients or opened.rejected):
+                newcomers = opened._newcomers
+                opened.abort()  # it begins again, from the new x
+            self._between_rounds()
+            self._backend.replace_x(x, counters, never_negative(self.layout, to_host(x)))
+            if newcomers is not None:
+                self.open_buffer(newcomers=newcomers)
+        if not self._has_replaced:
+            LOGGER.info("round %d: x was replaced; later replacements are only in the reports", self.round_number)
+        self._has_replaced = True
+
+    def _flat(self, model: Any) -> tuple[F32, Counters]:
+        """Return a model of the server's layout as a read-only copy, and its counters, which a flat vector lacks."""
+        layout, device, counters = self.layout, self._settings.device, {}
+        shape = layout.slices[0].shape if len(layout.slices) == 1 else None
+        with np.errstate(over="ignore"):  # an overflow becomes an infinity
+            if (vector := as_vector("model", model, layout.n, shape, device=device)) is not None:
+                x = copied(in_float32(vector), device=device)
             else:
                 counters = layout.read_counters(model)
                 if layout.groups:
                     sent = layout.split(model).items()
                     x = layout.join({name: layout.of_groups[name].flatten(own) for name, own in sent}, copied(self.x))
                 else:
-                    x = layout.flatten(model, empty(layout.n, device=settings.device))
-            require_finite(x, layout)
-            freeze(x)
-            self._backend.replace_x(x, counters, never_negative(layout, to_host(x)))
-        if not self._has_replaced:
-            LOGGER.info("round %d: x was replaced; reports of rounds name later replacements", self.round_number)
-        self._has_replaced = True
+                    x = layout.flatten(model, empty(layout.n, device=device))
+        require_finite(x, layout)
+        freeze(x)
+        return x, counters
 
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """Initialise the rows with c_i, each client's mean gradient at x_0 over some minibatches.

@@ -93,6 +93,7 @@ def test_the_tables_of_custom_methods_are_valid(name):
         (dict(takes_server_rate=None), AlgorithmError, r"^Mine.takes_server_rate\b"),
         (dict(steps_without_clients=1), AlgorithmError, r"^Mine.steps_without_clients\b"),
         (dict(needs_shares="no"), AlgorithmError, r"^Mine.needs_shares\b"),
+        (dict(keeps_models=True), AlgorithmError, r"^Mine.keeps_models\b"),
         (dict(adds=Terms(h=1, q=1)), AlgorithmError, r"^Mine.adds\b"),
         (dict(adds=Terms(h=1, row=1)), AlgorithmError, r"^Mine.adds\b"),
         (dict(row=Terms(h=1j)), AlgorithmError, r"^Mine.row\b"),

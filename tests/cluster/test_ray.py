@@ -43,6 +43,9 @@ def test_the_same_bits(on_ray, tmp_path):
         slices = [ray.put(y[span.start : span.stop]) for span in many._backend.ranges]
         opened.add(2, cluster.Slices(slices), steps=3)
     same(one, many)
+    both(one, many, lambda server: server.replace_x(X0 * np.float32(2)))
+    both(one, many, one_round)
+    same(one, many)
     many.close()
     with Server.load(tmp_path / "run", compute=Compute(executor=on_ray)) as many:
         same(one, many, opened_again=True)

@@ -214,6 +214,31 @@ def test_warm_start(method):
     compared(one, many, 3)
 
 
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "SCAFFOLDMVR", "FedACG", "MBSTORM"])
+def test_x_is_replaced(method):
+    one, many = made(method, X0), made(method, X0, shards=3)
+    for given in (X0[::-1].copy(), X0 * np.nan, X0[:5]):
+        both(one, many, one_round)
+        both(one, many, lambda server, given=given: server.replace_x(given))
+    compared(one, many, 2)
+
+
+@pytest.mark.parametrize("name", ["bn.running_mean", "bn.running_var", "fc.weight", "bn.num_batches_tracked"])
+def test_a_replaced_model_has_buffers_and_counters(name):
+    """Also limits on buffers are alike then: one that is negative may stay so."""
+    new, half = batch_norm(), {"fc.weight": np.float16, "conv.weight": np.float16}
+    first = {name: tensor.astype(half.get(name, tensor.dtype)) for name, tensor in new.items()}
+    new[name] = np.asarray(new[name] - 3)
+    one, many = made("FedAvg", first), made("FedAvg", first, shards=3)
+    both(one, many, lambda server: server.replace_x(new))
+    both(one, many, lambda server: server.replace_x(new | {"fc.weight": new["fc.weight"] + np.float32(70_000)}))
+    for sign in (1, -1):
+        updates = [Update(0, new | {"bn.running_var": new["bn.running_var"] * sign}, 1)]
+        both(one, many, lambda server, updates=updates: server.round(updates), nearly_alike)
+    same(one, many)
+    many.close()
+
+
 def test_late_replies():
     def late(t, i, said):
         return said | {"round": max(0, t - i)}

@@ -174,9 +174,25 @@ def test_only_between_rounds():
         round.add(0, X0 + 2, steps=1)
     assert server.x.tolist() == [2, 2]
     server = Server(X0, "FedAvg", 2, lr=0.1, policy=RoundPolicy(buffer=2, max_staleness=2))
-    server.push([Update(0, X0, 1, round=0)])
+    server.open_buffer(newcomers=["new"])
+    server.replace_x(X0 + 1)  # an open buffer without updates begins again
+    server.push([Update("new", X0 + 3, 1, round=0)])
     with pytest.raises(RoundError):
-        server.replace_x(X0 + 1)
+        server.replace_x(X0)
+    [report] = server.push([Update(1, X0 + 5, 1, round=0)])
+    assert (report.replaced, server.x.tolist()) == (True, [4, 4])
+
+
+@pytest.mark.parametrize("options", [{}, {"compute": Compute(shards=2)}, {"policy": RoundPolicy(buffer=1)}])
+def test_a_callback_may_replace_x(options):
+    def halve(report):
+        server.replace_x(server.x * np.float32(0.5))
+
+    server = Server(np.zeros(40_000, np.float32), "FedAvg", 2, lr=0.1, callbacks=[halve], **options)
+    start = server.push if "policy" in options else server.round
+    for _ in range(2):
+        start([Update(0, server.x + np.float32(2), 1, round=server.round_number)])
+    assert (server.x[0], server.round_number) == (1.5, 2)
 
 
 def test_late_updates_are_measured_from_the_model_that_their_clients_had():
@@ -263,14 +279,12 @@ def test_limits_on_buffers_follow_the_new_model():
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "SCAFFOLDMVR", "FedACG"])
-@pytest.mark.parametrize("storage", ["ram", "files"])
-def test_shards_have_the_bits_of_one_server(method, storage, tmp_path):
+def test_shards_have_the_bits_of_one_server(method, tmp_path):
     size = 40_000
     x0 = np.random.default_rng(0).normal(size=size).astype(np.float32)
     options = {"lr": 0.1, "optimizer": optimizers.Adam() if method == "FedAvg" else None}
-    place = Storage(tmp_path / "s") if storage == "files" else None
     one = Server(x0, algorithms.named(method), 2, **options)
-    cut = Server(x0, algorithms.named(method), 2, compute=Compute(shards=2), storage=place, **options)
+    cut = Server(x0, algorithms.named(method), 2, compute=Compute(shards=2), storage=tmp_path / "s", **options)
 
     def turn(server, t):
         x = server.broadcast([0]).x
@@ -283,9 +297,8 @@ def test_shards_have_the_bits_of_one_server(method, storage, tmp_path):
         assert server.broadcast([0]).x.tobytes() == one.broadcast([0]).x.tobytes()
     with pytest.raises(ArrayError):
         cut.replace_x(x0 * np.float32(np.inf))
-    if storage == "files":
-        cut.close()
-        cut = Server.load(tmp_path / "s")
+    cut.close()
+    cut = Server.load(tmp_path / "s")
     reports = [turn(server, 1) for server in (one, cut)]
     assert [report.replaced for report in reports] == [True, True]
     assert (one.x.tobytes(), one.v.tobytes()) == (cut.x.tobytes(), cut.v.tobytes())
