@@ -143,8 +143,8 @@ class SecureServer(Represented):
     def named(self) -> tuple[ClientId, ...]:
         """The clients that broke the protocol, for the next sum to leave out.
 
-        They sent a malformed answer and did not correct it, dealt shares of a wrong secret or shares that most holders
-        could not open, or alone explain all shares that are missing at the end.
+        They sent a malformed answer and did not correct it, or dealt shares of a wrong secret or shares that most
+        holders could not open. A share that is missing does not tell which of two clients is at fault.
         """
         return tuple(self._ids[index] for index in sorted(self._faulty))
 
@@ -398,17 +398,11 @@ class SecureServer(Represented):
         return secret
 
     def _name_dealers(self) -> None:
-        """Name the clients whose shares most holders lack, and the one that alone explains all missing shares."""
-        missing = []
+        """Name the clients whose shares most holders lack."""
         for owner in self._dealt:
             holders = [one for one in self._groups[owner] if one in self._shown and one != owner]
-            lacking = [one for one in holders if owner not in self._shown[one]]
-            missing += [{owner, one} for one in lacking]
-            if 2 * len(lacking) > len(holders) > 1:
+            if 2 * sum(owner not in self._shown[one] for one in holders) > len(holders) > 1:
                 self._faulty.add(owner)
-        common = set.intersection(*missing) if missing else set()
-        if len(common) == 1:
-            self._faulty |= common
 
     def _facts(self) -> dict[str, Any]:
         return {"phase": self.phase, "clients": len(self._ids), "rejected": len(self._rejected)}

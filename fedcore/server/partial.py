@@ -20,7 +20,7 @@ from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Sum, UpdateB
 from fedcore.server.state import State
 from fedcore.server.step import Snapshot
 from fedcore.server.update import as_sent, raises_fedcore_errors
-from fedcore.server.validation import SMALLEST, SentRates, Weighing, batch_of, is_flag
+from fedcore.server.validation import SMALLEST, SentRates, Weighing, batch_of, is_flag, require_flag
 from fedcore.store.registry import ClientId, canonical
 from fedcore.validation import Represented, check_integer, is_integer, rejection_reason, short_repr, shorten
 
@@ -353,6 +353,7 @@ class PartialSums:
                 raise ArrayError(f"flags: {short_repr((i, name, value))} is not a client's flag of this model")
             flag = np.frombuffer(value, now[name].dtype.newbyteorder("<")).astype(now[name].dtype)
             if flag.tobytes() != now[name].tobytes():
+                require_flag(name, flag.reshape(shapes[name]), now[name])
                 found[i][name] = flag.reshape(shapes[name])
         return found
 

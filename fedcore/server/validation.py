@@ -1,5 +1,6 @@
 """Validation of updates: reported numbers, arrays, and norms."""
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,8 @@ from fedcore.server.update import (
 )
 from fedcore.store.registry import ClientId
 from fedcore.validation import check_integer, check_number, failed, is_integer, short_repr
+
+LOGGER = logging.getLogger("fedcore.server")
 
 # The numbers that a client reports.
 
@@ -229,6 +232,7 @@ def settle_counters(layout: Layout, sent: Counters, now: Counters, kind: Kind) -
     for piece in [piece for piece in layout.constants if piece.name in sent]:
         if is_flag(piece):
             if kind == "model" and not _is_constant(sent[piece.name], now[piece.name], kind):
+                require_flag(piece.name, sent[piece.name], now[piece.name])
                 counters[piece.name] = sent[piece.name].astype(now[piece.name].dtype)  # a difference names no value
         elif not _is_constant(sent[piece.name], now[piece.name], kind):
             raise RangeError(
@@ -244,6 +248,12 @@ def settle_counters(layout: Layout, sent: Counters, now: Counters, kind: Kind) -
             raise RangeError(f"{name}={after.max()}: must be at most {most.max()}")
         counters[name] = np.maximum(after, now_flat).astype(now[name].dtype).reshape(now[name].shape)
     return counters
+
+
+def require_flag(name: str, sent: npt.NDArray[Any], now: npt.NDArray[Any]) -> None:
+    """Raise RangeError if a flag has a NaN where the server's value has none."""
+    if sent.dtype.kind == "f" and (np.isnan(sent) & ~np.isnan(now)).any():
+        raise RangeError(f"{name}: has a NaN, and the server's value has none")
 
 
 def _is_constant(sent: npt.NDArray[Any], now: npt.NDArray[Any], kind: Kind) -> bool:
@@ -266,11 +276,15 @@ def settled(layout: Layout, now: Counters, sent: Sequence[Counters]) -> dict[str
     for name, before in now.items():
         values = [others[name] for others in sent if name in others]
         after[name] = agreed(before, values, len(sent)) if name in flags else _grown(before, values)
+    for name in flags:
+        if after.get(name) is now.get(name) and 2 * sum(name in others for others in sent) > len(sent):
+            LOGGER.warning("%s: stays as it is, because no value came from more than half of the updates", name)
     return after
 
 
 def agreed(now: npt.NDArray[Any], sent: Sequence[npt.NDArray[Any]], k: int) -> npt.NDArray[Any]:
     """Return the value that more than half of k updates sent, or ``now``."""
+    sent = [np.asarray(value + value.dtype.type(0)) for value in sent]  # so that -0.0 is 0.0
     values = {value.tobytes(): value for value in sent}
     counts = Counter(value.tobytes() for value in sent)
     return next((values[bits] for bits, count in counts.items() if 2 * count > k), now)

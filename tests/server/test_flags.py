@@ -56,6 +56,20 @@ def test_a_flag_becomes_what_more_than_half_sent(way, flags, after):
         assert flag_after(server(**WAYS[way]), [bool(flag) for flag in flags]) == after
 
 
+def test_a_flag_takes_no_nan_and_no_sign_of_zero(caplog):
+    def low(value):
+        return {"w": np.zeros(N, np.float32), "min_val": np.float32(value).reshape(())}
+
+    made = server(low(np.inf))
+    report = made.round([Update(0, low(np.nan), 1)])
+    assert "min_val: has a NaN" in report.rejected[0][1]
+    made.round([Update(0, low(1), 1), Update(1, low(2), 1)])
+    assert made.tensors()["min_val"] == np.inf
+    assert "min_val: stays as it is" in caplog.text
+    made.round([Update(0, low(0.0), 1), Update(1, low(-0.0), 1)])
+    assert made.tensors()["min_val"] == 0
+
+
 def test_a_flag_in_a_buffer_and_in_a_group():
     made = server(policy=RoundPolicy(buffer=3))
     for client in range(3):
