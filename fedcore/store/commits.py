@@ -129,8 +129,8 @@ class Session:
             self._wake_in_fork(self.folder)
 
     def require_files(self) -> None:
-        """Raise a CorruptionError if a file was truncated."""
-        for slots in self.content.all_slots:
+        """Raise a CorruptionError if an open file was truncated."""
+        for slots in () if self._closed else self.content.all_slots:
             slots.require_whole()
 
     def require_whole(self) -> None:

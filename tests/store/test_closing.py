@@ -347,3 +347,13 @@ def test_a_writer_that_opens_again_takes_no_slot_that_a_reader_looks_at(tmp_path
         store.compact()
         rows = store._content.rows.slots
         assert (rows.high, rows.free) == (len(store), 0)
+
+
+def test_a_closed_server_shows_its_model_without_its_files(tmp_path):
+    server = Server(content(N, 0), "MIFA", clients=1, lr=0.1, storage=tmp_path / "run")
+    server.round([Update(0, content(N, 1), 1)])
+    x = server.x.tobytes()
+    server.close()
+    files = len(os.listdir("/proc/self/fd"))
+    assert server.x.tobytes() == x
+    assert len(os.listdir("/proc/self/fd")) == files
