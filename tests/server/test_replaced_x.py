@@ -112,6 +112,14 @@ def test_a_method_that_looks_ahead_sends_the_model_ahead_of_the_new_one():
     assert server.x.tolist() == [11, 14]
 
 
+def test_a_model_ahead_of_the_new_one_must_fit_the_dtype():
+    server = Server({"w": X0.astype(np.float16)}, algorithms.FedACG(lam=0.5), 2, lr=0.1)
+    server.round([Update(0, X0 + 40_000, 1)])
+    with pytest.raises(ArrayError, match="w"):
+        server.replace_x(X0 + 60_000)  # 80,000 is beyond float16
+    assert server.x.tolist() == [40_000, 40_000]
+
+
 class Net(torch.nn.Module):
     def __init__(self, value):
         super().__init__()
