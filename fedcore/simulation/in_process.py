@@ -227,8 +227,8 @@ class InProcess:
             self._model.load(x if told.start is None else told.start)
             self._model.module.train()
             part = self.parts[client]
-            batches = islice(self.parts.minibatches(round, client, rule, max(1, steps)), steps)
-            batches = along(rule, batches, len(part))
+            own = islice(self.parts.minibatches(round, client, rule, max(1, steps)), steps)
+            batches = along(rule, own, len(part))
             masks = seeded(seed, "local: dropout", round=round, client=client, device=self._device)
             with masks if self._drops_out else nullcontext(), repeatable(self._device):
                 work = sgd(
