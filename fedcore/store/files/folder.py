@@ -286,7 +286,7 @@ def undisturbed(path: Path, read: Callable[[], T]) -> T:
     A new or saved store replaces a folder in one step. A process that opens its files meanwhile gets some of each store
     and would report false damage.
     """
-    is_link = path.is_symlink()
+    is_link = os.path.islink(path)
     for _ in range(TRIES - 1):
         with ExitStack() as opened:
             before = None
@@ -296,7 +296,7 @@ def undisturbed(path: Path, read: Callable[[], T]) -> T:
             try:
                 return read()
             except StoreError:
-                if _is_at(before, path) or path.is_symlink() != is_link:
+                if _is_at(before, path) or os.path.islink(path) != is_link:
                     raise
     return read()
 
