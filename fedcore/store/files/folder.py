@@ -497,7 +497,7 @@ def _is_unused(path: Path) -> bool:
 @contextmanager
 def _index_of(path: Path, *, writable: bool = False) -> Iterator[Index]:
     """Open the index of a store, whose folder is checked; see ``inventory.require_own``."""
-    with closing(OpenFolder.of(path)) as folder:
+    with disk.explained("opening", path), closing(OpenFolder.of(path)) as folder:
         inventory.require_own(folder, writable=writable)
         with closing(Index(folder, durable=False, access="ro")) as index:
             yield index
