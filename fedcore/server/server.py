@@ -102,7 +102,7 @@ def manifest_in(path: str | os.PathLike[str]) -> Path | None:
     exist.
     """
     place = absolute(path)
-    file = place / MANIFEST if place.is_dir() else place
+    file = place / MANIFEST if os.path.isdir(place) else place
     return file if file.name == MANIFEST and os.path.lexists(file) else None  # when it is read, a pipe is rejected
 
 

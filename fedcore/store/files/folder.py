@@ -286,7 +286,7 @@ def undisturbed(path: Path, read: Callable[[], T]) -> T:
     A new or saved store replaces a folder in one step. A process that opens its files meanwhile gets some of each store
     and would report false damage.
     """
-    is_link = path.is_symlink()
+    is_link = os.path.islink(path)
     for _ in range(TRIES - 1):
         with ExitStack() as opened:
             before = None
@@ -296,7 +296,7 @@ def undisturbed(path: Path, read: Callable[[], T]) -> T:
             try:
                 return read()
             except StoreError:
-                if _is_at(before, path) or path.is_symlink() != is_link:
+                if _is_at(before, path) or os.path.islink(path) != is_link:
                     raise
     return read()
 
@@ -497,7 +497,7 @@ def _is_unused(path: Path) -> bool:
 @contextmanager
 def _index_of(path: Path, *, writable: bool = False) -> Iterator[Index]:
     """Open the index of a store, whose folder is checked; see ``inventory.require_own``."""
-    with closing(OpenFolder.of(path)) as folder:
+    with disk.explained("opening", path), closing(OpenFolder.of(path)) as folder:
         inventory.require_own(folder, writable=writable)
         with closing(Index(folder, durable=False, access="ro")) as index:
             yield index

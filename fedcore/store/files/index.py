@@ -412,7 +412,8 @@ class Index:
 
     def _is_in_folder(self) -> bool:
         """Whether SQLite, which opens its files by path, has opened the log and the shared memory of this folder."""
-        found, used = [self._folder.found(name) for name in (LOG, SHARED)], {file for _, file in _files()}
+        with disk.explained("reading", self.path):
+            found, used = [self._folder.found(name) for name in (LOG, SHARED)], {file for _, file in _files()}
         return not used or all(one is not None and _number_of(one) in used for one in found)
 
     @contextmanager
