@@ -228,30 +228,36 @@ def test_a_folder_whose_ledger_lacks_rounds_is_not_loaded(tmp_path):
 def test_a_killed_server_forgets_no_spent_round_and_releases_none_twice(folder_in_memory, kills, storage):
     """A child prints each round's number and x once it has them; the folder has them too after any kill.
 
-    Every second child dies at a call into the system: while it loads the folder, in its first round or in its second.
+    Half of the children die at a call into the system: while they load the folder, in the first round or the second.
+    The others die of an alarm, a fourth of all after their first round.
     """
-    folder, rng, released = folder_in_memory / "s", np.random.default_rng(0), {}
+    folder, rng = folder_in_memory / "s", np.random.default_rng(0)
     server_of(PrivateMean(1.0, 1.0, 4, rounds=10**6), storage=Storage(folder, **storage)).close()
     rows = rng.random((N, n), np.float32)
 
-    def go_on(writing, most=None):
+    def go_on(writing, rounds=10**6, alarm=0.0):
         with Server.load(folder) as server:
-            while most is None or server.round_number < most:
+            for _ in range(rounds):
                 report = server.round(updates(rows))
                 os.write(writing, f"{report.round} {server.x.tobytes().hex()}\n".encode())
+                if alarm:
+                    signal.setitimer(signal.ITIMER_REAL, alarm)
+                    alarm = 0.0
 
     with open(os.devnull, "wb") as nowhere:
         calls = rng.permutation(calls_of(lambda: go_on(nowhere.fileno(), 2)))
     released = dict.fromkeys(range(2))
     for kill in range(kills):
-        reading, writing = os.pipe()
+        (reading, writing), chance = os.pipe(), rng.random()
 
-        def dies(writing=writing, kill=kill):
+        def dies(writing=writing, kill=kill, chance=chance):
             if kill % 2:
-                die_at(1 + calls[kill // 2 % len(calls)], after=rng.random() < 0.5)
-            go_on(writing)
+                die_at(1 + calls[kill // 2 % len(calls)], after=chance < 0.5)
+            elif kill % 4:
+                signal.setitimer(signal.ITIMER_REAL, 0.01 + chance / 10)
+            go_on(writing, alarm=(1 + chance) / 99 if kill % 4 == 0 else 0.0)
 
-        assert killed(dies, None if kill % 2 else rng.uniform(0.01, 0.08))
+        assert killed(dies)
         os.close(writing)
         with os.fdopen(reading) as lines:
             for line in lines:
@@ -269,7 +275,7 @@ def test_a_killed_server_forgets_no_spent_round_and_releases_none_twice(folder_i
         if not open_updates(folder, state_of(folder)):
             left = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
             assert not any((-row).tobytes() in left for row in rows)
-    assert len(released) > kills // 2
+    assert len(released) > kills // 4
 
 
 # What is not supported.
