@@ -261,6 +261,18 @@ def require_own_model(own: Sequence[npt.NDArray[Any]], model: Sequence[npt.NDArr
         )
 
 
+def is_changed(server: Server, model: Mapping[str, Any]) -> bool:
+    """Whether a model that a framework hands back is not the server's."""
+    own = server.tensors(library="numpy", copy=False)
+    return any(not np.array_equal(x, np.asarray(model[name])) for name, x in own.items() if name in model)
+
+
+def take_model(server: Server, model: Mapping[str, Any]) -> None:
+    """Replace the server's x by a model that a framework hands back, if it was changed."""
+    if is_changed(server, model):
+        server.replace_x({name: model[name] for name in server.layout.names})
+
+
 def require_rate_of_rounds(lr: float | Rate | None) -> None:
     """Raise an error if the rate differs between the steps of a round; a message carries one rate."""
     if hasattr(lr, "of_step"):
@@ -362,6 +374,9 @@ class RejectedRounds:
                 f"{rejection_summary(self._rejected)}; correct the clients, or set abort_after=None to continue"
             )
 
+
+NOTHING = (("all clients", "no reply arrived"),)
+"""The rejections of a round in which no client replied, if such a round counts for ``abort_after``."""
 
 LISTED = 5
 """The maximum number of clients that a log line names; the report lists all."""
