@@ -13,6 +13,7 @@ from tests.adapters.extensions import CASES
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning"),  # of pfl's noise
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 ALL = [(framework, name, side) for framework, found in CASES.items() for name, sides in found.items() for side in sides]

@@ -24,5 +24,27 @@ CASES = {
         "SVTPrivacy": BOTH,
         "filter of tasks": BOTH,
     },
+    "pfl": dict.fromkeys(
+        [
+            "nothing",
+            "evaluation",
+            "callback that changes the model",
+            "early stopping",
+            "restored run",
+            "schedule of the rate",
+            "schedule of the cohort",
+            "postprocessor of users",
+            "postprocessor of the sum",
+            "WeightByDatapoints",
+            "local privacy",
+            "central privacy",
+            "central privacy of weights",
+            "subclass of the algorithm",
+            "FedProx",
+            "central SGD",
+            "central Adam",
+        ],
+        ("method",),
+    ),
 }
 """By framework and extension point: fedcore's classes that have it. The module has a run for each in ``RUNS``."""
