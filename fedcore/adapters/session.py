@@ -261,18 +261,6 @@ def require_own_model(own: Sequence[npt.NDArray[Any]], model: Sequence[npt.NDArr
         )
 
 
-def is_changed(server: Server, model: Mapping[str, Any]) -> bool:
-    """Whether a model that a framework hands back is not the server's."""
-    own = server.tensors(library="numpy", copy=False)
-    return any(not np.array_equal(x, np.asarray(model[name])) for name, x in own.items() if name in model)
-
-
-def take_model(server: Server, model: Mapping[str, Any]) -> None:
-    """Replace the server's x by a model that a framework hands back, if it was changed."""
-    if is_changed(server, model):
-        server.replace_x({name: model[name] for name in server.layout.names})
-
-
 def require_rate_of_rounds(lr: float | Rate | None) -> None:
     """Raise an error if the rate differs between the steps of a round; a message carries one rate."""
     if hasattr(lr, "of_step"):

@@ -46,5 +46,25 @@ CASES = {
         ],
         ("method",),
     ),
+    "fedlab": dict.fromkeys(
+        [
+            "Plain",
+            "ChangedModel",
+            "ChangedParameters",
+            "GlobalUpdate",
+            "ReadsBuffer",
+            "FilteredBuffer",
+            "Load",
+            "OwnLoad",
+            "Sampling",
+            "Filtered",
+            "Stops",
+            "Downlink",
+            "Optim",
+            "Powerofchoice",
+            "trainer",
+        ],
+        ("handler",),
+    ),
 }
 """By framework and extension point: fedcore's classes that have it. The module has a run for each in ``RUNS``."""
