@@ -226,10 +226,16 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         opened, self._uploads = self._opened(), []
         for k, content in enumerate(uploads):
             owners = [upload for upload in kept if upload.content is content]
-            owners = owners or (kept[k : k + 1] if len(kept) == len(uploads) else [])  # uploads that were changed
+            if not owners and len(kept) == len(uploads):
+                owners = kept[k : k + 1]  # the upload was changed
             if owners:
                 client, sender = owners[0].client, owners[0].sender
                 add_reply(opened, client, partial(self._update, content, sender, [client]))
+            elif kept:
+                raise RoundError(
+                    "global_update: it is unknown whose the uploads are that super().global_update got; pass the lists "
+                    "of the buffer, and change their tensors in place, or pass as many lists in the same order"
+                )
             elif (update := self._receive(content)) is not None:
                 add_reply(opened, update.client, partial(update._replace))
         self._round, silent = None, [*self._waiting]

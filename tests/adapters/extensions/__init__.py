@@ -54,6 +54,7 @@ CASES = {
             "GlobalUpdate",
             "ReadsBuffer",
             "FilteredBuffer",
+            "ChangedBuffer",
             "Load",
             "OwnLoad",
             "Sampling",

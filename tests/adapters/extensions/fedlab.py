@@ -84,10 +84,36 @@ class ReadsBuffer(Plain):
 
 
 class FilteredBuffer(Plain):
-    """Passes on some of the uploads, changed and in another order."""
+    """Passes on some of the uploads, in another order."""
+
+    def global_update(self, buffer):
+        super().global_update(buffer[:0:-1])
+
+
+class ChangedBuffer(Plain):
+    """Passes on changed uploads."""
+
+    def global_update(self, buffer):
+        super().global_update([[upload[0] / 2] for upload in buffer])
+
+
+class BothBuffer(Plain):
+    """Passes on some changed uploads in another order, so that their clients are unknown."""
 
     def global_update(self, buffer):
         super().global_update([[upload[0] / 2] for upload in buffer[:0:-1]])
+
+
+class OwnSum(Plain):
+    """A sum of one's own, without ``super``, as in FedLab's other algorithms."""
+
+    def global_update(self, buffer):
+        self.set_model(sum(upload[0] for upload in buffer) / len(buffer))
+
+
+class Nobody(Plain):
+    def sample_clients(self):
+        return []
 
 
 class Load(Plain):
@@ -165,7 +191,9 @@ def run(side, body=Plain, trainer=Trainer, pipeline=Pipeline, made=None):
 
 def chosen(side):
     """FedLab's own power of choice."""
-    body = type("Body", (Plain,), {name: Powerofchoice.__dict__[name] for name in ("sample_candidates", "sample_clients")})
+    body = type(
+        "Body", (Plain,), {name: Powerofchoice.__dict__[name] for name in ("sample_candidates", "sample_clients")}
+    )
     made = handler(side, body)
     made.d = 4
     return run(side, made=made, pipeline=PowerofchoicePipeline)
@@ -185,9 +213,12 @@ class Reversed(Trainer):
 RUNS = {
     **{
         body.__name__: partial(run, body=body)
-        for body in (Plain, ChangedModel, ChangedParameters, GlobalUpdate, ReadsBuffer, FilteredBuffer, Load, OwnLoad)
+        for body in (ChangedModel, ChangedParameters, GlobalUpdate, ReadsBuffer, FilteredBuffer, ChangedBuffer)
     },
-    **{body.__name__: partial(run, body=body) for body in (Sampling, Filtered, Stops, Downlink, Optim)},
+    **{
+        body.__name__: partial(run, body=body)
+        for body in (Plain, Load, OwnLoad, Sampling, Filtered, Stops, Downlink, Optim)
+    },
     "Powerofchoice": chosen,
     "trainer": partial(run, trainer=Reversed),
 }
