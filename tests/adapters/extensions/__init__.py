@@ -1,6 +1,6 @@
 """Extension points of the frameworks: a module for each framework runs its own loop with a user's code in it."""
 
-BOTH, AGGREGATOR, CONTROLLER = ("aggregator", "controller"), ("aggregator",), ("controller",)
+BOTH, AGGREGATOR = ("aggregator", "controller"), ("aggregator",)
 CASES = {
     "nvflare": {
         "nothing": BOTH,
@@ -66,6 +66,10 @@ CASES = {
             "trainer",
         ],
         ("handler",),
+    ),
+    "appfl": dict.fromkeys(
+        ["nothing", "equal weights", "Changes", "Filters", "First", "Logs", "scheduler", "send_gradient: false"],
+        AGGREGATOR,
     ),
 }
 """By framework and extension point: fedcore's classes that have it. The module has a run for each in ``RUNS``."""
