@@ -195,7 +195,7 @@ class Method(Postprocessor, SumAggregator):
                 "privacy mechanisms account for the users of one iteration, so use FedAvg"
             )
         lr = getattr(getattr(context, "model_train_params", None), "local_learning_rate", None)
-        if lr is None or self.server is None or self.server.averages_models:
+        if context is None or lr is None or self.server is None or self.server.averages_models:
             return
         if not math.isclose(lr, own := rate_at(self.server._settings.lr, self.server.round_number), rel_tol=1e-6):
             raise RangeError(
