@@ -1,8 +1,8 @@
 """fedcore's averaging methods as an APPFL aggregator, loaded through ``aggregator_path``. Needs appfl >= 1.12."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -10,12 +10,15 @@ from appfl.algorithm.aggregator import BaseAggregator
 from appfl.misc.utils import create_instance_from_file
 
 from fedcore.adapters.session import (
+    NOTHING,
+    RejectedRounds,
     add_reply,
     is_begun,
     newcomers,
     open_server,
     rejection_line,
     server_options,
+    take_model,
     with_plain_steps,
 )
 from fedcore.errors import RangeError
@@ -33,6 +36,9 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
     All clients have the same weight, as in APPFL. With ``client_weights_mode="sample_size"`` the weight is the client's
     ``set_sample_size``. A client without a size is then rejected if other clients have sizes.
 
+    A subclass may override ``aggregate`` and ``get_parameters``. The model that the override returns is the server's
+    next x. A scheduler must not change it, since the aggregator does not see that.
+
     Args:
         aggregator_configs: the agent's ``aggregator_kwargs``:
 
@@ -47,6 +53,8 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
             * ``storage``, ``limits``, ``compute``: as for ``fedcore.Server``, or their fields as a mapping. With a
               folder, a later run resumes after the last finished round.
             * ``aggregation``: rules as names or as mappings, such as ``{"name": "RejectLong", "ratio": 20}``.
+            * ``abort_after``: the run ends with an error after this many rounds in a row that accepted no reply
+              (default: 3; None: it continues).
             * further arguments of ``fedcore.Server``, except ``policy``: APPFL waits for all clients.
         logger: the agent's logger.
 
@@ -57,7 +65,11 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, aggregator_configs: Mapping[str, Any], logger: Any = None) -> None:
         options: dict[str, Any] = {str(option): value for option, value in aggregator_configs.items()}
-        options.pop("num_clients", None)  # the agent adds this entry
+        options.pop("num_clients", None)  # the agent adds these entries
+        for name, advice in (("gradient_based", "leave send_gradient out"), ("use_secure_agg", "use fedcore.secure")):
+            if options.pop(name, False):
+                raise RangeError(f"{name}: not supported; clients send whole models, so {advice}")
+        self._rejected_rounds = RejectedRounds(options.pop("abort_after", 3))
         source = [options.pop("model_path"), options.pop("model_name", None)]
         self.model = create_instance_from_file(*source, **options.pop("model_kwargs", {}))
         self.algorithm = with_plain_steps(options.pop("algorithm"), options.get("lr"))
@@ -68,6 +80,12 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         self._options = server_options(options, "APPFL")
         self._logger = logger
         self.client_sample_size: dict[Any, int] = {}  # the base class fills this
+        self._handed: Any = None  # a first model from a subclass
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in ("aggregate", "get_parameters"):
+            setattr(cls, name, _noted(getattr(cls, name)))
 
     def get_parameters(self, /, **more: Any) -> OrderedDict[str, torch.Tensor]:
         """Return the global model: before the first round, the saved model of an earlier run, if any."""
@@ -77,14 +95,16 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
             return OrderedDict((name, tensor.detach().clone()) for name, tensor in self.model.state_dict().items())
         return OrderedDict(self.server.tensors(library="torch"))
 
-    def aggregate(
-        self, local_models: Mapping[Any, Any], /, **metadata: Mapping[Any, Any]
+    def aggregate(  # type: ignore[override, unused-ignore]
+        self, local_models: Mapping[Any, Any], /, *others: Any, **metadata: Any
     ) -> OrderedDict[str, torch.Tensor]:
         """Run a round on the models by client, and return the new model.
 
-        ``metadata`` has further values that clients sent, by name and client. If all models are chunks, the method
-        raises RangeError.
+        ``metadata`` has further values that clients sent, by name and client. If all models are chunks, or if the
+        scheduler is not synchronous, the method raises RangeError.
         """
+        if others or not isinstance(local_models, Mapping):
+            raise RangeError("scheduler: only SyncScheduler passes the models of a round together; use it")
         chunks = metadata.get("_chunk_idx", {})
         if local_models and chunks.keys() >= local_models.keys():
             raise RangeError("model_chunk_size: not supported; leave it out, so that clients send whole models")
@@ -96,7 +116,8 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         self.reports.append(round.report)
         if self._logger is not None and (line := rejection_line(round.report)):
             self._logger.warning(line)
-        return self.get_parameters()
+        self._rejected_rounds.note(round.report.accepted, round.report.rejected or NOTHING)
+        return Aggregator.get_parameters(self)
 
     def _read(self, client: Any, model: Any, metadata: Mapping[str, Mapping[Any, Any]]) -> Update:
         if client in metadata.get("_chunk_idx", {}):
@@ -110,4 +131,21 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
     def _open(self) -> Server:
         if self.server is None:
             self.server = open_server(self.model, self.algorithm, self._clients, **self._options)
+            if self._handed is not None:
+                take_model(self.server, self._handed)
         return self.server
+
+
+def _noted(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a subclass's method replace the server's x by the model that it returns, if it changed it."""
+
+    @wraps(method)
+    def noted(self: Aggregator, *args: Any, **more: Any) -> Any:
+        model = method(self, *args, **more)
+        if self.server is None:
+            self._handed = model
+        else:
+            take_model(self.server, model)
+        return model
+
+    return noted

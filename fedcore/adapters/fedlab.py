@@ -1,8 +1,10 @@
 """fedcore's averaging methods as the server of FedLab."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,14 @@ from fedlab.core.server.manager import SynchronousServerManager
 from fedlab.utils import MessageCode
 
 from fedcore.adapters.session import (
+    NOTHING,
+    RejectedRounds,
     add_reply,
     open_server,
     rejection_line,
     server_options,
     silence,
+    take_model,
     with_plain_steps,
 )
 from fedcore.algorithms import Algorithm
@@ -24,6 +29,29 @@ from fedcore.arrays import as_array, own_class, to_host
 from fedcore.errors import ArrayError, RoundError
 from fedcore.server import Report, Round, Server, Update
 from fedcore.validation import as_integer, check_integer, rejection_reason, short_repr
+
+
+def _ends_round(draw: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    """Let a draw of clients, which may call the draw of a base class, finish the open round and begin the next one."""
+
+    @wraps(draw)
+    def sample_clients(self: "ServerHandler", *args: Any, **more: Any) -> list[int]:
+        if self._is_drawing:
+            return draw(self, *args, **more)
+        self._end_round()
+        self._start()
+        self._is_drawing = True
+        try:
+            sampled = draw(self, *args, **more)
+        finally:
+            self._is_drawing = False
+        self._sampled = tuple(map(int, sampled))
+        if not self._sampled:
+            raise RoundError(f"round {self.round}: no client takes part, since sample_clients returned none")
+        self._waiting = dict.fromkeys(self._sampled)
+        return sampled
+
+    return sample_clients
 
 
 class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
@@ -37,6 +65,10 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
     An upload counts for the sampled client that it claims, or else for the first sampled client without an upload, in
     the order of StandalonePipeline. Any other upload is rejected. A round ends when each sampled client has sent one
     upload, or with the next ``sample_clients``.
+
+    A subclass may override FedLab's methods. Uploads count for the clients that ``sample_clients`` returns, and a model
+    that was changed between rounds is the server's next x. If ``global_update`` is overridden, the handler keeps copies
+    of the uploads until it is called, as FedLab does; it must pass the uploads that count to ``super``.
 
     Over a network use ``ServerManager``, which knows the sender of each upload. FedLab's own manager does not: a
     trainer may then claim to be a different sampled client. Methods that keep a row per client need the claims then,
@@ -53,6 +85,8 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         evaluate: a function of the model, which ``evaluate()`` calls.
         options: ``client_sizes`` (n_k by id), and further arguments of ``fedcore.Server`` except ``policy``:
             FedLab waits for all clients. With ``storage`` a later run resumes after the last finished round.
+            ``abort_after``: the run ends with an error after this many rounds in a row that accepted no upload
+            (default: 3; None: it continues).
 
     Attributes:
         server: the ``fedcore.Server``, from the first round on.
@@ -72,15 +106,40 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         logger: Any = None,
         **options: Any,
     ) -> None:
+        self.server: Server | None = None
         super().__init__(model, global_round, sample_ratio, logger=logger)
+        abort_after = options.pop("abort_after", 3)
+        self._rejected_rounds = RejectedRounds(abort_after and min(abort_after, global_round))
         self._algorithm, self._steps, self._evaluate = with_plain_steps(algorithm, lr), steps, evaluate
         self._options = server_options({**options, "lr": lr, "steps": steps}, "FedLab")
-        self.server: Server | None = None
         self.reports: list[Report] = []
         self._round: Round | None = None
         self._sampled: tuple[int, ...] = ()
         self._waiting: dict[int, None] = {}  # the sampled clients without an upload, in order
         self._strays: set[int] = set()  # clients whose stray upload the report already lists
+        self._is_drawing = False
+        self._keeps_uploads = type(self).global_update is not ServerHandler.global_update
+        self._uploads: list[Upload] = []
+        self.sender: Sender | None = None  # of the upload that a ``ServerManager`` loads
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.sample_clients = _ends_round(cls.sample_clients)  # type: ignore[method-assign]
+
+    @property
+    def round(self) -> int:
+        """The number of finished rounds, which the server counts."""
+        return 0 if self.server is None else self.server.round_number
+
+    @round.setter
+    def round(self, _: int) -> None:
+        pass  # FedLab's handlers and their subclasses count too
+
+    @property
+    def if_stop(self) -> bool:
+        """Whether all rounds are finished."""
+        self._take_model()
+        return bool(super().if_stop)
 
     @property
     def downlink_package(self) -> list[torch.Tensor]:
@@ -88,61 +147,106 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         self._start()
         return [self.model_parameters]
 
+    @_ends_round
     def sample_clients(self) -> list[int]:
         """Finish an open round with the uploads so far, and return FedLab's draw."""
-        self._start()
-        self.global_update([])
         sampled: list[int] = super().sample_clients()
-        self._sampled, self._waiting = tuple(sampled), dict.fromkeys(sampled)
         return sampled
 
-    def load(self, payload: list[torch.Tensor], sender: "Sender | None" = None) -> bool:
-        """Add an upload to the round; return whether it was the last upload, which finishes the round.
+    def load(self, payload: list[torch.Tensor]) -> bool:
+        """Add an upload to the round; return whether it was the last upload, which finishes the round."""
+        if (update := self._receive(payload)) is None:
+            return False
+        if self._keeps_uploads:
+            content = deepcopy(payload) if self.sender is None else payload
+            self._uploads.append(Upload(content, update.client, self.sender))
+        else:
+            add_reply(self._opened(), update.client, lambda: update)
+        if self._waiting:
+            return False
+        self._end_round()
+        return True
 
-        ``ServerManager`` passes the process that sent the upload.
-        """
-        server = self._start()
+    def _receive(self, payload: Any) -> Update | None:
+        """Return the update of a sampled client that has not answered; list any other upload as rejected."""
+        self._start()
+        sender = self.sender
         try:
-            update = self._update(payload, sender)
+            update = self._update(payload, sender, self._waiting)
             if not self._waiting:
                 raise RoundError(f"client: unexpected upload of client {update.client!r}; no sampled client is pending")
         except Exception as error:  # a hostile upload can raise any exception
             self._warn(rejection_reason(error), sender)
-            return False
-        if self._round is None:
-            self._round = server.open_round()
-        client = update.client
+            return None
+        client, opened = update.client, self._opened()
         if client in self._waiting:
             del self._waiting[int(client)]
-            add_reply(self._round, client, lambda: update)
-        else:
-            state = "has already answered" if client in self._sampled else "was not sampled"
-            reason = f"client: {client!r} {state}"
-            self._warn(reason, sender)
-            if 0 <= int(client) < self.num_clients and client not in self._strays:
-                self._strays.add(int(client))
-                self._round.reject(client, reason)
-        if self._waiting:
-            return False
-        self.global_update([])
-        return True
+            return update
+        state = "has already answered" if client in self._sampled else "was not sampled"
+        reason = f"client: {client!r} {state}"
+        self._warn(reason, sender)
+        if 0 <= int(client) < self.num_clients and client not in self._strays:
+            self._strays.add(int(client))
+            opened.reject(client, reason)
+        return None
 
     def _warn(self, reason: str, sender: "Sender | None") -> None:
         process = "" if sender is None else f" from process {sender.rank}"
         self._LOGGER.warning(f"rejected an upload of round {self.round}{process}: {reason}")
 
-    def global_update(self, buffer: Any) -> None:
-        """Finish an open round, which already contains the uploads."""
-        if self._round is None or self.server is None:
+    def _opened(self) -> Round:
+        if self._round is None:
+            self._take_model()
+            self._round = self._start().open_round()
+        return self._round
+
+    def _take_model(self) -> None:
+        """Replace the server's x by the handler's model, if it was changed between rounds."""
+        if self.server is not None and self._round is None:
+            [name] = self.server.layout.names
+            take_model(self.server, {name: self.model_parameters})
+
+    def _end_round(self) -> None:
+        """Finish the round of the sampled clients, if there is one."""
+        if not self._sampled:
             return
-        opened, self._round, silent = self._round, None, [*self._waiting]
+        self._opened()
+        self.global_update([upload.content for upload in self._uploads])
+        if self._round is not None:
+            raise RoundError(
+                "global_update: the override did not call super().global_update with the uploads, so "
+                f"{type(self._algorithm).__name__} took no step; call it, and then change the model with set_model"
+            )
+
+    def global_update(self, buffer: Any) -> None:
+        """Add the uploads that a subclass kept, and finish the round."""
+        uploads, kept = list(buffer), self._uploads
+        if not self._sampled and not uploads:
+            return
+        opened, self._uploads = self._opened(), []
+        for k, content in enumerate(uploads):
+            owners = [upload for upload in kept if upload.content is content]
+            if not owners and len(kept) == len(uploads):
+                owners = kept[k : k + 1]  # the upload was changed
+            if owners:
+                client, sender = owners[0].client, owners[0].sender
+                add_reply(opened, client, partial(self._update, content, sender, [client]))
+            elif kept:
+                raise RoundError(
+                    "global_update: it is unknown whose the uploads are that super().global_update got; pass the lists "
+                    "of the buffer, and change their tensors in place, or pass as many lists in the same order"
+                )
+            elif (update := self._receive(content)) is not None:
+                add_reply(opened, update.client, partial(update._replace))
+        self._round, silent = None, [*self._waiting]
         self._sampled, self._waiting, self._strays = (), {}, set()
         self.reports.append(report := opened.finish())
         if silent:
             self._LOGGER.info(f"round {report.round}: {silence(silent)}")
         if line := rejection_line(report):
             self._LOGGER.warning(line)
-        self._show(self.server)
+        self._show(self._start())
+        self._rejected_rounds.note(report.accepted, report.rejected or NOTHING)
 
     def setup_optim(self) -> None:
         """Do nothing, since the method's options are arguments of ``__init__``."""
@@ -159,10 +263,9 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         return self.server
 
     def _show(self, server: Server) -> None:
-        self.round = server.round_number
         self.set_model(torch.from_numpy(np.array(to_host(server.x))).to(self.model_parameters.dtype))
 
-    def _update(self, payload: Any, sender: "Sender | None") -> Update:
+    def _update(self, payload: Any, sender: "Sender | None", waiting: Iterable[int]) -> Update:
         """Return the update in an upload; the round checks its parameters and numbers."""
         # A message's memory is not shared, but FedLab's pipelines may reuse theirs.
         keep = sender is not None
@@ -171,7 +274,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         except Exception:  # an empty list, or a list of a hostile class
             y, rest = payload, []
         if not rest:
-            own = self._waiting if sender is None else [client for client in self._waiting if client in sender.clients]
+            own = [client for client in waiting if sender is None or client in sender.clients]
             return Update(next(iter(own), -1), y, self._steps or 1, keep=keep)
         try:
             claims = np.asarray(own_class("claims", rest[0]))
@@ -184,6 +287,15 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         if not isinstance(client, int) or not isinstance(steps, int):
             raise ArrayError(f"claims: the client {client} and the steps {steps} must be integers")
         return Update(client if sender is None else sender.id_of(client), y, steps, examples, keep=keep)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An upload that a handler keeps, with its client and the process that sent it."""
+
+    content: Any
+    client: Any
+    sender: "Sender | None"
 
 
 @dataclass(frozen=True)
@@ -253,6 +365,7 @@ class ServerManager(SynchronousServerManager):  # type: ignore[misc, unused-igno
                 rank, code, payload = self._network.recv()
                 sender = self._senders.get(rank)
                 if code is MessageCode.ParameterUpdate and payload is not None and sender is not None:
-                    is_finished = self._handler.load(payload, sender)
+                    self._handler.sender = sender
+                    is_finished = self._handler.load(payload)
                 else:
                     self._LOGGER.warning(f"process {rank}: sent {short_repr(code)} instead of an upload")

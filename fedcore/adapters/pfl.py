@@ -1,6 +1,7 @@
 """fedcore in pfl-research: ``Method`` aggregates a cohort's updates, ``ClientStoreUserState`` stores users' states."""
 
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable
 from copy import deepcopy
@@ -19,10 +20,19 @@ from pfl.postprocessor.base import Postprocessor
 from pfl.stats import MappedVectorStatistics
 
 from fedcore import kernels
-from fedcore.adapters.session import add_reply, open_server, rejection_line, server_options, with_plain_steps
+from fedcore.adapters.session import NOTHING as NOBODY
+from fedcore.adapters.session import (
+    RejectedRounds,
+    add_reply,
+    open_server,
+    rejection_line,
+    server_options,
+    with_plain_steps,
+)
 from fedcore.algorithms import Algorithm
+from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import dtype_name, read_leaf, to_host
-from fedcore.errors import ArrayError, CheckpointError, DtypeError, RoundError
+from fedcore.errors import ArrayError, CheckpointError, DtypeError, RangeError, RoundError
 from fedcore.kernels import Codes, quantise
 from fedcore.model import Layout
 from fedcore.server import Report, Round, Server, Update
@@ -44,8 +54,12 @@ class Method(Postprocessor, SumAggregator):
     Pass it as postprocessor, which gets each update with its user's id, and as aggregator:
     ``SimulatedBackend(train, val, postprocessors=[method], aggregator=method)``. An unreadable or infinite update is
     rejected, and ``reports`` lists the user and the reason. The first tensors that two users have in common define the
-    model; earlier updates wait in a buffer. pfl's central optimizer gets x' - x, so SGD with rate 1 takes the method's
-    step.
+    model; earlier updates wait in a buffer.
+
+    Postprocessors that change statistics stand before the method in the list; a change after it is an error. pfl's
+    central optimizer gets x' - x, so SGD with rate 1 takes the method's step. The statistics that the method returns
+    are x' - x times the weights of the accepted users, as pfl's sum is, so that noise for the sum has its scale. A
+    callback may change the central model: the method's rows are differences from the model that users got.
 
     Args:
         algorithm: one of ``fedcore.algorithms`` whose clients take plain steps, or its name.
@@ -54,7 +68,8 @@ class Method(Postprocessor, SumAggregator):
         lr: the rate of the local steps, the same for all steps of a round.
         steps: K, the number of local steps of every user, or a function of pfl's UserContext.
         options: ``client_sizes`` (n_k by id), and further arguments of ``fedcore.Server``, such as ``storage`` and
-            ``limits``, except ``policy``: pfl waits for all clients.
+            ``limits``, except ``policy``: pfl waits for all clients. ``abort_after``: the run ends with an error after
+            this many iterations in a row that accepted no update (default: 3; None: it continues).
 
     Attributes:
         server: the ``fedcore.Server``; None until two users agree on the tensors, or a round ends. Its x starts at zero
@@ -72,6 +87,7 @@ class Method(Postprocessor, SumAggregator):
         **options: Any,
     ) -> None:
         self._algorithm, self._users = with_plain_steps(algorithm, lr), list(users)
+        self._rejected_rounds = RejectedRounds(options.pop("abort_after", 3))
         self._options = server_options({**options, "lr": lr}, "pfl")
         self._steps = steps
         self.server: Server | None = None
@@ -79,9 +95,15 @@ class Method(Postprocessor, SumAggregator):
         self._round: Round | None = None
         self._early: list[Update] = []  # copies, until two users agree on the model's tensors
         self._unreadable: list[tuple[str, str]] = []
+        self._given = self._kept = _marked(NOTHING)  # what the backend's other postprocessors must not change
 
     def postprocess_one_user(self, *, stats: Any, user_context: UserContext) -> tuple[Any, Metrics]:
         """Add the user's update to the round, or reject it."""
+        passed = stats if self._taken(stats, user_context) else NOTHING
+        self._given = _marked(passed)
+        return passed, Metrics()
+
+    def _taken(self, stats: Any, user_context: UserContext) -> bool:
         steps = self._steps(user_context) if callable(self._steps) else self._steps
         user = user_context.user_id
         try:  # pfl's strategies set the weight to 1 or to the number of datapoints
@@ -93,14 +115,14 @@ class Method(Postprocessor, SumAggregator):
                 update = deepcopy(update)._replace(keep=True)
         except Exception as error:
             self._unreadable.append((user, rejection_reason(error)))
-            return NOTHING, Metrics()
+            return False
         if self.server is not None:
-            return stats if self._add(self.server, update) else NOTHING, Metrics()
+            return self._add(self.server, update)
         agree = any(shapes == _shapes(other) for other in self._early)
         self._early.append(update)
         if agree:
             self._start(shapes)
-        return NOTHING, Metrics()
+        return True
 
     def _start(self, shapes: dict[str, tuple[int, ...]]) -> None:
         x0 = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
@@ -116,7 +138,14 @@ class Method(Postprocessor, SumAggregator):
 
     def accumulate(self, *, accumulated: Any, user_stats: Any) -> Any:
         """Return the first user's statistics with parameters, since the server holds the sum."""
-        return accumulated if accumulated is not None and accumulated.num_parameters else user_stats
+        _require_same(self._given, user_stats, is_copy=accumulated is None)
+        kept = accumulated if accumulated is not None and accumulated.num_parameters else user_stats
+        self._kept = _marked(kept)
+        return kept
+
+    def worker_reduce(self, **_: Any) -> Any:
+        """Raise RangeError, since each process would have a server of its own."""
+        raise RangeError("worker_reduce: fedcore's Method runs in one process; start pfl without more workers")
 
     def postprocess_server(
         self, *, stats: Any, central_context: CentralContext, aggregate_metrics: Metrics
@@ -126,6 +155,10 @@ class Method(Postprocessor, SumAggregator):
         Raises:
             RoundError: no update arrived, because the method is not a postprocessor of the backend.
         """
+        if stats is not None:
+            _require_same(self._kept, stats)
+        self._given = self._kept = _marked(NOTHING)
+        self._check(central_context, aggregate_metrics)
         rejected, self._unreadable = self._unreadable, []
         if len(self._early) == 1:
             self._start(_shapes(self._early[0]))
@@ -135,19 +168,68 @@ class Method(Postprocessor, SumAggregator):
             raise RoundError("postprocess_server: no update arrived; pass the method to the backend as a postprocessor")
         if self.server is None:  # the tensors of the model are not known yet
             self._record(Report(0, rejected=tuple(rejected)))
-            return NOTHING, Metrics()
+            return MappedVectorStatistics({}, weight=1.0), Metrics()
         opened, self._round = self.server.open_round() if self._round is None else self._round, None
         for user, reason in rejected:
             opened.reject(user, reason)
         before = to_host(self.server.x)
-        self._record(opened.finish())
-        step = self.server.layout.unflatten(kernels.combine([to_host(self.server.x), before], [1.0, -1.0]))
-        return _statistics(step, 1.0), Metrics()
+        report = opened.finish()
+        self._record(report)
+        weight = float(report.weights.sum()) or 1.0
+        step = kernels.combine([to_host(self.server.x), before], [weight, -weight])
+        return _statistics(self.server.layout.unflatten(step), weight), Metrics()
 
     def _record(self, report: Report) -> None:
         self.reports.append(report)
         if line := rejection_line(report):
             LOGGER.warning(line)
+        self._rejected_rounds.note(report.accepted, report.rejected or NOBODY)
+
+    def _check(self, context: CentralContext | None, metrics: Metrics | None) -> None:
+        """Raise an error if the settings of pfl's iteration do not fit the method."""
+        name = type(self._algorithm).__name__
+        is_noisy = any(getattr(metric, "is_local_privacy", None) is False for metric, _ in metrics or ())
+        if is_noisy and self._algorithm.keeps_rows:
+            raise RangeError(
+                f"algorithm: {name} keeps a row of each user, which counts in every later iteration; pfl's central "
+                "privacy mechanisms account for the users of one iteration, so use FedAvg"
+            )
+        lr = getattr(getattr(context, "model_train_params", None), "local_learning_rate", None)
+        if context is None or lr is None or self.server is None or self.server.averages_models:
+            return
+        if not math.isclose(lr, own := rate_at(self.server._settings.lr, self.server.round_number), rel_tol=1e-6):
+            raise RangeError(
+                f"lr: users train with local_learning_rate={lr}, and {name} has lr={own} in round "
+                f"{self.server.round_number}; pass the same rate, or the same schedule as a function of the round"
+            )
+        iteration = context.current_central_iteration
+        if not self.reports and iteration > self.server.round_number:
+            LOGGER.warning(
+                "pfl continues with iteration %d, and the method's server with round %d, so that rows of earlier "
+                "iterations are missing; pass the storage= of the earlier run",
+                iteration,
+                self.server.round_number,
+            )
+
+
+def _marked(stats: Any) -> tuple[Any, ...]:
+    """Return the weight and the tensors of statistics, with the number of changes in place that torch counts."""
+    return stats.weight, [(name, x, getattr(x, "_version", None)) for name, x in stats.items()]
+
+
+def _require_same(marked: tuple[Any, ...], stats: Any, *, is_copy: bool = False) -> None:
+    """Raise RangeError if statistics that went through pfl's other postprocessors were changed."""
+    weight, tensors = marked
+    same = stats.weight == weight and [*stats.keys()] == [name for name, _, _ in tensors]
+    if same and is_copy:
+        same = all(np.array_equal(read_leaf(name, x), read_leaf(name, stats[name])) for name, x, _ in tensors)
+    elif same:
+        same = all(stats[name] is x and getattr(x, "_version", None) == version for name, x, version in tensors)
+    if not same:
+        raise RangeError(
+            "postprocessors: one after fedcore's Method changed the statistics, which the server has added already; "
+            "put Method last in the list"
+        )
 
 
 def _mean(stats: Any) -> dict[str, Any]:

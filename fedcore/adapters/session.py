@@ -398,6 +398,9 @@ class RejectedRounds:
             )
 
 
+NOTHING = (("all clients", "no reply arrived"),)
+"""The rejections of a round in which no client replied, if such a round counts for ``abort_after``."""
+
 LISTED = 5
 """The maximum number of clients that a log line names; the report lists all."""
 

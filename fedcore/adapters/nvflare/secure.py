@@ -69,7 +69,7 @@ class SecureController(Controller):
     def _run_round(self, server: Server) -> Report | None:
         while server.round_number + self._lost < self.num_rounds:
             self._rejected_rounds.check()
-            names = self.choose(self._connected(), server.round_number)
+            names = [name for name in self.sample_clients(self.num_clients) if name not in self._named]
             if secure := self._secure_server(server, names):
                 try:
                     return self._run_sum(server, secure)

@@ -17,15 +17,20 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.abstract.model import ModelLearnableKey
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_common.workflows.base_fedavg import BaseFedAvg
+from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedcore.adapters.nvflare.client import KEY
 from fedcore.adapters.session import (
+    NOTHING,
     PLAIN_DICT,
     RejectedRounds,
     add_reply,
     beyond_plain_steps,
+    is_changed,
     may_close_early,
     model_of_parts,
     newcomers,
@@ -34,11 +39,12 @@ from fedcore.adapters.session import (
     require_rate_of_rounds,
     server_options,
     silence,
+    take_model,
     with_plain_steps,
 )
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import as_optimizer
-from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError
+from fedcore.errors import ArrayError, CheckpointError, FedcoreError, RangeError, RoundError
 from fedcore.options import LARGEST, Compute, Limits, RoundPolicy, Storage
 from fedcore.sampling import without_replacement
 from fedcore.server import Broadcast, Report, Round, Server, Update
@@ -141,40 +147,85 @@ class Controller(ModelController):
         self.aggregation, self.storage, self.task_name = _marked(aggregation), _marked(storage), task_name
         self.limits, self.compute, self.callbacks, self.client_sizes = limits, compute, callbacks, client_sizes
         self.parts, self.abort_after = parts, abort_after
-        self._rejected_rounds = RejectedRounds(abort_after)
+        self._rejected_rounds = RejectedRounds(abort_after and min(abort_after, num_rounds))
         checked = server_options({"limits": limits, "policy": policy})  # The other options need the server's machine.
         if (waiting := checked["policy"]) is not None and waiting.max_staleness and waiting.buffer is None:
             raise RangeError("policy: the tasks of a round end with it; leave max_staleness out, or set buffer")
+        self._require_called_methods()
         self.server: Server | None = None
         self.reports: list[Report] = []
+        self.current_round = 0
+        self._model = FLModel(params={})
+        self._metrics: dict[str, dict[str, float]] = {}
         self._open: tuple[Round, set[str]] | None = None
         self._at_work: dict[str, int] = {}  # with a buffer: the sites with a task, and the rounds of their broadcasts
         self._pushed: set[str] = set()  # the sites at work whose results were pushed, but not yet processed
+        self._busy: set[Any] = set()  # with a buffer: the sites that get no task yet
         self._closed: list[Report] = []
         self._turn: Any = None  # the lock of pushes and broadcasts, which NVFlare cannot copy
+
+    def _require_called_methods(self) -> None:
+        """Raise an error if a subclass has a method that NVFlare's FedAvg calls and ``run`` does not."""
+        kind, others = type(self), {*dir(FedAvg)} - {*dir(Controller)} | {"aggregate"}
+        lost = [name for name in sorted(others) if getattr(kind, name, None) is not getattr(Controller, name, None)]
+        if kind.run is Controller.run and (public := [name for name in lost if not name.startswith("_")]):
+            raise RangeError(
+                f"{public[0]}: Controller does not call it; override update_model, which gets the model of each round, "
+                "or use Aggregator in a subclass of NVFlare's FedAvg"
+            )
+
+    update_model = BaseFedAvg.update_model
+
+    def aggregate(self, results: Sequence[FLModel], aggregate_fn: Any = None) -> FLModel:
+        """Raise RoundError, since ``run`` adds each reply when it arrives."""
+        raise RoundError(
+            "aggregate: Controller adds the replies in its own run; in a run of your own, pass each result to "
+            "accept_model of an Aggregator, and take the model from aggregate_model"
+        )
 
     def run(self) -> None:
         """Run the workflow."""
         options = _server_options(self)
-        model = model_of_parts(self.load_model().params, self.parts)
+        self._model = self.load_model()
+        model = model_of_parts(self._model.params, self.parts)
         self.server = server = open_server(model, self.algorithm, [], **options)
+        if server.round_number:
+            self._model.params.update(server.tensors())
         self.info(f"{type(server.algorithm).__name__} starts at round {server.round_number} of {self.num_rounds}")
         try:
             if server.policy.buffer is not None:
                 self._run_buffers(server)
                 return
             while server.round_number < self.num_rounds and not self.abort_signal.triggered:
+                self._start_round(server)
                 if (report := self._run_round(server)) is None:
                     return
                 self._finished(report)
-                self.save_model(FLModel(params=server.tensors(), current_round=server.round_number))
+                self._hand_over(server, report)
         finally:
             if options["storage"].path is not None:
                 server.close()  # so that the next job can open the folder
 
+    def _start_round(self, server: Server) -> None:
+        self.current_round, self._metrics = server.round_number, {}
+        self._model.current_round, self._model.total_rounds = self.current_round, self.num_rounds
+        self.set_fl_context(self._model)
+        self.event(AppEventType.ROUND_STARTED)
+
+    def _hand_over(self, server: Server, report: Report) -> None:
+        """Pass the model through ``update_model`` and ``save_model``; a changed model is the server's next x."""
+        result = _result(server, report, self._metrics)
+        result.current_round = report.round
+        self.fire_event_with_data(AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, result)
+        self._model = self.update_model(self._model, result)
+        take_model(server, self._model.params)
+        self.save_model(self._model)
+
     def _run_round(self, server: Server) -> Report | None:
         """Run a round; return None if the job was aborted."""
-        names = self.choose(self._connected(), server.round_number)
+        names = self.sample_clients(self.num_clients)
+        if not names:
+            raise RoundError(f"round {server.round_number}: no site gets a task, since sample_clients returned none")
         with server.open_round(newcomers=newcomers(server, names, self.client_sizes)) as opened:
             answered: set[str] = set()
             self._open = opened, answered
@@ -195,17 +246,20 @@ class Controller(ModelController):
     def _run_buffers(self, server: Server) -> None:
         """Keep ``num_clients`` sites at work; their results are pushed as they arrive."""
         self._turn = RLock()
+        self._start_round(server)
         while server.round_number < self.num_rounds and not self.abort_signal.triggered:
-            before = server.round_number
             self._ask_free_sites(server)
             self.get_num_standing_tasks()
             with self._turn:
                 self._open_buffer()  # closes a buffer whose deadline is over
             time.sleep(self._task_check_period)
-            while self._closed:
-                self._finished(self._closed.pop(0))
-            if server.round_number > before:
-                self.save_model(FLModel(params=server.tensors(), current_round=server.round_number))
+            with self._turn:  # no push may close a round meanwhile
+                report = None
+                while self._closed:
+                    self._finished(report := self._closed.pop(0))
+                if report is not None:
+                    self._hand_over(server, report)
+                    self._start_round(server)
         self.cancel_all_tasks()
 
     def _ask_free_sites(self, server: Server) -> None:
@@ -215,8 +269,8 @@ class Controller(ModelController):
             for name, started in list(self._at_work.items()):
                 if started < oldest:  # its result would be rejected
                     self._at_work.pop(name, None)
-            busy = {*self._at_work, *counted}
-            names = self.choose([name for name in self._connected() if name not in busy], now)
+            self._busy = {*self._at_work, *counted}
+            names = [name for name in self.sample_clients(self.num_clients) if name not in self._busy]
             self._at_work |= dict.fromkeys(names, now)
             self._ask(server, names, self._push)
 
@@ -258,12 +312,22 @@ class Controller(ModelController):
         assert self.server is not None
         return newcomers(self.server, self._connected(), self.client_sizes)
 
+    def sample_clients(self, num_clients: int | None = None) -> list[str]:
+        """Return the names of the sites to ask, as ``choose`` draws them. A subclass may override this."""
+        free = [name for name in self._connected() if name not in self._busy]
+        if num_clients == self.num_clients:
+            return self.choose(free, self.current_round)
+        return self._drawn(free, self.current_round, num_clients)
+
     def choose(self, names: list[str], round: int) -> list[str]:
         """Return the names to ask; seed and round determine the draw. A subclass may override this."""
-        assert self.server is not None
+        return self._drawn(names, round, self.num_clients)
+
+    def _drawn(self, names: list[str], round: int, num_clients: int | None) -> list[str]:
         k = len(names)
-        if self.num_clients is not None:
-            k = max(0, self.server.policy.asked(self.num_clients) - len(self._at_work))
+        if num_clients is not None:
+            policy = RoundPolicy() if self.server is None else self.server.policy
+            k = max(0, policy.asked(num_clients) - len(self._at_work))
         if k >= len(names):
             return names
         drawn = without_replacement(len(names), k, seed=self.seed, round=round)
@@ -283,9 +347,11 @@ class Controller(ModelController):
         sent = server.broadcast(names, newcomers=names).on_host()
         own = server.algorithm.keeps_rows and server.algorithm.direction.from_row != 0
         for targets in [[name] for name in names] if own else [names]:
+            model = model_of(server, sent, targets[0])
+            model.total_rounds = self.num_rounds
             self.send_model(
                 task_name=self.task_name,
-                data=model_of(server, sent, targets[0]),
+                data=model,
                 targets=targets,
                 callback=partial(take, sent.round),
             )
@@ -309,6 +375,7 @@ class Controller(ModelController):
                 f"steps: the reply has no meta[{KEY!r}]; {type(method).__name__} is a method {more}, so clients must "
                 "answer with fedcore.adapters.nvflare.reply"
             )
+        self._metrics[name] = metrics_of(model.metrics)
         return update_of(name, model, counts_steps=True)
 
     def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
@@ -339,11 +406,12 @@ class Controller(ModelController):
                 opened.reject(name, _failure_of(result))
 
     def _finished(self, report: Report) -> None:
+        self.event(AppEventType.BEFORE_AGGREGATION)
         self.reports.append(report)
         if line := rejection_line(report):
             self.warning(line) if report.accepted else self.error(line)
         self.info(f"round {report.round}: accepted {len(report.accepted)}, rejected {len(report.rejected)}")
-        self._rejected_rounds.note(report.accepted, report.rejected)
+        self._rejected_rounds.note(report.accepted, report.rejected or NOTHING)
 
 
 def _failure_of(result: Shareable) -> str:
@@ -395,6 +463,7 @@ class Aggregator(ModelAggregator):
         compute: Compute | Mapping[str, Any] | None = None,
         callbacks: Any = (),
         parts: Mapping[str, Any] | None = None,
+        abort_after: int | None = 3,
     ) -> None:
         super().__init__()
         with_plain_steps(algorithm, lr)
@@ -402,20 +471,46 @@ class Aggregator(ModelAggregator):
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
         self.aggregation, self.storage, self.model = _marked(aggregation), _marked(storage), model
         self.limits, self.compute, self.callbacks, self.clients = limits, compute, callbacks, clients
-        self.parts = parts
+        self.parts, self.abort_after = parts, abort_after
+        self._rejected_rounds = RejectedRounds(abort_after)
         server_options({"limits": limits})  # The other options need the server's machine.
         self.server: Server | None = None
         self.reports: list[Report] = []
         self._round: Round | None = None
+        self._sent: Shareable | None = None  # the task of the next round
         self._metrics: dict[Any, dict[str, float]] = {}
 
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Start or resume the server before the workflow sends the model, and note the model that it sends."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == AppEventType.ROUND_STARTED and self._first_models():
+            self._started()
+        if event_type == AppEventType.BEFORE_TRAIN_TASK and self._round is None:
+            self._sent = fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
+
     def reset_stats(self) -> None:
-        """Roll back an unfinished round, and open a new round."""
+        """Roll back an unfinished round. The next round opens with its first reply."""
         if self._round is not None:
             self._round.abort()
-        if self.server is None:
-            self.server = self._start()
-        self._round = self.server.open_round(newcomers=newcomers(self.server, self._names(), None))
+        self._round, self._sent, self._metrics = None, None, {}
+        if self._first_models():
+            self._started()
+
+    def _opened(self) -> Round:
+        """Return the open round, which starts from the model that the workflow sent."""
+        if self._round is None:
+            server = self._started()
+            if self._sent is not None:
+                sent = FLModelUtils.from_shareable(self._sent).params
+                if is_changed(server, sent) and server.round_number and not self.reports:
+                    raise CheckpointError(
+                        "model: the job's first model is not that of its folder; let a persistor load the job's model, "
+                        "which the aggregator replaces, or use a new folder"
+                    )
+                take_model(server, sent)
+                self._sent = None
+            self._round = server.open_round(newcomers=newcomers(server, self._names(), None))
+        return self._round
 
     def accept_model(self, model: FLModel) -> bool:
         """Add a reply to the round, or reject it if it is invalid; return whether it is accepted so far."""
@@ -428,17 +523,15 @@ class Aggregator(ModelAggregator):
 
     def aggregate_model(self) -> FLModel:
         """Finish the round; return the model and the mean metrics."""
-        if self._round is None or self.server is None:
+        if self.server is None:
             raise RoundError("aggregate_model: no round is open; call reset_stats first")
-        opened, self._round = self._round, None
+        opened, self._round = self._opened(), None
         self.reports.append(report := opened.finish())
         if line := rejection_line(report):
             self._warn(line)
-        shown = report.weights.tolist() or [1.0] * len(report.accepted)  # a private round does not report them
-        weights = dict(zip(report.accepted, shown, strict=True))
-        metrics = mean_metrics([(weights[name], own) for name, own in self._metrics.items() if name in weights])
-        self._metrics, meta = {}, {"nr_aggregated": len(report.accepted)}
-        return FLModel(params_type=ParamsType.FULL, params=self.server.tensors(), metrics=metrics, meta=meta)
+        self._rejected_rounds.note(report.accepted, report.rejected or NOTHING)
+        metrics, self._metrics = self._metrics, {}
+        return _result(self.server, report, metrics)
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
         """Do as ``accept_model``, for a result of ScatterAndGather from a client that NVFlare authenticated."""
@@ -446,9 +539,7 @@ class Aggregator(ModelAggregator):
         return self._add(_sender(shareable, fl_ctx), lambda: FLModelUtils.from_shareable(shareable, fl_ctx))
 
     def _add(self, name: Any, read: Callable[[], FLModel]) -> bool:
-        if self._round is None:
-            self.reset_stats()
-        assert self._round is not None
+        opened = self._opened()
         assert self.server is not None
         counts_steps, metrics = self.server._settings.counts_steps, {}
 
@@ -457,23 +548,29 @@ class Aggregator(ModelAggregator):
             metrics.update(metrics_of(model.metrics))
             return update_of(name, model, counts_steps=counts_steps)
 
-        is_accepted = add_reply(self._round, name, update)
+        is_accepted = add_reply(opened, name, update)
         if is_accepted:
             self._metrics[name] = metrics
         return is_accepted
 
-    def _start(self) -> Server:
-        weights = self.model
-        if weights is None:
-            learnable = self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL) if self.fl_ctx is not None else None
-            if learnable is None:
+    def _first_models(self) -> list[dict[str, Any]]:
+        """Return the argument ``model`` and the job's first model, as far as they are known."""
+        learnable = self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL) if self.fl_ctx is not None else None
+        models = [self.model, learnable and learnable[ModelLearnableKey.WEIGHTS]]
+        return [model for model in models if model]
+
+    def _started(self) -> Server:
+        if self.server is None:
+            models = self._first_models()
+            sent = [] if self._sent is None else [FLModelUtils.from_shareable(self._sent).params]
+            if not (known := models + sent):
                 raise ArrayError("model: the job has no first model; pass model=")
-            weights = learnable[ModelLearnableKey.WEIGHTS]
-        model = model_of_parts(weights, self.parts)
-        server = open_server(model, self.algorithm, self.clients or [], **_server_options(self))
-        if server.round_number:
-            weights.update(server.tensors())  # in place, since the workflow sends this model next
-        return server
+            model = model_of_parts(known[0], self.parts)
+            self.server = open_server(model, self.algorithm, self.clients or [], **_server_options(self))
+            if self.server.round_number:
+                for tensors in models:
+                    tensors.update(self.server.tensors())  # in place, since the workflow sends this model next
+        return self.server
 
     def _names(self) -> list[str]:
         if self.clients is not None:
@@ -496,6 +593,15 @@ def _sender(shareable: Shareable, fl_ctx: FLContext) -> Any:
 
 
 # Conversion between an FLModel and fedcore's values.
+
+
+def _result(server: Server, report: Report, metrics: Mapping[Any, Mapping[str, float]]) -> FLModel:
+    """Return the model after a round, with the mean of its accepted sites' metrics."""
+    shown = report.weights.tolist() or [1.0] * len(report.accepted)  # a private round does not report them
+    weights = dict(zip(report.accepted, shown, strict=True))
+    mean = mean_metrics([(weights[name], own) for name, own in metrics.items() if name in weights])
+    meta = {"nr_aggregated": len(report.accepted), "current_round": report.round}
+    return FLModel(params_type=ParamsType.FULL, params=server.tensors(), metrics=mean, meta=meta)
 
 
 def model_of(server: Server, sent: Broadcast, client: ClientId) -> FLModel:

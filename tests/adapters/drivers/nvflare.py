@@ -1,6 +1,7 @@
 """NVFlare: ``Controller`` over functions, and ``Aggregator`` as its own workflows call it."""
 
 import logging
+from copy import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -39,13 +40,13 @@ class LocalController(Controller):
         self.clients, self.x0, self.saved, self.warnings = clients, x0, [], []
         self.answer_order, self.asked, self.arrived = answer_order, [], []
         self.engine = SimpleNamespace(get_clients=lambda: [SimpleNamespace(name=name) for name in self.clients])
-        self.abort_signal, self._task_check_period = Signal(), 0.001
+        self.abort_signal, self._task_check_period, self.fl_ctx = Signal(), 0.001, FLContext()
 
     def load_model(self):
         return FLModel(params={name: array.copy() for name, array in self.x0.items()})
 
     def save_model(self, model):
-        self.saved.append(model)
+        self.saved.append(copy(model))
 
     def send_model(self, task_name, data, targets, callback):
         task = self._prepare_task(data, task_name, 0, callback)
@@ -67,7 +68,7 @@ class LocalController(Controller):
     def cancel_all_tasks(self):
         self.asked = []
 
-    def event(self, event_type):
+    def fire_event(self, event_type, fl_ctx):
         pass
 
     def info(self, message, *args, **options):

@@ -65,7 +65,7 @@ def test_calls_in_the_wrong_order_are_errors():
     with pytest.raises(errors.RangeError, match=r"^algorithm\b"):
         Aggregator("SCAFFOLD")
     with pytest.raises(errors.ArrayError, match="first model"):
-        Aggregator(clients=NAMES).reset_stats()
+        Aggregator(clients=NAMES).accept_model(answer(NAMES[0], 0))
 
 
 def sites(*replies):

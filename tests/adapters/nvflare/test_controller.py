@@ -269,7 +269,7 @@ def test_a_buffer_takes_results_while_other_sites_work():
         [("site-3", 2), ("site-1", 0)],
     ]
     assert accepted[3][0] == ("site-2", 1)
-    assert [model.current_round for model in controller.saved] == [1, 2, 3, 4]
+    assert [model.current_round for model in controller.saved] == [0, 1, 2, 3]
     server, simulated, sent = Server(net(), "FedAvg", 3, lr=0.1, policy=policy), engine(), {}
     for t, updates in enumerate(accepted):
         for update in simulated.updates(server.broadcast(range(3))):

@@ -19,7 +19,7 @@ INPUTS, LABELS = torch.ones(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
 def received(algorithm, change=lambda terms: None):
     """The message to a client of a first round."""
     seen = []
-    LocalController({"a": seen.append}, MODEL, algorithm, lr=0.1, num_rounds=1).run()
+    LocalController({"a": seen.append}, MODEL, algorithm, lr=0.1, num_rounds=1, abort_after=None).run()
     change(seen[0].meta[KEY])
     return seen[0]
 

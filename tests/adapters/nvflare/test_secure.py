@@ -178,5 +178,5 @@ def test_a_site_never_trains_without_masks():
             site.answer(received)
         seen.append(received)
 
-    LocalController(dict.fromkeys(NAMES, answer), X, "FedAvg", **OPTIONS).run()
+    LocalController(dict.fromkeys(NAMES, answer), X, "FedAvg", abort_after=None, **OPTIONS).run()
     assert len(seen) == len(NAMES)

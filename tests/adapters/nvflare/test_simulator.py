@@ -20,6 +20,7 @@ from fedcore.sampling import without_replacement
 from fedcore.simulation.data import divide, load
 from fedcore.simulation.in_process import InProcess
 from fedcore.simulation.nets import build
+from tests.adapters.wire.deployment import BIN, LOOPBACK, ROOT
 
 JOB = Path(__file__).parents[3] / "examples" / "nvflare_job.py"
 RECIPE = JOB.with_name("nvflare_recipe.py")
@@ -115,3 +116,19 @@ def test_a_second_recipe_continues_from_the_folder(tmp_path):
     server = Server.load(tmp_path / "rows", storage=Storage(medium="ram"))
     assert server.round_number == 3
     assert [len(document["updates"]) for document in server.audit_log()] == [3, 3, 3]
+
+
+@pytest.mark.deployment
+def test_overrides_of_a_job_have_nvflare_s_own_models(tmp_path):
+    """Sampling, a changed model, checkpoints, a filter, settings of each site and a ModelLearner; see the job."""
+    models = {}
+    for side in ("theirs", "aggregator", "controller"):
+        (tmp_path / side).mkdir()
+        command = [*LOOPBACK, sys.executable, "-m", "tests.adapters.nvflare.override_job", side, str(tmp_path / side)]
+        env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
+        saved = tmp_path / side / "workspace" / "server" / "simulate_job"
+        assert (saved / f"round{ROUNDS // 2 - 1}.npy").exists(), done.stdout[-3000:] + done.stderr[-3000:]
+        models[side] = [np.load(saved / f"round{t}.npy") for t in range(ROUNDS // 2)]
+    for side in ("aggregator", "controller"):
+        np.testing.assert_allclose(models[side], models["theirs"], rtol=1e-6, atol=1e-6)
