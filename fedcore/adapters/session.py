@@ -334,7 +334,7 @@ def may_close_early(round: Round) -> bool:
 class RejectedRounds:
     """Ends a run after ``abort_after`` rounds in a row that accepted no update and rejected at least one.
 
-    A round without any update does not count, since its clients may only be offline. Default: never end the run.
+    A round without a rejection does not count, since its clients may only be offline. Default: never end the run.
     """
 
     abort_after: int | None
@@ -354,9 +354,11 @@ class RejectedRounds:
         """Count a round, for a later ``check``."""
         self._rounds, self._rejected = 0 if accepted else self._rounds + bool(rejected), rejected
 
-    def check(self) -> None:
-        """Raise a RoundError if ``abort_after`` allows no further round."""
-        if self.abort_after is not None and self._rounds >= self.abort_after:
+    def check(self, rounds: int | None = None) -> None:
+        """Raise a RoundError if ``abort_after`` allows no further round, or if the run ends and none of its ``rounds``
+        accepted an update.
+        """
+        if self.abort_after is not None and self._rounds >= min(self.abort_after, rounds or self.abort_after):
             raise RoundError(
                 f"updates: none was accepted in the last {self._rounds} rounds with updates: "
                 f"{rejection_summary(self._rejected)}; correct the clients, or set abort_after=None to continue"
