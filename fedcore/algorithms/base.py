@@ -276,6 +276,14 @@ class Algorithm(ABC):
         return False
 
     @cached_property
+    def keeps_models(self) -> str | None:
+        """Why ``Server.replace_x`` cannot replace x: later steps need earlier models. None if they do not.
+
+        Rows that are gradients, or differences from the model with which a client started, stay valid.
+        """
+        return "its clients start from earlier models" if self.own_starts else None
+
+    @cached_property
     def needs_loss(self) -> bool:
         """Whether ``weigh`` or ``step`` reads the losses. If so, clients must report them."""
         return False
@@ -510,6 +518,8 @@ def check_table(algorithm: Algorithm) -> None:
     is_plain = algorithm.averages and not algorithm.takes_server_rate and not d.mu
     only_plain = "False unless h is always x - y and clients have no proximal term"
     expect(not algorithm.own_starts or is_plain, "own_starts", only_plain)
+    reason = algorithm.keeps_models
+    expect(reason is None or (isinstance(reason, str) and reason != ""), "keeps_models", "None or a reason")
     expect(algorithm.cutoff is None or is_integer(algorithm.cutoff, 1), "cutoff", "None or an integer >= 1")
     row, adds = algorithm.row, algorithm.adds
     expect(not row.row, "row", "a form over h, r and q")

@@ -43,6 +43,11 @@ class FedAvgM(Algorithm):
         a = 1.0 if self.reparameterised else self.beta
         return Direction(a=a, from_momentum=0.0 if self.placement == "client" else 1 - self.beta)
 
+    @property
+    def keeps_models(self) -> str | None:
+        """That clients would take the change of x for momentum, if they compute g from two models."""
+        return "its clients compute g from two models; use placement='server'" if self.placement == "client" else None
+
     def step(self, cohort: Cohort) -> Step:
         """g+ = A / W with W = S draws; A already contains the old momentum."""
         return Step(v=Linear(A=1 / cohort.W))

@@ -484,6 +484,13 @@ class ShardedBackend:
             if self.transactions == due:
                 self.settings = changed
 
+    def replace_x(self, x: F32, counters: Mapping[str, Any], nonnegative: Sequence[str]) -> None:
+        """See ``State``."""
+        put, ranges = self.coordinator.placement.put, self.ranges
+        slices = [put(x[span.start : span.stop]) for span in ranges]
+        each = [(one, {} if k else counters, nonnegative) for k, one in enumerate(slices)]
+        self.coordinator.change("replace_x", each=each)
+
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """See ``Server.warm_start``."""
         parts = [self._slices_of(f"gradients[{client!r}]", g) for client, g in gradients.items()]

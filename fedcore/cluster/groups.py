@@ -31,13 +31,20 @@ from fedcore.server.server import (
     new_rows,
     opened_rows,
     require_clients,
-    require_finite,
     resumed_state,
     saved_rows,
 )
 from fedcore.server.state import AwaitedClients, Documents, NewClients, Newcomers, State
 from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot, vectors_of
-from fedcore.server.update import Kind, Update, as_sent, as_vector, in_float32, raises_fedcore_errors
+from fedcore.server.update import (
+    Kind,
+    Update,
+    as_sent,
+    as_vector,
+    in_float32,
+    raises_fedcore_errors,
+    require_finite,
+)
 from fedcore.server.validation import UpdateReader, Weighing, never_negative
 from fedcore.store import ClientStore
 from fedcore.store.files.inventory import GROUPS
@@ -349,6 +356,18 @@ class GroupedState(State):
     def change(self, options: Mapping[str, Any]) -> None:
         """See ``State``."""
         self._commit(partial(super().change, options), [partial(one.change, options) for one in self.groups.values()])
+
+    def replace_x(self, x: F32, counters: Counters, nonnegative: Collection[str]) -> None:
+        """See ``State``."""
+
+        def replace_in(name: str, group: State) -> None:
+            part, outside = self.settings.layout.cut(x, name), group.settings.layout.outside
+            freeze(part)
+            own = {piece.name: counters[piece.name] for piece in outside if piece.name in counters}
+            group.replace_x(part, own, nonnegative)
+
+        own = partial(self._become, self.snapshot.with_replacement(), self.round_number, None)
+        self._commit(own, [partial(replace_in, name, group) for name, group in self.groups.items()])
 
     def update_clients(self, sizes: Mapping[ClientId, int]) -> None:
         """See ``State``."""

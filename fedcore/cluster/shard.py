@@ -27,10 +27,10 @@ from fedcore.server.aggregation import Counters, Reducer, Squares
 from fedcore.server.folder import Transactions, checkpoint_errors, go_back, transactions
 from fedcore.server.report import Report
 from fedcore.server.round import LOGGER, LocalRound
-from fedcore.server.server import first_state, require_clients, require_finite, resumed_state
+from fedcore.server.server import first_state, require_clients, resumed_state
 from fedcore.server.state import NewClients, State
 from fedcore.server.step import Sizes
-from fedcore.server.update import Update, as_sent, bytes_of, digest_of
+from fedcore.server.update import Update, as_sent, bytes_of, digest_of, require_finite
 from fedcore.server.validation import UpdateReader
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.folder import remove, require_copy
@@ -398,6 +398,13 @@ class Shard:
         for client, digest, gradient in zip(clients, digests, gradients, strict=True):
             Slice(gradient, digest=digest).require_digest(f"gradients[{client!r}]", gradient)
         self._state.warm_start(dict(zip(clients, gradients, strict=True)))
+
+    def replace_x(self, x: F32, counters: Counters, nonnegative: Sequence[str]) -> None:
+        """Replace this range of x by a copy of a slice; see ``State``."""
+        self._state.abandon()
+        x = copied(x)
+        freeze(x)
+        self._state.replace_x(x, counters, nonnegative)
 
     def prefetch(self, clients: Sequence[ClientId]) -> None:
         """Read ahead the rows that a round will need."""

@@ -175,8 +175,8 @@ def _is_window(vector: npt.NDArray[Any], dtype: type) -> bool:
 class Transactions(NamedTuple):
     """The numbers of two transactions of a server.
 
-    Transaction 0 created the server. Each round, change of clients or options, and warm start is a further one; a
-    transaction that was undone does not count.
+    Transaction 0 created the server. Each round, change of clients, options or x, and warm start is a further one;
+    a transaction that was undone does not count.
 
     Attributes:
         last: the last transaction in the folder.

@@ -70,7 +70,8 @@ class Report(Represented):
         waiting_for: the number of clients without an update for which x waits (MIFA).
         seconds: the server's time, without the clients' time.
         bytes: the size of the clients' updates.
-        changed: the options that ``Server.change`` or ``Server.load`` changed before the round. Default: none.
+        changed: the options that ``Server.change`` or ``Server.load`` changed before the round, and as "x" how often
+            ``Server.replace_x`` replaced x. Default: none.
         closed: the reason of ``Round.may_close`` when the round was finished; None if it was finished earlier.
         missing: the asked clients without an update, neither accepted nor rejected; see ``RoundPolicy``.
         privacy: with ``PrivateMean``, the private rounds so far and in the budget (``rounds``, ``of``), their ``rate``
@@ -104,6 +105,11 @@ class Report(Represented):
     privacy: Mapping[str, Any] | None = None
     groups: Mapping[str, "Report"] | None = None
     audited: str | None = None
+
+    @property
+    def replaced(self) -> bool:
+        """Whether ``Server.replace_x`` replaced x before the round."""
+        return "x" in (self.changed or {})
 
 
 class Rejected:

@@ -58,7 +58,7 @@ from fedcore.server.round import LOGGER, LocalRound, Round, RoundLock, WholeRoun
 from fedcore.server.state import NewClients, State, require_lasting_ledger
 from fedcore.server.state import state_of as state_of_server
 from fedcore.server.step import Population, Sizes, Snapshot, moved, vectors_of
-from fedcore.server.update import Update, as_vector, first_not_finite, in_float32, kept_batches
+from fedcore.server.update import Update, as_vector, in_float32, kept_batches, require_finite
 from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
 from fedcore.store.client_store import create
@@ -226,6 +226,7 @@ class Server(Represented, Unpicklable):
         self._journal_at: Path | None = None
         self._buffer: Round | None = None  # which would be aborted without a reference
         self._asked: tuple[int, tuple[ClientId, ...]] | None = None  # the last broadcast: its round and its clients
+        self._has_replaced = False
         self._warn_of_few_clients()
 
     def _warn_of_few_clients(self) -> None:
@@ -404,10 +405,10 @@ class Server(Represented, Unpicklable):
     def audit_log(self) -> list[dict[str, Any]]:
         """Return the documents of a server with ``Storage(audit=True)``, oldest first.
 
-        Each round, each change of clients or options, each warm start and each undo has one; ``what`` names it. It has
-        the digest of its predecessor as ``previous``, and starts from the model with which that one ends (``x_before``,
-        ``x_after``). Digests are BLAKE2b-256, of vectors as little-endian float32 in the layout's order, and of
-        documents as JSON text.
+        Each round, each change of clients, options or x, each warm start and each undo has one; ``what`` names it. It
+        has the digest of its predecessor as ``previous``, and starts from the model with which that one ends
+        (``x_before``, ``x_after``). Digests are BLAKE2b-256, of vectors as little-endian float32 in the layout's order,
+        and of documents as JSON text.
 
         Raises:
             CorruptionError: a document was changed or is missing, a signature is not valid, or x is another.
@@ -503,7 +504,7 @@ class Server(Represented, Unpicklable):
 
     @property
     def transactions(self) -> int:
-        """The number of rounds, changes of clients or options, and warm starts. Shards compare it."""
+        """The number of rounds, changes of clients, options or x, and warm starts. Shards compare it."""
         return self._backend.transactions
 
     def _facts(self) -> dict[str, Any]:
@@ -660,6 +661,66 @@ class Server(Represented, Unpicklable):
         with uninterrupted():
             self._backend.change(options)
         self._warn_of_few_clients()
+
+    def replace_x(self, model: Any) -> None:
+        """Replace the model between rounds, for example by a pruned or averaged one, or by one from elsewhere.
+
+        Everything else stays: v, the optimizer's moments, T, the rows, the round number, the privacy that was spent.
+        Rows, v and moments are gradients or differences, and are then those of earlier models, as they always are. The
+        model that clients get of methods that look ahead (FedACG) is as far ahead of the new x as it was of the old
+        one. x_{t-1} of variance-reduced methods stays the model at which g was estimated; before the first step it is
+        the new x. Late updates are measured from the models with which their clients started; FedAsync mixes them into
+        the new x.
+
+        Call it before ``broadcast``. The next report has ``replaced``. The first replacement is logged.
+
+        Args:
+            model: in any form that ``Server`` accepts, with the server's names and shapes and any float dtype; or
+                float32[n], in the order of ``layout``, without which the integer counters stay. With partial updates
+                (``Model.partial``) it may lack groups, which stay. It is copied.
+
+        Raises:
+            RoundError: a round or buffer is open; or the server accepts late updates, and has broadcast this round.
+            RangeError: the method's next step needs earlier models (FedAWE, or FedAvgM with momentum at the clients).
+            ShapeError, DtypeError, ArrayError: the model does not fit the layout, or a number is NaN or infinite in
+                the tensor's dtype.
+
+        Cost: one commit; reads and writes 4 n bytes, and as much for each buffer check and file.
+
+        >>> import numpy as np
+        >>> server = Server({"w": np.zeros(2, np.float32)}, "FedAvg", clients=2, lr=0.1)
+        >>> server.replace_x({"w": np.float32([1, 2])})
+        >>> server.x, server.round([]).replaced
+        (array([1., 2.], dtype=float32), True)
+        """
+        if (reason := self.algorithm.keeps_models) is not None:
+            raise RangeError(f"replace_x: not supported by {self.algorithm}: {reason}")
+        settings, layout = self._settings, self.layout
+        with self._round_lock.pushing, np.errstate(over="ignore"):  # an overflow becomes an infinity
+            self._between_rounds()
+            is_sent = self._asked is not None and self._asked[0] == self.round_number
+            if settings.max_staleness and is_sent and not self.algorithm.mixes_models:
+                raise RoundError(
+                    f"replace_x: broadcast was called for round {self.round_number}, so that an update of this round "
+                    "may start from the old x; replace x before broadcast, or after the round"
+                )
+            shape = layout.slices[0].shape if len(layout.slices) == 1 else None
+            vector, counters = as_vector("model", model, layout.n, shape, device=settings.device), {}
+            if vector is not None:
+                x = copied(in_float32(vector), device=settings.device)
+            else:
+                counters = layout.read_counters(model)
+                if layout.groups:
+                    sent = layout.split(model).items()
+                    x = layout.join({name: layout.of_groups[name].flatten(own) for name, own in sent}, copied(self.x))
+                else:
+                    x = layout.flatten(model, empty(layout.n, device=settings.device))
+            require_finite(x, layout)
+            freeze(x)
+            self._backend.replace_x(x, counters, never_negative(layout, to_host(x)))
+        if not self._has_replaced:
+            LOGGER.info("round %d: x was replaced; reports of rounds name later replacements", self.round_number)
+        self._has_replaced = True
 
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """Initialise the rows with c_i, each client's mean gradient at x_0 over some minibatches.
@@ -1121,12 +1182,6 @@ def warn_if_frozen(model: Any, layout: Layout) -> None:
             "get_peft_model_state_dict(model)",
             *(len(frozen), len(parameters), frozen[0]),
         )
-
-
-def require_finite(x: F32, layout: Layout) -> None:
-    """Raise ArrayError with the tensor's name if a first model, or a slice of it, has a NaN or an infinity."""
-    if not kernels.all_finite([x])[0]:
-        raise ArrayError(f"model, {first_not_finite(x, layout)}: has a NaN or infinity; register a mask as a buffer")
 
 
 def change_on_loading(

@@ -71,7 +71,7 @@ from fedcore.server.step import (
     step_length,
     usual_distance,
 )
-from fedcore.server.update import as_sent, digest_of_numbers, digest_of_text, in_float32
+from fedcore.server.update import as_sent, digest_of_numbers, digest_of_text, in_float32, require_finite
 from fedcore.server.validation import Buffers, settled
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
@@ -915,6 +915,34 @@ class State:
             self.settings = changed
             facts = {"what": "a change of options", "options": changed.shown(options)}
             self._become(after, after.round_number, facts)
+
+    @ieee
+    def replace_x(self, x: F32, counters: Counters, nonnegative: Collection[str]) -> None:
+        """See ``Server.replace_x``.
+
+        Args:
+            x: float32[n], read-only, which the state keeps.
+            counters: new counters; the others stay.
+            nonnegative: the names of buffers that are non-negative in x.
+        """
+        now, p = self.snapshot, self.settings.layout.n_parameters
+        after = now.with_replacement()._replace(x=x, counters={**now.counters, **counters})
+        # Without a step yet, g estimates no gradient at x_prev.
+        if not self.settings.algorithm.direction.b or not (
+            combined_square(self.reducer, [now.x, now.x_prev], [1, -1])
+            or combined_square(self.reducer, [now.momentum], [1])
+        ):
+            after = after._replace(x_prev=x)
+        if now.ahead is not None:
+            ahead = copied(x)
+            kernels.combine([x[:p], now.ahead[:p], now.x[:p]], [1.0, 1.0, -1.0], ahead[:p])
+            require_finite(ahead, self.settings.layout)
+            freeze(ahead)
+            after = after._replace(ahead=ahead)
+        kept = tuple(name for name in self.settings.started_nonnegative if name in nonnegative)
+        with self._changing():
+            self.settings = replace(self.settings, started_nonnegative=kept)
+            self._become(after, now.round_number, {"what": "a replacement of x"})
 
     def update_clients(self, sizes: Mapping[ClientId, int]) -> None:
         """See ``Server.update_clients``."""

@@ -415,9 +415,9 @@ class Snapshot(NamedTuple):
         round_number: the number of finished rounds.
         gamma: the last gamma, for a round without clients.
         ahead: float32[n], the model that methods that look ahead send in place of x; else None.
-        transactions: the number of finished rounds, changes of clients and options, and warm starts.
+        transactions: the number of finished rounds, changes of clients, options and x, and warm starts.
         exact_total: T as an exact sum; ``total`` is then its float64 value.
-        changed: the options that were changed since the last round, for JSON.
+        changed: the options that were changed since the last round, for JSON; "x": how often x was replaced.
         audited: the digest of the last audit document; None without audit.
         documents: the number of audit documents, without those of changes that were undone since.
         center: float32[n_parameters], the last result of a robust rule that needs it; else None.
@@ -468,6 +468,10 @@ class Snapshot(NamedTuple):
             population=population,
             exact_total=ExactSum.zeros(p, device=device) if settings.is_exact and algorithm.keeps_total else None,
         )
+
+    def with_replacement(self) -> "Snapshot":
+        """Return the snapshot with one more replacement of x in ``changed``."""
+        return self._replace(changed={**self.changed, "x": self.changed.get("x", 0) + 1})
 
     def vectors(self, algorithm: Algorithm) -> dict[str, Vector]:
         """Return the arrays by name, without those that the method never reads."""

@@ -149,6 +149,14 @@ def rounded_parts(layout: Layout, x: F32, out: F32 | None = None) -> Iterator[F3
             yield dequantise(part, out=room[: stop - start] if out is None else out[start:stop])
 
 
+def require_finite(x: F32, layout: Layout) -> None:
+    """Raise ArrayError with the tensor's name if a model, or a slice of it, has a NaN or an infinity in its dtype."""
+    if not kernels.all_finite([x])[0]:
+        raise ArrayError(f"model, {first_not_finite(x, layout)}: has a NaN or infinity; register a mask as a buffer")
+    if not all(kernels.all_finite([part])[0] for part in rounded_parts(layout, x)):
+        raise ArrayError(f"model, {first_not_finite(as_sent(layout, x), layout)}: a number is too large for its dtype")
+
+
 # The update that a client sends, and its vectors as the kernels read them.
 
 

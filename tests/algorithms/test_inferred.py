@@ -75,6 +75,7 @@ DUE = {
     "hides_mean": {"FedAWE", "FedVARP"} | MIFAS | STALE | MIMICS,
     "updates_once": ROWS | CLIENTS_CONTROLS | FLEXIBLE | {"FedAU", "FedAWE"},
     "own_starts": {"FedAWE"},
+    "keeps_models": {"FedAWE", "FedAvgM, on clients"},  # whose clients compute g from two models
     "weighs_claims": {"FedAvg", "FedProx", "FedNova"},
     "needs_shares": FLEXIBLE,
     "takes_warm_start": {"FedVARP", "FedAvgMVR"} | MIFAS | STALE | STORM | SCAFFOLDS,
