@@ -209,7 +209,6 @@ class ServerStrategy(FlowerFedAvg):
         Raises:
             CheckpointError: the saved server has a different model or method.
         """
-        self._chosen = None
         self._load(initial_arrays)
         first = self._first = self._server.round_number if self._server else 0
         evaluate = None if evaluate_fn is None else lambda round, arrays: evaluate_fn(round + first, arrays)
@@ -258,7 +257,7 @@ class ServerStrategy(FlowerFedAvg):
             return []
         self._open(arrays)
         if server_round == 1:
-            self._chosen, self._first = None, self.server.round_number
+            self._chosen, self._asked, self._first = None, [], self.server.round_number
         self._catch_up(arrays)
         nodes = self._connected(grid)
         needed = max(int(len(nodes) * self.fraction_train), self.min_train_nodes, self._policy.min_clients)
@@ -308,16 +307,23 @@ class ServerStrategy(FlowerFedAvg):
         config["lr"] = self._numbers["train", "lr"] = due
 
     def _catch_up(self, arrays: ArrayRecord) -> None:
-        """Finish a round that a subclass aggregated itself, and make a model that the server did not write its x."""
+        """Make a model that the server did not write its x, after an empty round if a subclass aggregated the last one."""
+        is_own = not arrays or self._is_own(arrays)
         if self._chosen is not None:
             self._chosen = None
-            self.reports.append(self.server.round([]))
-        if self._written is None or not arrays:
-            return
-        self._write_model()
-        if self._written[2] != {name: array.data for name, array in arrays.items()}:
+            self._asked = [request for request in self._asked if request.round < self.server.round_number]
+            if is_own:
+                self._note((), (), self._asked)
+            else:
+                self.reports.append(self.server.round([]))
+        if not is_own:
             self.server.replace_x(self._wire.read(arrays))
             self._written = None
+
+    def _is_own(self, arrays: ArrayRecord) -> bool:
+        """Whether a record is the model that the server wrote last; also true before it has written one."""
+        own = self._written and self._written[2]
+        return own is None or own == {name: array.data for name, array in arrays.items()}
 
     def _messages(self, chosen: Mapping[int, int], config: ConfigRecord) -> Iterator[Message]:
         for node, content, round in self._contents(chosen, config):
@@ -446,7 +452,7 @@ class ServerStrategy(FlowerFedAvg):
         lost = [*rejected, *((failure.node, failure.reason) for failure in self.failures)]
         lost += [(request.node, "the node did not reply") for request in pending if request.round <= first]
         if not (accepted or lost or self._asked):
-            reason = "no message was sent, or no reply passed on; read replies and messages as lists: list(replies)"
+            reason = "no message was sent, or no reply passed on to the strategy; to read them first, use list(replies)"
             log(ERROR, "aggregate_train: %s", reason)
             lost = [(type(self).__name__, reason)]
         self._rejected_rounds.note(accepted, lost)
@@ -474,6 +480,8 @@ class ServerStrategy(FlowerFedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return Flower's messages, with the server's round number even after a resume."""
+        if self._chosen is not None and self._is_own(arrays):
+            self._catch_up(arrays)  # a wrapper did not aggregate the round
         if self.fraction_evaluate != 0.0:
             self._set("evaluate", config, "server-round", server_round + self._first)
         messages = list(super().configure_evaluate(server_round + self._first, arrays, config, grid))
