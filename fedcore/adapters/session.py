@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from fedcore.algorithms import Algorithm, Direction, named
 from fedcore.algorithms.rates import Rate
+from fedcore.arrays import to_host
 from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, UnknownClientError, UnknownNameError
 from fedcore.model import Layout, Model
 from fedcore.options import MOST_CLIENT_LR, Compute, Limits, RoundPolicy, Storage
@@ -259,6 +260,43 @@ def require_own_model(own: Sequence[npt.NDArray[Any]], model: Sequence[npt.NDArr
             "model: differs from the model that the last round returned, for example because a differential-privacy "
             "wrapper added noise; clients get the server's model, so add the noise at the clients"
         )
+
+
+def is_changed(server: Server, model: Any, returned: Mapping[str, Any] | None = None) -> bool:
+    """Whether a framework's model is no longer the one that the server returned; see ``take_model``."""
+    return bool(_changes(server, model, returned))
+
+
+def take_model(server: Server, model: Any, returned: Mapping[str, Any] | None = None) -> bool:
+    """Replace the server's x by a framework's model if the framework changed it; return whether it did.
+
+    A model that is x in 16 bits is unchanged, and x keeps its float32 numbers. So does each unchanged number of a
+    changed model. Call it before ``broadcast``.
+
+    Args:
+        model: the framework's model, as ``Server.replace_x`` takes it, but by name.
+        returned: the tensors as the server last returned them, by name, if the adapter reads 16 bits as float32.
+
+    Raises:
+        RangeError: it was changed, and the method cannot continue from another model.
+        ArrayError, ShapeError, DtypeError: the model does not fit the layout, or a number is NaN or infinite.
+
+    Cost: reads the model and x once; if the model was changed, also that of ``Server.replace_x``.
+    """
+    if not (changes := _changes(server, model, returned)):
+        return False
+    if (reason := server.algorithm.keeps_models) is not None:
+        raise RangeError(
+            f"model: differs from the model that the server returned ({', '.join(changes)[:100]}), from which "
+            f"{type(server.algorithm).__name__} cannot continue: {reason}"
+        )
+    own = server.layout.unflatten(to_host(server.x)) | dict(server._backend.counters())
+    server.replace_x(own | changes)
+    return True
+
+
+def _changes(server: Server, model: Any, returned: Mapping[str, Any] | None) -> dict[str, Any]:
+    return server.layout.changes(model, to_host(server.x), server._backend.counters(), returned)
 
 
 def require_rate_of_rounds(lr: float | Rate | None) -> None:

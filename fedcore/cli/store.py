@@ -20,7 +20,7 @@ from fedcore.cluster.coordinator import common_transaction
 from fedcore.cluster.manifest import Manifest, manifest_at
 from fedcore.errors import CheckpointError, CorruptionError, MissingDependencyError, RoundError, StoreError
 from fedcore.kernels import combined_square
-from fedcore.model import FORMS, form_of, write_model
+from fedcore.model import FORMS, Safetensors, form_of, write_model
 from fedcore.model.safetensors import StoredFile
 from fedcore.options import Storage
 from fedcore.server import Server
@@ -94,6 +94,11 @@ def add_arguments(top: Parser) -> None:
     parser.add_argument("client", metavar="ID", help="id of the client")
     parser.add_argument("--keep-in-objective", action="store_true", help="keep the weights of the other clients")
     parser.add_argument("--erase", action="store_true", help="erase the client's id, rows and updates from the files")
+    terminal.add_imports(parser)
+    _add_audit_key(parser)
+    parser = group.add_command("replace", replace)
+    parser.add_argument("path", type=expand_home, metavar="STATE", help="folder of a server with an mmap store")
+    parser.add_argument("model", type=expand_home, metavar="MODEL", help="safetensors file or folder")
     terminal.add_imports(parser)
     _add_audit_key(parser)
     parser = group.add_command("audit", audit)
@@ -489,6 +494,24 @@ def remove_client(options: Options) -> None:
         print("kept: the model, with what it learned from the client" + ", and the audit log, with its id" * audited)
     else:
         print("its bytes stay in unused space of the files; `fedcore store compact --erase` erases them")
+
+
+def replace(options: Options) -> None:
+    """Replace the model of a saved server by a model with the same tensors.
+
+    No server may write to the folder meanwhile; use Server.replace_x for a running server.
+    Rows, momentum and the round number stay. If the folder keeps the state before the last
+    transaction, `fedcore store undo` restores the old model.
+
+    Example:
+      fedcore store export state model.safetensors
+      fedcore store replace state pruned.safetensors
+    """
+    terminal.load_imports(options.imports)
+    storage = Storage(medium="mmap", audit_key=_audit_key(options))
+    with Server.load(options.path, storage=storage) as server:
+        server.replace_x(Safetensors(options.model))
+    print(f"model replaced after round {server.round_number}")
 
 
 def reshard(options: Options) -> None:

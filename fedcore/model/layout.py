@@ -41,6 +41,7 @@ from fedcore.errors import (
     ShapeError,
     UnknownNameError,
 )
+from fedcore.kernels import dequantise, quantise
 from fedcore.model.safetensors import StoredTensor, read_tensors
 from fedcore.validation import Represented
 
@@ -437,6 +438,42 @@ class Layout(Represented):
                 tensor = np.asarray(_array(piece, named[piece.name]), np.float32).reshape(-1)
             pieces.append(tensor if tensor.flags.aligned and tensor.flags.c_contiguous else tensor.copy())
         return pieces
+
+    def changes(
+        self,
+        x: Any,
+        flat: Vector,
+        counters: Mapping[str, npt.NDArray[Any]],
+        returned: Mapping[str, npt.NDArray[Any]] | None = None,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return the tensors of a model that differ from a flat vector and counters, by name, as float32 or integers.
+
+        Numbers of 16 bits are compared with those of ``flat`` in 16 bits. If a tensor differs, only its numbers that
+        differ are the model's; the others are those of ``flat``, which may have more digits.
+
+        Args:
+            x: a model in any form that ``flatten`` accepts. It may lack groups.
+            flat: float32[n], in host memory.
+            counters: the tensors outside the flat vector, by name.
+            returned: tensors to compare with, by name, in place of those of ``flat``.
+
+        Cost: reads the model and ``flat`` once.
+        """
+        if self.groups:
+            x = {name: leaf for named in self.split(x).values() for name, leaf in named.items()}
+        named, found = self._check(x, strict=not self.groups), {}
+        for name, own in (self.unflatten(flat) | {piece.name: counters[piece.name] for piece in self.outside}).items():
+            if (leaf := named.get(name)) is None:
+                continue
+            is_float = name not in counters
+            with np.errstate(over="ignore"):
+                array = np.asarray(as_array(name, to_host(leaf)), np.float32 if is_float else None)
+                was = own if returned is None else returned[name]
+                if returned is None and own.size and (dtype := dtype_name(leaf)) in NARROW and is_float:
+                    was = dequantise(quantise(own.reshape(-1), NARROW[dtype])).reshape(own.shape)
+            if not np.array_equal(array, was):
+                found[name] = np.where(array == was, own, array)
+        return found
 
     def unflatten(self, flat: Vector) -> dict[str, Vector]:
         """Return the float32 views of a flat vector by tensor name; ``tensors`` converts to the model's dtypes.

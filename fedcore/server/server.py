@@ -126,7 +126,8 @@ class Server(Represented, Unpicklable):
         policy: when a round may close, and how late an update may be. Default: the caller closes each round, which
             accepts only its own updates.
         callbacks: functions that are called with the ``Report`` of each finished round, in the thread that finished it.
-            Their exceptions are logged and do not undo the round. Callbacks may read the server; they are not saved.
+            Their exceptions are logged and do not undo the round. Callbacks may read the server and replace x. They are
+            not saved.
 
     Attributes:
         callbacks: the functions above; they may be replaced between rounds.
@@ -680,7 +681,8 @@ class Server(Represented, Unpicklable):
                 (``Model.partial``) it may lack groups, which stay. It is copied.
 
         Raises:
-            RoundError: a round or buffer is open; or the server accepts late updates, and has broadcast this round.
+            RoundError: a round is open, or a buffer that has an update; or the server accepts late updates, and
+                ``broadcast`` was called for this round.
             RangeError: the method's next step needs earlier models (FedAWE, or FedAvgM with momentum at the clients).
             ShapeError, DtypeError, ArrayError: the model does not fit the layout, or a number is NaN or infinite in
                 the tensor's dtype.
@@ -697,6 +699,8 @@ class Server(Represented, Unpicklable):
             raise RangeError(f"replace_x: not supported by {self.algorithm}: {reason}")
         settings, layout = self._settings, self.layout
         with self._round_lock.pushing, np.errstate(over="ignore"):  # an overflow becomes an infinity
+            if (opened := self._buffer) is not None and opened.is_open and not (opened.clients or opened.rejected):
+                opened.abort()  # the next push opens it again
             self._between_rounds()
             is_sent = self._asked is not None and self._asked[0] == self.round_number
             if settings.max_staleness and is_sent and not self.algorithm.mixes_models:

@@ -4,12 +4,21 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+import torch
 
-from fedcore import ClientStore, Limits, Server, Update
-from fedcore.adapters.session import RejectedRounds, newcomers, open_server, require_steps, with_plain_steps
-from fedcore.algorithms import MIFA, SCAFFOLD
+from fedcore import ClientStore, Limits, Model, Server, Update
+from fedcore.adapters.session import (
+    RejectedRounds,
+    is_changed,
+    newcomers,
+    open_server,
+    require_steps,
+    take_model,
+    with_plain_steps,
+)
+from fedcore.algorithms import MIFA, SCAFFOLD, FedAvgM
 from fedcore.algorithms.optimizers import Adam
-from fedcore.errors import CheckpointError, RangeError, RoundError
+from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError
 from fedcore.server.broadcast import Instructions
 from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
 from tests.rejections import rejected_arguments
@@ -101,3 +110,89 @@ def test_the_method_everything_sets_every_field_of_the_instructions():
     asked, usual = server.broadcast([0]).of(0), Instructions(round=0, lr=0.1)
     for name in {field.name for field in fields(Instructions)} - {"lr_of_step", "start"}:
         assert np.any(getattr(asked, name) != getattr(usual, name)), name
+
+
+STATE = {
+    "w": np.float32([[0.1, 0.2], [0.3, 70.7]]),
+    "bn.running_var": np.float32([1 / 3]),
+    "bn.num_batches_tracked": np.int64(3),
+    "mask": np.array([True, False]),
+}
+FORMS = {
+    "float32": lambda v: v,
+    "float64": lambda v: v.astype(np.float64) if v.dtype == np.float32 else v,
+    "float16": lambda v: v.astype(np.float16) if v.dtype == np.float32 else v,
+    "torch": lambda v: torch.tensor(v),
+    "torch, bfloat16": lambda v: torch.tensor(v).bfloat16() if v.dtype == np.float32 else torch.tensor(v),
+    "torch, float16": lambda v: torch.tensor(v).half() if v.dtype == np.float32 else torch.tensor(v),
+}
+
+
+def server_of_state():
+    server = Server(STATE, "FedAvg", 2, lr=0.1)
+    server.round([Update(0, {**STATE, "w": STATE["w"] / 3, "bn.num_batches_tracked": np.int64(9)}, 1)])
+    return server
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_that_is_returned_unchanged_rounds_nothing(form):
+    server = server_of_state()
+    before = server.x
+    model = {name: FORMS[form](np.asarray(value)) for name, value in server.tensors().items()}
+    assert not is_changed(server, model)
+    assert not take_model(server, model)
+    assert server.x is not None
+    assert server.x.tobytes() == before.tobytes()
+    assert server.transactions == 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", STATE)
+def test_only_the_numbers_that_a_framework_changed_are_taken(form, name):
+    server = server_of_state()
+    before = server.tensors()
+    model = {key: FORMS[form](np.asarray(value)) for key, value in before.items()}
+    due = {key: np.array(value) for key, value in before.items()}
+    for tensors in (model, due):
+        tensors[name].reshape(-1)[-1:] = True if name == "mask" else 8
+    assert is_changed(server, model)
+    assert take_model(server, model)
+    assert not is_changed(server, model)
+    assert {key: value.tobytes() for key, value in server.tensors().items()} == {
+        key: np.asarray(value).tobytes() for key, value in due.items()
+    }
+    assert server.round([]).replaced
+
+
+def test_a_model_is_compared_with_the_one_that_was_returned():
+    """An adapter that reads 16 bits as float32 passes what it returned in this form."""
+    server = server_of_state()
+    returned = {k: v.astype(np.float16).astype(v.dtype) if v.dtype == "f4" else v for k, v in server.tensors().items()}
+    before = server.x
+    assert is_changed(server, returned)
+    assert not take_model(server, returned, returned)
+    changed = {**returned, "w": returned["w"].copy()}
+    changed["w"][0, 1] = 5
+    assert take_model(server, changed, returned)
+    assert server.x[[0, 2, 3, 4]].tobytes() == before[[0, 2, 3, 4]].tobytes()
+    assert server.x[1] == 5
+
+
+def test_a_changed_model_that_does_not_fit_is_an_error_at_once():
+    server = server_of_state()
+    before, model = server.x, server.tensors()
+    for wrong in ({**model, "w": model["w"] * np.nan}, {"w": model["w"]}, {**model, "v": model["w"]}):
+        with pytest.raises(ArrayError):
+            take_model(server, wrong)
+    assert server.x.tobytes() == before.tobytes()
+    fixed = Server(X0, FedAvgM(placement="client"), 2, lr=0.1)
+    assert not take_model(fixed, {"w": X0["w"].copy()})
+    with pytest.raises(RangeError, match=r"^model\b.*w.*FedAvgM.*placement='server'"):
+        take_model(fixed, {"w": X0["w"] + 1})
+
+
+def test_a_changed_model_may_lack_groups():
+    server = Server(Model({"a": X0["w"], "b": X0["w"]}, partial={"A": "a"}), "FedAvg", 2, lr=0.1)
+    assert not take_model(server, {"a": X0["w"]})
+    assert take_model(server, {"a": X0["w"] + 1})
+    assert server.x.tolist() == [1, 2, 3, 4, 0, 1, 2, 3]

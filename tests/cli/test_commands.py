@@ -155,7 +155,17 @@ def test_doctor_names_the_build():
         *([], ["run"], ["report"], ["list"], ["doctor"], ["show-data"], ["store"]),
         *(
             ["store", name]
-            for name in ["info", "verify", "compact", "undo", "recover", "export", "remove-client", "reshard"]
+            for name in [
+                "info",
+                "verify",
+                "compact",
+                "undo",
+                "recover",
+                "export",
+                "remove-client",
+                "replace",
+                "reshard",
+            ]
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""``fedcore store export`` and ``remove-client``."""
+"""``fedcore store export``, ``replace`` and ``remove-client``."""
 
 import os
 from pathlib import Path
@@ -50,6 +50,24 @@ def test_export_beside_a_writer(tmp_path, ending, dtype):
         assert "after 3 rounds, 8 tensors" in done.output
     net(dtype).load_state_dict(read)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_exported_model_replaces_x(tmp_path, dtype):
+    state, file = tmp_path / "state", tmp_path / "m.safetensors"
+    with Server(net(dtype), "MimiC", 3, lr=0.1, storage=Storage(state, keep_previous=True)) as server:
+        rounds(server)
+        before, first = server.x, server.tensors()
+    changed = {name: tensor * 2 for name, tensor in first.items()}
+    write_model(changed, file)
+    done = invoke("store", "replace", state, file)
+    assert done.status == 0, done.errors
+    assert "after round 2" in done.output
+    assert_equal(read_model(state).tensors(), changed)
+    assert invoke("store", "undo", state).status == 0
+    assert read_model(state).x.tobytes() == before.tobytes()
+    write_model({"w": np.ones(3, np.float32)}, file)
+    assert_rejected(invoke("store", "replace", state, file), "model")
 
 
 def test_npz_needs_only_numpy(tmp_path):

@@ -53,6 +53,8 @@ def change(server, add=None):
         return server.add_clients([f"client {t}", f"neighbour {t}"])
     if due(t) == "depart":
         return server.remove_client(f"client {t - 2}")
+    if due(t) == "replace":
+        return server.replace_x(server.x + np.float32(t))
     ids = cohort(server, t)
     with server.open_round() as opened:
         for i, client in enumerate(ids):
@@ -77,12 +79,12 @@ class Straight:
 
 def due(t):
     """The kind of the transaction that ``change`` does next."""
-    return {3: "arrive", 5: "depart"}.get(t % 6, "round")
+    return {3: "arrive", 4: "replace", 5: "depart"}.get(t % 6, "round")
 
 
 def scenarios():
     """The killed process, the number of its call, before or after it, and the step; None for any step."""
-    for what in ("round", "arrive", "depart"):
+    for what in ("round", "arrive", "depart", "replace"):
         for after in (False, True):
             for call in range(1, 12):
                 for k in range(K):

@@ -39,5 +39,5 @@ def test_killed_at_every_place(folder_in_memory, method):
     assert seen["scenarios"] > 1000
     assert seen["killed"] > 700
     assert seen["taken back"] > 100
-    assert min(seen[f"shard in {what}"] for what in ("round", "arrive", "depart")) == 66
+    assert min(seen[f"shard in {what}"] for what in ("round", "arrive", "depart", "replace")) == 66
     assert seen["copies read"] > 10

@@ -75,7 +75,11 @@ def two_arrive(server):
     server.add_clients(dict(zip(names, [3, 4], strict=True)) if sized else names)
 
 
-OPERATIONS = [a_round, the_first_departs, one_in_the_middle_departs, two_arrive]
+def x_is_replaced(server):
+    server.replace_x(server.x + 1)
+
+
+OPERATIONS = [a_round, the_first_departs, one_in_the_middle_departs, two_arrive, x_is_replaced]
 
 
 def seen(server):

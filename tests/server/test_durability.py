@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import get_args
@@ -177,6 +178,44 @@ def test_a_kill_while_the_folder_is_created(structure, folder_in_memory):
             assert server.verify() == []
         assert not [entry for entry in path.glob("*.draft-*") if entry.is_dir() and holds_anything(entry)]
     assert False in created
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("durability", ["round", "checkpoint"])
+def test_a_kill_while_x_is_replaced(structure, durability, folder_in_memory):
+    """The folder has the old x or the new one, at every call."""
+    new = np.full(N, 7, np.float32)
+    with create(folder_in_memory / "s", structure=structure) as server:
+        go_on(server, 2)
+        old = server.x.tobytes()
+
+    def act(path):
+        shutil.copytree(folder_in_memory / "s", path)
+
+        def replace():
+            with Server.load(path, storage=Storage(durability=durability)) as server:
+                server.replace_x(new)
+
+        return replace
+
+    calls, found = calls_of(act(folder_in_memory / "whole")), set()
+    for call in range(1, calls + 1, 2 if structure == "plain" else 5):
+        replace = act(path := folder_in_memory / f"copy {call}")
+
+        def dies(replace=replace, call=call):
+            die_at(call, after=call % 3 == 0)
+            replace()
+
+        assert not killed(dies)
+        with Server.load(path) as server:
+            assert server.x.tobytes() in (old, new.tobytes())
+            found.add(server.x.tobytes())
+            assert (server.round_number, server.verify()) == (2, [])
+            assert go_on(server) is None
+        with Server.load(path) as server:
+            assert server.round_number == 3
+        shutil.rmtree(path)
+    assert found == {old, new.tobytes()}
 
 
 def test_a_kill_while_a_server_with_groups_is_saved(folder_in_memory):

@@ -210,7 +210,20 @@ FAULTS = dict(numbers(Update)) | {
     **{f"control {name}": {"control": name} for name in ("nan", "short", "None")},
     **{name: {"client": name} for name in ("unknown", "twice")},
 }
-BETWEEN = ("load", "save", "deepcopy", "compact", "undo", "verify", "join", "leave", "sizes", "warm", "newcomers")
+BETWEEN = (
+    "load",
+    "save",
+    "deepcopy",
+    "compact",
+    "undo",
+    "verify",
+    "join",
+    "leave",
+    "sizes",
+    "warm",
+    "newcomers",
+    "replace",
+)
 DURING = ("crash", "close", "abort")
 EVENTS = (*BETWEEN, *DURING, *(f"{how} {option}" for how in ("change", "load") for option in CHANGEABLE))
 
@@ -519,6 +532,9 @@ class Pair:
         elif event == "warm" and self.plain.round_number == 0:
             g = np.full(self.plain.layout.n_parameters, 0.25, np.float32)
             self.both(lambda server: server.warm_start(dict.fromkeys([*server.clients][:2], g)))
+        elif event == "replace":
+            x = self.plain.x * np.float32(0.5)
+            self.both(lambda server: server.replace_x(x))
         self.compare(where=f"after {event}")
 
     def both(self, change):

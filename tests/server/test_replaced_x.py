@@ -174,9 +174,25 @@ def test_only_between_rounds():
         round.add(0, X0 + 2, steps=1)
     assert server.x.tolist() == [2, 2]
     server = Server(X0, "FedAvg", 2, lr=0.1, policy=RoundPolicy(buffer=2, max_staleness=2))
-    server.push([Update(0, X0, 1, round=0)])
+    server.push([])
+    server.replace_x(X0 + 1)  # an open buffer without updates begins again
+    server.push([Update(0, X0 + 3, 1, round=0)])
     with pytest.raises(RoundError):
-        server.replace_x(X0 + 1)
+        server.replace_x(X0)
+    [report] = server.push([Update(1, X0 + 5, 1, round=0)])
+    assert (report.replaced, server.x.tolist()) == (True, [4, 4])
+
+
+@pytest.mark.parametrize("options", [{}, {"compute": Compute(shards=2)}, {"policy": RoundPolicy(buffer=1)}])
+def test_a_callback_may_replace_x(options):
+    def halve(report):
+        server.replace_x(server.x * np.float32(0.5))
+
+    server = Server(np.zeros(40_000, np.float32), "FedAvg", 2, lr=0.1, callbacks=[halve], **options)
+    start = server.push if "policy" in options else server.round
+    for _ in range(2):
+        start([Update(0, server.x + np.float32(2), 1, round=server.round_number)])
+    assert (server.x[0], server.round_number) == (1.5, 2)
 
 
 def test_late_updates_are_measured_from_the_model_that_their_clients_had():

@@ -42,11 +42,15 @@ def a_departure(server, number):
     server.remove_client(sorted(server.clients, key=str)[number % len(server.clients)])
 
 
+def a_replacement(server, number):
+    server.replace_x(server.x + np.float32(number))
+
+
 def a_compaction(server, number):
     server.compact()
 
 
-CHANGES = [a_round, an_arrival, a_departure, a_compaction]
+CHANGES = [a_round, an_arrival, a_departure, a_replacement, a_compaction]
 
 
 class Trial:
