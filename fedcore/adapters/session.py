@@ -5,13 +5,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from fedcore.algorithms import Algorithm, Direction, named
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import to_host
-from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, UnknownClientError, UnknownNameError
+from fedcore.errors import CheckpointError, RangeError, RoundError, UnknownClientError, UnknownNameError
 from fedcore.model import Layout, Model
 from fedcore.options import MOST_CLIENT_LR, Compute, Limits, RoundPolicy, Storage
 from fedcore.profiling import span
@@ -251,15 +248,6 @@ def with_plain_steps(algorithm: Algorithm | str, lr: float | Rate | None) -> Alg
         )
     require_rate_of_rounds(lr)
     return method
-
-
-def require_own_model(own: Sequence[npt.NDArray[Any]], model: Sequence[npt.NDArray[Any]]) -> None:
-    """Raise an error if a framework changed the model that the server returned."""
-    if len(own) != len(model) or not all(map(np.array_equal, own, model)):
-        raise ArrayError(
-            "model: differs from the model that the last round returned, for example because a differential-privacy "
-            "wrapper added noise; clients get the server's model, so add the noise at the clients"
-        )
 
 
 def is_changed(server: Server, model: Any, returned: Mapping[str, Any] | None = None) -> bool:

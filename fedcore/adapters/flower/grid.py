@@ -106,7 +106,9 @@ class StreamingGrid(Grid):
         """Send all messages, and return the replies that arrive before the timeout."""
         # A dictionary keeps the order of sending, so that replies that arrive together are summed in that order.
         with span("encode"):
-            own = {number: None for message in each(messages) for number in self._grid.push_messages([message]) if number}
+            own = {
+                number: None for message in each(messages) for number in self._grid.push_messages([message]) if number
+            }
         late, self._late = self._late, {}
         may_close, self._may_close = self._may_close, _never
         end = float("inf") if timeout is None else time.monotonic() + timeout
@@ -181,7 +183,9 @@ def answered(replies: Iterable[Message], round: int = 0) -> dict[str, Request]:
     requests = {}
     for reply in replies:
         with suppress(Exception):
-            requests[str(reply.metadata.reply_to_message_id)] = Request(reply.metadata, reply.metadata.src_node_id, round)
+            requests[str(reply.metadata.reply_to_message_id)] = Request(
+                reply.metadata, reply.metadata.src_node_id, round
+            )
     return requests
 
 

@@ -53,7 +53,7 @@ class Wire:
         """Whether messages round at least one tensor."""
         return any(dtype in NARROW for dtype in self.dtypes.values())
 
-    def read(self, record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
+    def read(self, record: Mapping[str, Array]) -> dict[str, npt.NDArray[Any]]:
         """Return a record's tensors: floats as float32, integers unchanged. float32 tensors are views of the record."""
         if record.keys() != self.dtypes.keys():
             missing = [name for name in self.dtypes if name not in record]

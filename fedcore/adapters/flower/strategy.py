@@ -37,6 +37,7 @@ from fedcore.adapters.session import (
     server_options,
     silence,
     steps_of,
+    take_model,
 )
 from fedcore.algorithms import Algorithm, optimizers
 from fedcore.algorithms.optimizers import Optimizer
@@ -59,6 +60,9 @@ __all__ = [
 
 UNKNOWN = 1.0
 """The server's ``lr`` if the strategy has none. Reported norms are then |x - y| per local step."""
+
+NOT_PASSED = "no message was sent, or no reply was passed on; to read replies first, pass on list(replies)"
+"""Why a round of a subclass or wrapper accepted nothing."""
 
 
 class ServerStrategy(FlowerFedAvg):
@@ -174,7 +178,7 @@ class ServerStrategy(FlowerFedAvg):
         self._lost: dict[int, Mapping[str, Any]] = {}
         self._written: tuple[int, ArrayRecord, dict[str, Array]] | None = None
         self._first = 0
-        self._has_hinted = self._is_loaded = False
+        self._has_hinted = self._is_loaded = self._gets_replies = False
 
     @property
     def server(self) -> Server:
@@ -251,7 +255,7 @@ class ServerStrategy(FlowerFedAvg):
         becomes the server's x (``Server.replace_x``).
 
         Raises:
-            RangeError: the method does not allow another x, or ``config`` has another "lr" than the strategy's schedule.
+            RangeError: the method does not allow another x, or ``config`` contradicts the strategy's schedule of rates.
         """
         if self.fraction_train == 0.0:
             return []
@@ -288,7 +292,8 @@ class ServerStrategy(FlowerFedAvg):
     def _set_rate(self, config: ConfigRecord) -> None:
         """Write the rate into a configuration; a rate that the configuration has already becomes the strategy's."""
         due = rate_at(self.server._settings.lr, self.server.round_number)
-        given, before = config.get("lr", due), self._numbers.get(("train", "lr"), due)
+        given: Any = config.get("lr", due)
+        before = self._numbers.get(("train", "lr"), due)
         if given != due and given != before:
             if callable(self._lr):
                 raise RangeError(
@@ -307,23 +312,26 @@ class ServerStrategy(FlowerFedAvg):
         config["lr"] = self._numbers["train", "lr"] = due
 
     def _catch_up(self, arrays: ArrayRecord) -> None:
-        """Make a model that the server did not write its x, after an empty round if a subclass aggregated the last one."""
+        """Make a changed model the server's x, after an empty round if a subclass aggregated the last one."""
         is_own = not arrays or self._is_own(arrays)
         if self._chosen is not None:
-            self._chosen = None
+            self._chosen, self._gets_replies, self.failures = None, False, []
             self._asked = [request for request in self._asked if request.round < self.server.round_number]
             if is_own:
                 self._note((), (), self._asked)
             else:
                 self.reports.append(self.server.round([]))
-        if not is_own:
-            self.server.replace_x(self._wire.read(arrays))
+                self._write_model()
+        if not is_own and self._written is not None:
+            take_model(self.server, self._wire.read(arrays), self._wire.read(self._written[2]))
             self._written = None
 
     def _is_own(self, arrays: ArrayRecord) -> bool:
         """Whether a record is the model that the server wrote last; also true before it has written one."""
-        own = self._written and self._written[2]
-        return own is None or own == {name: array.data for name, array in arrays.items()}
+        own = None if self._written is None else self._written[2]
+        return own is None or (
+            own.keys() == arrays.keys() and all(array.data == own[name].data for name, array in arrays.items())
+        )
 
     def _messages(self, chosen: Mapping[int, int], config: ConfigRecord) -> Iterator[Message]:
         for node, content, round in self._contents(chosen, config):
@@ -363,6 +371,7 @@ class ServerStrategy(FlowerFedAvg):
         number, self._chosen, chosen = self.server.round_number, None, self._chosen
         self._asked = [request for request in self._asked if request.metadata.message_id]  # which were sent
         pending, collected = by_id(self._asked), Collected()
+        self._gets_replies = isinstance(replies, Messages)  # otherwise a subclass or wrapper may have used them
         if chosen != {} and not any(request.round == number for request in self._asked):
             replies = list(replies)  # to messages of a subclass
             pending |= answered(replies, number)
@@ -450,11 +459,12 @@ class ServerStrategy(FlowerFedAvg):
         """Count a round for ``abort_after``; requests of round ``first`` and earlier are given up."""
         self._asked = [request for request in pending if request.round > first]
         lost = [*rejected, *((failure.node, failure.reason) for failure in self.failures)]
-        lost += [(request.node, "the node did not reply") for request in pending if request.round <= first]
+        reason = "did not reply" if self._gets_replies else NOT_PASSED
+        lost += [(request.node, reason) for request in pending if request.round <= first]
         if not (accepted or lost or self._asked):
-            reason = "no message was sent, or no reply passed on to the strategy; to read them first, use list(replies)"
-            log(ERROR, "aggregate_train: %s", reason)
-            lost = [(type(self).__name__, reason)]
+            lost = [(type(self).__name__, NOT_PASSED)]
+        if not accepted and NOT_PASSED in dict(lost).values():
+            log(ERROR, "aggregate_train: %s", NOT_PASSED)
         self._rejected_rounds.note(accepted, lost)
 
     def _count_batches(self) -> int | None:
@@ -519,7 +529,7 @@ class ServerStrategy(FlowerFedAvg):
             self._written = None  # frees the old record before the new one is written
             with span("encode"):
                 record = self._wire.write(self.server.tensors(library="numpy", copy=False))
-                self._written = number, record, {name: array.data for name, array in record.items()}
+                self._written = number, record, dict(record.items())  # a subclass may change the record
         return self._written[1]
 
     @property
@@ -660,8 +670,8 @@ class FedProx(ServerStrategy, method=algorithms.FedProx):
             self._set("train", config, "proximal-mu", self.proximal_mu)
         elif (given := config.get("proximal-mu", self.proximal_mu)) != self.proximal_mu:
             raise RangeError(
-                f"proximal-mu: the configuration has {given!r}, but the strategy has mu={self.proximal_mu!r}; with lr=, "
-                "clients of fedcore add the strategy's, so leave it out of the configuration"
+                f"proximal-mu: the configuration has {given!r}, but the strategy has mu={self.proximal_mu!r}; with "
+                "lr=, clients of fedcore add the strategy's, so leave it out of the configuration"
             )
         return super().configure_train(server_round, arrays, config, grid)
 

@@ -76,7 +76,9 @@ def point(i):
 
 
 def metrics_of(i, config, steps):
-    seen = {name: float(config.get(name, default)) for name, default in [("lr", LR), ("epochs", 1), ("server-round", 0)]}
+    seen = {
+        name: float(config.get(name, default)) for name, default in [("lr", LR), ("epochs", 1), ("server-round", 0)]
+    }
     return {"num-batches": steps, "partition": float(i), "train_loss": 1.0 + i, **seen}
 
 
@@ -518,7 +520,7 @@ def summary(base):
     return Strategy
 
 
-class Stop(Exception):
+class StopError(Exception):
     """Ends a run early."""
 
 
@@ -532,13 +534,13 @@ def stop_in_an_evaluation(base):
         def aggregate_evaluate(self, server_round, replies):
             metrics = super().aggregate_evaluate(server_round, replies)
             if server_round == 2:
-                raise Stop
+                raise StopError
             return metrics
 
         def start(self, *args, **options):
             try:
                 return super().start(*args, **options)
-            except Stop:
+            except StopError:
                 return Result(arrays=self.best)
 
     return Strategy
@@ -552,11 +554,11 @@ def stop_in_evaluate_fn(base):
                 evaluate_fn(server_round, arrays)
                 self.best = arrays
                 if server_round == 1:
-                    raise Stop
+                    raise StopError
 
             try:
                 return super().start(*args, evaluate_fn=evaluate, **options)
-            except Stop:
+            except StopError:
                 return Result(arrays=self.best)
 
     return Strategy
@@ -599,7 +601,9 @@ def loop_of_its_own(base):
             self.summary()
             evaluate_fn(0, arrays)
             for number in range(1, num_rounds + 1):
-                replies = grid.send_and_receive(self.configure_train(number, arrays, train_config, grid), timeout=timeout)
+                replies = grid.send_and_receive(
+                    self.configure_train(number, arrays, train_config, grid), timeout=timeout
+                )
                 arrays, result.train_metrics_clientapp[number] = self.aggregate_train(number, replies)
                 result.arrays = arrays
                 messages = self.configure_evaluate(number, arrays, evaluate_config, grid)
@@ -676,7 +680,7 @@ def run(grid, name, ours):
     handler.emit = lambda record: lines.append(record.getMessage())
     logging.getLogger("flwr").addHandler(handler)
     random.seed(1)
-    np.random.seed(1)  # noqa: NPY002  # which Flower's wrappers use
+    np.random.seed(1)  # which Flower's wrappers use
 
     def keep(_, arrays):
         models.append(flat(arrays))

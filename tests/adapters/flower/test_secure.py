@@ -1,6 +1,5 @@
 """Masked sums in Flower: the models of unmasked rounds, with nodes that drop out, and nodes that insist on masks."""
 
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
