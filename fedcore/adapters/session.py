@@ -386,7 +386,7 @@ class RejectedRounds:
         """
         if self.abort_after is not None and self._rounds >= min(self.abort_after, rounds or self.abort_after):
             raise RoundError(
-                f"updates: none was accepted in the last {self._rounds} rounds with updates: "
+                f"updates: none was accepted in the last {self._rounds} rounds: "
                 f"{rejection_summary(self._rejected)}; correct the clients, or set abort_after=None to continue"
             )
 

@@ -86,6 +86,8 @@ class StreamingGrid(Grid):
     def __init__(self, grid: Grid, *, poll: float = 0.1, at_once: int = 1) -> None:
         self._grid, self._poll, self._at_once = grid, poll, at_once
         self._late: dict[str, None] = {}
+        self.arrived = 0
+        """The replies of the last ``send_and_receive`` that arrived."""
         self._may_close: Callable[[], bool] = _never
 
     def __getattr__(self, name: str) -> Any:
@@ -109,7 +111,7 @@ class StreamingGrid(Grid):
             own = {
                 number: None for message in each(messages) for number in self._grid.push_messages([message]) if number
             }
-        late, self._late = self._late, {}
+        late, self._late, self.arrived = self._late, {}, 0
         may_close, self._may_close = self._may_close, _never
         end = float("inf") if timeout is None else time.monotonic() + timeout
         return Messages(timed("wait", self._replies(own, late, end, may_close)))
@@ -128,6 +130,7 @@ class StreamingGrid(Grid):
                     arrived = True
                     own.pop(pulled[0].metadata.reply_to_message_id, None)
                     late.pop(pulled[0].metadata.reply_to_message_id, None)
+                    self.arrived += 1
                     yield pulled.pop(0)
             left = end - time.monotonic()
             if left <= 0 or not (own or wait_for_late):

@@ -94,8 +94,8 @@ class ServerStrategy(FlowerFedAvg):
             ``fedcore.Server``, or as saved.
         seed: the seed for drawing the nodes of a round.
         poll: the seconds between two checks for replies.
-        abort_after: the run ends with an error after this many rounds in a row that accepted no reply and rejected at
-            least one. None: the run continues.
+        abort_after: the run ends with an error after this many rounds in a row that accepted no reply, unless late
+            replies may still count; and also if no round of a shorter run accepted one. None: the run continues.
         parts: the arguments ``partial``, ``personal`` and ``frozen`` of ``fedcore.Model``, as a mapping. With
             ``partial``, a reply may lack the arrays of some groups. Messages have no personal and frozen arrays.
         options: options of the method (``fedcore.algorithms``) and of Flower's FedAvg (``fraction_train``,
@@ -273,12 +273,18 @@ class ServerStrategy(FlowerFedAvg):
         log(INFO, "configure_train: Sampled %s nodes (out of %s)", len(chosen), len(nodes))
         if isinstance(grid, StreamingGrid):
             grid.await_also(by_id(self._asked))
-            grid.close_when(lambda: self._round is not None and may_close_early(self._round))
+            grid.close_when(partial(self._may_close, grid))
         self._set("train", config, "server-round", server_round + self._first)
         if self._lr is not None:
             self._set_rate(config)
         self._config = config
         return Messages(self._messages(chosen, config))
+
+    def _may_close(self, grid: StreamingGrid) -> bool:
+        """Whether a round may close early; before it is open, a subclass gets the replies of a buffer."""
+        if self._round is None:
+            return self._policy.buffer is not None and grid.arrived >= self._policy.buffer
+        return may_close_early(self._round)
 
     def _set(self, kind: str, config: ConfigRecord, name: str, value: Any) -> None:
         """Write a number of the strategy into a configuration, and warn once if the configuration has another one."""

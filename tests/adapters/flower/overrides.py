@@ -8,6 +8,7 @@ import csv
 import logging
 import multiprocessing
 import random
+import re
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -750,9 +751,10 @@ def simulation():
 
 
 def outcome(theirs, ours):
-    """Return "works" if a strategy of fedcore did what Flower's did, or the first words of its error."""
+    """Return "works" if a strategy of fedcore did what Flower's did, or else why not, in a few words."""
     if ours["outcome"] != "works":
-        return ours["outcome"][:100]
+        kind, _, reason = re.sub(r"updates: none was accepted .*? \d+ x ", "", ours["outcome"]).partition(": ")
+        return f"{kind}: {re.split('[,:;]', reason)[0]}"
     for kind in ("train", "evaluate"):
         if ours[kind].keys() != theirs[kind].keys():
             return f"rounds of {kind}: {[*ours[kind]]}, not {[*theirs[kind]]}"

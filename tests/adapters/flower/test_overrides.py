@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
+from fedcore import RoundPolicy
 from fedcore.adapters import flower
 from fedcore.errors import RangeError, RoundError
 from tests.adapters.flower.local_grid import LocalGrid
@@ -210,3 +211,9 @@ def test_a_strategy_starts_again_after_an_exception():
     strategy.fails = False
     start(strategy, rounds=3)
     assert [len(report.accepted) for report in strategy.reports] == [NODES] * 3
+
+
+def test_listed_replies_of_a_buffer_are_k():
+    strategy = OVERRIDES["list_replies"](flower.FedAvg, policy=RoundPolicy(buffer=3, max_staleness=3), poll=0.001)
+    start(strategy, rounds=3)
+    assert [(len(report.accepted), report.closed) for report in strategy.reports] == [(3, "buffer")] * 3
