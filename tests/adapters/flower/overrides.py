@@ -50,7 +50,7 @@ OURS = {
     "FedNova": ("FedNova", STEPS),
     "FedStale": ("FedStale", STEPS),
     "FedVARP": ("FedVARP", STEPS),
-    "FlexibleFedAvg": ("FlexibleFedAvg", STEPS),
+    "FlexibleFedAvg": ("FlexibleFedAvg", {"local_steps": 3, **STEPS}),
     "LocalDescent": ("LocalDescent", STEPS),
     "FedACG": ("FedACG", SENT),
     "FedAsync": ("FedAsync", SENT),
@@ -236,10 +236,10 @@ def sample_without_super(base):
 class Part(Grid):
     """Some nodes of a grid."""
 
-    run = set_run = create_message = push_messages = pull_messages = send_and_receive = None
+    run = set_run = create_message = push_messages = pull_messages = send_and_receive = None  # abstract in Grid
 
     def __init__(self, grid):
-        self.grid = grid
+        self.grid, self.send_and_receive = grid, grid.send_and_receive
 
     def get_node_ids(self):
         return sorted(self.grid.get_node_ids())[:-1]
@@ -754,7 +754,7 @@ def outcome(theirs, ours):
     """Return "works" if a strategy of fedcore did what Flower's did, or else why not, in a few words."""
     if ours["outcome"] != "works":
         kind, _, reason = re.sub(r"updates: none was accepted .*? \d+ x ", "", ours["outcome"]).partition(": ")
-        return f"{kind}: {re.split('[,:;]', reason)[0]}"
+        return f"{kind}: {re.split('[,:;=]', reason)[0]}"
     for kind in ("train", "evaluate"):
         if ours[kind].keys() != theirs[kind].keys():
             return f"rounds of {kind}: {[*ours[kind]]}, not {[*theirs[kind]]}"

@@ -1,6 +1,7 @@
 """A subclass or wrapper of a strategy of fedcore does what it does with Flower's FedAvg, in Flower's own simulation."""
 
 import csv
+import weakref
 from contextlib import nullcontext
 
 import numpy as np
@@ -217,3 +218,22 @@ def test_listed_replies_of_a_buffer_are_k():
     strategy = OVERRIDES["list_replies"](flower.FedAvg, policy=RoundPolicy(buffer=3, max_staleness=3), poll=0.001)
     start(strategy, rounds=3)
     assert [(len(report.accepted), report.closed) for report in strategy.reports] == [(3, "buffer")] * 3
+
+
+@pytest.mark.parametrize(("override", "most"), [("checkpoints", 1), ("list_replies", NODES)])
+def test_only_replies_that_a_subclass_reads_are_kept(override, most):
+    pytest.importorskip("torch")
+    arrived, kept = [], []
+    grid = LocalGrid({10 + i: (client, {"partition-id": i}) for i in range(NODES)})
+    pull = grid.pull_messages
+
+    def pull_messages(numbers):
+        kept.append(sum(reply() is not None for reply in arrived))
+        replies = pull(numbers)
+        arrived.extend(map(weakref.ref, replies))
+        return replies
+
+    grid.pull_messages = pull_messages
+    strategy = OVERRIDES[override](flower.FedAvg, fraction_evaluate=0.0, poll=0.001)
+    strategy.start(grid, ArrayRecord({name: Array(x) for name, x in MODEL.items()}), 2)
+    assert max(kept) in (most, most - 1)
