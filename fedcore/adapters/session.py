@@ -5,13 +5,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from fedcore.algorithms import Algorithm, Direction, named
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import to_host
-from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, UnknownClientError, UnknownNameError
+from fedcore.errors import CheckpointError, RangeError, RoundError, UnknownClientError, UnknownNameError
 from fedcore.model import Layout, Model
 from fedcore.options import MOST_CLIENT_LR, Compute, Limits, RoundPolicy, Storage
 from fedcore.profiling import span
@@ -250,15 +247,6 @@ def with_plain_steps(algorithm: Algorithm | str, lr: float | Rate | None) -> Alg
     return method
 
 
-def require_own_model(own: Sequence[npt.NDArray[Any]], model: Sequence[npt.NDArray[Any]]) -> None:
-    """Raise an error if a framework changed the model that the server returned."""
-    if len(own) != len(model) or not all(map(np.array_equal, own, model)):
-        raise ArrayError(
-            "model: differs from the model that the last round returned, for example because a differential-privacy "
-            "wrapper added noise; clients get the server's model, so add the noise at the clients"
-        )
-
-
 def is_changed(server: Server, model: Any, returned: Mapping[str, Any] | None = None) -> bool:
     """Whether a framework's model is no longer the one that the server returned; see ``take_model``."""
     return bool(_changes(server, model, returned))
@@ -369,7 +357,7 @@ def may_close_early(round: Round) -> bool:
 class RejectedRounds:
     """Ends a run after ``abort_after`` rounds in a row that accepted no update and rejected at least one.
 
-    A round without any update does not count, since its clients may only be offline. Default: never end the run.
+    A round without a rejection does not count, since its clients may only be offline. Default: never end the run.
     """
 
     abort_after: int | None
@@ -389,11 +377,13 @@ class RejectedRounds:
         """Count a round, for a later ``check``."""
         self._rounds, self._rejected = 0 if accepted else self._rounds + bool(rejected), rejected
 
-    def check(self) -> None:
-        """Raise a RoundError if ``abort_after`` allows no further round."""
-        if self.abort_after is not None and self._rounds >= self.abort_after:
+    def check(self, rounds: int | None = None) -> None:
+        """Raise a RoundError if ``abort_after`` allows no further round, or if the run ends and none of its ``rounds``
+        accepted an update.
+        """
+        if self.abort_after is not None and self._rounds >= min(self.abort_after, rounds or self.abort_after):
             raise RoundError(
-                f"updates: none was accepted in the last {self._rounds} rounds with updates: "
+                f"updates: none was accepted in the last {self._rounds} rounds: "
                 f"{rejection_summary(self._rejected)}; correct the clients, or set abort_after=None to continue"
             )
 

@@ -1,8 +1,10 @@
 """A Grid that yields replies one by one, so that the server keeps few of them in memory; and pending requests."""
 
 import time
+from collections import UserList
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from flwr.app import Error, Message, Metadata
@@ -10,7 +12,7 @@ from flwr.app.message import make_message
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
-from fedcore.errors import ArrayError
+from fedcore.errors import ArrayError, RoundError
 from fedcore.profiling import span, timed
 from fedcore.validation import rejection_reason, shorten
 
@@ -19,6 +21,40 @@ UNREADABLE = -1
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, DecodeError)
 """The errors that Flower raises for malformed bytes; a failed connection raises other errors."""
+
+
+class Messages(UserList[Message]):
+    """A list of messages that are made, or that arrive, when it is first read.
+
+    ``each`` yields unread messages one by one and keeps none of them. The list cannot be read after that.
+    """
+
+    def __init__(self, stream: Iterable[Message]) -> None:
+        self._stream: Iterator[Message] | None = iter(stream)
+
+    @cached_property
+    def data(self) -> list[Message]:  # type: ignore[override]
+        """All messages."""
+        return list(self._take())
+
+    def _take(self) -> Iterator[Message]:
+        stream, self._stream = self._stream, None
+        if stream is None:
+            raise RoundError(
+                "messages: they were handled one by one and not kept; to read them later, make a list first: "
+                "replies = list(replies) before super().aggregate_train(server_round, replies)"
+            )
+        return stream
+
+    def __reduce__(self) -> Any:
+        return list, (self.data,)
+
+    __copy__ = UserList.copy
+
+
+def each(messages: Iterable[Message]) -> Iterator[Message]:
+    """Yield the messages. Unread ``Messages`` are yielded as they arrive, and not kept."""
+    return messages._take() if isinstance(messages, Messages) and "data" not in vars(messages) else iter(messages)
 
 
 def _forwarded(name: str) -> Any:
@@ -50,6 +86,8 @@ class StreamingGrid(Grid):
     def __init__(self, grid: Grid, *, poll: float = 0.1, at_once: int = 1) -> None:
         self._grid, self._poll, self._at_once = grid, poll, at_once
         self._late: dict[str, None] = {}
+        self.arrived = 0
+        """The replies of the last ``send_and_receive`` that arrived."""
         self._may_close: Callable[[], bool] = _never
 
     def __getattr__(self, name: str) -> Any:
@@ -66,15 +104,17 @@ class StreamingGrid(Grid):
         """Let the next ``send_and_receive`` end as soon as ``may_close()`` is true, even if replies are missing."""
         self._may_close = may_close
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Send all messages, and return an iterator over the replies that arrive before the timeout."""
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Messages:
+        """Send all messages, and return the replies that arrive before the timeout."""
         # A dictionary keeps the order of sending, so that replies that arrive together are summed in that order.
         with span("encode"):
-            own = {number: None for message in messages for number in self._grid.push_messages([message]) if number}
-        late, self._late = self._late, {}
+            own = {
+                number: None for message in each(messages) for number in self._grid.push_messages([message]) if number
+            }
+        late, self._late, self.arrived = self._late, {}, 0
         may_close, self._may_close = self._may_close, _never
         end = float("inf") if timeout is None else time.monotonic() + timeout
-        return timed("wait", self._replies(own, late, end, may_close))
+        return Messages(timed("wait", self._replies(own, late, end, may_close)))
 
     def _replies(
         self, own: dict[str, None], late: dict[str, None], end: float, may_close: Callable[[], bool]
@@ -90,6 +130,7 @@ class StreamingGrid(Grid):
                     arrived = True
                     own.pop(pulled[0].metadata.reply_to_message_id, None)
                     late.pop(pulled[0].metadata.reply_to_message_id, None)
+                    self.arrived += 1
                     yield pulled.pop(0)
             left = end - time.monotonic()
             if left <= 0 or not (own or wait_for_late):
@@ -140,11 +181,22 @@ def by_id(requests: Iterable[Request]) -> dict[str, Request]:
     return {str(request.metadata.message_id): request for request in requests}
 
 
+def answered(replies: Iterable[Message], round: int = 0) -> dict[str, Request]:
+    """Return the requests of messages that the strategy did not make, by message id, as their replies name them."""
+    requests = {}
+    for reply in replies:
+        with suppress(Exception):
+            requests[str(reply.metadata.reply_to_message_id)] = Request(
+                reply.metadata, reply.metadata.src_node_id, round
+            )
+    return requests
+
+
 def answers(
     replies: Iterable[Message], pending: dict[str, Request]
 ) -> Iterator[tuple[Request | None, Message, Failure | None]]:
     """Yield each reply with its request (None for a stray reply) and failure; remove the request from ``pending``."""
-    for reply in replies:
+    for reply in each(replies):
         request, failure = None, None
         with suppress(Exception):  # the id may be malformed
             request = pending.pop(reply.metadata.reply_to_message_id, None)

@@ -53,7 +53,7 @@ class Wire:
         """Whether messages round at least one tensor."""
         return any(dtype in NARROW for dtype in self.dtypes.values())
 
-    def read(self, record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
+    def read(self, record: Mapping[str, Array]) -> dict[str, npt.NDArray[Any]]:
         """Return a record's tensors: floats as float32, integers unchanged. float32 tensors are views of the record."""
         if record.keys() != self.dtypes.keys():
             missing = [name for name in self.dtypes if name not in record]
@@ -174,9 +174,13 @@ In a reply: the name of the record of the client's steps and rate.
 def model_alone(
     sent: Broadcast, model: ArrayRecord, config: ConfigRecord, arrays_key: str, config_key: str
 ) -> Iterator[tuple[int, RecordDict]]:
-    """Yield each client with the message content of Flower's FedAvg, for clients that choose their own rates."""
+    """Yield each client with the message content of Flower's FedAvg, for clients that choose their own rates.
+
+    All messages share one content, as in Flower: a subclass that changes one changes all.
+    """
+    content = RecordDict({arrays_key: model, config_key: config})
     for client in sent.ids:
-        yield int(client), RecordDict({arrays_key: model, config_key: config})
+        yield int(client), content
 
 
 def instructions(
@@ -187,7 +191,6 @@ def instructions(
     Contents share the model and the vectors that are equal for all clients. Only one client's own vectors are in memory
     at a time.
     """
-    config["lr"] = sent.lr
     shared: dict[str, tuple[Any, ArrayRecord]] = {}
     for client in sent.ids:
         work = sent.of(client)

@@ -108,8 +108,8 @@ class SecureStrategy(ServerStrategy):
         self._grid, self._secure, self.failures = grid, None, []
         return super().configure_train(server_round, arrays, config, grid)
 
-    def _connected(self, arrays: ArrayRecord, grid: Grid) -> list[int]:
-        return [node for node in super()._connected(arrays, grid) if node not in self._named]
+    def _connected(self, grid: Grid) -> list[int]:
+        return [node for node in super()._connected(grid) if node not in self._named]
 
     def _messages(self, chosen: Mapping[int, int], config: ConfigRecord) -> Iterator[Message]:
         if any(draws > 1 for draws in chosen.values()):
@@ -138,7 +138,7 @@ class SecureStrategy(ServerStrategy):
 
     def _with_inboxes(self, messages: Iterable[Message], inboxes: Mapping[Any, bytes]) -> Iterator[Message]:
         for message in messages:
-            message.content[SECURE] = _content(inboxes[message.metadata.dst_node_id])[SECURE]
+            message.content = RecordDict({**message.content, **_content(inboxes[message.metadata.dst_node_id])})
             yield message
 
     def _exchange(self, secure: SecureServer) -> None:
@@ -167,7 +167,7 @@ class SecureStrategy(ServerStrategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add up the masked replies, open their sum, and take the server step."""
         secure, pending = self._secure, by_id(self._asked)
-        self._asked, self._secure = [], None
+        self._asked, self._secure, self._chosen = [], None, None
         if secure is None:
             return (None, None) if self.fraction_train == 0.0 else (self._write_model(), None)
         try:

@@ -10,14 +10,14 @@ from logging import ERROR, INFO, WARNING
 from os import PathLike
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 
 from fedcore import algorithms
-from fedcore.adapters.flower.grid import UNREADABLE, Failure, Request, StreamingGrid, answers, by_id
+from fedcore.adapters.flower.grid import UNREADABLE, Failure, Messages, Request, StreamingGrid, answered, answers, by_id
 from fedcore.adapters.flower.metrics import Collected, Rejected, Sizes, ask_sizes, mean_of, only_record, records_of
 from fedcore.adapters.flower.records import CONTROL, METHOD, Wire, instructions, model_alone, read_vector
 from fedcore.adapters.session import (
@@ -32,17 +32,18 @@ from fedcore.adapters.session import (
     open_server,
     rejection_line,
     rejections,
-    require_own_model,
     require_rate_of_rounds,
     require_steps,
     server_options,
     silence,
     steps_of,
+    take_model,
 )
 from fedcore.algorithms import Algorithm, optimizers
 from fedcore.algorithms.optimizers import Optimizer
-from fedcore.algorithms.rates import Rate
+from fedcore.algorithms.rates import Rate, rate_at
 from fedcore.errors import ArrayError, RangeError, RoundError, UnknownNameError
+from fedcore.model import Model
 from fedcore.options import Callback, Compute, Limits, RoundPolicy, Storage
 from fedcore.profiling import span
 from fedcore.rules import Chain
@@ -59,6 +60,9 @@ __all__ = [
 
 UNKNOWN = 1.0
 """The server's ``lr`` if the strategy has none. Reported norms are then |x - y| per local step."""
+
+NOT_PASSED = "no message was sent, or no reply was passed on; to read replies first, pass on list(replies)"
+"""Why a round of a subclass or wrapper accepted nothing."""
 
 
 class ServerStrategy(FlowerFedAvg):
@@ -90,8 +94,8 @@ class ServerStrategy(FlowerFedAvg):
             ``fedcore.Server``, or as saved.
         seed: the seed for drawing the nodes of a round.
         poll: the seconds between two checks for replies.
-        abort_after: the run ends with an error after this many rounds in a row that accepted no reply and rejected at
-            least one. None: the run continues.
+        abort_after: the run ends with an error after this many rounds in a row that accepted no reply, unless late
+            replies may still count; and also if no round of a shorter run accepted one. None: the run continues.
         parts: the arguments ``partial``, ``personal`` and ``frozen`` of ``fedcore.Model``, as a mapping. With
             ``partial``, a reply may lack the arrays of some groups. Messages have no personal and frozen arrays.
         options: options of the method (``fedcore.algorithms``) and of Flower's FedAvg (``fraction_train``,
@@ -166,12 +170,15 @@ class ServerStrategy(FlowerFedAvg):
         self._server: Server | None = None
         self._round: Round | None = None
         self._asked: list[Request] = []
+        self._chosen: Mapping[int, int] | None = None
+        self._initial: ArrayRecord | None = None
+        self._config, self._numbers, self._warned = ConfigRecord(), dict[tuple[str, str], Any](), set[str]()
         self._evaluating: list[Request] = []
         self._sizes: dict[int, int] = {}
         self._lost: dict[int, Mapping[str, Any]] = {}
-        self._written: tuple[int, ArrayRecord] | None = None
+        self._written: tuple[int, ArrayRecord, dict[str, Array]] | None = None
         self._first = 0
-        self._has_hinted = self._is_loaded = False
+        self._has_hinted = self._is_loaded = self._gets_replies = False
 
     @property
     def server(self) -> Server:
@@ -206,18 +213,19 @@ class ServerStrategy(FlowerFedAvg):
         Raises:
             CheckpointError: the saved server has a different model or method.
         """
-        self._wire = Wire.of(initial_arrays, self._parts)
         self._load(initial_arrays)
         first = self._first = self._server.round_number if self._server else 0
-        if first:
-            log(INFO, "Resuming after round %d", first)
         evaluate = None if evaluate_fn is None else lambda round, arrays: evaluate_fn(round + first, arrays)
+        if should_stop := more.get("should_stop"):
+            more["should_stop"] = lambda round, result: should_stop(round + first, result)
         streaming = grid if isinstance(grid, StreamingGrid) else StreamingGrid(grid, poll=self._poll)
-        arrays = self._write_model() if self._server else initial_arrays
-        result = super().start(
-            streaming, arrays, max(num_rounds - first, 0), timeout, train_config, evaluate_config, evaluate, **more
-        )
-        if num_rounds <= first:
+        arrays, rounds = self._write_model() if self._server else initial_arrays, max(num_rounds - first, 0)
+        self._initial = arrays
+        result = super().start(streaming, arrays, rounds, timeout, train_config, evaluate_config, evaluate, **more)
+        if rounds:
+            self._rejected_rounds.check(rounds)
+            self._catch_up(result.arrays)
+        else:
             result.arrays = arrays
         for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
             setattr(result, name, {round + first: record for round, record in getattr(result, name).items()})
@@ -241,30 +249,95 @@ class ServerStrategy(FlowerFedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages of the round, with the server's model.
+        """Return the messages of the round, with the model ``arrays``.
+
+        If ``arrays`` is not the model that the last round returned, because a subclass or a wrapper changed it, it
+        becomes the server's x (``Server.replace_x``).
 
         Raises:
-            ArrayError: ``arrays`` is not the model that the last round returned, for example because a wrapper added
-                noise to it.
+            RangeError: the method does not allow another x, or ``config`` contradicts the strategy's schedule of rates.
         """
         if self.fraction_train == 0.0:
             return []
-        if self._written is not None and arrays is not self._written[1]:
-            require_own_model(self._written[1].to_numpy_ndarrays(), arrays.to_numpy_ndarrays())
-        nodes = self._connected(arrays, grid)
+        self._open(arrays)
+        if server_round == 1:
+            self._chosen, self._asked, self._first = None, [], self.server.round_number
+        self._catch_up(arrays)
+        nodes = self._connected(grid)
         needed = max(int(len(nodes) * self.fraction_train), self.min_train_nodes, self._policy.min_clients)
         k = self._policy.asked(needed)
         if self._policy.buffer is not None:
             k = max(0, k - len(self._asked))  # the others are still at work
         free = sorted({*nodes} - {request.node for request in self._asked})
-        chosen = Counter(self.choose(self.server.round_number, free, k))
+        self._chosen = chosen = Counter(self.choose(self.server.round_number, free, k))
         log(INFO, "configure_train: Sampled %s nodes (out of %s)", len(chosen), len(nodes))
         if isinstance(grid, StreamingGrid):
             grid.await_also(by_id(self._asked))
-            grid.close_when(lambda: self._round is not None and may_close_early(self._round))
-        config["server-round"] = self.server.round_number + 1
-        messages = self._messages(chosen, config)
-        return messages if isinstance(grid, StreamingGrid) else list(messages)
+            grid.close_when(partial(self._may_close, grid))
+        self._set("train", config, "server-round", server_round + self._first)
+        if self._lr is not None:
+            self._set_rate(config)
+        self._config = config
+        return Messages(self._messages(chosen, config))
+
+    def _may_close(self, grid: StreamingGrid) -> bool:
+        """Whether a round may close early; before it is open, a subclass gets the replies of a buffer."""
+        if self._round is None:
+            return self._policy.buffer is not None and grid.arrived >= self._policy.buffer
+        return may_close_early(self._round)
+
+    def _set(self, kind: str, config: ConfigRecord, name: str, value: Any) -> None:
+        """Write a number of the strategy into a configuration, and warn once if the configuration has another one."""
+        given, before = config.get(name, value), self._numbers.get((kind, name), value)
+        config[name] = self._numbers[kind, name] = value
+        if given != value and given != before and name not in self._warned:
+            self._warned.add(name)
+            text = "configure_%s: the configuration has %r=%r, but the strategy sends %r; leave it out"
+            log(WARNING, text, kind, name, given, value)
+
+    def _set_rate(self, config: ConfigRecord) -> None:
+        """Write the rate into a configuration; a rate that the configuration has already becomes the strategy's."""
+        due = rate_at(self.server._settings.lr, self.server.round_number)
+        given: Any = config.get("lr", due)
+        before = self._numbers.get(("train", "lr"), due)
+        if given != due and given != before:
+            if callable(self._lr):
+                raise RangeError(
+                    f"lr: the configuration has lr={given!r}, but lr= of {type(self).__name__} gives {due!r} in round "
+                    f"{self.server.round_number}; leave one of them out"
+                )
+            self.server.change(lr=given)
+            if "lr" not in self._warned:
+                self._warned.add("lr")
+                text = (
+                    "configure_train: the configuration has lr=%r, but the strategy has lr=%r; clients and server use "
+                    "the configuration's from now on (a schedule is lr=lambda round: ...)"
+                )
+                log(WARNING, text, given, due)
+            self._lr = due = given
+        config["lr"] = self._numbers["train", "lr"] = due
+
+    def _catch_up(self, arrays: ArrayRecord) -> None:
+        """Make a changed model the server's x, after an empty round if a subclass aggregated the last one."""
+        is_own = not arrays or self._is_own(arrays)
+        if self._chosen is not None:
+            self._chosen, self._gets_replies, self.failures = None, False, []
+            self._asked = [request for request in self._asked if request.round < self.server.round_number]
+            if is_own:
+                self._note((), (), self._asked)
+            else:
+                self.reports.append(self.server.round([]))
+                self._write_model()
+        if not is_own and self._written is not None:
+            take_model(self.server, self._wire.read(arrays), self._wire.read(self._written[2]))
+            self._written = None
+
+    def _is_own(self, arrays: ArrayRecord) -> bool:
+        """Whether a record is the model that the server wrote last; also true before it has written one."""
+        own = None if self._written is None else self._written[2]
+        return own is None or (
+            own.keys() == arrays.keys() and all(array.data == own[name].data for name, array in arrays.items())
+        )
 
     def _messages(self, chosen: Mapping[int, int], config: ConfigRecord) -> Iterator[Message]:
         for node, content, round in self._contents(chosen, config):
@@ -298,30 +371,42 @@ class ServerStrategy(FlowerFedAvg):
         """
         if self.fraction_train == 0.0:  # no messages were sent, and the server may not exist
             return None, None
+        self._open(self._initial)
+        if self._lr is not None and self._chosen and self._config.get("lr") != self._numbers["train", "lr"]:
+            raise RangeError("lr: a subclass changed config['lr'] after super().configure_train; change it before")
+        number, self._chosen, chosen = self.server.round_number, None, self._chosen
+        self._asked = [request for request in self._asked if request.metadata.message_id]  # which were sent
         pending, collected = by_id(self._asked), Collected()
+        self._gets_replies = isinstance(replies, Messages)  # otherwise a subclass or wrapper may have used them
+        if chosen != {} and not any(request.round == number for request in self._asked):
+            replies = list(replies)  # to messages of a subclass
+            pending |= answered(replies, number)
         self.failures, counted = [], self._count_batches()
-        new = newcomers(self.server, (one.node for one in self._asked), self._sizes if self._is_sized else None)
-        with self.server.open_round(newcomers=new) as round:
-            self._round = round
-            for request, reply, failure in answers(replies, pending):
-                if request is None:
-                    log(WARNING, "aggregate_train: ignored a reply whose message is not pending")
-                elif failure:
-                    self.failures.append(failure)
-                    if failure.code == UNREADABLE:
-                        round.reject(request.node, failure.reason)
-                else:
-                    add_reply(round, request.node, partial(self._read, request, reply))
-                    collected.add(request.node, reply)
-                del reply
-            try:
-                round.finish()
-            except RoundError as error:
-                round.abort(keep=True)
-                self._asked = []
-                log(ERROR, "aggregate_train: the model stays: %s", error)
-                self._rejected_rounds.note(round.clients, round.rejected)
-                return self._write_model(), None
+        asked = [request.node for request in pending.values()]
+        new = newcomers(self.server, asked, self._sizes if self._is_sized else None)
+        try:
+            with self.server.open_round(newcomers=new) as round:
+                self._round = round
+                for request, reply, failure in answers(replies, pending):
+                    if request is None:
+                        log(WARNING, "aggregate_train: ignored a reply whose message is not pending")
+                    elif failure:
+                        self.failures.append(failure)
+                        if failure.code == UNREADABLE:
+                            round.reject(request.node, failure.reason)
+                    else:
+                        add_reply(round, request.node, partial(self._read, request, reply))
+                        collected.add(request.node, reply)
+                    del reply
+                try:
+                    round.finish()
+                except RoundError as error:
+                    round.abort(keep=True)
+                    log(ERROR, "aggregate_train: the model stays: %s", error)
+                    self._note(round.clients, round.rejected, [*pending.values()])
+                    return None, None
+        finally:
+            self._round = None
         assert round.report is not None
         self._hint_at_steps(round.report, counted)
         return self._after(round.report, [*pending.values()], collected)
@@ -359,7 +444,6 @@ class ServerStrategy(FlowerFedAvg):
         """Keep the requests that may still get late replies, log the round, and return Flower's result."""
         self.reports.append(report)
         first = report.round - self._policy.max_staleness
-        self._asked = [request for request in pending if request.round > first]
         self._lost = {round: lost for round, lost in self._lost.items() if round > first}
         log(INFO, "aggregate_train: Received %s results and %s failures", len(report.accepted), len(self.failures))
         if silent := [request.node for request in pending if request.round == report.round]:
@@ -367,13 +451,27 @@ class ServerStrategy(FlowerFedAvg):
         if line := rejection_line(report):
             log(WARNING if report.accepted else ERROR, "\t> %s", line)
         _log_failures(self.failures)
-        self._rejected_rounds.note(report.accepted, report.rejected)
+        self._note(report.accepted, report.rejected, pending, first)
         accepted = [int(node) for node in report.accepted]
         metrics, odd = collected.usual(self.weighted_by_key, "aggregate_train", self._ratio, accepted)
         if odd:
             log(WARNING, "\t> Metrics: %s", rejections(odd, len(metrics)))
         mean = mean_of(lambda some: self.train_metrics_aggr_fn(some, self.weighted_by_key), metrics)
         return self._write_model(), mean
+
+    def _note(
+        self, accepted: Any, rejected: Iterable[Any], pending: list[Request], first: float = float("inf")
+    ) -> None:
+        """Count a round for ``abort_after``; requests of round ``first`` and earlier are given up."""
+        self._asked = [request for request in pending if request.round > first]
+        lost = [*rejected, *((failure.node, failure.reason) for failure in self.failures)]
+        reason = "did not reply" if self._gets_replies else NOT_PASSED
+        lost += [(request.node, reason) for request in pending if request.round <= first]
+        if not (accepted or lost or self._asked):
+            lost = [(type(self).__name__, NOT_PASSED)]
+        if not accepted and NOT_PASSED in dict(lost).values():
+            log(ERROR, "aggregate_train: %s", NOT_PASSED)
+        self._rejected_rounds.note(accepted, lost)
 
     def _count_batches(self) -> int | None:
         """Return the training steps that the model's BatchNorm layers counted; None without such a layer."""
@@ -398,6 +496,10 @@ class ServerStrategy(FlowerFedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return Flower's messages, with the server's round number even after a resume."""
+        if self._chosen is not None and self._is_own(arrays):
+            self._catch_up(arrays)  # a wrapper did not aggregate the round
+        if self.fraction_evaluate != 0.0:
+            self._set("evaluate", config, "server-round", server_round + self._first)
         messages = list(super().configure_evaluate(server_round + self._first, arrays, config, grid))
         self._evaluating = [Request(message.metadata, message.metadata.dst_node_id) for message in messages]
         return messages
@@ -407,8 +509,12 @@ class ServerStrategy(FlowerFedAvg):
 
         With the rule ``CapExamples``, a reported number of examples is capped at ``ratio`` times the median.
         """
-        collected, failures = Collected(), []
-        for request, reply, failure in answers(replies, by_id(self._evaluating)):
+        collected, failures, pending = Collected(), [], by_id(self._evaluating)
+        self._evaluating = []
+        if not any(pending):
+            replies = list(replies)  # to messages of a subclass
+            pending = answered(replies)
+        for request, reply, failure in answers(replies, pending):
             if request is None:
                 log(WARNING, "aggregate_evaluate: ignored a reply whose message is not pending")
             elif failure:
@@ -428,7 +534,8 @@ class ServerStrategy(FlowerFedAvg):
         if self._written is None or self._written[0] != number:
             self._written = None  # frees the old record before the new one is written
             with span("encode"):
-                self._written = number, self._wire.write(self.server.tensors(library="numpy", copy=False))
+                record = self._wire.write(self.server.tensors(library="numpy", copy=False))
+                self._written = number, record, dict(record.items())  # a subclass may change the record
         return self._written[1]
 
     @property
@@ -439,18 +546,13 @@ class ServerStrategy(FlowerFedAvg):
     def _is_sized(self) -> bool:
         return self.algorithm.needs_shares or self._client_sizes is not None
 
-    def _connected(self, arrays: ArrayRecord, grid: Grid) -> list[int]:
-        """Wait for enough nodes, create a missing server, and return the nodes that can take part."""
+    def _connected(self, grid: Grid) -> list[int]:
+        """Wait for enough nodes, and return the nodes that can take part."""
         enough = max(self.min_available_nodes, self.min_train_nodes, self._policy.min_clients)
         while len(nodes := sorted(grid.get_node_ids())) < enough:
             log(INFO, "Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), enough)
             time.sleep(1)
-        if self._server is None:
-            self._wire = Wire.of(arrays, self._parts)
-            options = {"lr": UNKNOWN if self._lr is None else self._lr, **self._options}
-            model = replace(self._parts, tensors=self._wire.read(arrays))
-            self._server = open_server(model, self.algorithm, [], **options)
-        known = self._server.clients
+        known = self.server.clients
         if self._is_loaded and len(known) and not any(node in known for node in nodes):
             text = (
                 "Resuming: none of the %d connected nodes is registered, and the server keeps %d clients of an earlier "
@@ -462,7 +564,7 @@ class ServerStrategy(FlowerFedAvg):
         if not self._is_sized:
             return nodes
         new = [node for node in nodes if node not in known and node not in self._sizes]
-        known_sizes = () if self._server.client_sizes is None else self._server.client_sizes.tolist()
+        known_sizes = () if self.server.client_sizes is None else self.server.client_sizes.tolist()
         others = [*self._sizes.values(), *known_sizes]
         if new:
             self._sizes |= ask_sizes(grid, new, self._client_sizes, self.configrecord_key, self._ratio, others)
@@ -470,13 +572,30 @@ class ServerStrategy(FlowerFedAvg):
             raise RangeError("client_sizes: no node reported its number of examples; pass client_sizes")
         return [node for node in nodes if node in known or node in self._sizes]
 
+    def _open(self, arrays: ArrayRecord | None) -> None:
+        """Load or create the server of a model, unless there is one."""
+        if self._server is not None:
+            return
+        if arrays is None:
+            raise RoundError("server: there is no model yet; call super().start or super().configure_train")
+        self._load(arrays)
+        if self._server is None:
+            options = {"lr": UNKNOWN if self._lr is None else self._lr, **self._options}
+            self._server = open_server(self._model(arrays), self.algorithm, [], **options)
+        self._initial = None
+
     def _load(self, initial: ArrayRecord) -> None:
+        self._wire = Wire.of(initial, self._parts)
         folder = self._resume or (self._storage.path if is_begun(self._storage) else None)
         if folder is not None and self._server is None:
             how = {"lr": self._lr, "any_form": True, **self._options}
             how["storage"] = self._storage if self._resume is None else None
-            model = replace(self._parts, tensors=self._wire.read(initial))
-            self._server, self._is_loaded = load_server(folder, model, self.algorithm, **how), True
+            self._server, self._is_loaded = load_server(folder, self._model(initial), self.algorithm, **how), True
+            if self._server.round_number:
+                log(INFO, "Resuming after round %d, with the saved model", self._server.round_number)
+
+    def _model(self, arrays: ArrayRecord) -> Model:
+        return replace(self._parts, tensors=self._wire.read(arrays))
 
 
 def _log_failures(failures: Iterable[Failure]) -> None:
@@ -554,7 +673,12 @@ class FedProx(ServerStrategy, method=algorithms.FedProx):
     ) -> Iterable[Message]:
         """Return the messages of the round; without ``lr``, their configuration has "proximal-mu"."""
         if self._lr is None:
-            config["proximal-mu"] = self.proximal_mu
+            self._set("train", config, "proximal-mu", self.proximal_mu)
+        elif (given := config.get("proximal-mu", self.proximal_mu)) != self.proximal_mu:
+            raise RangeError(
+                f"proximal-mu: the configuration has {given!r}, but the strategy has mu={self.proximal_mu!r}; with "
+                "lr=, clients of fedcore add the strategy's, so leave it out of the configuration"
+            )
         return super().configure_train(server_round, arrays, config, grid)
 
 

@@ -74,8 +74,9 @@ def initial_arrays():
 
 
 def make_strategy(method, **options):
-    """A strategy that asks all connected nodes, and does not evaluate."""
+    """A strategy that asks all connected nodes, does not evaluate, and does not end a run that accepts nothing."""
     how = {"lr": 0.1, "fraction_evaluate": 0.0, "min_available_nodes": 1, "min_train_nodes": 1, "poll": 0.001}
+    how["abort_after"] = None
     name = "FedAvgLocalM" if method == "FedAvgM" else method
     return getattr(flower, name)(**{**how, **METHODS[method], **options})
 

@@ -55,7 +55,7 @@ def test_a_round_of_500_rejections_is_one_line_of_the_level_error(caplog):
         content = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 3})}
         return Message(RecordDict(content), reply_to=message)
 
-    strategy = flower.MimiC(lr=0.1, fraction_evaluate=0.0, poll=0.001)
+    strategy = flower.MimiC(lr=0.1, fraction_evaluate=0.0, poll=0.001, abort_after=None)
     strategy.start(
         LocalGrid({node: (app, {}) for node in range(1, 501)}), ArrayRecord([np.ones((3, 2), np.float32)]), 2
     )

@@ -5,22 +5,19 @@ from unittest.mock import patch
 import pytest
 from flwr.client.mod import secagg_mod, secaggplus_mod
 from flwr.clientapp import ClientApp, mod
-from flwr.serverapp import strategy as strategies
 
 from tests.adapters.flower import federation
 from tests.adapters.flower.local_grid import LocalGrid
 
-ONE = {"clipping_norm": 1.0, "num_sampled_clients": 3}
 
-
-def accepted(method, mods, wrap=lambda strategy: strategy, **options):
+def accepted(method, mods, **options):
     """The accepted clients of each of two rounds, and the reason of the first failure."""
     dataset, parts = federation.make_data(3)
     with patch.object(federation, "ClientApp", lambda: ClientApp(mods=mods)):
         apps = [federation.make_app(client, dataset, parts) for client in range(3)]
     strategy = federation.make_strategy(method, **options)
     grid = LocalGrid({17 + client: (app, {}) for client, app in enumerate(apps)})
-    wrap(strategy).start(grid, federation.initial_arrays(), 2, timeout=5)
+    strategy.start(grid, federation.initial_arrays(), 2, timeout=5)
     failures = [failure.reason for failure in strategy.failures] or [""]
     return [len(report.accepted) for report in strategy.reports], failures[0]
 
@@ -36,14 +33,6 @@ def test_local_noise_takes_no_message_with_a_second_vector(method):
     found, reason = accepted(method, [mod.LocalDpMod(1.0, 1e-3, 10.0, 1e-5)])
     assert found == [0, 0]
     assert "exactly one ArrayRecord" in reason
-
-
-@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "SCAFFOLD"])
-def test_server_side_clipping_works_without_noise(method):
-    def wrap(strategy):
-        return strategies.DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, **ONE)
-
-    assert accepted(method, [], wrap) == ([3, 3], "")
 
 
 def test_the_size_mod_cannot_count_instructions():

@@ -1,7 +1,5 @@
 """Masked sums in Flower: the models of unmasked rounds, with nodes that drop out, and nodes that insist on masks."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -116,7 +114,7 @@ def test_nodes_add_noise():
     assert set(report.accepted) == set(NODES)
     moved = np.linalg.norm(arrays["w"] - X["w"])
     assert 0 < moved < 3 + 12 * 3  # clipped, and the noise of 5 clients: 3 sqrt(5 / 2) / 5 for each number
-    plain = flower.SecureFedAvg(identities=identities, **OPTIONS)
+    plain = flower.SecureFedAvg(identities=identities, abort_after=None, **OPTIONS)
     run(plain, apps)
     assert "noise=1" in plain.failures[0].reason
 
@@ -174,7 +172,7 @@ def test_the_run_ends_after_three_lost_sums():
 
     for rounds in (3, 4):
         strategy = flower.SecureFedAvg(**OPTIONS)
-        with pytest.raises(RoundError, match="in the last 3 rounds") if rounds == 4 else nullcontext():
+        with pytest.raises(RoundError, match="in the last 3 rounds"):
             run(strategy, apps, rounds=rounds, spoil=spoil)
         assert strategy.server.round_number == 0
 
@@ -218,11 +216,11 @@ def test_a_malformed_answer_leaves_the_others():
 def test_a_node_with_the_mod_never_trains_without_masks_or_for_few_clients():
     trained = []
     apps = {node: app_of(node, [secure_mod(min_clients=6)], trained=trained) for node in NODES}
-    plain = flower.FedAvg(**OPTIONS)
+    plain = flower.FedAvg(abort_after=None, **OPTIONS)
     run(plain, apps)
     assert len(plain.failures) == 5
     assert "without masks" in plain.failures[0].reason
-    strategy = flower.SecureFedAvg(**OPTIONS)
+    strategy = flower.SecureFedAvg(abort_after=None, **OPTIONS)
     _, model = run(strategy, apps)
     assert "min_clients=6" in strategy.failures[0].reason
     np.testing.assert_array_equal(model["w"], X["w"])
