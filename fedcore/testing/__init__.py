@@ -7,14 +7,20 @@ Derive a test class, and override one to three methods; pytest then runs the tes
             return Mine()
 """
 
+from fedcore.testing.adapters import AdapterContract
 from fedcore.testing.algorithms import AlgorithmContract, check_algorithm, check_optimizer
 from fedcore.testing.contract import Contract, check
+from fedcore.testing.executors import ExecutorContract
+from fedcore.testing.rules import RuleContract
 from fedcore.testing.servers import ServerContract
 from fedcore.testing.stores import StoreContract
 
 __all__ = [
+    "AdapterContract",
     "AlgorithmContract",
     "Contract",
+    "ExecutorContract",
+    "RuleContract",
     "ServerContract",
     "StoreContract",
     "check",

@@ -12,7 +12,7 @@ import numpy as np
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Adam
 from fedcore.algorithms.rates import Exponential
-from fedcore.arrays import copy_into
+from fedcore.arrays import copy_into, to_host
 from fedcore.errors import DivergedError, FedcoreError, RangeError, RoundError, UnknownClientError
 from fedcore.options import Compute, Limits, RoundPolicy
 from fedcore.rules import CapExamples, ClipToMedian, RejectLong, TrimmedMean
@@ -38,11 +38,10 @@ def by_adding(server: Server, updates: list[Update], newcomers: Any = ()) -> Rep
 
 
 def by_batches(server: Server, updates: list[Update], newcomers: Any = ()) -> Report:
-    """Run a round with ``Round.add_batch``, of one update and of the others by name."""
+    """Run a round with ``Round.add_batch``, of one update and of the others."""
     with server.open_round(newcomers=newcomers) as opened:
         opened.add_batch(updates[:1])
-        named = [server.layout.unflatten(update.value) for update in updates[1:]]
-        opened.add_batch([update._replace(value=value) for update, value in zip(updates[1:], named, strict=True)])
+        opened.add_batch(updates[1:])
         return opened.finish()
 
 
@@ -245,7 +244,7 @@ class ServerContract(Contract):
         pair = self.pair(tmp_path, named("MIFA", wait=False))
         self.rounds(pair, 2)
         for server in pair:
-            y = server.x.copy()
+            y = np.array(to_host(server.x))
             with server.open_round() as opened:
                 opened.add(3, y, steps=1)
                 for kind, act in _forbidden(server, opened, y, tmp_path):
@@ -358,8 +357,8 @@ class ServerContract(Contract):
         plain, own = self.pair(tmp_path, algorithm)
         self.rounds((plain, own), 3)
         for act in acts:
-            act(own)
-            own = self.undo(own, tmp_path / "server")
+            if not isinstance(_result(act, own), tuple):  # an error, such as of a method that cannot remove clients
+                own = self.undo(own, tmp_path / "server")
             same(look(own), look(plain), "server after an undo")
             self.rounds((plain, own), 1)
 
@@ -389,11 +388,10 @@ class ServerContract(Contract):
         """x is read-only and never changes, and shares no memory with the caller (``Server.x``)."""
         _, own = self.pair(tmp_path, named("MIFA", wait=False))
         before, sent = own.x, own.broadcast([0]).on_host().x
-        values = np.array(before), np.array(sent)
+        values = np.array(to_host(before)), np.array(sent)
         own.tensors(library="numpy")["w"][0] = 5
         run_rounds(own, 3)
-        same(np.array(before), values[0], "an earlier x")
-        same(np.array(sent), values[1], "an earlier broadcast")
+        same({"x": before, "broadcast": sent}, dict(zip(("x", "broadcast"), values, strict=True)), "an earlier round")
         if isinstance(before, np.ndarray):
             require(not own.x.flags.writeable, "a read-only x", "one that can be written")
 

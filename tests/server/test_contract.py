@@ -86,6 +86,8 @@ class TestInFiles(InFolder):
 
 
 class TestOnDevice(ServerContract):
+    test_copies = None  # only servers in host memory
+
     @pytest.fixture(autouse=True)
     def device(self, cuda_device):
         pass
