@@ -65,7 +65,7 @@ class AlgorithmContract(Contract):
                 same(describe(what, copy), describe(what, tested), "options of the pickle")
 
     def test_turn(self) -> None:
-        """``turn`` depends only on its arguments, and writes all its outputs (docs/own-method.md, "Five lines: Lion")."""
+        """``turn`` depends only on its arguments, and writes all its outputs (docs/own-method.md)."""
         if (optimizer := self.make_optimizer()) is None:
             return
         rng = np.random.default_rng(0)

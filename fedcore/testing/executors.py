@@ -64,15 +64,9 @@ class ExecutorContract(Contract):
                     results[tasks[reference]] = pool.result(reference)
             same(results, {task: task * task for task in range(7)}, f"results of {count} workers")
             same({worker.process for worker in pool.complete()}, processes, "processes after the tasks")
+            calls = [pool.submit(workers[0], "train", task) for task in range(5)]
+            same([pool.result(call) for call in calls], [0, 1, 4, 9, 16], "results of one worker in order")
             pool.close()
-
-    def test_a_worker_runs_its_calls_in_order(self) -> None:
-        """A worker runs its calls in their order, one at a time (``Executor``)."""
-        pool = self.pool(1)
-        (worker,) = pool.complete()
-        calls = [pool.submit(worker, "train", task) for task in range(5)]
-        same([pool.result(call) for call in calls], [0, 1, 4, 9, 16], "results")
-        pool.close()
 
     def test_an_error_of_a_task_is_raised_unchanged(self) -> None:
         """An error of a task has its class and message, and the worker continues (``Executor.result``)."""

@@ -13,12 +13,11 @@ from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Adam
 from fedcore.algorithms.rates import Exponential
 from fedcore.arrays import copy_into, to_host
-from fedcore.errors import DivergedError, FedcoreError, RangeError, RoundError, UnknownClientError
+from fedcore.errors import DivergedError, FedcoreError
 from fedcore.options import Compute, Limits, RoundPolicy
 from fedcore.rules import CapExamples, ClipToMedian, RejectLong, TrimmedMean
-from fedcore.runtime import set_threads, threads
 from fedcore.server import Report, Server, Update
-from fedcore.testing.contract import Contract, raises, require, same
+from fedcore.testing.contract import Contract, require, same
 from fedcore.testing.rounds import N, cohort_of, look, run_rounds, updates_of
 
 SIZES = {i: 1 + i for i in range(N)}
@@ -71,14 +70,25 @@ def by_buffers(server: Server, updates: list[Update], newcomers: Any = ()) -> Re
     return opened.report
 
 
-def by_list(server: Server, updates: list[Update]) -> Report:
-    """Run a round with ``Server.round`` of a list."""
-    return server.round(updates)
-
-
-def by_iterator(server: Server, updates: list[Update]) -> Report:
-    """Run a round with ``Server.round`` of an iterator."""
-    return server.round(update._replace(keep=True) for update in updates)
+def with_errors(server: Server) -> list[Any]:
+    """Return the errors of acts that a round with an update of client 3 does not allow, and finish the round."""
+    y = np.array(to_host(server.x))
+    with server.open_round() as opened:
+        opened.add(3, y, steps=1)
+        acts: list[Callable[[Server], Any]] = [
+            lambda _: opened.add("nobody", y, steps=1),
+            lambda _: opened.begin(3, steps=1),
+            Server.open_round,
+            lambda server: server.change(lr=0.2),
+            lambda server: server.add_clients({"new": 1}),
+            lambda server: server.remove_client(0),
+            lambda server: server.warm_start({}),
+            lambda server: server.push([]),
+        ]
+        errors = [_result(act, server) for act in acts]
+    errors.append(_result(lambda _: opened.add(4, y, steps=1), server))
+    require(all(isinstance(error, tuple) for error in errors), "an error of each act", errors)
+    return errors
 
 
 class ServerContract(Contract):
@@ -112,19 +122,31 @@ class ServerContract(Contract):
         "a robust rule": {"aggregation": [TrimmedMean(1)]},
         "late updates": {"policy": RoundPolicy(max_staleness=1)},
     }
-    changes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "rate": {"lr": 0.05},
-        "limits": {"limits": Limits(max_norm=0.5)},
-        "rules": {"aggregation": [RejectLong(1.01)]},
-        "policy": {"policy": RoundPolicy(min_clients=2)},
+    changes: ClassVar[Mapping[str, Callable[[Server], Any]]] = {
+        "errors of the caller": with_errors,
+        "a lower rate": lambda server: server.change(lr=0.05),
+        "a wrong rate": lambda server: server.change(lr=0),
+        "an unknown rule": lambda server: server.change(aggregation="medain"),
+        "a short limit": lambda server: server.change(limits=Limits(max_norm=1.5)),
+        "a long limit": lambda server: server.change(limits=Limits(max_norm=1e6)),
+        "a rule": lambda server: server.change(aggregation=[RejectLong(1.01)]),
+        "no rule": lambda server: server.change(aggregation=[]),
+        "a policy": lambda server: server.change(policy=RoundPolicy(min_clients=1)),
+        "new clients": lambda server: server.add_clients({"anna": 5, 7: 6}),
+        "a client leaves": lambda server: server.remove_client(2),
+        "a client that left": lambda server: server.remove_client(2),
+        "a client that is there": lambda server: server.add_clients({"anna": 5}),
+        "other sizes": lambda server: server.update_clients({0: 9, "anna": 2}),
+        "a wrong size": lambda server: server.update_clients({0: 0}),
+        "a client leaves, and its share stays": lambda server: server.remove_client("anna", from_objective=False),
     }
     doors: ClassVar[Mapping[str, Callable[..., Report]]] = {
         "add": by_adding,
         "add_batch": by_batches,
         "begin": by_pieces,
         "buffer": by_buffers,
-        "round of a list": by_list,
-        "round of an iterator": by_iterator,
+        "round of a list": Server.round,
+        "round of an iterator": lambda server, updates: server.round(iter(updates)),
     }
 
     def make_server(self, folder: Path, model: Any, algorithm: Algorithm, clients: Any, **options: Any) -> Server:
@@ -200,7 +222,7 @@ class ServerContract(Contract):
             updates[4] = updates[4]._replace(value=updates[4].value[:-3])
             return updates
 
-        for number, door in enumerate((by_adding, by_list, by_adding)):
+        for number, door in enumerate((by_adding, Server.round, by_adding)):
             report = self.both(
                 pair, lambda server, door=door: door(server, spoilt(server)), f"invalid updates {number}"
             )
@@ -239,24 +261,6 @@ class ServerContract(Contract):
             same(look(own), look(plain), f"server after {end} of a round")
             self.rounds(pair, 1)
 
-    def test_errors_of_the_caller(self, tmp_path: Path) -> None:
-        """Errors of the caller raise, and change nothing (docs/design.md, "Guarantees")."""
-        pair = self.pair(tmp_path, named("MIFA", wait=False))
-        self.rounds(pair, 2)
-        for server in pair:
-            y = np.array(to_host(server.x))
-            with server.open_round() as opened:
-                opened.add(3, y, steps=1)
-                for kind, act in _forbidden(server, opened, y, tmp_path):
-                    with raises(kind):
-                        act()
-            with raises(RoundError):
-                opened.add(4, y, steps=1)
-            for change in ({"lr": 0}, {"limit": 3}, {"aggregation": "medain"}):
-                with raises(FedcoreError):
-                    server.change(**change)
-        same(look(pair[1]), look(pair[0]), "server after errors")
-
     def test_divergence(self, tmp_path: Path) -> None:
         """A step that is not finite raises DivergedError, and changes nothing (``Round.finish``)."""
         end = np.float32([np.finfo(np.float32).max])
@@ -268,7 +272,7 @@ class ServerContract(Contract):
 
         for _ in range(2):
             same(self.both(pair, far, "a step to infinity")[0], DivergedError, "error")
-        self.both(pair, lambda server: by_list(server, []), "an empty round")
+        self.both(pair, lambda server: Server.round(server, []), "an empty round")
 
     def test_options(self, option: Mapping[str, Any], tmp_path: Path) -> None:
         """Options have the same effect on every server (docs/api/server.md)."""
@@ -277,31 +281,13 @@ class ServerContract(Contract):
             if number == 0 or "aggregation" not in option:
                 self.rounds(self.pair(tmp_path / str(number), algorithm, **option), 5, late=late, least=4 * (not late))
 
-    def test_changes(self, change: Mapping[str, Any], tmp_path: Path) -> None:
-        """A change of options holds from the next round on, whose report lists it (``Server.change``)."""
-        pair = self.pair(tmp_path, named("FedAvg"))
-        self.rounds(pair, 3)
-        self.both(pair, lambda server: server.change(**change), f"change of {list(change)}")
-        self.rounds(pair, 3, least=4)
-
-    def test_clients(self, algorithm: Algorithm, tmp_path: Path) -> None:
-        """Clients come, change their sizes and leave; sums follow (docs/state.md)."""
+    def test_changes(self, algorithm: Algorithm, tmp_path: Path) -> None:
+        """Clients, options and the caller's errors have the same effect on every server (docs/state.md)."""
         pair = self.pair(tmp_path, algorithm)
-        acts: list[Callable[[Server], Any]] = [
-            _round,
-            lambda server: server.add_clients({"anna": 5, 7: 6}),
-            _round,
-            lambda server: server.remove_client(2),
-            lambda server: server.remove_client(2),
-            lambda server: server.add_clients({"anna": 5}),
-            lambda server: server.update_clients({0: 9, "anna": 2}),
-            lambda server: server.update_clients({0: 0}),
-            _round,
-            lambda server: server.remove_client("anna", from_objective=False),
-            _round,
-        ]
-        for number, act in enumerate(acts):
-            self.both(pair, act, f"act {number}")
+        self.rounds(pair, 2)
+        for name, act in self.changes.items():
+            self.both(pair, act, name)
+            self.rounds(pair, 1)
 
     def test_warm_start(self, algorithm: Algorithm, tmp_path: Path) -> None:
         """A warm start has the same effect on every server (``Server.warm_start``)."""
@@ -329,7 +315,7 @@ class ServerContract(Contract):
         self.rounds((plain, other), 3)
 
     def test_saved_servers(self, algorithm: Algorithm, tmp_path: Path) -> None:
-        """A loaded copy continues with the same bits, and later rounds of the original do not change it (docs/state.md)."""
+        """A loaded copy continues with the same bits; the original does not change it (docs/state.md)."""
         plain, own = self.pair(tmp_path, algorithm)
         self.rounds((plain, own), 3)
         own.save(tmp_path / "copy")
@@ -362,47 +348,14 @@ class ServerContract(Contract):
             same(look(own), look(plain), "server after an undo")
             self.rounds((plain, own), 1)
 
-    def test_threads(self, algorithm: Algorithm, tmp_path: Path) -> None:
-        """Results do not depend on the number of threads (docs/design.md, "Guarantees")."""
-        pair, before = self.pair(tmp_path, algorithm), threads()
-        try:
-            for count in (1, 2, 3):
-                set_threads(count)
-                run_rounds(pair[1], 2)
-                set_threads(1)
-                run_rounds(pair[0], 2)
-        finally:
-            set_threads(before)
-        same(look(pair[1]), look(pair[0]), "server on other threads")
-
     def test_order_with_exact_sums(self, tmp_path: Path) -> None:
         """With exact sums, the order of the updates changes no bit (docs/api/server.md, ``Compute``)."""
         plain, own = self.pair(tmp_path, named("SCAFFOLD"), compute=Compute(accumulator="exact"))
         for t in range(4):
             updates = updates_of(plain, range(N))
-            by_list(plain, updates)
+            Server.round(plain, updates)
             by_adding(own, [updates[i] for i in np.random.default_rng(t).permutation(N)])
             same(look(own), look(plain), f"server after another order in round {t}")
-
-    def test_readers(self, tmp_path: Path) -> None:
-        """x is read-only and never changes, and shares no memory with the caller (``Server.x``)."""
-        _, own = self.pair(tmp_path, named("MIFA", wait=False))
-        before, sent = own.x, own.broadcast([0]).on_host().x
-        values = np.array(to_host(before)), np.array(sent)
-        own.tensors(library="numpy")["w"][0] = 5
-        run_rounds(own, 3)
-        same({"x": before, "broadcast": sent}, dict(zip(("x", "broadcast"), values, strict=True)), "an earlier round")
-        if isinstance(before, np.ndarray):
-            require(not own.x.flags.writeable, "a read-only x", "one that can be written")
-
-    def test_callbacks(self, tmp_path: Path) -> None:
-        """Callbacks get the report of each finished round, once (``Server``)."""
-        reports: list[Report] = []
-        _, own = self.pair(tmp_path, named("FedAvg"))
-        own.callbacks = (reports.append,)
-        own.open_round().abort()
-        report = by_list(own, updates_of(own, range(N)))
-        require(len(reports) == 1 and reports[0] is report, "one call with the report", len(reports))
 
 
 def _result(act: Callable[[Server], Any], server: Server) -> Any:
@@ -419,19 +372,4 @@ def _round(server: Server, *, late: bool = False, least: int = 0) -> Report:
     updates = updates_of(server, there if len(cohort_of(t)) < least else [i for i in cohort_of(t) if i in there])
     if late and t:
         updates = [update._replace(round=t - i % 2) for i, update in enumerate(updates)]
-    return (by_list, by_adding, by_batches)[t % 3](server, updates)
-
-
-def _forbidden(server: Server, opened: Any, y: Any, path: Path) -> list[tuple[type[FedcoreError], Callable[[], Any]]]:
-    """Return acts that are errors while a round is open that has an update of client 3."""
-    return [
-        (UnknownClientError, lambda: opened.add("nobody", y, steps=1)),
-        (RoundError, lambda: opened.begin(3, steps=1)),
-        (RoundError, server.open_round),
-        (RoundError, lambda: server.save(path / "copy")),
-        (RoundError, lambda: server.change(lr=0.2)),
-        (RoundError, lambda: server.add_clients({"new": 1})),
-        (RoundError, lambda: server.remove_client(0)),
-        (RoundError, lambda: server.warm_start({})),
-        (RangeError, lambda: server.push([])),
-    ]
+    return (Server.round, by_adding, by_batches)[t % 3](server, updates)

@@ -1,5 +1,6 @@
 """The contract of stores."""
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,12 +10,12 @@ import numpy as np
 
 from fedcore import kernels
 from fedcore.arrays import copy_into, to_host
-from fedcore.errors import CorruptionError, DtypeError, FedcoreError, RangeError, StoreError, UnknownClientError
+from fedcore.errors import CorruptionError, DtypeError, FedcoreError, RangeError, StoreError
 from fedcore.kernels import Codes
 from fedcore.store import ClientStore
 from fedcore.testing.contract import Contract, raises, require, same
 
-N, P = 131, 20_000  # two whole blocks of a scale and a piece; more than a block of 64 KiB
+N = 131  # two whole blocks of a scale, and a piece
 
 
 def content(n: int, *key: int | str) -> Any:
@@ -71,112 +72,6 @@ class StoreContract(Contract):
         same((len(store), store.row(999_999), store.round_of(5), store.round), (0, None, None, None), "a new store")
         same(self.read(store, 5), np.zeros(N, np.float32), "row")
 
-    def test_staged_rows_are_invisible_until_commit(self, tmp_path: Path) -> None:
-        """A commit makes the staged rows current in one step (``ClientStore.commit``)."""
-        store = self.make_store(tmp_path / "s", ["a", "b"], N)
-        write(store, "a", content(N, 1))
-        same(store.row("a"), None, "a staged row")
-        store.commit(round=7)
-        same(self.read(store, "a"), content(N, 1), "row")
-        rounds = len(store), store.round_of("a"), store.round_of("b"), store.round
-        same(rounds, (1, 7, None, 7), "rows and rounds")
-
-    def test_discard_unstage_and_rollback(self, tmp_path: Path) -> None:
-        """Discarded rows and clients leave the last commit as it is (``ClientStore.rollback``)."""
-        store = self.make_store(tmp_path / "s", 3, N)
-        for client in range(3):
-            write(store, client, content(N, client))
-        store.commit(0)
-        for number, drop in enumerate((lambda: store.unstage(2), store.discard, store.rollback)):
-            if drop == store.rollback:
-                store.add("new")
-                store.forget(1)
-            for client in [i for i in range(3) if i in store.registry]:
-                write(store, client, content(N, 9))
-            drop()
-            store.discard()
-            store.commit(round=1 + number)
-            for client in range(3):
-                same(self.read(store, client), content(N, client), f"row {client}")
-            same(([*store.registry], store.round_of(1)), ([0, 1, 2], 0), "clients, and the round of a row")
-
-    def test_rows_are_slots_in_the_form_of_the_codec(self, tmp_path: Path) -> None:
-        """Slots are aligned to 64 bytes, writable until the commit, and then read-only (``ClientStore.stage``)."""
-        store = self.make_store(tmp_path / "s", 2, N)
-        slot = store.stage(0)
-        staged = arrays(slot)
-        if store.codec == "f32":
-            same((slot.dtype, slot.shape), (np.float32, (N,)), "slot")
-        else:
-            same((slot.codec, staged[0].shape), (store.codec, (N,)), "codes")
-            require(store.codec != "int8" or staged[1].shape == (3,), "a scale for 64 elements", staged[-1].shape)
-        places = list(map(_address, staged))
-        require(all(place % 64 == 0 for place in places), "addresses that are multiples of 64", places)
-        require(all(map(_is_writable, staged)), "a slot that can be written", "one that is read-only")
-        same([*map(_address, arrays(store.stage(np.int64(0))))], places, "a slot that is staged twice")
-        write(store, 0, content(N, 0))
-        store.commit(0)
-        rows = arrays(store.row(0))
-        same([*map(_address, rows)], places, "the place of the row")
-        require(not any(map(_is_writable, rows)), "a read-only row", "one that can be written")
-
-    def test_two_slots_serve_one_client(self, tmp_path: Path) -> None:
-        """A client's row alternates between two slots (``ClientStore``, Cost)."""
-        store, places = self.make_store(tmp_path / "s", ["a"], N), []
-        for t in range(6):
-            write(store, "a", content(N, t))
-            store.commit(t)
-            places.append(_address(arrays(store.row("a"))[0]))
-        same((len(set(places)), places[2:]), (2, places[:-2]), "two places that alternate")
-
-    def test_ids(self, tmp_path: Path) -> None:
-        """Ids are ints of 64 bits or texts; other ids raise UnknownClientError (``ClientStore``)."""
-        ids = [0, 2**64 - 1, "x", ""]
-        store = self.make_store(tmp_path / "s", [np.int8(0), np.uint64(2**64 - 1), np.str_("x"), ""], N)
-        for i, client in enumerate(ids):
-            write(store, client, content(N, i))
-        store.commit(0)
-        for i, client in enumerate(ids):
-            same(self.read(store, client), content(N, i), f"row {client!r}")
-        for unknown in ("0", 1, -1, 2**64, 0.0, False, None, b"x"):
-            with raises(UnknownClientError, r"^client="):
-                store.row(unknown)
-            with raises(UnknownClientError):
-                store.stage(unknown)
-
-    def test_vectors_and_state_change_as_a_whole(self, tmp_path: Path) -> None:
-        """A commit replaces all vectors, or the state, or neither (``ClientStore.commit``)."""
-        store = self.make_store(tmp_path / "s", 2, N)
-        x, due = content(200, 1), {"total": np.arange(200.0), "one": np.array(3), "none": np.zeros((0, 2), np.int8)}
-        store.commit(0, {"x": x, **due}, {"gamma": 0.5})
-        x[:] = 0  # it was copied
-        same({name: store.vector(name) for name in store.vector_names()}, {"x": content(200, 1), **due}, "vectors")
-        require(not store.vector("x").flags.writeable, "a read-only vector", "one that can be written")
-        store.commit(1, {"x": store.vector("x")})
-        same((store.vector_names(), store.vector("total"), store.state), (("x",), None, {"gamma": 0.5}), "vectors")
-        store.commit(2, state={})
-        same((store.vector_names(), store.state), (("x",), {}), "vectors and state")
-
-    def test_views_of_vectors(self, tmp_path: Path) -> None:
-        """A view that is passed back stays in place, and a view that is held does not change (``ClientStore.vector``)."""
-        store = self.make_store(tmp_path / "s", 2, N)
-        store.commit(0, {"x": content(200, 1)})
-        x = store.vector("x")
-        store.commit(1, {"x": x.view(), "before": x})
-        same([store.vector(name).ctypes.data for name in ("x", "before")], [x.ctypes.data] * 2, "places of a view")
-        views = {"x": x[::-1], "half": x[:100], "bits": x.view(np.int32)}  # other vectors
-        due = {name: view.copy() for name, view in views.items()}
-        store.commit(2, views)
-        same({name: store.vector(name) for name in store.vector_names()}, due, "vectors")
-        held, places = store.vector("half")[10:], set()
-        for t in range(3, 9):
-            store.commit(t, {"x": content(200, t)})
-        same(held, due["half"][10:], "a view that is held")
-        for t in range(9, 15):  # without a view two slots alternate
-            store.commit(t, {"x": content(200, t)})
-            places.add(store.vector("x").ctypes.data)
-        same(len(places), 2, "places of a vector")
-
     def test_a_rejected_commit_changes_nothing(self, tmp_path: Path) -> None:
         """A rejected commit leaves the last one, and the rows stay staged (``ClientStore.commit``)."""
         store = self.make_store(tmp_path / "s", 2, N)
@@ -197,85 +92,59 @@ class StoreContract(Contract):
         store.commit(1)
         same(self.read(store, 0), content(N, 1), "row")
 
-    def test_clients_come_and_leave(self, tmp_path: Path) -> None:
-        """A client that leaves takes its row, also a staged one (``ClientStore.forget``)."""
-        store = self.make_store(tmp_path / "s", 3, N)
-        for client in range(3):
-            write(store, client, content(N, client))
-        store.commit(0)
-        write(store, 1, content(N, 5))
-        store.forget(1)
-        same((len(store), len(store.registry), 1 in store.registry), (2, 2, False), "rows and clients")
-        with raises(UnknownClientError):
-            store.row(1)
-        store.add("new")  # it gets the number of a removed client, but not its row
-        same(store.row("new"), None, "row of a new client")
-        write(store, "new", content(N, 9))
-        store.commit(1)
-        same([self.read(store, i).tobytes() for i in ("new", 2)], _bytes(content(N, 9), content(N, 2)), "rows")
-        store.add(1)
-        same(store.row(1), None, "row of a client that came back")
-        with raises(RangeError, "^client=1: already"):
-            store.add(1)
-
-    def test_reading_ahead_changes_nothing(self, tmp_path: Path) -> None:
-        """``prefetch`` is only a hint (``ClientStore.prefetch``)."""
-        store = self.make_store(tmp_path / "s", range(6), P)
-        for client in range(4):
-            write(store, client, content(P, client))
-        store.commit(0)
-        store.prefetch(range(6))
-        store.prefetch([])
-        same(self.read(store, 2), content(P, 2), "row")
-
     def test_it_behaves_like_a_dictionary(self, level: str, tmp_path: Path) -> None:
         """Any changes give the rows and vectors of a dictionary, also after reopening (docs/state.md)."""
         for seed in range(12):
             self.walk(tmp_path / str(seed), level, np.random.default_rng(seed))
 
     def walk(self, folder: Path, level: str, rng: np.random.Generator) -> None:
-        """Make some random changes to a store and to dictionaries, and compare."""
-        store, clients, vectors, t = self.make_store(folder, 5, N, durability=level), set(range(5)), dict[str, int](), 0
-        rows, staged, coming = dict[int, tuple[int, int]](), dict[int, int](), dict[str, int]()
-        for key in range(40):
-            client, action = int(rng.integers(5)), int(rng.integers(16))
-            if action < 6 and client in clients:
+        """Make random changes to a store and to dictionaries; compare everything that the store shows after each."""
+        store = self.make_store(folder, 5, N, durability=level)
+        now: dict[str, Any] = {"rows": {}, "vectors": {}, "clients": set(range(5)), "t": 0}
+        last, staged = copy.deepcopy(now), dict[int, int]()
+        for key in range(50):
+            client, action = int(rng.integers(5)), int(rng.integers(17))
+            if action < 6 and client in now["clients"]:
                 write(store, client, content(N, key))
                 staged[client] = key
-            elif action == 6 and client in clients:
+            elif action == 6 and client in now["clients"]:
                 store.unstage(client)
                 staged.pop(client, None)
-            elif action == 7:
-                (store.forget if client in clients else store.add)(client)
-                clients ^= {client}
-                rows.pop(client, None)
+            elif action < 9:
+                (store.forget if client in now["clients"] else store.add)(client)
+                now["clients"] ^= {client}
+                now["rows"].pop(client, None)
                 staged.pop(client, None)
-            elif action < 10:
-                coming["xyz"[client % 3]] = key
             elif action < 13:
-                vectors |= coming
-                store.commit(t, {name: content(70, number) for name, number in vectors.items()})
-                rows |= {client: (number, t) for client, number in staged.items()}
-                staged, coming, t = {}, {}, t + 1
+                now["vectors"]["xyz"[client % 3]] = key
+                now["rows"] |= {client: (number, now["t"]) for client, number in staged.items()}
+                store.commit(now["t"], {name: content(70, number) for name, number in now["vectors"].items()})
+                staged, now["t"] = {}, now["t"] + 1
+                last = copy.deepcopy(now)
             elif action == 13:
                 store.discard()
                 staged = {}
             elif action == 14:
-                store.checkpoint()
-            elif not staged:
-                store.compact()
-            same((set(store.registry), len(store)), (clients, len(rows)), f"clients and rows after step {key}")
+                store.rollback()
+                staged, now = {}, copy.deepcopy(last)
+            elif not staged and now == last:
+                (store.checkpoint if action == 15 else store.compact)()
+            self.shows(store, now, f"step {key}")
         if store.path is not None:
             store.discard()
-            store.commit(t)
             store.close()
             store = self.reopen(folder)
-        seen = self.seen(store)
-        zero = np.zeros(N, np.float32)
-        same(seen["rows"], {i: content(N, rows[i][0]) if i in rows else zero for i in clients}, "rows")
-        same(seen["rounds"], {i: rows[i][1] if i in rows else None for i in clients}, "rounds")
-        same(seen["vectors"], {name: content(70, number) for name, number in vectors.items()}, "vectors")
+            self.shows(store, now, "reopening")
         store.close()
+
+    def shows(self, store: Any, due: Mapping[str, Any], what: str) -> None:
+        """Require that a store shows these rows, as keys of ``content`` and rounds, vectors and clients."""
+        seen, rows = self.seen(store), due["rows"]
+        same((set(seen["rows"]), len(store)), (due["clients"], len(rows)), f"clients and rows after {what}")
+        values = {i: content(N, rows[i][0]) if i in rows else np.zeros(N, np.float32) for i in due["clients"]}
+        same(seen["rows"], values, f"rows after {what}")
+        same(seen["rounds"], {i: rows[i][1] if i in rows else None for i in values}, f"rounds after {what}")
+        same(seen["vectors"], {name: content(70, key) for name, key in due["vectors"].items()}, f"vectors after {what}")
 
     def test_undo(self, tmp_path: Path) -> None:
         """``undo`` restores rows, vectors, clients, round and state of one transaction (``ClientStore.undo``)."""
@@ -367,14 +236,6 @@ def _needle(codec: str) -> bytes:
     values = content(N, 0, 0)
     codes = values if codec == "f32" else kernels.quantise(values, codec).codes
     return bytes(codes[1:33].tobytes())
-
-
-def _address(array: Any) -> int:
-    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.address)
-
-
-def _is_writable(array: Any) -> bool:
-    return bool(array.flags.writeable if isinstance(array, np.ndarray) else array.writeable)
 
 
 def _bytes(*values: Any) -> list[bytes]:

@@ -10,8 +10,10 @@ from fedcore import Limits, Server, Storage, Update, errors
 from fedcore.adapters.session import beyond_plain_steps, server_options
 from fedcore.algorithms import MIFA, SCAFFOLD, FedAvg
 from fedcore.rules import CapSteps, RejectLong
+from fedcore.testing import AdapterContract
+from fedcore.testing.adapters import honest
 from tests.adapters import corrections
-from tests.adapters.drivers import LR, MODEL, PLACES, Raw
+from tests.adapters.drivers import PLACES, Raw
 from tests.adapters.liars import ROUNDS, answer, assert_bounded, cases, options
 from tests.adapters.malformed import assert_only_the_valid_count, malformed
 from tests.adapters.orders import OF_STEPS, ORDERS
@@ -40,6 +42,27 @@ def place(request):
 @pytest.fixture(params=RICH)
 def rich(request):
     return made(request.param)
+
+
+class TestEveryFramework(AdapterContract):
+    @pytest.fixture(autouse=True)
+    def use(self, place):
+        self.place, self.kind, self.carries, self.registers_all = place, place.kind, place.carries, place.registers_all
+        self.ids, self.run = place.ids, place.run
+
+
+def due_server(place, algorithm, reports, work=honest, n=3, **how):
+    """fedcore's own server, to which the accepted clients of these reports send the same updates."""
+    contract = AdapterContract()
+    contract.kind, contract.registers_all, contract.ids = place.kind, place.registers_all, place.ids
+    return contract.alone(algorithm, reports, n=n, work=work, **how)
+
+
+def assert_same(server, due, ids):
+    assert server.x.tobytes() == due.x.tobytes()
+    assert [*server.clients] == [*due.clients]
+    for client in server.clients:
+        assert server.store.read(client).tobytes() == due.store.read(client).tobytes()
 
 
 def test_a_scaled_update_is_rejected_by_its_client_and_the_result_is_that_of_the_others(place, caplog):

@@ -92,8 +92,9 @@ class TestOnDevice(ServerContract):
     def device(self, cuda_device):
         pass
 
-    def make_server(self, folder, *args, compute=Compute(), **options):
-        return Server(*args, compute=replace(compute, device="cuda"), **options)
+    def make_server(self, folder, *args, **options):
+        compute = replace(options.pop("compute", Compute()), device="cuda")
+        return Server(*args, compute=compute, **options)
 
 
 def with_liar(server, t):

@@ -17,7 +17,6 @@ from fedcore import ClientStore
 from fedcore.store.files import disk
 from fedcore.testing.stores import content, write
 
-
 N = 40_000  # 160,000 bytes: three blocks
 CALLS = ("resize", "reserve", "sync", "sync_path", "write", "commit")
 

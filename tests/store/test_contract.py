@@ -6,11 +6,22 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, errors
+from fedcore.arrays import to_host
+from fedcore.kernels import Codes
 from fedcore.testing import StoreContract
+from fedcore.testing.stores import arrays
 from tests.store.conftest import CODECS, opened, store_of
 from tests.store.kit import content, write
 
 N = 131  # two whole blocks of a scale, and a piece
+
+
+def read(store, client):
+    return to_host(store.read(client))
+
+
+def address(array):
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.address
 
 
 class TestEveryStore(StoreContract):
@@ -25,6 +36,118 @@ class TestEveryStore(StoreContract):
         if self.kind[0] in ("ram", "cuda"):
             return super().reopen(folder)
         return opened(self.kind, ClientStore.open(folder, **options))
+
+
+def test_rows_are_slots_in_the_codecs_form_and_read_only(make, kind):
+    store = make(2, N)
+    slot = store.stage(0)
+    staged = arrays(slot)
+    if kind[1] == "f32":
+        assert (slot.dtype, slot.shape) == (np.float32, (N,))
+    else:
+        assert isinstance(slot, Codes)
+        assert slot.codec == kind[1]
+        assert staged[0].shape == (N,)
+        assert kind[1] != "int8" or (staged[1].dtype, staged[1].shape) == (np.float32, (3,))
+    assert all(address(array) % 64 == 0 and is_writable(array) for array in staged)
+    write(store, 0, content(N, 0))
+    store.commit(0)
+    rows = arrays(store.row(0))
+    assert list(map(address, rows)) == list(map(address, staged))
+    assert not any(map(is_writable, rows))
+
+
+def is_writable(array):
+    return array.flags.writeable if isinstance(array, np.ndarray) else array.writeable
+
+
+def test_two_slots_serve_one_client_for_ever(make):
+    store = make(["a"], N)
+    places = []
+    for round in range(6):
+        write(store, "a", content(N, round))
+        store.commit(round)
+        places.append(address(arrays(store.row("a"))[0]))
+    assert len(set(places)) == 2
+    assert places[0] == places[2] == places[4]
+
+
+def test_staging_twice_gives_the_same_slot(make):
+    store = make(2, N)
+    one, other = store.stage(0), store.stage(np.int64(0))
+    assert list(map(address, arrays(one))) == list(map(address, arrays(other)))
+
+
+@pytest.mark.parametrize("clients", [[0, 2**64 - 1, "x", ""], [np.uint64(2**64 - 1), np.int8(0), "x", np.str_("")]])
+def test_ids_are_any_int_of_64_bits_or_text(make, clients):
+    store = make(clients, N)
+    for i, client in enumerate([0, 2**64 - 1, "x", ""]):
+        write(store, client, content(N, i))
+    store.commit(0)
+    for i, client in enumerate([0, 2**64 - 1, "x", ""]):
+        np.testing.assert_array_equal(read(store, client), content(N, i))
+    for unknown in ("0", 1, -1, 2**64, 0.0, False, None, b"x"):
+        with pytest.raises(errors.UnknownClientError, match=r"^client="):
+            store.row(unknown)
+        with pytest.raises(KeyError):
+            store.stage(unknown)
+
+
+def test_vectors_change_as_a_whole(make):
+    store = make(2, N)
+    x, total = content(200, 1), np.arange(200.0)
+    store.commit(0, {"x": x, "total": total, "one": np.array(3), "none": np.zeros((0, 2), np.int8)}, {"gamma": 0.5})
+    x[:] = 0  # they were copied
+    np.testing.assert_array_equal(store.vector("x"), content(200, 1))
+    assert store.vector("total").dtype == np.float64
+    assert (store.vector("one").shape, store.vector("none").shape) == ((), (0, 2))
+    assert store.state == {"gamma": 0.5}
+    assert not store.vector("x").flags.writeable
+    store.commit(1, {"x": store.vector("x")})
+    assert store.vector_names() == ("x",)
+    assert store.vector("total") is None
+    assert store.state == {"gamma": 0.5}
+    store.commit(2, state={})
+    assert (store.vector_names(), store.state) == (("x",), {})
+
+
+def test_a_view_that_is_passed_back_is_not_written_again(make):
+    store = make(2, N)
+    store.commit(0, {"x": content(200, 1)})
+    x = store.vector("x")
+    store.commit(1, {"x": x.view(), "before": x})
+    assert store.vector("x").ctypes.data == store.vector("before").ctypes.data == x.ctypes.data
+    store.commit(2, {"x": x[::-1], "half": x[:100], "bits": x.view(np.int32)})  # not the same vector
+    np.testing.assert_array_equal(store.vector("x"), content(200, 1)[::-1])
+    np.testing.assert_array_equal(store.vector("half"), content(200, 1)[:100])
+    np.testing.assert_array_equal(store.vector("bits"), content(200, 1).view(np.int32))
+
+
+def test_a_view_stays_as_it_is_while_it_is_held(make):
+    store = make(2, N)
+    store.commit(0, {"x": content(200, 0)})
+    held = store.vector("x")[10:]
+    for round in range(1, 6):
+        store.commit(round, {"x": content(200, round)})
+    np.testing.assert_array_equal(held, content(200, 0)[10:])
+    places = set()
+    for round in range(6, 12):  # without a view two slots alternate
+        store.commit(round, {"x": content(200, round)})
+        places.add(store.vector("x").ctypes.data)
+    assert len(places) == 2
+
+
+def test_reading_ahead_changes_nothing(make):
+    store = make(range(6), 20_000)
+    for client in range(4):
+        write(store, client, content(20_000, client))
+    store.commit(0)
+    store.prefetch(range(6))
+    store.prefetch([])
+    np.testing.assert_array_equal(read(store, 2), content(20_000, 2))
+    if store.medium == "mmap":
+        with pytest.raises(errors.UnknownClientError):
+            store.prefetch([9])
 
 
 @pytest.mark.parametrize("codec", CODECS)
