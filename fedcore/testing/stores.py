@@ -88,7 +88,8 @@ class StoreContract(Contract):
             with raises(error, pattern):
                 store.commit(*arguments)
             same((store.round, store.state), (0, {"a": 1}), "round and state")
-            same([self.read(store, 0).tobytes(), store.vector("x").tobytes()], _bytes(content(N, 0), content(9, 0)))
+            same(self.seen(store)["vectors"], {"x": content(9, 0)}, "vectors")
+            same(self.read(store, 0), content(N, 0), "row")
         store.commit(1)
         same(self.read(store, 0), content(N, 1), "row")
 
@@ -236,7 +237,3 @@ def _needle(codec: str) -> bytes:
     values = content(N, 0, 0)
     codes = values if codec == "f32" else kernels.quantise(values, codec).codes
     return bytes(codes[1:33].tobytes())
-
-
-def _bytes(*values: Any) -> list[bytes]:
-    return [value.tobytes() for value in values]
