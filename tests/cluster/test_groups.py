@@ -131,8 +131,8 @@ class TestGroups(ServerContract):
 
     algorithms = {name: algorithm for name, algorithm in ServerContract.algorithms.items() if name != "FedExP"}
     options = {name: option for name, option in ServerContract.options.items() if name != "a robust rule"}
-    test_push = None  # partial updates have no buffer
-    test_warm_start = None
+    test_copies = None  # only servers in memory
+    test_push = test_warm_start = None  # not supported with partial updates
 
     def make_server(self, folder, model, *args, **options):
         return Server(Model(model, {"head": "w"}), *args, storage=Storage(folder), **options)

@@ -1,4 +1,4 @@
-"""An outsider's parts keep the contracts of fedcore.testing, and a broken part fails with the promise that it breaks."""
+"""An outsider's parts keep the contracts of fedcore.testing; a broken part fails with the promise that it breaks."""
 
 from functools import partial
 
