@@ -50,7 +50,7 @@ class AlgorithmContract(Contract):
     def server(self, **options: Any) -> Server:
         """Return a new server with six clients."""
         x0, sizes = np.linspace(-1, 1, n, dtype=np.float32), {i: 1 + i for i in range(N)}
-        how = {"lr": Exponential(0.1, 0.9), "optimizer": self.make_optimizer()}
+        how: dict[str, Any] = {"lr": Exponential(0.1, 0.9), "optimizer": self.make_optimizer()}
         return Server(x0, self.make_algorithm(), sizes, **how, **options)
 
     def test_the_table_is_consistent_and_pickles(self) -> None:
@@ -86,7 +86,8 @@ class AlgorithmContract(Contract):
                 same({k: np.concatenate([part[k] for part in parts]) for k in whole}, whole, "parts of the vectors")
                 starts = zip(optimizers.started(optimizer, n), optimizers.started(optimizer, 1), strict=True)
                 require(all((moment == one).all() for moment, one in starts), "moments of equal elements", "others")
-            x, *moments = whole.values()
+            x, *following = whole.values()
+            moments = tuple(following)
 
     def test_the_same_updates_give_the_same_bits(self) -> None:
         """The same updates give the same bits (docs/design.md, "Guarantees")."""
@@ -126,7 +127,7 @@ class AlgorithmContract(Contract):
             if name == "saved":
                 server.save(tmp_path / name)
             server.close()
-            mine = {"algorithm": self.make_algorithm(), "optimizer": self.make_optimizer()}
+            mine: dict[str, Any] = {"algorithm": self.make_algorithm(), "optimizer": self.make_optimizer()}
             with Server.load(tmp_path / name, **mine) as loaded:
                 same(look(run_rounds(loaded, ROUNDS - 2)), straight, f"{name} server")
 
@@ -138,7 +139,7 @@ class AlgorithmContract(Contract):
         server.remove_client(2)
         part = server.correction if server.algorithm.keeps_history else server.row
         rows = np.sum([part(i) for i in server.clients], axis=0, dtype=np.float64)
-        error = float(np.abs(server.total() - rows).max())
+        error = float(np.abs(np.asarray(server.total()) - rows).max())
         require(error <= 1e-6 * (1 + np.abs(rows).max()), "T to equal the sum of the rows", f"a difference of {error}")
 
     def test_diversity(self) -> None:
@@ -204,7 +205,7 @@ def _check(tested: Any, **methods: Any) -> None:
 
 def _diversity(server: Server, x: F64, lr: float, updates: list[Update], w: F64) -> float:
     unit = np.array([1 if server.averages_models else lr * u.steps for u in updates])
-    h = np.array([x - u.value for u in updates]) / unit[:, None]
+    h = np.array([x - np.asarray(u.value) for u in updates]) / unit[:, None]
     return float(w @ np.sum(h * h, axis=1) * w.sum() / np.sum((w @ h) ** 2))
 
 

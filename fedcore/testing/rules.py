@@ -40,7 +40,7 @@ class RuleContract(Contract):
 
     def server(self, **options: Any) -> Server:
         """Return a server of the rule; its sums are exact, so that their order has no effect."""
-        how = {"aggregation": [self.make_rule()], "compute": Compute(accumulator="exact")} | options
+        how: dict[str, Any] = {"aggregation": [self.make_rule()], "compute": Compute(accumulator="exact")} | options
         try:
             return Server(np.linspace(-1, 1, n, dtype=np.float32), "FedAvg", K, lr=0.1, **how)
         except FedcoreError:  # robust rules hold the updates, and have no exact sums
@@ -84,7 +84,8 @@ class RuleContract(Contract):
             with other.open_round() as opened:
                 for update in updates:
                     opened.add_batch([update])
-            self.same(other, one, opened.report, due, f"updates one by one in round {t}")
+                got = opened.finish()
+            self.same(other, one, got, due, f"updates one by one in round {t}")
 
     def test_nothing_is_altered(self) -> None:
         """A rule changes neither the updates nor itself; workers and folders get it by its fields (``Rule``)."""

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import SkipTest
@@ -33,7 +34,7 @@ def by_adding(server: Server, updates: list[Update], newcomers: Any = ()) -> Rep
             opened.add(**update._replace(**given)._asdict())
             for vector in given.values():
                 vector[:] = np.nan
-    return opened.report
+        return opened.finish()
 
 
 def by_batches(server: Server, updates: list[Update], newcomers: Any = ()) -> Report:
@@ -56,7 +57,7 @@ def by_pieces(server: Server, updates: list[Update], newcomers: Any = ()) -> Rep
                 incoming.write(name, flat[7:], start=7)
                 incoming.write(name, flat[:7])
             incoming.done()
-    return opened.report
+        return opened.finish()
 
 
 def by_buffers(server: Server, updates: list[Update], newcomers: Any = ()) -> Report:
@@ -67,7 +68,7 @@ def by_buffers(server: Server, updates: list[Update], newcomers: Any = ()) -> Re
             copy_into(buffer, update.value)
             opened.add_batch([update._replace(value=buffer)])
             del buffer
-    return opened.report
+        return opened.finish()
 
 
 def with_errors(server: Server) -> list[Any]:
@@ -214,18 +215,17 @@ class ServerContract(Contract):
         """Invalid updates are rejected by name, and the result is that of the others (docs/trust.md)."""
         pair = self.pair(tmp_path, algorithm)
 
-        def spoilt(server: Server) -> list[Update]:
+        def spoilt(door: Callable[..., Report], server: Server) -> Report:
             updates = updates_of(server, range(N))
             for update, at, value in zip(updates, (-5, 7, 9), (np.nan, 3e38, 1e33), strict=False):
                 update.value[at] = value
             updates[3] = updates[3]._replace(steps=0)
             updates[4] = updates[4]._replace(value=updates[4].value[:-3])
-            return updates
+            return door(server, updates)
 
-        for number, door in enumerate((by_adding, Server.round, by_adding)):
-            report = self.both(
-                pair, lambda server, door=door: door(server, spoilt(server)), f"invalid updates {number}"
-            )
+        doors: list[Any] = [by_adding, Server.round, by_adding]
+        for number, door in enumerate(doors):
+            report = self.both(pair, partial(spoilt, door), f"invalid updates {number}")
             require(
                 {4, 0} <= {client for client, _ in report.rejected}, "clients 0 and 4 to be rejected", report.rejected
             )
@@ -263,11 +263,13 @@ class ServerContract(Contract):
 
     def test_divergence(self, tmp_path: Path) -> None:
         """A step that is not finite raises DivergedError, and changes nothing (``Round.finish``)."""
-        end = np.float32([np.finfo(np.float32).max])
-        pair = self.pair(tmp_path, named("FedAvg"), model={"w": np.zeros(40_000, np.float32), "b": end}, server_lr=1e4)
+        model = {name: np.zeros(shape, np.float32) for name, shape in self.shapes.items()}
+        model["b"][-1] = np.finfo(np.float32).max
+        pair = self.pair(tmp_path, named("FedAvg"), model=model, server_lr=1e4)
 
         def far(server: Server) -> Report:
-            delta = np.append(np.zeros(40_000, np.float32), np.float32(5e28))
+            delta = np.zeros(server.layout.n, np.float32)
+            delta[-1] = 5e28
             return by_adding(server, [Update(i, delta, 1, kind="delta") for i in range(2)])
 
         for _ in range(2):
@@ -293,8 +295,9 @@ class ServerContract(Contract):
         """A warm start has the same effect on every server (``Server.warm_start``)."""
         pair = self.pair(tmp_path, algorithm)
         gradients = {i: np.random.default_rng(i).normal(size=len(pair[0].x)).astype(np.float32) for i in range(4)}
-        for given in ({1: gradients[1] * np.float32("nan")}, gradients, gradients):
-            self.both(pair, lambda server, given=given: server.warm_start(given), "a warm start")
+        different: list[dict[int, Any]] = [{1: gradients[1] * np.float32("nan")}, gradients, gradients]
+        for given in different:
+            self.both(pair, partial(Server.warm_start, gradients=given), "a warm start")
         self.rounds(pair, 3)
 
     def test_push(self, tmp_path: Path) -> None:
