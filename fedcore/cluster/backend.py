@@ -76,11 +76,13 @@ class ShardedRound(Round):
             self._opening = self._coordinator.openings
             self._new = list(listed)
             self._learn_clients()
+            self._backend.newcomers = self._new
         except BaseException:
             self.is_open = False
             raise
 
     def _learn_clients(self) -> None:
+        self._backend.newcomers = []
         if self._new:
             self._backend.learn_clients(self._new)
         self._registry = self._backend.registry
@@ -306,6 +308,7 @@ class ShardedBackend:
 
     def __init__(self, settings: Settings, manifest: Manifest, home: Path | None, coordinator: Coordinator) -> None:
         self.settings, self.manifest, self.home, self.coordinator = settings, manifest, home, coordinator
+        self.newcomers: list[ClientId] = []  # of the open round
         self._registry: Registry | None = None
         self._registry_at = 0  # the coordinator's ``openings`` when the registry was read
 
@@ -421,7 +424,11 @@ class ShardedBackend:
         """Do nothing: the shards raise the error themselves."""
 
     def forget_newcomers(self) -> None:
-        """Do nothing: the next round discards newcomers."""
+        """Discard the newcomers of a dropped round."""
+        if self.newcomers:
+            self.coordinator.call("abort")
+            dropped, self.newcomers = self.newcomers, []
+            self.learn_clients(dropped)
 
     def abandon(self) -> None:
         """Do nothing: each shard discards an abandoned round before its next change."""

@@ -10,8 +10,10 @@ from fedcore import Limits, Server, Storage, Update, errors
 from fedcore.adapters.session import beyond_plain_steps, server_options
 from fedcore.algorithms import MIFA, SCAFFOLD, FedAvg
 from fedcore.rules import CapSteps, RejectLong
+from fedcore.testing import AdapterContract
+from fedcore.testing.adapters import honest
 from tests.adapters import corrections
-from tests.adapters.drivers import LR, MODEL, PLACES, Raw
+from tests.adapters.drivers import PLACES, Raw
 from tests.adapters.liars import ROUNDS, answer, assert_bounded, cases, options
 from tests.adapters.malformed import assert_only_the_valid_count, malformed
 from tests.adapters.orders import OF_STEPS, ORDERS
@@ -42,30 +44,18 @@ def rich(request):
     return made(request.param)
 
 
-def honest(t, i, sent, task=None):
-    """Client i's update of parameters, a function of the round."""
-    rng = np.random.default_rng([t, i])
-    y = {name: sent[name] + rng.normal(size=x.shape).astype(np.float32) for name, x in MODEL.items()}
-    control = np.full(10, 0.5 + i, np.float32) if task is not None and task.second else None
-    return Update(i, y, steps=5, examples=1, control=control)
+class TestEveryFramework(AdapterContract):
+    @pytest.fixture(autouse=True)
+    def use(self, place):
+        self.place, self.kind, self.carries, self.registers_all = place, place.kind, place.carries, place.registers_all
+        self.ids, self.run = place.ids, place.run
 
 
 def due_server(place, algorithm, reports, work=honest, n=3, **how):
     """fedcore's own server, to which the accepted clients of these reports send the same updates."""
-    ids = place.ids(n)
-    server = Server(MODEL, algorithm, ids if place.registers_all else [], lr=LR, **how)
-    for report in reports:
-        sent = server.layout.unflatten(server.x.copy())
-        new = [client for client in ids if client not in server.clients]
-        task = server.broadcast(ids, newcomers=new).of(ids[0])
-        with server.open_round(newcomers=new) as opened:
-            for client in report.accepted:
-                update = work(report.round, ids.index(client), sent, task)
-                value = update.value
-                if place.kind == "delta":
-                    value = {name: y - sent[name] for name, y in value.items()}
-                opened.add_batch([update._replace(client=client, value=value, kind=place.kind)])
-    return server
+    contract = AdapterContract()
+    contract.kind, contract.registers_all, contract.ids = place.kind, place.registers_all, place.ids
+    return contract.alone(algorithm, reports, n=n, work=work, **how)
 
 
 def assert_same(server, due, ids):
@@ -73,64 +63,6 @@ def assert_same(server, due, ids):
     assert [*server.clients] == [*due.clients]
     for client in server.clients:
         assert server.store.read(client).tobytes() == due.store.read(client).tobytes()
-
-
-@pytest.mark.parametrize("algorithm", ["FedAvg", "MIFA", "MimiC"])
-def test_rounds_have_the_bits_of_the_server_alone(place, algorithm):
-    """One client misses a round, and joins the federation with its first answer."""
-    server, reports, model = place.run(
-        algorithm, lambda t, i, *sent: None if (t, i) in ((0, 2), (2, 0)) else honest(t, i, *sent), rounds=4
-    )
-    ids = place.ids(3)
-    assert [set(report.accepted) for report in reports] == [{*ids[:2]}, {*ids}, {*ids[1:]}, {*ids}]
-    assert_same(server, due_server(place, algorithm, reports), ids)
-    np.testing.assert_array_equal(np.concatenate([np.ravel(model[name]) for name in MODEL]), server.x)
-
-
-LIES = {
-    "steps below 0": (lambda update: update._replace(steps=-3), "steps", "steps"),
-    "no step": (lambda update: update._replace(steps=0), "steps", "steps"),
-    "too many steps": (lambda update: update._replace(steps=10**15), "steps", "steps"),
-    "examples below 0": (lambda update: update._replace(examples=-1), "examples", "examples"),
-    "no example": (lambda update: update._replace(examples=0), "examples", None),
-    "too many examples": (lambda update: update._replace(examples=10**18), "examples", "examples"),
-    "a rate of NaN": (lambda update: update._replace(lr=float("nan")), "rate", "lr"),
-    "NaN": (lambda update: changed(update, lambda y: y * np.float32("nan")), None, "update"),
-    "infinity": (lambda update: changed(update, lambda y: np.full_like(y, np.inf)), None, "update"),
-    "shape": (lambda update: changed(update, lambda y: y[:, :-1]), None, None),
-    "dtype": (lambda update: changed(update, lambda y: y.astype(np.complex64)), None, None),
-    "integers": (lambda update: changed(update, lambda y: y.astype(np.int32)), "names", None),
-    "a tensor is missing": (lambda update: update._replace(value={"w": update.value["w"]}), None, None),
-    "other names": (lambda update: update._replace(value={f"x{k}": v for k, v in update.value.items()}), "names", None),
-}
-"""By name: the change of an honest update, the claim that the framework must carry, the argument in the reason."""
-
-
-def changed(update, change):
-    return update._replace(value={**update.value, "w": change(update.value["w"])})
-
-
-@pytest.mark.parametrize("algorithm", ["MIFA", "MimiC"])
-def test_an_invalid_reply_is_rejected_by_its_client_and_the_result_is_that_of_the_others(place, algorithm, caplog):
-    lies = [lie for lie in LIES.values() if lie[1] is None or lie[1] in place.carries]
-    n = len(lies) + 2
-
-    def work(t, i, sent, task):
-        update = honest(t, i, sent, task)
-        return lies[i - 1][0](update) if 1 <= i <= len(lies) else update
-
-    server, reports, _ = place.run(algorithm, work, n=n, rounds=2, x0=MODEL)
-    ids = place.ids(n)
-    due = due_server(place, algorithm, reports, n=n)
-    for report in reports:
-        assert set(report.accepted) == {ids[0], ids[-1]}
-        reasons = dict(rejected_arguments(report))
-        assert len(reasons) == len(lies)
-        for client, (_, _, argument) in zip(ids[1:], lies, strict=False):
-            assert argument in (None, reasons[client])
-        start = f"round {report.round}: rejected {n - 2} ("
-        assert any(start in line and ", accepted 2: " in line for line in caplog.messages)
-    assert_same(server, due, ids)
 
 
 def test_a_scaled_update_is_rejected_by_its_client_and_the_result_is_that_of_the_others(place, caplog):
@@ -158,17 +90,6 @@ def test_a_client_cannot_report_more_steps_than_it_was_asked_for(place):
     assert rejected_arguments(report) == [(place.ids(3)[1], "steps")]
 
 
-def test_a_client_without_an_accepted_reply_is_not_registered(place):
-    def work(t, i, sent, task):
-        update = honest(t, i, sent, task)
-        return [update, changed(update, lambda y: y * np.float32("nan")), None][i]
-
-    server, reports, _ = place.run("MimiC", work, rounds=2)
-    assert [*server.clients] == (place.ids(3) if place.registers_all else place.ids(1))
-    assert [report.accepted for report in reports] == [tuple(place.ids(1))] * 2
-    assert np.abs(server.x).max() > 0
-
-
 def test_a_later_run_resumes_after_the_last_finished_round(place, tmp_path, monkeypatch):
     """The folder is relative and then below "~"; rules that the later run does not give stay as saved."""
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -187,11 +108,6 @@ def test_a_later_run_resumes_after_the_last_finished_round(place, tmp_path, monk
         np.testing.assert_array_equal(np.asarray(end[name]), np.asarray(model[name]))
     found = Server.load("rows", storage=Storage(medium="ram"))
     assert_same(found, whole, place.ids(3))
-    with pytest.raises(errors.CheckpointError, match="algorithm"):
-        place.run("MIFA", honest, rounds=5, storage="rows")
-    with pytest.raises(errors.CheckpointError, match="model"):
-        place.run("MimiC", lambda t, i, sent, task: Update(i, {"w": sent["w"]}, 1, 1), rounds=5, storage="rows",
-                  x0={"w": np.zeros(5, np.float32)})  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from fedcore.cli.app import main
 from fedcore.errors import CheckpointError, DivergedError, RangeError, StoreError
 from fedcore.server.folder import read_model
 from fedcore.store import ClientStore
+from fedcore.testing import ServerContract
 
 N, ROUNDS = 7, 5
 PARTIAL = {"text": "text.*", "image": ("image.*", "pool")}
@@ -123,6 +124,25 @@ def require_equal(server, oracles, report, reports):
             assert getattr(report.groups[group], name) == getattr(reports[group], name), name
         for name in ("norms", "weights"):
             assert getattr(report.groups[group], name).tobytes() == getattr(reports[group], name).tobytes(), name
+
+
+class TestGroups(ServerContract):
+    """If every client sends all groups, x has the bits of a server without groups; lengths are those of a group."""
+
+    algorithms = {name: algorithm for name, algorithm in ServerContract.algorithms.items() if name != "FedExP"}
+    options = {name: option for name, option in ServerContract.options.items() if name != "a robust rule"}
+    test_copies = None  # only servers in memory
+    test_push = test_warm_start = None  # not supported with partial updates
+
+    def make_server(self, folder, model, *args, **options):
+        return Server(Model(model, {"head": "w"}), *args, storage=Storage(folder), **options)
+
+    def reopen(self, server, folder):
+        server.close()
+        return Server.load(folder)
+
+    def seen(self, report):
+        return {"accepted": report.accepted, "rejected": [client for client, _ in report.rejected]}
 
 
 @pytest.mark.parametrize("groups", [TWO, THREE], ids=len)

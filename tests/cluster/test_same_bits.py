@@ -1,15 +1,16 @@
 """A server in shards has the bits of one, whatever happens to both."""
 
+from dataclasses import replace
 from functools import cached_property
 from threading import Thread
 
 import numpy as np
 import pytest
 
-from fedcore import Compute, Server, Update, algorithms, cluster
-from fedcore.algorithms import Step, optimizers
+from fedcore import Compute, Server, Storage, Update, algorithms, cluster
+from fedcore.algorithms import Step
 from fedcore.cluster.coordinator import ANSWERS
-from fedcore.errors import DivergedError, RangeError
+from fedcore.errors import RangeError
 from fedcore.kernels import Linear
 from fedcore.rules import (
     Bulyan,
@@ -20,7 +21,8 @@ from fedcore.rules import (
     NearestNeighborMixing,
     TrimmedMean,
 )
-from tests.cluster.pairs import METHODS, SIZES, N, alike, both, made, n, nearly_alike, one_round, same
+from fedcore.testing import ServerContract
+from tests.cluster.pairs import METHODS, N, algorithm_of, alike, both, made, n, nearly_alike, one_round, same
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 SHARDS = (1, 2, 3, 7)
@@ -51,40 +53,37 @@ def compared(one, many, rounds, change=liars, compare=alike):
     many.close()
 
 
-def every_method():
-    """Each method and number of shards; one of the numbers is enough each time."""
-    for place, method in enumerate(sorted(METHODS)):
-        for shards in SHARDS:
-            yield pytest.param(method, shards, marks=[pytest.mark.endurance] * (shards != SHARDS[place % 4]))
+class TestShards(ServerContract):
+    shards = 3
+    algorithms = {method: algorithm_of(method) for method in METHODS}
+    test_copies = None  # only servers in memory
+    test_push = None  # shards have no buffer
+
+    def make_server(self, folder, *args, **options):
+        compute = replace(options.pop("compute", Compute()), shards=self.shards)
+        return Server(*args, compute=compute, **options)
 
 
-@pytest.mark.parametrize(("method", "shards"), list(every_method()))
-def test_every_method(method, shards):
-    options = dict(clients=SIZES, diagnostics=True)
-    compared(made(method, X0, **options), made(method, X0, shards=shards, **options), 4)
+class TestSevenShards(TestShards):
+    shards, shapes = 7, {"w": (7, 16_384), "b": (1_000,)}
+    algorithms = ServerContract.algorithms
 
 
-@pytest.mark.parametrize("shards", SHARDS)
-def test_every_number_of_shards(shards):
-    compared(made("MimiC, short history", X0), made("MimiC, short history", X0, shards=shards), 5)
+class TestShardsInFolders(TestSevenShards):
+    shards, shapes = 2, ServerContract.shapes
+
+    def make_server(self, folder, *args, **options):
+        return super().make_server(folder, *args, storage=Storage(folder), **options)
+
+    def reopen(self, server, folder):
+        server.close()
+        return Server.load(folder)
 
 
 @pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "MimiC, short history"])
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
 def test_rows_are_rounded_alike(method, codec):
     compared(made(method, X0, codec=codec), made(method, X0, codec=codec, shards=3), 5)
-
-
-@pytest.mark.parametrize("optimizer", [optimizers.SGD(), optimizers.Adagrad(), optimizers.Adam(), optimizers.Yogi()])
-def test_every_optimizer(optimizer):
-    options = dict(optimizer=optimizer, server_lr=0.5)
-    compared(made("MimiC", X0, **options), made("MimiC", X0, shards=2, **options), 4)
-
-
-@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "FedAvgM", "SCAFFOLD"])
-def test_exact_sums(method):
-    options = dict(accumulator="exact", diagnostics=True)
-    compared(made(method, X0, **options), made(method, X0, shards=3, **options), 4)
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "SCAFFOLD, two vectors"])
@@ -150,29 +149,6 @@ def test_half_precision():
     compared(made("MimiC", x0), made("MimiC", x0, shards=3), 3, lambda t, i, said: said)
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "FlexibleFedAvg", "MIFA", "MimiC", "SCAFFOLD"])
-def test_clients_are_added_and_removed(method):
-    options = dict(clients=SIZES)
-    one, many = made(method, X0, **options), made(method, X0, shards=3, **options)
-    acts = [
-        one_round,
-        lambda server: server.add_clients({"anna": 5, 7: 6}),
-        one_round,
-        lambda server: server.remove_client(2),
-        lambda server: server.remove_client(2),
-        lambda server: server.add_clients({"anna": 5}),
-        lambda server: server.update_clients({0: 9, "anna": 2}),
-        lambda server: server.update_clients({0: 0}),
-        lambda server: one_round(server, newcomers={"bert": 3, "cleo": 4}),
-        lambda server: server.remove_client("anna", from_objective=False),
-        one_round,
-    ]
-    for act in acts:
-        both(one, many, act)
-    same(one, many)
-    many.close()
-
-
 def test_lengths_are_added_in_the_order_of_the_shards():
     """As one server adds its blocks: a small one is lost behind a large one, and two together before it are not."""
     small = np.array([[2.0**-53]])
@@ -180,38 +156,6 @@ def test_lengths_are_added_in_the_order_of_the_shards():
     assert added.tolist() == [1.0]
     (added,) = ANSWERS["add"]([[small], [small], [np.array([[1.0]])]])
     assert added.tolist() == [1 + 2.0**-52]
-
-
-def test_a_listener_hears_of_each_round_that_counted():
-    accepted = []
-    one = made("FedAvg", X0, shards=2, callbacks=[accepted.append])
-    report = one_round(one)
-    assert accepted == [report]
-    one.close()
-
-
-def test_updates_of_newcomers_are_accepted():
-    one, many = made("MIFA, at once", X0), made("MIFA, at once", X0, shards=2)
-
-    def accepted(server):
-        with server.open_round(newcomers=["bert", "cleo"]) as opened:
-            opened.add("bert", X0 * np.float32(0.5), steps=2)
-        return opened.report
-
-    both(one, many, accepted)
-    assert "bert" in many.clients
-    assert "cleo" not in many.clients
-    both(one, many, one_round)
-    same(one, many)
-
-
-@pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "SCAFFOLDMVR", "MBSTORM", "FedAvg"])
-def test_warm_start(method):
-    one, many = made(method, X0), made(method, X0, shards=3)
-    gradients = {i: np.random.default_rng(i).normal(size=n).astype(np.float32) for i in range(4)}
-    for given in ({1: gradients[1] * np.nan}, gradients, gradients):
-        both(one, many, lambda server, given=given: server.warm_start(given))
-    compared(one, many, 3)
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "SCAFFOLDMVR", "FedACG", "MBSTORM"])
@@ -239,52 +183,11 @@ def test_a_replaced_model_has_buffers_and_counters(name):
     many.close()
 
 
-def test_late_replies():
-    def late(t, i, said):
-        return said | {"round": max(0, t - i)}
-
-    options = dict(max_staleness=2)
-    compared(made("MIFA, at once", X0, **options), made("MIFA, at once", X0, shards=2, **options), 5, late)
-
-
 def test_differences_and_gradients():
     def other(t, i, said):
         return said | {"kind": "delta" if i % 2 else "gradient"}
 
     compared(made("FedAvg", X0, server_lr=1.0), made("FedAvg", X0, shards=3, server_lr=1.0), 3, other)
-
-
-def test_a_round_that_diverges_leaves_all_shards_as_they_were():
-    """At the end of float32's range, in the last shard: one step more is infinite."""
-
-    def far(t, i, said):
-        delta = np.zeros(n, np.float32)
-        delta[-1] = 5e28
-        return said | {"value": delta, "kind": "delta"}
-
-    x0 = X0.copy()
-    x0[-1] = np.finfo(np.float32).max
-    one, many = (made("FedAvg", x0, shards=shards, server_lr=1e4) for shards in (None, 3))
-    for _ in range(2):
-        assert both(one, many, lambda server: one_round(server, far))[0] is DivergedError
-    same(one, many)
-    many.close()
-
-
-def test_many_at_once_and_one_at_a_time():
-    """In batches, with immutable arrays, and through ``Server.round``: the same bits."""
-
-    servers = [made("MimiC", X0, shards=2) for _ in range(3)]
-    for t in range(3):
-        ys = [np.random.default_rng([t, i]).normal(size=n).astype(np.float32) for i in range(4)]
-        with servers[0].open_round() as opened:
-            for i, y in enumerate(ys):
-                opened.add(i, y, steps=2)
-        with servers[1].open_round() as opened:
-            for i, y in enumerate(ys):
-                opened.add(i, y, steps=2, keep=True)
-        servers[2].round([Update(i, y, steps=2) for i, y in enumerate(ys)])
-    assert len({server.x.tobytes() for server in servers}) == 1
 
 
 def test_slices_of_two_vectors_are_refused():

@@ -142,7 +142,7 @@ ROOMS = {
     "fedcore/simulation/traces.py": PARTICIPATION,
     "fedcore/algorithms": [
         "fedcore/algorithms",
-        "fedcore/testing.py",
+        "fedcore/testing/algorithms.py",
         "tests/algorithms",
         "tests/test_testing.py",
         "tests/runtime/test_float_mode.py",

@@ -1,125 +1,105 @@
-"""The contract of servers: the same rounds have the same bits, also after a copy, a resume or a rollback half-way.
+"""The contract of servers in memory, in folders and in files, with each method and codec."""
 
-``tests/cluster/test_same_bits.py`` has the same contract for servers in shards.
-"""
-
-import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Storage
-from fedcore.algorithms import optimizers
-from fedcore.server.folder import folder_problems
+from fedcore import ClientStore, Compute, Server, Storage, algorithms, arrays
+from fedcore.server.folder import folder_problems, go_back, transactions
+from fedcore.testing import ServerContract
 from tests.server.invariant import contradictions
-from tests.server.rounds import METHODS, N, everything, go_on, made, n
+from tests.server.rounds import METHODS, everything
 from tests.server.test_examples import replies
 from tests.server.test_examples import server_of as capped
 from tests.server.test_norm_limits import N as MANY
 from tests.server.test_norm_limits import honest, lying
 from tests.server.test_norm_limits import server_of as limited
-from tests.server.test_undone import take_back
 
 
-def saved(server, path):
-    """In a copy; later rounds of the original do not change it."""
-    server.save(path / "copy")
-    go_on(server, 1)
-    return Server.load(path / "copy")
+def algorithm_of(method):
+    arguments = dict(METHODS[method])
+    return algorithms.named(arguments.pop("name", method), **arguments)
 
 
-def copied(server, path):
-    """In a copy in memory; its rounds do not change the original."""
-    before, other = everything(server), copy.deepcopy(server)
-    go_on(other, 1)
-    assert everything(server) == before
-    return copy.deepcopy(server)
+SHORT = {"w": (2, 130), "b": (14,)}
 
 
-def reopened(server, path):
-    """In its own folder, closed and opened again twice."""
-    for _ in range(2):
+class TestInMemory(ServerContract):
+    algorithms, shapes = {method: algorithm_of(method) for method in METHODS}, SHORT
+
+
+class InFolder(ServerContract):
+    codec, shapes = "f32", SHORT
+    test_copies = None  # only servers in memory
+
+    def make_plain(self, *args, **options):
+        return Server(*args, storage=Storage(codec=self.codec), **options)
+
+    def make_server(self, folder, *args, **options):
+        return Server(*args, storage=Storage(folder, codec=self.codec, keep_previous=True), **options)
+
+    def reopen(self, server, folder):
+        assert contradictions(server) == []
         server.close()
-        server = Server.load(path / "run")
-        go_on(server, 1)
-    assert folder_problems(server._backend.store) == []
-    return server
+        with ClientStore.open(folder, readonly=True) as rows:
+            assert folder_problems(rows) == []
+        return Server.load(folder)
+
+    def undo(self, server, folder):
+        to = server.transactions - 1
+        server.close()
+        rows = ClientStore.open(folder, keep_previous=True)
+        assert go_back(rows, to)
+        assert not go_back(rows, to)
+        assert transactions(rows) == (to, None)
+        server = Server.load(rows)
+        assert contradictions(server) == []
+        return server
 
 
-def read_into_memory(server, path):
-    """Its folder is read into memory and does not change."""
-    server.close()
-    return Server.load(path / "run", storage=Storage(medium="ram"))
+class TestInFolder(InFolder):
+    algorithms = TestInMemory.algorithms
 
 
-def rolled_back(server, path):
-    """A round more is taken back in its folder."""
-    before, count = everything(server), server.transactions
-    go_on(server, 1)
-    server.close()
-    server = take_back(path / "run", count)
-    assert everything(server) == before
-    assert contradictions(server) == []
-    return server
+class TestInFolderAsBf16(InFolder):
+    codec = "bf16"
 
 
-WAYS = {False: [saved, copied], True: [saved, reopened, read_into_memory, rolled_back]}
-IN_FOLDER = [(way, folder) for folder, ways in WAYS.items() for way in ways]
+class TestInFolderAsInt8(InFolder):
+    codec = "int8"
+
+
+class TestInFiles(InFolder):
+    """Vectors are in files, and computed in windows."""
+
+    @pytest.fixture(autouse=True)
+    def short_vectors_are_in_files(self, monkeypatch):
+        monkeypatch.setattr(arrays, "FILES_FROM", 1)
+
+    def make_server(self, folder, *args, **options):
+        return Server(*args, storage=Storage(folder, resident=1, keep_previous=True), **options)
+
+    def reopen(self, server, folder):
+        server.close()
+        return Server.load(folder, storage=Storage(resident=1))
+
+
+class TestOnDevice(ServerContract):
+    test_copies = None  # only servers in host memory
+
+    @pytest.fixture(autouse=True)
+    def device(self, cuda_device):
+        pass
+
+    def make_server(self, folder, *args, **options):
+        compute = replace(options.pop("compute", Compute()), device="cuda")
+        return Server(*args, compute=compute, **options)
 
 
 def with_liar(server, t):
     updates = honest(server, range(3), np.random.default_rng(t))
     return [updates[0], lying(server, updates[1], 12), updates[2]]
-
-
-def check(make, way, path, is_in_folder):
-    straight, server = make(None), make(path / "run" if is_in_folder else None)
-    go_on(straight, 9)
-    go_on(server, 4)
-    server = way(server, path)
-    go_on(server, 9 - server.round_number)
-    assert everything(server, list(server.clients)) == everything(straight, list(straight.clients))
-    server.close()
-
-
-@pytest.mark.parametrize(("way", "is_in_folder"), IN_FOLDER, ids=lambda value: getattr(value, "__name__", str(value)))
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method(method, way, is_in_folder, tmp_path):
-    def make(path):
-        return made(method, storage=None if path is None else Storage(path, keep_previous=True))
-
-    check(make, way, tmp_path, is_in_folder)
-
-
-OPTIONS = {
-    "Adam": dict(optimizer=optimizers.Adam()),
-    "late updates and long ones": dict(max_staleness=1, reject_long=50.0),
-    "exact": dict(accumulator="exact"),
-}
-
-
-@pytest.mark.parametrize(("way", "is_in_folder"), IN_FOLDER, ids=lambda value: getattr(value, "__name__", str(value)))
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD"])
-def test_options(method, options, way, is_in_folder, tmp_path):
-    def make(path):
-        return made(method, storage=None if path is None else Storage(path, keep_previous=True), **options)
-
-    check(make, way, tmp_path, is_in_folder)
-
-
-@pytest.mark.parametrize(("way", "is_in_folder"), IN_FOLDER, ids=lambda value: getattr(value, "__name__", str(value)))
-@pytest.mark.parametrize("codec", ["bf16", "int8"])
-@pytest.mark.parametrize("method", METHODS)
-def test_codecs(method, codec, way, is_in_folder, tmp_path):
-    if method in ("FedAvg", "MIFA", "MimiC, short history", "SCAFFOLD", "SCAFFOLDMVR") or way is saved:
-        medium = "mmap" if is_in_folder else "ram"
-
-        def make(path):
-            own = dict(path=path, keep_previous=True) if is_in_folder and path else {}
-            return made(method, storage=ClientStore(N, n, codec=codec, medium=medium if path else "ram", **own))
-
-        check(make, way, tmp_path, is_in_folder)
 
 
 @pytest.mark.parametrize("is_in_folder", [False, True], ids=["copies", "folder"])

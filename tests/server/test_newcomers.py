@@ -90,16 +90,6 @@ def test_shares_are_of_the_accepted_newcomers(scheme):
     assert silent._backend.snapshot.population.total == 8
 
 
-def test_a_rejected_newcomer_is_not_registered():
-    server = a_server("MIFA")
-    with server.open_round(newcomers=["a", "b"]) as round:
-        round.add("a", server.x + 1, steps=1)
-        round.add("b", server.x * np.float32("nan"), steps=1)
-    assert [client for client, _ in round.report.rejected] == ["b"]
-    assert list(server.clients) == ["a"]
-    assert server.x.any()  # MIFA waits for no client
-
-
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("end", ["abort", "error", "dropped", "diverged"])
 def test_an_aborted_round_registers_no_newcomers(tmp_path, medium, end):

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fedcore import Compute, EdgeAggregator, Limits, Model, Server, Update
+from fedcore import Compute, EdgeAggregator, Limits, Model, Server, Update, rules
 from fedcore.errors import AlgorithmError, RangeError, UnknownNameError
 from fedcore.rules import OPEN, CapExamples, CapSteps, Chain, ClipToMedian, Mean, Median, RejectLong, Rule
+from fedcore.testing import RuleContract
 
 X = np.zeros(4, np.float32)
 
@@ -26,6 +27,48 @@ class RejectFew(Rule):
                 group.reject(i, f"examples={examples:g}: must be at least {self.least}")
             if group.steps[i] > self.many:
                 group.scale(i, 0.5)
+
+
+RULES = {
+    "RejectLong": RejectLong(3),
+    "ClipToMedian": ClipToMedian(),
+    "CapExamples": CapExamples(2),
+    "CapSteps": CapSteps(2),
+    "Mean": Mean(),
+    "Median": rules.Median(),
+    "TrimmedMean": rules.TrimmedMean(2),
+    "MeaMed": rules.MeaMed(1),
+    "MultiKrum": rules.MultiKrum(1),
+    "Bulyan": rules.Bulyan(1),
+    "GeometricMedian": rules.GeometricMedian(),
+    "CentredClipping": rules.CentredClipping(3.0),
+    "PrivateMean": rules.PrivateMean(3.0, 1.0, 8, seed=3),
+}
+
+
+class TestEveryRule(RuleContract):
+    @pytest.fixture(autouse=True, params=RULES)
+    def set_rule(self, request):
+        self.rule = RULES[request.param]
+
+    def make_rule(self):
+        return self.rule
+
+
+class TestRejectFew(RuleContract):
+    def make_rule(self):
+        return RejectFew(least=1, many=2)
+
+    def make_rejected(self, update):
+        return update._replace(examples=0.5)
+
+
+class TestRejectLong(RuleContract):
+    def make_rule(self):
+        return RejectLong(50)
+
+    def make_rejected(self, update):
+        return update._replace(value=update.value * np.float32(1e6))
 
 
 def updates(*examples, steps=5):

@@ -8,7 +8,7 @@ from fedcore.algorithms import FedAvg
 from fedcore.algorithms.base import Step
 from fedcore.errors import FedcoreError
 from fedcore.kernels import Linear
-from tests.server.rounds import METHODS, SIZES, N, go_on, made, n
+from tests.server.rounds import SIZES, N, go_on, made, n
 
 LONG = np.full(n, 3e29, np.float32)
 
@@ -53,11 +53,6 @@ def compare(change, **options):
     for server in (whole, open_):
         go_on(server, 2)
     assert outcome(whole, Server.round, replies(whole, change)) == outcome(open_, one_by_one, replies(open_, change))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method(method):
-    compare({}, method=method)
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "FedProx", "MIFA", "MimiC", "SCAFFOLD"])
@@ -135,13 +130,3 @@ def test_custom_methods(algorithm):
 
     whole, open_ = server(), server()
     assert outcome(whole, Server.round, replies(whole)) == outcome(open_, one_by_one, replies(open_))
-
-
-def test_changing_clients():
-    whole, open_ = made("FedAvg", clients=N), made("FedAvg", clients=N)
-    for server in (whole, open_):
-        go_on(server, 1)
-        server.add_clients(N)
-        server.remove_client(N - 1)
-    change = {3: dict(client=N)}
-    assert outcome(whole, Server.round, replies(whole, change)) == outcome(open_, one_by_one, replies(open_, change))

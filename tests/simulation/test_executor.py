@@ -12,6 +12,7 @@ from fedcore.errors import ClusterError
 from fedcore.simulation import executor, ray_engine
 from fedcore.simulation.executor import LostError, Pool, Processes
 from fedcore.simulation.ray_engine import Tasks
+from fedcore.testing import ExecutorContract
 from tests.simulation.engines.ray.light import Light, light
 
 
@@ -39,14 +40,17 @@ def make_pool(backend, monkeypatch):
         pool.close()
 
 
-def results(pool, running):
-    """The results of calls in completion order."""
-    values = []
-    while running:
-        for reference in pool.wait(running):
-            running.remove(reference)
-            values.append(pool.result(reference))
-    return values
+class TestProcesses(ExecutorContract):
+    pass
+
+
+class TestRay(ExecutorContract):
+    @pytest.fixture(autouse=True)
+    def set_session(self, ray_session):
+        self.session = ray_session
+
+    def make_executor(self):
+        return self.session
 
 
 def make_tasks(pool, *words):
@@ -64,15 +68,9 @@ def finish(tasks, count):
     raise AssertionError("tasks.wait() returns without waiting")
 
 
-def test_workers_are_processes_that_return_results_in_order(make_pool):
+def test_the_worker_with_the_fewest_tasks_is_free(make_pool):
     pool = make_pool(2)
-    workers = pool.complete()
-    processes = {worker.process for worker in workers}
-    assert len(processes - {os.getpid()}) == 2
-    assert sorted(results(pool, [pool.submit(worker, "train", n) for n, worker in enumerate(workers)])) == [0, 1]
-    assert results(pool, [pool.submit(workers[0], "train", n) for n in range(5)]) == list(range(5))
-    assert {worker.process for worker in pool.complete()} == processes
-    one, two = workers  # The pool prefers the worker with the fewest tasks.
+    one, two = pool.complete()
     one.tasks.append(0)
     assert pool.free() is two
     two.tasks += [1, 2]
@@ -80,35 +78,14 @@ def test_workers_are_processes_that_return_results_in_order(make_pool):
     assert pool.free(2) is one
 
 
-def test_a_method_s_error_is_raised_unchanged_and_the_worker_continues(make_pool):
+def test_tasks_raise_the_error_of_a_method_and_the_worker_continues(make_pool):
     pool = make_pool(1)
-    (worker,) = pool.complete()
-    for _ in range(2):
-        with pytest.raises(KeyError, match="made up") as raised:
-            results(pool, [pool.submit(worker, "train", "refuse")])
-        assert type(raised.value) is KeyError
     tasks = make_tasks(pool, "refuse")
     with pytest.raises(KeyError, match="made up"):
         finish(tasks, 1)
     tasks.stop()
     assert finish(make_tasks(pool, 7), 1) == [7]
     assert pool.stats.lost == 0
-
-
-def test_a_lost_worker_is_replaced(make_pool):
-    pool = make_pool(2)
-    workers = pool.complete()
-    lost, other = workers
-    with pytest.raises(LostError) as raised:
-        results(pool, [pool.submit(lost, "train", "end")])
-    for _ in range(2):  # Each task of the worker reports the loss.
-        pool.lose(lost, raised.value)
-    assert pool.stats.lost == 1
-    pool.fill()
-    assert other in pool.complete()
-    new = next(worker for worker in pool.complete() if worker is not other)
-    assert new.process not in {worker.process for worker in workers}
-    assert results(pool, [pool.submit(new, "train", 7)]) == [7]
 
 
 def test_fill_starts_at_most_as_many_workers_as_needed(make_pool):
@@ -120,16 +97,7 @@ def test_fill_starts_at_most_as_many_workers_as_needed(make_pool):
         assert len(pool.complete()) == count
 
 
-def test_workers_that_end_at_their_start_are_an_error(make_pool):
-    pool = make_pool(1, "end")
-    for _ in range(2):  # A caller that continues has as many tries again.
-        with pytest.raises(ClusterError, match=r"^workers: 2 workers ended while they started"):
-            for _ in range(4):
-                pool.fill()
-                pool.wait(())
-
-
-def test_a_closed_pool_has_no_processes_and_waits_for_nothing(make_pool, caplog):
+def test_a_closed_pool_waits_for_no_task(make_pool, caplog):
     pool = make_pool(2)
     processes = [psutil.Process(worker.process) for worker in pool.complete()]
     pool.submit(pool.free(), "train", "stop")
@@ -137,9 +105,8 @@ def test_a_closed_pool_has_no_processes_and_waits_for_nothing(make_pool, caplog)
     pool.close()
     assert psutil.wait_procs(processes, timeout=60)[1] == []
     tasks.start(1)
-    for wait in (lambda: pool.wait(()), tasks.wait):
-        with pytest.raises(ClusterError, match=r"^workers: all workers have ended"):
-            wait()
+    with pytest.raises(ClusterError, match=r"^workers: all workers have ended"):
+        tasks.wait()
     assert caplog.records == []
 
 

@@ -1,4 +1,4 @@
-"""Contents by key, other users, and actions at events of the interpreter."""
+"""Stores in a folder, other users, and actions at events of the interpreter."""
 
 import errno
 import os
@@ -13,45 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcore import ClientStore, kernels
-from fedcore.arrays import copy_into, to_host
-from fedcore.kernels import Codes
+from fedcore import ClientStore
 from fedcore.store.files import disk
-
-
-def content(n, *key):
-    """float32[n], a pure function of the key, that every codec stores without loss."""
-    rng = np.random.default_rng([int.from_bytes(part.encode()) if isinstance(part, str) else part for part in key])
-    values = rng.integers(-127, 128, n).astype(np.float32)
-    values[::64] = 127  # a block's scale is then 1
-    return values
-
-
-def write(store, client, values):
-    """Stage a row with these values."""
-    slot = store.stage(client)
-    if not isinstance(slot, Codes):
-        copy_into(slot, np.float32(values))
-    elif isinstance(slot.codes, np.ndarray):
-        kernels.quantise(np.float32(values), slot.codec, out=slot)
-    else:
-        for there, here in zip(arrays(slot), arrays(kernels.quantise(np.float32(values), slot.codec)), strict=True):
-            there.copy_from(here)
-
-
-def read(store, client):
-    """A copy of the client's row in host memory."""
-    return to_host(store.read(client))
-
-
-def arrays(row):
-    """The arrays of a row, wherever they lie."""
-    return [array for array in row[1:] if array is not None] if isinstance(row, Codes) else [row]
-
-
-def address(array):
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.address
-
+from fedcore.testing.stores import content, write
 
 N = 40_000  # 160,000 bytes: three blocks
 CALLS = ("resize", "reserve", "sync", "sync_path", "write", "commit")

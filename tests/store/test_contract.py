@@ -1,55 +1,41 @@
-"""The contract of every store, for each medium and codec.
-
-To run it for another implementation, override the fixture ``make``: a function of clients, n and options that returns
-a store, with the methods of ``ClientStore``.
-"""
+"""The contract of stores, for each medium and codec, and what only ``ClientStore`` promises."""
 
 import copy
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from fedcore import ClientStore, errors
+from fedcore.arrays import to_host
 from fedcore.kernels import Codes
+from fedcore.testing import StoreContract
+from fedcore.testing.stores import arrays
 from tests.store.conftest import CODECS, opened, store_of
-from tests.store.kit import address, arrays, content, read, write
+from tests.store.kit import content, write
 
 N = 131  # two whole blocks of a scale, and a piece
 
 
-def test_a_row_never_written_is_zero_and_nothing(make):
-    store = make(10**6, N)  # as fast as a small one
-    assert len(store) == 0
-    assert store.row(999_999) is None
-    assert store.round_of(5) is None
-    assert store.round is None
-    np.testing.assert_array_equal(read(store, 5), np.zeros(N, np.float32))
+def read(store, client):
+    return to_host(store.read(client))
 
 
-def test_staged_rows_are_invisible_until_commit(make):
-    store = make(["a", "b"], N)
-    write(store, "a", content(N, 1))
-    assert store.row("a") is None
-    store.commit(round=7)
-    np.testing.assert_array_equal(read(store, "a"), content(N, 1))
-    assert (len(store), store.round_of("a"), store.round_of("b"), store.round) == (1, 7, None, 7)
+def address(array):
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.address
 
 
-def test_discard_and_unstage_leave_rows_as_they_were(make):
-    store = make(["a", "b"], N)
-    for client in "ab":
-        write(store, client, content(N, client))
-    store.commit(0)
-    for client in "ab":
-        write(store, client, content(N, 9))
-    store.unstage("a")
-    store.discard()
-    store.commit(round=1)
-    for client in "ab":
-        np.testing.assert_array_equal(read(store, client), content(N, client))
-        assert store.round_of(client) == 0
+class TestEveryStore(StoreContract):
+    @pytest.fixture(autouse=True)
+    def set_kind(self, kind):
+        self.kind = kind
+
+    def make_store(self, folder, clients, n, **options):
+        return store_of(self.kind, folder, clients, n, **options)
+
+    def reopen(self, folder, **options):
+        if self.kind[0] in ("ram", "cuda"):
+            return super().reopen(folder)
+        return opened(self.kind, ClientStore.open(folder, **options))
 
 
 def test_rows_are_slots_in_the_codecs_form_and_read_only(make, kind):
@@ -151,57 +137,6 @@ def test_a_view_stays_as_it_is_while_it_is_held(make):
     assert len(places) == 2
 
 
-def test_a_rejected_commit_changes_nothing(make):
-    store = make(2, N)
-    write(store, 0, content(N, 0))
-    store.commit(0, {"x": content(9, 0)}, {"a": 1})
-    write(store, 0, content(N, 1))
-    for arguments, error, message in [
-        ((-1,), errors.RangeError, "round="),
-        ((1.0,), errors.RangeError, "round="),
-        ((1, {"x": content(9, 1), "y": np.array(["text"])}), errors.DtypeError, r"^vectors\['y'\]"),
-        ((1, {"x": content(9, 1)}, {"a": object()}), errors.RangeError, "state: JSON"),
-    ]:
-        with pytest.raises(error, match=message):
-            store.commit(*arguments)
-        assert (store.round, store.state) == (0, {"a": 1})
-        np.testing.assert_array_equal(read(store, 0), content(N, 0))
-        np.testing.assert_array_equal(store.vector("x"), content(9, 0))
-    store.commit(1)
-    np.testing.assert_array_equal(read(store, 0), content(N, 1))
-
-
-def test_clients_arrive_and_depart(make):
-    store = make(3, N)
-    for client in range(3):
-        write(store, client, content(N, client))
-    store.commit(0)
-    store.forget(1)
-    assert (len(store), len(store.registry), 1 in store.registry) == (2, 2, False)
-    with pytest.raises(errors.UnknownClientError):
-        read(store, 1)
-    store.add("new")  # it gets the number of a removed client, but not its row
-    assert store.row("new") is None
-    write(store, "new", content(N, 9))
-    store.commit(1)
-    np.testing.assert_array_equal(read(store, "new"), content(N, 9))
-    np.testing.assert_array_equal(read(store, 2), content(N, 2))
-    store.add(1)
-    assert store.row(1) is None
-    with pytest.raises(errors.RangeError, match=r"^client=1: already"):
-        store.add(1)
-
-
-def test_a_client_that_leaves_takes_its_staged_row_along(make):
-    store = make(2, N)
-    write(store, 0, content(N, 0))
-    store.forget(0)
-    store.commit(0)
-    assert len(store) == 0
-    store.add(0)
-    assert store.row(0) is None
-
-
 def test_reading_ahead_changes_nothing(make):
     store = make(range(6), 20_000)
     for client in range(4):
@@ -232,69 +167,6 @@ def test_a_deep_copy_has_its_own_rows(tmp_path, codec):
             np.testing.assert_array_equal(saved.read(client), values)
             np.testing.assert_array_equal(copied.read(client), values)
     np.testing.assert_array_equal(store.read(0), content(N, 0, 1))
-
-
-ACTIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("stage"), st.integers(0, 4), st.integers(0, 99)),
-        st.tuples(st.just("unstage"), st.integers(0, 4)),
-        st.tuples(st.just("toggle"), st.integers(0, 4)),
-        st.tuples(st.sampled_from(["commit", "discard", "checkpoint", "compact"])),
-        st.tuples(st.just("vector"), st.sampled_from("xyz"), st.integers(0, 99)),
-    ),
-    max_size=40,
-)
-
-
-@pytest.mark.parametrize("durability", ["round", "checkpoint", "none"])
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(actions=ACTIONS)
-def test_it_behaves_like_a_dictionary(kind, tmp_path_factory, durability, actions):
-    store = store_of(kind, tmp_path_factory.mktemp("contract") / "store", 5, N, durability=durability)
-    path = store.path
-    rows, staged, clients, vectors, coming, round = {}, {}, set(range(5)), {}, {}, 0
-    for action, *arguments in actions:
-        match action, arguments:
-            case "stage", (client, key) if client in clients:
-                write(store, client, content(N, key))
-                staged[client] = key
-            case "unstage", (client,) if client in clients:
-                store.unstage(client)
-                staged.pop(client, None)
-            case "toggle", (client,):
-                (store.forget if client in clients else store.add)(client)
-                clients ^= {client}
-                rows.pop(client, None)
-                staged.pop(client, None)
-            case "vector", (name, key):
-                coming[name] = content(70, key)
-            case "commit", ():
-                store.commit(round, vectors | coming)
-                rows |= {client: (key, round) for client, key in staged.items()}
-                vectors, staged, coming, round = vectors | coming, {}, {}, round + 1
-            case "discard", ():
-                store.discard()
-                staged.clear()
-            case "checkpoint", ():
-                store.checkpoint()
-            case "compact", () if not staged:
-                store.compact()
-        assert set(store.registry) == clients
-        assert len(store) == len(rows)
-    if path is not None:
-        store.discard()
-        store.commit(round)
-        store.close()
-        store = opened(kind, ClientStore.open(path))
-    for client in clients:
-        key, written = rows.get(client, (None, None))
-        expected = np.zeros(N, np.float32) if key is None else content(N, key)
-        np.testing.assert_array_equal(read(store, client), expected)
-        assert store.round_of(client) == written
-    assert set(store.vector_names()) == set(vectors)
-    for name in vectors:
-        np.testing.assert_array_equal(store.vector(name), vectors[name])
-    store.close()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from pfl.context import UserContext
 from pfl.internal.ops import pytorch_ops
@@ -46,6 +47,8 @@ class Pfl(Driver):
         for name, y in update.value.items():
             x = sent.get(name)
             delta = (y - x).astype(y.dtype) if x is not None and x.shape == y.shape else y.copy()
+            if update.examples != 1:  # pfl passes weighted sums
+                delta = delta * np.array(update.examples).astype(delta.dtype)
             deltas[name] = torch.from_numpy(delta)
         return {"_data": deltas, "_weight": update.examples}
 

@@ -1,0 +1,83 @@
+"""An outsider's parts keep the contracts of fedcore.testing; a broken part fails with the promise that it breaks."""
+
+from functools import partial
+
+import pytest
+
+from fedcore import ClientStore, Storage
+from fedcore.testing import (
+    AdapterContract,
+    AlgorithmContract,
+    ExecutorContract,
+    RuleContract,
+    ServerContract,
+    StoreContract,
+    check,
+)
+from tests.outsiders.house.mine import methods, parts
+
+
+class TestMyAlgorithm(AlgorithmContract):
+    def make_algorithm(self):
+        return methods.Accelerated(lam=0.5)
+
+
+class TestMyOptimizer(AlgorithmContract):
+    def make_optimizer(self):
+        return parts.Lion()
+
+
+class TestMyRule(RuleContract):
+    def make_rule(self):
+        return parts.RejectFast()
+
+    def make_rejected(self, update):
+        return update._replace(steps=60)
+
+
+class TestMyStore(StoreContract):
+    def make_store(self, folder, clients, n, **options):
+        return parts.LoggedStore(ClientStore(clients, n, medium="mmap", path=folder, **options))
+
+    def reopen(self, folder, **options):
+        return parts.LoggedStore(ClientStore.open(folder, **options))
+
+
+class TestMyServer(ServerContract):
+    test_copies = None  # the server is in a folder
+
+    def make_server(self, folder, *args, **options):
+        return parts.WatchedServer(*args, storage=Storage(folder), **options)
+
+    def reopen(self, server, folder):
+        server.close()
+        return parts.WatchedServer.load(folder)
+
+
+class TestMyExecutor(ExecutorContract):
+    def make_executor(self):
+        return parts.CountingProcesses()
+
+
+class TestMyFramework(AdapterContract):
+    def run(self, algorithm, work, *, n, rounds, x0, **options):
+        clients = {client: partial(self.client, work, i) for i, client in enumerate(self.ids(n))}
+        return parts.federation(algorithm, clients, rounds=rounds, x0=x0, lr=0.1, **options)
+
+    def client(self, work, i, t, sent):
+        return work(t, i, sent, None)
+
+
+class ForgetfulStore(parts.LoggedStore):
+    def commit(self, round, vectors=None, *args, **options):
+        super().commit(round, None, *args, **options)
+
+
+def test_a_broken_promise_is_named():
+    class Broken(StoreContract):
+        def make_store(self, folder, clients, n, **options):
+            return ForgetfulStore(ClientStore(clients, n, **options))
+
+    with pytest.raises(AssertionError, match="vectors") as raised:
+        check(Broken)
+    assert "Broken breaks this promise: " in raised.value.__notes__[0]
