@@ -231,14 +231,27 @@ def read_leaf(name: str, leaf: Any, *, to_write: bool = False) -> Any:
     if hasattr(leaf, "dtype") or not hasattr(leaf, "__dlpack__"):
         return leaf
     torch = sys.modules.get("torch")
-    return from_dlpack(leaf) if torch is None else own_class(name, torch.from_dlpack(leaf), to_write=to_write)
+    try:
+        try:
+            return from_dlpack(leaf)  # for negative strides torch's function would abort the process
+        except (BufferError, RuntimeError):  # NumPy reads neither bfloat16 nor devices
+            if torch is None:
+                raise
+            return own_class(name, torch.from_dlpack(leaf), to_write=to_write)
+    except ArrayError:
+        raise
+    except Exception as error:  # a foreign class may raise anything
+        raise ArrayError(f"{name}: cannot be read by DLPack: {type(error).__name__}: {error}") from None
 
 
-def has_infinities(leaf: Any) -> bool:
+def has_infinities(name: str, leaf: Any) -> bool:
     """Whether a float tensor has infinities, and no NaN."""
     if library_of([leaf]) == "torch":
         return leaf.layout == _library("torch").strided and bool(leaf.isinf().any()) and not bool(leaf.isnan().any())
-    array = np.asarray(leaf) if device_of(leaf) == CPU else None
+    try:
+        array = np.asarray(leaf) if device_of(leaf) == CPU else None
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise ArrayError(f"{name}: expected an array in CPU memory: {error}") from None
     return array is not None and bool(np.isinf(array).any()) and not bool(np.isnan(array).any())
 
 
@@ -263,17 +276,33 @@ def own_class(name: str, leaf: Any, *, to_write: bool = False) -> Any:
     if torch is None or not isinstance(leaf, torch.Tensor):
         return leaf
     plain, way_out = leaf, PLAIN
-    with suppress(Exception):  # some tensors have no address or no shape, and a class may raise anything
+    try:
         if type(leaf) is not torch.Tensor:
             plain = _without_class(name, leaf, torch)
         elif leaf.requires_grad or leaf.__dict__:
             plain = torch.Tensor.detach(leaf)
         is_dense = plain is not None and plain.layout is torch.strided and not plain.is_nested
-        if is_dense and not plain.is_quantized and not plain.is_meta and (plain.data_ptr() or not plain.numel()):
+        if is_dense and not plain.is_quantized and not plain.is_meta and core.has_memory(plain):
             return plain.resolve_neg() if not to_write and plain.is_neg() else plain
         way_out = _way_out(leaf, torch)
+    except ArrayError:  # of the local tensor
+        raise
+    except Exception:  # some tensors have no shape, and a class may raise anything
+        pass
     got = f"a tensor of the class {type(leaf).__name__}"
     raise ArrayError(f"{name}: expected a dense tensor with its numbers in its own memory, got {got}; {way_out}")
+
+
+def own_classes(name: str, values: Any) -> Any:
+    """Return values for NumPy, each array and tensor as ``own_class`` returns it, also those in lists.
+
+    >>> own_classes("q", [0.5, 0.5])
+    [0.5, 0.5]
+    """
+    if not isinstance(values, list | tuple):
+        return own_class(name, values)
+    is_plain = {*map(type, values)} <= {float, int, str, np.float64}
+    return values if is_plain else [own_classes(name, one) for one in values]
 
 
 def _without_class(name: str, leaf: Any, torch: Any) -> Any:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeGuard, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import ieee, own_class
+from fedcore.arrays import ieee, own_classes
 from fedcore.errors import (
     AlgorithmError,
     ArrayError,
@@ -221,10 +221,10 @@ def length(name: str, array: Any) -> int:
         raise ArrayError(f"{name}: expected an array in CPU memory, got {type(array).__name__}") from None
 
 
-def numbers(name: str, values: Any, dtype: type) -> npt.NDArray[Any]:
-    """Return values as an array of a dtype; raise DtypeError if a value is not a number."""
+def numbers(name: str, values: Any, dtype: type | None = None) -> npt.NDArray[Any]:
+    """Return values as a new array of a dtype; raise DtypeError if a value is not a number."""
     try:
-        return np.array(own_class(name, values), dtype)
+        return np.array(own_classes(name, values), dtype)
     except FedcoreError:
         raise
     except (RuntimeError, TypeError, ValueError) as error:

@@ -42,10 +42,7 @@ py::object plain_model(PyObject* model, std::int64_t n) {
         const py::object module = py::type::handle_of(y).attr("__module__");
         if (!PyUnicode_Check(module.ptr()) || PyUnicode_CompareWithASCIIString(module.ptr(), "torch") != 0) return {};
         py::object view = y.attr("detach")().attr("numpy")();
-        if (!is_plain_vector(view, n)) return {};
-        // For a tensor without memory the view is a new array with undefined contents.
-        const bool is_new = n > 0 && py::reinterpret_borrow<py::array>(view).owndata();
-        return is_new ? py::object() : view;
+        return is_plain_vector(view, n) && has_memory(y) ? view : py::object();
     } catch (const py::error_already_set& error) {  // for example a tensor on a device
         if (!error.matches(PyExc_Exception)) throw;
         return {};

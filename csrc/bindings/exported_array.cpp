@@ -164,7 +164,7 @@ const dlpack::Exchange* exchange_of(PyTypeObject* type) {
 }
 
 // The tensor to export by its type's C function: the object itself, or a copy of a torch view whose memory holds the
-// negated numbers. None if it requires gradients: __dlpack__ then raises the usual error.
+// negated numbers. None if it requires gradients or has no memory: __dlpack__ then raises the usual error.
 py::object direct_source(py::handle object) {
     static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
     static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
@@ -175,6 +175,7 @@ py::object direct_source(py::handle object) {
         PyErr_Clear();  // another library, which has no such views
         return py::reinterpret_borrow<py::object>(object);
     }
+    if (!has_memory(object)) return py::none();
     return py::bool_(negated) ? object.attr("resolve_neg")() : py::reinterpret_borrow<py::object>(object);
 }
 
@@ -271,6 +272,37 @@ ExportedArray from_buffer(const py::buffer_info& info) {
 
 }  // namespace
 
+bool has_memory(py::handle tensor) {
+    const auto named = [](const char* name) { return PyUnicode_InternFromString(name); };
+    static PyObject *const shape_name = named("shape"), *const stride = named("stride"),
+                           *const storage_offset = named("storage_offset"), *const element_size = named("element_size"),
+                           *const untyped_storage = named("untyped_storage"), *const data_ptr = named("data_ptr"),
+                           *const nbytes = named("nbytes");
+    const auto call = [](py::handle object, PyObject* method) {
+        PyObject* const result = PyObject_CallMethodNoArgs(object.ptr(), method);
+        if (result == nullptr) throw py::error_already_set();
+        return py::reinterpret_steal<py::object>(result);
+    };
+    const auto number = [](py::handle object) { return object.cast<std::uint64_t>(); };
+    try {
+        const py::tuple shape = py::getattr(tensor, shape_name), strides = call(tensor, stride);
+        std::uint64_t elements = number(call(tensor, storage_offset)) + 1;
+        for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+            const std::uint64_t size = number(shape[axis]);
+            if (size == 0) return true;
+            elements += (size - 1) * number(strides[axis]);
+        }
+        const py::object storage = call(tensor, untyped_storage);
+        return number(call(storage, data_ptr)) != 0 &&
+               number(call(storage, nbytes)) / number(call(tensor, element_size)) >= elements;
+    } catch (const py::error_already_set& error) {
+        if (!error.matches(PyExc_Exception)) throw;
+        return false;
+    } catch (const py::builtin_exception&) {  // an answer is no number
+        return false;
+    }
+}
+
 std::string text(const std::string& dtype, const std::vector<std::int64_t>& shape) {
     std::string sizes;
     for (const std::int64_t size : shape) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
@@ -364,6 +396,8 @@ ExportedArray open_any(py::handle object, Name name, Keep& keep, CallersStreams*
         if (!py::isinstance<py::capsule>(capsule))
             raise("ArrayError", name.text() + ": expected a DLPack capsule from __dlpack__");
         keep.objects.push_back(capsule);
+        // Raises ArrayError for a tensor of torch without memory of its own, whose export may have an invalid address.
+        py::module_::import("fedcore.arrays").attr("own_class")(name.text(), object, py::arg("to_write") = true);
         return from_dlpack(py::reinterpret_borrow<py::capsule>(capsule), name, devices);
     }
     if (devices && py::hasattr(object, "__cuda_array_interface__")) {

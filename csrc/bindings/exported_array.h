@@ -62,6 +62,9 @@ struct Keep {
 // the call's stream may use it from now on.
 ExportedArray open_array(py::handle object, Name name, Keep& keep, CallersStreams* streams);
 
+// Whether all numbers of a tensor of torch are in its storage, which may be freed, shrunk or absent.
+bool has_memory(py::handle tensor);
+
 // `float32[3, 4]`
 std::string text(const std::string& dtype, const std::vector<std::int64_t>& shape);
 

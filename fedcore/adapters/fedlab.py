@@ -25,7 +25,7 @@ from fedcore.adapters.session import (
     with_plain_steps,
 )
 from fedcore.algorithms import Algorithm
-from fedcore.arrays import as_array, own_class, to_host
+from fedcore.arrays import as_array, own_classes, to_host
 from fedcore.errors import ArrayError, RoundError
 from fedcore.server import Report, Round, Server, Update
 from fedcore.validation import as_integer, check_integer, rejection_reason, short_repr
@@ -277,7 +277,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
             own = [client for client in waiting if sender is None or client in sender.clients]
             return Update(next(iter(own), -1), y, self._steps or 1, keep=keep)
         try:
-            claims = np.asarray(own_class("claims", rest[0]))
+            claims = np.asarray(own_classes("claims", rest[0]))
         except Exception as error:  # a hostile class can raise any exception
             raise ArrayError(f"claims: cannot be read: {short_repr(error)}") from None
         if claims.dtype.kind not in "iuf" or claims.size != 3:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedcore import arrays as memory
-from fedcore.arrays import F32, F64, I64, Floats, core, ieee, own_class
+from fedcore.arrays import F32, F64, I64, Floats, core, ieee
 from fedcore.errors import DtypeError, RangeError, ShapeError
 from fedcore.kernels.forms import Linear
 from fedcore.validation import check_list, length, numbers
@@ -270,7 +270,7 @@ def compressed_rows(W: Any, p: int) -> tuple[I64, I64, F32]:
     if hasattr(W, "tocsr"):
         W = W.tocsr()
     if hasattr(W, "indptr"):
-        starts, columns, weights = (np.asarray(own_class("W", one)) for one in (W.indptr, W.indices, W.data))
+        starts, columns, weights = (numbers("W", one) for one in (W.indptr, W.indices, W.data))
         if starts.shape != (p + 1,) or getattr(W, "shape", (p, p)) != (p, p):
             raise ShapeError(f"W: expected [{p}, {p}], one row per model, got {len(starts) - 1} rows")
         counts = np.diff(starts)
@@ -281,7 +281,7 @@ def compressed_rows(W: Any, p: int) -> tuple[I64, I64, F32]:
             )
         rows = np.repeat(np.arange(p), counts)
     else:
-        dense = numbers("W", W, np.float64) if isinstance(W, list | tuple) else np.asarray(own_class("W", W))
+        dense = numbers("W", W, np.float64 if isinstance(W, list | tuple) else None)
         if dense.shape != (p, p):
             raise ShapeError(f"W: expected [{p}, {p}], one row per model, got {list(dense.shape)}")
         rows, columns = np.nonzero(dense)

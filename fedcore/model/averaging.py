@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.arrays import (
+    CPU,
     F32,
     F64,
     LINE,
@@ -25,6 +26,7 @@ from fedcore.arrays import (
     as_array,
     as_tensor,
     core,
+    device_of,
     dtype_name,
     empty,
     has_infinities,
@@ -177,7 +179,7 @@ def _aggregated(given: list[Any], labels: list[Any], weights: Any, chain: Chain 
     plan = plan_of(labels[0], _named(labels[0], models[0]), hold=True)
     outs, rows, finite = _average(models, labels, plan, shares)
     if not finite:
-        masks = [name for name in outs if has_infinities(_named(labels[0], models[0])[name])]
+        masks = [name for name in outs if has_infinities(name, _named(labels[0], models[0])[name])]
         plan |= {name: plan[name]._replace(kind="constant") for name in masks}
         if masks:
             outs, rows, finite = _average(models, labels, plan, shares)
@@ -302,7 +304,7 @@ def _aggregated_files(given: list[Any], labels: list[Any], weights: Any, key: st
         add_to(again, parts, rows, measured)
     require_unchanged([f"client {label}" for label in labels], [one.state()[2] for one in first], again)
     for name, client in bad.items():
-        if not has_infinities(models[0][name]):
+        if not has_infinities(name, models[0][name]):
             raise ArrayError(f"client {client}, {name}: {NOT_FINITE}")
         plan[name] = plan[name]._replace(kind="constant")
     return ResultForm.of(given[0]).result(plan, outs | _unaveraged(plan, models, labels))
@@ -327,7 +329,7 @@ def _combination_of_files(
             found = total.result()
             if np.isfinite(found).all():
                 return found
-            masks = {name for name in measured if has_infinities(rows_of[0][name])}
+            masks = {name for name in measured if has_infinities(name, rows_of[0][name])}
         client = labels[int(np.flatnonzero(~np.isfinite(np.diag(found)))[0])]
         raise ArrayError(f"client {client}: {NOT_FINITE}")
 
@@ -409,7 +411,7 @@ class Sums:
         named = _named(0, first)
         self._plan, self._ties = plan_of(0, named), ties_of(named)
         for name, form in self._plan.items():
-            if form.kind == "parameter" and has_infinities(named[name]):
+            if form.kind == "parameter" and has_infinities(f"client 0, {name}", named[name]):
                 self._plan[name] = form._replace(kind="constant")
         self._floats = {name: form for name, form in self._plan.items() if form.kind == "parameter"}
         self._sums = {name: np.zeros(math.prod(form.shape)) for name, form in self._floats.items()}
@@ -582,8 +584,8 @@ def _check_averaged(client: Any, name: str, leaf: Any, form: TensorForm) -> None
     if type(leaf) is not type(form.like) or leaf.dtype != form.like.dtype:
         check_dtype(where, leaf, form.dtype)
     check_shape(where, leaf, form.shape)
-    if not getattr(leaf, "is_cpu", True):
-        raise ArrayError(f"{where}: must be in CPU memory, is on {leaf.device}")
+    if not getattr(leaf, "is_cpu", False) and (device := device_of(leaf)) != CPU:
+        raise ArrayError(f"{where}: must be in CPU memory, is on {getattr(leaf, 'device', device)}")
 
 
 def _plain_rows(models: Sequence[Any], labels: Sequence[Any], plan: Mapping[str, TensorForm]) -> list[list[Any]] | None:
@@ -634,7 +636,7 @@ def _row(name: str, leaf: Any, form: TensorForm) -> Any:
 
 def _allocate_outs(plan: Mapping[str, TensorForm]) -> tuple[dict[str, Any], npt.NDArray[np.uint8]]:
     """Return new tensors in one block of memory on huge pages, and the block, which is zero between the tensors."""
-    sizes = [math.prod(form.shape) * form.like.dtype.itemsize for form in plan.values()]
+    sizes = [math.prod(form.shape) * BYTES[form.dtype] for form in plan.values()]
     starts = [0, *itertools.accumulate(-(-size // LINE) * LINE for size in sizes)]
     memory = _average_memory(starts[-1] // 4).get().view(np.uint8)
     pieces = [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]

@@ -233,7 +233,7 @@ class Layout(Represented):
                 models = [key for key in ("state_dict", "model_state_dict", "model") if _is_mapping_in(x, key)]
                 raise ArrayError(f"{error}; pass the entry {models[0]!r}") if models else error from None
             if kind == "parameter" and name not in parameters:
-                if leaf.has_infinities() if isinstance(leaf, StoredTensor) else has_infinities(leaf):
+                if leaf.has_infinities() if isinstance(leaf, StoredTensor) else has_infinities(name, leaf):
                     kind = "constant"
                 elif name in buffer_names or any(fnmatch(name, pattern) for pattern in buffers):
                     kind = "buffer"

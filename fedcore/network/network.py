@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
-from fedcore.arrays import F32, Library, copied, empty, ieee
+from fedcore.arrays import F32, Library, copied, empty, ieee, own_classes
 from fedcore.errors import ArrayError, CheckpointError, DtypeError, FedcoreError, RangeError, RoundError, ShapeError
 from fedcore.model import Layout
 from fedcore.network.round import Models, NetworkReport, NetworkRound, mixing_matrix
@@ -253,6 +253,7 @@ class Network(Represented, Unpicklable):
 
 
 def _weights(q: Sequence[float] | npt.NDArray[np.float64] | None, count: int) -> npt.NDArray[np.float64]:
+    q = own_classes("q", q)
     try:
         weights = np.full(count, 1 / count) if q is None else np.array(q, np.float64)
     except (TypeError, ValueError):

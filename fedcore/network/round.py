@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.arrays import F32, F64, empty, ieee, own_class, zeros
+from fedcore.arrays import F32, F64, empty, ieee, own_classes, zeros
 from fedcore.errors import (
     DivergedError,
     DtypeError,
@@ -51,8 +51,9 @@ def mixing_matrix(W: Any, p: int) -> tuple[F64, float]:
     """Return a checked W as float64[p, p], and its zeta."""
     W = W.W if isinstance(W, Topology) else W
     W = W.toarray() if hasattr(W, "toarray") else W
+    W = own_classes("W", W)
     try:
-        array = np.asarray(own_class("W", W))
+        array = np.asarray(W)
     except ValueError:  # rows of different lengths
         raise ShapeError(f"W: expected [{p}, {p}], got rows of different lengths") from None
     if array.shape != (p, p):

@@ -59,7 +59,7 @@ from fedcore.model.safetensors import Safetensors
 from fedcore.profiling import timed
 from fedcore.store.registry import ClientId
 from fedcore.store.slots import checksums
-from fedcore.validation import describe_value, is_integer, rejection_reason
+from fedcore.validation import describe_value, is_integer, numbers, rejection_reason
 
 # Slices of vectors, one per shard of a server: arrays, or references to arrays in other processes.
 
@@ -601,7 +601,7 @@ def _read_codes(name: str, chunk: Any, scales: Any, block: int | None, layout: L
     if not hasattr(chunk, "dtype"):
         raise DtypeError(f"{name}: expected an array of int8 codes with scales, got {type(chunk).__name__}")
     numbers = as_array(name, chunk).reshape(-1)
-    factors = np.array(as_array("scales", scales) if hasattr(scales, "dtype") else scales)
+    factors = np.array(as_array("scales", scales)) if hasattr(scales, "dtype") else numbers("scales", scales)
     if numbers.dtype != np.int8 or factors.dtype != np.float32:
         raise DtypeError(f"{name}: expected int8 codes with float32 scales, got {numbers.dtype} with {factors.dtype}")
     block = max(len(numbers), 1) if block is None else block
@@ -652,7 +652,8 @@ class _StagedTensor:
 
     def scatter(self, codes: _Codes, at: Any) -> None:
         """Keep the elements at some indices; the others are zero."""
-        indices = np.array(at, None if len(at) else np.int64)
+        indices = numbers(f"{self.name}, at", at)
+        indices = indices if indices.size else indices.astype(np.int64)
         if indices.dtype.kind not in "iu" or indices.shape != codes.numbers.shape:
             raise ShapeError(f"{self.name}: at must have an integer for each of {len(codes.numbers):,} elements")
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(self.memory):

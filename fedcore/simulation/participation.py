@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import F64, ieee
+from fedcore.arrays import F64, ieee, own_classes
 from fedcore.errors import RangeError, ShapeError, UnknownNameError
 from fedcore.options import RoundPolicy, as_policy
 from fedcore.runtime import generator
@@ -439,6 +439,7 @@ def class_chances(
     _require("popularity", popularity, "halves", "dirichlet")
     check_number("alpha", alpha, "(0, 1e6]")
     check_number("least", least, "[0, 1]")
+    labels = own_classes("labels", labels)
     classes = 1 + max(int(own.max()) for own in labels)
     mix = np.array([np.bincount(own, minlength=classes) / len(own) for own in labels])
     random = generator(seed, "participation: class popularity")

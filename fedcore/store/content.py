@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import CPU, I64, copy_into, own_class
+from fedcore.arrays import CPU, I64, copy_into, own_classes
 from fedcore.errors import CorruptionError, DtypeError, StoreError
 from fedcore.store.files.entries import (
     Entries,
@@ -249,9 +249,10 @@ class Vectors:
         taken: list[Place] = []
         try:
             for name, value in vectors.items():
+                value = own_classes(f"vectors[{name!r}]", value)
                 try:
-                    vector = np.asarray(own_class(f"vectors[{name!r}]", value))
-                except (RuntimeError, TypeError) as error:  # NumPy cannot read the tensor
+                    vector = np.asarray(value)
+                except (BufferError, RuntimeError, TypeError, ValueError) as error:  # NumPy cannot read the tensor
                     raise DtypeError(f"vectors[{name!r}]: {error}") from None
                 if vector.dtype.kind not in "biufc":
                     raise DtypeError(f"vectors[{name!r}]: must be an array of numbers, not {vector.dtype}")

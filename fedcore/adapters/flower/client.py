@@ -10,7 +10,7 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedcore.adapters.flower.records import CONTROL, EXAMPLES, METHOD, Wire, read_vector, write_vector
-from fedcore.arrays import F32, as_array, own_class, to_host
+from fedcore.arrays import F32, as_array, own_class, own_classes, to_host
 from fedcore.errors import ArrayError, RangeError
 from fedcore.model import Layout
 from fedcore.server.broadcast import Instructions
@@ -140,7 +140,9 @@ class Task(Instructions):
         if not isinstance(y, Mapping):
             y = dict(zip(self.arrays, y, strict=True))
         leaves = {
-            name: y[name] if hasattr(y[name], "dtype") else np.asarray(y[name]) for name in self.arrays if name in y
+            name: y[name] if hasattr(y[name], "dtype") else np.asarray(own_classes(name, y[name]))
+            for name in self.arrays
+            if name in y
         }
         return {name: as_array(name, to_host(own_class(name, leaf))) for name, leaf in leaves.items()}
 

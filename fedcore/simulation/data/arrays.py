@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.arrays import own_classes
 from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError, UnknownNameError
 from fedcore.validation import Represented
 
@@ -178,8 +179,9 @@ def from_hf(
 
 
 def _array(name: str, value: Any) -> npt.NDArray[Any]:
+    value = own_classes(name, value)
     try:
-        return np.asarray(value.detach() if hasattr(value, "detach") else value)
+        return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # For example, a tensor on a GPU or in bfloat16.
         raise ArrayError(f"{name}: must be an array in CPU memory: {error}") from None
 

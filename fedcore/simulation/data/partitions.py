@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.arrays import own_class
 from fedcore.errors import DtypeError, MissingDependencyError, RangeError, ShapeError
 from fedcore.runtime import generator
 from fedcore.simulation.data.arrays import Dataset, Indices
@@ -80,7 +81,7 @@ def _check_sizes(clients: int, smallest: int, largest: int) -> None:
 def _checked(labels: Labels, clients: int) -> Labels:
     """Return ``labels`` as an array int[m]; reject wrong labels and ``clients`` below 1."""
     check_integer("clients", clients, 1)
-    labels = np.asarray(labels)
+    labels = np.asarray(own_class("labels", labels))
     if not np.issubdtype(labels.dtype, np.integer):
         raise DtypeError(f"labels: expected int[m], got {labels.dtype}")
     if labels.ndim != 1:
