@@ -294,8 +294,10 @@ class ServerContract(Contract):
     def test_warm_start(self, algorithm: Algorithm, tmp_path: Path) -> None:
         """A warm start has the same effect on every server (``Server.warm_start``)."""
         pair = self.pair(tmp_path, algorithm)
-        gradients = {i: np.random.default_rng(i).normal(size=len(pair[0].x)).astype(np.float32) for i in range(4)}
-        different: list[dict[int, Any]] = [{1: gradients[1] * np.float32("nan")}, gradients, gradients]
+        gradients: dict[int | str, Any] = {}
+        for i in range(4):
+            gradients[i] = np.random.default_rng(i).normal(size=len(pair[0].x)).astype(np.float32)
+        different: list[dict[int | str, Any]] = [{1: gradients[1] * np.float32("nan")}, gradients, gradients]
         for given in different:
             self.both(pair, partial(Server.warm_start, gradients=given), "a warm start")
         self.rounds(pair, 3)
