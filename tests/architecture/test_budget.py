@@ -9,29 +9,30 @@ from pathlib import Path
 import fedcore
 
 ROOT = Path(fedcore.errors.__file__).parent.parent
-FILES_IN_FEDCORE = 153
+FILES_IN_FEDCORE = 161
 FILES_IN_A_FOLDER = 12
 FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 13, 13
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 6_876,
-    "csrc": 11_428,
-    "tests": 61_572,
-    "fedcore": 3_398,
-    "fedcore/adapters": 2_551,
-    "fedcore/algorithms": 1_265,
-    "fedcore/cli": 1_352,
-    "fedcore/cluster": 2_362,
+    "csrc": 11_460,
+    "tests": 64_216,
+    "fedcore": 3_266,
+    "fedcore/adapters": 2_968,
+    "fedcore/algorithms": 1_273,
+    "fedcore/cli": 1_363,
+    "fedcore/cluster": 2_404,
     "fedcore/experiment": 2_729,
     "fedcore/kernels": 640,
-    "fedcore/model": 2_289,
-    "fedcore/network": 522,
-    "fedcore/reports": 1_382,
-    "fedcore/server": 6_070,
-    "fedcore/simulation": 4_293,
-    "fedcore/secure": 1_116,
-    "fedcore/store": 3_918,
+    "fedcore/model": 2_339,
+    "fedcore/network": 524,
+    "fedcore/reports": 1_383,
+    "fedcore/server": 6_184,
+    "fedcore/simulation": 4_364,
+    "fedcore/secure": 1_113,
+    "fedcore/testing": 1_060,
+    "fedcore/store": 3_941,
 }
 
 

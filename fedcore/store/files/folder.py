@@ -245,6 +245,7 @@ class Folder:
             for part in (self._at, self._lock, self._pin, getattr(self, "index", None), *self._slot_files()):
                 if part is not None:
                     ends.callback(part.close)
+            self._files.clear()
             self._at = self._at._replace(fd=-1)  # another file may get the number next
 
     def _sweep(self) -> None:
