@@ -468,10 +468,10 @@ WITHOUT_NUMBERS = {
 HALVES, MODELS, PAIR = np.float64([0.5, 0.5]), [np.ones(2, np.float32)] * 2, np.array([0, 1])
 
 
-def written_at(at):
+def written_at(at, chunk=MODELS[0], **more):
     with server().open_round() as round:
         incoming = round.begin(0, steps=1, kind="delta")
-        incoming.write("w", torch.ones(2), at=at)
+        incoming.write("w", chunk, at=at, **more)
 
 
 BESIDE = {
@@ -480,6 +480,7 @@ BESIDE = {
     "W of mix": lambda odd: kernels.mix([*np.ones((2, 2), np.float32)], [odd(HALVES), odd(HALVES)]),
     "weights": lambda odd: fedcore.aggregate(MODELS, odd(HALVES)),
     "w, at": lambda odd: written_at(odd(PAIR)),
+    "scales": lambda odd: written_at(None, np.ones(2, np.int8), scales=[odd(HALVES)], block=1),
     "train_y": lambda odd: from_arrays(np.ones((2, 1)), odd(PAIR), np.ones((1, 1)), [0]),
     "clients": lambda odd: from_arrays(np.ones((2, 1)), PAIR, np.ones((1, 1)), [0], clients=odd(PAIR)),
     "labels": lambda odd: iid(odd(PAIR), 1, seed=0),
