@@ -304,16 +304,20 @@ bool has_memory(py::handle tensor, const void* first, std::int64_t bytes) {
 }
 
 bool has_memory(py::handle tensor) {
+    static PyObject *const sizes = PyUnicode_InternFromString("shape"),
+                           *const stride = PyUnicode_InternFromString("stride"),
+                           *const element_size = PyUnicode_InternFromString("element_size"),
+                           *const data_ptr = PyUnicode_InternFromString("data_ptr");
     try {
-        const py::tuple shape = tensor.attr("shape"), strides = tensor.attr("stride")();
+        const py::tuple shape = py::getattr(tensor, sizes), strides = call(tensor, stride);
         std::uint64_t elements = 1;
         for (std::size_t axis = 0; axis < shape.size(); ++axis) {
             const std::uint64_t size = number(shape[axis]);
             if (size == 0) return true;
             elements += (size - 1) * number(strides[axis]);
         }
-        const std::uint64_t bytes = elements * number(tensor.attr("element_size")());
-        const auto* first = reinterpret_cast<const void*>(number(tensor.attr("data_ptr")()));
+        const std::uint64_t bytes = elements * number(call(tensor, element_size));
+        const auto* first = reinterpret_cast<const void*>(number(call(tensor, data_ptr)));
         return has_memory(tensor, first, static_cast<std::int64_t>(bytes));
     } catch (const py::error_already_set& error) {
         if (!error.matches(PyExc_Exception)) throw;
