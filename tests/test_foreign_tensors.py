@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -21,6 +22,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 import fedcore
 from fedcore import Layout, Model, Server, Update, errors, kernels
 from fedcore.model.files import write_model
+from fedcore.simulation.data import from_arrays
+from fedcore.simulation.data.partitions import iid
 
 SHAPE = (2, 16384)
 
@@ -44,11 +47,13 @@ def inside(transform):
     return made
 
 
-def with_storage(change):
+def with_storage(size, offset=0):
+    """A tensor whose storage has another size in bytes, as FSDP frees that of its flat parameter."""
+
     def made(x):
-        x = x.clone()
-        change(x.untyped_storage())
-        return x
+        part = torch.cat([x[:1]] * offset + [x])[offset:]
+        part.untyped_storage().resize_(size)
+        return part
 
     return made
 
@@ -69,18 +74,19 @@ MAKERS = {
     "an imaginary part": lambda x: of_complex(x).conj().imag,
     "complex": of_complex,
     "conjugate": lambda x: of_complex(x).conj(),
-    "expanded": lambda x: x[:1].expand(*SHAPE),
+    "expanded": lambda x: x[:1].expand(x.shape),
     "of no elements": lambda _: torch.zeros(0, SHAPE[1]),
     "meta": lambda x: x.to("meta"),
-    "fake": within(FakeTensorMode, lambda _: torch.ones(SHAPE)),
+    "fake": within(FakeTensorMode, lambda x: torch.ones(x.shape)),
     "converted to fake": lambda x: FakeTensorMode().from_tensor(x),
     "functional": torch._to_functional_tensor,
     "a FunctionalTensor": within(FunctionalTensorMode, FunctionalTensor.to_functional),
     "batched": inside(torch.vmap),
     "differentiated": inside(torch.func.grad),
     "functionalised": inside(torch.func.functionalize),
-    "zero tensor": lambda _: torch._efficientzerotensor(SHAPE),
-    "freed": with_storage(lambda storage: storage.resize_(0)),
+    "zero tensor": lambda x: torch._efficientzerotensor(x.shape),
+    "freed": with_storage(0),
+    "shrunk": with_storage(8),
     "nested": lambda x: torch.nested.nested_tensor([*x]),
     "jagged": lambda x: torch.nested.nested_tensor([*x], layout=torch.jagged),
     "masked": lambda x: masked_tensor(x, x > 0),
@@ -91,7 +97,9 @@ MAKERS = {
     "bsc": lambda x: x.to_sparse_bsc((2, 2)),
     "mkldnn": lambda x: x.to_mkldnn(),
     "qint8": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
-    "quint8 by channel": lambda x: torch.quantize_per_channel(x, torch.ones(2), torch.zeros(2), 0, torch.quint8),
+    "quint8 by channel": lambda x: torch.quantize_per_channel(
+        x, torch.ones(len(x)), torch.zeros(len(x)), 0, torch.quint8
+    ),
     "float8": lambda x: x.to(torch.float8_e4m3fn),
     "an empty parameter": lambda _: torch.nn.UninitializedParameter(),
     "an empty buffer": lambda _: torch.nn.UninitializedBuffer(),
@@ -141,6 +149,9 @@ def in_float32(tensor):
     if not isinstance(tensor, torch.Tensor):
         return np.array(tensor, np.float32)
     try:
+        if type(tensor) is torch.Tensor:
+            tensor.as_strided(tensor.shape, tensor.stride())  # raises an error if the storage is too short
+            tensor = tensor.clone() if tensor._is_zerotensor() else tensor  # torch would read from its address
         return np.array(tensor.detach().to(torch.float32).tolist(), np.float32)
     except Exception:
         raise errors.ArrayError("w") from None
@@ -211,7 +222,9 @@ def in_torch_file(read):
 
 
 def loaded(tensor):
-    before = in_float32(tensor)
+    before = np.zeros(SHAPE, np.float32)
+    with suppress(errors.ArrayError):
+        before = in_float32(tensor)
     Server({"w": before + 1}, clients=1, lr=1.0).load_into({"w": tensor})
     return in_float32(tensor) - 1
 
@@ -228,6 +241,16 @@ def stored(tensor):
     with fedcore.ClientStore(1, 1) as store:
         store.commit(0, {"w": tensor})
         return np.array(store.vector("w"))
+
+
+def as_examples(tensor):
+    try:
+        rows = [*tensor]
+    except Exception:  # torch cannot iterate over the tensor
+        raise errors.ArrayError("train_x") from None
+    whole, listed = (from_arrays(x, [0, 1], np.zeros((1, SHAPE[1])), [0]).train_x for x in (tensor, rows))
+    np.testing.assert_array_equal(whole, listed)
+    return listed
 
 
 def mixed(tensor):
@@ -267,17 +290,18 @@ DOORS = {
     "kernel": lambda t: kernels.weighted_sum([flat(t)], [1.0]).reshape(-1, SHAPE[1]),
     "store": stored,
     "mix": mixed,
+    "examples": as_examples,
 }
 
 
 BARE = {"vector", "gradient", "control", "scales", "kernel", "mix", "write", "safetensors", ".pt", "store", "load_into"}
-BARE |= {"a torch file", "aggregate torch files"}
+BARE |= {"examples", "a torch file", "aggregate torch files"}
 """The doors that take contiguous tensors of some dtypes or of one library, without gradients."""
 ACCEPTED = {"plain", "a parameter", "a buffer", "float64", "requires grad", "a view", "negated", "an imaginary part"}
 ACCEPTED |= {"expanded", "memmap", "matrix", "recarray"}
 NAMED = re.compile(
     r"(client \d+|w|update: parts|\S*w\.pt|a\.0|0|x|model|(model|row)s\[0\]|control"
-    r"|gradient|scales|vectors\['w'\]|tensors)(?!\w)"
+    r"|gradient|scales|(train|test)_[xy]|vectors\['w'\]|tensors)(?!\w)"
 )
 
 
@@ -294,20 +318,30 @@ def outcome(read):
 def test_every_tensor_gives_its_numbers_or_an_error_that_names_it(door, numbers):
     x = torch.from_numpy(np.resize(np.float32(numbers), SHAPE))
     for name, make in MAKERS.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                tensor = make(x.clone())
-            except Exception:  # no way to make this class
-                continue
-            _ = [np.full(SHAPE, -7, np.float32) for _ in range(8)]  # memory that new arrays get
-            got, error = outcome(lambda: in_float32(DOORS[door](tensor)))  # noqa: B023
-        if error is not None:
-            assert NAMED.match(error), (name, error)
-            assert name not in ACCEPTED or door in BARE, (name, error)
-            continue
-        due = {"expanded": x[:1].expand(*SHAPE), "of no elements": x[:0], "zero tensor": x * 0}.get(name, x)
-        np.testing.assert_array_equal(got.ravel(), due.numpy().ravel(), err_msg=name)
+        check(door, name, make, x)
+
+
+def test_every_view_at_an_offset_gives_its_numbers_or_an_error():
+    """In a process of its own, since a tensor without memory has an address near 0 there."""
+    run = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
+
+
+def check(door, name, make, x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            tensor = make(x.clone())
+        except Exception:  # no way to make this class
+            return
+        _ = [np.full(SHAPE, -7, np.float32) for _ in range(8)]  # memory that new arrays get
+        got, error = outcome(lambda: in_float32(DOORS[door](tensor)))
+    if error is not None:
+        assert NAMED.match(error), (name, error)
+        assert name not in ACCEPTED or door in BARE, (name, error)
+        return
+    due = {"expanded": x[:1].expand(*SHAPE), "of no elements": x[:0], "zero tensor": x * 0}.get(name, x)
+    np.testing.assert_array_equal(got.ravel(), due.numpy().ravel(), err_msg=name)
 
 
 ADVICE = {
@@ -376,6 +410,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.testing._internal.two_tensor import TwoTensor
 import fedcore
 from fedcore import Server, Update, errors
 
@@ -401,6 +436,12 @@ for sent in (client, lambda value: client(value).state_dict()):
 for placement in (Shard(0), Replicate(), Partial()):
     tensor = DTensor.from_local(torch.ones(4), mesh, [placement])
     assert (Server({"w": tensor}, clients=1, lr=1.0).x == 1).all()
+try:
+    Server({"w": DTensor.from_local(TwoTensor(torch.ones(4), torch.ones(4)), mesh, [Shard(0)])}, clients=1, lr=1.0)
+except errors.ArrayError as error:
+    assert "w: " in str(error) and "TwoTensor" in str(error)
+else:
+    raise AssertionError
 dist.destroy_process_group()
 
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -417,3 +458,86 @@ for tensor in others:
         else:
             raise AssertionError
 """
+
+
+WITHOUT_NUMBERS = {
+    "functional": lambda array: torch._to_functional_tensor(torch.from_numpy(array)),
+    "freed": lambda array: with_storage(0)(torch.from_numpy(array)),
+    "masked": lambda array: np.ma.masked_less(array, array.max()),
+}
+HALVES, MODELS, PAIR = np.float64([0.5, 0.5]), [np.ones(2, np.float32)] * 2, np.array([0, 1])
+
+
+def written_at(at, chunk=MODELS[0], **more):
+    with server().open_round() as round:
+        incoming = round.begin(0, steps=1, kind="delta")
+        incoming.write("w", chunk, at=at, **more)
+
+
+BESIDE = {
+    "q": lambda odd: fedcore.Network(MODELS, [HALVES, HALVES], lr=1.0, q=odd(HALVES)),
+    "W": lambda odd: fedcore.Network(MODELS, [odd(HALVES), odd(HALVES)], lr=1.0),
+    "W of mix": lambda odd: kernels.mix([*np.ones((2, 2), np.float32)], [odd(HALVES), odd(HALVES)]),
+    "weights": lambda odd: fedcore.aggregate(MODELS, odd(HALVES)),
+    "w, at": lambda odd: written_at(odd(PAIR)),
+    "scales": lambda odd: written_at(None, np.ones(2, np.int8), scales=[odd(HALVES)], block=1),
+    "train_y": lambda odd: from_arrays(np.ones((2, 1)), odd(PAIR), np.ones((1, 1)), [0]),
+    "clients": lambda odd: from_arrays(np.ones((2, 1)), PAIR, np.ones((1, 1)), [0], clients=odd(PAIR)),
+    "labels": lambda odd: iid(odd(PAIR), 1, seed=0),
+}
+
+
+@pytest.mark.parametrize("odd", WITHOUT_NUMBERS)
+@pytest.mark.parametrize("name", BESIDE)
+def test_arrays_beside_the_models_are_checked_too(name, odd):
+    with pytest.raises(errors.ArrayError, match=rf"^{name.removesuffix(' of mix')}: .*(of the class Tensor|mask)"):
+        BESIDE[name](WITHOUT_NUMBERS[odd])
+
+
+class OnlyDLPack:
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+class Failing:
+    def __init__(self, **more):
+        vars(self).update(more)
+
+    def __dlpack__(self, **_):
+        raise RuntimeError("gone")
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+
+class NullInterface:
+    dtype, shape = np.dtype("f4"), SHAPE
+
+    def __init__(self):
+        self.__array_interface__ = dict(version=3, typestr="<f4", shape=SHAPE, data=(0, False))
+
+
+@pytest.mark.parametrize("door", ["first model", "first array", "add", "aggregate", "aggregate an iterator", "store"])
+def test_an_object_of_an_unknown_library_gives_its_numbers_or_an_error(door):
+    x = np.arange(math.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
+    for odd in (Failing(), Failing(dtype="float32", shape=SHAPE), NullInterface()):
+        _, error = outcome(lambda: DOORS[door](odd))  # noqa: B023
+        assert NAMED.match(error or ""), (odd, error)
+    if door != "store":
+        np.testing.assert_array_equal(in_float32(DOORS[door](OnlyDLPack(x[::-1].copy()[::-1]))).reshape(SHAPE), x)
+
+
+if __name__ == "__main__":
+    x = torch.arange(math.prod(SHAPE)).remainder(16).add(1.0).reshape(SHAPE)
+    views = {"a freed view": with_storage(0, offset=1), "a shrunk view": with_storage(8, offset=1)}
+    for door in DOORS:
+        for name, make in MAKERS.items():
+            check(door, name, lambda x, make=make: make(torch.cat([x[:1], x]))[1:], x)
+        for name, make in views.items():
+            check(door, name, make, x)

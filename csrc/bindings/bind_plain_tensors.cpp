@@ -126,7 +126,7 @@ void bind_plain_tensors(py::module_& module) {
     module.def("read_npy", &read_npy, py::arg("datas"), py::arg("heads"), py::arg("shapes"));
     module.def("read_plain_tensors", &read_plain_tensors, py::arg("tensors"), py::arg("shapes"));
     module.def("are_immutable", &are_immutable, py::arg("arrays"));
-    module.def("has_memory", &has_memory, py::arg("tensor"));
+    module.def("has_memory", py::overload_cast<py::handle>(&has_memory), py::arg("tensor"));
 }
 
 }  // namespace fedcore::bindings

@@ -42,7 +42,8 @@ py::object plain_model(PyObject* model, std::int64_t n) {
         const py::object module = py::type::handle_of(y).attr("__module__");
         if (!PyUnicode_Check(module.ptr()) || PyUnicode_CompareWithASCIIString(module.ptr(), "torch") != 0) return {};
         py::object view = y.attr("detach")().attr("numpy")();
-        return is_plain_vector(view, n) && has_memory(y) ? view : py::object();
+        if (!is_plain_vector(view, n)) return {};
+        return has_memory(y, py::reinterpret_borrow<py::array>(view).data(), 4 * n) ? view : py::object();
     } catch (const py::error_already_set& error) {  // for example a tensor on a device
         if (!error.matches(PyExc_Exception)) throw;
         return {};

@@ -175,8 +175,8 @@ py::object direct_source(py::handle object) {
         PyErr_Clear();  // another library, which has no such views
         return py::reinterpret_borrow<py::object>(object);
     }
-    if (!has_memory(object)) return py::none();
-    return py::bool_(negated) ? object.attr("resolve_neg")() : py::reinterpret_borrow<py::object>(object);
+    if (!py::bool_(negated)) return py::reinterpret_borrow<py::object>(object);
+    return has_memory(object) ? object.attr("resolve_neg")() : py::none();
 }
 
 // The current stream of the tensor's library.
@@ -272,29 +272,53 @@ ExportedArray from_buffer(const py::buffer_info& info) {
 
 }  // namespace
 
-bool has_memory(py::handle tensor) {
-    const auto named = [](const char* name) { return PyUnicode_InternFromString(name); };
-    static PyObject *const shape_name = named("shape"), *const stride = named("stride"),
-                           *const storage_offset = named("storage_offset"), *const element_size = named("element_size"),
-                           *const untyped_storage = named("untyped_storage"), *const data_ptr = named("data_ptr"),
-                           *const nbytes = named("nbytes");
-    const auto call = [](py::handle object, PyObject* method) {
-        PyObject* const result = PyObject_CallMethodNoArgs(object.ptr(), method);
-        if (result == nullptr) throw py::error_already_set();
-        return py::reinterpret_steal<py::object>(result);
-    };
-    const auto number = [](py::handle object) { return object.cast<std::uint64_t>(); };
+namespace {
+
+py::object call(py::handle object, PyObject* method) {
+    PyObject* const result = PyObject_CallMethodNoArgs(object.ptr(), method);
+    if (result == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(result);
+}
+
+std::uint64_t number(py::handle object) {
+    return object.cast<std::uint64_t>();
+}
+
+}  // namespace
+
+bool has_memory(py::handle tensor, const void* first, std::int64_t bytes) {
+    static PyObject *const untyped_storage = PyUnicode_InternFromString("untyped_storage"),
+                           *const data_ptr = PyUnicode_InternFromString("data_ptr"),
+                           *const nbytes = PyUnicode_InternFromString("nbytes");
     try {
-        const py::tuple shape = py::getattr(tensor, shape_name), strides = call(tensor, stride);
-        std::uint64_t elements = number(call(tensor, storage_offset)) + 1;
+        const py::object storage = call(tensor, untyped_storage);
+        const std::uint64_t start = number(call(storage, data_ptr)), size = number(call(storage, nbytes));
+        const std::uint64_t offset = reinterpret_cast<std::uintptr_t>(first) - start;
+        return start != 0 && offset <= size && static_cast<std::uint64_t>(bytes) <= size - offset;
+    } catch (const py::error_already_set& error) {
+        if (!error.matches(PyExc_Exception)) throw;
+        return false;
+    } catch (const py::builtin_exception&) {  // an answer is no number
+        return false;
+    }
+}
+
+bool has_memory(py::handle tensor) {
+    static PyObject *const sizes = PyUnicode_InternFromString("shape"),
+                           *const stride = PyUnicode_InternFromString("stride"),
+                           *const element_size = PyUnicode_InternFromString("element_size"),
+                           *const data_ptr = PyUnicode_InternFromString("data_ptr");
+    try {
+        const py::tuple shape = py::getattr(tensor, sizes), strides = call(tensor, stride);
+        std::uint64_t elements = 1;
         for (std::size_t axis = 0; axis < shape.size(); ++axis) {
             const std::uint64_t size = number(shape[axis]);
             if (size == 0) return true;
             elements += (size - 1) * number(strides[axis]);
         }
-        const py::object storage = call(tensor, untyped_storage);
-        return number(call(storage, data_ptr)) != 0 &&
-               number(call(storage, nbytes)) / number(call(tensor, element_size)) >= elements;
+        const std::uint64_t bytes = elements * number(call(tensor, element_size));
+        const auto* first = reinterpret_cast<const void*>(number(call(tensor, data_ptr)));
+        return has_memory(tensor, first, static_cast<std::int64_t>(bytes));
     } catch (const py::error_already_set& error) {
         if (!error.matches(PyExc_Exception)) throw;
         return false;
@@ -368,6 +392,14 @@ ExportedArray open_cuda_interface(py::handle object, Name name, CallersStreams& 
     }
 }
 
+// Whether a tensor of torch that the kernels may read has its numbers in its storage; true for other libraries.
+bool is_in_memory(py::handle tensor, const ExportedArray& found) {
+    std::int64_t bytes = found.itemsize;
+    for (const std::int64_t extent : found.shape) bytes *= extent;
+    if (bytes == 0 || !found.contiguous || has_memory(tensor, found.data, bytes)) return true;
+    return !py::hasattr(tensor, "untyped_storage");
+}
+
 // The array, whose address may be null.
 ExportedArray open_any(py::handle object, Name name, Keep& keep, CallersStreams* streams) {
     const bool devices = streams != nullptr;
@@ -381,8 +413,10 @@ ExportedArray open_any(py::handle object, Name name, Keep& keep, CallersStreams*
         if (!source.is_none() && exchange->managed_of(source.ptr(), &managed) == 0 && managed != nullptr) {
             keep.tensors.emplace_back(managed);
             const ExportedArray found = from_versioned(*managed, name, devices);
-            if (found.device != kHost) streams->follow(current_stream(*exchange, managed->tensor));
-            return found;
+            if (is_in_memory(source, found)) {
+                if (found.device != kHost) streams->follow(current_stream(*exchange, managed->tensor));
+                return found;
+            }
         }
         PyErr_Clear();
     }

@@ -64,6 +64,8 @@ ExportedArray open_array(py::handle object, Name name, Keep& keep, CallersStream
 
 // Whether all numbers of a tensor of torch are in its storage, which may be freed, shrunk or absent.
 bool has_memory(py::handle tensor);
+// The same for a contiguous tensor with these bytes.
+bool has_memory(py::handle tensor, const void* first, std::int64_t bytes);
 
 // `float32[3, 4]`
 std::string text(const std::string& dtype, const std::vector<std::int64_t>& shape);

@@ -39,6 +39,7 @@ from fedcore.arrays import (
     is_own_class,
     map_file,
     own_class,
+    own_classes,
     read_leaf,
     set_to_zero,
     spans,
@@ -601,7 +602,7 @@ def _read_codes(name: str, chunk: Any, scales: Any, block: int | None, layout: L
     if not hasattr(chunk, "dtype"):
         raise DtypeError(f"{name}: expected an array of int8 codes with scales, got {type(chunk).__name__}")
     numbers = as_array(name, chunk).reshape(-1)
-    factors = np.array(as_array("scales", scales)) if hasattr(scales, "dtype") else numbers("scales", scales)
+    factors = np.array(as_array("scales", scales) if hasattr(scales, "dtype") else own_classes("scales", scales))
     if numbers.dtype != np.int8 or factors.dtype != np.float32:
         raise DtypeError(f"{name}: expected int8 codes with float32 scales, got {numbers.dtype} with {factors.dtype}")
     block = max(len(numbers), 1) if block is None else block

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import own_classes
+from fedcore.arrays import own_class, own_classes
 from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError, UnknownNameError
 from fedcore.validation import Represented
 
@@ -123,7 +123,7 @@ def from_arrays(
         classes = 1 + max((int(y.max()) for y in labels if y.size), default=-1)
     if clients is not None:
         clients, parts = _parts_of(clients, len(labels[0]))
-    held = None if parts is None else tuple(parts)
+    held = None if parts is None else tuple(own_class("parts", part) for part in parts)
     return Dataset(name, inputs[0], labels[0], inputs[1], labels[1], classes, parts=held, clients=clients)
 
 
