@@ -16,8 +16,8 @@ ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 6_876,
-    "csrc": 11_460,
-    "tests": 64_216,
+    "csrc": 11_489,
+    "tests": 64_309,
     "fedcore": 3_266,
     "fedcore/adapters": 2_968,
     "fedcore/algorithms": 1_273,
@@ -28,7 +28,7 @@ BUDGET = {
     "fedcore/model": 2_339,
     "fedcore/network": 524,
     "fedcore/reports": 1_383,
-    "fedcore/server": 6_184,
+    "fedcore/server": 6_185,
     "fedcore/simulation": 4_364,
     "fedcore/secure": 1_113,
     "fedcore/testing": 1_060,
