@@ -176,6 +176,8 @@ def part_of(path: Path, advice: str = "copy the outer folder from its owner agai
         found = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be looked at: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
         raise StoreError(f"{path}: is a link, is no folder, or belongs to another user; {advice}")
     return found

@@ -224,7 +224,7 @@ def length(name: str, array: Any) -> int:
 def numbers(name: str, values: Any, dtype: type | None = None) -> npt.NDArray[Any]:
     """Return values as a new array of a dtype; raise DtypeError if a value is not a number."""
     try:
-        return np.array(own_classes(name, values), dtype)
+        return np.array(np.asarray(own_classes(name, values)), dtype)
     except FedcoreError:
         raise
     except (RuntimeError, TypeError, ValueError) as error:

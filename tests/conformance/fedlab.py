@@ -54,7 +54,8 @@ def theirs(case: Case) -> Mapping[str, Any]:
 def ours(case: Case) -> Mapping[str, Any]:
     """Load the uploads into fedcore's handler, each with its claims: client, steps, examples."""
     clients = {name: i for i, name in enumerate(dict.fromkeys(one.client for one in case.replies))}
-    handler = ServerHandler(Module(case.x0), 1, 1.0, "FedAvg", lr=0.1)
+    # By default a run of one round that accepts nothing ends with an error.
+    handler = ServerHandler(Module(case.x0), 1, 1.0, "FedAvg", lr=0.1, abort_after=None)
     handler.num_clients = len(clients)
     handler.sample_clients()
     for one in case.models():

@@ -141,6 +141,7 @@ DELIBERATE = {
     "metadata of null": lambda text, pairs, entries: any(("__metadata__", None) in each for each in pairs),
     "a field or a dtype with escapes": lambda text, pairs, entries: re.search(rb'"(d|)\\u00', text),
     "a space before the header": lambda text, pairs, entries: text[:1] != b"{",
+    "no tensors": lambda text, pairs, entries: not entries,
     "an unsupported dtype": some(lambda entry: entry.get("dtype") not in DTYPES),
     "a shape that NumPy cannot have": some(
         lambda entry: len(entry["shape"]) > DIMENSIONS or math.prod(filter(None, entry["shape"])) >= 2**62

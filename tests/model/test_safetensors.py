@@ -272,7 +272,7 @@ def test_malformed_files_are_rejected_without_allocating_more_than_the_file(tmp_
 @pytest.mark.parametrize("cases", [1000, pytest.param(300_000, marks=pytest.mark.endurance)])
 def test_fuzzed_files_are_read_as_the_library_reads_them_or_refused_by_a_listed_reason(tmp_path, cases):
     found = fuzz(cases, cases, tmp_path)
-    assert min(found["accepted"], found["refused by both"]) > cases / 5
+    assert min(found["accepted"], found["refused by both"]) > cases / 8
     assert found.keys() >= DELIBERATE.keys()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update, errors
-from fedcore.store.files import disk
+from fedcore.store.files import disk, index
 from fedcore.store.files.slot_file import IDLE_SECONDS
 from fedcore.store.registry import MOST
 from fedcore.store.slots import GRAINS, VERSION, Geometry
@@ -161,7 +161,7 @@ def last():
 atexit.register(last)  # first, since later registrations run before it
 import numpy as np
 from fedcore import Server, Update
-from fedcore.store.files import disk
+from fedcore.store.files import disk, index
 server = Server(np.zeros(50, np.float32), "MIFA", 2, lr=0.1, storage=sys.argv[1])
 act = getattr(disk, sys.argv[2])
 def waiting(*arguments):
@@ -357,3 +357,19 @@ def test_a_closed_server_shows_its_model_without_its_files(tmp_path):
     files = len(os.listdir("/proc/self/fd"))
     assert server.x.tobytes() == x
     assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_a_store_that_is_dropped_while_another_one_opens_is_closed(tmp_path, monkeypatch):
+    """A collection within the lock of connections must not wait for its own thread."""
+    dropped, files = ClientStore(3, N, medium="mmap", path=tmp_path / "dropped"), index._files
+    dropped.itself = dropped
+    del dropped
+
+    def collecting():
+        gc.collect()
+        return files()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(index, "_files", collecting)
+        ClientStore(3, N, medium="mmap", path=tmp_path / "other").close()
+    ClientStore.open(tmp_path / "dropped").close()

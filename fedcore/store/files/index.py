@@ -28,14 +28,45 @@ _File = tuple[int, int]  # device and inode number
 _RESERVED = 0x40000001  # the byte of its file that SQLite locks for a writer with a rollback journal
 _TRIES = 100
 
-_turn = threading.Lock()
+
+class _Turn:
+    """A lock for which a garbage collection may ask while its thread has it: a dropped store is then closed at the end.
+
+    Without that, a collection within ``connect`` would wait for its own thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._holder = threading.Lock(), 0
+        self.dropped: list[_Connection] = []
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the calling thread has the lock."""
+        return self._holder == threading.get_ident()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._holder = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        while True:
+            while self.dropped:
+                self.dropped.pop().end()
+            self._holder = 0
+            self._lock.release()
+            if not self.dropped or not self._lock.acquire(blocking=False):
+                return
+            self._holder = threading.get_ident()
+
+
+_turn = _Turn()
 _uses: dict[_File, int] = {}  # the number of open connections to each index
 _open: dict[_File, list[int]] = {}  # the descriptors that hold the lock of each index
 
 
 def _begin_in_fork() -> None:
     global _turn
-    _turn = threading.Lock()
+    _turn = _Turn()
 
 
 os.register_at_fork(after_in_child=_begin_in_fork)
@@ -47,11 +78,18 @@ class _Connection(sqlite3.Connection):
     file: _File | None = None
 
     def close(self) -> None:
+        if _turn.is_held:
+            _turn.dropped.append(self)
+            return
         with _turn:
-            super().close()
-            file, self.file = self.file, None
-            if file is not None:
-                _release(file)
+            self.end()
+
+    def end(self) -> None:
+        """Close the connection; ``_turn`` is held."""
+        super().close()
+        file, self.file = self.file, None
+        if file is not None:
+            _release(file)
 
 
 def connect(folder: OpenFolder, access: Access) -> sqlite3.Connection:
@@ -76,7 +114,7 @@ def connect(folder: OpenFolder, access: Access) -> sqlite3.Connection:
             if all(opened == file for _, opened in _files() - before):
                 connection.file = file
                 return connection
-            sqlite3.Connection.close(connection)  # _Connection.close would take the lock that this thread holds
+            connection.end()
             _release(file)
     raise StoreError(f"{path}: other processes keep replacing the file; do not use this folder")
 
@@ -356,7 +394,9 @@ class Index:
         """Close this process's connection."""
         connection, self._shared = self._shared, None
         if connection is None:  # SQLite may have failed after it shortened an old file
-            _mapped.pop(self._shared_file or (0, 0), None)
+            with suppress(OSError):
+                if (found := self._folder.found(INDEX)) is None or _number_of(found) not in _uses:
+                    _mapped.pop(self._shared_file or (0, 0), None)
         elif self._owner != os.getpid():
             _inherited.append(connection)
         else:
