@@ -59,7 +59,7 @@ def forked(work, folder, into=os.devnull):
         status = 3
         try:
             os.setsid()
-            for each in (signal.SIGPROF, signal.SIGALRM):
+            for each in (signal.SIGPROF, signal.SIGALRM, signal.SIGTERM):
                 signal.signal(each, signal.SIG_DFL)
             out = os.open(into, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(out, 1)
