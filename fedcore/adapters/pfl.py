@@ -20,7 +20,7 @@ from pfl.postprocessor.base import Postprocessor
 from pfl.stats import MappedVectorStatistics
 
 from fedcore import kernels
-from fedcore.adapters.session import NOTHING as NOBODY
+from fedcore.adapters.session import NOTHING as NO_UPDATE
 from fedcore.adapters.session import (
     RejectedRounds,
     add_reply,
@@ -144,7 +144,7 @@ class Method(Postprocessor, SumAggregator):
         return kept
 
     def worker_reduce(self, **_: Any) -> Any:
-        """Raise RangeError, since each process would have a server of its own."""
+        """Raise RangeError, since each process would have its own server."""
         raise RangeError("worker_reduce: fedcore's Method runs in one process; start pfl without more workers")
 
     def postprocess_server(
@@ -183,7 +183,7 @@ class Method(Postprocessor, SumAggregator):
         self.reports.append(report)
         if line := rejection_line(report):
             LOGGER.warning(line)
-        self._rejected_rounds.note(report.accepted, report.rejected or NOBODY)
+        self._rejected_rounds.note(report.accepted, report.rejected or NO_UPDATE)
 
     def _check(self, context: CentralContext | None, metrics: Metrics | None) -> None:
         """Raise an error if the settings of pfl's iteration do not fit the method."""

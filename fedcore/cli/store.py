@@ -627,7 +627,7 @@ def check(options: Options) -> None:
     """Check that a log is complete and unchanged up to its anchors.
 
     Without an anchor or a signer, the check only shows that the documents fit together:
-    whoever runs the server can write others that do.
+    the operator of the server can write others that do.
 
     Example:
       fedcore audit check log.jsonl --anchor 5f0c... --client 7

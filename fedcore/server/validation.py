@@ -278,7 +278,7 @@ def settled(layout: Layout, now: Counters, sent: Sequence[Counters]) -> dict[str
         after[name] = agreed(before, values, len(sent)) if name in flags else _grown(before, values)
     for name in flags:
         if after.get(name) is now.get(name) and 2 * sum(name in others for others in sent) > len(sent):
-            LOGGER.warning("%s: stays as it is, because no value came from more than half of the updates", name)
+            LOGGER.warning("%s: keeps its value, because no value came from more than half of the updates", name)
     return after
 
 

@@ -312,7 +312,7 @@ class ServerContract(Contract):
         same(look(pair[1]), look(pair[0]), "server after push")
 
     def test_copies(self, algorithm: Algorithm, tmp_path: Path) -> None:
-        """A deep copy is a server of its own in memory (``copy.deepcopy``)."""
+        """A deep copy is a separate server in memory (``copy.deepcopy``)."""
         plain, own = self.pair(tmp_path, algorithm)
         self.rounds((plain, own), 2)
         other = copy.deepcopy(own)

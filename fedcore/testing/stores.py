@@ -45,9 +45,9 @@ class StoreContract(Contract):
     Override ``make_store``; for a store in files also ``reopen``. The promises:
 
     * a row that was never written is zero; staged rows are invisible until a commit;
-    * a rejected commit, ``discard``, ``unstage`` and ``rollback`` leave the last commit as it is;
+    * a rejected commit, ``discard``, ``unstage`` and ``rollback`` do not change the last commit;
     * rows have their client's id and round; a client that leaves takes its row along;
-    * vectors and the state change as a whole, and a view stays as it is while it is held;
+    * vectors and the state change as a whole, and a view does not change while it is held;
     * in files: a reopened store is at its last commit, ``undo`` goes back one transaction, damage is found by name,
       ``compact(erase=True)`` leaves no byte of earlier rows, and there is one writer.
     """

@@ -67,7 +67,7 @@ def test_signatures(tmp_path):
     assert check(log, "--signer", public_key(KEY)).status == 0
     assert check(log, "--signer", public_key(bytes(32))).status == 2
     lines, previous = [], None
-    for line in log.read_text().splitlines():  # without the key, nobody can write another history
+    for line in log.read_text().splitlines():  # without the key, no program can write another history
         document = json.loads(line) | {"previous": previous}
         if document["round"] == 1:
             document["rejected"] = [{"client": 1, "reason": "none"}]

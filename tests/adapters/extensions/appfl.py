@@ -77,7 +77,7 @@ Plain_theirs, Plain_aggregator = Theirs, Aggregator
 
 
 class Waits(SyncScheduler):
-    """A scheduler of one's own, which changes each model before it counts."""
+    """A user's scheduler, which changes each model before it counts."""
 
     def schedule(self, client_id, local_model, **more):
         return super().schedule(client_id, {name: y / 2 for name, y in local_model.items()}, **more)

@@ -105,7 +105,7 @@ class BothBuffer(Plain):
 
 
 class OwnSum(Plain):
-    """A sum of one's own, without ``super``, as in FedLab's other algorithms."""
+    """A user's sum, without ``super``, as in FedLab's other algorithms."""
 
     def global_update(self, buffer):
         self.set_model(sum(upload[0] for upload in buffer) / len(buffer))
@@ -125,7 +125,7 @@ class Load(Plain):
 
 
 class OwnLoad(Plain):
-    """A buffer of one's own, as in FedLab's pages."""
+    """A user's buffer, as in FedLab's pages."""
 
     def load(self, payload):
         self.client_buffer_cache.append([tensor.clone() for tensor in payload])
@@ -138,7 +138,7 @@ class OwnLoad(Plain):
 
 
 class Sampling(Plain):
-    """A draw of one's own, without ``super``."""
+    """A user's draw, without ``super``."""
 
     def sample_clients(self):
         return [(self.round + k) % self.num_clients for k in (4, 1, 0)]
@@ -200,7 +200,7 @@ def chosen(side):
 
 
 class Reversed(Trainer):
-    """A trainer of one's own: another local process, and a changed upload."""
+    """A user's trainer: another local process, and a changed upload."""
 
     def local_process(self, payload, id_list):
         super().local_process([0.9 * payload[0]], id_list)

@@ -214,7 +214,7 @@ class Config:
 
 
 class Rounded(DXOFilter):
-    """A filter of one's own, which rounds the numbers."""
+    """A user's filter, which rounds the numbers."""
 
     def __init__(self):
         super().__init__([DataKind.WEIGHTS], [DataKind.WEIGHTS])
@@ -225,7 +225,7 @@ class Rounded(DXOFilter):
 
 
 class OwnRun:
-    """A run of one's own, as in NVFlare's ``BaseFedAvg``, whose function of the results may be fedcore's."""
+    """A user's run, as in NVFlare's ``BaseFedAvg``, whose function of the results may be fedcore's."""
 
     def run(self):
         model = self.load_model()
@@ -243,7 +243,7 @@ class OwnRun:
 
 
 class Filtered(Aggregator):
-    """An aggregator of one's own on top of fedcore's: a site does not count, and the mean is halved."""
+    """A user's aggregator on top of fedcore's: a site does not count, and the mean is halved."""
 
     def accept_model(self, model):
         return model.meta["site"] != 1 and super().accept_model(model)

@@ -130,7 +130,7 @@ class Decays(HyperParam, TrainingProcessCallback):
 
 
 class Clips(Postprocessor):
-    """A postprocessor of one's own, in place."""
+    """A user's postprocessor, in place."""
 
     def postprocess_one_user(self, *, stats, user_context):
         for name in stats:
@@ -156,7 +156,7 @@ class Halves(Postprocessor):
 
 
 class Own(FederatedAveraging):
-    """An algorithm of one's own: half of each model difference, and a step that is cut."""
+    """A user's algorithm: half of each model difference, and a step that is cut."""
 
     def train_one_user(self, initial_model_state, model, user_dataset, central_context):
         stats, metrics = super().train_one_user(initial_model_state, model, user_dataset, central_context)

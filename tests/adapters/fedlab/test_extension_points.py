@@ -1,4 +1,4 @@
-"""A user's subclass of fedcore's handler: the server's rows beside the models, and what is refused."""
+"""A user's subclass of fedcore's handler: the server's rows beside the models, and which code fedcore refuses."""
 
 import numpy as np
 import pytest

@@ -19,7 +19,7 @@ ROUNDS = 3
 
 
 class Overrides:
-    """The model is changed after each round; a site is left out in each round; checkpoints of one's own."""
+    """The model is changed after each round; a site is left out in each round; checkpoints of the user."""
 
     def sample_clients(self, num_clients=None):
         while len(names := sorted(client.name for client in self.engine.get_clients())) < 3:

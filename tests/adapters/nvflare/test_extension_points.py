@@ -1,4 +1,4 @@
-"""A user's code in NVFlare's workflows: fedcore's server beside the models, and what is refused."""
+"""A user's code in NVFlare's workflows: fedcore's server beside the models, and which code fedcore refuses."""
 
 import numpy as np
 import pytest
