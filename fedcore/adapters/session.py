@@ -15,7 +15,7 @@ from fedcore.profiling import span
 from fedcore.rules import REGISTRY, Chain, Rule, spelled
 from fedcore.server import Report, Round, Server, Update, rejection_summary
 from fedcore.server.folder import checkpoint_errors, server_state
-from fedcore.server.server import manifest_in
+from fedcore.server.opening import manifest_in
 from fedcore.simulation.local_rules import name_of
 from fedcore.store import ClientStore
 from fedcore.store.inspect import state_of

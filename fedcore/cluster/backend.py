@@ -27,9 +27,9 @@ from fedcore.model import Layout
 from fedcore.options import Callback, Compute, Settings, Storage, checked_objects
 from fedcore.server.broadcast import SentVectors
 from fedcore.server.folder import JOURNAL, Journal
+from fedcore.server.opening import require_named_rates, require_saved
 from fedcore.server.report import Report, tell
 from fedcore.server.round import LOGGER, SECOND, Round, one_call
-from fedcore.server.server import require_named_rates, require_saved
 from fedcore.server.state import NewClients
 from fedcore.server.step import Sizes
 from fedcore.server.update import (

@@ -24,8 +24,7 @@ from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Result, UpdateBatch
 from fedcore.server.broadcast import SentVectors, WholeVectors
 from fedcore.server.folder import checkpoint_errors, go_back, group_folders, server_state, transactions
-from fedcore.server.report import UNASKED, Diagnosis, Document, Report, report_of, staleness
-from fedcore.server.server import (
+from fedcore.server.opening import (
     create_folder,
     first_snapshot,
     new_rows,
@@ -34,6 +33,7 @@ from fedcore.server.server import (
     resumed_state,
     saved_rows,
 )
+from fedcore.server.report import UNASKED, Diagnosis, Document, Report, report_of, staleness
 from fedcore.server.state import AwaitedClients, Documents, NewClients, Newcomers, State
 from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot, vectors_of
 from fedcore.server.update import (

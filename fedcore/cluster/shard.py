@@ -25,9 +25,9 @@ from fedcore.kernels.robust import symmetric
 from fedcore.options import Settings, Storage
 from fedcore.server.aggregation import Counters, Reducer, Squares
 from fedcore.server.folder import Transactions, checkpoint_errors, go_back, transactions
+from fedcore.server.opening import first_state, require_clients, resumed_state
 from fedcore.server.report import Report
 from fedcore.server.round import LOGGER, LocalRound
-from fedcore.server.server import first_state, require_clients, resumed_state
 from fedcore.server.state import NewClients, State
 from fedcore.server.step import Sizes
 from fedcore.server.update import Update, as_sent, bytes_of, digest_of, require_finite

@@ -2,13 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Self, TypeAlias, Unpack
+from typing import Any, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +16,10 @@ from fedcore import kernels
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.privacy import Ledger
-from fedcore.algorithms.rates import REGISTRY as NAMED_RATES
 from fedcore.algorithms.rates import Rate
-from fedcore.arrays import CPU, F32, FileMemory, Library, copied, device_named, empty, freeze, on_host, to_host, zeros
+from fedcore.arrays import F32, Library, copied, empty, freeze, to_host, zeros
 from fedcore.errors import (
     ArrayError,
-    CheckpointError,
     FedcoreError,
     RangeError,
     RoundError,
@@ -34,7 +31,6 @@ from fedcore.files import part_of
 from fedcore.model import Layout, Model, Safetensors
 from fedcore.model.files import write_flat
 from fedcore.options import (
-    RATES,
     Callback,
     Changes,
     Compute,
@@ -42,15 +38,12 @@ from fedcore.options import (
     RoundPolicy,
     Settings,
     Storage,
-    as_policy,
     checked_objects,
-    describe,
-    is_same_rate,
 )
 from fedcore.profiling import begin, span
-from fedcore.rules import SEEDED, Chain, Rule
+from fedcore.rules import SEEDED, Rule
 from fedcore.runtime import Unpicklable, uninterrupted
-from fedcore.server.aggregation import Counters, Reducer
+from fedcore.server.aggregation import Counters
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
 from fedcore.server.folder import (
     JOURNAL,
@@ -58,52 +51,33 @@ from fedcore.server.folder import (
     checkpoint_errors,
     journal_errors,
     journal_of,
-    require_plausible,
-    server_state,
+)
+from fedcore.server.opening import (
+    MANIFEST,
+    Aggregation,
+    change_on_loading,
+    first_state,
+    ids_of,
+    in_files,
+    manifest_in,
+    new_rows,
+    require_clients,
+    resumed_state,
+    saved_rows,
+    warn_if_frozen,
 )
 from fedcore.server.partial import PartialSum, require_partial_sums
 from fedcore.server.report import UNASKED, Attendance, Report, tell
 from fedcore.server.round import LOGGER, LocalRound, Round, RoundLock, WholeRound, log_round, whole_round
 from fedcore.server.state import NewClients, State, require_lasting_ledger
-from fedcore.server.state import state_of as state_of_server
-from fedcore.server.step import Population, Sizes, Snapshot, moved, vectors_of
 from fedcore.server.update import Update, as_vector, in_float32, kept_batches, require_finite
 from fedcore.server.validation import is_flag, never_negative
 from fedcore.store import ClientStore
-from fedcore.store.client_store import create
-from fedcore.store.commits import require_folder
-from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
 from fedcore.store.files.inventory import GROUPS
-from fedcore.store.inspect import state_of
 from fedcore.store.reader import ReadRows
 from fedcore.store.registry import ClientId, Clients, Registry
-from fedcore.store.slots import RowFormat
 from fedcore.validation import Represented, absolute, check_integer
-
-Aggregation: TypeAlias = str | Sequence[Rule | str] | Chain | None
-
-
-MANIFEST = "cluster.json"
-
-
-def shards() -> Any:
-    """Import and return the backend of sharded servers, which other servers do not need."""
-    return import_module("fedcore.cluster.backend")
-
-
-def groups() -> Any:
-    """Import and return the backend of servers with partial updates, which other servers do not need."""
-    return import_module("fedcore.cluster.groups")
-
-
-def manifest_in(path: str | os.PathLike[str]) -> Path | None:
-    """Return the manifest of a sharded server; ``path`` is the manifest or its folder. Return None if it does not
-    exist.
-    """
-    place = absolute(path)
-    file = place / MANIFEST if os.path.isdir(place) else place
-    return file if file.name == MANIFEST and os.path.lexists(file) else None  # when it is read, a pipe is rejected
 
 
 class Server(Represented, Unpicklable):
@@ -191,11 +165,14 @@ class Server(Represented, Unpicklable):
         options: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer, "limits": limits}
         options |= {"compute": compute, "audit": place.audit, "journal": bool(place.journal), "policy": policy}
         settings = Settings.of(method, layout, aggregation=aggregation, **options)
+        # Not at the top, since the cluster's modules import those of this folder.
+        from fedcore.cluster import backend, groups
+
         if layout.groups:
-            self._start(groups().new_backend(model, settings, ids, sizes, place, compute, given), callbacks, model)
+            self._start(groups.new_backend(model, settings, ids, sizes, place, compute, given), callbacks, model)
             return
         if compute.is_sharded:
-            self._start(shards().new_backend(model, settings, ids, sizes, place, compute, given), callbacks, model)
+            self._start(backend.new_backend(model, settings, ids, sizes, place, compute, given), callbacks, model)
             self._keep_journal(place, place.path)
             return
         ids = None if given is not None and sizes is not None else ids
@@ -352,19 +329,22 @@ class Server(Represented, Unpicklable):
             CheckpointError: the store has no server, or an argument is missing or contradicts the saved one.
             RangeError: an argument does not fit the ClientStore, or differs from a saved option that cannot change.
         """
+        from fedcore.cluster import backend as shards
+        from fedcore.cluster import groups
+
         given, server = checked_objects(algorithm, lr, server_lr, optimizer), cls.__new__(cls)
         compute, folder = compute or Compute(), None if isinstance(path, ClientStore) else absolute(path)
         manifest = None if folder is None else manifest_in(folder)
         home = path.path if isinstance(path, ClientStore) else folder if manifest is None else manifest.parent
         storage = (storage or Storage()).at(home)
         if manifest is not None or (folder is not None and part_of(folder / GROUPS) is not None):
-            opened = shards().saved_backend if manifest is not None else groups().saved_backend
+            opened = shards.saved_backend if manifest is not None else groups.saved_backend
             backend, saved = opened(manifest or folder, given, storage, compute)
             server._start(backend, callbacks)
             try:
                 change_on_loading(backend, manifest or path, saved, given, aggregation, limits, policy)
                 if manifest is not None:
-                    shards().require_shardable(backend.settings)
+                    shards.require_shardable(backend.settings)
                     server._keep_journal(storage, manifest.parent)
             except BaseException:
                 server.close()
@@ -1082,312 +1062,3 @@ class EdgeAggregator:
             for update in updates:
                 opened.add_batch([update])
             return opened.partial_sum()
-
-
-def ids_of(clients: Any) -> tuple[list[ClientId], Sizes | None]:
-    """Return the unchecked ids of new clients, and n_k by id if given."""
-    if isinstance(clients, str | bytes) or not isinstance(clients, Iterable):
-        return [clients], None  # type: ignore[list-item]  # the registry checks ids
-    return list(clients), dict(clients) if isinstance(clients, Mapping) else None
-
-
-def first_state(
-    settings: Settings,
-    x: F32,
-    counters: Counters,
-    sizes: Sizes | None,
-    rows: ClientStore,
-    reducer: Reducer | None = None,
-    storage: Storage = Storage(),  # noqa: B008  # a frozen value
-) -> State:
-    """Return the state of a new server; ``rows`` are in memory, or the caller's. Write its folder if it has one."""
-    snapshot = first_snapshot(settings, x, counters, sizes, rows)
-    if storage.path is None:
-        state = State(settings, snapshot, rows, reducer)
-        if rows.medium == "mmap":
-            state.keep(snapshot, 0)  # so that a run that is killed in its first round can be resumed
-            state.checkpoint()
-        return state
-
-    def parts(folder: Path) -> None:
-        if storage.journal and reducer is None:
-            Journal(folder / JOURNAL, settings).close()
-
-    create_folder(storage, settings, snapshot, rows, parts, None if reducer is None else reducer.place)
-    with opened_rows(storage, settings) as rows:
-        return State(settings, snapshot, rows, reducer)
-
-
-def first_snapshot(settings: Settings, x: F32, counters: Counters, sizes: Sizes | None, rows: ClientStore) -> Snapshot:
-    """Return the snapshot of a new server."""
-    population = Population.of(sizes, rows.registry, needed=settings.algorithm.needs_shares)
-    return Snapshot.first(settings, x, counters, population)
-
-
-def create_folder(
-    storage: Storage,
-    settings: Settings,
-    snapshot: Snapshot,
-    rows: ClientStore,
-    parts: Callable[[Path], object] = lambda _: None,
-    place: Any = None,
-) -> None:
-    """Write the folder of a new server, which a kill leaves complete or missing, with the clients of ``rows``.
-
-    ``parts`` writes further stores into it; ``place`` is that of a shard.
-    """
-    state = state_of_server(settings, snapshot, "mmap", bool(storage.keep_previous), len(rows.registry), place)
-    vectors = {name: to_host(vector) for name, vector in snapshot.vectors(settings.algorithm).items()}
-    create(absolute(storage.path or ""), RowFormat(rows.codec, rows.n), rows.registry, vectors, state, parts)
-
-
-@contextmanager
-def opened_rows(storage: Storage, settings: Settings) -> Iterator[ClientStore]:
-    """Yield the rows of a folder that ``create_folder`` has written; if the block fails, delete the folder."""
-    path = absolute(storage.path or "")
-    made = ClientStore.open(path, durability=storage.durability or "round", keep_previous=bool(storage.keep_previous))
-    try:
-        if isinstance(settings.device, FileMemory):
-            settings.device.folder = str(path)
-            made.read_into(settings.device)
-        yield on_device(made, settings.device, storage.cached_rows)
-    except BaseException:
-        made.close()
-        remove(path)
-        raise
-
-
-def resumed_state(
-    rows: ClientStore,
-    saved: Mapping[str, Any],
-    settings: Settings,
-    reducer: Reducer | None = None,
-) -> State:
-    """Return the state of a saved server with these settings; for errors see ``checkpoint_errors``."""
-    if isinstance(settings.device, FileMemory):
-        rows.read_into(settings.device)
-    vectors = vectors_of(rows, on_host(settings.device))
-    if "nonnegative" not in saved["settings"]:  # a folder of a version that did not check buffers
-        kept = never_negative(settings.layout, to_host(vectors["x"]))
-        settings = replace(settings, started_nonnegative=kept)
-    require_plausible(settings, saved, vectors, rows)
-    vectors = moved(vectors, settings.device)
-    snapshot = Snapshot.of(vectors, saved["numbers"], settings.layout.n_parameters, rows.registry, settings.device)
-    return State(settings, snapshot, rows, reducer)
-
-
-def in_files(settings: Settings, resident: int | None, folder: Path | None) -> Settings:
-    """Return the settings of a server whose vectors are in files of this folder, if ``resident`` is given."""
-    if resident is None:
-        return settings
-    if settings.device != CPU:
-        raise RangeError(f"resident={resident}: the server is on {settings.device}; leave resident or device out")
-    if folder is None:
-        raise RangeError(f'resident={resident}: needs a folder; pass Storage(path=...), or medium="mmap" when loading')
-    if settings.optimizer is not None and getattr(settings.optimizer, "elementwise", False) is not True:
-        raise RangeError(
-            f"resident={resident}: needs an elementwise optimizer; if {settings.optimizer} is one, set elementwise = "
-            "True on its class"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    return replace(settings, device=FileMemory(folder, resident))
-
-
-def require_clients(rows: ClientStore, clients: object) -> None:
-    """Raise RangeError if the number of clients is 0."""
-    if len(rows.registry) == 0 and isinstance(clients, int):
-        raise RangeError("clients=0: must be at least 1; to add clients later, pass clients=[]")
-
-
-def warn_if_frozen(model: Any, layout: Layout) -> None:
-    """Log a warning if a module has frozen parameters in its layout, which the server would average like the others."""
-    module, names = model.tensors if isinstance(model, Model) else model, set(layout.names)
-    parameters = dict(module.named_parameters()) if hasattr(module, "named_parameters") else {}
-    frozen = [name for name, one in parameters.items() if name in names and not getattr(one, "requires_grad", True)]
-    if frozen:
-        LOGGER.warning(
-            "model: %d of %d parameters are frozen (requires_grad=False), such as %s, and each client must send them "
-            "too; to leave them out, pass Model(model, frozen=patterns), or only the trained tensors, such as "
-            "get_peft_model_state_dict(model)",
-            *(len(frozen), len(parameters), frozen[0]),
-        )
-
-
-def change_on_loading(
-    backend: Any,
-    where: object,
-    saved: Mapping[str, Any],
-    given: Mapping[str, Any],
-    aggregation: Aggregation,
-    limits: Limits | None,
-    policy: RoundPolicy | None,
-) -> None:
-    """Change the options of ``Server.load`` that differ from the saved options, and log a warning."""
-    settings: Settings = backend.settings
-    chain = settings.rules if aggregation is None else Chain.of(aggregation)
-    if saved.get("own_weights") is True and chain.weights is None:
-        raise CheckpointError("aggregation: the server was saved with weights; pass them again: [..., Mean(weights)]")
-    if chain.weights is not None:
-        backend.settings = settings = settings.changed({"aggregation": settings.rules.with_weights(chain.weights)})
-    next_rates = saved.get("next_rates", {})
-    round = next_rates.get("round", 0)
-    options: dict[str, Any] = {
-        name: given[name]
-        for name in RATES
-        if given[name] is not None and not is_same_rate(name, saved[name], given[name], next_rates.get(name), round)
-    }
-    if chain != settings.rules:
-        options["aggregation"] = chain
-    if limits is not None and limits != settings.limits:
-        options["limits"] = limits
-    if policy is not None and as_policy(policy) != settings.policy:
-        options["policy"] = policy
-    if options:
-        backend.change(options)
-        listed = ", ".join(f"{name}={value!r}" for name, value in backend.settings.shown(options).items())
-        LOGGER.warning("%s: loading changed these options of the saved server: %s", where or "server", listed)
-
-
-def require_saved(name: str, saved: Any, given: Any) -> None:
-    """Raise RangeError if an argument of ``Server.load`` differs from the saved option, which cannot change."""
-    if given not in (None, saved):
-        raise RangeError(f"{name}={given!r}: the server was saved with {name}={saved!r}; leave it out")
-
-
-def require_named_rates(changed: Settings, options: Iterable[str]) -> None:
-    """Raise RangeError if a rate is the caller's own code, which shards cannot load after a crash."""
-    for name in set(RATES).intersection(options):
-        rate = getattr(changed, name)
-        described = describe(name, rate)
-        if described is not None and described["name"] not in NAMED_RATES.own:
-            raise RangeError(f"{name}={rate!r}: a sharded server needs a number or a rate of fedcore.algorithms.rates")
-
-
-@contextmanager
-def new_rows(
-    given: ClientStore | None, storage: Storage, clients: int | Iterable[ClientId] | None, n: int, device: str = CPU
-) -> Iterator[ClientStore]:
-    """Yield rows of n elements on the server's device: the caller's, or new ones in memory.
-
-    ``first_state`` writes the folder of a ``storage`` with a path.
-    """
-    if given is not None:
-        if clients is not None:
-            raise RangeError(
-                "clients: the ClientStore has clients already; leave clients= out, or map their ids to n_k"
-            )
-        if len(given) > 0:
-            raise RangeError(
-                f"storage: the ClientStore has {len(given)} rows; a new server needs an empty store; use Server.load"
-            )
-        if given.n != n:
-            raise ShapeError(
-                f"storage: the ClientStore has rows of {given.n} elements, but the model has {n} parameters"
-            )
-        yield on_device(given, device, storage.cached_rows)
-        return
-    if storage.folders is not None:
-        raise RangeError(
-            "folders: only a sharded server has several folders; pass Compute(shards=...), or leave folders out"
-        )
-    medium = storage.medium or ("ram" if storage.path is None else "mmap")
-    if medium == "cuda" and device == CPU:
-        raise RangeError('medium="cuda": the server computes on the CPU; pass Compute(device="cuda")')
-    if medium != "mmap":
-        storage.require_folder()
-    if clients is None:
-        raise RangeError("clients: missing; pass their number or their ids")
-    options: dict[str, Any] = {}
-    if medium != "mmap" or storage.path is None:  # otherwise the rows will be in a folder
-        options = {"medium": device if medium == "cuda" else medium, "path": storage.path}
-        options |= {"durability": storage.durability or "round", "keep_previous": bool(storage.keep_previous)}
-    made = ClientStore(clients, n, codec=storage.codec or "f32", **options)  # type: ignore[arg-type]  # it checks the name
-    yield on_device(made, device, storage.cached_rows)
-
-
-def on_device(store: ClientStore, device: str, cached_rows: int | None) -> ClientStore:
-    """Return the store, wrapped to copy rows to the device and back if its rows are elsewhere."""
-    if store.device not in (CPU, device):
-        raise RangeError(
-            f"storage: the rows of the store are on {store.device}, but the server is on {device}; pass "
-            f"Compute(device={store.device!r})"
-        )
-    if store.device == device:
-        if cached_rows is not None:
-            raise RangeError(f"cached_rows={cached_rows!r}: all rows are on {device} already; leave it out")
-        return store
-    return DeviceStore(store, device, cached_rows)
-
-
-@contextmanager
-def saved_rows(
-    path: str | os.PathLike[str] | ClientStore, storage: Storage, compute: Compute
-) -> Iterator[tuple[ClientStore, dict[str, Any], str]]:
-    """Yield the rows and the state of a server, both from one commit, and its device.
-
-    If the block fails, the store is closed, unless the caller opened it.
-    """
-    device = compute.device
-    if isinstance(path, ClientStore):
-        rows, where = path, path.path or "store"
-        _require_options(rows, storage)
-    else:
-        where = absolute(path)
-        rows, device = _opened(where, storage, device)
-    try:
-        with checkpoint_errors(where):
-            state = server_state(where, rows.state)
-            device = _device_of(state) if device is None else device
-            audit = bool(state["settings"].get("audit"))
-        require_saved("codec", rows.codec, storage.codec)
-        if storage.audit_key is not None and not audit:
-            raise RangeError("audit_key: the server was saved without an audit, which cannot change; leave it out")
-        require_saved("audit", audit, storage.audit)
-        yield on_device(rows, device, storage.cached_rows), state, device
-    except BaseException:
-        if rows is not path:
-            rows.close()
-        raise
-
-
-def _require_options(rows: ClientStore, storage: Storage) -> None:
-    """Raise RangeError if the caller's store is read-only, or an option contradicts it."""
-    if rows.readonly:
-        raise RangeError("path: the ClientStore is read-only; open it for writing")
-    if rows.medium != "mmap":
-        replace(storage, durability=None, keep_previous=None).require_folder()
-    for name, actual, option in (
-        ("medium", rows.medium, storage.medium),
-        ("durability", rows.durability, storage.durability),
-        ("keep_previous", rows.keep_previous, storage.keep_previous),
-    ):
-        if option not in (None, actual):
-            raise RangeError(f"{name}={option!r}: the ClientStore was opened with {actual!r}")
-
-
-def _opened(path: Path, storage: Storage, device: str | None) -> tuple[ClientStore, str | None]:
-    """Return the store of a folder, and the device if it is known already."""
-    medium, keep_previous = storage.medium, storage.keep_previous
-    with checkpoint_errors(path):
-        if medium is None or (medium == "cuda" and device is None) or (medium == "mmap" and keep_previous is None):
-            saved = server_state(path, state_of(path))
-            device = _device_of(saved) if device is None else device
-            if medium is None:
-                medium = "ram" if saved["medium"] == "cuda" and device == CPU else saved["medium"]
-            if keep_previous is None and medium == "mmap":
-                keep_previous = saved.get("undoable") is True
-    if medium == "cuda" and device == CPU:
-        raise RangeError('medium="cuda": the server computes on the CPU; pass Compute(device="cuda")')
-    if medium != "mmap":
-        storage.require_folder()
-    require_folder(bool(keep_previous), medium or "mmap", readonly=False)
-    on = device if medium == "cuda" and device is not None else medium or "mmap"
-    with checkpoint_errors(path):
-        return ClientStore.open(
-            path, medium=on, durability=storage.durability or "round", keep_previous=bool(keep_previous)
-        ), device
-
-
-def _device_of(state: dict[str, Any]) -> str:
-    """Return the device in a saved state. The oldest folders were written on CPUs and have no entry."""
-    return device_named(state.get("device", CPU))

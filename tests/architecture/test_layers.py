@@ -18,7 +18,7 @@ APART = {name for name in LAYER if "." in name}
 # The folders that may import each optional package.
 OPTIONAL = {
     "dp_accounting": {"algorithms"},
-    "torch": {"simulation", "experiment", "adapters"},
+    "torch": {"simulation", "experiment", "adapters", "model", "model.averaging", "server"},
     "sklearn": {"simulation"},
     "pooch": {"simulation"},
     "datasets": {"simulation"},
@@ -45,8 +45,10 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 
 def imports(file):
-    """Yield the absolute names of all modules that a file imports."""
+    """Yield the absolute names of all modules that a file imports, also those that ``import_module`` gets as text."""
     for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "import_module":
+            yield from (one.value for one in node.args[:1] if isinstance(one, ast.Constant))
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

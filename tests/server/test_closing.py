@@ -70,7 +70,7 @@ def test_only_the_medium_is_read_before_the_folder_is_opened(tmp_path, monkeypat
         writer.close()
         return state
 
-    monkeypatch.setattr("fedcore.server.server.state_of", late)
+    monkeypatch.setattr("fedcore.server.opening.state_of", late)
     with Server.load(tmp_path / "run") as loaded:
         assert loaded.store.medium == "mmap"
         assert loaded.round_number == 7

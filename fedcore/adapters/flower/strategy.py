@@ -49,7 +49,7 @@ from fedcore.profiling import span
 from fedcore.rules import Chain
 from fedcore.sampling import without_replacement
 from fedcore.server import Report, Round, Server, Update
-from fedcore.server.server import Aggregation
+from fedcore.server.opening import Aggregation
 from fedcore.validation import absolute, as_integer, is_integer
 
 __all__ = [
