@@ -30,10 +30,10 @@ import torch
 import fedcore
 from bench.machine import describe
 from bench.markdown import put_into, table
-from fedcore.experiment import Experiment, load_preset
-from fedcore.experiment.schema import Trial
-from fedcore.experiment.trial import build, rounds
-from fedcore.reports.statistics import interval_of
+from fedcore.sim.experiment import Experiment, load_preset
+from fedcore.sim.experiment.schema import Trial
+from fedcore.sim.experiment.trial import build, rounds
+from fedcore.sim.reports.statistics import interval_of
 
 LAWS = {"mnist": ("bernoulli", "markov", "sine", "stragglers"), "fashion": ("bernoulli", "stragglers")}
 KNOWN, KNOWN_RATE, FIRST = "FedAvg, known p", 0.1, "FedAvg"

@@ -36,8 +36,8 @@ from bench.machine import describe
 from bench.markdown import put_into, table
 from fedcore import RoundPolicy, Server, algorithms, rules
 from fedcore.errors import FedcoreError
-from fedcore.simulation import data, nets
-from fedcore.simulation.attacks import (
+from fedcore.sim import data, nets
+from fedcore.sim.attacks import (
     ALIE,
     IPM,
     Drift,
@@ -51,7 +51,7 @@ from fedcore.simulation.attacks import (
     Scaling,
     SignFlip,
 )
-from fedcore.simulation.in_process import InProcess
+from fedcore.sim.in_process import InProcess
 
 CLIENTS, EXAMPLES, STEPS, BATCH, RATE, ROUNDS, N = 10, 10_000, 5, 32, 0.1, 40, 7850
 HONEST = "honest"

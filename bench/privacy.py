@@ -13,7 +13,7 @@ import numpy as np
 
 from fedcore import Server, Update, sampling
 from fedcore.rules import PrivateMean
-from fedcore.simulation import data
+from fedcore.sim import data
 
 CLIENTS, RATE, ROUNDS, BATCH, LR, CLIP = 1000, 0.1, 100, 20, 0.3, 0.3
 NOISE = {"1": 3.942, "2": 2.248, "4": 1.386, "8": 0.9362, "no noise": None}

@@ -6,9 +6,9 @@ import nvflare.client as flare
 import torch
 
 from fedcore.adapters.nvflare import Trainer
-from fedcore.simulation.data import divide, load
-from fedcore.simulation.local_rules import minibatches
-from fedcore.simulation.nets import build
+from fedcore.algorithms.local_rules import minibatches
+from fedcore.sim.data import divide, load
+from fedcore.sim.nets import build
 
 flare.init()
 sites = int(sys.argv[1])

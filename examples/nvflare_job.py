@@ -14,7 +14,7 @@ from fedcore.adapters.nvflare import Controller
 
 method, rounds, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]).absolute()
 job = FedJob(name="digits")
-model = {"class_path": "fedcore.simulation.nets.build", "args": {"name": "mlp", "seed": 0}}
+model = {"class_path": "fedcore.sim.nets.build", "args": {"name": "mlp", "seed": 0}}
 persistor = job.to_server(PTFileModelPersistor(model=model), id="persistor")
 rows = str(folder / "rows")
 options = {"compute": {"accumulator": sys.argv[4]}} if len(sys.argv) > 4 else {}

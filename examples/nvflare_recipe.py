@@ -11,7 +11,7 @@ from fedcore.adapters.nvflare import Aggregator
 folder, rounds = Path(sys.argv[1]).absolute(), int(sys.argv[2])
 recipe = FedAvgRecipe(
     name="digits",
-    model={"class_path": "fedcore.simulation.nets.build", "args": {"name": "mlp", "seed": 0}},
+    model={"class_path": "fedcore.sim.nets.build", "args": {"name": "mlp", "seed": 0}},
     min_clients=3,
     num_rounds=rounds,
     train_script=str(Path(__file__).with_name("nvflare_stock_client.py")),

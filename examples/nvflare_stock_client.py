@@ -3,8 +3,8 @@
 import nvflare.client as flare
 import torch
 
-from fedcore.simulation.data import divide, load
-from fedcore.simulation.nets import build
+from fedcore.sim.data import divide, load
+from fedcore.sim.nets import build
 
 flare.init()
 number = int(flare.get_site_name().removeprefix("site-")) - 1

@@ -3,12 +3,12 @@
 from fedcore import algorithms, cluster, errors, kernels, rules, sampling
 from fedcore.model import Layout, Model, Safetensors, aggregate, read_model, write_model
 from fedcore.model.merging import merge
-from fedcore.network import Network, NetworkReport, NetworkRound, topology
 from fedcore.options import Compute, Limits, RoundPolicy, Storage
 from fedcore.profiling import profile, profile_program
 from fedcore.runtime import __version__, build_info, isa, set_threads, threads
 from fedcore.server import Broadcast, EdgeAggregator, PartialSum, Report, Round, Server, Update
-from fedcore.simulation import participation
+from fedcore.sim import participation
+from fedcore.sim.network import Network, NetworkReport, NetworkRound, topology
 from fedcore.store import ClientStore
 
 __all__ = [

@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # packages of the simulator, which a server does not need
     from rich.console import Console
     from rich.progress import TaskID
 
-    from fedcore.experiment import Event
-    from fedcore.experiment.results import RoundRecord
+    from fedcore.sim.experiment import Event
+    from fedcore.sim.experiment.results import RoundRecord
 
 __all__ = ["Callback", "JsonFormatter", "MLflow", "Progress", "Prometheus", "RejectionLog", "TensorBoard", "WandB"]
 
@@ -96,7 +96,7 @@ class Callback(ABC):
         Raises:
             MissingDataError: the folder has no records, or a record is damaged.
         """
-        from fedcore.experiment.results import begun_runs, read_folder
+        from fedcore.sim.experiment.results import begun_runs, read_folder
 
         folder = absolute(folder)
         for run in begun_runs(folder):

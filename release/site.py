@@ -92,7 +92,7 @@ def undocumented(folder):
         else:
             is_module = file.is_file() or file.with_suffix("").is_dir()
             found = name in known or (is_module and any(each.startswith(f"{name}.") for each in known))
-            # The top level also exports modules of its packages, such as fedcore.simulation.participation.
+            # The top level also exports modules of its packages, such as fedcore.sim.participation.
             if modules := list((ROOT / "fedcore").glob(f"*/{last}.py")):
                 inner = f"fedcore.{modules[0].parent.name}.{last}."
                 found = found or any(each.startswith(inner) for each in known)

@@ -105,7 +105,7 @@ def cuda_driver(cuda_device):
 def ray_session():
     """One Ray session for all tests of a process, with six cores and a GPU, some of them simulated."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
-    from fedcore.simulation.executor import Session
+    from fedcore.cluster.workers import Session
 
     with Session(cpus=6, num_gpus=1, object_store_memory=200 << 20) as session:
         yield session

@@ -13,16 +13,16 @@ import pytest
 from fedcore import Server
 from fedcore import files as atomic_file
 from fedcore.errors import ConfigError, FedcoreError, StoreError
-from fedcore.experiment import load_preset
-from fedcore.experiment import results as records
-from fedcore.experiment.journal import FolderJournal
-from fedcore.experiment.results import Header, Writer, _config_tables
-from fedcore.experiment.run_folder import check_device, with_additions, write_config
-from fedcore.experiment.schema import Trial
 from fedcore.model import write_model
 from fedcore.profiling import profile
-from fedcore.reports.figures import draw_holdings
-from fedcore.simulation.engines import AtWork, KeepingClients, RecoveringClients, write_arrays
+from fedcore.sim.engines import AtWork, KeepingClients, RecoveringClients, write_arrays
+from fedcore.sim.experiment import load_preset
+from fedcore.sim.experiment import results as records
+from fedcore.sim.experiment.journal import FolderJournal
+from fedcore.sim.experiment.results import Header, Writer, _config_tables
+from fedcore.sim.experiment.run_folder import check_device, with_additions, write_config
+from fedcore.sim.experiment.schema import Trial
+from fedcore.sim.reports.figures import draw_holdings
 
 HEADER = Header("quickstart", "", "FedAvg", 0, 0, 1, "0")
 

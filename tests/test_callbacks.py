@@ -18,10 +18,10 @@ from rich.console import Console
 from fedcore import Compute, Report, Server, Update, callbacks
 from fedcore.callbacks import Progress, of_record, of_report
 from fedcore.errors import MissingDataError, MissingDependencyError
-from fedcore.experiment import Event, load_preset, run_experiment
-from fedcore.experiment.executor import Job
-from fedcore.experiment.results import RoundRecord, read_folder
-from fedcore.experiment.schema import trials
+from fedcore.sim.experiment import Event, load_preset, run_experiment
+from fedcore.sim.experiment.executor import Job
+from fedcore.sim.experiment.results import RoundRecord, read_folder
+from fedcore.sim.experiment.schema import trials
 
 CHANGES = ["rounds=3", "seeds=[0]", "local.epochs=1", "evaluate.every=2", 'algorithms=["FedAvg", "MimiC"]']
 

@@ -22,8 +22,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 import fedcore
 from fedcore import Layout, Model, Server, Update, errors, kernels
 from fedcore.model.files import write_model
-from fedcore.simulation.data import from_arrays
-from fedcore.simulation.data.partitions import iid
+from fedcore.sim.data import from_arrays
+from fedcore.sim.data.partitions import iid
 
 SHAPE = (2, 16384)
 

@@ -23,16 +23,16 @@ from fedcore import Model, Server, Storage, aggregate, merge, write_model
 from fedcore.algorithms.optimizers import Nesterov
 from fedcore.cluster.manifest import BLOCK
 from fedcore.errors import CorruptionError, FedcoreError, StoreError
-from fedcore.experiment import load_results
-from fedcore.experiment.run_folder import prepare
-from fedcore.experiment.schema import trials
 from fedcore.model import windows
 from fedcore.model.safetensors import Safetensors, StoredFile
 from fedcore.options import Compute
 from fedcore.rules import Krum
+from fedcore.sim.experiment import load_results
+from fedcore.sim.experiment.run_folder import prepare
+from fedcore.sim.experiment.schema import trials
 from tests.cli.command import invoke
-from tests.experiment.kit import FEDAVG, interrupt, quick
 from tests.model.kill_merges import content, in_child
+from tests.sim.experiment.kit import FEDAVG, interrupt, quick
 from tests.store.kit import meanwhile
 
 STRANGER = 54321
@@ -384,9 +384,9 @@ import sys
 from pathlib import Path
 import numpy as np
 from fedcore import Server, aggregate, merge
-from fedcore.experiment import run_experiment
+from fedcore.sim.experiment import run_experiment
 from fedcore.rules import Krum
-from tests.experiment.kit import FEDAVG, quick
+from tests.sim.experiment.kit import FEDAVG, quick
 from tests.model.kill_merges import models
 from tests.test_hostile_folders import make, update_of
 

@@ -10,8 +10,8 @@ import fedcore
 from fedcore import Compute, Server, Update
 from fedcore.cluster import LocalThreads
 from fedcore.errors import DivergedError, FedcoreError
-from fedcore.network import Network
 from fedcore.server.folder import read_model
+from fedcore.sim.network import Network
 
 
 class OnlyDLPack:

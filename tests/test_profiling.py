@@ -21,8 +21,8 @@ import fedcore
 from fedcore import Compute, Network, Server, Update, algorithms, profiling
 from fedcore.algorithms.optimizers import Adam
 from fedcore.errors import ConfigError, RangeError
-from fedcore.experiment import load_preset, run_experiment
 from fedcore.profiling import PHASES, span
+from fedcore.sim.experiment import load_preset, run_experiment
 from tests.cli.command import invoke
 from tests.server.invariant import contradictions
 from tests.server.stopping import Stopped, a_round, check, each_line, expected
@@ -669,7 +669,7 @@ def test_profile_includes_worker_processes(tmp_path, jobs):
 
 
 def test_workers_record_nothing_without_a_profile(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedcore.experiment.executor.absorb", lambda _: pytest.fail("a worker was profiled"))
+    monkeypatch.setattr("fedcore.sim.experiment.executor.absorb", lambda _: pytest.fail("a worker was profiled"))
     experiment = load_preset("quickstart", ["rounds=1", "seeds=[0]", "algorithms=['FedAvg']"])
     assert run_experiment(experiment, tmp_path / "run", jobs=1) == []
 

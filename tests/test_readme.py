@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from statistics import fmean
 
-from fedcore.reports.statistics import interval_of
+from fedcore.sim.reports.statistics import interval_of
 
 README = Path(__file__).parent.parent / "README.md"
 

@@ -11,9 +11,9 @@ import pytest
 from fedcore import ClientStore, Network, Server, Update, algorithms
 from fedcore.algorithms import optimizers, rates
 from fedcore.errors import FedcoreError, PicklingError
-from fedcore.experiment import load_preset
-from fedcore.network.topology import Topology
-from fedcore.simulation import data, participation
+from fedcore.sim import data, participation
+from fedcore.sim.experiment import load_preset
+from fedcore.sim.network.topology import Topology
 from fedcore.store.registry import Registry
 
 X0 = {"w": np.zeros((20, 30), np.float32), "seen": np.array(3)}

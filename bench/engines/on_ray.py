@@ -39,7 +39,7 @@ OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY
 
 def problem(model):
     """Return noise as examples, and each client's indices."""
-    from fedcore.simulation.data import Dataset
+    from fedcore.sim.data import Dataset
 
     clients, examples, *_ = MODELS[model]
     shape = (1, 28, 28) if model == "lenet" else (64,)
@@ -69,7 +69,7 @@ def measured(do, rounds, workers):
 def idle():
     """Return a trainer class that does not train."""
     import fedcore
-    from fedcore.simulation.ray_engine import Trained, Trainer
+    from fedcore.sim.ray_engine import Trained, Trainer
 
     class Idle(Trainer):
         """A worker that returns the model unchanged."""
@@ -88,10 +88,10 @@ def idle():
 def overhead(rows):
     """Print a line for each size."""
     import fedcore
-    from fedcore.simulation import ray_engine as engine
-    from fedcore.simulation.executor import Session
-    from fedcore.simulation.nets import build
-    from fedcore.simulation.ray_engine import Ray
+    from fedcore.cluster.workers import Session
+    from fedcore.sim import ray_engine as engine
+    from fedcore.sim.nets import build
+    from fedcore.sim.ray_engine import Ray
 
     engine.Trainer = idle()
     data, _ = problem("mlp")
@@ -125,10 +125,10 @@ def trained(model, how, rounds):
     import torch
 
     import fedcore
-    from fedcore.simulation.executor import Session
-    from fedcore.simulation.in_process import InProcess
-    from fedcore.simulation.nets import build
-    from fedcore.simulation.ray_engine import Ray
+    from fedcore.cluster.workers import Session
+    from fedcore.sim.in_process import InProcess
+    from fedcore.sim.nets import build
+    from fedcore.sim.ray_engine import Ray
 
     torch.set_num_threads(1)
     fedcore.set_threads(1)
@@ -152,10 +152,10 @@ def trained(model, how, rounds):
 def large(how, rounds):
     """Run rounds of clients that return a large model unchanged; return {"cpu", "wall", "x"}."""
     import fedcore
-    from fedcore.simulation import ray_engine as engine
-    from fedcore.simulation.executor import Session
-    from fedcore.simulation.nets import build
-    from fedcore.simulation.ray_engine import Ray
+    from fedcore.cluster.workers import Session
+    from fedcore.sim import ray_engine as engine
+    from fedcore.sim.nets import build
+    from fedcore.sim.ray_engine import Ray
 
     n, clients, _ = LARGE
     fedcore.set_threads(1)
@@ -187,7 +187,7 @@ def large(how, rounds):
 def flower(model, rounds):
     """Run Flower's FedAvg in its simulation with the same minibatches, steps and rates."""
     from fedcore.model import Layout
-    from fedcore.simulation.nets import build
+    from fedcore.sim.nets import build
 
     clients, _, epochs, _ = MODELS[model]
     kept = {}
@@ -198,7 +198,7 @@ def flower(model, rounds):
         import fedcore
         from bench.engines.on_ray import problem
         from fedcore import Server
-        from fedcore.simulation.in_process import InProcess
+        from fedcore.sim.in_process import InProcess
 
         if "work" not in kept:  # kept by the actor for all its clients, the best case for Flower
             torch.set_num_threads(1)

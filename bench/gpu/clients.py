@@ -14,11 +14,11 @@ import torch
 
 from bench.gpu.lines import line, show
 from fedcore import Server
-from fedcore.simulation.batching.batched_sgd import seconds_of_ways
-from fedcore.simulation.data import Dataset
-from fedcore.simulation.in_process import InProcess
-from fedcore.simulation.nets import build
-from fedcore.simulation.sgd import torch_device
+from fedcore.sim.batching.batched_sgd import seconds_of_ways
+from fedcore.sim.data import Dataset
+from fedcore.sim.in_process import InProcess
+from fedcore.sim.nets import build
+from fedcore.sim.sgd import torch_device
 
 REAL = not os.environ.get("FEDCORE_CUDA_DRIVER")
 CLIENTS, EXAMPLES = 6, 20

@@ -13,8 +13,8 @@ import tarfile
 from pathlib import Path
 
 from fedcore.errors import MissingDataError
-from fedcore.experiment.results import CONFIG, begun_runs, read, started
-from fedcore.experiment.run_folder import BUILD
+from fedcore.sim.experiment.results import CONFIG, begun_runs, read, started
+from fedcore.sim.experiment.run_folder import BUILD
 
 
 def pack(folder: Path, archive: Path) -> list[Path]:

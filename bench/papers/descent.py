@@ -18,8 +18,8 @@ import fedcore
 from bench.papers.theory.local_sgd import largest_full_gradient_rate
 from fedcore import Network, Update, algorithms
 from fedcore.algorithms.rates import InverseStep
-from fedcore.network.topology import Topology
-from tests.network.kit import LeastSquares
+from fedcore.sim.network.topology import Topology
+from tests.sim.network.kit import LeastSquares
 from tests.theory.local_descent import DRAWN, E, N, descend, diversity, hear, n
 from tests.theory.quadratics import Clients, server_of
 

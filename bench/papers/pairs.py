@@ -16,8 +16,8 @@ from itertools import combinations, product
 
 import pandas
 
-from fedcore.experiment import load_results
-from fedcore.reports.statistics import interval_of
+from fedcore.sim.experiment import load_results
+from fedcore.sim.reports.statistics import interval_of
 
 INDEX = ["algorithm", "seed", "round"]
 MEASURES = {"accuracy %": ("accuracy", "mean", 100, 2), "oscillation": ("accuracy", "std", 100, 2)}

@@ -20,7 +20,7 @@ def problem(model, clients, examples, batch, epochs, rounds):
 
 
 def module(model):
-    """Return a network with the layers of this name in ``fedcore.simulation.nets``."""
+    """Return a network with the layers of this name in ``fedcore.sim.nets``."""
     if model == "logistic":
         return nn.Sequential(nn.Linear(60, 10))
     if model == "mlp":

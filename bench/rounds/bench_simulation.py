@@ -10,11 +10,11 @@ import fedcore
 from bench.alone import Work
 from bench.line import Line
 from bench.rivals.simulation import LR, pfl_rounds, problem, torch_loop
-from fedcore.experiment.schema import Evaluate
-from fedcore.experiment.trial import TrialParts, rounds
-from fedcore.simulation.data import Dataset
-from fedcore.simulation.in_process import InProcess
-from fedcore.simulation.nets import build
+from fedcore.sim.data import Dataset
+from fedcore.sim.experiment.schema import Evaluate
+from fedcore.sim.experiment.trial import TrialParts, rounds
+from fedcore.sim.in_process import InProcess
+from fedcore.sim.nets import build
 
 CORES = fedcore.threads()
 PFL, PLAIN = "pfl-research 0.6", "a plain torch loop"

@@ -5,9 +5,9 @@ import pytest
 
 import fedcore
 from bench.rounds.bench_simulation import one_thread  # noqa: F401  (a fixture)
-from fedcore.simulation.data import Dataset
-from fedcore.simulation.in_process import InProcess
-from fedcore.simulation.nets import build
+from fedcore.sim.data import Dataset
+from fedcore.sim.in_process import InProcess
+from fedcore.sim.nets import build
 
 STEPS = 10
 # (model, shape of an example, batch)

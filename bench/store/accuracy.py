@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from fedcore import ClientStore, Server
-from fedcore.experiment import load_preset
-from fedcore.experiment.schema import Trial
-from fedcore.experiment.trial import build, rounds
+from fedcore.sim.experiment import load_preset
+from fedcore.sim.experiment.schema import Trial
+from fedcore.sim.experiment.trial import build, rounds
 
 CODECS = ("f32", "bf16", "int8")
 METHODS = ("MIFA", "MimiC", "SCAFFOLD")

@@ -25,8 +25,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedcore
-from fedcore.experiment import load_preset, load_results, run_experiment
-from fedcore.simulation import participation
+from fedcore.sim.experiment import load_preset, load_results, run_experiment
+from fedcore.sim import participation
 
 folder = Path(mkdtemp())
 
@@ -87,8 +87,8 @@ plt.show()
 # %%
 import torch
 
-from fedcore.simulation import data
-from fedcore.simulation.in_process import InProcess
+from fedcore.sim import data
+from fedcore.sim.in_process import InProcess
 
 torch.manual_seed(0)
 digits = data.load("digits")

@@ -142,7 +142,7 @@ from tempfile import mkdtemp
 
 import matplotlib.pyplot as plt
 
-from fedcore.experiment import load_preset, load_results, run_experiment
+from fedcore.sim.experiment import load_preset, load_results, run_experiment
 
 fedcore.algorithms.REGISTRY["Mine"] = Mine
 folder = Path(mkdtemp()) / "run"

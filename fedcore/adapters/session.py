@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.algorithms import Algorithm, Direction, named
+from fedcore.algorithms.local_rules import name_of
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import to_host
 from fedcore.errors import CheckpointError, RangeError, RoundError, UnknownClientError, UnknownNameError
@@ -16,7 +17,6 @@ from fedcore.rules import REGISTRY, Chain, Rule, spelled
 from fedcore.server import Report, Round, Server, Update, rejection_summary
 from fedcore.server.folder import checkpoint_errors, server_state
 from fedcore.server.opening import manifest_in
-from fedcore.simulation.local_rules import name_of
 from fedcore.store import ClientStore
 from fedcore.store.inspect import state_of
 from fedcore.store.registry import ClientId, canonical

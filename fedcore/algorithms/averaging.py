@@ -6,9 +6,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fedcore.algorithms.base import Algorithm, Claims, Cohort, Direction, Step
+from fedcore.algorithms.local_rules import FullGradient, LocalRule, Sgd
 from fedcore.arrays import F64
 from fedcore.kernels import Linear
-from fedcore.simulation.local_rules import FullGradient, LocalRule, Sgd
 from fedcore.validation import check_integer
 
 # FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.

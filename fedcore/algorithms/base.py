@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
+from fedcore.algorithms.local_rules import LocalRule, Sgd
 from fedcore.arrays import F64, core
 from fedcore.errors import AlgorithmError, UnknownNameError
 from fedcore.kernels import Linear, Terms
-from fedcore.simulation.local_rules import LocalRule, Sgd
 from fedcore.store.registry import ClientId
 from fedcore.validation import check_number, describe_interval, is_integer
 
@@ -221,7 +221,7 @@ class Algorithm(ABC):
 
     @cached_property
     def local_rule(self) -> LocalRule:
-        """The client's rule for steps and minibatches (``fedcore.simulation.local_rules``)."""
+        """The client's rule for steps and minibatches (``fedcore.algorithms.local_rules``)."""
         return SGD
 
     @cached_property
@@ -510,7 +510,7 @@ def check_table(algorithm: Algorithm) -> None:
     expect(
         isinstance(algorithm.local_rule, LocalRule),
         "local_rule",
-        "a LocalRule, for example fedcore.simulation.local_rules.Sgd()",
+        "a LocalRule, for example fedcore.algorithms.local_rules.Sgd()",
     )
     expect(isinstance(d, Direction) and _are_finite(d), "direction", "a Direction of finite numbers")
     for flag in FLAGS:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from fedcore.algorithms.base import Algorithm, Cohort, Direction, Placement, Step
+from fedcore.algorithms.local_rules import OneMinibatch
 from fedcore.kernels import Linear
-from fedcore.simulation.local_rules import OneMinibatch
 from fedcore.validation import check_integer
 
 # FedAvg-M and FedAvg-M-VR: Cheng et al., "Momentum Benefits Non-IID Federated Learning Simply and Provably",

@@ -20,7 +20,7 @@ from fedcore.cli.terminal import Options, Parser
 from fedcore.errors import DISTRIBUTION, FedcoreError, UnknownNameError
 from fedcore.kernels import weighted_sum
 from fedcore.runtime import build_info, isa, threads
-from fedcore.simulation import data
+from fedcore.sim import data
 
 EXTRA = re.compile(r"""extra\s*==\s*['"]([\w.-]+)['"]""")
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")

@@ -61,10 +61,10 @@ def _module(kind: str) -> Any:
     """Return the module with the registry of a kind."""
     from fedcore import algorithms
     from fedcore.algorithms import optimizers, rates
-    from fedcore.simulation import attacks, data, participation
+    from fedcore.sim import attacks, data, participation
 
     if kind == "models":
-        from fedcore.simulation import nets
+        from fedcore.sim import nets
 
         return nets
     modules = {"methods": algorithms, "participation": participation, "rates": rates, "optimizers": optimizers}
@@ -73,7 +73,7 @@ def _module(kind: str) -> Any:
 
 
 def _as_json(kind: str | None) -> dict[str, Any]:
-    from fedcore.experiment import config as presets
+    from fedcore.sim.experiment import config as presets
 
     if kind not in (None, "presets"):
         return {kind: _described(kind)}
@@ -84,7 +84,7 @@ def _as_json(kind: str | None) -> dict[str, Any]:
 
 def _print_presets(console: "Console") -> None:
     """Print the presets of each file as a shell pattern, such as ``t-{a,b}``."""
-    from fedcore.experiment import config as presets
+    from fedcore.sim.experiment import config as presets
 
     console.print("[bold]presets[/bold] (use one of the names in {a,b}):", highlight=False)
     for file, axes in presets.files():
@@ -97,7 +97,7 @@ def _print_presets(console: "Console") -> None:
 
 
 def _described(kind: str) -> list[dict[str, Any]]:
-    from fedcore.simulation.data import Source
+    from fedcore.sim.data import Source
 
     filled_in = getattr(_module(kind), "FILLED_IN", ("clients", "seed", "first_round"))  # set by experiments
     registry, found = _module(kind).REGISTRY, []

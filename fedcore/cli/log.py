@@ -10,8 +10,8 @@ from rich.console import Console
 from fedcore.callbacks import Callback, MLflow, TensorBoard, WandB
 from fedcore.cli import terminal
 from fedcore.errors import ConfigError
-from fedcore.experiment import Event
-from fedcore.experiment.results import RECORDS, readable
+from fedcore.sim.experiment import Event
+from fedcore.sim.experiment.results import RECORDS, readable
 
 KINDS = ("tensorboard", "mlflow", "wandb")
 

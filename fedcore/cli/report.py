@@ -11,7 +11,7 @@ from fedcore.validation import expand_home
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedcore.reports import Report
+    from fedcore.sim.reports import Report
 
 
 def add_arguments(top: Parser) -> None:
@@ -47,7 +47,7 @@ def run(options: Options) -> None:
     """
     from rich.console import Console
 
-    from fedcore.reports import is_sweep
+    from fedcore.sim.reports import is_sweep
 
     show = show_sweep if is_sweep(options.folder) else show_run
     settings = {"formats": options.format, "band": options.band, "smooth": options.smooth}
@@ -56,8 +56,8 @@ def run(options: Options) -> None:
 
 def show_run(console: "Console", folder: Path, **settings: Any) -> None:
     """Write a run's report, and print its tables and files."""
-    from fedcore.reports import write_report
-    from fedcore.reports.statistics import legend
+    from fedcore.sim.reports import write_report
+    from fedcore.sim.reports.statistics import legend
 
     written = write_report(folder, **settings)
     _print(console, written, legend(written.summary))
@@ -66,9 +66,9 @@ def show_run(console: "Console", folder: Path, **settings: Any) -> None:
 
 def show_sweep(console: "Console", folder: Path, **settings: Any) -> None:
     """Write a sweep's reports, and print their tables and files."""
-    from fedcore.reports import write_overview
-    from fedcore.reports.statistics import legend
-    from fedcore.reports.sweeps import size
+    from fedcore.sim.reports import write_overview
+    from fedcore.sim.reports.statistics import legend
+    from fedcore.sim.reports.sweeps import size
 
     written = write_overview(folder, **settings)
     for name, report in written.reports.items():
@@ -81,7 +81,7 @@ def show_sweep(console: "Console", folder: Path, **settings: Any) -> None:
 
 
 def _print(console: "Console", report: "Report", legend: str = "") -> None:
-    from fedcore.reports.report import summary_for_terminal, terminal_table
+    from fedcore.sim.reports.report import summary_for_terminal, terminal_table
 
     summary, paper = report.summary, report.paper
     print_plain(console, [summary.title], "bold", soft_wrap=False)

@@ -21,7 +21,7 @@ from fedcore.validation import ADDED, absolute, expand_home
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedcore.experiment import Event, Experiment
+    from fedcore.sim.experiment import Event, Experiment
 
 TRACE = "trace.json"
 WORKERS = 2
@@ -89,10 +89,10 @@ def run(options: Options) -> None:
       fedcore run quickstart --seeds 3 --set 'grid={"rate.lr"=[0.05, 0.1, 0.2]}' --out runs/rates
       fedcore run runs/rates --best --seeds 10 --out runs/final
     """
-    from fedcore.experiment import load_preset
-    from fedcore.experiment.config import with_overrides
-    from fedcore.experiment.results import CONFIG
-    from fedcore.experiment.run_folder import default_folder, with_additions
+    from fedcore.sim.experiment import load_preset
+    from fedcore.sim.experiment.config import with_overrides
+    from fedcore.sim.experiment.results import CONFIG
+    from fedcore.sim.experiment.run_folder import default_folder, with_additions
 
     terminal.load_imports(options.imports)
     _check(options)
@@ -104,7 +104,7 @@ def run(options: Options) -> None:
         _run(options, [experiment], folder, sweep=False)
         return
     if options.best:
-        from fedcore.reports import tuned
+        from fedcore.sim.reports import tuned
 
         experiments = [with_overrides(one, overrides) for name in names for one in tuned(expand_home(name))]
     else:
@@ -121,8 +121,8 @@ def _run(options: Options, experiments: "Sequence[Experiment]", folder: Path, *,
 
     from fedcore.callbacks import Progress
     from fedcore.cli.log import Loggers
-    from fedcore.experiment import Sweep, run_experiment, run_sweep
-    from fedcore.experiment.schema import trials
+    from fedcore.sim.experiment import Sweep, run_experiment, run_sweep
+    from fedcore.sim.experiment.schema import trials
 
     console, chosen = Console(), Sweep(experiments, folder)
     work = [job.trial for job in chosen.jobs()] if sweep else trials(experiments[0])
@@ -159,8 +159,8 @@ def _run(options: Options, experiments: "Sequence[Experiment]", folder: Path, *,
 
 def _check(options: Options) -> None:
     """Raise ConfigError for conflicting options, and for a run's folder without ``--resume``."""
-    from fedcore.experiment import config
-    from fedcore.experiment.results import CONFIG
+    from fedcore.sim.experiment import config
+    from fedcore.sim.experiment.results import CONFIG
 
     of_ray = {"--ray-address": options.ray_address, "--gpus-per-worker": options.gpus_per_worker}
     if options.backend != "ray" and (conflicts := [name for name, value in of_ray.items() if value is not None]):
@@ -216,9 +216,9 @@ def _backend(options: Options, sweep: bool) -> Iterator[dict[str, Any]]:
     if options.backend == "local":
         yield {"jobs": options.workers}
         return
-    from fedcore.experiment.executor import RayTrials
-    from fedcore.simulation.executor import Session
-    from fedcore.simulation.ray_engine import Ray
+    from fedcore.cluster.workers import Session
+    from fedcore.sim.experiment.executor import RayTrials
+    from fedcore.sim.ray_engine import Ray
 
     count, gpus, address = options.workers or WORKERS, options.gpus_per_worker or 0.0, options.ray_address
     if sweep:
@@ -263,7 +263,7 @@ def interruptible(console: "Console", advice: Callable[[], str]) -> Iterator[Non
 
 
 def _run_advice(imports: Sequence[str], folder: Path) -> str:
-    from fedcore.experiment.results import CONFIG, started
+    from fedcore.sim.experiment.results import CONFIG, started
 
     if not (folder / CONFIG).is_file():
         return "nothing was written yet; run the same command again"
@@ -274,7 +274,7 @@ def _run_advice(imports: Sequence[str], folder: Path) -> str:
 
 
 def _sweep_advice(folder: Path) -> str:
-    from fedcore.experiment.results import started
+    from fedcore.sim.experiment.results import started
 
     if any(map(started, folder.rglob("records/*.jsonl"))):
         return f"the same command resumes the sweep; to see the results so far: fedcore report {folder}"

@@ -13,8 +13,8 @@ import numpy as np
 from fedcore.cluster.manifest import ShardInfo
 from fedcore.cluster.placement import Answer, Lost, ShardLostError
 from fedcore.cluster.shard import Raised, Reply, Returned, Shard
+from fedcore.cluster.workers import ArgumentLostError, LostError, Session
 from fedcore.errors import ClusterError, RangeError
-from fedcore.simulation.executor import ArgumentLostError, LostError, Session
 from fedcore.validation import check_integer, check_number
 
 LOGGER = logging.getLogger("fedcore.cluster")
@@ -66,7 +66,7 @@ class OnRay:
         seconds: the timeout of a call; a shard that does not answer in time is killed and counts as lost. Default:
             none.
         start_seconds: the timeout for starting the shards' processes, which may wait for resources; None for no limit.
-        address, own: see ``fedcore.simulation.executor.Session``.
+        address, own: see ``fedcore.cluster.workers.Session``.
 
     Raises:
         MissingDependencyError: Ray is not installed.

@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 
 from fedcore.algorithms import MEAN_GRADIENT, is_computed_locally
+from fedcore.algorithms.local_rules import LocalRule, Sgd, read, written
 from fedcore.algorithms.rates import rate_at, rate_of_steps
 from fedcore.arrays import F32, copy_into, freeze, to_host
 from fedcore.errors import ArrayError, ConfigError, RangeError
 from fedcore.options import Settings
 from fedcore.runtime import Unpicklable
 from fedcore.server.update import SentSlices
-from fedcore.simulation.local_rules import LocalRule, Sgd, read, written
 from fedcore.store.registry import ClientId, Registry, canonical
 from fedcore.validation import Represented, is_integer, is_number
 
@@ -134,7 +134,7 @@ class Instructions(LocalWork):
         return cls(**read_fields, **more)
 
     def require_followed(self, *, plain: bool) -> None:
-        """Raise RangeError, at the client, if ``fedcore.simulation.sgd`` cannot follow these instructions.
+        """Raise RangeError, at the client, if ``fedcore.sim.sgd`` cannot follow these instructions.
 
         Args:
             plain: whether the client's steps have no local momentum and no clipping.

@@ -3,8 +3,8 @@
 import os
 from typing import Any
 
+from fedcore.cluster.workers import Executor, LostError, Pool, Processes
 from fedcore.errors import ClusterError
-from fedcore.simulation.executor import Executor, LostError, Pool, Processes
 from fedcore.testing.contract import Contract, raises, require, same
 
 

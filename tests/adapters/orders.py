@@ -19,7 +19,7 @@ from fedcore.algorithms import (
 )
 from fedcore.algorithms.rates import InverseStep
 from tests.outsiders.house.mine.methods import Accelerated
-from tests.simulation.outsider import Share
+from tests.sim.outsider import Share
 
 
 class Everything(Algorithm):

@@ -35,8 +35,8 @@ from fedcore.algorithms import (
     Step,
     Terms,
 )
+from fedcore.algorithms.local_rules import FullGradient, OneMinibatch, Sgd
 from fedcore.errors import RangeError, UnknownNameError
-from fedcore.simulation.local_rules import FullGradient, OneMinibatch, Sgd
 
 CLAIMS = Claims(
     steps=np.array([2.0, 5.0]),

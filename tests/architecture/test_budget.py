@@ -11,25 +11,22 @@ import fedcore
 ROOT = Path(fedcore.errors.__file__).parent.parent
 FILES_IN_FEDCORE = 162
 FILES_IN_A_FOLDER = 12
-FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 14, 12
+FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 11, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 6_876,
     "csrc": 11_489,
-    "tests": 64_324,
+    "tests": 64_325,
     "fedcore": 3_268,
     "fedcore/adapters": 2_970,
-    "fedcore/algorithms": 1_273,
+    "fedcore/algorithms": 1_454,
     "fedcore/cli": 1_363,
-    "fedcore/cluster": 2_404,
-    "fedcore/experiment": 2_729,
+    "fedcore/cluster": 2_764,
     "fedcore/kernels": 640,
     "fedcore/model": 2_339,
-    "fedcore/network": 524,
-    "fedcore/reports": 1_383,
     "fedcore/server": 6_230,
-    "fedcore/simulation": 4_364,
+    "fedcore/sim": 8_459,
     "fedcore/secure": 1_113,
     "fedcore/testing": 1_060,
     "fedcore/store": 3_967,

@@ -18,23 +18,23 @@ APART = {name for name in LAYER if "." in name}
 # The folders that may import each optional package.
 OPTIONAL = {
     "dp_accounting": {"algorithms"},
-    "torch": {"simulation", "experiment", "adapters", "model", "model.averaging", "server"},
-    "sklearn": {"simulation"},
-    "pooch": {"simulation"},
-    "datasets": {"simulation"},
-    "pydantic": {"experiment"},
-    "pandas": {"experiment", "experiment.notebook", "reports"},
-    "ray": {"simulation.executor"},
+    "torch": {"sim", "sim.experiment", "adapters", "model", "model.averaging", "server"},
+    "sklearn": {"sim"},
+    "pooch": {"sim"},
+    "datasets": {"sim"},
+    "pydantic": {"sim.experiment"},
+    "pandas": {"sim.experiment", "sim.experiment.notebook", "sim.reports"},
+    "ray": {"cluster.workers"},
     "safetensors": {"model"},
-    "matplotlib": {"experiment.notebook", "reports"},
+    "matplotlib": {"sim.experiment.notebook", "sim.reports"},
     "mlflow": {"callbacks"},
-    "networkx": {"network"},
+    "networkx": {"sim.network"},
     "prometheus_client": {"callbacks"},
     "cryptography": {"secure", "server"},
     "tensorboard": {"callbacks"},
     "wandb": {"callbacks"},
-    "rich": {"callbacks", "experiment.notebook", "reports", "cli"},
-    "scipy": {"reports"},
+    "rich": {"callbacks", "sim.experiment.notebook", "sim.reports", "cli"},
+    "scipy": {"sim.reports"},
     "appfl": {"adapters"},
     "flwr": {"adapters"},
     "fedlab": {"adapters"},
@@ -60,8 +60,8 @@ def imports(file):
 
 def room_of(name):
     """Return the folder or module with a layer that contains a dotted name under fedcore."""
-    parts = name.split(".")
-    return ".".join(parts[:2]) if ".".join(parts[:2]) in APART else parts[0]
+    inside = [part for part in APART if f"{name}.".startswith(f"{part}.")]
+    return max(inside, key=len, default=name.partition(".")[0])
 
 
 def room(file):

@@ -10,8 +10,8 @@ import pytest
 
 from bench.papers.archive import pack
 from fedcore.errors import MissingDataError
-from fedcore.experiment import Sweep, load_preset, run_sweep
-from fedcore.reports.sweeps import write_overview
+from fedcore.sim.experiment import Sweep, load_preset, run_sweep
+from fedcore.sim.reports.sweeps import write_overview
 
 PAPERS = Path(__file__).parents[2] / "bench" / "papers"
 SUFFIX = "-records.tar.xz"

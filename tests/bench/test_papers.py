@@ -12,11 +12,11 @@ import torch
 
 from bench.papers import counts, rates
 from bench.papers.pairs import differences
-from fedcore.experiment import load_preset
-from fedcore.experiment.results import read
-from fedcore.experiment.schema import Trial
-from fedcore.experiment.trial import run_trial
-from fedcore.reports.statistics import final, summarise
+from fedcore.sim.experiment import load_preset
+from fedcore.sim.experiment.results import read
+from fedcore.sim.experiment.schema import Trial
+from fedcore.sim.experiment.trial import run_trial
+from fedcore.sim.reports.statistics import final, summarise
 
 ROOT = Path(__file__).parents[2]
 PAPERS, QUICKSTART = ROOT / "bench" / "papers", ROOT / "docs" / "quickstart.csv"

@@ -13,10 +13,10 @@ import pytest
 from fedcore import __version__
 from fedcore.cli import app
 from fedcore.cli.run import parse_seeds
-from fedcore.experiment import config
-from fedcore.experiment.results import read_folder
-from fedcore.reports.report import FILES
-from fedcore.simulation.data import datasets
+from fedcore.sim.data import datasets
+from fedcore.sim.experiment import config
+from fedcore.sim.experiment.results import read_folder
+from fedcore.sim.reports.report import FILES
 from tests.cli.command import SMALL, assert_rejected, invoke, output_of, run_code, spawn
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedcore.experiment.config import load_and_partition, load_preset
-from fedcore.simulation.data import REGISTRY, partitions
+from fedcore.sim.data import REGISTRY, partitions
+from fedcore.sim.experiment.config import load_and_partition, load_preset
 from tests.cli.command import assert_rejected, invoke, output_of
 
 

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from fedcore.experiment.results import read_folder
-from fedcore.reports import write_report
+from fedcore.sim.experiment.results import read_folder
+from fedcore.sim.reports import write_report
 from tests.cli.command import invoke, output_of
-from tests.experiment.kit import wait_until
+from tests.sim.experiment.kit import wait_until
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is POSIX")
@@ -65,9 +65,9 @@ def test_advice_fits_the_contents_of_the_folder(tmp_path, monkeypatch, words, at
     folder = tmp_path / "run"
 
     where = {
-        "before the folder": "fedcore.experiment.runner.data.find",
-        "within it": "fedcore.experiment.run_folder.write_config",
-        "before a round": "fedcore.experiment.runner.run_jobs",
+        "before the folder": "fedcore.sim.experiment.runner.data.find",
+        "within it": "fedcore.sim.experiment.run_folder.write_config",
+        "before a round": "fedcore.sim.experiment.runner.run_jobs",
     }
     monkeypatch.setattr(where[at], interrupted)
     command = [*words, "--rounds", 1, "--seeds", 1, "--workers", 0, "--set", "local.epochs=1", "--out", folder]
@@ -83,7 +83,7 @@ def test_advice_fits_the_contents_of_the_folder(tmp_path, monkeypatch, words, at
 def test_logger_without_rounds_prints_no_hint(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
 
-    monkeypatch.setattr("fedcore.experiment.runner.run_jobs", interrupted)
+    monkeypatch.setattr("fedcore.sim.experiment.runner.run_jobs", interrupted)
     stopped = invoke("run", "quickstart", "--out", tmp_path / "run", "--log", "tensorboard")
     assert stopped.status == 130
     assert "logged to" not in stopped.output

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Storage, Update, build_info
-from fedcore.experiment import config
-from fedcore.experiment.config import load_and_partition, load_preset
-from fedcore.simulation.data import REGISTRY, holdings, partitions
+from fedcore.sim.data import REGISTRY, holdings, partitions
+from fedcore.sim.experiment import config
+from fedcore.sim.experiment.config import load_and_partition, load_preset
 from tests.cli.command import invoke
 
 

@@ -9,10 +9,10 @@ from rich.console import Console
 from fedcore.callbacks import Callback
 from fedcore.cli import log
 from fedcore.cli.log import Loggers
-from fedcore.experiment import Event, load_preset
-from fedcore.experiment.executor import Job
-from fedcore.experiment.results import read_folder
-from fedcore.experiment.schema import trials
+from fedcore.sim.experiment import Event, load_preset
+from fedcore.sim.experiment.executor import Job
+from fedcore.sim.experiment.results import read_folder
+from fedcore.sim.experiment.schema import trials
 from tests import test_callbacks as callbacks
 from tests.cli.command import SMALL, invoke
 from tests.test_callbacks import figures_of_records, in_float32, line, scalars

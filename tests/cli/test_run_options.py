@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedcore.experiment.results import read_folder
+from fedcore.sim.experiment.results import read_folder
 from tests.cli.command import SMALL, assert_rejected, invoke, output_of
 
 

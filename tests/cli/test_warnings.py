@@ -38,7 +38,7 @@ def test_warnings_on_request(run):
 
 
 def test_warnings_of_a_program_are_hidden(run):
-    program = "import warnings; from fedcore.experiment.schema import Model; Model.registry()"
+    program = "import warnings; from fedcore.sim.experiment.schema import Model; Model.registry()"
     program += "; warnings.warn('own', FutureWarning)"
     errors = run("-c", program)
     assert "own" in errors

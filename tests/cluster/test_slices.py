@@ -19,11 +19,11 @@ from torch import nn
 from fedcore import Compute, Server, Storage, algorithms
 from fedcore.cluster import Slices
 from fedcore.errors import ClusterError, RangeError
-from fedcore.simulation.data import Dataset
-from fedcore.simulation.engines import KeepingClients
-from fedcore.simulation.ray_engine import Ray
+from fedcore.sim.data import Dataset
+from fedcore.sim.engines import KeepingClients
+from fedcore.sim.ray_engine import Ray
 from tests.cluster.pairs import alike
-from tests.simulation.engines.ray.problems import Problem, program
+from tests.sim.engines.ray.problems import Problem, program
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
 

@@ -14,8 +14,8 @@ import tomllib
 
 from fedcore import algorithms
 from fedcore.cli import app
-from fedcore.experiment import load_preset
-from fedcore.simulation import data, participation
+from fedcore.sim import data, participation
+from fedcore.sim.experiment import load_preset
 from tests.cli.command import invoke
 from tests.docs.pages import ROOT, blocks
 

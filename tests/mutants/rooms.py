@@ -120,26 +120,26 @@ RULES = [
 """The chain of rules, and the robust rules."""
 
 PARTICIPATION = [
-    "fedcore/simulation/participation.py",
-    "fedcore/simulation/traces.py",
-    "tests/simulation/test_participation.py",
-    "tests/simulation/test_patterns.py",
-    "tests/simulation/test_traces.py",
-    "tests/experiment/test_build.py",
-    "tests/experiment/test_loading.py",
+    "fedcore/sim/participation.py",
+    "fedcore/sim/traces.py",
+    "tests/sim/test_participation.py",
+    "tests/sim/test_patterns.py",
+    "tests/sim/test_traces.py",
+    "tests/sim/experiment/test_build.py",
+    "tests/sim/experiment/test_loading.py",
     "tests/runtime/test_float_mode.py",
     "tests/outsiders/test_registries.py",
 ]
 
 ROOMS = {
-    "fedcore/network/topology.py": [
-        "fedcore/network/topology.py",
+    "fedcore/sim/network/topology.py": [
+        "fedcore/sim/network/topology.py",
         "tests/network",
         "tests/runtime/test_float_mode.py",
         "tests/test_representation.py",
     ],
-    "fedcore/simulation/participation.py": PARTICIPATION,
-    "fedcore/simulation/traces.py": PARTICIPATION,
+    "fedcore/sim/participation.py": PARTICIPATION,
+    "fedcore/sim/traces.py": PARTICIPATION,
     "fedcore/algorithms": [
         "fedcore/algorithms",
         "fedcore/testing/algorithms.py",
@@ -178,7 +178,7 @@ ROOMS = {
 }
 """A room is the files of a folder, or one file."""
 
-SETTLED = ("fedcore/network/topology.py", "fedcore/simulation/participation.py", "fedcore/simulation/traces.py")
+SETTLED = ("fedcore/sim/network/topology.py", "fedcore/sim/participation.py", "fedcore/sim/traces.py")
 """Rooms without other survivors than the accepted ones: a new one fails the command."""
 
 SLOWEST = 2.0

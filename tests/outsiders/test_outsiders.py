@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.experiment.results import read_folder
+from fedcore.sim.experiment.results import read_folder
 
 HOUSE = Path(__file__).parent / "house"
 NAMES = {
@@ -133,7 +133,7 @@ def test_in_a_notebook(tmp_path):
 from pathlib import Path
 import torch
 from fedcore import algorithms, threads
-from fedcore.experiment import load_preset, run_experiment
+from fedcore.sim.experiment import load_preset, run_experiment
 
 class Mine(algorithms.MIFA):
     pass

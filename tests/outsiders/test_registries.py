@@ -10,13 +10,13 @@ import pytest
 
 from fedcore import Server, Update, algorithms
 from fedcore import validation as registries
-from fedcore.algorithms import named, optimizers, rates
+from fedcore.algorithms import local_rules, named, optimizers, rates
 from fedcore.cli import run as cli_run
 from fedcore.errors import CheckpointError, ConfigError, RangeError, UnknownNameError
-from fedcore.experiment import load_preset
-from fedcore.experiment.config import load_and_partition
-from fedcore.simulation import attacks, data, local_rules, nets, participation
-from fedcore.simulation.data import partitions
+from fedcore.sim import attacks, data, nets, participation
+from fedcore.sim.data import partitions
+from fedcore.sim.experiment import load_preset
+from fedcore.sim.experiment.config import load_and_partition
 from fedcore.validation import Registry, load_module
 from tests.cli.command import invoke
 
@@ -224,7 +224,7 @@ def test_the_folder_of_modules_must_exist(lab):
 CSV = """
 import numpy as np
 from pathlib import Path
-from fedcore.simulation.data import Source, from_arrays
+from fedcore.sim.data import Source, from_arrays
 
 
 def load(path: str = "own.csv"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, EdgeAggregator, Network, Server
-from fedcore.network.topology import Topology
+from fedcore.sim.network.topology import Topology
 
 N = 200
 

@@ -15,9 +15,9 @@ from fedcore.algorithms import optimizers, rates
 from fedcore.arrays import ieee
 from fedcore.errors import RangeError
 from fedcore.kernels import Linear
-from fedcore.network.topology import Topology, second_eigenvalue
-from fedcore.simulation.participation import Active, Bernoulli, OverSelection, Trace, Weighted
-from fedcore.simulation.traces import Generated, Recorded, read_traces
+from fedcore.sim.network.topology import Topology, second_eigenvalue
+from fedcore.sim.participation import Active, Bernoulli, OverSelection, Trace, Weighted
+from fedcore.sim.traces import Generated, Recorded, read_traces
 from tests.kernels.arrays import FORMS
 from tests.server import rounds
 

@@ -12,7 +12,7 @@ from fedcore.errors import ArrayError, ConfigError, RangeError, UnknownNameError
 from fedcore.server import Broadcast
 from fedcore.server.broadcast import NUMBERS, VECTORS
 from fedcore.server.broadcast import Instructions as Assignment
-from tests.simulation.outsider import Share
+from tests.sim.outsider import Share
 
 FULL = Assignment(
     round=7,
@@ -50,7 +50,7 @@ def test_instructions_are_equal_after_the_wire(assignment):
 
 def test_instructions_differ_if_a_field_differs():
     numbers, vectors = FULL.numbers(), FULL.vectors()
-    plain = PLAIN.numbers() | {"local_rule": "tests.simulation.outsider:Other"}
+    plain = PLAIN.numbers() | {"local_rule": "tests.sim.outsider:Other"}
     other_value = (
         plain | {name: "other" for name, value in plain.items() if value == ""} | {"round": 7, "b": 0.75, "mu": 0.75}
     )

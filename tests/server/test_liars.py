@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import Server, Update
-from fedcore.simulation.data import load
+from fedcore.sim.data import load
 from tests.server.liars import (
     LIAR,
     LIES,

@@ -59,7 +59,7 @@ def test_a_network_warns_too(caplog):
         for node in range(3):
             round.add(node, np.full(2, np.nan, np.float32), steps=1)
     [(name, _, message)] = warnings_of(caplog)
-    assert name == "fedcore.network"
+    assert name == "fedcore.sim.network"
     assert message.startswith("round 0 accepted no update and rejected 3: 3 x update: a number is NaN or infinite")
 
 

@@ -116,5 +116,5 @@ def test_every_logger_is_below_fedcore():
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("getLogger"):
                 names.append(ast.literal_eval(node.args[0]))
-    assert {"fedcore.server", "fedcore.network", "fedcore.store"} <= set(names)
+    assert {"fedcore.server", "fedcore.sim.network", "fedcore.store"} <= set(names)
     assert [name for name in names if not name.startswith("fedcore.")] == []

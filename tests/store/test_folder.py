@@ -14,10 +14,10 @@ import pytest
 from fedcore import ClientStore, Compute, Server, Storage, Update, errors
 from fedcore.cluster import LocalThreads, reshard
 from fedcore.errors import RangeError, StoreError
-from fedcore.experiment import load_results
 from fedcore.model import write_model
-from fedcore.network import Network
 from fedcore.server.folder import read_model
+from fedcore.sim.experiment import load_results
+from fedcore.sim.network import Network
 from fedcore.store.files import disk
 from fedcore.store.files import folder as store_folder
 from fedcore.store.files.inventory import draft_of

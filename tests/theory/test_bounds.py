@@ -13,8 +13,8 @@ from fedcore import Network, Server, Update, algorithms, sampling
 from fedcore.algorithms import rates
 from fedcore.algorithms.controls import ControlVariates
 from fedcore.errors import RangeError
-from fedcore.network.topology import Topology
-from fedcore.simulation.participation import Bernoulli, RoundRobin
+from fedcore.sim.network.topology import Topology
+from fedcore.sim.participation import Bernoulli, RoundRobin
 from tests.theory.local_descent import hear
 from tests.theory.quadratics import Clients, distance, run, server_of
 

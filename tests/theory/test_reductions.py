@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import Network, Update, algorithms
-from fedcore.network.topology import Topology
+from fedcore.sim.network.topology import Topology
 from tests.theory.quadratics import Clients, distance, run, server_of
 
 N, n, K, LR, ROUNDS = 6, 12, 4, 0.05, 25

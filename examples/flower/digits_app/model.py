@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from fedcore.simulation.data import load
+from fedcore.sim.data import load
 
 
 def make_module():

@@ -10,11 +10,11 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedcore.adapters.flower.records import CONTROL, EXAMPLES, METHOD, Wire, read_vector, write_vector
+from fedcore.algorithms.local_rules import name_of
 from fedcore.arrays import F32, as_array, own_class, own_classes, to_host
 from fedcore.errors import ArrayError, RangeError
 from fedcore.model import Layout
 from fedcore.server.broadcast import Instructions
-from fedcore.simulation.local_rules import name_of
 from fedcore.validation import describe_integers, is_integer
 
 

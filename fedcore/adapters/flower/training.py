@@ -1,4 +1,4 @@
-"""Local training of a torch module for a ClientApp, with ``fedcore.simulation.sgd``."""
+"""Local training of a torch module for a ClientApp, with ``fedcore.sim.sgd``."""
 
 import copy
 from typing import Any
@@ -10,8 +10,8 @@ from flwr.app import Message
 from torch import nn
 
 from fedcore.adapters.flower.client import Task
-from fedcore.simulation.local_rules import along, batch_of, minibatches
-from fedcore.simulation.sgd import FlatModel, LocalOptions, mean_loss, sgd
+from fedcore.algorithms.local_rules import along, batch_of, minibatches
+from fedcore.sim.sgd import FlatModel, LocalOptions, mean_loss, sgd
 
 
 def train(

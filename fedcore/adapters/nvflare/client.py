@@ -10,12 +10,12 @@ import numpy.typing as npt
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel
 
+from fedcore.algorithms.local_rules import along
 from fedcore.arrays import F32, as_array
 from fedcore.errors import ArrayError
 from fedcore.model import Layout
 from fedcore.server.broadcast import VECTORS, Instructions
-from fedcore.simulation.local_rules import along
-from fedcore.simulation.sgd import FlatModel, LocalOptions, mean_loss, sgd
+from fedcore.sim.sgd import FlatModel, LocalOptions, mean_loss, sgd
 
 KEY = "fedcore"
 """The key of the instructions in ``FLModel.meta``."""
@@ -82,7 +82,7 @@ class Trainer:
     """Local training of a torch module on the CPU, by y -= lr (a grad(y) + b grad(x_prev) + offset + mu (y - x)).
 
     Args:
-        module: a module whose tensors the trainer moves into one vector (see ``fedcore.simulation.sgd.FlatModel``).
+        module: a module whose tensors the trainer moves into one vector (see ``fedcore.sim.sgd.FlatModel``).
         options: weight decay, momentum and clipping of the steps.
     """
 

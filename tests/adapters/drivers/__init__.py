@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.algorithms import named
-from fedcore.simulation.local_rules import Sgd
+from fedcore.algorithms.local_rules import Sgd
 
 LR = 0.1
 MODEL = {"w": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float32)}

@@ -11,8 +11,8 @@ from fedcore import Server
 from fedcore.adapters import flower
 from fedcore.adapters.flower import examples_reply
 from fedcore.adapters.flower.training import train
-from fedcore.simulation.data import Dataset
-from fedcore.simulation.in_process import InProcess
+from fedcore.sim.data import Dataset
+from fedcore.sim.in_process import InProcess
 
 FEATURES, CLASSES, BATCH, STEPS, SEED = 12, 3, 5, 4, 3
 NODES = [2**64 - 5, 2**63 + 11, 17, 2**40, 123456789]

@@ -1,4 +1,4 @@
-"""One's own torch loop with ``Task.correct`` and a plain SGD takes the very steps of ``fedcore.simulation.sgd``."""
+"""One's own torch loop with ``Task.correct`` and a plain SGD takes the very steps of ``fedcore.sim.sgd``."""
 
 import copy
 
@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 from torch.nn.functional import cross_entropy
 
 from fedcore.adapters.flower import Task
+from fedcore.algorithms.local_rules import minibatches
 from fedcore.errors import ArrayError
-from fedcore.simulation.local_rules import minibatches
 from tests.adapters.flower.federation import BATCH, METHODS, NODES, SEED, STEPS, make_data, make_module, run, simulate
 from tests.adapters.flower.local_grid import LocalGrid
 

@@ -12,7 +12,7 @@ from fedcore.adapters import flower
 from fedcore.adapters.flower import Task
 from fedcore.adapters.flower.training import train
 from fedcore.errors import ArrayError, ConfigError, RangeError
-from fedcore.simulation.sgd import LocalOptions
+from fedcore.sim.sgd import LocalOptions
 from tests.adapters.flower.federation import BATCH, NODES, initial_arrays, make_data, make_module, make_strategy, run
 from tests.adapters.flower.local_grid import LocalGrid
 

@@ -130,7 +130,7 @@ def test_replies_after_the_deadline_count_later_against_the_x_that_they_started_
     ]  # fmt: skip
     assert [t for t, (kind, node, _) in enumerate(grid.sent) if node == slow] == [2, 7, 20]  # not asked while at work
     server = simulate("MIFA", METHODS["MIFA"], [ORDER], policy=RoundPolicy(max_staleness=3))
-    from fedcore.simulation.in_process import InProcess
+    from fedcore.sim.in_process import InProcess
     from tests.adapters.flower.federation import BATCH, SEED, STEPS, make_module
 
     dataset, parts = make_data()
@@ -164,7 +164,7 @@ def test_a_buffer_closes_at_its_kth_reply_while_other_nodes_work():
     asked = [node for kind, node, _ in grid.sent if kind == "train"]
     assert asked == [a, b, c, d, e, c, d, e, a, b, e]  # those at work are not asked again
 
-    from fedcore.simulation.in_process import InProcess
+    from fedcore.sim.in_process import InProcess
     from tests.adapters.flower.federation import BATCH, SEED, STEPS, make_module
 
     server = simulate("FedAvg", {}, [], policy=policy)

@@ -6,9 +6,9 @@ import torch
 from fedcore import Server
 from fedcore.adapters.nvflare import Trainer, order, reply
 from fedcore.algorithms import REGISTRY, named
-from fedcore.simulation.data import Dataset
-from fedcore.simulation.in_process import InProcess
-from fedcore.simulation.local_rules import minibatches
+from fedcore.algorithms.local_rules import minibatches
+from fedcore.sim.data import Dataset
+from fedcore.sim.in_process import InProcess
 
 NAMES, ROUNDS = ["site-1", "site-2", "site-3"], 4
 

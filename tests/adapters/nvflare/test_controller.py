@@ -18,8 +18,8 @@ from fedcore import Compute, Limits, RoundPolicy, Server, Storage, Update, error
 from fedcore.adapters.nvflare import Aggregator, Controller, Trainer, order, reply
 from fedcore.adapters.nvflare.server import _server_options
 from fedcore.algorithms import MIFA, SCAFFOLD, FlexibleFedAvg, MimiC
+from fedcore.algorithms.local_rules import minibatches
 from fedcore.rules import RejectLong
-from fedcore.simulation.local_rules import minibatches
 from tests.adapters.drivers import Raw
 from tests.adapters.drivers.nvflare import LocalController
 from tests.adapters.nvflare.sites import (

@@ -9,7 +9,7 @@ from fedcore import errors
 from fedcore.adapters.nvflare import Trainer, reply
 from fedcore.adapters.nvflare.client import KEY
 from fedcore.algorithms import MBSTORM, SCAFFOLD, LocalDescent, MimiC
-from fedcore.simulation.sgd import LocalOptions
+from fedcore.sim.sgd import LocalOptions
 from tests.adapters.drivers.nvflare import LocalController
 
 MODEL = {"weight": np.float32([[1, -2], [3, 4], [0, 1]]), "bias": np.float32([0, 1, 2])}

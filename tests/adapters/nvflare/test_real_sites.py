@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from fedcore import RoundPolicy, Server, Storage
-from fedcore.simulation.data import divide, load
-from fedcore.simulation.in_process import InProcess
-from fedcore.simulation.nets import build
+from fedcore.sim.data import divide, load
+from fedcore.sim.in_process import InProcess
+from fedcore.sim.nets import build
 from tests.adapters.nvflare.test_simulator import finished_rounds
 from tests.adapters.wire.deployment import BIN, LOOPBACK, ROOT, wait_for
 
@@ -39,7 +39,7 @@ def play(folder, rounds, event):
     from fedcore.adapters.nvflare import Controller
 
     job, rows = FedJob("digits", len(SITES)), folder / "rows"
-    model = {"class_path": "fedcore.simulation.nets.build", "args": {"name": "mlp", "seed": 0}}
+    model = {"class_path": "fedcore.sim.nets.build", "args": {"name": "mlp", "seed": 0}}
     persistor = job.to_server(PTFileModelPersistor(model=model), id="persistor")
     method, policy = ("FedAvg", BUFFER) if event == "late" else ("MimiC", {"min_share": 0.6, "grace": 10.0})
     storage = {"path": str(rows), "audit": True}

@@ -17,9 +17,9 @@ import pytest
 from fedcore import ClientStore, Server, Storage
 from fedcore.errors import FedcoreError
 from fedcore.sampling import without_replacement
-from fedcore.simulation.data import divide, load
-from fedcore.simulation.in_process import InProcess
-from fedcore.simulation.nets import build
+from fedcore.sim.data import divide, load
+from fedcore.sim.in_process import InProcess
+from fedcore.sim.nets import build
 from tests.adapters.wire.deployment import BIN, LOOPBACK, ROOT
 
 JOB = Path(__file__).parents[3] / "examples" / "nvflare_job.py"

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from fedcore.errors import ConfigError
-from fedcore.experiment import load_preset, run_experiment
-from fedcore.experiment.results import read, read_folder
-from fedcore.experiment.schema import Trial
-from fedcore.experiment.trial import run_trial
+from fedcore.sim.experiment import load_preset, run_experiment
+from fedcore.sim.experiment.results import read, read_folder
+from fedcore.sim.experiment.schema import Trial
+from fedcore.sim.experiment.trial import run_trial
 from tests.cli.command import invoke
 
 METHODS = ["FedAvg", "MIFA", "MimiC", "SCAFFOLDMVR"]

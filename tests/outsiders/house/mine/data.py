@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedcore.simulation.data import Dataset, Source
+from fedcore.sim.data import Dataset, Source
 
 
 def load(points: int = 200) -> Dataset:

@@ -7,8 +7,8 @@ import numpy as np
 
 from fedcore import ClientStore, Server
 from fedcore.adapters.session import add_reply, newcomers, open_server
+from fedcore.cluster.workers import Processes
 from fedcore.rules import Rule
-from fedcore.simulation.executor import Processes
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A user's participation pattern."""
 
-from fedcore.simulation.participation import Active, Participation
+from fedcore.sim.participation import Active, Participation
 
 
 class OddAndEven(Participation):

@@ -1,7 +1,7 @@
 """Adds the names of this package when it is imported."""
 
 from fedcore import algorithms
-from fedcore.simulation import data, nets, participation
+from fedcore.sim import data, nets, participation
 from mine.data import clouds
 from mine.methods import Accelerated
 from mine.models import line

@@ -12,7 +12,7 @@ CLIENTS, BATCH, STEPS, SEED, LR = 5, 16, 6, 7, 0.5
 
 def save_data(out):
     """Write the digits, sorted by class: each client has two classes."""
-    from fedcore.simulation.data import load
+    from fedcore.sim.data import load
 
     digits = load("digits")
     order = np.argsort(digits.train_y, kind="stable")

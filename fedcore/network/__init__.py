@@ -1,6 +1,0 @@
-"""Networked local SGD: each node trains a model and mixes it with its neighbours' models, without a server."""
-
-from fedcore.network.network import Network
-from fedcore.network.round import NetworkReport, NetworkRound
-
-__all__ = ["Network", "NetworkReport", "NetworkRound"]

@@ -1,6 +1,0 @@
-"""Tables, plots and HTML reports of runs and sweeps, compared with the papers' results."""
-
-from fedcore.reports.report import Report, write_report
-from fedcore.reports.sweeps import Overview, is_sweep, tuned, write_overview
-
-__all__ = ["Overview", "Report", "is_sweep", "tuned", "write_overview", "write_report"]

@@ -1,0 +1,395 @@
+"""Records of trials (JSON lines: a header, then one line per round), and the table of all results in a folder."""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TextIO, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from fedcore.errors import MissingDataError, MissingDependencyError, StoreError
+from fedcore.files import SAFE, draft_of, inside, read_bytes, read_text, reading
+from fedcore.sim.experiment.changes import NO_RESULT, SIZES, number_of
+from fedcore.sim.experiment.schema import WINDOW, Line
+from fedcore.validation import absolute, shallow
+
+if TYPE_CHECKING:
+    import pandas
+
+FORMAT = 1
+CONFIG = "config.json"
+RECORDS = "records"
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+"""Other programs may write records, so each line is validated strictly."""
+TRIAL = ("run", "preset", "algorithm", "seed")
+PHASES = ("broadcast", "local", "aggregate", "evaluate", "waited")
+"""The phases of a round, in the order of the columns."""
+
+T = TypeVar("T")
+Number = Annotated[int, Field(ge=0, lt=2**63)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first line of a record, which identifies the trial.
+
+    Attributes:
+        preset, title: name and title of the experiment.
+        algorithm: the label of the algorithm.
+        order: the algorithm's position in the comparison. Reports show differences from the algorithm at position 0.
+        rounds: the number of rounds of the complete trial.
+        version, format: the versions of fedcore and of this file format.
+        data: a BLAKE2b hash of the examples, labels and clients of the data set (``config.data_hash``); None in older
+            records.
+        traces: the BLAKE2b hash of each file of traces, as ``b2sum -l 128`` prints it.
+    """
+
+    preset: Line
+    title: Line
+    algorithm: Line
+    order: Number
+    seed: Number
+    rounds: Number
+    version: Line
+    format: Number = FORMAT
+    data: Line | None = None
+    traces: list[Line] | None = None
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """The record of one round.
+
+    Attributes:
+        round: counted from 0.
+        active: the clients that took part.
+        heard: the number of accepted updates.
+        refused: the number of rejected updates.
+        accuracy: on the test set, in [0, 1]; None if the round was not evaluated.
+        loss: mean cross-entropy on the test set; None if the round was not evaluated or the loss is not finite.
+        lr: the clients' learning rate eta_t.
+        gamma: the step length of the server; 0 if the model did not change.
+        steps: the total number of local steps.
+        uploads: model vectors sent to the server so far, including second vectors.
+        norm: mean norm of the clients' mean gradients; None if the round accepted no update.
+        bytes: the size of this round's updates.
+        seconds: wall time by phase. Only this field may differ between two runs of one experiment. ``broadcast``:
+            selecting the clients, and the broadcast. ``local``: client training, without ``waited``. ``waited``:
+            waiting for worker processes (only on an engine with workers). ``aggregate``: the server's round.
+            ``evaluate``: evaluation on the test set.
+        uploadings: rounds so far times the vectors that a client sends per round, as in the MimiC paper, plus one after
+            a warm start. This field and the following ones are None in older records.
+        bytes_down: the size of the messages to the active clients.
+        diversity, correction_norm, staleness: as in ``fedcore.Report``.
+        together: whether the clients of the round were trained as a batch (see ``InProcess``).
+        awaited: the number of clients whose first update MIFA waits for before the model changes; else 0.
+        stopped: True in the last round of a trial that stopped early (``evaluate.patience``), else None.
+        clock: the virtual seconds from the start to the end of this round; None without a virtual clock.
+        ages: of an asynchronous round, the age of each accepted update in rounds. ``active`` then has the clients of
+            these updates, both in the order of arrival. None in synchronous rounds.
+    """
+
+    round: Number
+    active: list[int]
+    heard: Number
+    refused: Number
+    accuracy: Share | None
+    loss: float | None
+    lr: float
+    gamma: float
+    steps: Number
+    uploads: Number
+    norm: float | None
+    bytes: Number
+    seconds: dict[str, float]
+    uploadings: Number | None = None
+    bytes_down: Number | None = None
+    diversity: float | None = None
+    correction_norm: float | None = None
+    staleness: float | None = None
+    together: bool | None = None
+    awaited: Number | None = None
+    stopped: bool | None = None
+    clock: Annotated[float, Field(ge=0)] | None = None
+    ages: list[Number] | None = None
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+def finite(value: float | None) -> float | None:
+    """Return the number if JSON can represent it, else None."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Record:
+    """The contents of a record.
+
+    Attributes:
+        header, rounds: the parsed lines.
+        torn: whether the last line is incomplete.
+        window: the number of rounds at the end that reports judge (``report.window`` of the configuration).
+    """
+
+    header: Header
+    rounds: list[RoundRecord]
+    torn: bool
+    window: int = WINDOW
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the trial has ended."""
+        return have_ended(self.rounds, self.header.rounds)
+
+
+def have_ended(rounds: Sequence[RoundRecord], count: int) -> bool:
+    """Whether these are all rounds of a trial, which has ``count`` rounds or stopped early."""
+    return len(rounds) >= count or bool(rounds and rounds[-1].stopped)
+
+
+_BEGINNING = b'{"preset": '
+_HEADER, _ROUND = TypeAdapter(Header), TypeAdapter(RoundRecord)
+
+
+class Writer:
+    """Writes a record such that an interrupted run keeps every finished round. A context manager.
+
+    Args:
+        path: the file; it must not exist unless ``before`` is given.
+        before: the rounds after which the trial resumes; a new file starts with them.
+        until: the number of rounds in the old file. Once the new file has this number, it replaces the old one
+            atomically.
+    """
+
+    def __init__(
+        self, path: Path, header: Header, before: Iterable[RoundRecord] | None = None, *, until: int = 0
+    ) -> None:
+        self._path, self._until = path, until
+        self._buffer: list[Header | RoundRecord] | None = None if before is None else [header, *before]
+        self._file: TextIO | None = None
+        if before is None:
+            self._file = path.open("x", encoding="utf-8")
+            self._write(header)
+        else:
+            self._replace_when_complete()
+
+    def add(self, record: RoundRecord) -> None:
+        """Write one round and flush it to the operating system."""
+        if self._buffer is None:
+            self._write(record)
+        else:
+            self._buffer.append(record)
+            self._replace_when_complete()
+
+    def sync(self) -> None:
+        """Make the rounds durable, before a checkpoint that depends on them is written."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+        else:
+            with reading(self._path) as file:  # the old file, which has these rounds and more
+                os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _replace_when_complete(self) -> None:
+        if self._buffer is None or len(self._buffer) - 1 < self._until:
+            return
+        with draft_of(self._path) as draft:
+            self._file = os.fdopen(os.open(draft, os.O_WRONLY | SAFE), "w", encoding="utf-8")
+            for line in self._buffer:
+                self._write(line)
+        self._buffer = None
+
+    def _write(self, line: Header | RoundRecord) -> None:
+        assert self._file is not None, "lines stay in _buffer until there is a file"
+        self._file.write(json.dumps(asdict(line), allow_nan=False) + "\n")
+        self._file.flush()
+
+
+def read(path: Path) -> Record:
+    """Read the record of a trial; raise a MissingDataError if its header or a line before the last one is damaged.
+
+    ``torn`` is true if the last line is incomplete, as a killed process leaves it; this line is skipped. The same holds
+    for everything after the first NUL byte, which a power failure leaves in place of lost data.
+    """
+    lines, torn = _complete_lines(path)
+    if not lines:
+        raise MissingDataError(f"{path}: line 1 must be the header of a record; the file has no complete line")
+    header = _parse(path, 1, lines[0], _HEADER, "the header of a record")
+    if header.format != FORMAT:
+        raise MissingDataError(f"{path}: format {header.format} is not supported; must be {FORMAT}")
+    rounds: list[RoundRecord] = []
+    for number, line in enumerate(lines[1:], start=2):
+        record = _parse(path, number, line, _ROUND, "a round")
+        if record.round != len(rounds):
+            raise MissingDataError(f"{path}: line {number}: expected round {len(rounds)}, got round {record.round}")
+        rounds.append(record)
+    return Record(header, rounds, torn)
+
+
+def read_header(path: Path) -> Header | None:
+    """Return the first line of a record; None if it is incomplete."""
+    lines, _ = _complete_lines(path)
+    return _parse(path, 1, lines[0], _HEADER, "the header of a record") if lines else None
+
+
+def read_folder(folder: Path) -> list[Record]:
+    """Return all records in a run's folder that have a header, in the order of the comparison, then by seed."""
+    records = [read(path) for path in sorted(inside(folder, folder / RECORDS).glob("*.jsonl")) if started(path)]
+    if not records:
+        raise MissingDataError(f"{folder}: no records found; `fedcore run` writes them to {RECORDS}/*.jsonl")
+    return sorted(records, key=lambda record: (record.header.order, record.header.seed))
+
+
+def readable(paths: Iterable[Path]) -> Iterator[tuple[Path, Record]]:
+    """Yield the undamaged records that have a header, sorted by path. Each trial reports its own damaged record."""
+    for path in sorted(paths):
+        with suppress(MissingDataError):
+            if started(path):
+                yield path, read(path)
+
+
+def started(path: Path) -> bool:
+    """Whether a record has its header."""
+    return bool(_complete_lines(path)[0])
+
+
+def is_torn(path: Path) -> bool:
+    """Whether a file is the beginning of a record, as a killed process leaves it."""
+    text = read_bytes(path).partition(b"\0")[0]
+    return text.startswith(_BEGINNING) or _BEGINNING.startswith(text)
+
+
+def _complete_lines(path: Path) -> tuple[list[str], bool]:
+    """Return the complete lines of a record, and whether other bytes follow them."""
+    text, lost, _ = read_bytes(path).decode("utf-8", "replace").partition("\0")
+    *lines, rest = text.split("\n")
+    return lines, bool(rest or lost)
+
+
+def _parse(path: Path, number: int, line: str, kind: TypeAdapter[T], noun: str) -> T:
+    try:
+        return kind.validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise MissingDataError(f"{path}: line {number} is damaged: {first['msg']}") from None
+        key = ".".join(map(str, first["loc"]))[:100]
+        raise MissingDataError(f"{path}: line {number} is not {noun}: {key}: {first['msg']}") from None
+    except ValueError as error:  # the text contains a lone surrogate
+        raise MissingDataError(f"{path}: line {number} is damaged: {str(error)[:100]}") from None
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the folder if it is a run's, else all runs below it. A folder without runs is returned too."""
+    if (folder / CONFIG).exists():
+        return [folder]
+    return sorted(path.parent for path in folder.rglob(CONFIG)) or [folder]
+
+
+def begun_runs(folder: Path) -> list[Path]:
+    """Return the runs in a folder that have records. If no run has any, raise a MissingDataError."""
+    if runs := [run for run in runs_in(folder) if any((run / RECORDS).glob("*.jsonl"))]:
+        return runs
+    raise MissingDataError(f"{folder}: no records found; name the folder of a run or a sweep")
+
+
+def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
+    """Return the records of a run or sweep, complete or not, as a pandas frame with one row per round and trial.
+
+    Columns, in this order:
+
+    - ``run`` (the run's folder relative to ``folder``, "" if they are the same), ``preset``, ``algorithm`` (the label),
+      ``seed``;
+    - a column for each setting that differs between trials, named by its dotted key as in ``--set``: ``rate.lr``,
+      ``participation.p``, or ``algorithms.beta`` for an option of the trial's algorithm;
+    - ``round``, counted from 0, and the other fields of ``results.RoundRecord``: ``active`` (a tuple of clients),
+      ``heard``, ``refused``, ``accuracy`` and ``loss`` (NaN if the round was not evaluated), ``lr``, ``gamma``,
+      ``steps``, ``uploads``, ``norm``, ``bytes``, ``uploadings``, ``bytes_down``, ``diversity``,
+      ``correction_norm``, ``staleness``, ``together``, ``awaited``, ``stopped``, ``clock``, ``ages``;
+    - the time of each phase of the round: ``seconds_broadcast``, ``seconds_local``, ``seconds_aggregate``,
+      ``seconds_evaluate``, ``seconds_waited`` (NaN without worker processes).
+
+    Raises:
+        MissingDependencyError: pandas is not installed.
+        MissingDataError: the folder has no records, or a record is damaged.
+
+    Cost: every record is parsed and validated; 20,000 rounds take about a second.
+
+    Example, a table of conditions by methods for a sweep with ``grid={'participation.p'=[0.1, 0.5]}``:
+
+        frame = load_results("runs/sweep-full")
+        last = frame[frame["round"] == frame.groupby("run")["round"].transform("max")]
+        last.pivot_table("accuracy", "participation.p", "algorithm")
+    """
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise MissingDependencyError.of("load_results", "pandas", extra="pandas") from None
+    folder = absolute(folder)
+    trials: list[tuple[str, Record, dict[str, Any]]] = []
+    for run in begun_runs(folder):
+        name, tables = "" if run == folder else run.relative_to(folder).as_posix(), _config_tables(run / CONFIG)
+        trials += [(name, record, _settings(tables, record.header.algorithm)) for record in read_folder(run)]
+    settings = [own for _, _, own in trials]
+    keys = dict.fromkeys(key for own in settings for key in own)
+    varied = [key for key in keys if len({json.dumps(own.get(key)) for own in settings}) > 1]
+    rows = []
+    for run_name, record, own in trials:
+        header = record.header
+        identity = (run_name, header.preset, header.algorithm, header.seed)
+        shared = dict(zip(TRIAL, identity, strict=True)) | {key: own.get(key) for key in varied}
+        for line in record.rounds:
+            phases = {f"seconds_{phase}": line.seconds.get(phase) for phase in PHASES}
+            rows.append(shared | asdict(line) | phases | {"active": tuple(line.active)})
+    of_rounds = [field.name for field in fields(RoundRecord) if field.name != "seconds"]
+    columns = [*TRIAL, *varied, *of_rounds, *(f"seconds_{phase}" for phase in PHASES)]
+    return pandas.DataFrame(rows, columns=columns).astype(
+        {"accuracy": float, "loss": float, "norm": float, "seconds_waited": float}
+    )
+
+
+def _config_tables(config: Path) -> Mapping[str, Any]:
+    try:
+        tables = shallow(json.loads(read_text(config)))
+    except FileNotFoundError:
+        return {}
+    except (StoreError, ValueError, RecursionError) as error:
+        raise MissingDataError(f"{config}: not the configuration of a run: {error}") from None
+    if not isinstance(tables, dict):
+        raise MissingDataError(f"{config}: the top level must be a table, got {type(tables).__name__}")
+    return tables
+
+
+def _settings(tables: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """Return the settings of a trial by dotted key, without those of other algorithms."""
+    methods = tables.get("algorithms", ())
+    method = next((one for one in methods if isinstance(one, dict) and one.get("label") == label), {})
+    shared = {key: value for key, value in tables.items() if key not in (*NO_RESULT, *SIZES, "algorithms", "grid")}
+    options = {key: value for key, value in method.items() if key not in ("name", "label")}
+    return dict(_flat("", shared)) | dict(_flat("algorithms.", options))
+
+
+def _flat(prefix: str, tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, entry in tables.items():
+        value = number_of(entry)
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{key}.", value)
+        else:
+            yield prefix + key, json.dumps(value) if isinstance(value, list) else value

@@ -1,0 +1,1033 @@
+"""The validated schema of an experiment: all settings that its results depend on."""
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from fedcore import algorithms, rules
+from fedcore.algorithms import Algorithm, check_table, optimizers, rates
+from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameError
+from fedcore.options import as_policy
+from fedcore.runtime import import_quietly
+from fedcore.server import Server
+from fedcore.sim import MODELS, attacks, data, participation
+from fedcore.sim.clock import Arrivals, Clock, Durations
+from fedcore.sim.data import partitions
+from fedcore.sim.engines import check_method
+from fedcore.sim.experiment.changes import Change
+from fedcore.sim.network.topology import NAMES, Topology
+from fedcore.validation import Registry, absolute, describe_interval, describe_value, html_table, in_interval, is_number
+
+LARGEST_STEP = 100.0
+"""The largest learning rate that a client may report by default."""
+STEPS = f"(0, {LARGEST_STEP!r}]"
+LONGEST_NAME = 100
+"""The maximum number of characters of a label in a file name; file systems allow 255 for the whole name."""
+WINDOW = 10
+"""The default of ``report.window``."""
+SERVER_OPTIMIZERS = {"FedAdagrad": "Adagrad", "FedAdam": "Adam", "FedYogi": "Yogi"}
+"""The optimizers of methods that are FedAvg with a server optimizer."""
+NO_LABELS = np.empty(0, np.int64)
+
+T = TypeVar("T", bound=BaseModel)
+Line = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x09\x0b-\x1f\x7f-\x9f]*$")]
+"""A title or label, without control characters except line ends."""
+Count = Annotated[int, Field(ge=1, le=10**6)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Threads = Annotated[int, Field(ge=1, le=1024)]
+Together = Literal[True, False, "vmap"]
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d{1,4})?)$")]
+
+
+def problem(text: str, *place: str) -> ValidationError:
+    """Return a validator's error about its value, or about a key in it."""
+    error = InitErrorDetails(type=PydanticCustomError("problem", "{text}", {"text": text}), loc=place, input=None)
+    return ValidationError.from_exception_data("experiment", [error])
+
+
+@contextmanager
+def _as_problem() -> Iterator[None]:
+    """Convert fedcore's errors into problems of the validated value."""
+    try:
+        yield
+    except FedcoreError as error:
+        raise problem(str(error)) from None
+
+
+def unknown_key(key: str, known: Collection[str]) -> str:
+    """Return the message for an unknown key; it suggests the nearest known key."""
+    near = get_close_matches(key, known, n=1, cutoff=0.5)
+    return "unknown key" + (f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(known) or 'none'})")
+
+
+class Section(BaseModel):
+    """A read-only table of the file, without unknown keys or silent conversions (``"5"`` is not 5)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _name_nearest_keys(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            raise ValidationError.from_exception_data(error.title, cls._in_words(error.errors())) from None
+
+    @classmethod
+    def _in_words(cls, errors: Iterable[Any]) -> list[InitErrorDetails]:
+        return [_with_nearest(one, list(cls.model_fields)) for one in errors]
+
+
+def _with_nearest(error: Any, known: Collection[str]) -> InitErrorDetails:
+    kind, text, place = error["type"], error["msg"], error["loc"]
+    if kind == "extra_forbidden" and len(place) == 1:
+        kind, text = "problem", unknown_key(str(place[0]), known)
+    return InitErrorDetails(type=PydanticCustomError(kind, "{text}", {"text": text}), loc=place, input=error["input"])
+
+
+@contextmanager
+def _below(*place: str) -> Iterator[None]:
+    """Add a place in the experiment to the problems of a part of it."""
+    try:
+        yield
+    except ValidationError as error:
+        details = [
+            InitErrorDetails(
+                type=PydanticCustomError(one["type"], "{text}", {"text": one["msg"]}),
+                loc=(*place, *one["loc"]),
+                input=one["input"],
+            )
+            for one in error.errors()
+        ]
+        raise ValidationError.from_exception_data("experiment", details) from None
+
+
+class FromRegistry(Section):
+    """A table with a ``name`` from a registry; its other keys are options of the named class or function."""
+
+    registry: ClassVar[Callable[[], Registry[Any]]]
+    """Returns the classes or functions that take the options, keyed by name."""
+    FILLED_IN: ClassVar[Collection[str]] = ()
+    """Parameters that the experiment sets and a file cannot."""
+    KINDS: ClassVar[Mapping[str, Any]] = {}
+    """The types of options whose values in the file have a different type than the parameter."""
+
+    name: str
+    options: Mapping[str, Any] = Field(default_factory=dict)
+
+    def maker(self) -> Callable[..., Any]:
+        """Return the class or function that takes the options."""
+        maker: Callable[..., Any] = type(self).registry().find(self.name)
+        return maker
+
+    def make(self) -> Any:
+        """Return the object: the result of ``maker`` for the options."""
+        return self.maker()(**self.options)
+
+    def _try(self) -> None:
+        """Raise a ``FedcoreError`` if the options contradict each other. Must be fast."""
+        self.make()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_options(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return {"name": data}
+        if not isinstance(data, Mapping) or isinstance(data.get("options"), Mapping):
+            return data
+        own = cls.model_fields.keys() - {"options"}
+        options = {key: value for key, value in data.items() if key not in own}
+        return {key: value for key, value in data.items() if key in own} | {"options": options}
+
+    @field_validator("name")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        _find(cls.registry(), name)
+        return name
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        own = sorted(type(self).model_fields.keys() - {"options"})
+        options_model(self.maker(), self.FILLED_IN, self.KINDS, own).model_validate(dict(self.options))
+        with _as_problem():
+            self._try()
+        return self
+
+    @model_serializer(mode="wrap")
+    def _spread_options(self, default: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        flat = default(self)
+        return {key: value for key, value in flat.items() if key != "options"} | dict(self.options)
+
+
+def _find(registry: Registry[Any], name: str, *place: str) -> Any:
+    try:
+        return registry.find(name)
+    except UnknownNameError as error:  # the message gives the location in the file, which shows the kind
+        raise problem(str(error).removeprefix(f"{registry.what}: "), *place) from error
+
+
+class Options(Section):
+    """Keyword options of a class or function, which share a table of the file with other keys."""
+
+    more_keys: ClassVar[Collection[str]] = ()
+    """The other keys of the table."""
+    tables: ClassVar[Collection[str]] = ()
+    """Options that are tables. Their problems are listed one by one."""
+
+    @classmethod
+    def _in_words(cls, errors: Iterable[Any]) -> list[InitErrorDetails]:
+        known = [*cls.more_keys, *(str(field.alias) for field in cls.model_fields.values())]
+        first: dict[tuple[int | str, ...], InitErrorDetails] = {}
+        for one in errors:  # of a union's errors only the first, without the names of the union's types
+            place = one["loc"] if one["loc"][0] in cls.tables else one["loc"][:1]
+            first.setdefault(place, _with_nearest(one | {"loc": place}, known))
+        return list(first.values())
+
+
+class _AnyOptions(Options):
+    model_config = ConfigDict(extra="allow")
+
+
+def options_model(
+    make: Callable[..., Any],
+    filled_in: Collection[str] = (),
+    kinds: Mapping[str, Any] | None = None,
+    more_keys: Collection[str] = (),
+) -> type[Options]:
+    """Return the model of the keyword options of a class or function, from its signature.
+
+    A parameter without an annotation accepts any value. ``**more`` accepts any option; in a class it accepts the
+    options of the base classes. For the other arguments see ``FromRegistry`` and ``Options``.
+    """
+    parameters = _parameters(make)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    kinds = kinds or {}
+    options: dict[str, Any] = {}
+    for number, (name, parameter) in enumerate(parameters.items()):
+        if parameter.kind in by_name and name not in filled_in:
+            kind = Any if parameter.annotation is parameter.empty else parameter.annotation
+            default = ... if parameter.default is parameter.empty else None
+            options[f"option{number}"] = kinds.get(name, kind), Field(default, alias=name)
+    model = create_model("Options", __base__=_AnyOptions if takes_any else Options, **options)
+    model.more_keys, model.tables = more_keys, kinds.keys()
+    return model
+
+
+def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    parameters = dict(inspect.signature(make, eval_str=True).parameters)
+    for base in make.__mro__[1:-1] if inspect.isclass(make) else ():
+        more = [name for name, p in parameters.items() if p.kind is p.VAR_KEYWORD]
+        if not more:
+            break
+        del parameters[more[0]]
+        parameters = dict(inspect.signature(base, eval_str=True).parameters) | parameters
+    return parameters
+
+
+class NetworkOfNodes(Section):
+    """Networked local SGD: each client is a node of a graph, and averages its model with its neighbours' after a round.
+
+    The method must be ``LocalDescent``. A node that does not take part in a round keeps its model. Accuracy and loss
+    refer to the weighted mean of the nodes' models.
+
+    Attributes:
+        graph: "complete", "ring", "star", "torus" or "erdos-renyi".
+        rows: the number of rows of a torus. Default: as square as possible.
+        probability, seed: the edge probability and the seed of a random graph.
+        weights: the nodes' weights in the objective: "uniform" for 1/p, or "examples" for n_j / n.
+
+    Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019,
+    Algorithm 2.
+    """
+
+    graph: Literal[NAMES]  # type: ignore[valid-type]  # mypy requires the strings here
+    rows: int | None = None
+    probability: float | None = None
+    seed: int | None = None
+    weights: Literal["uniform", "examples"] = "uniform"
+
+    def topology(self, nodes: int) -> Topology:
+        """Return the graph for a number of nodes; reject unsuitable options and graphs that are not connected."""
+        return Topology.named(self.graph, nodes, **self.model_dump(exclude={"graph", "weights"}, exclude_none=True))
+
+
+class Objective(Section):
+    """How arrivals and departures of clients (a ``Schedule`` in the participation) change the objective sum p^k F_k.
+
+    After its arrival, a client has the weight p^k = n_k / n, and its examples belong to the test set.
+
+    Attributes:
+        departures: "exclude" removes a client that departs from the objective and the test set; "include" keeps its
+            weight although it sends no more updates.
+        restart: whether a rate eta_0 / t (``Staircase``) or ``InverseRound`` restarts when the objective changes.
+        test: the clients whose test examples count: those in the "objective", or those "present". The two differ after
+            a departure with "include".
+
+    Reference: Ruan et al., "Towards Flexible Device Participation in Federated Learning", AISTATS 2021, Sec. 4.2, 4.3.
+    """
+
+    departures: Literal["include", "exclude"] = "exclude"
+    restart: bool = True
+    test: Literal["objective", "present"] = "objective"
+
+
+class Varied(Section):
+    """The key that a family of presets varies, and its value. A sweep's report plots the family over this key.
+
+    A preset file sets ``varies = { p = 0.1 }`` in its variants; fedcore derives the other fields. ``family`` names the
+    plot's file, ``label`` is the label of its x axis.
+    """
+
+    family: Line
+    title: Line
+    label: Line
+    value: float = Field(allow_inf_nan=False)
+
+
+class Pictures(Section):
+    """The axes of an experiment's plots. Results do not depend on them, so a resumed run may change them.
+
+    ``over`` is the x axis of the curves. Uploadings are rounds times the vectors that a client sends per round, as in
+    the MimiC paper, and seconds are those of the virtual ``clock``. ``varied`` is the key that the experiment's family
+    varies, or None.
+    """
+
+    over: Literal["rounds", "uploadings", "seconds"] = "rounds"
+    varied: Varied | None = None
+
+
+class ReportSettings(Section):
+    """How reports judge a trial. Its rounds do not depend on it, so a resumed run may change it.
+
+    Attributes:
+        window: a trial's result is the mean over the evaluated rounds among this many rounds, up to the last evaluated
+            one.
+        formats: the formats of the plots in addition to PNG.
+        band: the band around a curve: from the lowest to the highest seed ("range"), the standard error of the mean
+            over the seeds ("se"), or the 95 % interval of that mean by Student's t ("95%").
+        smooth: a curve shows at each evaluated round the mean over this many evaluated rounds, centred there.
+    """
+
+    window: Count = WINDOW
+    formats: tuple[Literal["pdf", "svg"], ...] = Field(default=(), strict=False)
+    band: Literal["range", "se", "95%"] = "range"
+    smooth: Count = 1
+
+
+class LearningRate(FromRegistry):
+    """A learning rate: a number, or the name of one in ``fedcore.algorithms.rates`` with its options."""
+
+    registry = staticmethod(lambda: rates.REGISTRY)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number_is_constant(cls, value: Any) -> Any:
+        if is_number(value):
+            if not in_interval(value, STEPS):
+                raise problem(f"must be {describe_interval(STEPS)}, got {value!r}")
+            return {"name": "Constant", "options": {"value": value}}
+        if not isinstance(value, Mapping | LearningRate):
+            raise problem(f"must be a number or a table, got {value!r}")
+        return value
+
+    def _try(self) -> None:
+        rate = self.make()
+        first = rate(0, 1) if self.per_cohort else rate(0)
+        if not in_interval(first, STEPS):
+            raise problem(f"must be {describe_interval(STEPS)} in round 0, got {first!r}")
+
+    @property
+    def per_cohort(self) -> bool:
+        """Whether the rate depends on the number of accepted updates."""
+        return self.maker() is rates.PerCohort
+
+
+class ServerOptimizer(FromRegistry):
+    """The name of an optimizer in ``fedcore.algorithms.optimizers``, with its options."""
+
+    registry = staticmethod(lambda: optimizers.REGISTRY)
+
+    def make(self) -> optimizers.Optimizer:
+        """Return the optimizer."""
+        return optimizers.named(self.name, **self.options)
+
+
+class Rate(Section):
+    """The clients' learning rate eta_t, and the server's step.
+
+    Attributes:
+        lr: eta_t.
+        server_lr: gamma. Default: plain model averaging (gamma = eta_t K, the mean over the cohort).
+        optimizer: computes the step from the method's direction. Default: the step is along the direction.
+    """
+
+    lr: LearningRate
+    server_lr: LearningRate | None = None
+    optimizer: ServerOptimizer | None = None
+
+    @field_validator("lr")
+    @classmethod
+    def _of_the_round_only(cls, lr: LearningRate) -> LearningRate:
+        if lr.per_cohort:
+            raise problem(f"{lr.name!r} depends on the cohort; use it for server_lr", "name")
+        return lr
+
+
+class UpdateLimits(Section):
+    """Limits of a single update. The server rejects an update that exceeds one; see ``fedcore.Limits``.
+
+    Attributes:
+        max_norm: the greatest norm of an update.
+    """
+
+    max_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
+class AggregationRule(FromRegistry):
+    """The name of a rule in ``fedcore.rules``, with its options, such as ``ClipToMedian`` or ``trimmed-mean``."""
+
+    registry = staticmethod(lambda: rules.REGISTRY)
+
+    @field_validator("name")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        _find(cls.registry(), name := rules.spelled(name))
+        return name
+
+
+def _options(rule: Any) -> dict[str, Any]:
+    """Return the options of a rule that are set."""
+    found = {field.name: getattr(rule, field.name) for field in fields(rule)}
+    return {name: option for name, option in found.items() if option is not None}
+
+
+def _listed_rules(value: Any) -> Any:
+    """Return a list of rules for one rule, or for the name of a chain."""
+    if isinstance(value, str) and value in rules.NAMED:
+        return [{"name": type(rule).__name__} | _options(rule) for rule in rules.NAMED[value]]
+    return [value] if isinstance(value, str | Mapping) else value
+
+
+def _chain(names: tuple[AggregationRule, ...] | None) -> tuple[AggregationRule, ...] | None:
+    if names is not None:
+        with _as_problem():
+            rules.Chain.of([rule.make() for rule in names])
+    return names
+
+
+Aggregation = Annotated[
+    tuple[AggregationRule, ...] | None, Field(strict=False), BeforeValidator(_listed_rules), AfterValidator(_chain)
+]
+
+
+class AttackOfClients(FromRegistry):
+    """The name of an attack in ``fedcore.sim.attacks``, with its options.
+
+    Attributes:
+        clients: the number of dishonest clients: the last ones of the partition.
+    """
+
+    registry = staticmethod(lambda: attacks.REGISTRY)
+
+    clients: Count = 1
+
+
+def changed(section: T, changes: Mapping[str, Any] | None) -> T:
+    """Return an experiment's ``rate``, ``local`` or ``clock`` with the keys that one algorithm changes."""
+    if not changes:
+        return section
+    length = {"epochs", "steps"} if changes.keys() & {"epochs", "steps"} else set()
+    length |= {"cohort"} if "concurrency" in changes else set()
+    own = {key: value for key, value in section.model_dump(exclude_none=True).items() if key not in length}
+    return type(section).model_validate(own | dict(changes))
+
+
+class Method(FromRegistry):
+    """An algorithm in the comparison: its name, its options, and its label in tables and plots.
+
+    FedAdagrad, FedAdam and FedYogi stand for FedAvg with the server optimizer, and take its options.
+
+    Attributes:
+        label: in tables and plots. Default: the name with the options.
+        rate, local, clock: the keys of these tables that differ for this algorithm.
+        limits, aggregation, objective: override the experiment's.
+        warm_start: whether rows and momentum start from the clients' gradients at the first model
+            (``Server.warm_start``) instead of zero. A number is the number of minibatches per gradient (the papers' B);
+            ``true`` uses the number of local steps in a round.
+    """
+
+    registry = staticmethod(lambda: algorithms.REGISTRY)
+
+    label: Line = ""
+    rate: Mapping[str, Any] | None = None
+    local: Mapping[str, Any] | None = None
+    clock: Mapping[str, Any] | None = None
+    limits: UpdateLimits | None = None
+    aggregation: Aggregation = None
+    objective: Objective | None = None
+    warm_start: bool | Count = False
+
+    @field_validator("clock")
+    @classmethod
+    def _path_is_absolute(cls, clock: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        has_path = clock is not None and isinstance(clock.get("trace"), str)
+        return {**clock, "trace": str(absolute(clock["trace"]))} if clock is not None and has_path else clock
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_stands_for_optimizer(cls, data: Any) -> Any:
+        table: Any = {"name": data} if isinstance(data, str) else data
+        if not isinstance(table, Mapping) or table.get("name") not in SERVER_OPTIMIZERS:
+            return data
+        own = {*cls.model_fields, *inspect.signature(algorithms.FedAvg).parameters}
+        options = {key: value for key, value in table.items() if key not in own}
+        label = f"{table['name']} ({', '.join(f'{key}={value}' for key, value in options.items())})"
+        kept = {key: value for key, value in table.items() if key in own}
+        rate = table.get("rate") or {}
+        if isinstance(rate, Mapping):  # the field's validator rejects other values
+            rate = {"optimizer": {"name": SERVER_OPTIMIZERS[table["name"]], **options}, **rate}
+        return {"label": label if options else table["name"]} | kept | {"name": "FedAvg", "rate": rate}
+
+    def _try(self) -> None:
+        made: Algorithm = self.make()
+        check_table(made)
+        check_method(made)
+        if self.warm_start and not made.takes_warm_start:
+            raise RangeError(
+                f"warm_start={self.warm_start}: must be false, because {self.name} has no state to initialize"
+            )
+
+    @model_validator(mode="after")
+    def _label(self) -> Self:
+        if not self.label:
+            options = [f"{key}={value}" for key, value in self.options.items()]
+            if self.warm_start:
+                options.append("warm start" if self.warm_start is True else f"warm start, B={self.warm_start}")
+            clock = dict(self.clock or {})
+            policy = clock.pop("policy", {})
+            clock |= policy if isinstance(policy, Mapping) else {"policy": policy}
+            for key, value in {**(self.rate or {}), **(self.local or {}), **clock}.items():
+                options.append(f"{key}={value.get('name', value) if isinstance(value, Mapping) else value}")
+            if self.limits is not None and self.limits.max_norm:
+                options.append(f"max_norm={self.limits.max_norm}")
+            options += [rule.name for rule in self.aggregation or ()]
+            name = self.name.rpartition(":")[2]  # the name of a user's class, without its module
+            object.__setattr__(self, "label", f"{name} ({', '.join(options)})" if options else name)
+        return self
+
+
+class Data(FromRegistry):
+    """The data set and its options."""
+
+    registry = staticmethod(lambda: data.REGISTRY)
+    FILLED_IN = data.FILLED_IN
+
+    @property
+    def source(self) -> data.Source:
+        """The data set's entry in the registry."""
+        return data.REGISTRY.find(self.name)
+
+    def maker(self) -> Callable[..., Any]:
+        """Return the function that loads the data set."""
+        return self.source.load
+
+    def _try(self) -> None:
+        if self.source.generated:  # then loading is cheap
+            data.load(self.name, clients=1, seed=0, **self.options)
+
+
+class Partition(FromRegistry):
+    """The partition of the examples: the number of clients, and a rule with its options."""
+
+    registry = staticmethod(lambda: partitions.REGISTRY)
+    FILLED_IN = partitions.FILLED_IN
+
+    clients: Count
+
+    def _try(self) -> None:
+        if self.name == "natural":
+            return
+        try:
+            self.maker()(NO_LABELS, self.clients, seed=0, **self.options)
+        except FedcoreError as error:
+            # Rules check the labels last. The labels are empty here, so only that check may fail.
+            if not str(error).startswith("labels:"):
+                raise
+
+
+class Model(FromRegistry):
+    """The network and its options."""
+
+    @staticmethod
+    def registry() -> Registry[Any]:
+        """Return the registry of networks."""
+        import_quietly("torch")
+        from fedcore.sim import nets
+
+        return nets.REGISTRY
+
+    @field_validator("name")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        """Check a plain name without torch, whose import takes seconds."""
+        if ":" not in name and "fedcore.sim.nets" not in sys.modules:
+            models = dict.fromkeys(MODELS, Any)
+            _find(Registry("model", models, expected="a model", fits=callable, group="fedcore.models"), name)
+        return name
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        """Do nothing: ``Experiment`` validates the options last, since they need torch."""
+        return self
+
+    def check(self, source: data.Source, name: str) -> None:
+        """Raise a problem if the model does not exist, or does not fit the examples of the data set ``name``."""
+        make = _find(self.registry(), self.name, "name")
+        options_model(make, more_keys=["name"]).model_validate(dict(self.options))
+        try:
+            scores = _scores(self.model_dump_json(), source.shape)
+        except ShapeError as error:
+            raise problem(f"{error}; these are the examples of {name!r}") from None
+        except FedcoreError as error:
+            raise problem(str(error)) from None
+        if scores != source.classes:
+            raise problem(f"must have {source.classes} outputs, one per class of {name!r}, got {scores}")
+
+
+class Local(Section):
+    """A client's local work: minibatch SGD for ``epochs`` passes or ``steps`` steps; see ``sgd.LocalOptions``."""
+
+    batch: Count
+    epochs: Count | None = None
+    steps: Count | None = None
+    weight_decay: float = Field(default=0.0, ge=0, le=LARGEST_STEP)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    clip: float | None = Field(default=None, gt=0, le=LARGEST_STEP)
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.epochs is None) == (self.steps is None):
+            raise problem(
+                f"set exactly one of 'epochs' and 'steps', got {'neither' if self.epochs is None else 'both'}"
+            )
+        return self
+
+
+def _check_pattern(value: Any) -> Any:
+    """Validate the pattern in ``among``, and return it unchanged."""
+    table = {"name": value} if isinstance(value, str) else value
+    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+        raise problem(f"must be the name of a pattern, or a table with name and options, got {value!r}")
+    make = _find(participation.REGISTRY, table["name"], "name")
+    options = {key: option for key, option in table.items() if key != "name"}
+    options_model(make, Participation.FILLED_IN, Participation.KINDS, ["name"]).model_validate(options)
+    return value
+
+
+def _with_absolute_traces(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _with_absolute_traces(value)
+        if isinstance(value, Mapping)
+        else str(absolute(value))
+        if key == "traces" and isinstance(value, str) and Path(value).is_file()
+        else value
+        for key, value in options.items()
+    }
+
+
+class Participation(FromRegistry):
+    """The participation: a pattern and its options. ``first_round = "all"`` overrides it in round 0.
+
+    The option ``among`` is the inner pattern: a name, or a table with name and options.
+    """
+
+    registry = staticmethod(lambda: participation.REGISTRY)
+    FILLED_IN = ("clients", "seed", "first_round")
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _make_paths_absolute(cls, options: Any) -> Any:
+        """Make the paths of existing traces absolute, since a run may be resumed in a different folder."""
+        return _with_absolute_traces(options) if isinstance(options, Mapping) else options
+
+    KINDS: ClassVar[Mapping[str, Any]] = {"among": Annotated[Any, BeforeValidator(_check_pattern)]}
+
+    first_round: Literal["all"] | None = None
+
+    def _try(self) -> None:
+        """Do nothing: ``Experiment`` builds the pattern for its clients."""
+
+
+class VirtualClock(Section):
+    """The virtual clock of a trial's rounds (``fedcore.sim.clock``); records then have virtual seconds.
+
+    Attributes:
+        median, spread, jitter, trace: as for ``Durations``; a relative path of ``trace`` becomes absolute.
+        cohort, policy: as for ``Clock``.
+        concurrency: how many asynchronous clients are at work (``Arrivals``). ``policy`` then has ``buffer``,
+            ``max_staleness`` and ``discount`` of the server's ``RoundPolicy``. Default: rounds are synchronous.
+    """
+
+    median: float = Field(default=1.0, gt=0, le=1e9)
+    spread: float = Field(default=0.5, ge=0, le=10)
+    jitter: float = Field(default=0.25, ge=0, le=10)
+    trace: Annotated[str, AfterValidator(lambda path: str(absolute(path)))] | None = None
+    cohort: Count | None = None
+    concurrency: Count | None = None
+    policy: Mapping[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _buffer_is_complete(self) -> Self:
+        keys = ("buffer", "max_staleness", "discount")
+        if self.concurrency is None:
+            if own := [key for key in keys if key in self.policy]:
+                raise problem(f"missing; {own[0]} needs the number of clients at work", "concurrency")
+            return self
+        if missing := [key for key in keys[:2] if key not in self.policy]:
+            raise problem("missing; asynchronous clients (concurrency) need it", "policy", missing[0])
+        if other := [key for key in self.policy if key not in keys] or ["cohort"] * (self.cohort is not None):
+            raise problem(f"{other[0]} does not apply to asynchronous clients (concurrency); remove it")
+        with _as_problem():
+            as_policy(self.policy)
+        return self
+
+    def over(self, pattern: participation.Participation) -> Clock | Arrivals:
+        """Return the pattern's clients on this clock."""
+        options = self.model_dump(exclude={"cohort", "concurrency", "policy"})
+        durations = Durations(pattern.clients, seed=pattern.seed, **options)
+        if self.concurrency is not None:
+            return Arrivals(durations, self.concurrency, among=pattern)
+        return Clock(durations, policy=self.policy, cohort=self.cohort, among=pattern)
+
+    def check(self, method: Method, experiment: "Experiment") -> None:
+        """Raise a problem if the clients, the method or another table of the experiment do not fit this clock."""
+        clients = experiment.partition.clients
+        with _as_problem():
+            self.over(participation.Always(clients))
+        if self.concurrency is None:
+            return
+        tables = {"objective": method.objective or experiment.objective, "attack": experiment.attack}
+        if present := [key for key, table in {**tables, "network": experiment.network}.items() if table]:
+            raise problem(f"asynchronous clients do not work with {present[0]}; remove one of them", "concurrency")
+        made, aggregation = method.make(), method.aggregation or experiment.aggregation
+        if made.rows_at_clients:
+            raise problem(f"{method.label}: clients keep rows, which needs synchronous rounds; use placement='server'")
+        if made.needs_fresh_updates:
+            raise problem(f"{method.label}: takes no late updates; leave concurrency out, or use another method")
+        rules = None if aggregation is None else [rule.make() for rule in aggregation]
+        with _as_problem():  # a small server checks the other combinations
+            policy = as_policy(self.policy)
+            server = Server(np.zeros(1, np.float32), made, {0: 1}, lr=1.0, policy=policy, aggregation=rules)
+        if not server._settings.repeats and self.policy["buffer"] > clients:
+            raise problem(f"must be at most {clients}, the clients: {method.label} takes one update of each", "policy")
+
+
+class Evaluate(Section):
+    """When the model is evaluated and stored.
+
+    Attributes:
+        every: rounds between two evaluations on the test set.
+        last: the number of rounds at the end of the run that are all evaluated. Default: the last round only.
+        keep: rounds between two models in the run's folder ``models``, which also receives the last one. Default: no
+            models are stored.
+        best: whether ``models`` also receives the best model so far, by ``metric``.
+        metric: "accuracy" or "loss", on the test set.
+        patience: a trial stops after this many evaluations without an improvement. Default: it runs all rounds.
+        min_delta: the smallest change of the metric that counts as an improvement.
+    """
+
+    every: Count = 1
+    last: Count = 1
+    keep: Count | None = None
+    best: bool = False
+    metric: Literal["accuracy", "loss"] = "accuracy"
+    patience: Count | None = None
+    min_delta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+    @field_validator("metric", mode="before")
+    @classmethod
+    def _is_recorded(cls, metric: Any) -> Any:
+        if metric not in ("accuracy", "loss"):
+            raise problem(f"must be 'accuracy' or 'loss', got {metric!r}; for another metric write the loop of rounds")
+        return metric
+
+    def is_due(self, round: int, rounds: int) -> bool:
+        """Whether a run of ``rounds`` rounds evaluates the model of this round."""
+        return (round + 1) % self.every == 0 or round >= rounds - self.last
+
+    def keeps(self, round: int, rounds: int) -> bool:
+        """Whether a run of ``rounds`` rounds stores the model of this round."""
+        return self.keep is not None and ((round + 1) % self.keep == 0 or round + 1 == rounds)
+
+
+class Experiment(Section):
+    """A comparison of algorithms on one problem, in which the same clients are active in the same rounds.
+
+    Attributes:
+        threads: per process, for fedcore's kernels and for batched training of clients.
+        together: whether clients are trained as a batch if the model allows it (``InProcess``), or "vmap" for torch's
+            batching. Default: true for perceptrons; for other networks, a run measures which is faster, and stores the
+            choice in its configuration.
+        device: where clients are trained and models evaluated: the CPU or a GPU. Participants, examples and minibatches
+            do not depend on it; results differ in rounding.
+        server_device: where the server keeps its vectors: host memory or a GPU. Results do not depend on it.
+        clock: a virtual clock, on which late clients do not count. Default: rounds have no duration.
+        network: replaces the server; the clients are nodes that average their models with their neighbours'.
+        limits, aggregation: limits of single updates, and rules that reject, cap, scale or combine updates.
+        attack: what dishonest clients send. Default: all clients are honest.
+        grid: the values that a sweep tries (``experiment.config.points``); a run ignores it.
+        note: a text that reports show below the table.
+        changes: the differences from the preset with the same title (set by ``load_preset``).
+        inherited: the values that a file has from its ``base``, by preset and key (set by ``load_preset``).
+    """
+
+    name: Line = ""
+    title: Line
+    description: str
+    source: str
+    rounds: Count
+    seeds: tuple[Seed, ...] = Field(strict=False)
+    algorithms: tuple[Method, ...] = Field(strict=False)
+    threads: Threads = 1
+    together: Together | None = None
+    device: Device | None = None
+    server_device: Device | None = None
+    data: Data
+    partition: Partition
+    model: Model
+    local: Local
+    rate: Rate
+    participation: Participation
+    clock: VirtualClock | None = None
+    limits: UpdateLimits | None = None
+    aggregation: Aggregation = None
+    attack: AttackOfClients | None = None
+    objective: Objective | None = None
+    network: NetworkOfNodes | None = None
+    evaluate: Evaluate = Evaluate()
+    pictures: Pictures = Pictures()
+    report: ReportSettings = ReportSettings()
+    grid: Mapping[str, list[Any]] = Field(default_factory=dict)
+    note: Line = ""
+    changes: tuple[Change, ...] = Field(default=(), strict=False)
+    inherited: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _methods_fit(self) -> Self:
+        """Validate the tables of each algorithm."""
+        for order, method in enumerate(self.algorithms):
+            with _below("algorithms", str(order), "rate"):
+                changed(self.rate, method.rate)
+            with _below("algorithms", str(order), "local"):
+                local = changed(self.local, method.local)
+            with _below(*(("algorithms", str(order)) if method.clock else ()), "clock"):
+                if (clock := self.clock_of(method)) is not None:
+                    clock.check(method, self)
+            key = "momentum" if local.momentum else None if local.clip is None else "clip"
+            if key and method.make().needs_plain_steps:
+                own = ["algorithms", str(order)] if key in (method.local or ()) else []
+                text = (
+                    f"does not work with {method.label}, which computes control variates from plain SGD steps; remove "
+                    'it, or let clients send them with control = "sent"'
+                )
+                raise problem(text, *own, "local", key)
+        return self
+
+    def clock_of(self, method: Method) -> VirtualClock | None:
+        """Return the clock of one algorithm."""
+        if self.clock is None and method.clock is not None:
+            raise problem("needs a table clock in the experiment, which times the other algorithms")
+        return None if self.clock is None else changed(self.clock, method.clock)
+
+    @model_validator(mode="after")
+    def _model_fits(self) -> Self:
+        """Validate the model only if all other keys are valid: it is the only one that imports torch."""
+        with _below("model"):
+            self.model.check(self.data.source, self.data.name)
+        return self
+
+    def __repr__(self) -> str:
+        methods = ", ".join(method.label for method in self.algorithms)
+        return f"Experiment({self.name!r}: {methods}; {self.rounds} rounds, {len(self.seeds)} seeds)"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: one row per key, with only the labels of the algorithms."""
+        rows = {key: value for key, value in self.tables().items() if value not in ({}, [], "")}
+        rows["algorithms"] = [method.label for method in self.algorithms]
+        return html_table(f"Experiment {self.name}", ((key, describe_value(value)) for key, value in rows.items()))
+
+    def tables(self) -> dict[str, Any]:
+        """Return the experiment as JSON tables, as in ``config.json``."""
+        tables: dict[str, Any] = json.loads(self.model_dump_json(exclude_none=True))
+        return tables
+
+    @field_validator("name")
+    @classmethod
+    def _name_stays_inside(cls, name: str) -> str:
+        """Require a relative path, since the name becomes a folder below the output folder."""
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\0" in name or (name and not path.parts):
+            raise problem(f"must be a name or a relative path, got {name!r}")
+        return name
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) < len(seeds) or not seeds:
+            raise problem(f"needs at least one seed, without duplicates, got {list(seeds)}")
+        return seeds
+
+    @field_validator("algorithms")
+    @classmethod
+    def _labels_differ(cls, methods: tuple[Method, ...]) -> tuple[Method, ...]:
+        labels = [method.label for method in methods]
+        if len(set(labels)) < len(labels) or not labels:
+            raise problem(f"needs at least one algorithm, with distinct labels, got {labels}; set label = '...'")
+        return methods
+
+    @field_validator("partition")
+    @classmethod
+    def _data_has_clients(cls, partition: Partition, info: ValidationInfo) -> Partition:
+        """Require data with clients for the natural partition. A user's data set is checked when it is loaded."""
+        named, own = info.data.get("data"), data.REGISTRY.own
+        if partition.name == "natural" and named and named.name in own and not named.source.generated:
+            generated = ", ".join(name for name, one in data.REGISTRY.items() if one.generated and name in own)
+            raise problem(
+                f"{named.name!r} does not assign examples to clients; use {generated}, your own data, or a different "
+                "partition",
+                "name",
+            )
+        return partition
+
+    @field_validator("participation")
+    @classmethod
+    def _pattern_fits(cls, pattern: Participation, info: ValidationInfo) -> Participation:
+        if "partition" in info.data:  # otherwise the partition has problems, which are reported
+            with _as_problem():
+                participation.named(pattern.name, info.data["partition"].clients, **pattern.options)
+        return pattern
+
+    @field_validator("clock")
+    @classmethod
+    def _clock_fits(cls, clock: VirtualClock | None, info: ValidationInfo) -> VirtualClock | None:
+        if clock is not None and "partition" in info.data:
+            with _as_problem():
+                clock.over(participation.Always(info.data["partition"].clients))
+        return clock
+
+    @field_validator("attack")
+    @classmethod
+    def _some_are_honest(cls, attack: AttackOfClients | None, info: ValidationInfo) -> AttackOfClients | None:
+        clients = info.data["partition"].clients if "partition" in info.data else None
+        if attack is not None and clients is not None and attack.clients >= clients:
+            raise problem(f"must be less than the {clients} clients of the partition, got {attack.clients}", "clients")
+        return attack
+
+    @field_validator("evaluate")
+    @classmethod
+    def _keep_needs_a_server(cls, evaluate: Evaluate, info: ValidationInfo) -> Evaluate:
+        key = "keep" if evaluate.keep is not None else "best" if evaluate.best else None
+        if key is not None and info.data.get("network") is not None:
+            raise problem("does not work with a network, whose nodes have different models; remove it", key)
+        return evaluate
+
+    @field_validator("network")
+    @classmethod
+    def _network_fits(cls, network: NetworkOfNodes | None, info: ValidationInfo) -> NetworkOfNodes | None:
+        if network is None or not {"algorithms", "partition", "rate"} <= info.data.keys():
+            return network
+        rate: Rate = info.data["rate"]
+        serving = [rate.server_lr and "rate.server_lr", rate.optimizer and "rate.optimizer"]
+        serving += [key for key in ("objective", "limits", "aggregation", "attack") if info.data.get(key)]
+        for method in info.data["algorithms"]:
+            if not isinstance(method.make(), algorithms.LocalDescent):
+                raise problem(f"the method must be LocalDescent, got {method.label}")
+            own = [key for key in ("objective", "limits", "aggregation") if getattr(method, key)]
+            own += [f"rate.{key}" for key in ("server_lr", "optimizer") if key in (method.rate or {})]
+            serving += [f"{key} of {method.label}" for key in own]
+        if present := [key for key in serving if key]:
+            raise problem(f"{present[0]} needs a server; remove it")
+        with _as_problem():
+            network.topology(info.data["partition"].clients)
+        return network
+
+
+@cache
+def _scores(model: str, shape: tuple[int, ...]) -> int:
+    """Return the number of outputs of a model, given as JSON. The result is cached since ResNet-18 is slow to build."""
+    from fedcore.sim import nets
+
+    options = json.loads(model)
+    return nets.scores(options.pop("name"), shape, **options)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One algorithm with one seed. ``order`` is the algorithm's position in ``experiment.algorithms``."""
+
+    experiment: Experiment
+    order: int
+    seed: int
+
+    @property
+    def method(self) -> Method:
+        """The algorithm and its options."""
+        return self.experiment.algorithms[self.order]
+
+    @property
+    def rate(self) -> Rate:
+        """The rates of the algorithm."""
+        return changed(self.experiment.rate, self.method.rate)
+
+    @property
+    def local(self) -> Local:
+        """The local work of the algorithm's clients."""
+        return changed(self.experiment.local, self.method.local)
+
+    @property
+    def clock(self) -> VirtualClock | None:
+        """The clock of the algorithm."""
+        return self.experiment.clock_of(self.method)
+
+    @property
+    def name(self) -> str:
+        """The trial's name in messages."""
+        return f"{self.method.label}, seed {self.seed}"
+
+    @property
+    def file_name(self) -> str:
+        """The file name of the record. The position distinguishes labels that differ only in punctuation."""
+        label = re.sub(r"[^a-z0-9]+", "-", self.method.label.lower()).strip("-")[:LONGEST_NAME]
+        return f"{self.order}-{label}-seed{self.seed}.jsonl"
+
+
+def trials(experiment: Experiment) -> list[Trial]:
+    """Return all trials, seed by seed, so that a run that stops early has complete comparisons."""
+    return [Trial(experiment, order, seed) for seed in experiment.seeds for order in range(len(experiment.algorithms))]

@@ -1,0 +1,489 @@
+"""Running one trial: its server, clients and participation are built from the experiment and the seed.
+
+The first model, partition, active clients and minibatches depend only on the seed, so all algorithms share them.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from fedcore.algorithms import Algorithm, FedAvgM, LocalDescent
+from fedcore.algorithms.rates import InverseRound, PerCohort, Rate, Staircase
+from fedcore.arrays import CPU, F32
+from fedcore.errors import RangeError
+from fedcore.options import Compute, Limits, as_policy
+from fedcore.server import Broadcast, Report, Server, Update
+from fedcore.sim import nets, participation
+from fedcore.sim.attacks import Liars
+from fedcore.sim.clock import Arrivals, Clock
+from fedcore.sim.data import Dataset
+from fedcore.sim.engines import AtWork, Engine, Evaluation, KeepingClients, Nodes, NodesEngine, RecoveringClients
+from fedcore.sim.experiment.config import hashes, load_and_partition
+from fedcore.sim.experiment.journal import SECONDS, Begun, FolderJournal, Journal, Kept, rows_file
+from fedcore.sim.experiment.results import RoundRecord, finite, have_ended
+from fedcore.sim.experiment.schema import Evaluate, Objective, Trial
+from fedcore.sim.in_process import InProcess
+from fedcore.sim.network import Network
+from fedcore.sim.participation import Active, Participation, Schedule
+from fedcore.sim.sgd import LocalOptions
+from fedcore.store.registry import ClientId
+
+MakeEngine = Callable[..., Engine]
+"""Makes a trial's engine, with the arguments of ``InProcess``. Results do not depend on it."""
+MOST_ARRIVALS = 1000
+"""The maximum number of arrivals for each update of a buffer."""
+
+
+@dataclass
+class ChangingObjective:
+    """The changes of the objective during a trial, with the corresponding test sets.
+
+    A ``Schedule`` in ``pattern`` defines the arrivals and departures; ``objective`` defines their effect. Client i has
+    the training examples ``parts[i]``. ``engine_on`` makes an engine of the model for a data set.
+    """
+
+    objective: Objective
+    pattern: Participation
+    dataset: Dataset
+    parts: Sequence[npt.NDArray[np.int64]]
+    engine_on: Callable[[Dataset], Engine]
+    arrivals: dict[int, int] = field(init=False, default_factory=dict)
+    departures: dict[int, int] = field(init=False, default_factory=dict)
+    engines: dict[frozenset[int], Engine] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for inner in participation.nested(self.pattern):
+            if isinstance(inner, Schedule):
+                self.arrivals |= {client: round for client, round in inner.arrivals.items() if round > 0}
+                self.departures |= inner.departures
+
+    @property
+    def excludes(self) -> bool:
+        """Whether the objective excludes departed clients."""
+        return self.objective.departures == "exclude"
+
+    def start(self) -> dict[ClientId, int]:
+        """Return n_k of each client in the objective of round 0."""
+        return {client: len(part) for client, part in enumerate(self.parts) if client not in self.arrivals}
+
+    def begin(self, server: Server, round: int) -> None:
+        """Apply the arrivals and departures before this round to the server."""
+        server.add_clients({client: len(self.parts[client]) for client, at in self.arrivals.items() if at == round})
+        for client in [client for client, at in self.departures.items() if at == round]:
+            server.remove_client(client, from_objective=self.excludes)
+
+    def rate(self, rate: Rate) -> Rate:
+        """Return the rate, restarted at each change of the objective if ``objective.restart`` is true."""
+        if self.objective.restart and isinstance(rate, Staircase | InverseRound):
+            for round in {*self.arrivals.values(), *(self.departures.values() if self.excludes else ())}:
+                rate = rate.restarted(round)
+        return rate
+
+    def counted_in(self, round: int) -> frozenset[int]:
+        """Return the clients whose test examples count in this round."""
+        departures = self.departures if self.excludes or self.objective.test == "present" else {}
+        return frozenset(
+            client
+            for client in range(len(self.parts))
+            if self.arrivals.get(client, 0) <= round < departures.get(client, round + 1)
+        )
+
+    def evaluate(self, round: int, x: F32) -> Evaluation:
+        """Return accuracy and loss of x, float32[n], on the test examples that count in this round."""
+        clients = self.counted_in(round)
+        if clients not in self.engines:
+            chosen = test_examples(self.dataset, self.parts, clients)
+            test_x, test_y = self.dataset.test_x[chosen], self.dataset.test_y[chosen]
+            self.engines[clients] = self.engine_on(replace(self.dataset, test_x=test_x, test_y=test_y, test_parts=None))
+        return self.engines[clients].evaluate(x)
+
+
+def test_examples(
+    dataset: Dataset, parts: Sequence[npt.NDArray[np.int64]], clients: frozenset[int]
+) -> npt.NDArray[np.int64]:
+    """Return the test examples of some clients as ascending indices into ``dataset.test_y``.
+
+    If the data set assigns test examples to clients, return those; else all test examples of the clients' classes.
+    """
+    if dataset.test_parts is not None:
+        return np.sort(np.concatenate([dataset.test_parts[client] for client in sorted(clients)]))
+    classes = np.unique(np.concatenate([dataset.train_y[parts[client]] for client in sorted(clients)]))
+    return np.flatnonzero(np.isin(dataset.test_y, classes))
+
+
+@dataclass(frozen=True)
+class TrialParts:
+    """The parts of a trial. ``uploads`` counts the vectors sent for a warm start: one per client, else 0."""
+
+    server: Server | Nodes
+    engine: Engine
+    pattern: Participation
+    changing: ChangingObjective | None = None
+    uploads: int = 0
+    liars: Liars | None = None
+
+    @property
+    def course(self) -> Arrivals | None:
+        """The asynchronous clients, if any."""
+        return self.engine.arrivals if isinstance(self.engine, AtWork) else None
+
+    def updates(self, broadcast: Broadcast, active: Active) -> Iterable[Update]:
+        """Return the updates of a round, including those of dishonest clients."""
+        updates = self.engine.updates(broadcast, active)
+        return updates if self.liars is None else self.liars.updates(broadcast, updates)
+
+    def begin(self, round: int) -> None:
+        """Prepare a round: apply arrivals and departures."""
+        if self.changing is not None and isinstance(self.server, Server):
+            self.changing.begin(self.server, round)
+
+    def end(self, report: Report) -> None:
+        """Complete a round: clients that keep rows update them."""
+        if isinstance(self.engine, KeepingClients) and isinstance(self.server, Server):
+            self.engine.after(self.server, report)
+
+    @property
+    def bytes_more(self) -> int:
+        """The bytes sent to the clients of the last round in addition to the broadcast."""
+        return self.engine.bytes_more if isinstance(self.engine, KeepingClients) else 0
+
+    def evaluate(self, round: int, x: F32) -> Evaluation:
+        """Return accuracy and loss of a round's model."""
+        return self.engine.evaluate(x) if self.changing is None else self.changing.evaluate(round, x)
+
+
+def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InProcess) -> TrialParts:
+    """Return the parts of a trial. The server is loaded from the folder ``saved``, or new if this does not exist."""
+    experiment, seed, algorithm = trial.experiment, trial.seed, trial.method.make()
+    device, local, rate = experiment.device or CPU, trial.local, trial.rate
+    clients, active = experiment.partition.clients, experiment.participation
+    module = nets.build(experiment.model.name, seed=seed, **experiment.model.options)
+    dataset, parts = load_and_partition(experiment, seed)
+    liars = None
+    if experiment.attack is not None:
+        liars = Liars(experiment.attack.make(), range(clients - experiment.attack.clients, clients), seed)
+    pattern = participation.named(
+        active.name,
+        clients,
+        labels=[dataset.train_y[part] for part in parts],
+        seed=seed,
+        first_round=active.first_round,
+        **active.options,
+    )
+    if dataset.clients is not None and experiment.partition.name == "natural":
+        for each in participation.nested(pattern):
+            if isinstance(each, participation.Trace):
+                each.check_names(dataset.clients)
+    course = None if (clock := trial.clock) is None else clock.over(pattern)
+    pattern = course if isinstance(course, Clock) else pattern
+    sizes = [len(part) for part in parts]
+
+    def evaluator(counted: Dataset) -> Engine:
+        return InProcess(module, counted, parts, batch=local.batch, steps=1, seed=0, together=False, device=device)
+
+    objective = trial.method.objective or experiment.objective
+    changing = None if objective is None else ChangingObjective(objective, pattern, dataset, parts, evaluator)
+    engine = make_engine(
+        module,
+        dataset if liars is None else liars.poisoned(dataset, parts),
+        parts,
+        batch=local.batch,
+        epochs=local.epochs,
+        steps=local.steps,
+        seed=seed,
+        options=LocalOptions(local.weight_decay, local.momentum, local.clip),
+        together=True if experiment.together is None else experiment.together,
+        threads=experiment.threads,
+        device=device,
+    )
+    steps = engine.most_steps(algorithm.local_rule)
+    if experiment.network is not None:
+        nodes = _nodes(trial, algorithm, module, sizes, steps, saved)
+        return TrialParts(nodes, NodesEngine(engine, nodes), pattern)
+    waiting: dict[str, Any] = {}
+    if clock is not None and isinstance(course, Arrivals):
+        engine, waiting = AtWork(engine, course), {"policy": as_policy(clock.policy)}
+    if algorithm.rows_at_clients:
+        kept = RecoveringClients if isinstance(algorithm, FedAvgM) else KeepingClients
+        engine = kept(engine, algorithm)
+    gamma = rate.server_lr.make() if rate.server_lr else None
+    if isinstance(gamma, PerCohort):
+        size = waiting["policy"].buffer if waiting else None
+        gamma = gamma.over(lambda round: size or len(pattern.active(round)))
+    lr = rate.lr.make()
+    present: dict[ClientId, int] = dict(enumerate(sizes)) if changing is None else changing.start()
+    server_device = experiment.server_device or CPU
+    limits, aggregation = (
+        getattr(experiment if getattr(trial.method, key) is None else trial.method, key)
+        for key in ("limits", "aggregation")
+    )
+    if saved is not None and saved.exists():
+        # lr is one of fedcore's classes, which the server saves.
+        server = Server.load(saved, algorithm=algorithm, server_lr=gamma, compute=Compute(device=server_device))
+        if isinstance(engine, KeepingClients | AtWork):
+            engine.load(rows_file(saved, server.round_number))
+    else:
+        # A flat vector would not separate BatchNorm's statistics from parameters, so the server gets the module.
+        # Diagnostics read the rows once more, which costs less than one local step.
+        server = Server(
+            module,
+            algorithm,
+            present,
+            lr=lr if changing is None else changing.rate(lr),
+            server_lr=gamma,
+            optimizer=rate.optimizer.make() if rate.optimizer else None,
+            aggregation=None if aggregation is None else [rule.make() for rule in aggregation],
+            limits=Limits(max_steps=steps, max_norm=limits.max_norm if limits else None),
+            compute=Compute(device=server_device, diagnostics=True),
+            **waiting,
+        )
+        if trial.method.warm_start:
+            minibatches = None if trial.method.warm_start is True else trial.method.warm_start
+            server.warm_start(engine.gradients(server.broadcast(present), minibatches))
+    uploads = len(present) if trial.method.warm_start else 0
+    return TrialParts(server, engine, pattern, changing, uploads, liars)
+
+
+def _nodes(
+    trial: Trial, algorithm: Algorithm, module: nn.Module, sizes: list[int], steps: int, saved: Path | None
+) -> Nodes:
+    """Return the network of a trial, new or loaded."""
+    experiment = trial.experiment
+    assert isinstance(algorithm, LocalDescent)
+    assert experiment.network is not None
+    if saved is not None and saved.exists():
+        return Nodes(Network.load(saved), algorithm)
+    topology = experiment.network.topology(len(sizes))
+    q = sizes if experiment.network.weights == "examples" else None
+    models, limits = [module] * len(sizes), Limits(max_steps=steps)
+    return Nodes(Network(models, topology, lr=trial.rate.lr.make(), q=q, limits=limits), algorithm)
+
+
+def run_trial(
+    trial: Trial,
+    folder: Path,
+    on_round: Callable[[RoundRecord], None] = lambda _: None,
+    *,
+    checkpoint_seconds: float = SECONDS,
+    make_engine: MakeEngine = InProcess,
+) -> None:
+    """Run one trial and write its record. An interrupted trial resumes from its last checkpoint.
+
+    ``folder`` is the run's folder, with ``records`` in it. ``on_round`` is called with the rounds of an existing
+    record, and with each new round after it is written.
+
+    Determinism: everything but ``seconds`` depends only on the trial, on one machine and for one number of torch
+    threads (which this function does not change).
+    """
+    with (
+        FolderJournal(trial, folder, checkpoint_seconds) as journal,
+        closing(trial_rounds(trial, journal, make_engine)) as lines,
+    ):
+        for line in lines:
+            on_round(line)
+
+
+def trial_rounds(
+    trial: Trial, journal: Journal, make_engine: MakeEngine = InProcess
+) -> Generator[RoundRecord, None, None]:
+    """Run one trial from the state of its journal; yield the recorded rounds, then each new one once it is written."""
+    experiment = trial.experiment
+    if have_ended(journal.before, experiment.rounds):
+        journal.end()
+        yield from journal.before
+        return
+    parts = build(trial, journal.saved, make_engine)
+    if parts.server.round_number > len(journal.before):  # the record lost rounds that the checkpoint includes
+        parts.engine.close()
+        parts = build(trial, None, make_engine)
+    server, before = parts.server, journal.before[: parts.server.round_number]
+    with closing(parts.engine):
+        journal.put(Begun(len(before), *hashes(trial)))
+        yield from before
+        uploads = before[-1].uploads if before else parts.uploads
+        progress = _Improvement(experiment.evaluate)
+        for line in before:
+            progress.is_best(line)
+        clock = before[-1].clock or 0.0 if before else 0.0
+        count, evaluate = experiment.rounds, experiment.evaluate
+        for line in rounds(parts, count=count, evaluate=evaluate, uploads=uploads, clock=clock):
+            names = [f"round{line.round}"] if experiment.evaluate.keeps(line.round, experiment.rounds) else []
+            names += ["best"] if progress.is_best(line) and experiment.evaluate.best else []
+            for name in names:
+                assert isinstance(server, Server), "each node of a network has its own model"
+                journal.put(Kept(name, server.tensors()))
+            if progress.is_over and line.round + 1 < experiment.rounds:
+                line = replace(line, stopped=True)
+            journal.put(line)
+            yield line
+            if line.stopped:
+                break
+            journal.save_when_due(server, parts.engine)
+    journal.end()
+
+
+@dataclass
+class _Improvement:
+    """The best value of the metric so far, and the number of evaluations of changed models since then.
+
+    Equal accuracy and loss mean an unchanged model, as in rounds without clients, or while MIFA waits.
+    """
+
+    evaluate: Evaluate
+    best: float = -inf
+    since: int = 0
+    last: tuple[float | None, float | None] | None = None
+
+    def is_best(self, line: RoundRecord) -> bool:
+        """Count a round; return whether its model is the best so far."""
+        if line.accuracy is None:  # not evaluated
+            return False
+        loss = inf if line.loss is None else line.loss
+        value = line.accuracy if self.evaluate.metric == "accuracy" else -loss
+        unchanged = line.loss is not None and (line.accuracy, line.loss) == self.last
+        self.last = line.accuracy, line.loss
+        if unchanged:
+            return False
+        self.since += 1
+        if value > self.best + self.evaluate.min_delta:
+            self.best, self.since = value, 0
+        return self.since == 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the trial must stop."""
+        return self.evaluate.patience is not None and self.since >= self.evaluate.patience
+
+
+def rounds(
+    parts: TrialParts, *, count: int, evaluate: Evaluate, uploads: int = 0, clock: float = 0.0
+) -> Iterator[RoundRecord]:
+    """Run the server's rounds up to ``count``; yield the record of each.
+
+    ``evaluate`` selects the rounds that are evaluated; ``uploads`` is the number of vectors sent earlier, and ``clock``
+    the virtual time.
+    """
+    server = parts.server
+    for round in range(server.round_number, count):
+        waited = -parts.engine.waited
+        work = _synchronous(parts, round, clock) if parts.course is None else _asynchronous(parts)
+        report, clock, waited = work.report, work.clock or 0.0, waited + parts.engine.waited
+        start = perf_counter()
+        evaluation = parts.evaluate(round, server.x) if evaluate.is_due(round, count) else None
+        done = perf_counter()
+        uploads += work.sent * server.algorithm.uploads
+        yield RoundRecord(
+            round=round,
+            active=work.active,
+            heard=len(report.accepted),
+            refused=len(report.rejected),
+            accuracy=evaluation.accuracy if evaluation else None,
+            loss=finite(evaluation.loss) if evaluation else None,
+            lr=work.lr,
+            gamma=report.gamma,
+            steps=report.steps,
+            uploads=uploads,
+            norm=finite(float(np.mean(report.norms))) if len(report.norms) else None,
+            bytes=report.bytes,
+            seconds={
+                "broadcast": work.broadcast,
+                "local": work.local - waited,
+                "aggregate": work.aggregate,
+                "evaluate": done - start,
+                **({"waited": waited} if waited else {}),
+            },
+            uploadings=(round + 1) * server.algorithm.uploads + (parts.uploads > 0),
+            bytes_down=work.bytes_down,
+            diversity=finite(report.diversity),
+            correction_norm=finite(report.correction_norm),
+            staleness=report.staleness,
+            together=parts.engine.together,
+            awaited=report.waiting_for,
+            clock=work.clock,
+            ages=None if parts.course is None else report.ages.tolist(),
+        )
+
+
+class _Work(NamedTuple):
+    """A round: its report, clients, rate, traffic and virtual end, and the seconds of its phases."""
+
+    report: Report
+    active: list[int]
+    lr: float
+    sent: int
+    bytes_down: int
+    clock: float | None
+    broadcast: float
+    local: float
+    aggregate: float
+
+
+def _synchronous(parts: TrialParts, round: int, clock: float) -> _Work:
+    """Run a round with the pattern's clients."""
+    begun, end = perf_counter(), None
+    parts.begin(round)
+    if isinstance(parts.pattern, Clock):
+        active, seconds = parts.pattern.closing(round)
+        end = clock + seconds
+    else:
+        active = parts.pattern.active(round)
+    broadcast = parts.server.broadcast(active.clients)
+    stream = _TimedUpdates(parts.updates(broadcast, active))
+    start = perf_counter()
+    report = parts.server.round(stream)
+    parts.end(report)
+    aggregate, received = perf_counter() - start - stream.seconds, broadcast.bytes + parts.bytes_more
+    clients, times = active.clients.tolist(), (start - begun, stream.seconds, aggregate)
+    return _Work(report, clients, broadcast.lr, stream.count, received, end, *times)
+
+
+def _asynchronous(parts: TrialParts) -> _Work:
+    """Let clients start and arrive until the server closes its buffer."""
+    server, engine = parts.server, parts.engine
+    assert isinstance(server, Server)
+    assert isinstance(engine, AtWork)
+    begun, local, sent, received = perf_counter(), 0.0, 0, 0
+    lr, reports = server.broadcast([]).lr, list[Report]()
+    while not reports:
+        start = perf_counter()
+        received += engine.start(server)
+        local += perf_counter() - start
+        if (update := engine.next()) is None:
+            continue
+        sent += 1
+        reports = server.push([update])
+        if not reports and sent > MOST_ARRIVALS * (server.policy.buffer or 1):
+            rejected = server.open_buffer().rejected
+            raise RangeError(
+                f"policy.buffer={server.policy.buffer}: the buffer is not full after {sent} updates, of which "
+                f"{len(rejected)} were rejected (the last one: {rejected[-1][1]}); change policy or concurrency"
+            )
+    active = [int(client) for client in reports[0].accepted]
+    times = (0.0, local, perf_counter() - begun - local)
+    return _Work(reports[0], active, lr, sent, received, engine.arrivals.time, *times)
+
+
+@dataclass
+class _TimedUpdates:
+    """Iterates over updates, counts them, and sums the time until each is ready."""
+
+    updates: Iterable[Update]
+    seconds: float = 0.0
+    count: int = 0
+
+    def __iter__(self) -> Iterator[Update]:
+        start = perf_counter()
+        for update in self.updates:
+            self.seconds += perf_counter() - start
+            self.count += 1
+            yield update
+            start = perf_counter()
+        self.seconds += perf_counter() - start

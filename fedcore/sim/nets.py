@@ -1,0 +1,296 @@
+"""The models of the papers and examples."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from fedcore.errors import RangeError, ShapeError
+from fedcore.sim.sgd import seeded
+from fedcore.validation import Registry, check_integer, check_number
+
+
+class MaxPool2(nn.MaxPool2d):
+    """Max pooling with the values of ``nn.MaxPool2d(2)``, ten times as fast on a CPU without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map float32[..., height, width] to float32[..., height // 2, width // 2]."""
+        if torch.is_grad_enabled() or images.device.type != "cpu" or min(images.shape[-2:]) < 2:
+            pooled: Tensor = super().forward(images)
+            return pooled
+        rows = torch.maximum(images[..., :-1:2, :], images[..., 1::2, :])
+        return torch.maximum(rows[..., :-1:2], rows[..., 1::2])
+
+
+class LeNet(nn.Sequential):
+    """The MimiC paper's network for 1x28x28 images and 10 classes: 44,426 parameters.
+
+    Two 5x5 convolutions, to 6 and to 16 channels, each have ReLU and max pooling by 2. Fully connected layers of 120,
+    84 and 10 units follow, with ReLU between them. The paper does not specify the fully connected layers; these are
+    from its authors' public code.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(lenet_layers(channels=1, side=28, classes=10))
+
+
+def lenet_layers(*, channels: int, side: int, classes: int) -> OrderedDict[str, nn.Module]:
+    """Return LeNet's layers by name, for images with this number of channels, ``side`` pixels wide and high."""
+    left = ((side - 4) // 2 - 4) // 2  # the side after two convolutions and their poolings
+    return OrderedDict[str, nn.Module](
+        conv1=nn.Conv2d(channels, 6, 5),
+        relu1=nn.ReLU(),
+        pool1=MaxPool2(),
+        conv2=nn.Conv2d(6, 16, 5),
+        relu2=nn.ReLU(),
+        pool2=MaxPool2(),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(16 * left * left, 120),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(120, 84),
+        relu4=nn.ReLU(),
+        fc3=nn.Linear(84, classes),
+    )
+
+
+class CNNCIFAR10(nn.Sequential):
+    """PyTorch's tutorial network for 3x32x32 images, which Flower's examples train: 62,006 parameters for 10 classes.
+
+    The network is LeNet with three input channels.
+    """
+
+    def __init__(self, classes: int = 10) -> None:
+        check_integer("classes", classes, 1)
+        super().__init__(lenet_layers(channels=3, side=32, classes=classes))
+
+
+class CNNEMNIST(nn.Sequential):
+    """The Flexible paper's network for 1x28x28 images: 1,690,046 parameters for 62 classes, 1,682,351 for 47.
+
+    Two convolutions, to 32 and to 64 channels, each have ReLU and max pooling by 2. A fully connected layer of 512
+    units with ReLU follows, then the outputs: 62 for the split "byclass", 47 for "bymerge" and "balanced".
+
+    The paper does not specify the kernels. This network has 5x5 kernels that keep the image's size, as in McMahan et
+    al., 2017, whose network for MNIST has the same layers.
+    """
+
+    def __init__(self, classes: int = 62) -> None:
+        check_integer("classes", classes, 1)
+        super().__init__(
+            OrderedDict(
+                conv1=nn.Conv2d(1, 32, 5, padding=2),
+                relu1=nn.ReLU(),
+                pool1=MaxPool2(),
+                conv2=nn.Conv2d(32, 64, 5, padding=2),
+                relu2=nn.ReLU(),
+                pool2=MaxPool2(),
+                flatten=nn.Flatten(),
+                fc1=nn.Linear(64 * 7 * 7, 512),
+                relu3=nn.ReLU(),
+                fc2=nn.Linear(512, classes),
+            )
+        )
+
+
+class MLP(nn.Sequential):
+    """Hidden layers with ReLU over the flattened input. Default: 4,810 parameters, for the 8x8 digits.
+
+    ``hidden`` has the units of each hidden layer, from the input on; it is empty for a logistic regression.
+    """
+
+    def __init__(self, inputs: int = 64, hidden: Sequence[int] = (64,), classes: int = 10) -> None:
+        named = [("inputs", inputs), *(("hidden", units) for units in hidden), ("classes", classes)]
+        sizes = [check_integer(name, size, 1) for name, size in named]
+        layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+        for number in range(1, len(sizes)):
+            layers[f"fc{number}"] = nn.Linear(sizes[number - 1], sizes[number])
+            layers[f"relu{number}"] = nn.ReLU()
+        layers.popitem()  # no ReLU after the last layer
+        super().__init__(layers)
+
+
+def logistic(inputs: int = 60, classes: int = 10) -> MLP:
+    """Multinomial logistic regression. Default: the Flexible paper's model for SYNTHETIC, with 610 parameters."""
+    return MLP(inputs, (), classes)
+
+
+def mlp_mnist(hidden: Sequence[int] = (200, 200)) -> MLP:
+    """The Flexible paper's 784-200-200-10 perceptron for MNIST: 199,210 parameters."""
+    return MLP(784, hidden, 10)
+
+
+def relu_mnist(hidden: Sequence[int] = (200,)) -> MLP:
+    """The Momentum paper's two-layer ReLU network for MNIST: 159,010 parameters; the paper gives no width."""
+    return MLP(784, hidden, 10)
+
+
+def mlp_cifar10(hidden: Sequence[int] = (200, 200)) -> MLP:
+    """The Momentum paper's three-layer perceptron for CIFAR-10: 656,810 parameters; the paper gives no widths."""
+    return MLP(3072, hidden, 10)
+
+
+class Block(nn.Module):
+    """A residual block: ReLU(f(x) + x), f two 3x3 convolutions with batch normalisation each and ReLU between them.
+
+    If the shape changes, a 1x1 convolution with batch normalisation is applied to the summand x.
+    """
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(after)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(after)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or before != after:
+            self.shortcut.append(nn.Conv2d(before, after, 1, stride, bias=False))
+            self.shortcut.append(nn.BatchNorm2d(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map float32[b, before, s, s] to float32[b, after, s / stride, s / stride]."""
+        residual = self.bn2(self.conv2(relu(self.bn1(self.conv1(x)))))
+        return relu(residual + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 for 3x32x32 images: 11,173,962 parameters and 9,600 BatchNorm statistics for 10 classes.
+
+    A 3x3 convolution of 64 channels replaces the 7x7 convolution and its pooling. Two blocks each of 64, 128, 256 and
+    512 channels follow; from the second pair on, they halve the image. The last layers are the mean over the image and
+    a fully connected layer. The Momentum paper only names "ResNet-18".
+
+    The statistics are float buffers, which a server averages but does not correct; ``num_batches_tracked`` is a
+    counter.
+
+    Reference: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", 2016.
+    """
+
+    CHANNELS = (64, 64, 128, 256, 512)
+
+    def __init__(self, classes: int = 10) -> None:
+        check_integer("classes", classes, 1)
+        super().__init__()
+        self.conv = nn.Conv2d(3, self.CHANNELS[0], 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(self.CHANNELS[0])
+        blocks: list[nn.Module] = []
+        for before, after in pairwise(self.CHANNELS):
+            blocks += [Block(before, after, 1 if before == after else 2), Block(after, after, 1)]
+        self.blocks = nn.Sequential(*blocks)
+        self.fc = nn.Linear(self.CHANNELS[-1], classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map float32[b, 3, 32, 32] to scores float32[b, classes]."""
+        features = self.blocks(relu(self.bn(self.conv(images))))
+        scores: Tensor = self.fc(features.mean(dim=(2, 3)))
+        return scores
+
+
+class VGG11(nn.Module):
+    """VGG-11 without batch normalisation for 3x32x32 images and 10 classes: 9,750,922 parameters.
+
+    Eight 3x3 convolutions with ReLU have 64, 128, 256, 256, 512, 512, 512 and 512 channels. Max pooling by 2 follows
+    the first, second, fourth, sixth and eighth. Fully connected layers of 512, 512 and 10 units follow, with ReLU
+    between them. Dropout precedes the first and second fully connected layer.
+
+    The MimiC paper only names "VGG-11". Its authors' public code has no batch normalisation. The classifier, its
+    dropout and the initial weights are from the code on which theirs is based (NIID-Bench).
+
+    Weights of convolutions are drawn from N(0, 2 / (9 channels out)); their biases are 0. With PyTorch's smaller
+    default weights, the gradient vanishes in eight layers without normalisation.
+    """
+
+    CHANNELS = (3, 64, 128, 256, 256, 512, 512, 512, 512)
+    POOLED = (1, 2, 4, 6, 8)
+    """The convolutions that a pooling follows."""
+
+    def __init__(self, dropout: float = 0.5) -> None:
+        check_number("dropout", dropout, "[0, 1)")
+        super().__init__()
+        layers: list[nn.Module] = []
+        for number, (before, after) in enumerate(pairwise(self.CHANNELS), start=1):
+            convolution = nn.Conv2d(before, after, 3, padding=1)
+            nn.init.normal_(convolution.weight, std=math.sqrt(2 / (9 * after)))
+            assert convolution.bias is not None
+            nn.init.zeros_(convolution.bias)
+            layers += [convolution, nn.ReLU()]
+            if number in self.POOLED:
+                layers.append(MaxPool2())
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(
+            nn.Flatten(),
+            nn.Dropout(dropout),
+            nn.Linear(512, 512),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(512, 512),
+            nn.ReLU(),
+            nn.Linear(512, 10),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map float32[b, 3, 32, 32] to scores float32[b, 10]."""
+        scores: Tensor = self.classifier(self.features(images))
+        return scores
+
+
+REGISTRY: Registry[Callable[..., nn.Module]] = Registry(
+    "model",
+    {
+        "lenet": LeNet,
+        "vgg11": VGG11,
+        "logistic": logistic,
+        "mlp": MLP,
+        "mlp-mnist": mlp_mnist,
+        "cnn-emnist": CNNEMNIST,
+        "cnn-cifar10": CNNCIFAR10,
+        "mlp-cifar10": mlp_cifar10,
+        "relu-mnist": relu_mnist,
+        "resnet18": ResNet18,
+    },
+    expected="a class or function that makes a torch.nn.Module",
+    fits=callable,
+    group="fedcore.models",
+)
+
+
+def build(name: str, *, seed: int, **options: Any) -> nn.Module:
+    """Create a new model with its usual initial weights.
+
+    ``name`` is a key of ``REGISTRY``, the name of an entry point, or ``module:Name`` of a custom model; ``options`` are
+    its arguments. The weights depend only on the arguments, and torch's global random state does not change.
+
+    >>> sum(p.numel() for p in build("lenet", seed=0).parameters())
+    44426
+    """
+    make = REGISTRY.find(name)
+    with seeded(seed, "local: initial weights"):
+        module = make(**options)
+    if not isinstance(module, nn.Module):
+        raise RangeError(f"model: {name!r} must return a torch.nn.Module, got {module!r:.200}")
+    return module
+
+
+def scores(name: str, shape: tuple[int, ...], **options: Any) -> int:
+    """Return the number of scores that a model has for an example of this shape, by applying it to one.
+
+    Cost: the time to create the model: milliseconds, or tenths of a second with ten million parameters.
+
+    >>> scores("mlp", (1, 8, 8))
+    10
+    """
+    module = build(name, seed=0, **options).eval()
+    with torch.inference_mode():
+        try:
+            count: int = module(torch.zeros(1, *shape)).shape[1]
+        except RuntimeError as error:
+            why = str(error).rstrip(".")
+            raise ShapeError(f"{name!r}: does not take examples float32{[*shape]} ({why})") from None
+    return count

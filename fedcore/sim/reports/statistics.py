@@ -1,0 +1,405 @@
+"""Statistics of a run's records, per trial and over the seeds, and their tables."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from statistics import fmean, median, stdev
+from typing import Any
+
+from pandas import DataFrame
+from scipy.special import stdtrit
+
+from fedcore.sim.experiment.results import Record, RoundRecord
+from fedcore.sim.experiment.schema import WINDOW
+
+CONFIDENCE = 0.95
+NONE = "–"
+"""The text of a cell without a value."""
+DIAGNOSTICS = ("diversity", "correction_norm", "staleness")
+COST_NOTE = (
+    "Means over trials: model vectors that one client sends in a round, MB up and down (float32, the active clients), "
+    "and seconds by what they went to. Medians over rounds and trials: gradient diversity, the correction's length, "
+    "and the rounds since the clients heard were heard last; – where a method has none."
+)
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """The mean and sample standard deviation over seeds; None with too few values."""
+
+    mean: float | None = None
+    deviation: float | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> "Statistic":
+        """Return the statistic of one value per seed; None values are skipped.
+
+        >>> Statistic.of([1.0, 3.0])
+        Statistic(mean=2.0, deviation=1.4142135623730951)
+        """
+        known = [value for value in values if value is not None]
+        return cls(fmean(known) if known else None, stdev(known) if len(known) > 1 else None)
+
+    def text(self, scale: float = 1, mean: str = ".1f", deviation: str = ".1f") -> str:
+        """Return a text such as ``71.3 ± 2.0``, with both numbers multiplied by ``scale``.
+
+        >>> Statistic(0.713, 0.02).text(100, "+.1f")
+        '+71.3 ± 2.0'
+        """
+        if self.mean is None:
+            return NONE
+        spread = "" if self.deviation is None else f" ± {scale * self.deviation:{deviation}}"
+        return f"{scale * self.mean:{mean}}{spread}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The statistics of one algorithm.
+
+    Attributes:
+        seeds: the seeds with at least one evaluated round.
+        rounds: the rounds of the shortest of these trials.
+        final: the mean accuracy over the window (``report.window``): its evaluated rounds are the trial's result.
+        last_round: the accuracy of the last evaluated round.
+        best: the highest accuracy of any round.
+        oscillation: the standard deviation of the accuracy over the window.
+        loss: the mean test loss (mean cross entropy) over the window.
+        difference: the difference in accuracy to the first algorithm, paired by seed, over the window of their common
+            rounds; None for the first algorithm.
+        seconds: the wall time of one trial.
+    """
+
+    algorithm: str
+    seeds: tuple[int, ...]
+    rounds: int
+    final: Statistic
+    last_round: Statistic
+    best: Statistic
+    oscillation: Statistic
+    loss: Statistic
+    difference: Statistic | None
+    seconds: Statistic
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The statistics of a run's algorithms, in the order of the comparison.
+
+    Attributes:
+        notes: notes on incomplete trials, on windows with few evaluations, and on models that waited for clients.
+        window: ``report.window``.
+        changed: the experiment's changes to its preset as text; may be empty.
+        inherited: what the experiment has from the preset that its file extends, as text; may be empty.
+    """
+
+    title: str
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+    window: int = WINDOW
+    changed: str = ""
+    inherited: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference in accuracy between two algorithms, paired by seed.
+
+    Attributes:
+        of, over: the labels; the difference is ``of`` minus ``over``.
+        values: the difference of each seed as a fraction, over the window of the rounds that both trials evaluated.
+        apart: the seeds that are excluded because the two trials had different active clients.
+    """
+
+    of: str
+    over: str
+    values: tuple[float, ...]
+    apart: tuple[int, ...] = ()
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over the seeds; None without seeds."""
+        return Statistic.of(self.values).mean
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the mean by Student's t; None with fewer than two seeds.
+
+        >>> low, high = Difference("A", "B", (0.01, 0.03)).interval
+        >>> round(low, 3), round(high, 3)
+        (-0.107, 0.147)
+        """
+        return interval_of(self.values)
+
+    def interval_text(self) -> str:
+        """Return the interval as text, in percentage points.
+
+        >>> Difference("A", "B", (0.02, 0.02, 0.02)).interval_text()
+        '95 %: +2.0 .. +2.0'
+        """
+        ends = self.interval
+        if ends is None:
+            return "one seed" if self.values else "no seed"
+        return f"95 %: {100 * ends[0]:+.1f} .. {100 * ends[1]:+.1f}"
+
+
+def interval_of(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean by Student's t; None with fewer than two values."""
+    if len(values) < 2:
+        return None
+    half = students_t(len(values)) * stdev(values) / sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def students_t(count: int) -> float:
+    """Return the half width of the 95 % interval of a mean of ``count`` values, in standard errors."""
+    return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+
+
+def by_algorithm(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Return the records by algorithm label, in the order of the records."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.header.algorithm, []).append(record)
+    return groups
+
+
+def accuracies(record: Record) -> dict[int, float]:
+    """Return the accuracy of each evaluated round."""
+    return {line.round: line.accuracy for line in record.rounds if line.accuracy is not None}
+
+
+def losses(record: Record) -> dict[int, float]:
+    """Return the test loss of each evaluated round whose loss is finite."""
+    return {line.round: line.loss for line in record.rounds if line.loss is not None}
+
+
+def waiting(record: Record) -> set[int]:
+    """Return the rounds in which the model did not change because the method waited for clients' first updates."""
+    return {line.round for line in record.rounds if line.awaited}
+
+
+def judged(record: Record, *others: Record) -> list[int]:
+    """Return the rounds of a result: those that all these trials evaluated, among the last ``record.window``."""
+    shared = set(accuracies(record)).intersection(*map(accuracies, others))
+    return sorted(round for round in shared if round > max(shared) - record.window)
+
+
+def final(record: Record, curve: Callable[[Record], dict[int, float]] = accuracies) -> float | None:
+    """Return a trial's result: the mean accuracy or loss over the window, or None."""
+    values = curve(record)
+    known = [values[round] for round in judged(record) if round in values]
+    return fmean(known) if known else None
+
+
+def at_the_end(records: Iterable[Record]) -> list[Record]:
+    """Return the records with a window of one round: the last evaluated one."""
+    return [replace(record, window=1) for record in records]
+
+
+def paired(record: Record, baseline: Record) -> float | None:
+    """Return the mean difference of two trials' accuracies over the window of the rounds that both evaluated, or None.
+
+    ``record`` has the window.
+    """
+    curve, other, rounds = accuracies(record), accuracies(baseline), judged(record, baseline)
+    return fmean(curve[round] - other[round] for round in rounds) if rounds else None
+
+
+def difference(records: Iterable[Record], of: str, over: str) -> Difference:
+    """Return the difference between two algorithms, over the seeds of both whose active clients are equal.
+
+    An asynchronous trial has other active clients than a synchronous one with the same seed; the two are compared.
+    """
+    groups = by_algorithm(records)
+    one, other = ({record.header.seed: record for record in groups.get(label, ())} for label in (of, over))
+    values, apart = [], []
+    for seed in sorted(one.keys() & other.keys()):
+        rounds = zip(one[seed].rounds, other[seed].rounds, strict=False)
+        if any(a.active != b.active and a.ages is None and b.ages is None for a, b in rounds):
+            apart.append(seed)
+        elif (value := paired(one[seed], other[seed])) is not None:
+            values.append(value)
+    return Difference(of, over, tuple(values), tuple(apart))
+
+
+def differences_to_first(records: Sequence[Record]) -> list[Difference]:
+    """Return the difference between each further algorithm and the first algorithm."""
+    first, *others = by_algorithm(records)
+    return [difference(records, other, first) for other in others]
+
+
+def summarise(records: Sequence[Record], changed: str = "", notes: Iterable[str] = (), inherited: str = "") -> Summary:
+    """Return the statistics of one experiment's records, at least one; ``notes`` precede the notes on the records."""
+    groups = by_algorithm(records)
+    first = {record.header.seed: record for record in records if record.header.order == 0}
+    return Summary(
+        title=records[0].header.title,
+        rows=tuple(_row(label, group, first) for label, group in groups.items()),
+        notes=(
+            *notes,
+            *(note for record in records for note in _notes(record)),
+            *_window_notes(records),
+            *(note for label, group in groups.items() for note in _rejection_notes(label, group)),
+            *(note for label, group in groups.items() for note in _waiting_notes(label, group)),
+        ),
+        window=records[0].window,
+        changed=changed,
+        inherited=inherited,
+    )
+
+
+def legend(*summaries: Summary) -> str:
+    """Return a text that explains the columns of these summaries."""
+    windows = " or ".join(map(str, sorted({one.window for one in summaries})))
+    return (
+        "Accuracy, oscillation and test loss: mean, standard deviation and mean cross entropy over the evaluated "
+        f"rounds among a trial's last {windows}; last round: the last evaluated one; mean ± sample standard deviation "
+        "over seeds, in points; vs: paired by seed, same clients in each round, but for asynchronous methods."
+    )
+
+
+def frame(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> DataFrame:
+    """Return a DataFrame whose cells keep their types."""
+    return DataFrame(rows, columns=list(headings), dtype=object)
+
+
+def summary_table(summary: Summary) -> DataFrame:
+    """Return the summary as a table for readers, with rounded percentages."""
+    headings = ("algorithm", "accuracy %", "last round %", f"vs {summary.rows[0].algorithm}", "oscillation")
+    return frame(
+        (*headings, "best %", "test loss", "seeds", "rounds", "s / trial"),
+        [
+            (
+                row.algorithm,
+                row.final.text(100),
+                row.last_round.text(100),
+                "" if row.difference is None else row.difference.text(100, "+.1f"),
+                row.oscillation.text(100),
+                row.best.text(100),
+                row.loss.text(1, ".3f" if (row.loss.mean or 0) < 1e4 else ".3g", ".3g"),
+                str(len(row.seeds)),
+                str(row.rounds),
+                Statistic(row.seconds.mean).text(),
+            )
+            for row in summary.rows
+        ],
+    )
+
+
+def summary_csv(summary: Summary) -> str:
+    """Return the summary as CSV for programs: fractions in full precision, empty cells for missing values."""
+    names = ("final", "last_round", "best", "oscillation", "loss", "difference", "seconds")
+    rows = []
+    for row in summary.rows:
+        values = [getattr(row, name) or Statistic() for name in names]
+        # The quote prevents a spreadsheet from evaluating a label as a formula.
+        label = f"'{row.algorithm}" if row.algorithm.startswith(("=", "+", "-", "@", "\t", "\r")) else row.algorithm
+        numbers = [number for value in values for number in (value.mean, value.deviation)]
+        rows.append((label, len(row.seeds), row.rounds, *numbers))
+    spread = [f"{name}_{part}" for name in names for part in ("mean", "std")]
+    return csv_text(frame(("algorithm", "seeds", "rounds", *spread), rows))
+
+
+def csv_text(table: DataFrame) -> str:
+    """Return a table as CSV."""
+    text: str = table.to_csv(index=False, lineterminator="\n")
+    return text
+
+
+def difference_table(records: Sequence[Record]) -> DataFrame:
+    """Return a table of the differences to the first algorithm, with a row per further algorithm."""
+    rows = []
+    for pair in zip(differences_to_first(records), differences_to_first(at_the_end(records)), strict=True):
+        one, apart = pair[0], f"; not the same clients: seeds {list(pair[0].apart)}" if pair[0].apart else ""
+        cells = [NONE if each.mean is None else f"{100 * each.mean:+.1f} ({each.interval_text()})" for each in pair]
+        rows.append((f"{one.of} - {one.over}", *cells, f"{len(one.values)}{apart}"))
+    return frame(("paired by seed", "points", "last round", "seeds"), rows)
+
+
+def cost_table(records: Sequence[Record]) -> DataFrame:
+    """Return a table of traffic, seconds per phase and diagnostics, with a row per algorithm."""
+    parts = list(dict.fromkeys(part for record in records for line in record.rounds for part in line.seconds))
+    timed = any(line.clock is not None for record in records for line in record.rounds)
+    headings = ("algorithm", "vectors up", "MB up", "MB down", *(f"{part} s" for part in parts), *DIAGNOSTICS)
+    headings += ("virtual s",) * timed
+    rows = []
+    for label, group in by_algorithm(record for record in records if record.rounds).items():
+        lines = [line for record in group for line in record.rounds]
+        ends = [record.rounds[-1] for record in group]
+        vectors = [end.uploadings / (end.round + 1) for end in ends if end.uploadings is not None]
+        down = all(line.bytes_down is not None for line in lines)
+        cells = [label, f"{fmean(vectors):g}" if vectors else NONE, _mean_sum(group, lambda line: line.bytes, 1e6)]
+        cells.append(_mean_sum(group, lambda line: line.bytes_down or 0, 1e6) if down else NONE)
+        cells += [_mean_sum(group, lambda line: line.seconds.get(part, 0.0)) for part in parts]  # noqa: B023
+        for name in DIAGNOSTICS:
+            known = [value for line in lines if (value := getattr(line, name)) is not None]
+            cells.append(f"{median(known):.3g}" if known else NONE)
+        if timed:
+            cells.append(f"{fmean(end.clock or 0.0 for end in ends):.1f}")
+        rows.append(cells)
+    return frame(headings, rows)
+
+
+def _mean_sum(group: Sequence[Record], of: Callable[[RoundRecord], float], unit: float = 1) -> str:
+    """Return as text the mean over trials of a sum over rounds."""
+    return f"{fmean(sum(map(of, record.rounds)) for record in group) / unit:.1f}"
+
+
+def _row(label: str, group: Sequence[Record], first: dict[int, Record]) -> Row:
+    curves = {record.header.seed: curve for record in group if (curve := accuracies(record))}
+    windows = [[accuracies(record)[round] for round in judged(record)] for record in group]
+    pairs = [paired(record, first[record.header.seed]) for record in group if record.header.seed in first]
+    return Row(
+        algorithm=label,
+        seeds=tuple(curves),
+        rounds=min((len(record.rounds) for record in group if record.header.seed in curves), default=0),
+        final=Statistic.of(map(final, group)),
+        last_round=Statistic.of(map(final, at_the_end(group))),
+        best=Statistic.of(max(curve.values()) for curve in curves.values()),
+        oscillation=Statistic.of(stdev(values) for values in windows if len(values) > 1),
+        loss=Statistic.of(final(record, losses) for record in group),
+        difference=None if group[0].header.order == 0 else Statistic.of(pairs),
+        seconds=Statistic.of(sum(sum(line.seconds.values()) for line in record.rounds) for record in group),
+    )
+
+
+def _notes(record: Record) -> list[str]:
+    header, notes = record.header, []
+    name = f"{header.algorithm}, seed {header.seed}"
+    if not record.is_complete:
+        notes.append(f"{name}: stopped after {len(record.rounds)} of {header.rounds} rounds")
+    elif len(record.rounds) < header.rounds:
+        notes.append(f"{name}: stopped early after {len(record.rounds)} of {header.rounds} rounds (evaluate.patience)")
+    if record.torn:
+        notes.append(f"{name}: the last line of its record was cut off and is left out")
+    return notes
+
+
+def _window_notes(records: Sequence[Record]) -> list[str]:
+    """Return a note if a result is the mean of fewer rounds than its window has."""
+    counts = [(len(rounds), min(rounds[-1] + 1, record.window)) for record in records if (rounds := judged(record))]
+    few, full = min((pair for pair in counts if pair[0] < pair[1]), default=(0, 0))
+    advice = f"set evaluate.last={records[0].window}"
+    return [f"only {few} of the last {full} rounds were evaluated; {advice}"] if few else []
+
+
+def _rejection_notes(label: str, group: Sequence[Record]) -> list[str]:
+    """Return a note if the server rejected updates of an algorithm."""
+    lines = [line for record in group for line in record.rounds]
+    rejected, accepted = sum(line.refused for line in lines), sum(line.heard for line in lines)
+    return [f"{label}: {rejected} of {rejected + accepted} updates were rejected"] if rejected else []
+
+
+def _waiting_notes(label: str, group: Sequence[Record]) -> list[str]:
+    """Return a note if an algorithm's model waited for clients, with the range over its seeds."""
+    waited = [len(waiting(record)) for record in group]
+    if not any(waited):
+        return []
+    few, most = min(waited), max(waited)
+    rounds = max(len(record.rounds) for record in group)
+    missing = max((record.rounds[-1].awaited or 0 for record in group if record.rounds), default=0)
+    still = f", and is still waiting for {missing}" if missing else ""
+    return [
+        f"{label}: the model stayed as it was in {few if few == most else f'{few} to {most}'} of {rounds} rounds, "
+        f"waiting for clients without any update so far{still}; wait=false starts without them"
+    ]

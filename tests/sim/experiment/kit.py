@@ -1,0 +1,80 @@
+"""Helpers of the tests of experiments."""
+
+import time
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from fedcore.sim.experiment import Sweep, load_preset, run_sweep
+from fedcore.sim.experiment.results import read
+from fedcore.sim.experiment.trial import run_trial
+
+FEDAVG = ["rounds=2", "seeds=[0]", "algorithms=['FedAvg']", "local.epochs=1"]
+
+
+@cache
+def preset(name):
+    """A preset, loaded once: checking all of them takes seconds."""
+    return load_preset(name)
+
+
+def quick(*changes):
+    """The quickstart with one local epoch."""
+    return load_preset("quickstart", ["local.epochs=1", *changes])
+
+
+def timeless(lines):
+    """Rounds without their wall time, which differs between runs."""
+    return [replace(line, seconds={}) for line in lines]
+
+
+def records_in(folder):
+    """Header and rounds of each record by path."""
+    return {
+        path.relative_to(folder).as_posix(): (record.header, timeless(record.rounds))
+        for path in sorted(folder.rglob("*.jsonl"))
+        for record in [read(path)]
+    }
+
+
+def write_times(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.jsonl")}
+
+
+def rounds_of(trial, folder):
+    return read(folder / "records" / trial.file_name).rounds
+
+
+def interrupt(trial, folder, round, seconds=0):
+    """Run a trial until a round is recorded."""
+
+    def stop(line):
+        if line.round == round:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_trial(trial, folder, stop, checkpoint_seconds=seconds)
+
+
+def assert_resumes(trial, folder, stops, seconds=0, before_resume=lambda path: None):
+    """An interrupted trial ends with the bits of an uninterrupted one; return the rounds that it reports."""
+    run_trial(trial, folder / "straight")
+    for stop in stops:
+        interrupt(trial, folder / "interrupted", stop, seconds)
+    before_resume(folder / "interrupted" / "records" / trial.file_name)
+    reported = []
+    run_trial(trial, folder / "interrupted", reported.append, checkpoint_seconds=seconds)
+    assert records_in(folder / "interrupted") == records_in(folder / "straight")
+    return reported
+
+
+def sweep(folder, *changes):
+    assert run_sweep(Sweep([quick(*changes)], folder), jobs=0) == []
+
+
+def wait_until(condition, seconds=240):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

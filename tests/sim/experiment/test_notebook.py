@@ -1,0 +1,57 @@
+"""An experiment in a program or a notebook: its results and its progress."""
+
+import pytest
+
+import fedcore.sim.experiment
+from fedcore.errors import ConfigError
+from fedcore.sim.experiment import Run, load_preset, load_results, run_experiment
+from tests.sim.experiment.kit import records_in
+
+SMALL = {"rounds": 2, "local": {"epochs": 1}, "algorithms": ["FedAvg", "MimiC"]}
+
+
+def test_a_run_and_its_results(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    uniform = {"name": "Uniform", "k": 5}
+    events, more = [], {"on_event": lambda event: events.append(event)}
+    run = fedcore.sim.experiment.run("quickstart", seeds=2, participation=uniform, **more, **SMALL, **{"rate.lr": 0.3})
+    assert sum(event.over for event in events) == 4
+    assert "MimiC, seed 1: " in capsys.readouterr().out
+    changes = ["rounds=2", "seeds=[0, 1]", "local.epochs=1", "algorithms=['FedAvg', 'MimiC']", "rate.lr=0.3"]
+    experiment = load_preset("quickstart", [*changes, "participation={name='Uniform', k=5}"])
+    run_experiment(experiment, tmp_path / "same", jobs=0)
+    assert records_in(run.folder) == records_in(tmp_path / "same")
+    assert run.folder.parent == tmp_path / "runs"
+    assert run.frame.equals(load_results(run.folder))
+    table = run.table()
+    assert list(table["algorithm"]) == ["FedAvg", "MimiC"]
+    parts = ("Quickstart", table["accuracy %"][1], " 0.3", str(run.folder))
+    for text in (repr(run), run._repr_html_()):
+        assert all(part in text for part in parts)
+    (axes,) = run.plot("loss", band="se").axes
+    assert [line.get_label() for line in axes.lines] == ["FedAvg", "MimiC"]
+    assert run.plot()._repr_png_().startswith(b"\x89PNG")
+    page = run.report()
+    assert page == run.folder / "report.html"
+    assert page.exists()
+    more = fedcore.sim.experiment.run(run.folder / "config.json", out=run.folder, resume=True, progress=False, seeds=3)
+    assert set(more.frame["seed"]) == {0, 1, 2}
+    assert repr(Run(run.folder)).splitlines()[3:5] != repr(run).splitlines()[3:5]
+
+
+def test_a_run_that_fails_raises(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"rate\.lr: must be a number"):
+        fedcore.sim.experiment.run("quickstart", rate={"lr": -1})
+    with pytest.raises(ConfigError, match=r"evaluate\.metric: must be .*, got 'f1'; for another metric"):
+        fedcore.sim.experiment.run("quickstart", evaluate={"metric": "f1"})
+    with pytest.raises(ConfigError, match="grid: run"):
+        fedcore.sim.experiment.run("quickstart", grid={"rate.lr": [0.1]})
+
+    def fail(*arguments, **options):
+        raise ValueError("no luck")
+
+    monkeypatch.setattr("fedcore.sim.experiment.trial.run_trial", fail)
+    with pytest.raises(ConfigError, match=r"FedAvg, seed 0: failed: .*no luck.*; 2 of 2 trials failed"):
+        fedcore.sim.experiment.run("quickstart", out=tmp_path / "run", seeds=1, progress=False, **SMALL)
+    failed = fedcore.sim.experiment.run("quickstart", out=tmp_path / "kept", seeds=1, check=False, **SMALL).failed
+    assert [event.trial.method.label for event in failed] == ["FedAvg", "MimiC"]

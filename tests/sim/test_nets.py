@@ -1,0 +1,227 @@
+"""The models by name."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedcore.errors import RangeError, ShapeError, UnknownNameError
+from fedcore.model import Layout
+from fedcore.sim.nets import (
+    CNNCIFAR10,
+    CNNEMNIST,
+    MLP,
+    REGISTRY,
+    VGG11,
+    LeNet,
+    MaxPool2,
+    ResNet18,
+    build,
+    logistic,
+    mlp_cifar10,
+    mlp_mnist,
+    relu_mnist,
+    scores,
+)
+
+MODELS = {
+    "lenet": (44_426, (1, 28, 28), 10),
+    "vgg11": (9_750_922, (3, 32, 32), 10),
+    "logistic": (610, (60,), 10),
+    "mlp": (4_810, (1, 8, 8), 10),
+    "mlp-mnist": (199_210, (1, 28, 28), 10),
+    "cnn-emnist": (1_690_046, (1, 28, 28), 62),
+    "cnn-cifar10": (62_006, (3, 32, 32), 10),
+    "mlp-cifar10": (656_810, (3, 32, 32), 10),
+    "relu-mnist": (159_010, (1, 28, 28), 10),
+    "resnet18": (11_173_962, (3, 32, 32), 10),
+}
+
+
+def parameters(module):
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def test_every_model_is_in_this_file():
+    assert MODELS.keys() == REGISTRY.keys()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sizes(name):
+    count, shape, classes = MODELS[name]
+    module = build(name, seed=0).eval()
+    assert parameters(module).numel() == count
+    assert f"{count:,} parameters" in (REGISTRY[name].__doc__ or "")
+    with torch.no_grad():
+        assert module(torch.zeros(2, *shape)).shape == (2, classes)
+    assert scores(name, shape) == classes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gradient_reaches_every_parameter(name):
+    _, shape, classes = MODELS[name]
+    module = build(name, seed=0)
+    inputs = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
+    torch.nn.functional.cross_entropy(module(inputs), torch.arange(4) % classes).backward()
+    for parameter in module.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.norm() > 1e-6
+
+
+def test_weights_depend_only_on_the_seed():
+    torch.manual_seed(1)
+    first = parameters(build("mlp", seed=5))
+    torch.manual_seed(2)
+    assert torch.equal(parameters(build("mlp", seed=5)), first)
+    assert not torch.equal(parameters(build("mlp", seed=6)), first)
+
+
+def test_build_and_scores_keep_torch_s_random_state():
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    build("lenet", seed=0)
+    scores("vgg11", (3, 32, 32))
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_options_reach_the_model():
+    assert build("mlp", seed=0, hidden=[3, 5])[1].out_features == 3
+    assert scores("cnn-emnist", (1, 28, 28), classes=47) == 47
+    assert parameters(CNNEMNIST(classes=47)).numel() == 1_682_351
+    assert "1,682,351 for 47" in (CNNEMNIST.__doc__ or "")
+    assert MLP(inputs=6, hidden=[5], classes=3)(torch.zeros(2, 2, 3)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value"),
+    [
+        *((make, "classes", 0) for make in (CNNEMNIST, CNNCIFAR10, ResNet18)),
+        (MLP, "inputs", 0),
+        (MLP, "hidden", [3, 0]),
+        (MLP, "classes", -1),
+        *((VGG11, "dropout", value) for value in (1.0, -0.1, float("nan"))),
+    ],
+)
+def test_options_out_of_range_are_rejected(make, name, value):
+    with pytest.raises(RangeError, match=rf"^{name}\b"):
+        make(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "shape"), [("lenet", (1, 8, 8)), ("mlp", (60,)), ("resnet18", (60,))])
+def test_examples_of_a_wrong_shape_are_rejected(name, shape):
+    with pytest.raises(ShapeError, match=rf"^'{name}': .*[^.]\)$"):
+        scores(name, shape)
+
+
+def test_an_unknown_name_gets_a_suggestion():
+    with pytest.raises(UnknownNameError, match="model: 'lenett' is unknown; did you mean 'lenet'"):
+        build("lenett", seed=0)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 4, 6), (3, 2, 5, 7), (2, 8, 8)])
+def test_pooling_equals_torch_s(shape):
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    expected = torch.nn.functional.max_pool2d(images, 2)
+    with torch.inference_mode():
+        assert torch.equal(MaxPool2()(images), expected)
+    (gradient,) = torch.autograd.grad(MaxPool2()(images.relu()).sum(), images)  # Of several zeros the first counts.
+    assert torch.equal(gradient, torch.autograd.grad(torch.nn.functional.max_pool2d(images.relu(), 2).sum(), images)[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (LeNet, ["Conv2d", "ReLU", "MaxPool2"] * 2 + ["Flatten", "Linear", "ReLU", "Linear", "ReLU", "Linear"]),
+        (CNNEMNIST, ["Conv2d", "ReLU", "MaxPool2"] * 2 + ["Flatten", "Linear", "ReLU", "Linear"]),
+        (lambda: MLP(4, [3, 2]), ["Flatten", "Linear", "ReLU", "Linear", "ReLU", "Linear"]),
+        (logistic, ["Flatten", "Linear"]),
+    ],
+)
+def test_the_layers_of_sequences(make, expected):
+    assert [type(layer).__name__ for layer in make()] == expected
+
+
+def widths(module):
+    return [layer.out_features for layer in module if isinstance(layer, torch.nn.Linear)]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [(mlp_mnist, [200, 200, 10]), (relu_mnist, [200, 10]), (mlp_cifar10, [200, 200, 10]), (logistic, [10])],
+)
+def test_the_papers_widths(make, expected):
+    assert widths(make()) == expected
+
+
+@pytest.mark.parametrize("make", [mlp_mnist, relu_mnist, mlp_cifar10])
+def test_unpublished_widths_are_arguments(make):
+    assert widths(make(hidden=[7])) == [7, 10]
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    torch.manual_seed(0)
+    return ResNet18()
+
+
+def test_batchnorm_statistics_are_buffers_and_counters_are_not(resnet):
+    layout = Layout.of(resnet)
+    assert (layout.n_parameters, layout.n - layout.n_parameters, len(layout.counters)) == (11_173_962, 9_600, 20)
+    assert "11,173,962 parameters and 9,600 BatchNorm statistics" in (ResNet18.__doc__ or "")
+
+
+def test_eighteen_layers_with_weights(resnet):
+    weights = [m for m in resnet.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
+    shortcuts = [m for m in weights if isinstance(m, torch.nn.Conv2d) and m.kernel_size == (1, 1)]
+    assert (len(weights) - len(shortcuts), len(shortcuts)) == (18, 3)
+
+
+def test_images_shrink_to_4x4(resnet):
+    with torch.no_grad():
+        features = resnet.blocks(resnet.conv(torch.zeros(1, 3, 32, 32)))
+    assert features.shape == (1, 512, 4, 4)
+
+
+def test_a_block_is_the_identity_plus_a_correction(resnet):
+    """With its last normalisation at zero, a block of one shape gives relu(x)."""
+    block = resnet.blocks[1].eval()
+    torch.nn.init.zeros_(block.bn2.weight)
+    x = torch.randn(2, 64, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(block(x), x.relu())
+    torch.nn.init.ones_(block.bn2.weight)
+
+
+@pytest.fixture(scope="module")
+def vgg():
+    torch.manual_seed(0)
+    return VGG11()
+
+
+def test_the_layers_of_vgg11(vgg):
+    marks = {"Conv2d": "c", "ReLU": "", "MaxPool2": "M"}
+    assert "".join(marks[type(layer).__name__] for layer in vgg.features) == "cMcMccMccMccM"
+    convolutions = [layer for layer in vgg.features if isinstance(layer, nn.Conv2d)]
+    assert [layer.out_channels for layer in convolutions] == [64, 128, 256, 256, 512, 512, 512, 512]
+    assert not any("norm" in type(layer).__name__.lower() for layer in vgg.modules())
+
+
+def test_the_initial_weights_keep_the_signal(vgg):
+    for layer in vgg.features:
+        if isinstance(layer, nn.Conv2d):
+            assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / (9 * layer.out_channels)), rel=0.05)
+            assert not layer.bias.any()
+    with torch.no_grad():
+        features = vgg.features(torch.randn(4, 3, 32, 32))
+    assert 0.1 < features.std() < 10
+
+
+def test_dropout_works_only_in_training(vgg):
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert not torch.equal(vgg.train()(x), vgg(x))
+        assert torch.equal(vgg.eval()(x), vgg(x))
+        none = VGG11(dropout=0.0).train()
+        assert torch.equal(none(x), none(x))
