@@ -27,13 +27,12 @@ from fedcore.rules import (
     CapSteps,
     Chain,
     ClipToMedian,
-    CountOnce,
     Mean,
-    RatioRule,
     RejectLong,
     RobustRule,
     Rule,
 )
+from fedcore.rules.norms import RatioRule
 from fedcore.store.commits import Durability, Medium
 from fedcore.validation import Registry, absolute, check_integer, check_number
 
@@ -586,14 +585,14 @@ class Settings:
     @cached_property
     def repeats(self) -> bool:
         """Whether a round may have several updates of one client."""
-        once = self.algorithm.updates_once or self.rules.find(CountOnce) is not None
+        once = self.algorithm.updates_once or "once" in self.rules.needs
         return self.policy.buffer is not None and not once
 
     def _require_combinable(self, rule: RobustRule) -> None:
         """Raise RangeError if the method or an option cannot be combined with a robust rule."""
         method = self.algorithm
         sums_more = method.keeps_rows or method.keeps_total or method.sums_changes
-        if sums_more and not (self.rules.needs_medians or self.limits.max_norm is not None):
+        if sums_more and not ("medians" in self.rules.needs or self.limits.max_norm is not None):
             raise RangeError(
                 f"aggregation: {rule} needs a bound with {method}, which also sums vectors of all clients as sent; put "
                 "ClipToMedian() or RejectLong() before it, or set Limits(max_norm=)"
@@ -720,14 +719,15 @@ RATIO_KEYS: dict[str, type[RatioRule]] = {
 def limits_to_state(limits: Limits, rules: Chain) -> dict[str, Any]:
     """Return the limits and ratio rules as JSON, with the keys of the folder format."""
     ratios = {
-        key: None if (rule := rules.find(kind)) is None else rule.ratio for key, kind in reversed(RATIO_KEYS.items())
+        key: next((one.ratio for one in rules if isinstance(one, kind)), None)
+        for key, kind in reversed(RATIO_KEYS.items())
     }
     return {key: getattr(limits, name) for key, name in LIMIT_KEYS.items()} | {
         "signed_buffers": list(limits.signed_buffers),
         "lr": MOST_CLIENT_LR if limits.max_client_lr is None else limits.max_client_lr,
         "own_rates": limits.max_client_lr is not None,
         **ratios,
-        "clips": rules.find(ClipToMedian) is not None,
+        "clips": any(isinstance(one, ClipToMedian) for one in rules),
     }
 
 

@@ -17,7 +17,7 @@ from numbers import Real
 from operator import index
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, TypeGuard, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -128,6 +128,23 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None) -> i
     if not is_integer(number, low, high):
         raise RangeError(f"{name}={short_repr(value)}: must be {describe_integers(low, high)}")
     return index(number)
+
+
+class Checked:
+    """The base class of frozen dataclasses that check their numeric options."""
+
+    _intervals: ClassVar[tuple[tuple[Any, ...], ...]] = ()
+    """Each option with its interval, or its least and its greatest integer, and then other values: None or a text."""
+    _converts: ClassVar[bool] = False
+    """Whether the options become a float or an int."""
+
+    def __post_init__(self) -> None:
+        for name, among, *others in self._intervals:
+            value, is_number = getattr(self, name), isinstance(among, str)
+            if not isinstance(value, str | None) or value not in others:
+                checked = check_number(name, value, among) if is_number else check_integer(name, value, *among)
+                if self._converts:
+                    object.__setattr__(self, name, checked)
 
 
 def as_integer(value: object) -> Any:

@@ -60,43 +60,8 @@ def named(name: str, **options: Any) -> Algorithm:
     return method(**options)
 
 
-__all__ = [
-    "MBSTORM",
-    "MEAN_GRADIENT",
-    "MIFA",
-    "REGISTRY",
-    "ROW_CHANGE",
-    "SCAFFOLD",
-    "SCAFFOLDM",
-    "SCAFFOLDMVR",
-    "Algorithm",
-    "Claims",
-    "Cohort",
-    "Direction",
-    "FedACG",
-    "FedAU",
-    "FedAWE",
-    "FedAsync",
-    "FedAvg",
-    "FedAvgM",
-    "FedAvgMVR",
-    "FedDyn",
-    "FedExP",
-    "FedNova",
-    "FedProx",
-    "FedStale",
-    "FedVARP",
-    "FlexibleFedAvg",
-    "Linear",
-    "LocalDescent",
-    "MimiC",
-    "Placement",
-    "QFedAvg",
-    "Step",
-    "Terms",
-    "check_step",
-    "check_table",
-    "check_weights",
-    "is_computed_locally",
-    "named",
-]
+__all__ = ["MBSTORM", "MEAN_GRADIENT", "MIFA", "REGISTRY", "ROW_CHANGE", "SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR"]
+__all__ += ["Algorithm", "Claims", "Cohort", "Direction", "FedACG", "FedAU", "FedAWE", "FedAsync", "FedAvg"]
+__all__ += ["FedAvgM", "FedAvgMVR", "FedDyn", "FedExP", "FedNova", "FedProx", "FedStale", "FedVARP", "FlexibleFedAvg"]
+__all__ += ["Linear", "LocalDescent", "MimiC", "Placement", "QFedAvg", "Step", "Terms", "check_step", "check_table"]
+__all__ += ["check_weights", "is_computed_locally", "named"]

@@ -9,7 +9,6 @@ from fedcore.algorithms.base import Algorithm, Claims, Cohort, Direction, Step
 from fedcore.algorithms.local_rules import FullGradient, LocalRule, Sgd
 from fedcore.arrays import F64
 from fedcore.kernels import Linear
-from fedcore.validation import check_integer
 
 # FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
 
@@ -238,10 +237,7 @@ class FedAU(Algorithm):
     cutoff: int = 50
 
     weighs_claims = False  # the intervals are the server's own numbers
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("cutoff", self.cutoff, 1, 2**31)
+    _intervals = (("cutoff", (1, 2**31)),)
 
     def weigh(self, claims: Claims) -> F64:
         """The mean intervals."""
@@ -315,10 +311,7 @@ class FlexibleFedAvg(Algorithm):
     needs_shares = True
     weighs_claims = False  # the shares are the server's own numbers
     _choices = (("scheme", ("A", "B", "C")), ("reboot", ("fast", "vanilla")))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("local_steps", self.local_steps, 1)
+    _intervals = (("local_steps", (1, None)),)
 
     @property
     def most_steps(self) -> int | None:

@@ -16,7 +16,7 @@ from fedcore.arrays import F64, core
 from fedcore.errors import AlgorithmError, UnknownNameError
 from fedcore.kernels import Linear, Terms
 from fedcore.store.registry import ClientId
-from fedcore.validation import check_number, describe_interval, is_integer
+from fedcore.validation import Checked, describe_interval, is_integer
 
 # The data that a round passes to an algorithm.
 
@@ -161,22 +161,36 @@ class Step:
     lookahead: float = 0.0
 
 
-class Algorithm(ABC):
+_Derived = cached_property[bool]
+
+
+class Algorithm(Checked, ABC):
     """Base class of server algorithms. A subclass sets the table's entries, and its ``step`` computes v from the sums.
 
     A subclass is a frozen dataclass whose fields are its options; they define its repr, equality and JSON form.
     Entries that depend on an option are properties. ``weigh`` and ``step`` depend only on their arguments and the
     options. ``Server`` rejects an inconsistent table.
+
+    Attributes:
+        keeps_rows: whether the server keeps a row for each client.
+        rows_at_clients: whether each client keeps its own row.
+        sends_row_change: whether clients keep their rows and send the rows' changes.
+        averages: whether the method averages models if there is no server rate.
+        counts_appearances: whether the server stores the last round that accepted each client.
+        updates_once: whether a client may be drawn, and send an update, only once in a round.
+        reads_offset: whether a new row, or an update's term in A, contains the offset.
+        keeps_history: whether the server keeps each direction v[t] while a row refers to it.
+        needs_fresh_updates: whether a late update is rejected, since the server does not keep the control that
+            its client received.
+        folds_history: whether a row r with the anchor v[t] can become the row r - v[t], so that the server can
+            drop old v[t].
     """
 
-    _intervals: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """The numeric options and their intervals."""
     _choices: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = ()
     """The options that are names, and their allowed values."""
 
     def __post_init__(self) -> None:
-        for option, interval in self._intervals:
-            check_number(option, getattr(self, option), interval)
+        super().__post_init__()
         for option, known in self._choices:
             if (value := getattr(self, option)) not in known:
                 raise UnknownNameError.of(option, value, known)
@@ -319,10 +333,20 @@ class Algorithm(ABC):
 
     # These defaults follow from the entries above. A method may override them.
 
-    @cached_property
-    def keeps_rows(self) -> bool:
-        """Whether the server keeps a row for each client."""
-        return self.placement == "server" and (self.row != NOTHING or self.second_vector is not None)
+    keeps_rows = _Derived(lambda m: m.placement == "server" and (m.row != NOTHING or m.second_vector is not None))
+    rows_at_clients = _Derived(lambda m: m.placement == "client")
+    sends_row_change = _Derived(lambda m: m.rows_at_clients and m.second_vector == ROW_CHANGE)
+    averages = _Derived(lambda m: m.unit == "model")
+    counts_appearances = _Derived(lambda m: m.cutoff is not None or m.own_starts)
+    updates_once = _Derived(
+        lambda m: m.keeps_rows or m.second_vector is not None or m.needs_shares or m.counts_appearances
+    )
+    reads_offset = _Derived(lambda m: m.anchor == "offset" and bool(m.row.q or m.adds.q))
+    keeps_history = _Derived(lambda m: m.anchor == "v[t]" and bool(m.row.q or m.adds.q))
+    needs_fresh_updates = _Derived(lambda m: bool(m.second_vector or m.direction.from_row or m.needs_plain_steps))
+    folds_history = _Derived(
+        lambda m: m.keeps_history and m.total_sums_rows and (m.adds.q, m.row.q) == (-m.adds.r, -m.row.r)
+    )
 
     @cached_property
     def only_sums_updates(self) -> bool:
@@ -341,32 +365,6 @@ class Algorithm(ABC):
         return False
 
     @cached_property
-    def rows_at_clients(self) -> bool:
-        """Whether each client keeps its own row."""
-        return self.placement == "client"
-
-    @cached_property
-    def sends_row_change(self) -> bool:
-        """Whether clients keep their rows and send the rows' changes."""
-        return self.rows_at_clients and self.second_vector == ROW_CHANGE
-
-    @cached_property
-    def averages(self) -> bool:
-        """Whether the method averages models if there is no server rate."""
-        return self.unit == "model"
-
-    @cached_property
-    def updates_once(self) -> bool:
-        """Whether a client may be drawn, and send an update, only once in a round."""
-        by_client = self.needs_shares or self.counts_appearances
-        return self.keeps_rows or self.second_vector is not None or by_client
-
-    @cached_property
-    def counts_appearances(self) -> bool:
-        """Whether the server stores the last round that accepted each client."""
-        return self.cutoff is not None or self.own_starts
-
-    @cached_property
     def weighs_claims(self) -> bool:
         """Whether ``weigh`` reads the reported examples, which the server then limits. Default: True if overridden."""
         return type(self).weigh is not Algorithm.weigh
@@ -375,11 +373,6 @@ class Algorithm(ABC):
     def most_steps(self) -> int | None:
         """The maximum number of a client's local steps in a round, or None if clients choose."""
         return self.local_rule.most_steps
-
-    @cached_property
-    def reads_offset(self) -> bool:
-        """Whether a new row, or an update's term in A, contains the offset."""
-        return self.anchor == "offset" and bool(self.row.q or self.adds.q)
 
     @cached_property
     def sums(self) -> Terms:
@@ -399,11 +392,6 @@ class Algorithm(ABC):
         return self.reads_offset
 
     @cached_property
-    def needs_fresh_updates(self) -> bool:
-        """Whether a late update is rejected, since the server does not keep the control that its client received."""
-        return self.second_vector is not None or self.direction.from_row != 0 or self.needs_plain_steps
-
-    @cached_property
     def takes_warm_start(self) -> bool:
         """Whether ``Server.warm_start`` can set the first rows or the first momentum from the clients' gradients."""
         starts = not self.keeps_history and (self.total_sums_rows or not self.keeps_rows)
@@ -418,12 +406,6 @@ class Algorithm(ABC):
     def total_is_whole(self) -> bool:
         """Whether T' = T + a A + b B + s v with integers a, b and s, as exact sums require."""
         return False
-
-    @cached_property
-    def folds_history(self) -> bool:
-        """Whether a row r with the anchor v[t] can become the row r - v[t], so that the server can drop old v[t]."""
-        row, adds = self.row, self.adds
-        return self.keeps_history and adds.q == -adds.r and row.q == -row.r and self.total_sums_rows
 
     @cached_property
     def most_history(self) -> int:
@@ -455,11 +437,6 @@ class Algorithm(ABC):
         """Whether the server sends an offset in addition to x."""
         d = self.direction
         return bool(d.from_mean or d.from_momentum or (d.from_row and self.keeps_rows))
-
-    @cached_property
-    def keeps_history(self) -> bool:
-        """Whether the server keeps each direction v[t] while a row refers to it."""
-        return self.anchor == "v[t]" and bool(self.row.q or self.adds.q)
 
     @cached_property
     def keeps_momentum(self) -> bool:

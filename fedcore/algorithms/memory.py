@@ -10,7 +10,7 @@ from fedcore.algorithms.base import NOTHING, Algorithm, Claims, Cohort, H, Place
 from fedcore.arrays import F64
 from fedcore.errors import RangeError
 from fedcore.kernels import Linear, Terms
-from fedcore.validation import check_integer, check_number
+from fedcore.validation import check_number
 
 # MIFA: Gu et al., "Fast Federated Learning in the Presence of Arbitrary Device Unavailability", NeurIPS 2021.
 
@@ -80,10 +80,7 @@ class MimiC(Algorithm):
     averaging_option = 'units="update"'
     total_is_whole = True  # C' = C - A + S v
     _choices = (("units", ("gradient", "update")), ("placement", ("server", "client")))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("history", self.history, 1, 2**31)
+    _intervals = (("history", (1, 2**31)),)
 
     @property
     def most_history(self) -> int:

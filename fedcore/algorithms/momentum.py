@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from fedcore.algorithms.base import Algorithm, Cohort, Direction, Placement, Step
 from fedcore.algorithms.local_rules import OneMinibatch
 from fedcore.kernels import Linear
-from fedcore.validation import check_integer
 
 # FedAvg-M and FedAvg-M-VR: Cheng et al., "Momentum Benefits Non-IID Federated Learning Simply and Provably",
 # ICLR 2024, arXiv 2306.16504, Algorithms 1 and 3.
@@ -136,10 +135,7 @@ class MBSTORM(FedAvgMVR):
     steps: int = 1
 
     local_rule = OneMinibatch()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("steps", self.steps, 1)
+    _intervals = (*FedAvgMVR._intervals, ("steps", (1, None)))
 
     @property
     def sets_gamma(self) -> bool:

@@ -21,8 +21,8 @@ from fedcore import kernels
 from fedcore.arrays import F32, ieee
 from fedcore.errors import AlgorithmError, RangeError
 from fedcore.validation import (
+    Checked,
     Registry,
-    check_integer,
     check_number,
     describe_interval,
     failed,
@@ -66,7 +66,7 @@ class Optimizer(Protocol):
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Checked):
     """Server momentum, u = m' = momentum m + v. Many frameworks call it FedAvgM (Hsu et al. 2019).
 
     Args:
@@ -77,10 +77,7 @@ class SGD:
     momentum: float = 0.9
     eta: float | None = None
 
-    def __post_init__(self) -> None:
-        check_number("momentum", self.momentum, "[0, 1]")
-        if self.eta is not None:
-            check_number("eta", self.eta, "(0, 1e6]")
+    _intervals = (("momentum", "[0, 1]"), ("eta", "(0, 1e6]", None))
 
     def rate(self, round: int) -> float | None:
         """See ``Optimizer``."""
@@ -129,7 +126,7 @@ class Second(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Adagrad:
+class Adagrad(Checked):
     """u = m' / (sqrt(s') + tau), m' = beta1 m + (1 - beta1) v, s' = s + v^2.
 
     Args:
@@ -148,13 +145,7 @@ class Adagrad:
     eta: float | None = 0.1
     s0: float | None = None
 
-    def __post_init__(self) -> None:
-        check_number("beta1", self.beta1, "[0, 1]")
-        check_number("tau", self.tau, "(0, 1e6]")
-        if self.eta is not None:
-            check_number("eta", self.eta, "(0, 1e6]")
-        if self.s0 is not None:
-            check_number("s0", self.s0, "[0, 1e12]")
+    _intervals = (("beta1", "[0, 1]"), ("tau", "(0, 1e6]"), ("eta", "(0, 1e6]", None), ("s0", "[0, 1e12]", None))
 
     def rate(self, round: int) -> float | None:
         """See ``Optimizer``."""
@@ -207,11 +198,11 @@ class Adam(Adagrad):
     beta2: float = 0.99
     corrected_from: int | None = None
 
+    _intervals = (*Adagrad._intervals, ("beta2", "(0, 1]"), ("corrected_from", (1, 2**31), None))
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("beta2", self.beta2, "(0, 1]")
         if self.corrected_from is not None:
-            check_integer("corrected_from", self.corrected_from, 1, 2**31)
             check_number("beta1", self.beta1, "[0, 1)")
             check_number("beta2", self.beta2, "(0, 1)")
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, Self, SupportsFloat
 from fedcore.arrays import ieee
 from fedcore.errors import RangeError
 from fedcore.validation import (
+    Checked,
     Registry,
     check_integer,
     check_number,
@@ -56,7 +57,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(Checked):
     """The rate ``initial * decay**round``; the MimiC paper's experiments use 0.01 * 0.95^t.
 
     Reference: Sun, Mao, Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central Updates",
@@ -69,9 +70,7 @@ class Exponential:
     initial: float
     decay: float
 
-    def __post_init__(self) -> None:
-        check_number("initial", self.initial, POSITIVE)
-        check_number("decay", self.decay, "(0, 1]")
+    _intervals = (("initial", POSITIVE), ("decay", "(0, 1]"))
 
     def __call__(self, round: int) -> float:
         """Return the rate of a round."""
@@ -79,7 +78,7 @@ class Exponential:
 
 
 @dataclass(frozen=True)
-class Horizon:
+class Horizon(Checked):
     """The constant rate eta = (1 / L) sqrt(K / T) for a run of known length.
 
     Args:
@@ -103,22 +102,20 @@ class Horizon:
     K: int
     T: int
 
-    def __post_init__(self) -> None:
-        check_number("L", self.L, POSITIVE)
-        check_integer("K", self.K, 1)
-        check_integer("T", self.T, 1)
+    _intervals = (("L", POSITIVE), ("K", (1, None)), ("T", (1, None)))
 
     def __call__(self, round: int) -> float:
         """Return the rate of a round."""
         return math.sqrt(self.K / self.T) / self.L
 
 
-class _Restarting:
+class _Restarting(Checked):
     """Base class of rates that restart in given rounds."""
 
     restarts: Sequence[int]
 
-    def _check_restarts(self) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         rounds = [self.restarts] if isinstance(self.restarts, str) else self.restarts  # a string is not a list
         object.__setattr__(self, "restarts", tuple(sorted({check_integer("restarts", round, 0) for round in rounds})))
 
@@ -157,11 +154,7 @@ class InverseRound(_Restarting):
     gamma: float
     restarts: Sequence[int] = ()
 
-    def __post_init__(self) -> None:
-        for name in ("mu", "work", "gamma"):
-            check_number(name, getattr(self, name), POSITIVE)
-        check_integer("E", self.E, 1)
-        self._check_restarts()
+    _intervals = (("mu", POSITIVE), ("work", POSITIVE), ("gamma", POSITIVE), ("E", (1, None)))
 
     @classmethod
     @ieee
@@ -195,7 +188,7 @@ class InverseRound(_Restarting):
 
 
 @dataclass(frozen=True)
-class InverseStep:
+class InverseStep(Checked):
     """The rate eta_t = 4 / (mu (t + a)), a = alpha E + 4, where t counts local steps.
 
     The rate changes within a round (``of_step``). A call returns the rate of the round's first step, t = round * E.
@@ -221,10 +214,7 @@ class InverseStep:
     alpha: float
     E: int
 
-    def __post_init__(self) -> None:
-        check_number("mu", self.mu, POSITIVE)
-        check_number("alpha", self.alpha, POSITIVE)
-        check_integer("E", self.E, 1)
+    _intervals = (("mu", POSITIVE), ("alpha", POSITIVE), ("E", (1, None)))
 
     def __call__(self, round: int) -> float:
         """Return the rate of a round's first step."""
@@ -236,7 +226,7 @@ class InverseStep:
 
 
 @dataclass(frozen=True)
-class PerCohort:
+class PerCohort(Checked):
     """The server rate gamma_t = c |S_t| / (t + beta), a function of the round and the number of clients in the cohort.
 
     ``over`` returns a function of the round. With a participation pattern, which determines each cohort in advance, use
@@ -257,9 +247,7 @@ class PerCohort:
     c: float
     beta: float
 
-    def __post_init__(self) -> None:
-        check_number("c", self.c, POSITIVE)
-        check_number("beta", self.beta, POSITIVE)
+    _intervals = (("c", POSITIVE), ("beta", POSITIVE))
 
     @classmethod
     @ieee
@@ -331,9 +319,7 @@ class Staircase(_Restarting):
     initial: float
     restarts: Sequence[int] = ()
 
-    def __post_init__(self) -> None:
-        check_number("initial", self.initial, POSITIVE)
-        self._check_restarts()
+    _intervals = (("initial", POSITIVE),)
 
     def __call__(self, round: int) -> float:
         """Return the rate of a round."""

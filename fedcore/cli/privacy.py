@@ -2,9 +2,9 @@
 
 import argparse
 
-from fedcore.algorithms.privacy import epsilon_of, noise_for
 from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
+from fedcore.rules.private import epsilon_of, noise_for
 
 
 def add_arguments(top: Parser) -> None:

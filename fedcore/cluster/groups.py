@@ -19,7 +19,6 @@ from fedcore.arrays import CPU, F32, BufferPool, Floats, copied, core, empty, fr
 from fedcore.errors import CheckpointError, RangeError, RoundError, ShapeError, StoreError
 from fedcore.files import part_of, require_same
 from fedcore.options import Compute, Settings, Storage
-from fedcore.rules import ClaimWindows
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Result, UpdateBatch
 from fedcore.server.broadcast import SentVectors, WholeVectors
@@ -185,7 +184,7 @@ class GroupedState(State):
         self.reducer, self.upload = Reducer(has_buffers=layout.n > layout.n_parameters), None
         self.newcomers = Newcomers(store, weighs_shares=settings.algorithm.needs_shares)
         self.update_buffers = BufferPool(layout.n, most=settings.batch_size)
-        self.waiting, self.claimed = AwaitedClients(), ClaimWindows()
+        self.waiting = AwaitedClients()
         self._steps: list[PreparedStep] = []
         self._new_sets: dict[ClientId, F32] = {}
         self._refresh()

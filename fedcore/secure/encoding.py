@@ -17,7 +17,8 @@ from fedcore.arrays import F32, F64, own_class
 from fedcore.errors import ArrayError, RangeError
 from fedcore.kernels import ExactSum
 from fedcore.options import Settings
-from fedcore.rules import GRID_BITS, SLACK, Mean, PrivateMean
+from fedcore.rules import Mean
+from fedcore.rules.private import GRID_BITS, SLACK, PrivateMean
 from fedcore.secure.primitives import HASH, U64, digest_of
 from fedcore.server import PartialSum, Server
 from fedcore.server.broadcast import Instructions, broadcast_of

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import Claims
 from fedcore.algorithms.base import NOTHING, H
-from fedcore.algorithms.privacy import Ledger
 from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, Floats, core, device_of, empty, set_to_zero, zeros
 from fedcore.kernels import ExactSum, Terms
 from fedcore.kernels.rows import CHANGE
 from fedcore.options import Settings
 from fedcore.profiling import span
 from fedcore.rules import Chain, PrivateMean
+from fedcore.rules.private import Ledger
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
 from fedcore.store.registry import ClientId
@@ -383,7 +383,7 @@ class Sum:
         self._round, self._offset, self._longest = round, offset, longest
         self._longest_term = longest_term if self._exact else LONGEST
         self._policy, self._distance = settings.policy, distance
-        self._centers = self._has_offsets and settings.rules.needs_medians
+        self._centers = self._has_offsets and "medians" in settings.rules.needs
         self._has_value = False
         if self._spare is None and self._pool is not None:
             self._spare = self._pool.get()
@@ -504,9 +504,9 @@ class Sum:
             batch: all accepted updates with their vectors, in the order of the clients' ids.
             previous: ``Result.center`` of the last round, or None.
         """
-        p, rule = self._layout.n_parameters, rules.robust
+        p = self._layout.n_parameters
         more: list[F32] = []
-        if rule is not None and rule.needs_previous:
+        if "previous" in rules.needs:
             more = [zeros(p, device=self._device) if previous is None else previous]
         form = self._algorithm.sums
         terms: tuple[Any, Any, F64] = (*self._cut_updates(batch, slice(0, p)), batch.scales)

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms import REGISTRY
-from fedcore.algorithms.privacy import Ledger
 from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import CPU, F32, F64, NARROW, Library, copied, device_named, ieee, spans
 from fedcore.errors import CheckpointError, CorruptionError, DeviceError, StoreError
@@ -23,7 +22,8 @@ from fedcore.files import part_of, require_same
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
 from fedcore.options import BY_MODULE, DESCRIBED, LARGEST, RATES, Settings, revive
-from fedcore.rules import WINDOW
+from fedcore.rules.private import Ledger
+from fedcore.rules.windows import WINDOW
 from fedcore.server.report import Document, checked, log_of
 from fedcore.server.state import NewClients
 from fedcore.server.step import Snapshot, count_of, documents_of

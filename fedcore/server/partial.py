@@ -15,7 +15,7 @@ from fedcore.arrays import F64, empty, to_host
 from fedcore.errors import ArrayError, FedcoreError, RangeError, UnknownClientError
 from fedcore.kernels import ExactSum, combined_square, read_exact
 from fedcore.options import Settings, describe
-from fedcore.rules import as_float32
+from fedcore.rules.windows import as_float32
 from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Sum, UpdateBatch, longest_term
 from fedcore.server.state import State
 from fedcore.server.step import Snapshot

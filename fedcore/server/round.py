@@ -601,8 +601,8 @@ class LocalRound(Round):
             settings, remembered = self._settings, self._state.snapshot.norms
             unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
             self._by_claims = self._weighing.reads_examples
-            ratio = settings.rules.examples_ratio if self._by_claims else None
-            examples = None if ratio is None else self._state.claimed.of("examples", ratio, remembered)
+            caps = self._by_claims and "examples" in settings.rules.needs
+            examples = settings.rules.window("examples", remembered) if caps else None
             square = self._state.buffers_square
             rules = settings.rules.at(self._state.snapshot.ledger)
             self._validator = Validator(settings.limits, rules, unit, remembered, examples, square)
@@ -817,7 +817,7 @@ class LocalRound(Round):
 
     def _fold_batch(self, parts: list[UpdateBatch], *, last: bool) -> None:
         """Fold a batch in one pass, and again without the updates that the validator rejects."""
-        at_end = self._settings.rules.decides_last
+        at_end = "medians" in self._settings.rules.needs and self._keeps_vectors
         waiting = [] if at_end and not last else self._undecided  # the others are only measured again at the end
         batch = UpdateBatch.joined([*waiting, *parts])
         try:

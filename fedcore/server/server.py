@@ -15,7 +15,6 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
-from fedcore.algorithms.privacy import Ledger
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import F32, Library, copied, empty, freeze, to_host, zeros
 from fedcore.errors import (
@@ -41,7 +40,8 @@ from fedcore.options import (
     checked_objects,
 )
 from fedcore.profiling import begin, span
-from fedcore.rules import SEEDED, Rule
+from fedcore.rules import Rule
+from fedcore.rules.private import SEEDED, Ledger
 from fedcore.runtime import Unpicklable, uninterrupted
 from fedcore.server.aggregation import Counters
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of

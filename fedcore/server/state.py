@@ -42,7 +42,7 @@ from fedcore.errors import (
 from fedcore.kernels import ExactSum, Linear
 from fedcore.options import Callback, Settings
 from fedcore.profiling import begin, span
-from fedcore.rules import ClaimWindows
+from fedcore.rules import PLAIN
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import (
     Counters,
@@ -368,7 +368,6 @@ class State:
         self.upload = None if device == CPU else Upload(device, {n, p}, settings.batch_size)
         self._download = None if device == CPU else Download(device, 8 * n)
         self.waiting = AwaitedClients()
-        self.claimed = ClaimWindows()
         self._nonnegative, self.buffers = settings.nonnegative, Buffers(layout, settings.nonnegative, device)
         self._model = ModelStep(settings, self.buffers, self.reducer, vectors)
         self._sent: tuple[F32, F32] | None = None
@@ -507,7 +506,7 @@ class State:
 
     def may_be_whole(self) -> bool:
         """Whether a round may be one native call: rows in memory, and no rule or norm limit that can reject."""
-        by_others = self.settings.limits.max_norm is not None or not self.settings.rules.is_plain
+        by_others = self.settings.limits.max_norm is not None or self.settings.rules != PLAIN
         in_memory = self.store.medium == "ram" and self.upload is None and type(self.reducer) is Reducer
         return in_memory and not (by_others or self.settings.is_exact or self.snapshot.norms)
 
@@ -524,7 +523,7 @@ class State:
         now, offset = self.snapshot, self.shared_offset()  # as sent, without the newcomers' share
         longest = longest_update(farthest_gamma(settings, now), squared=settings.takes_squares)
         term = longest_term(max(len(self.store.registry), self.upper_population))
-        distance = usual_distance(settings, now, self.claimed) if settings.averages_models else 1.0
+        distance = usual_distance(settings, now) if settings.averages_models else 1.0
         self._sum.begin(settings, now.round_number, now.history.get, offset, longest, term, distance)
         self._admit(newcomers)
         return self._sum
@@ -618,7 +617,7 @@ class State:
         if algorithm.counts_appearances:
             numbers = self.store.registry.numbers(batch.clients)
             population = population.with_appearances(numbers, number, algorithm.cutoff or MOST_ROUNDS)
-        window = self.claimed.of("steps", settings.rules.steps_ratio, now.norms)
+        window = settings.rules.window("steps", now.norms)
         steps, eta_steps, most_steps = counted_steps(settings, now, batch, window)
         rounds = self.store.rounds_of(batch.clients) if algorithm.keeps_rows else []
         N, share = len(self.store.registry), self.newcomers.share_of_total
@@ -638,7 +637,7 @@ class State:
                 combined_square(self.reducer, [result.A], [1.0]) if algorithm.needs_square_of_sum else math.nan
             ),
         )
-        norms = {**norms, "steps": window.packed} if settings.rules.steps_ratio and len(window) else norms
+        norms = {**norms, "steps": window.packed} if window.ratio and len(window) else norms
         moves = cohort.N > 0 and algorithm.moves(cohort)
         changes: dict[str, Any] = {"round_number": number + 1, "norms": norms, "population": population}
         if result.center is not None:
@@ -902,8 +901,7 @@ class State:
         changed, now = self.settings.changed(options), self.snapshot
         after = now._replace(changed={**now.changed, **changed.shown(options)})
         if "aggregation" in options:
-            robust = changed.rules.robust
-            center = after.center if robust is not None and robust.needs_previous else None
+            center = after.center if "previous" in changed.rules.needs else None
             after = after._replace(ledger=replace(after.ledger, clip=None), center=center)
         if "policy" in options and not changed.algorithm.own_starts:
             least, repeats = now.round_number - changed.max_staleness, changed.policy.buffer is not None

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import Algorithm, Cohort, Linear, Step, optimizers
 from fedcore.algorithms.base import is_whole_sum
-from fedcore.algorithms.privacy import Ledger
 from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import CPU, F32, F64, BufferPool, FileMemory, copied, device_of, empty, freeze, full, zeros
 from fedcore.errors import AlgorithmError, DivergedError, RangeError, UnknownClientError
 from fedcore.kernels import ExactSum
 from fedcore.options import Settings
-from fedcore.rules import FEW, ClaimWindow, ClaimWindows
+from fedcore.rules.private import Ledger
+from fedcore.rules.windows import FEW, ClaimWindow
 from fedcore.server.aggregation import LARGE, Counters, Reducer, Result, Squares, UpdateBatch
 from fedcore.server.update import as_sent, first_not_finite, rounded_parts
 from fedcore.server.validation import Buffers
@@ -640,7 +640,7 @@ def counted_steps(
     counts, they are unchanged. ``window`` gets the counts as reported; by capped ones, the cap could only fall.
     """
     steps, counts, eta_steps = batch.claims.steps, batch.claims.counts, batch.eta_steps
-    ratio = settings.rules.steps_ratio
+    ratio = window.ratio
     is_claimless = claimless_gamma(settings, now) is not None
     if is_claimless and ratio is not None and settings.averages_models and settings.algorithm.direction.from_row:
         window.add(steps)  # for ``usual_distance``
@@ -684,15 +684,14 @@ def claimless_gamma(settings: Settings, now: Snapshot) -> float | None:
     return 1.0 if settings.averages_models else None
 
 
-def usual_distance(settings: Settings, now: Snapshot, claimed: ClaimWindows) -> float:
+def usual_distance(settings: Settings, now: Snapshot) -> float:
     """Return eta K with the median of the reported steps of earlier rounds; 0 without ``CapSteps``.
 
     A client's own steps are no measure of its offset: it could report any number.
     """
-    if settings.rules.steps_ratio is None:
-        return 0.0
-    window = claimed.of("steps", settings.rules.steps_ratio, now.norms)
-    return rate_at(settings.lr, now.round_number) * window.most(_NONE, 1.0) if len(window) else 0.0
+    window = settings.rules.window("steps", now.norms)
+    has_median = window.ratio is not None and len(window)
+    return rate_at(settings.lr, now.round_number) * window.most(_NONE, 1.0) if has_median else 0.0
 
 
 def _median(values: F64, counts: F64) -> float:

@@ -21,20 +21,9 @@ from fedcore.errors import DtypeError, RangeError
 from fedcore.model import Layout
 from fedcore.model.layout import INTEGERS, Slice
 from fedcore.options import Limits, Settings
-from fedcore.rules import (
-    FEW,
-    PARTS,
-    CapExamples,
-    Chain,
-    ClaimWindow,
-    Group,
-    Norms,
-    NormWindow,
-    RejectLong,
-    Weights,
-    as_float32,
-    decide,
-)
+from fedcore.rules import Chain, Group
+from fedcore.rules.base import Weights
+from fedcore.rules.windows import FEW, PARTS, ClaimWindow, NormWindow, as_float32, least_logged
 from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Counters, Lengths, UpdateBatch
 from fedcore.server.update import (
     Kind,
@@ -359,16 +348,16 @@ class Validator:
         buffers: Callable[[], float],
     ) -> None:
         self._max_norm, self._unit, self._examples, self._buffers = limits.max_norm, unit, examples, buffers
-        self._needs_medians, self._decides_last = rules.needs_medians, rules.decides_last
-        self._deciding = [rule for rule in rules.deciding if examples is not None or not isinstance(rule, CapExamples)]
+        self._rules, self._needs_medians = rules, "medians" in rules.needs
+        self._decides_last = self._needs_medians and rules.robust is not None
         self._norms: dict[str, NormWindow] = {}
-        if self._max_norm is not None or any(type(rule) is not CapExamples for rule in self._deciding):
+        if self._max_norm is not None or rules.needs & {"norms", "medians"}:
             self._norms = {
                 name: NormWindow.unpacked(remembered[name]) if name in remembered else NormWindow() for name in PARTS
             }
         # With RejectLong: the norms of accepted and rejected updates, where they differ from those of accepted ones.
-        self._rejecting, self._received = rules.find(RejectLong), {}
-        if self._rejecting is not None:
+        self._most, self._received = rules.ratio("received"), {}
+        if self._most is not None:
             given = {name: remembered.get(RECEIVED + name) for name in PARTS}
             self._received = {name: NormWindow.unpacked(norms) for name, norms in given.items() if norms is not None}
         self._too_long: dict[ClientId, dict[str, float]] = {}  # the norms of the last rejected update of each client
@@ -378,8 +367,8 @@ class Validator:
 
         With ``RejectLong``, also those of accepted and rejected updates, by part after ``RECEIVED``, if they differ.
         """
-        if self._rejecting is not None and (self._too_long or self._received):
-            self._follow(self._rejecting.ratio)
+        if self._most is not None and (self._too_long or self._received):
+            self._follow(self._most)
         norms: dict[str, Vector] = {name: window.packed() for name, window in self._norms.items() if len(window)}
         norms |= {RECEIVED + name: window.packed() for name, window in self._received.items()}
         return norms | ({"examples": self._examples.packed} if self._examples else {})
@@ -407,11 +396,7 @@ class Validator:
 
         With ``last``, the round ends, and no update stays undecided.
         """
-        columns, examples, window = (
-            [column for column in lengths if column is not None],
-            claims.examples,
-            self._examples,
-        )
+        columns, examples, window = [one for one in lengths if one is not None], claims.examples, self._examples
         finite = all(core.column_range(column)[1] < math.inf for column in columns)  # False for a NaN too
         if finite and not self._norms and (window is None or window.agree(examples)):
             if window is not None:
@@ -430,7 +415,7 @@ class Validator:
             self._require_max_norm({name: column[i] for name, column in norms.items()}, decision, i)
         if own is not None:
             norms["parameters"] = own
-        self._apply_rules(norms, clients, claims, decision, last=last)
+        self._apply_rules(Group(clients, claims.steps, examples, norms, {}, math.inf), decision, last=last)
         unchanged = decision.accepted & (decision.examples == examples) & (decision.factors == 1)
         return None if unchanged.all() else decision
 
@@ -441,11 +426,9 @@ class Validator:
                 unit = f" {self._unit}" if name == "parameters" else ""
                 decision.reject(i, f"{PARTS[name]}{unit} = {norm:g} exceeds max_norm={most:g}")
 
-    def _apply_rules(
-        self, norms: Norms, clients: Sequence[ClientId], claims: Claims, decision: Decision, *, last: bool
-    ) -> None:
+    def _apply_rules(self, updates: Group, decision: Decision, *, last: bool) -> None:
         """Decide in groups of one update, or of all updates that wait for a median."""
-        examples, window = claims.examples, self._examples
+        examples, window = updates.examples, self._examples
         capping = None if window is None or window.agree(examples[decision.accepted]) else window
         waiting: list[int] = []
         which = np.flatnonzero(decision.accepted).tolist()
@@ -456,61 +439,44 @@ class Validator:
             if self._needs_medians and len(self._norms["parameters"]) + len(waiting) < FEW:
                 continue
             if capping is None or len(capping) + len(waiting) >= FEW or capping.agree(examples[waiting]):
-                self._decide_group(norms, clients, claims, waiting, decision, capping)
+                self._decide_group(updates, waiting, decision, capping)
                 waiting = []
         if last and waiting:
-            self._decide_group(norms, clients, claims, waiting, decision, capping)
+            self._decide_group(updates, waiting, decision, capping)
         elif waiting:
             decision.undecided[waiting], decision.accepted[waiting] = True, False
         if window is not None and capping is None:
             window.add(examples[decision.accepted])
 
     def _decide_group(
-        self,
-        norms: Norms,
-        clients: Sequence[ClientId],
-        claims: Claims,
-        which: Sequence[int],
-        decision: Decision,
-        capping: ClaimWindow | None,
+        self, updates: Group, which: Sequence[int], decision: Decision, capping: ClaimWindow | None
     ) -> None:
         """Apply the rules; add accepted updates to the windows. ``capping``: the window if examples are capped."""
-        own = claims.examples[which]
-
-        def most_examples(ratio: float) -> float:
-            if capping is None:
-                return math.inf
-            return capping.most(own[:0] if len(capping) >= FEW else own, ratio)
-
-        group = Group(
-            clients=[clients[i] for i in which],
-            steps=claims.steps[which],
-            examples=own.copy(),
-            norms={name: [column[i] for i in which] for name, column in norms.items()},
-            medians=self._medians(norms, which) if self._needs_medians else {},
-            most_examples=most_examples,
-            factors=np.ones(len(which)),
-        )
-        for rule in self._deciding:
-            decide(rule, group)
-        for at, reason in group.rejected.items():
+        group = updates.chosen(which)
+        own, norms = updates.examples[which], group.norms
+        if self._needs_medians:
+            group.medians = self._medians(norms)
+        if capping is not None:
+            group.usual_examples = capping.most(own[:0] if len(capping) >= FEW else own, 1.0)
+        rejected, factors = self._rules.decide(group)
+        for at, reason in rejected.items():
             decision.reject(which[at], reason)
-            self._too_long[group.clients[at]] = {name: column[which[at]] for name, column in norms.items()}
-        stay = [at for at in range(len(which)) if at not in group.rejected]
+            self._too_long[group.clients[at]] = {name: column[at] for name, column in norms.items()}
+        stay = [at for at in range(len(which)) if at not in rejected]
         accepted = [which[at] for at in stay]
-        decision.factors[accepted], decision.examples[accepted] = group.factors[stay], group.examples[stay]
-        for i in accepted if self._needs_medians else ():
-            self._too_long.pop(clients[i], None)
+        decision.factors[accepted], decision.examples[accepted] = factors[stay], group.examples[stay]
+        for at in stay if self._needs_medians else ():
+            self._too_long.pop(group.clients[at], None)
             for name, column in norms.items():
-                self._norms[name].add(column[i])
+                self._norms[name].add(column[at])
                 if name in self._received:
-                    self._received[name].add(column[i])
+                    self._received[name].add(column[at])
         if capping is not None:
             capping.add(own[stay])  # as reported; by capped numbers, the cap could only fall
 
-    def _medians(self, norms: Norms, which: Sequence[int]) -> dict[str, float | None]:
-        beside = () if len(self._norms["parameters"]) >= FEW else which
-        medians = {name: self._norms[name].median([column[i] for i in beside]) for name, column in norms.items()}
+    def _medians(self, norms: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
+        few = len(self._norms["parameters"]) < FEW
+        medians = {name: self._norms[name].median(column if few else ()) for name, column in norms.items()}
         if "buffers" in medians and medians["buffers"] is None and (square := self._buffers()) > 0:
             medians["buffers"] = math.sqrt(square)  # no accepted update changed them: use their norm in x
         return medians
@@ -536,13 +502,12 @@ class CappedClaim(NamedTuple):
 class Weighing:
     """Computes the weights of an open round's updates from their claims, by the method.
 
-    ``lowered`` lists the clients that counted with fewer examples than they reported, from ``CapExamples.least_logged``
-    on.
+    ``lowered`` lists the clients that counted with fewer examples than they reported, from ``least_logged`` on.
     """
 
     def __init__(self, settings: Settings, state: Any) -> None:  # state is a State, whose module imports this one
         self._algorithm, self._state = settings.algorithm, state
-        self._counts_none = settings.rules.counts_clients
+        self._counts_none = bool(settings.rules.robust or settings.rules.private)
         self._rules = settings.rules
         self.lowered: list[CappedClaim] = []
 
@@ -577,8 +542,7 @@ class Weighing:
         if examples is claimed or self._counts_none:
             return
         examples = np.where(batch.sources == WEIGHTED, claimed, examples)
-        rule = None if self._state.population.is_sized else self._rules.find(CapExamples)
-        least = 1.0 if rule is None else rule.least_logged
+        least = least_logged(None if self._state.population.is_sized else self._rules.ratio("examples"))
         for i in np.flatnonzero((examples * least < claimed) & (batch.sources == COUNTED)).tolist():
             self.lowered.append(CappedClaim(batch.clients[i], int(claimed[i]), int(examples[i])))
         batch.claims = replace(batch.claims, examples=examples)

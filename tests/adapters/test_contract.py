@@ -140,7 +140,7 @@ def test_options_of_a_configuration_reach_the_server(place, tmp_path):
     assert (settings.limits.max_norm, settings.limits.max_examples) == (40.0, 7)
     assert (settings.accumulator, settings.batch_size) == ("exact", 2)
     assert [type(rule) for rule in settings.rules][:-1] == [RejectLong]
-    assert settings.rules.find(RejectLong).ratio == 30
+    assert settings.rules.ratio("received") == 30
     assert (server.store.codec, str(server.store.path)) == ("bf16", str(tmp_path / "my.rows"))
     server.close()
     wrong = {

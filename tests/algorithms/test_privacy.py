@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedcore.algorithms.privacy import Ledger, epsilon_of, noise_for
 from fedcore.errors import RangeError
+from fedcore.rules.private import Ledger, epsilon_of, noise_for
 
 dp_accounting = pytest.importorskip("dp_accounting")
 

@@ -17,7 +17,7 @@ LAYER = {"_core": 0} | {name.replace("/", "."): int(layer) for layer, name in RO
 APART = {name for name in LAYER if "." in name}
 # The folders that may import each optional package.
 OPTIONAL = {
-    "dp_accounting": {"algorithms"},
+    "dp_accounting": {"rules"},
     "torch": {"sim", "sim.experiment", "adapters", "model", "model.averaging", "server"},
     "sklearn": {"sim"},
     "pooch": {"sim"},

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fedcore.algorithms.privacy import epsilon_of
+from fedcore.rules.private import epsilon_of
 from tests.cli.command import invoke
 
 ROUNDS = ["--delta", "1e-5", "--rounds", "20", "--rate", "0.2"]

@@ -111,6 +111,7 @@ ADAPTERS = [
 """Without those that start processes, or wait a second for silent nodes for each of many methods."""
 
 RULES = [
+    "tests/algorithms/test_privacy.py",
     "tests/model/test_robust_models.py",
     *(
         f"tests/server/test_{name}.py"
@@ -168,7 +169,7 @@ ROOMS = {
         "tests/conformance",
         *READERS,
     ],
-    "fedcore/rules.py": RULES,
+    "fedcore/rules": RULES,
     "fedcore/kernels/robust.py": ["fedcore/kernels/robust.py", "tests/kernels", *RULES],
     "fedcore/arrays.py": ["fedcore/arrays.py", "tests/test_layout.py", "tests/test_averaging.py", *READERS],
     "fedcore/adapters": ADAPTERS,

@@ -8,7 +8,8 @@ import pytest
 
 from fedcore import Server, Update, algorithms
 from fedcore.algorithms import Algorithm, Linear, Step
-from fedcore.rules import WINDOW, CapExamples, ClaimWindow
+from fedcore.rules import CapExamples
+from fedcore.rules.windows import WINDOW, ClaimWindow
 from tests.kit import flat
 from tests.server.deliveries import DELIVERIES
 

@@ -9,7 +9,8 @@ import pytest
 
 from fedcore import ClientStore, RoundPolicy, Server, Storage, Update, errors
 from fedcore.algorithms import optimizers
-from fedcore.rules import WINDOW, RejectLong
+from fedcore.rules import RejectLong
+from fedcore.rules.windows import WINDOW
 from fedcore.store import inspect as recovery
 from tests.server.forgeries import FORGERIES, forge
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcore.rules import ClaimWindow, NormWindow, median
+from fedcore.rules.windows import ClaimWindow, NormWindow, median
 from fedcore.server.step import History, Population, _median
 
 

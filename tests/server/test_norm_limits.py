@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedcore import Limits, RoundPolicy, Server, Update, algorithms, errors
-from fedcore.rules import FEW, WINDOW, NormWindow, RejectLong, as_float32
+from fedcore.rules import RejectLong
+from fedcore.rules.windows import FEW, WINDOW, NormWindow, as_float32
 from fedcore.server.validation import RECEIVED
 from tests.kit import flat
 from tests.rejections import rejected_arguments

@@ -28,7 +28,7 @@ from fedcore.algorithms import REGISTRY as METHODS
 from fedcore.algorithms import optimizers, rates
 from fedcore.errors import CheckpointError, FedcoreError, RangeError
 from fedcore.options import CHANGEABLE, CHECKS
-from fedcore.rules import LAST, NAMED
+from fedcore.rules import NAMED, Combine
 from fedcore.rules import REGISTRY as RULES
 from fedcore.server.report import Report
 from fedcore.store.slots import Codec
@@ -170,12 +170,12 @@ def columns():
         "server_lr": labelled(list(instances(rates.REGISTRY))[:2]),
         "optimizer": labelled(instances(optimizers.REGISTRY)),
         "callbacks": {PLAIN: None},
-        "aggregation": labelled([one for one in instances(RULES) if isinstance(one, LAST)] + [*NAMED]),
+        "aggregation": labelled([one for one in instances(RULES) if isinstance(one, Combine)] + [*NAMED]),
     }
     for argument in signature(Server).parameters:
         if argument not in CLASSES and argument not in arguments:
             raise LookupError(f"{argument}: add values of this argument of Server to columns")
-    table |= arguments | {"first rule": labelled(one for one in instances(RULES) if not isinstance(one, LAST))}
+    table |= arguments | {"first rule": labelled(one for one in instances(RULES) if not isinstance(one, Combine))}
     for kind in (*CLASSES.values(), Update):
         hints = get_type_hints(kind)
         for name in kind._fields if kind is Update else [field.name for field in fields(kind)]:

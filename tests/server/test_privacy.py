@@ -10,9 +10,9 @@ import pytest
 
 from fedcore import Compute, EdgeAggregator, Limits, RoundPolicy, Server, Storage, Update
 from fedcore.algorithms import REGISTRY, optimizers
-from fedcore.algorithms.privacy import Ledger
 from fedcore.errors import CheckpointError, DivergedError, RangeError, RoundError
 from fedcore.rules import CapExamples, Mean, Median, PrivateMean
+from fedcore.rules.private import Ledger
 from fedcore.server.folder import Journal, open_updates
 from fedcore.server.report import ROUND
 from fedcore.store.inspect import state_of

@@ -215,6 +215,9 @@ def test_centred_clipping_starts_from_the_last_result(k, passes, seed):
     due = oracle.centred_clipping(mixed, 2.0, passes, z.astype(np.float64))
     chain = [NearestNeighborMixing(1), CentredClipping(2.0, passes)]
     np.testing.assert_allclose(combined(chain, h, previous=z), due, atol=1e-6)
+    mixed = oracle.nearest_neighbor_mixing(Bucketing(2).matrix(k, None, 0) @ h.astype(np.float64), 1)
+    due = oracle.centred_clipping(mixed, 2.0, passes, z.astype(np.float64))
+    np.testing.assert_allclose(combined([Bucketing(2), *chain], h, previous=z), due, atol=1e-6)
 
 
 def test_buckets_are_means_of_all_clients():

@@ -7,26 +7,25 @@ import pytest
 
 from fedcore import Compute, EdgeAggregator, Limits, Model, Server, Update, rules
 from fedcore.errors import AlgorithmError, RangeError, UnknownNameError
-from fedcore.rules import OPEN, CapExamples, CapSteps, Chain, ClipToMedian, Mean, Median, RejectLong, Rule
+from fedcore.rules import OPEN, CapExamples, CapSteps, Chain, ClipToMedian, Filter, Mean, Median, RejectLong, Scale
 from fedcore.testing import RuleContract
 
 X = np.zeros(4, np.float32)
 
 
 @dataclass(frozen=True)
-class RejectFew(Rule):
+class RejectFew(Filter, Scale):
     """A rule of another package: it rejects clients with few examples, and halves updates of many steps."""
 
     least: int = 10
     many: int = 100
 
     def decide(self, group):
-        assert len(group) == len(group.examples)
-        for i, examples in enumerate(group.examples):
-            if examples < self.least:
-                group.reject(i, f"examples={examples:g}: must be at least {self.least}")
-            if group.steps[i] > self.many:
-                group.scale(i, 0.5)
+        few = {i: examples for i, examples in enumerate(group.examples) if examples < self.least}
+        return {i: f"examples={examples:g}: must be at least {self.least}" for i, examples in few.items()}
+
+    def weights(self, group):
+        return np.where(group.steps > self.many, 0.5, 1.0)
 
 
 RULES = {
@@ -92,11 +91,11 @@ def test_a_rule_of_another_package_scales():
 
 
 @dataclass(frozen=True)
-class CountHalf(Rule):
+class CountHalf(Scale):
     """Client 1 counts with half of its examples."""
 
-    def decide(self, group):
-        group.examples[[client == 1 for client in group.clients]] *= 0.5
+    def examples(self, group):
+        return group.examples * [0.5 if client == 1 else 1 for client in group.clients]
 
 
 PLACES = {
@@ -174,7 +173,7 @@ def test_names_of_chains_and_rules():
     assert weighted.rules == (CapExamples(), ClipToMedian(), Mean({0: 1}))
 
 
-@pytest.mark.parametrize("chain", ["clip", ["Clip"], [3], ["os:path"]])
+@pytest.mark.parametrize("chain", ["clip", ["Clip"], [3], ["os:path"], [type("A", (Scale,), {"needs": {"median"}})()]])
 def test_unknown_rules(chain):
     with pytest.raises(UnknownNameError):
         Chain.of(chain)
@@ -182,45 +181,46 @@ def test_unknown_rules(chain):
 
 @pytest.mark.parametrize(
     "chain",
-    [[Mean(), ClipToMedian()], [CapExamples(2), CapExamples(3)], lambda: [CapExamples(0.5)], lambda: [RejectLong("a")]],
+    [
+        *([Mean(), ClipToMedian()], [CapExamples(2), CapExamples(3)], [type("Idle", (rules.Rule,), {})()]),
+        *(lambda: [CapExamples(0.5)], lambda: [RejectLong("a")]),
+    ],
 )
 def test_chains_that_contradict_themselves(chain):
     with pytest.raises(RangeError):
         Chain.of(chain() if callable(chain) else chain)
 
 
-class Faulty(Rule):
-    """A rule of a user; ``fault`` is what it does to the group."""
-
-    fault = None
+class Faulty(Filter, Scale):
+    """A rule of a user; ``faults`` are the methods that replace its own."""
 
     def decide(self, group):
-        self.fault(group)
+        return {}
 
 
 FAULTS = {
-    "raises": lambda group: 1 / 0,
-    "a factor is NaN": lambda group: group.scale(0, np.nan),
-    "a factor is negative": lambda group: group.scale(0, -1.0),
-    "a factor is above 1": lambda group: setattr(group, "factors", np.full(len(group), 2.0)),
-    "too many factors": lambda group: setattr(group, "factors", np.ones(len(group) + 1)),
-    "factors are a list": lambda group: setattr(group, "factors", [1.0] * len(group)),
-    "examples are NaN": lambda group: group.cap_examples(np.nan),
-    "examples are negative": lambda group: group.cap_examples(-1),
-    "rejects another update": lambda group: group.reject(len(group), "text"),
-    "rejects without a reason": lambda group: group.reject(0, None),
+    "raises": dict(decide=lambda group: 1 / 0),
+    "a factor is NaN": dict(weights=lambda group: np.full(len(group.clients), np.nan)),
+    "a factor is negative": dict(weights=lambda group: -np.ones(len(group.clients))),
+    "a factor is above 1": dict(weights=lambda group: np.full(len(group.clients), 2.0)),
+    "too many factors": dict(weights=lambda group: np.ones(len(group.clients) + 1)),
+    "factors are a list": dict(weights=lambda group: [1.0] * len(group.clients)),
+    "examples are NaN": dict(examples=lambda group: group.examples * np.nan),
+    "examples are negative": dict(examples=lambda group: -group.examples),
+    "rejects another update": dict(decide=lambda group: {len(group.clients): "text"}),
+    "rejects without a reason": dict(decide=lambda group: {0: None}),
 }
 
 
-@pytest.mark.parametrize("needs_medians", [False, True])
+@pytest.mark.parametrize("needs", [{"norms"}, {"norms", "medians"}])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_an_own_rule_end_the_round(fault, needs_medians, monkeypatch):
-    monkeypatch.setattr(Faulty, "fault", staticmethod(FAULTS[fault]))
-    monkeypatch.setattr(Faulty, "needs_medians", needs_medians)
+def test_faults_of_an_own_rule_end_the_round(fault, needs, monkeypatch):
+    monkeypatch.setattr(Faulty, "needs", needs)
     server = Server(X, "FedAvg", clients=3, lr=0.1, aggregation=[Faulty()])
     updates = [Update(i, X + 1, steps=1, examples=3) for i in range(3)]
-    with pytest.raises(AlgorithmError, match="Faulty"):
+    with monkeypatch.context() as faulty, pytest.raises(AlgorithmError, match="Faulty"):
+        for name, method in FAULTS[fault].items():
+            faulty.setattr(Faulty, name, staticmethod(method))
         server.round(updates)
     assert (server.round_number, server.x.tolist()) == (0, X.tolist())
-    monkeypatch.setattr(Faulty, "fault", lambda self, group: None)
     assert server.round(updates).accepted == (0, 1, 2)

@@ -15,7 +15,7 @@ from fedcore.adapters.flower.records import EXAMPLES
 from fedcore.adapters.session import rejections
 from fedcore.errors import ArrayError, RangeError
 from fedcore.options import LARGEST
-from fedcore.rules import CapExamples, median
+from fedcore.rules.windows import least_logged, median
 from fedcore.validation import as_integer, check_integer, check_number, rejection_reason, short_repr
 
 MOST = 2**53
@@ -58,7 +58,7 @@ def within_medians(
     most = min(ratio * float(median(np.array([*claims.values(), *accepted], np.float64))), MOST)
     most = int(most) if most >= 1 else most
     for node, claim in claims.items():
-        if claim > most * CapExamples(ratio).least_logged:
+        if claim > most * least_logged(ratio):
             text = "%s: node %s: examples capped at %g (reported: %g) by CapExamples(%g)"
             log(WARNING, text, where, node, most, claim, ratio)
     return {node: min(claim, most) for node, claim in claims.items()}

@@ -163,7 +163,7 @@ class ServerStrategy(FlowerFedAvg):
             | dict(policy=policy)
         )
         self._storage: Storage = self._options["storage"]
-        self._ratio = Chain.of(self._options["aggregation"]).examples_ratio
+        self._ratio = Chain.of(self._options["aggregation"]).ratio("examples")
         self._resume = None if resume is None else absolute(resume)
         self._client_sizes = client_sizes
         self._seed, self._poll, self._rejected_rounds = seed, poll, RejectedRounds(abort_after)

@@ -8,22 +8,22 @@ import numpy as np
 from fedcore import ClientStore, Server
 from fedcore.adapters.session import add_reply, newcomers, open_server
 from fedcore.cluster.workers import Processes
-from fedcore.rules import Rule
+from fedcore.rules import Filter, Scale
 
 
 @dataclass(frozen=True)
-class RejectFast(Rule):
+class RejectFast(Filter, Scale):
     """Reject clients that report more steps than ``most``, and halve the updates of those with more than ``usual``."""
 
     most: int = 50
     usual: int = 3
 
     def decide(self, group):
-        for i, steps in enumerate(group.steps):
-            if steps > self.most:
-                group.reject(i, f"steps={steps:g}: must be at most {self.most}")
-            elif steps > self.usual:
-                group.scale(i, 0.5)
+        fast = {i: steps for i, steps in enumerate(group.steps) if steps > self.most}
+        return {i: f"steps={steps:g}: must be at most {self.most}" for i, steps in fast.items()}
+
+    def weights(self, group):
+        return np.where(group.steps > self.usual, 0.5, 1.0)
 
 
 @dataclass(frozen=True)

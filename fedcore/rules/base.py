@@ -1,0 +1,126 @@
+"""The interfaces of aggregation rules, and what a rule sees of a group of updates."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from fedcore.algorithms import Claims
+from fedcore.arrays import F64
+from fedcore.errors import AlgorithmError
+from fedcore.store.registry import ClientId
+from fedcore.validation import Checked, failed, name_of, short_repr
+
+Weights: TypeAlias = Mapping[ClientId, float] | Callable[[Claims], F64]
+"""Weights that replace the numbers of examples: by client, or computed from one client's claims."""
+Norms: TypeAlias = Mapping[str, Sequence[float]]
+"""Norms of the updates' parts: "parameters", "buffers" and "controls" (the second vector)."""
+
+
+@dataclass(slots=True)
+class Group:
+    """Measured updates on which the rules decide together, in the order of ``add``; before a robust rule, of the ids.
+
+    Usually a group is one update. Until the server has accepted 8 updates, updates wait for a group of 8 or the end of
+    the round.
+
+    Attributes:
+        clients: the updates' clients.
+        steps: float64[k], the reported local steps.
+        examples: float64[k], the counted examples: after the ``examples`` of the rules before.
+        norms: the float32 norm of each update, by part: |x - y| where the server averages models, else that of the mean
+            gradient. If a rule needs "medians", "parameters" is the norm without the offset that the server sent.
+        medians: the median norm of the last 1,000 accepted updates, by part, or None; until 8 were accepted, the
+            group's norms are included. Empty unless a rule of the chain needs "medians".
+        usual_examples: the median number of examples of the last 1,000 accepted updates; infinite if no rule of the
+            chain needs "examples", or no number is far from the median.
+    """
+
+    clients: Sequence[ClientId]
+    steps: F64
+    examples: F64
+    norms: Norms
+    medians: Mapping[str, float | None]
+    usual_examples: float
+
+    def chosen(self, which: Sequence[int]) -> "Group":
+        """Return the group of some of the updates."""
+        norms = {name: [column[i] for i in which] for name, column in self.norms.items()}
+        clients = [self.clients[i] for i in which]
+        return Group(clients, self.steps[which], self.examples[which], norms, self.medians, self.usual_examples)
+
+
+class Rule(Checked):
+    """A rule of a chain. A subclass is a frozen dataclass; its fields are options that a server's folder stores.
+
+    Attributes:
+        needs: what the server must measure or keep for the rule, out of ``NEEDS``.
+    """
+
+    needs: ClassVar[AbstractSet[str]] = frozenset()
+    _converts = True
+
+
+NEEDS = {
+    "norms": "the norms of the updates",
+    "medians": "the median norms of earlier updates; the first 8 updates are then decided as a group",
+    "received": "norms of rejected updates too, which the medians follow if they are the majority",
+    "examples": "the median number of examples of earlier updates",
+    "steps": "the median number of steps of earlier updates, to cap steps in gamma",
+    "once": "one update of each client in a buffer",
+    "previous": "the result of the last round, or zero, as the last vector of ``combine``",
+    "base": "the model before the round, from which the updates are differences",
+}
+"""What a rule can need."""
+
+
+class Filter(Rule, ABC):
+    """A rule that rejects single updates, by their norms and numbers."""
+
+    needs = frozenset({"norms"})
+
+    @abstractmethod
+    def decide(self, group: Group) -> Mapping[int, str]:
+        """Return the reason for each update to reject, by its index; the other updates are accepted."""
+
+
+class Scale(Rule):
+    """A rule that lowers the effect of single updates: implement ``weights``, ``examples``, or both."""
+
+    needs = frozenset({"norms"})
+
+    def weights(self, group: Group) -> F64:
+        """Return the factor of each update, float64[k] in [0, 1]; of several rules the least counts. Default: 1."""
+        return np.ones(len(group.clients))
+
+    def examples(self, group: Group) -> F64:
+        """Return the examples with which each update counts, float64[k]. Default: unchanged.
+
+        They have an effect where the method weights by examples and the caller gave no weight.
+        """
+        return group.examples
+
+
+class Combine(Rule):
+    """The last rule of a chain: it makes one vector of the accepted updates."""
+
+
+def checked(rule: Rule | None, name: str, arguments: tuple[Any, ...], fits: Callable[[Any], bool], must: str) -> Any:
+    """Return what a method or a property of a rule returns; raise AlgorithmError if a user's rule fails in it."""
+    try:
+        found = getattr(rule, name)
+        found = found(*arguments) if arguments else found
+    except Exception as error:
+        failed(rule, name, error)
+    if not type(rule).__module__.startswith("fedcore.rules.") and not fits(found):
+        raise AlgorithmError(f"{name_of(rule)}: {name} must return {must}, got {short_repr(found)}")
+    return found
+
+
+def is_column(column: Any, dtype: Any, shape: tuple[int, ...]) -> bool:
+    """Whether an object is an array of finite numbers of this dtype and shape."""
+    is_array = isinstance(column, np.ndarray) and column.dtype == dtype and column.shape == shape
+    return is_array and bool(np.isfinite(column).all())

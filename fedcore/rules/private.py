@@ -1,0 +1,299 @@
+"""Differential privacy at the level of clients: accounting by ``dp_accounting``, the ledger, and ``PrivateMean``."""
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedcore import kernels
+from fedcore.arrays import F64
+from fedcore.errors import MissingDependencyError, RangeError, RoundError
+from fedcore.rules.base import Combine, Group, Scale
+from fedcore.validation import check_integer, check_number
+
+Entry = tuple[int, float, float]
+"""A number of rounds, the rate q with which they sampled each client, and their noise multiplier z."""
+LEAST_NOISE, MOST_NOISE = 0.05, 1000.0
+"""The interval in which ``noise_for`` searches."""
+
+
+def _accounting() -> Any:
+    try:
+        import dp_accounting
+        import dp_accounting.pld
+    except ImportError:
+        raise MissingDependencyError.of("accounting of privacy", "dp_accounting", extra="dp") from None
+    return dp_accounting
+
+
+def epsilon_of(entries: Sequence[Entry], delta: float) -> float:
+    """Return epsilon of rounds that each release a sum with Gaussian noise, for a client that takes part or does not.
+
+    Args:
+        entries: the rounds. A rate below 1 requires Poisson sampling: each client is drawn independently of the others,
+            and the cohort stays secret.
+        delta: in (0, 1).
+
+    Raises:
+        MissingDependencyError: ``dp_accounting`` is missing (extra ``dp``).
+
+    Cost: .1 to 2 s, mostly independent of the number of rounds.
+    Source: the accountant of privacy loss distributions of dp_accounting; its estimate is an upper bound.
+    """
+    delta = check_number("delta", delta, "(0, 1)")
+    dp = _accounting()
+    accountant = dp.pld.PLDAccountant()
+    for rounds, rate, noise in entries:
+        accountant.compose(_event(dp, noise, rate), rounds)
+    return float(accountant.get_epsilon(delta)) if entries else 0.0
+
+
+def noise_for(epsilon: float, delta: float, *, rounds: int, rate: float = 1.0) -> float:
+    """Return the least noise multiplier z with which ``epsilon_of`` these rounds is at most ``epsilon``.
+
+    It is at most .1 % above the least.
+
+    Raises:
+        MissingDependencyError: ``dp_accounting`` is missing (extra ``dp``).
+        RangeError: z would be outside [0.05, 1000].
+
+    Cost: about 8 times that of ``epsilon_of``.
+    """
+    epsilon, delta = check_number("epsilon", epsilon, "(0, inf)"), check_number("delta", delta, "(0, 1)")
+    rounds, rate = check_integer("rounds", rounds, 1), check_number("rate", rate, "(0, 1]")
+
+    def excess(noise: float) -> float:
+        return math.log(max(epsilon_of([(rounds, rate, noise)], delta), 1e-300) / epsilon)
+
+    low = high = 1.0
+    above = below = excess(1.0)
+    while below > 0:
+        low, above, high = high, below, 2 * high
+        if high > MOST_NOISE:
+            raise RangeError(f"epsilon={epsilon:g}: needs a noise above {low:g}; use fewer rounds or a lower rate")
+        below = excess(high)
+    while above <= 0:
+        high, below, low = low, above, low / 2
+        if low < LEAST_NOISE:
+            raise RangeError(f"epsilon={epsilon:g}: needs a noise below {high:g}, which protects little")
+        above = excess(low)
+    # In logarithms, epsilon is nearly a line. Guesses are moved to the other side of the last one.
+    turn, moved = 0, 1.0004
+    while high / low > 1.001:
+        turn += 1
+        share = above / (above - below) if turn % 4 and math.isfinite(above) else 0.5
+        middle = min(max(low * (high / low) ** share * moved, low * 1.0001), high / 1.0001)
+        if (found := excess(middle)) > 0:
+            low, above, moved = middle, found, 1.0004
+        else:
+            high, below, moved = middle, found, 1 / 1.0004
+    return high
+
+
+def _event(dp: Any, noise: float, rate: float) -> Any:
+    gaussian = dp.GaussianDpEvent(noise)
+    return gaussian if rate == 1 else dp.PoissonSampledDpEvent(rate, gaussian)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The finished private rounds of a server. It is part of the transaction of each round.
+
+    Attributes:
+        entries: the rounds, in order.
+        clip: the clipping norm of the next round; None if the rule has not changed its own.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    clip: float | None = None
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds."""
+        return sum(rounds for rounds, _, _ in self.entries)
+
+    def epsilon(self, delta: float) -> float:
+        """Return ``epsilon_of`` the rounds."""
+        return epsilon_of(self.entries, delta)
+
+    def after(self, rate: float, noise: float, clip: float | None) -> "Ledger":
+        """Return the ledger after one more round."""
+        *before, last = self.entries or [(0, rate, noise)]
+        if last[1:] != (rate, noise):
+            before, last = [*before, last], (0, rate, noise)
+        return Ledger((*before, (last[0] + 1, rate, noise)), clip)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the ledger as JSON."""
+        return {"entries": [list(entry) for entry in self.entries], "clip": self.clip}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any] | None) -> "Ledger":
+        """Return the ledger of ``to_state``; raise ValueError or TypeError if it is malformed."""
+        if state is None:
+            return cls()
+        entries = tuple(
+            (check_integer("rounds", n, 1), check_number("rate", q, "(0, 1]"), check_number("noise", z, "(0, inf)"))
+            for n, q, z in state["entries"]
+        )
+        clip = state["clip"]
+        return cls(entries, None if clip is None else check_number("clip", clip, "(0, inf)"))
+
+
+GRID_BITS = 24
+"""The noise has a standard deviation of at least 2^24 steps of its grid."""
+SLACK = 2.0**-12
+"""Relative bound of the errors of norms (below 1e-5), of clipping, and of float64 sums of up to 2^19 updates."""
+MOST_PRIVATE = 2**19
+"""The maximum number of updates in a private round."""
+SEEDED = "the noise is reproducible (seed=), so this round is not private"
+
+
+@dataclass(frozen=True)
+class PrivateMean(Scale, Combine):
+    """The only rule of a chain: (sum of h_i min(1, C / |h_i|) + noise) / m, with noise of standard deviation z C.
+
+    Each client counts once, whatever its number of examples. m is fixed. A client thus changes the sum by at most C.
+    The noise is a discrete Gaussian on a grid of 2^-24 z C. Its key is 32 random bytes of the operating system for
+    each round. The sum is rounded to the grid first, and z is raised by at most .1 % for the rounding of the sum and of
+    the norms; then no bit of the result depends on a client except through the sum with its noise.
+
+    Args:
+        clip: C, the greatest norm of an update that counts fully, > 0: |x - y| where models are averaged, else the norm
+            of the mean gradient.
+        noise: z, the standard deviation of the noise as a multiple of C, in (0, 1000]; see ``for_budget`` and
+            ``fedcore privacy``.
+        expected: m, the expected number of clients in a round, > 0: rate times the number of clients.
+        rate: q, the probability with which each client takes part in a round, independently of the others (Poisson
+            sampling). Default: 1, all clients may take part in every round.
+        rounds: the budget, as a number of rounds. The server opens no round after them. Default: no limit.
+        quantile: adapts C so that this share of the updates is not clipped, in (0, 1) (Andrew et al., NeurIPS 2021,
+            1905.03871): C <- C exp(-clip_rate (b - quantile)), b the share of unclipped updates with noise. Default:
+            C is fixed.
+        clip_rate: the rate of that change, > 0.
+        count_noise: the standard deviation of the noise of the number of unclipped updates, at least .6 z. Default:
+            the greater of m / 20 and z. The noise of the sum is (z^-2 - (2 count_noise)^-2)^-1/2 C in place of z C, so
+            that both together have the privacy of z.
+        seed: makes the noise a function of the seed and the round, for tests. Such rounds are not private: each report
+            states it, and ``rounds`` is not accepted.
+    """
+
+    clip: float
+    noise: float
+    expected: float
+    rate: float = 1.0
+    rounds: int | None = None
+    quantile: float | None = None
+    clip_rate: float = 0.2
+    count_noise: float | None = None
+    seed: int | None = None
+
+    _intervals = (
+        *(("clip", "(0, inf)"), ("expected", "(0, inf)"), ("clip_rate", "(0, inf)"), ("noise", "(0, 1000]")),
+        *(
+            ("rate", "(0, 1]"),
+            ("rounds", (1, None), None),
+            ("quantile", "(0, 1)", None),
+            ("seed", (0, 2**64 - 1), None),
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.quantile is not None:
+            given = max(self.expected / 20, self.noise) if self.count_noise is None else self.count_noise
+            counted = check_number("count_noise", given, f"[{0.6 * self.noise!r}, inf)")
+            object.__setattr__(self, "count_noise", counted)
+        elif self.count_noise is not None:
+            raise RangeError("count_noise: only an adaptive clip counts updates; pass quantile, or leave it out")
+        if self.seed is not None and self.rounds is not None:
+            raise RangeError("seed: reproducible noise protects no one, so it has no budget; leave rounds out")
+
+    @classmethod
+    def for_budget(
+        cls, epsilon: float, delta: float, *, clip: float, expected: float, rounds: int, rate: float = 1.0, **more: Any
+    ) -> "PrivateMean":
+        """Return the rule with the least noise with which ``rounds`` rounds are (epsilon, delta)-private.
+
+        Args:
+            epsilon, delta: the budget, > 0 and in (0, 1).
+            clip, expected, rounds, rate, more: the fields of the rule.
+
+        Raises:
+            MissingDependencyError: ``dp_accounting`` is missing (extra ``dp``).
+
+        Cost: that of ``noise_for``, a few seconds.
+        """
+        noise = noise_for(epsilon, delta, rounds=rounds, rate=rate)
+        return cls(clip, noise, expected, rate, rounds, **more)
+
+    def epsilon(self, delta: float) -> float:
+        """Return epsilon of the whole budget, ``rounds`` rounds; see ``epsilon_of``."""
+        if self.rounds is None:
+            raise RangeError("rounds=None: without a number of rounds, epsilon has no bound; pass rounds")
+        return epsilon_of([(self.rounds, self.rate, self.noise)], delta)
+
+    def weights(self, group: Group) -> F64:
+        """The factor that clips each update to the norm C."""
+        return np.array([min(1.0, self.clip / max(norm, self.clip)) for norm in group.norms["parameters"]])
+
+    def at(self, ledger: Ledger) -> "PrivateMean":
+        """Return the rule with the C of the next round."""
+        return self if ledger.clip is None else replace(self, clip=ledger.clip)
+
+    def require_budget(self, ledger: Ledger) -> None:
+        """Raise RoundError if the budget is spent."""
+        if self.rounds is not None and ledger.rounds >= self.rounds:
+            raise RoundError(
+                f"PrivateMean: the budget of {self.rounds} rounds is spent; stop here, or change the rule with more "
+                "rounds and report the higher epsilon"
+            )
+
+    def add_noise(self, sum: F64, factors: F64, ledger: Ledger, round: int) -> Ledger:
+        """Add the noise to the sum of the clipped updates, float64[n], in place; return the ledger after the round.
+
+        Args:
+            factors: float64[k], the factors by which the rule scaled the updates.
+            ledger: the ledger before the round; this rule is ``at`` it.
+            round: the round's number, for ``seed``.
+
+        Raises:
+            RangeError: the round has more than 2^19 updates.
+
+        Cost: reads and writes 8 n bytes; about 10 ns an element on one thread.
+        """
+        if len(factors) > MOST_PRIVATE:
+            raise RangeError(f"updates: a private round has at most {MOST_PRIVATE}, got {len(factors)}")
+        z = self.noise if self.count_noise is None else (self.noise**-2 - (2 * self.count_noise) ** -2) ** -0.5
+        grid = _grid(z * self.clip)
+        sensitivity = self.clip * (1 + SLACK) + math.sqrt(len(sum)) * grid
+        kernels.add_discrete_gaussian(sum, grid, math.ceil(z * sensitivity / grid), self._key(round, "sum"), out=sum)
+        clip = ledger.clip
+        if self.quantile is not None and self.count_noise is not None:
+            # Of +1/2 or -1/2 for each update, one client changes the sum by 1/2.
+            count, grid = np.array([((factors == 1) - 0.5).sum()]), _grid(self.count_noise)
+            sigma = math.ceil(self.count_noise / grid)
+            kernels.add_discrete_gaussian(count, grid, sigma, self._key(round, "count"), out=count)
+            share = float(count[0]) / self.expected + 0.5
+            clip = self.clip * math.exp(-self.clip_rate * (share - self.quantile))
+        return ledger.after(self.rate, self.noise, clip)
+
+    def shown(self, ledger: Ledger) -> dict[str, Any]:
+        """Return the entries of a report's ``privacy``; ``ledger`` is the one after the round."""
+        shown: dict[str, Any] = {"rounds": ledger.rounds, "of": self.rounds, "rate": self.rate}
+        shown |= {"noise": self.noise, "clip": self.clip}
+        return shown if self.seed is None else shown | {"warning": SEEDED}
+
+    def _key(self, round: int, purpose: str) -> bytes:
+        if self.seed is None:
+            return os.urandom(32)
+        return hashlib.blake2b(f"{self.seed} {round} {purpose}".encode(), digest_size=32).digest()
+
+
+def _grid(deviation: float) -> float:
+    """Return the grid of a noise: a power of two."""
+    return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - GRID_BITS)
