@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms.optimizers import Optimizer, as_optimizer, rate_of, started, turn
-from fedcore.arrays import F64, NARROW, Bfloat16Array, dtype_name, empty, ieee
+from fedcore.arrays import F64, NARROW, dtype_name, empty, ieee
 from fedcore.errors import (
     ArrayError,
     DivergedError,
@@ -43,15 +43,10 @@ from fedcore.files import (
 from fedcore.kernels import Linear
 from fedcore.kernels.robust import GramSum
 from fedcore.model.averaging import (
-    NOT_FINITE,
     Digest,
-    TensorForm,
     add_to,
     check_model,
-    is_finite,
-    is_parameter,
     matched,
-    plan_of,
     require_no_weights,
     require_unchanged,
     shares_of,
@@ -59,7 +54,7 @@ from fedcore.model.averaging import (
     write_combination,
 )
 from fedcore.model.files import ADAPTER, FORMS, bytes_of, open_model, require_equal_adapters
-from fedcore.model.layout import FLOATS
+from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, is_finite, is_mask, settled
 from fedcore.model.safetensors import (
     BYTES,
     TORCH_SUFFIXES,
@@ -70,7 +65,7 @@ from fedcore.model.safetensors import (
     read_header,
     read_json,
 )
-from fedcore.model.windows import Part, Rows, Windows, cast
+from fedcore.model.windows import Part, Rows, Windows
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.runtime import __version__
 from fedcore.validation import absolute, check_number, shorten
@@ -328,15 +323,15 @@ class _Job:
         self.weights = [1.0] * len(inputs) if weights is None else [float(weight) for weight in weights]
         self.paths = [str(absolute(path)) for path in inputs]
         self.base_path = None if base is None else str(absolute(base))
-        self.labels = [f"{i} ({shorten(path)})" for i, path in enumerate(self.paths)]
+        self.labels = [f"client {i} ({shorten(path)})" for i, path in enumerate(self.paths)]
         labeled = {} if self.base_path is None else {"base": self.base_path}
-        labeled |= {f"client {label}": path for label, path in zip(self.labels, self.paths, strict=True)}
+        labeled |= dict(zip(self.labels, self.paths, strict=True))
         self.adapter = require_equal_adapters(labeled)
         models = [open_model(path, key=key) for path in self.paths]
         self.base = None if base is None else open_model(self.base_path, key=key)
         self.pattern = models[0] if self.base is None else self.base
         self.ties = ties_of(self.pattern)
-        self.plan = plan_of(self.labels[0] if base is None else "base", self.pattern)
+        self.plan = TensorPolicy().plan(self.labels[0] if base is None else "base", self.pattern)
         for i, model in enumerate(models):
             models[i] = matched(model, self.plan, self.ties)
             try:
@@ -378,7 +373,7 @@ class _Job:
         found = {name: f"{tensor.kind}{list(tensor.shape)}" for name, tensor in stored.items()}
         for name in sorted(due.keys() | found.keys()):
             of = name.partition("/")[2]
-            if due.get(name) != found.get(name) and (name in found or not _is_mask(of, self.pattern[of])):
+            if due.get(name) != found.get(name) and (name in found or not is_mask(of, self.pattern[of])):
                 differ = f"{shorten(name)}: expected {due.get(name, 'nothing')}, got {found.get(name, 'nothing')}"
                 raise ArrayError(f"{path}, {differ}; copy the folder of the base again, or {advice}")
         return after, [{name: stored.get(f"{i}/{name}", NOTHING) for name in self.plan} for i in range(self.moments)]
@@ -466,7 +461,7 @@ class _Job:
 
     def is_stepped(self, name: str, form: TensorForm) -> bool:
         """Whether the server's step moves a tensor; other float tensors are averaged."""
-        return self.steps and is_parameter(name, form)
+        return self.steps and form.kind == "parameter"
 
     def _check_ties(self, part: OpenFolder) -> None:
         """Raise ArrayError if tensors that are tied in the pattern differ in the result."""
@@ -501,25 +496,6 @@ def _state_of(model: Mapping[str, Any]) -> list[Any]:
     files = {(leaf.file.path, *leaf.file.state) for _, leaf in leaves if isinstance(leaf, StoredTensor)}
     read = [(name, bytes_of(leaf)) for name, leaf in leaves if not isinstance(leaf, StoredTensor)]
     return [*sorted(files), *((name, hashlib.blake2b(memory.data).hexdigest()) for name, memory in read)]
-
-
-def _is_mask(name: str, tensor: Any) -> bool:
-    """Whether a float tensor has infinities, and no NaN."""
-    found = False
-    for _, ((row,),) in Windows([{name: tensor}], [name]).read():
-        numbers = _numbers(row)
-        if np.isnan(numbers).any():
-            return False
-        found = found or bool(np.isinf(numbers).any())
-    return found
-
-
-def _numbers(row: Any) -> npt.NDArray[Any]:
-    return row.astype(np.float32) if isinstance(row, Bfloat16Array) else np.asarray(row)
-
-
-def _copied(row: Any) -> Any:
-    return Bfloat16Array(row.codes.copy()) if isinstance(row, Bfloat16Array) else np.array(row)
 
 
 class _Output:
@@ -607,7 +583,7 @@ class _Pass:
         self._sources = [*self._kept, *([len(job.models)] if self._base else [])]
         models = [job.models[i] for i in self._kept]
         self._windows = Windows([*models, *self._base, *job.old_moments], job.plan)
-        parameters = [name for name, form in job.plan.items() if is_parameter(name, form)]
+        parameters = [name for name, form in job.plan.items() if form.kind == "parameter"]
         self._measured = Windows([*models, *self._base], parameters if job.steps or job.chain is not None else [])
         self._combination: Combination | None = None
         self._measured_bytes = self._measured.bytes[-1] if job.clip_norm is not None else 0
@@ -682,7 +658,7 @@ class _Pass:
         found = total.result()
         if not np.isfinite(found).all():
             client = self._job.labels[self._kept[int(np.flatnonzero(~np.isfinite(np.diag(found)))[0])]]
-            raise ArrayError(f"client {client}: has numbers beyond the range of float32, in which rules compute")
+            raise ArrayError(f"{client}: has numbers beyond the range of float32, in which rules compute")
         return found
 
     @ieee
@@ -715,16 +691,10 @@ class _Pass:
     def _merge_part(self, part: Part, rows: list[Any]) -> list[Any]:
         """Return a part of the result, and the same part of each moment."""
         job, k, form = self._job, len(self._kept), self._job.plan[part.name]
-        if form.kind == "counter":
-            return [np.maximum.reduce([_numbers(row) for row in rows[:k]])]
-        if form.kind == "constant":
-            same = [cast(row, form.dtype) for row in rows[: k + len(self._base)]]
-            for i, row in enumerate(same):
-                if not np.array_equal(_numbers(row), _numbers(same[0]), equal_nan=form.dtype in FLOATS):
-                    who = f"client {job.labels[self._kept[i]]}" if i < k else "base"
-                    must = f"must be equal in all models, because {form.dtype} tensors are not averaged"
-                    raise RangeError(f"{who}, {part.name}: {must}")
-            return [_copied(same[0])]
+        if not form.is_averaged:
+            names = [*(job.labels[i] for i in self._kept), "base"]
+            with_base = k + len(self._base) * (form.kind == "constant")
+            return [cast(settled(part.name, form, zip(names, rows[:with_base], strict=False)), form.dtype)]
         given, n = self._cast(rows[:k], part), part.stop - part.start
         if not job.is_stepped(part.name, form):
             kind = form.dtype if dtype_name(given[0]) == form.dtype else "float32"
@@ -762,7 +732,7 @@ class _Pass:
         """Start again without an input that is not finite, or if the tensor is a mask."""
         if summed.finite.all():
             return
-        if _is_mask(part.name, self._job.pattern[part.name]):
+        if is_mask(part.name, self._job.pattern[part.name]):
             self._state.constants.append(part.name)
         elif x is not None and not is_finite(x):
             raise ArrayError(f"base, {part.name}: {NOT_FINITE}")

@@ -157,6 +157,15 @@ def test_an_iterator_gives_the_same_bits_and_its_models_are_freed(dtype):
     np.testing.assert_allclose(found["w"].double(), due["w"].double(), atol=4 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("rule", [None, "median"])
+def test_bfloat16_becomes_float32_without_ml_dtypes(tmp_path, monkeypatch, rule):
+    for k in range(3):
+        write_model({"w": torch.full((5, 3), 1.0 + k).bfloat16()}, tmp_path / f"{k}.safetensors")
+    monkeypatch.delitem(sys.modules, "ml_dtypes")
+    found = fedcore.aggregate([tmp_path / f"{k}.safetensors" for k in range(3)], rule=rule)["w"]
+    assert (found.dtype, found.tolist()) == (np.float32, [[2.0] * 3] * 5)
+
+
 def test_an_iterator_of_paths_and_other_forms(tmp_path):
     for k in (1, 4):
         write_model({"w": np.full(2, k, np.float32)}, tmp_path / f"{k}.safetensors")
