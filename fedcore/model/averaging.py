@@ -201,8 +201,9 @@ def _averages(
                 square += float(summed.squared_norms.sum())
             else:
                 kernels.weighted_sum_segments(given, shares, targets, accumulate="float64")
-            for j, target in enumerate(targets if combination is not None else ()):
-                _combine(combination, [each[j] for each in given], target)
+            if combination is not None:
+                for j, target in enumerate(targets):
+                    _combine(combination, [each[j] for each in given], target)
         stream.digest(again, parts, given)
     require_unchanged(labels, first, again)
     if not needs_norms:
@@ -324,11 +325,12 @@ def require_no_weights(weights: Any) -> None:
         raise RangeError("weights: a robust rule counts each model once; leave weights or the rule out")
 
 
-def write_combination(combination: Combination, rows: Sequence[Any], out: F32) -> None:
-    """Write the robust combination of k vectors y_i to ``out``, float32[n]."""
+def write_combination(combination: Combination, rows: Sequence[Any], out: F32, base: F32 | None = None) -> None:
+    """Write the robust combination of k vectors y_i, or of base - y_i, to ``out``, float32[n]."""
     if len(out):
-        combination.write([None] * len(rows), rows, np.ones(len(rows)), out)
-        np.subtract(0, out, out=out)  # a zero stays positive
+        combination.write([base] * len(rows), rows, np.ones(len(rows)), out)
+        if base is None:
+            np.subtract(0, out, out=out)  # a zero stays positive
 
 
 def _combine(combination: Combination, rows: list[Any], target: Any) -> None:
@@ -406,7 +408,7 @@ class Sums:
             if is_mask(f"client 0, {name}", named[name]):
                 self._plan[name] = form._replace(kind="constant")
         self._sums = {name: np.zeros(math.prod(form.shape)) for name, form in averaged(self._plan).items()}
-        self._others: list[Named] = []
+        self._others: list[dict[str, Any]] = []
         self.add(first)
 
     @ieee
@@ -418,7 +420,7 @@ class Sums:
         if self._shares is not None and i == len(self._shares):
             raise ShapeError(f"weights: expected one number for each model, got {i} for more models")
         share = 1.0 if self._shares is None else float(self._shares[i])
-        others = {}
+        others = dict[str, Any]()
         for name, form in self._plan.items():
             if not form.is_averaged:
                 others[name] = _settled(name, form, ["client 0", label][-1 - i :], [*self._others, named])
