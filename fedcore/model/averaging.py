@@ -192,13 +192,13 @@ def _averages(
     stream = _Stream(rows, averaged(plan))
     combination, first = (None, []) if chain is None else stream.combination(chain, labels)
     outs, memory = _allocate_outs(stream.forms)
-    again, needs_norms, square = [Digest() for _ in first], chain is not None, 0.0
-    needs_norms |= any(form.result != "float32" for form in stream.forms.values())
+    again, suspects = [Digest() for _ in first], list[str]()
+    needs_norms = chain is not None or any(form.result != "float32" for form in stream.forms.values())
     for parts, given, targets in stream.windows(outs):
         with span("aggregate", None, (given, targets)):
             if needs_norms:
                 summed = kernels.weighted_sum_segments(given, shares, targets, accumulate="float64", norms=True)
-                square += float(summed.squared_norms.sum())
+                suspects += [] if summed.finite.all() else [part.name for part in parts]
             else:
                 kernels.weighted_sum_segments(given, shares, targets, accumulate="float64")
             if combination is not None:
@@ -206,13 +206,13 @@ def _averages(
                     _combine(combination, [each[j] for each in given], target)
         stream.digest(again, parts, given)
     require_unchanged(labels, first, again)
-    if not needs_norms:
-        square = kernels.squared_norms([memory.view(np.float32)])[0]  # cheaper than all rows' norms
-    if not math.isfinite(square):  # 0 times infinity is NaN, so that it is not finite for a model of weight 0 either
-        for name, label in stream.not_finite(labels, outs).items():
-            if not is_mask(f"{label}, {name}", models[0][name]):
-                raise ArrayError(f"{label}, {name}: {NOT_FINITE}")
-            plan[name] = plan[name]._replace(kind="constant")
+    # 0 times infinity is NaN, so that an average is not finite for a model of weight 0 either.
+    if not needs_norms and not kernels.all_finite([memory.view(np.float32)])[0]:  # cheaper than all rows' norms
+        suspects = [name for name, out in outs.items() if not is_finite(out)]
+    for name, label in stream.not_finite(labels, outs, suspects).items() if suspects else ():
+        if not is_mask(f"{label}, {name}", models[0][name]):
+            raise ArrayError(f"{label}, {name}: {NOT_FINITE}")
+        plan[name] = plan[name]._replace(kind="constant")
     return {
         name: _finished(form, outs[name]) if form.is_averaged else _settled(name, form, labels, models)
         for name, form in plan.items()
@@ -242,7 +242,7 @@ class _Stream:
 
     def __init__(self, rows: list[list[Any]], forms: Plan) -> None:
         self.forms, self._rows, self._measured = forms, rows, set[str]()
-        self._is_in_memory = not any(isinstance(row, StoredTensor) for each in rows for row in each)
+        self._is_in_memory = StoredTensor not in {type(row) for each in rows for row in each}
 
     def windows(self, outs: Mapping[str, Any] | None = None, names: Sequence[str] | None = None) -> Iterator[Any]:
         """Yield the parts, the models' rows and the parts of ``outs`` of each window."""
@@ -285,11 +285,10 @@ class _Stream:
         if not self._is_in_memory:
             add_to(digests, parts, rows, {name: self.forms[name] for name in self._measured})
 
-    def not_finite(self, labels: Sequence[str], outs: Mapping[str, Any]) -> dict[str, str]:
+    def not_finite(self, labels: Sequence[str], outs: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
         """Return the tensors with a NaN or an infinity, and a model of each; sums of float64 may overflow."""
-        forms = self.forms
-        bad = {name: "models" for name in outs if forms[name].dtype != "float64" and not is_finite(outs[name])}
-        for parts, rows, _ in self.windows():
+        bad = {name: "models" for name in names if self.forms[name].dtype != "float64" and not is_finite(outs[name])}
+        for parts, rows, _ in self.windows(names=[*dict.fromkeys(names)]):
             for label, each in reversed(list(zip(labels, rows, strict=True))):
                 bad |= {part.name: label for part, row in zip(parts, each, strict=True) if not is_finite(row)}
         return bad

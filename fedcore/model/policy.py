@@ -1,8 +1,10 @@
 """What happens to each tensor of a model: which are averaged, counted or constant, and in which form."""
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatch
+from fnmatch import translate
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -101,7 +103,12 @@ class TensorPolicy(NamedTuple):
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether a name fits one of the patterns."""
-    return any(fnmatch(name, pattern) for pattern in patterns)
+    return _regex(tuple(patterns)).match(name) is not None
+
+
+@lru_cache(maxsize=64)
+def _regex(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)) or "(?!)")
 
 
 def is_mask(name: str, leaf: Any) -> bool:
