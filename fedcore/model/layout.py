@@ -32,25 +32,9 @@ from fedcore.arrays import (
     to_host,
     write_tensor,
 )
-from fedcore.errors import (
-    ArrayError,
-    DtypeError,
-    RangeError,
-    ShapeError,
-    UnknownNameError,
-)
+from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError, UnknownNameError
 from fedcore.kernels import dequantise, quantise
-from fedcore.model.policy import (
-    BUFFERS,
-    COUNTERS,
-    FLOATS,
-    INTEGERS,
-    Kind,
-    TensorPolicy,
-    check_form,
-    is_mask,
-    matches,
-)
+from fedcore.model.policy import BUFFERS, COUNTERS, FLOATS, INTEGERS, Kind, TensorPolicy, check_form, is_mask, matches
 from fedcore.model.safetensors import WINDOW, StoredTensor, read_tensors
 from fedcore.validation import Represented
 

@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import json
-import logging
 import math
 import os
 import re
@@ -49,6 +48,7 @@ from fedcore.model.averaging import (
     write_combination,
 )
 from fedcore.model.files import ADAPTER, FORMS, bytes_of, open_model, require_equal_adapters
+from fedcore.model.layout import LOGGER
 from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, is_finite, is_mask, settled
 from fedcore.model.safetensors import (
     BYTES,
@@ -102,9 +102,8 @@ class _Step(NamedTuple):
             if (c := self.clip_norm) is not None:
                 raise RangeError(f"clip_norm={c:g}: not supported with a rule; pass rule=ClipNorm({c:g})")
         if self[:3] != (None,) * 3 and not has_base:
-            raise RangeError(
-                "base: is missing; an optimizer, a server rate and clipping need the model before the round"
-            )
+            need = "an optimizer, a server rate and clipping need the model before the round"
+            raise RangeError(f"base: is missing; {need}")
         if not getattr(self.optimizer, "elementwise", True):
             raise RangeError(f"optimizer={self.optimizer!r}: must be elementwise to work in windows")
         for name, number in (("server_lr", self.server_lr), ("clip_norm", self.clip_norm)):
@@ -192,11 +191,10 @@ def merge(
     if os.path.lexists(target):
         return job.finished(target)
     if narrow := {form.dtype for form in job.plan.values() if job.is_stepped(form)} & set(NARROW):
-        logging.getLogger("fedcore.model").warning(
-            "base: is %s, so the result loses steps below its precision; use a float32 copy of the base",
-            ", ".join(sorted(narrow)),
-        )
-    with _part_of(target, {*map(str, job.files())}) as part:
+        loses = "so the result loses steps below its precision; use a float32 copy of the base"
+        LOGGER.warning(f"base: is {', '.join(sorted(narrow))}, {loses}")
+    files = {str(one.path) for one in job.targets()} | {REPORT, PROGRESS, ADAPTER, str(MOMENTS), *job.copies()}
+    with _part_of(target, files) as part:
         if os.path.lexists(target):
             return job.finished(target)
         while True:
@@ -347,17 +345,8 @@ class _Job:
         self.round, self.old_moments = self._before()
         rate = rate_of(self.optimizer, self.round)
         self.gamma = float(next(value for value in (server_lr, rate, 1.0) if value is not None))
-        facts = [
-            __version__,
-            self.weights,
-            self.gamma,
-            repr(self.optimizer),
-            self.clip_norm,
-            key,
-            self.round,
-            self.steps,
-        ]
-        facts += [repr(self.chain)] if self.chain is not None else []
+        facts = [__version__, self.weights, self.gamma, repr(self.optimizer), self.clip_norm, key]
+        facts += [self.round, self.steps, *([] if self.chain is None else [repr(self.chain)])]
         states = [_state_of(model) for model in (*models, self.pattern, *self.old_moments)]
         self.fingerprint = hashlib.blake2b(json.dumps([facts, self.paths, states]).encode(), digest_size=16).hexdigest()
 
@@ -366,7 +355,7 @@ class _Job:
         if self.base_path is None:
             return 0, []
         folder = Path(self.base_path) if Path(self.base_path).is_dir() else Path(self.base_path).parent
-        report = _report_of(folder)
+        report = read_json(folder / REPORT)[0] if os.path.lexists(folder / REPORT) else {}
         if "fingerprint" in report:
             round, described = report.get("round"), report.get("optimizer")
             if type(round) is not int or not 0 <= round < 2**53:
@@ -405,12 +394,10 @@ class _Job:
                 return report
         raise StoreError(f"{target}: exists; choose another name, or move it")
 
-    def files(self) -> set[str]:
-        """Return the names in the folder of the result."""
-        names = {str(target.path) for target in self.targets()} | {REPORT, PROGRESS, ADAPTER, str(MOMENTS)}
-        if isinstance(self.pattern, Safetensors) and self.pattern.index is not None:
-            names.add(self.pattern.index[0])
-        return names
+    def copies(self) -> dict[str, bytes]:
+        """Return the further files of the result by name."""
+        index = getattr(self.pattern, "index", None)
+        return ({} if self.adapter is None else {ADAPTER: self.adapter}) | ({} if index is None else dict([index]))
 
     def run(self, part: OpenFolder, progress: Progress) -> dict[str, Any]:
         """Merge into a folder, from the start or from its record of the progress."""
@@ -444,10 +431,7 @@ class _Job:
         report = pass_.report()
         with replacing(Path(REPORT), folder=part) as file:
             json.dump(report, file, indent=1, default=str)
-        copies = {} if self.adapter is None else {ADAPTER: self.adapter}
-        if isinstance(self.pattern, Safetensors) and self.pattern.index is not None:
-            copies |= dict([self.pattern.index])
-        for name, content in copies.items():
+        for name, content in self.copies().items():
             with replacing(Path(name), "wb", part) as file:
                 file.write(content)
         return report
@@ -483,11 +467,6 @@ class _Job:
                 if not np.array_equal(bytes_of(one), bytes_of(other)):
                     reason = f"is tied to {name} in {self.base_path or self.paths[0]}, but differs in an input"
                     raise ArrayError(f"{alias}: {reason}; tie them in all inputs")
-
-
-def _report_of(folder: Path) -> dict[str, Any]:
-    """Return the report in a folder; empty without one."""
-    return read_json(folder / REPORT)[0] if os.path.lexists(folder / REPORT) else {}
 
 
 def _described(one: Optimizer | Rule | None) -> Any:
@@ -713,9 +692,8 @@ class _Pass:
         job, n, x_out, outs = self._job, len(v), empty(len(v)), tuple[Any, ...]()
         if job.optimizer is None:
             form = Linear(A=1)
-            _, square = kernels.server_step(
-                v, None, x, v_of=form, gamma=job.gamma, v=empty(n), total_out=None, x_out=x_out
-            )
+            u = empty(n)
+            _, square = kernels.server_step(v, None, x, v_of=form, gamma=job.gamma, v=u, total_out=None, x_out=x_out)
         else:
             if not moments or len(moments[-1]) != n:
                 moments = started(job.optimizer, n)
