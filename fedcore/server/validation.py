@@ -18,8 +18,7 @@ from fedcore.algorithms import Claims, check_weights
 from fedcore.algorithms.rates import Constant, Rate, rate_at, rate_of_steps
 from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, copy_into, core, device_of, dtype_name, freeze, to_host
 from fedcore.errors import DtypeError, RangeError
-from fedcore.model import Layout
-from fedcore.model.layout import Slice
+from fedcore.model import Layout, Slice
 from fedcore.model.policy import INTEGERS, are_equal
 from fedcore.options import Limits, Settings
 from fedcore.rules import (
