@@ -244,17 +244,6 @@ def read_leaf(name: str, leaf: Any, *, to_write: bool = False) -> Any:
         raise ArrayError(f"{name}: cannot be read by DLPack: {type(error).__name__}: {error}") from None
 
 
-def has_infinities(name: str, leaf: Any) -> bool:
-    """Whether a float tensor has infinities, and no NaN."""
-    if library_of([leaf]) == "torch":
-        return leaf.layout == _library("torch").strided and bool(leaf.isinf().any()) and not bool(leaf.isnan().any())
-    try:
-        array = np.asarray(leaf) if device_of(leaf) == CPU else None
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise ArrayError(f"{name}: expected an array in CPU memory: {error}") from None
-    return array is not None and bool(np.isinf(array).any()) and not bool(np.isnan(array).any())
-
-
 def own_class(name: str, leaf: Any, *, to_write: bool = False) -> Any:
     """Return a NumPy array or torch tensor as an instance of the library's base class; return other objects unchanged.
 
@@ -410,13 +399,13 @@ def as_tensor(array: npt.NDArray[Any], dtype: str, library: Library) -> Any:
     return torch.from_numpy(np.array(array)).to(getattr(torch, dtype))
 
 
-def tensor_over(memory: npt.NDArray[np.uint8], like: Any) -> Any:
-    """Return a view of ``memory`` as a tensor with the library, dtype and shape of ``like``."""
-    name, shape = dtype_name(like), tuple(like.shape)
-    if library_of([like]) != "torch":
-        return memory.view(like.dtype).reshape(shape)
-    tensor = _library("torch").from_numpy(memory.view("int16" if name == "bfloat16" else name).reshape(shape))
-    return tensor.view(like.dtype) if name == "bfloat16" else tensor
+def tensor_over(memory: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...], library: Library) -> Any:
+    """Return a view of ``memory`` as a tensor of torch, or as an array for the other libraries."""
+    if library != "torch":
+        return memory.view(dtype).reshape(shape)
+    torch, is_bfloat16 = _library("torch"), dtype == "bfloat16"
+    tensor = torch.from_numpy(memory.view("int16" if is_bfloat16 else dtype).reshape(shape))
+    return tensor.view(torch.bfloat16) if is_bfloat16 else tensor
 
 
 class Bfloat16Array:

@@ -7,9 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from fnmatch import fnmatch
 from functools import lru_cache
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,34 +22,31 @@ from fedcore.arrays import (
     NARROW,
     BufferPool,
     as_array,
-    as_tensor,
     core,
     device_of,
     dtype_name,
     empty,
-    has_infinities,
     ieee,
-    library_of,
     tensor_over,
 )
 from fedcore.errors import ArrayError, CorruptionError, FedcoreError, RangeError, ShapeError, UnknownClientError
 from fedcore.kernels import Codes
 from fedcore.kernels.robust import GramSum
 from fedcore.model.files import bytes_of, open_model, require_equal_adapters
-from fedcore.model.layout import (
-    BUFFERS,
-    Kind,
-    Tree,
-    check_dtype,
-    check_shape,
-    describe_names,
-    kind_of,
-    named_tensors,
-    nested,
-    tree_of,
+from fedcore.model.layout import Tree, describe_names, named_tensors, nested, tree_of
+from fedcore.model.policy import (
+    NOT_FINITE,
+    TensorForm,
+    TensorPolicy,
+    cast,
+    check_form,
+    in_library,
+    is_finite,
+    is_mask,
+    settled,
 )
-from fedcore.model.safetensors import BYTES, Bfloat16, Safetensors, StoredTensor, over
-from fedcore.model.windows import UNIT, Part, Windows, cast
+from fedcore.model.safetensors import BYTES, Safetensors, StoredTensor, over
+from fedcore.model.windows import UNIT, Part, Rows, Windows, flat
 from fedcore.profiling import span
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.validation import LONGEST_REASON, check_number, length, numbers, shorten
@@ -61,21 +56,11 @@ from fedcore.validation import LONGEST_REASON, check_number, length, numbers, sh
 
 Named = Mapping[str, Any]
 
-NOT_FINITE = "expected finite numbers, got a NaN or an infinity"
-
 MOST_KEPT = 1 << 28
 """The maximum size in bytes of an average whose memory the process keeps for the next average."""
 
 
-class TensorForm(NamedTuple):
-    """The required form of a tensor in all models; ``like`` has the library, dtype and shape of the average."""
-
-    like: Any
-    dtype: str
-    shape: tuple[int, ...]
-    kind: Kind
-    """"parameter" for all averaged tensors."""
-    has_c_export: bool
+Plan = dict[str, TensorForm]
 
 
 def aggregate(
@@ -148,18 +133,15 @@ def aggregate(
             if first and not _is_file(first[0]):
                 return _aggregated_stream(first.pop(), models, weights)
             models = [*first, *models]
-        labels: list[Any] = list(range(len(models)))
+        labels = [f"client {i}" for i in range(len(models))]
         if isinstance(models, Mapping):
-            labels = [repr(client) for client in models]
+            labels = [f"client {client!r}" for client in models]
             if isinstance(weights, Mapping):
                 if weights.keys() != models.keys():
                     raise UnknownClientError(f"weights: {describe_names([*map(str, models)], [*map(str, weights)])}")
                 weights = [weights[client] for client in models]
             models = models.values()
-        given = list(models)
-        if any(map(_is_file, given)):
-            return _aggregated_files(given, labels, weights, key, chain)
-        return _aggregated(given, labels, weights, chain)
+        return _aggregated(list(models), labels, weights, key, chain)
     except FedcoreError as error:  # shortened, since clients may send names of any length
         if len(text := str(error)) <= LONGEST_REASON:
             raise
@@ -171,24 +153,145 @@ def _is_file(model: Any) -> bool:
 
 
 @ieee
-def _aggregated(given: list[Any], labels: list[Any], weights: Any, chain: Chain | None) -> Any:
+def _aggregated(given: list[Any], labels: list[str], weights: Any, key: str | None, chain: Chain | None) -> Any:
     shares = shares_of(weights, len(given))
-    form = ResultForm.of(given[0])
-    is_plain = form.tree is None and isinstance(given[0], Mapping)
-    models = given if is_plain else [*map(_named, labels, given)]
-    plan = plan_of(labels[0], _named(labels[0], models[0]), hold=True)
-    outs, rows, finite = _average(models, labels, plan, shares)
-    if not finite:
-        masks = [name for name in outs if has_infinities(name, _named(labels[0], models[0])[name])]
-        plan |= {name: plan[name]._replace(kind="constant") for name in masks}
-        if masks:
-            outs, rows, finite = _average(models, labels, plan, shares)
-    if not finite:
-        for client, row in zip(labels, rows, strict=True):  # raises nothing if only a float64 sum overflows
-            _require_finite(client, dict(zip(outs, row, strict=True)))
-    if chain is not None:
-        _combine(chain, plan, rows, outs)
-    return form.result(plan, outs | _unaveraged(plan, models, labels))
+    paths = [shorten(os.fspath(getattr(one, "path", one))) if _is_file(one) else None for one in given]
+    labels = [label if path is None else f"{label} ({path})" for label, path in zip(labels, paths, strict=True)]
+    files = {label: one for label, path, one in zip(labels, paths, given, strict=True) if path is not None}
+    require_equal_adapters(files)
+    models = [open_model(one, key=key) if _is_file(one) else one for one in given]
+    result = ResultForm.of(given[0])
+    is_plain = not files and result.tree is None and isinstance(given[0], Mapping)
+
+    def named(i: int) -> Named:
+        return models[i] if labels[i] in files else named_tensors(models[i], labels[i], f"{labels[i]}, ")
+
+    if not is_plain:
+        models = [*map(named, range(len(models)))]
+    first = named(0)
+    plan = TensorPolicy().plan(labels[0], first)
+    if (rows := _plain_rows(models, labels, first, plan)) is not None:
+        with suppress(FedcoreError):  # the code below copies tensors or reports the invalid one
+            return result.of_tensors(plan, _averages(models, rows, labels, dict(plan), shares, chain))
+    ties, rows = ties_of(first), []
+    for i, label in enumerate(labels):
+        models[i] = model = matched(named(i), plan, ties)
+        check_model(label, model, plan)
+        rows.append([_row(f"{label}, {name}", model[name], form) for name, form in averaged(plan).items()])
+    return result.of_tensors(plan, _averages(models, rows, labels, plan, shares, chain))
+
+
+def _averages(
+    models: Sequence[Named], rows: list[list[Any]], labels: Sequence[str], plan: Plan, shares: F64, chain: Chain | None
+) -> dict[str, Any]:
+    """Return the tensors of the average or the robust combination; masks become constants of the plan.
+
+    Args:
+        rows: the averaged tensors of each model.
+    """
+    stream = _Stream(rows, averaged(plan))
+    combination, first = (None, []) if chain is None else stream.combination(chain, labels)
+    outs, memory = _allocate_outs(stream.forms)
+    again, suspects = [Digest() for _ in first], list[str]()
+    needs_norms = chain is not None or any(form.result != "float32" for form in stream.forms.values())
+    for parts, given, targets in stream.windows(outs):
+        with span("aggregate", None, (given, targets)):
+            if needs_norms:
+                summed = kernels.weighted_sum_segments(given, shares, targets, accumulate="float64", norms=True)
+                suspects += [] if summed.finite.all() else [part.name for part in parts]
+            else:
+                kernels.weighted_sum_segments(given, shares, targets, accumulate="float64")
+            if combination is not None:
+                for j, target in enumerate(targets):
+                    _combine(combination, [each[j] for each in given], target)
+        stream.digest(again, parts, given)
+    require_unchanged(labels, first, again)
+    # 0 times infinity is NaN, so that an average is not finite for a model of weight 0 either.
+    if not needs_norms and not kernels.all_finite([memory.view(np.float32)])[0]:  # cheaper than all rows' norms
+        suspects = [name for name, out in outs.items() if not is_finite(out)]
+    for name, label in stream.not_finite(labels, outs, suspects).items() if suspects else ():
+        if not is_mask(f"{label}, {name}", models[0][name]):
+            raise ArrayError(f"{label}, {name}: {NOT_FINITE}")
+        plan[name] = plan[name]._replace(kind="constant")
+    return {
+        name: _finished(form, outs[name]) if form.is_averaged else _settled(name, form, labels, models)
+        for name, form in plan.items()
+    }
+
+
+def averaged(plan: Plan) -> Plan:
+    """Return the forms of the averaged tensors."""
+    return {name: form for name, form in plan.items() if form.is_averaged}
+
+
+def _finished(form: TensorForm, out: Any) -> Any:
+    return in_library(form, out) if form.library == "jax" else out
+
+
+def _settled(name: str, form: TensorForm, labels: Sequence[str], models: Sequence[Named]) -> Any:
+    values = ((label, model[name]) for label, model in zip(labels, models, strict=True))
+    return in_library(form, settled(name, form, values))
+
+
+class _Stream:
+    """The averaged tensors of models in windows; models in memory are one window.
+
+    Args:
+        rows: the tensors of each model, in the order of ``forms``.
+    """
+
+    def __init__(self, rows: list[list[Any]], forms: Plan) -> None:
+        self.forms, self._rows, self._measured = forms, rows, set[str]()
+        self._is_in_memory = StoredTensor not in {type(row) for each in rows for row in each}
+
+    def windows(self, outs: Mapping[str, Any] | None = None, names: Sequence[str] | None = None) -> Iterator[Any]:
+        """Yield the parts, the models' rows and the parts of ``outs`` of each window."""
+        if self._is_in_memory and names is None:
+            parts = [Part(name, 0, math.prod(form.shape)) for name, form in self.forms.items()]
+            yield parts, self._rows, [*(outs or {}).values()]
+            return
+        models = [dict(zip(self.forms, map(flat, each), strict=True)) for each in self._rows]
+        for parts, rows in Windows(models, self.forms if names is None else names).read():
+            kinds = [self.forms[part.name].dtype for part in parts]
+            given = [[*map(cast, each, kinds)] for each in rows]
+            yield parts, given, [flat(outs[part.name])[part.start : part.stop] for part in parts if outs]
+
+    def combination(self, chain: Chain, labels: Sequence[str]) -> tuple[Combination, list[str]]:
+        """Return the robust combination, and the models' digests of the parameters that were read for distances."""
+        digests = list[Digest]()
+
+        def products() -> F64:
+            nonlocal digests
+            masks: set[str] = set()
+            for _ in range(2):
+                names = [name for name, form in self.forms.items() if form.kind == "parameter" and name not in masks]
+                total, digests = GramSum(len(labels)), [Digest() for _ in labels]
+                self._measured = set(names)
+                for parts, rows, _ in self.windows(names=names):
+                    for j in range(len(parts)):
+                        total.add(None, [each[j] for each in rows])
+                    self.digest(digests, parts, rows)
+                found = total.result()
+                if np.isfinite(found).all():
+                    return found
+                masks = {name for name, row in zip(self.forms, self._rows[0], strict=True) if is_mask(name, row)}
+            label = labels[int(np.flatnonzero(~np.isfinite(np.diag(found)))[0])]
+            raise ArrayError(f"{label}: {NOT_FINITE}")
+
+        return chain.combination(len(labels), products, 0), [digest.state()[2] for digest in digests]
+
+    def digest(self, digests: Sequence["Digest"], parts: list[Part], rows: Rows) -> None:
+        """Add the measured parts of files to the digests."""
+        if not self._is_in_memory:
+            add_to(digests, parts, rows, {name: self.forms[name] for name in self._measured})
+
+    def not_finite(self, labels: Sequence[str], outs: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+        """Return the tensors with a NaN or an infinity, and a model of each; sums of float64 may overflow."""
+        bad = {name: "models" for name in names if self.forms[name].dtype != "float64" and not is_finite(outs[name])}
+        for parts, rows, _ in self.windows(names=[*dict.fromkeys(names)]):
+            for label, each in reversed(list(zip(labels, rows, strict=True))):
+                bad |= {part.name: label for part, row in zip(parts, each, strict=True) if not is_finite(row)}
+        return bad
 
 
 class ResultForm(NamedTuple):
@@ -204,7 +307,7 @@ class ResultForm(NamedTuple):
             return cls(None, False)
         return cls(tree_of(model), not isinstance(model, Mapping) and not hasattr(model, "named_parameters"))
 
-    def result(self, plan: Iterable[str], named: Named) -> Any:
+    def of_tensors(self, plan: Iterable[str], named: Named) -> Any:
         """Return tensors in this form, in the order of ``plan``."""
         ordered = {name: named[name] for name in plan}
         if self.tree is not None:
@@ -221,119 +324,21 @@ def require_no_weights(weights: Any) -> None:
         raise RangeError("weights: a robust rule counts each model once; leave weights or the rule out")
 
 
-def is_parameter(name: str, form: TensorForm) -> bool:
-    """Whether a tensor is a parameter, and neither a BatchNorm statistic nor a tensor that is not averaged."""
-    return form.kind == "parameter" and not any(fnmatch(name, pattern) for pattern in BUFFERS)
-
-
-def write_combination(combination: Combination, rows: Sequence[Any], out: F32) -> None:
-    """Write the robust combination of k vectors y_i to ``out``, float32[n]."""
+def write_combination(combination: Combination, rows: Sequence[Any], out: F32, base: F32 | None = None) -> None:
+    """Write the robust combination of k vectors y_i, or of base - y_i, to ``out``, float32[n]."""
     if len(out):
-        combination.write([None] * len(rows), rows, np.ones(len(rows)), out)
-        np.subtract(0, out, out=out)  # a zero stays positive
+        combination.write([base] * len(rows), rows, np.ones(len(rows)), out)
+        if base is None:
+            np.subtract(0, out, out=out)  # a zero stays positive
 
 
-def _combine(chain: Chain, plan: Mapping[str, TensorForm], rows: list[list[Any]], outs: dict[str, Any]) -> None:
-    """Replace the averages by the robust combinations of the models' tensors."""
-    names = [name for name, form in plan.items() if form.kind == "parameter"]
-    rows = [[_row(name, row, plan[name]) for name, row in zip(names, model, strict=True)] for model in rows]
-    where, k = [j for j, name in enumerate(names) if is_parameter(name, plan[name])], len(rows)
-
-    def products() -> F64:
-        if not where:
-            return np.zeros((k, k))
-        return kernels.gram_matrix([None] * k, [[model[j] for j in where] for model in rows], np.ones(k))
-
-    with span("aggregate", None, (rows, list(outs.values()))):
-        combination = chain.combination(k, products, 0)
-        for j, name in enumerate(names):
-            vectors = [_flat(model[j]) for model in rows]
-            outs[name] = _combined(combination, vectors, plan[name], outs[name])
-
-
-def _combined(combination: Combination, rows: Sequence[Any], form: TensorForm, out: Any) -> Any:
-    """Return the robust combination of k vectors in the form of ``out``, and in its memory unless it is of JAX."""
-    is_jax, kind = library_of([form.like]) == "jax", dtype_name(form.like)
-    to = _flat(np.asarray(out)) if kind == "float32" and not is_jax else empty(len(rows[0]))
-    write_combination(combination, rows, to)
-    if is_jax:
-        return as_tensor(to.reshape(form.shape), form.dtype, "jax")
+def _combine(combination: Combination, rows: list[Any], target: Any) -> None:
+    """Write the robust combination of k tensors to a tensor of NumPy or torch."""
+    kind, out = dtype_name(target), flat(target)
+    to = np.asarray(out) if kind == "float32" else empty(len(out))
+    write_combination(combination, [flat(row) for row in rows], to)
     if kind != "float32":
-        _round_into(_flat(out), to.astype(np.float64), kind)
-    return out
-
-
-# Models in files are averaged window by window.
-
-
-@ieee
-def _aggregated_files(given: list[Any], labels: list[Any], weights: Any, key: str | None, chain: Chain | None) -> Any:
-    shares, models = shares_of(weights, len(given)), []
-    labels = [f"{i} ({_path_of(one)})" if _is_file(one) else i for i, one in zip(labels, given, strict=True)]
-    require_equal_adapters({f"client {i}": one for i, one in zip(labels, given, strict=True) if _is_file(one)})
-    for client, one in zip(labels, given, strict=True):
-        models.append(open_model(one, key=key) if _is_file(one) else _named(client, one))
-    plan, ties = plan_of(labels[0], models[0]), ties_of(models[0])
-    for i, client in enumerate(labels):
-        models[i] = matched(models[i], plan, ties)
-        check_model(client, models[i], plan)
-    floats = {name: form for name, form in plan.items() if form.kind == "parameter"}
-    outs, _ = _allocate_outs(floats)
-    rows_of = [{name: _window_row(model[name], form) for name, form in floats.items()} for model in models]
-    bad: dict[str, Any] = {}
-    combination, measured, first = None, dict[str, TensorForm](), list[Digest]()
-    if chain is not None:
-        combination, measured, first = _combination_of_files(chain, rows_of, floats, labels)
-    again = [Digest() for _ in first]
-    for parts, rows in Windows(rows_of, floats).read():
-        given_rows = [
-            [cast(row, floats[part.name].dtype) for part, row in zip(parts, each, strict=True)] for each in rows
-        ]
-        targets = [_flat(outs[part.name])[part.start : part.stop] for part in parts]
-        with span("aggregate", None, (given_rows, targets)):
-            summed = kernels.weighted_sum_segments(given_rows, shares, targets, accumulate="float64", norms=True)
-        for client in np.flatnonzero(~summed.finite).tolist():
-            for part, row in zip(parts, given_rows[client], strict=True):
-                if part.name not in bad and not is_finite(row):
-                    bad[part.name] = labels[client]
-        if combination is not None:
-            for j, part in enumerate(parts):
-                if part.name not in bad:
-                    vectors = [each[j] for each in given_rows]
-                    _combined(combination, vectors, floats[part.name], targets[j])
-        add_to(again, parts, rows, measured)
-    require_unchanged([f"client {label}" for label in labels], [one.state()[2] for one in first], again)
-    for name, client in bad.items():
-        if not has_infinities(name, models[0][name]):
-            raise ArrayError(f"client {client}, {name}: {NOT_FINITE}")
-        plan[name] = plan[name]._replace(kind="constant")
-    return ResultForm.of(given[0]).result(plan, outs | _unaveraged(plan, models, labels))
-
-
-def _combination_of_files(
-    chain: Chain, rows_of: list[dict[str, Any]], floats: Mapping[str, TensorForm], labels: list[Any]
-) -> tuple[Combination, dict[str, TensorForm], list["Digest"]]:
-    """Return the robust combination, the parameters that were read for distances, and the models' digests of them."""
-    measured, digests = dict[str, TensorForm](), list[Digest]()
-
-    def products() -> F64:
-        nonlocal measured, digests
-        masks: set[str] = set()
-        for _ in range(2):
-            measured = {name: form for name, form in floats.items() if is_parameter(name, form) and name not in masks}
-            total, digests = GramSum(len(rows_of)), [Digest() for _ in rows_of]
-            for parts, rows in Windows(rows_of, measured).read():
-                for j, part in enumerate(parts):
-                    total.add(None, [cast(each[j], floats[part.name].dtype) for each in rows])
-                add_to(digests, parts, rows, measured)
-            found = total.result()
-            if np.isfinite(found).all():
-                return found
-            masks = {name for name in measured if has_infinities(name, rows_of[0][name])}
-        client = labels[int(np.flatnonzero(~np.isfinite(np.diag(found)))[0])]
-        raise ArrayError(f"client {client}: {NOT_FINITE}")
-
-    return chain.combination(len(rows_of), products, 0), measured, digests
+        _round_into(out, to.astype(np.float64), kind)
 
 
 # A file may change between two passes, and its times may be set back. So both passes compute a digest of the content.
@@ -355,7 +360,7 @@ class Digest:
         if part.stop == math.prod(form.shape):
             number = int.from_bytes(self._chain, "little")
             self._total = (self._total + number) % 2**128
-            if is_parameter(part.name, form):
+            if form.kind == "parameter":
                 self._measured = (self._measured + number) % 2**128
 
     def state(self) -> list[str]:
@@ -378,18 +383,6 @@ def require_unchanged(names: Sequence[Any], first: Sequence[str], again: Sequenc
             raise CorruptionError(f"{name}: was changed between two passes; write new models to new files")
 
 
-def _path_of(model: Any) -> str:
-    return shorten(os.fspath(getattr(model, "path", model)))
-
-
-def _window_row(leaf: Any, form: "TensorForm") -> Any:
-    return leaf if isinstance(leaf, StoredTensor) else _row("tensor", leaf, form)
-
-
-def _flat(tensor: Any) -> Any:
-    return tensor.reshape(-1)
-
-
 # Models from an iterator are added to sums in float64, so that each one can be freed.
 
 
@@ -408,49 +401,50 @@ class Sums:
     @ieee
     def __init__(self, first: Any, shares: npt.NDArray[np.float64] | None) -> None:
         self._shares, self._count, self._form = shares, 0, ResultForm.of(first)
-        named = _named(0, first)
-        self._plan, self._ties = plan_of(0, named), ties_of(named)
-        for name, form in self._plan.items():
-            if form.kind == "parameter" and has_infinities(f"client 0, {name}", named[name]):
+        named = named_tensors(first, "client 0", "client 0, ")
+        self._plan, self._ties = TensorPolicy().plan("client 0", named), ties_of(named)
+        for name, form in averaged(self._plan).items():
+            if is_mask(f"client 0, {name}", named[name]):
                 self._plan[name] = form._replace(kind="constant")
-        self._floats = {name: form for name, form in self._plan.items() if form.kind == "parameter"}
-        self._sums = {name: np.zeros(math.prod(form.shape)) for name, form in self._floats.items()}
-        self._others: Named = {}
+        self._sums = {name: np.zeros(math.prod(form.shape)) for name, form in averaged(self._plan).items()}
+        self._others: list[dict[str, Any]] = []
         self.add(first)
 
     @ieee
     def add(self, model: Any) -> None:
         """Add a model to the sums."""
-        client, named = self._count, matched(_named(self._count, model), self._plan, self._ties)
-        check_model(client, named, self._plan)
-        if self._shares is not None and client == len(self._shares):
-            raise ShapeError(f"weights: expected one number for each model, got {client} for more models")
-        share = 1.0 if self._shares is None else float(self._shares[client])
-        for name, form in self._floats.items():
-            row = _row(f"client {client}, {name}", named[name], form)
+        i, label = self._count, f"client {self._count}"
+        named = matched(named_tensors(model, label, f"{label}, "), self._plan, self._ties)
+        check_model(label, named, self._plan)
+        if self._shares is not None and i == len(self._shares):
+            raise ShapeError(f"weights: expected one number for each model, got {i} for more models")
+        share = 1.0 if self._shares is None else float(self._shares[i])
+        others = dict[str, Any]()
+        for name, form in self._plan.items():
+            if not form.is_averaged:
+                others[name] = _settled(name, form, ["client 0", label][-1 - i :], [*self._others, named])
+                continue
+            row = _row(f"{label}, {name}", named[name], form)
             if not is_finite(row):
-                raise ArrayError(f"client {client}, {name}: {NOT_FINITE}")
-            row = cast(_flat(row), "float64" if form.dtype == "float64" else "float32")
+                raise ArrayError(f"{label}, {name}: {NOT_FINITE}")
+            row = cast(flat(row), "float64" if form.dtype == "float64" else "float32")
             kernels.combine([self._sums[name], row], [1.0, share], self._sums[name])
-        others = {name: as_array(name, named[name]) for name in self._plan.keys() - self._floats.keys()}
-        earlier = [self._others] if client else []
-        self._others = _unaveraged(self._plan, [*earlier, others], [0, client][-len(earlier) - 1 :])
-        self._count += 1
+        self._others, self._count = [others], i + 1
 
     @ieee
     def result(self) -> Any:
         """Return the average."""
         if self._shares is not None and self._count < len(self._shares):
             raise ShapeError(f"weights: expected one number for each of {self._count} models, got {len(self._shares)}")
-        outs, _ = _allocate_outs(self._floats)
-        for name, form in self._floats.items():
+        forms = averaged(self._plan)
+        outs, _ = _allocate_outs(forms)
+        for name, form in forms.items():
             total = self._sums.pop(name)
             if self._shares is None:
                 total /= self._count
-            _round_into(_flat(outs[name]), total, dtype_name(form.like))
-            if library_of([form.like]) == "jax":
-                outs[name] = as_tensor(outs[name], form.dtype, "jax")
-        return self._form.result(self._plan, outs | _unaveraged(self._plan, [self._others], [0]))
+            _round_into(flat(outs[name]), total, form.result)
+            outs[name] = _finished(form, outs[name])
+        return self._form.of_tensors(self._plan, self._others[0] | outs)
 
 
 def _round_into(out: Any, total: npt.NDArray[np.float64], kind: str) -> None:
@@ -469,32 +463,6 @@ def _round_into(out: Any, total: npt.NDArray[np.float64], kind: str) -> None:
     kernels.weighted_sum([over(codes.view(np.uint8), kind)], [1.0], out)
 
 
-def _average(
-    models: list[Any],
-    labels: Sequence[Any],
-    plan: Mapping[str, TensorForm],
-    shares: npt.NDArray[np.float64],
-) -> tuple[dict[str, Any], list[list[Any]], bool]:
-    """Return the averages of the float tensors, the models' tensors, and whether all averages are finite."""
-    floats = {name: form for name, form in plan.items() if form.kind == "parameter"}
-    outs, memory = _allocate_outs(floats)
-    rows, finite = _plain_rows(models, labels, plan), None
-    if rows is not None:
-        with suppress(FedcoreError):  # nothing was written; the code below copies tensors or reports the invalid one
-            finite = _sum(rows, shares, outs, memory)
-    if rows is None or finite is None:
-        rows, ties = [], ties_of(_named(labels[0], models[0]))
-        for i, client in enumerate(labels):
-            models[i] = model = matched(_named(client, models[i]), plan, ties)
-            check_model(client, model, plan)
-            rows.append([_row(f"client {client}, {name}", model[name], form) for name, form in floats.items()])
-        finite = _sum(rows, shares, outs, memory)
-    for name, form in floats.items():
-        if library_of([form.like]) == "jax":
-            outs[name] = as_tensor(outs[name], form.dtype, "jax")
-    return outs, rows, finite
-
-
 def shares_of(weights: Any, k: int) -> npt.NDArray[np.float64]:
     """Return the weights as float64[k] with a sum of 1."""
     if k == 0:
@@ -508,10 +476,6 @@ def shares_of(weights: Any, k: int) -> npt.NDArray[np.float64]:
         raise RangeError("weights: must not all be zero")
     given = given / given.max()  # so that their sum does not overflow
     return np.asarray(given / given.sum())
-
-
-def _named(client: Any, model: Any) -> Named:
-    return named_tensors(model, f"client {client}", f"client {client}, ")
 
 
 def _place(leaf: Any) -> Any:
@@ -547,55 +511,27 @@ def matched(model: Named, plan: Mapping[str, Any], ties: Mapping[str, str]) -> N
     return found | unexpected
 
 
-def plan_of(client: Any, model: Named, *, hold: bool = False) -> dict[str, TensorForm]:
-    """Return the required form of each tensor, from the first model; ``hold``: whether ``like`` is its tensor."""
-    plan = {}
-    for name, leaf in model.items():
-        where = f"client {client}, {name}"
-        kind = kind_of(where, leaf)
-        like = leaf if hold else _placeholder(leaf)  # placeholders cost 3 us per tensor
-        has_c_export = hasattr(type(leaf), "__dlpack_c_exchange_api__")
-        plan[name] = TensorForm(like, dtype_name(leaf), tuple(leaf.shape), kind, has_c_export)
-    return plan
-
-
-def _placeholder(leaf: Any) -> Any:
-    """Return a tensor of the same library, dtype and shape without memory; for JAX the tensor itself."""
-    library = leaf.library if isinstance(leaf, StoredTensor) else library_of([leaf])
-    if library == "torch":
-        torch = import_module("torch")
-        return torch.empty(leaf.shape, dtype=getattr(torch, dtype_name(leaf)), device="meta")
-    if library == "jax":
-        return leaf
-    dtype = np.float32 if isinstance(leaf.dtype, Bfloat16) else leaf.dtype
-    return np.broadcast_to(np.empty((), dtype), leaf.shape)
-
-
-def check_model(client: Any, model: Named, plan: Mapping[str, TensorForm]) -> None:
+def check_model(label: str, model: Named, plan: Plan) -> None:
     """Raise an error if a model's names, shapes or dtypes differ from the plan."""
     if model.keys() != plan.keys():
-        raise ArrayError(f"client {client}: {describe_names(list(plan), list(model))}")
+        raise ArrayError(f"{label}: {describe_names(list(plan), list(model))}")
     for name, form in plan.items():
-        _check_averaged(client, name, model[name], form)
+        _check_tensor(f"{label}, {name}", model[name], form)
 
 
-def _check_averaged(client: Any, name: str, leaf: Any, form: TensorForm) -> None:
-    where = f"client {client}, {name}"
-    if type(leaf) is not type(form.like) or leaf.dtype != form.like.dtype:
-        check_dtype(where, leaf, form.dtype)
-    check_shape(where, leaf, form.shape)
+def _check_tensor(where: str, leaf: Any, form: TensorForm) -> None:
+    check_form(where, leaf, form.dtype, form.shape)
     if not getattr(leaf, "is_cpu", False) and (device := device_of(leaf)) != CPU:
         raise ArrayError(f"{where}: must be in CPU memory, is on {getattr(leaf, 'device', device)}")
 
 
-def _plain_rows(models: Sequence[Any], labels: Sequence[Any], plan: Mapping[str, TensorForm]) -> list[list[Any]] | None:
+def _plain_rows(models: Sequence[Any], labels: Sequence[str], first: Named, plan: Plan) -> list[list[Any]] | None:
     """Return the models' float tensors if names and shapes fit, else None; the native kernel checks the rest."""
-    floats = {name: form for name, form in plan.items() if form.kind == "parameter"}
-    others = {name: form for name, form in plan.items() if form.kind != "parameter"}
-    if not all(form.has_c_export or isinstance(form.like, np.ndarray) for form in floats.values()):
+    floats, others = averaged(plan), [name for name, form in plan.items() if not form.is_averaged]
+    shapes, types, rows = [form.shape for form in floats.values()], [type(first[name]) for name in floats], []
+    if not all(one is np.ndarray or _has_c_export(one) for one in types):
         return None
-    shapes, types, rows = [form.shape for form in floats.values()], [type(form.like) for form in floats.values()], []
-    for client, model in zip(labels, models, strict=True):
+    for label, model in zip(labels, models, strict=True):
         if not isinstance(model, Mapping) or model.keys() != plan.keys():
             return None
         rows.append([model[name] for name in floats])
@@ -604,45 +540,38 @@ def _plain_rows(models: Sequence[Any], labels: Sequence[Any], plan: Mapping[str,
                 return None
         except RuntimeError:  # a nested tensor has no shape
             return None
-        for name, form in others.items():
-            _check_averaged(client, name, model[name], form)
+        for name in others:
+            _check_tensor(f"{label}, {name}", model[name], plan[name])
     return rows
 
 
-def _sum(rows: list[list[Any]], shares: npt.NDArray[np.float64], outs: Named, memory: npt.NDArray[np.uint8]) -> bool:
-    """Write the averages and return whether all models are finite, even those of weight 0 (0 times infinity is NaN)."""
-    tensors = list(outs.values())
-    with span("aggregate", None, (rows, tensors)):
-        if any(dtype_name(tensor) != "float32" for tensor in tensors):
-            summed = kernels.weighted_sum_segments(rows, shares, tensors, accumulate="float64", norms=True)
-            return bool(np.isfinite(summed.squared_norm_of_sum)) or all(map(is_finite, tensors))
-        kernels.weighted_sum_segments(rows, shares, tensors, accumulate="float64")
-        return bool(kernels.all_finite([memory.view(np.float32)])[0])  # cheaper than all rows' norms
+def _has_c_export(kind: type) -> bool:
+    return hasattr(kind, "__dlpack_c_exchange_api__")
 
 
 def _row(name: str, leaf: Any, form: TensorForm) -> Any:
-    """Return a tensor in the first model's dtype and in a form that the kernels can read."""
-    if dtype_name(leaf) != form.dtype or library_of([leaf]) != library_of([form.like]):
-        leaf = as_tensor(as_array(name, leaf), form.dtype, "numpy" if library_of([form.like]) == "numpy" else "torch")
+    """Return a tensor in the first model's dtype and in a form that the kernels can read; files are read later."""
+    if isinstance(leaf, StoredTensor):
+        return leaf
+    if dtype_name(leaf) != form.dtype:
+        return cast(as_array(name, leaf).reshape(-1), form.dtype)
     if isinstance(leaf, np.ndarray):
         return leaf if leaf.flags.c_contiguous else np.ascontiguousarray(leaf)
-    if not hasattr(leaf, "requires_grad"):
-        return leaf
-    leaf = leaf.detach() if leaf.requires_grad else leaf
-    leaf = leaf if leaf.is_contiguous() else leaf.contiguous()
+    leaf = leaf.contiguous() if hasattr(leaf, "contiguous") else leaf
     # With older versions of torch, numpy() needs 8 us less per tensor than DLPack; bfloat16 requires DLPack.
-    return leaf if form.has_c_export or form.dtype == "bfloat16" or not hasattr(leaf, "numpy") else leaf.numpy()
+    is_slow = hasattr(leaf, "numpy") and not _has_c_export(type(leaf)) and form.dtype != "bfloat16"
+    return leaf.numpy() if is_slow else leaf
 
 
-def _allocate_outs(plan: Mapping[str, TensorForm]) -> tuple[dict[str, Any], npt.NDArray[np.uint8]]:
+def _allocate_outs(plan: Plan) -> tuple[dict[str, Any], npt.NDArray[np.uint8]]:
     """Return new tensors in one block of memory on huge pages, and the block, which is zero between the tensors."""
-    sizes = [math.prod(form.shape) * BYTES[form.dtype] for form in plan.values()]
+    sizes = [math.prod(form.shape) * BYTES[form.result] for form in plan.values()]
     starts = [0, *itertools.accumulate(-(-size // LINE) * LINE for size in sizes)]
     memory = _average_memory(starts[-1] // 4).get().view(np.uint8)
-    pieces = [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-    for start, size, stop in zip(starts, sizes, starts[1:], strict=False):
+    outs = {}
+    for (name, form), start, size, stop in zip(plan.items(), starts, sizes, starts[1:], strict=False):
         memory[start + size : stop] = 0
-    outs = {name: tensor_over(piece, form.like) for (name, form), piece in zip(plan.items(), pieces, strict=True)}
+        outs[name] = tensor_over(memory[start : start + size], form.result, form.shape, form.library)
     return outs, memory
 
 
@@ -650,33 +579,3 @@ def _allocate_outs(plan: Mapping[str, TensorForm]) -> tuple[dict[str, Any], npt.
 def _average_memory(n: int) -> BufferPool:
     """Return the pool of buffers for averages of one size."""
     return BufferPool(n, most=int(4 * n <= MOST_KEPT))
-
-
-def _require_finite(client: Any, rows: Named) -> None:
-    for name, row in rows.items():
-        if not is_finite(row):
-            raise ArrayError(f"client {client}, {name}: {NOT_FINITE}")
-
-
-def is_finite(tensor: Any) -> bool:
-    """Whether a tensor has neither NaN nor infinities."""
-    return bool((tensor.isfinite() if hasattr(tensor, "isfinite") else np.isfinite(tensor)).all())
-
-
-def _unaveraged(plan: Mapping[str, TensorForm], models: Sequence[Named], labels: Sequence[Any]) -> dict[str, Any]:
-    """Return the largest value of each counter, and the common value of each constant."""
-    outs = {}
-    for name, form in plan.items():
-        if form.kind == "parameter":
-            continue
-        first = largest = as_array(f"client {labels[0]}, {name}", models[0][name])
-        for client, model in zip(labels[1:], models[1:], strict=True):
-            array = as_array(f"client {client}, {name}", model[name])
-            if form.kind == "counter":
-                largest = np.maximum(largest, array)
-            elif not np.array_equal(array, first, equal_nan=first.dtype.kind == "f"):
-                must = f"must be equal in all models, because {form.dtype} tensors are not averaged"
-                must += "; convert counts to float64" if first.dtype.kind in "iu" else ""
-                raise RangeError(f"client {client}, {name}: {must}")
-        outs[name] = as_tensor(np.array(largest), form.dtype, library_of([form.like]))
-    return outs

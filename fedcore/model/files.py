@@ -17,6 +17,7 @@ from fedcore.arrays import F32, Bfloat16Array, Library, dtype_name, library_of, 
 from fedcore.errors import ArrayError, DtypeError, MissingDependencyError, StoreError, UnknownNameError
 from fedcore.files import FOLDER, OpenFolder, replacing, require_same, sync_folder
 from fedcore.model.layout import Layout, named_tensors
+from fedcore.model.policy import cast
 from fedcore.model.safetensors import (
     BYTES,
     DIMENSIONS,
@@ -30,7 +31,6 @@ from fedcore.model.safetensors import (
     is_part,
     read_json,
 )
-from fedcore.model.windows import cast
 from fedcore.validation import absolute, shorten
 
 FORMS: dict[str, tuple[Library, ...]] = {

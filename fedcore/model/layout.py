@@ -4,10 +4,9 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatch
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,6 @@ from fedcore.arrays import (
     dtype_name,
     empty,
     flatten_on_device,
-    has_infinities,
     is_own_class,
     library_of,
     read_leaf,
@@ -34,14 +32,9 @@ from fedcore.arrays import (
     to_host,
     write_tensor,
 )
-from fedcore.errors import (
-    ArrayError,
-    DtypeError,
-    RangeError,
-    ShapeError,
-    UnknownNameError,
-)
+from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError, UnknownNameError
 from fedcore.kernels import dequantise, quantise
+from fedcore.model.policy import BUFFERS, COUNTERS, FLOATS, INTEGERS, Kind, TensorPolicy, check_form, is_mask, matches
 from fedcore.model.safetensors import WINDOW, StoredTensor, read_tensors
 from fedcore.validation import Represented
 
@@ -54,22 +47,11 @@ from fedcore.validation import Represented
 LOGGER = logging.getLogger("fedcore.model")
 
 Vector = npt.NDArray[np.float32]
-Kind = Literal["parameter", "buffer", "counter", "constant"]
 Tree = Any
 """The nesting of a model in JSON types: a tensor's name, or a list or mapping of trees."""
 
-FLOATS = ("float32", "float64", *NARROW)
-INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-DUE = "float32, float64, bfloat16, float16, an integer dtype or bool"
-
-BUFFERS = ("*running_mean", "*running_var")
-"""Name patterns of float buffers in a plain mapping."""
-
 FLAT = "x"
 """The name of a model that is one array."""
-
-COUNTERS = ("*num_batches_tracked",)
-"""Name patterns of counters that are not scalars of 32 or 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +101,13 @@ class Model:
 
     def ignores(self, name: str) -> bool:
         """Whether a tensor is personal or frozen."""
-        return _matches(name, self.ignored)
+        return matches(name, self.ignored)
 
     def groups(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Return the names of each group's tensors; empty if updates have every tensor."""
         groups: dict[str, list[str]] = {str(group): [] for group in self.partial}
         for name in names if groups else ():
-            fits = (str(group) for group, patterns in self.partial.items() if _matches(name, _patterns(patterns)))
+            fits = (str(group) for group, patterns in self.partial.items() if matches(name, _patterns(patterns)))
             groups.setdefault(next(fits, REST), []).append(name)
         if empty := [group for group, members in groups.items() if not members]:
             raise UnknownNameError(f"partial[{empty[0]!r}]: no tensor matches; use patterns of {', '.join(names[:3])}")
@@ -138,10 +120,6 @@ REST = "rest"
 
 def _patterns(patterns: str | Sequence[str]) -> tuple[str, ...]:
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 class Layout(Represented):
@@ -226,18 +204,19 @@ class Layout(Represented):
                     aliases[name] = first[id(tensor)]
         tensors, named = [], {name: leaf for name, leaf in named_tensors(x).items() if not model.ignores(name)}
         aliases = {name: first for name, first in aliases.items() if first in named}
+        policy = TensorPolicy(buffers, counters)
         for name, leaf in named.items():
             try:
-                kind = kind_of(name, leaf, counters)
+                form = policy.form(name, leaf)
             except ArrayError as error:  # a checkpoint with other entries beside the model
                 models = [key for key in ("state_dict", "model_state_dict", "model") if _is_mapping_in(x, key)]
                 raise ArrayError(f"{error}; pass the entry {models[0]!r}") if models else error from None
-            if kind == "parameter" and name not in parameters:
-                if leaf.has_infinities() if isinstance(leaf, StoredTensor) else has_infinities(name, leaf):
-                    kind = "constant"
-                elif name in buffer_names or any(fnmatch(name, pattern) for pattern in buffers):
-                    kind = "buffer"
-            tensors.append(Slice(name, kind, tuple(leaf.shape), dtype_name(leaf)))
+            kind = form.kind
+            if form.is_averaged:
+                is_buffer = kind == "buffer" or name in buffer_names
+                is_constant = name not in parameters and is_mask(name, leaf)
+                kind = "constant" if is_constant else "buffer" if is_buffer and name not in parameters else "parameter"
+            tensors.append(Slice(name, kind, form.shape, form.dtype))
         tree, groups = tree_of(x), model.groups(list(named))
         if tree is not None and (groups or model.ignored):
             raise ArrayError("model: partial, personal and frozen need a module or a flat mapping of tensors by name")
@@ -352,7 +331,7 @@ class Layout(Represented):
         """Return a model's tensors by name, without aliases and ignored tensors."""
         tensors = named_tensors(x, to_write=to_write)
         named = {name: leaf for name, leaf in tensors.items() if name not in self.aliases}
-        return {name: named[name] for name in named if not _matches(name, self.ignored)} if self.ignored else named
+        return {name: named[name] for name in named if not matches(name, self.ignored)} if self.ignored else named
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -417,7 +396,7 @@ class Layout(Represented):
             plain = core.read_plain_tensors([x[piece.name] for piece in self.slices], self._shapes)
             if plain is not None:  # the common case
                 for piece in self.outside:
-                    _check_tensor(piece, x[piece.name])
+                    check_form(piece.name, x[piece.name], piece.dtype, piece.shape)
                 return plain
         named = self._check(x)
         self.log_rounded(named)
@@ -574,7 +553,7 @@ class Layout(Represented):
                 )
             raise ArrayError(f"model: {describe_names(list(self._all), list(named))}")
         for name, leaf in named.items():
-            _check_tensor(self._all[name], leaf)
+            check_form(name, leaf, self._all[name].dtype, self._all[name].shape)
         return named
 
 
@@ -589,33 +568,6 @@ def _is_rounded(name: str, leaf: Any) -> bool:
             if ((part.astype(np.float32) != part) & (part == part)).any():
                 return True
     return False
-
-
-def _check_tensor(piece: Slice, leaf: Any) -> None:
-    """Raise an error if a tensor's shape or kind of dtype differs from the layout's."""
-    check_dtype(piece.name, leaf, piece.dtype)
-    check_shape(piece.name, leaf, piece.shape)
-
-
-def check_dtype(name: str, leaf: Any, dtype: str) -> None:
-    """Raise an error if a tensor's dtype is not ``dtype``; any float dtype fits a float dtype."""
-    if (actual := _dtype(name, leaf)) != dtype and not {actual, dtype} <= set(FLOATS):
-        raise DtypeError(f"{name}: expected {dtype}, got {actual}")
-
-
-def check_shape(name: str, leaf: Any, shape: tuple[int, ...]) -> None:
-    """Raise ShapeError if a tensor has a different shape."""
-    actual = tuple(leaf.shape)
-    if actual != shape:
-        raise ShapeError(f"{name}: expected shape {shape}, got {actual}{_padding(shape, actual)}")
-
-
-def _padding(shape: tuple[int, ...], actual: tuple[int, ...]) -> str:
-    """Return a hint for a tensor that is too short in one dimension, as of a LoRA adapter of a lower rank."""
-    missing = [length - own for length, own in zip(shape, actual, strict=False)]
-    if len(shape) != len(actual) or max(missing) <= 0 or missing.count(0) != len(missing) - 1:
-        return ""
-    return f"; pad it with zeros, such as np.pad(tensor, {[(0, length) for length in missing]})"
 
 
 def _copy(piece: Slice, leaf: Any, out: Vector) -> None:
@@ -633,7 +585,7 @@ def _array(piece: Slice, leaf: Any) -> npt.NDArray[Any]:
     """Return a tensor as a NumPy array; check the array again if the tensor's class is foreign."""
     array = as_array(piece.name, leaf)
     if not is_own_class(leaf):
-        _check_tensor(piece, array)
+        check_form(piece.name, array, piece.dtype, piece.shape)
     return array
 
 
@@ -709,12 +661,6 @@ def nested(tree: Tree, named: Mapping[str, Any]) -> Any:
     return [nested(part, named) for part in tree]
 
 
-def kind_of_integers(name: str, dtype: str, shape: Sequence[int], counters: Sequence[str] = COUNTERS) -> Kind:
-    """Return whether an integer tensor is a counter or a constant."""
-    is_wide_scalar = len(shape) == 0 and dtype.endswith(("32", "64"))
-    return "counter" if is_wide_scalar or any(fnmatch(name, pattern) for pattern in counters) else "constant"
-
-
 def describe_names(expected: Sequence[str], actual: Sequence[str]) -> str:
     """Return a message of at most 450 characters about missing and unexpected tensor names."""
     hint = ""
@@ -732,23 +678,6 @@ def describe_names(expected: Sequence[str], actual: Sequence[str]) -> str:
     return f"expected {len(expected)} tensor{'s' * (len(expected) != 1)} by name, got {differences}{hint}"
 
 
-def kind_of(name: str, leaf: Any, counters: Sequence[str] = COUNTERS) -> Kind:
-    """Return the kind of a tensor by its dtype; "parameter" for all floats."""
-    dtype = _dtype(name, leaf)
-    if dtype in INTEGERS:
-        return kind_of_integers(name, dtype, leaf.shape, counters)
-    if dtype not in (*FLOATS, "bool"):
-        raise DtypeError(f"{name}: expected {DUE}, got {leaf.dtype}")
-    return "constant" if dtype == "bool" else "parameter"
-
-
 def _is_mapping_in(x: Any, key: str) -> bool:
     """Whether ``x`` is a mapping with a mapping under this key."""
     return isinstance(x, Mapping) and isinstance(x.get(key), Mapping)
-
-
-def _dtype(name: str, leaf: Any) -> str:
-    try:
-        return dtype_name(leaf)
-    except AttributeError:
-        raise ArrayError(f"{name}: expected an array, got {type(leaf).__name__}") from None

@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import json
-import logging
 import math
 import os
 import re
@@ -12,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,15 +20,8 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms.optimizers import Optimizer, as_optimizer, rate_of, started, turn
-from fedcore.arrays import F64, NARROW, Bfloat16Array, dtype_name, empty, ieee
-from fedcore.errors import (
-    ArrayError,
-    DivergedError,
-    FedcoreError,
-    LockedError,
-    RangeError,
-    StoreError,
-)
+from fedcore.arrays import F64, NARROW, dtype_name, empty, ieee
+from fedcore.errors import ArrayError, DivergedError, FedcoreError, LockedError, RangeError, StoreError
 from fedcore.files import (
     FOLDER,
     OpenFolder,
@@ -41,17 +34,13 @@ from fedcore.files import (
     sync_folder,
 )
 from fedcore.kernels import Linear
+from fedcore.kernels.aggregate import Summed
 from fedcore.kernels.robust import GramSum
 from fedcore.model.averaging import (
-    NOT_FINITE,
     Digest,
-    TensorForm,
     add_to,
     check_model,
-    is_finite,
-    is_parameter,
     matched,
-    plan_of,
     require_no_weights,
     require_unchanged,
     shares_of,
@@ -59,7 +48,8 @@ from fedcore.model.averaging import (
     write_combination,
 )
 from fedcore.model.files import ADAPTER, FORMS, bytes_of, open_model, require_equal_adapters
-from fedcore.model.layout import FLOATS
+from fedcore.model.layout import LOGGER
+from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, is_finite, is_mask, settled
 from fedcore.model.safetensors import (
     BYTES,
     TORCH_SUFFIXES,
@@ -70,7 +60,7 @@ from fedcore.model.safetensors import (
     read_header,
     read_json,
 )
-from fedcore.model.windows import Part, Rows, Windows, cast
+from fedcore.model.windows import Part, Windows
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.runtime import __version__
 from fedcore.validation import absolute, check_number, shorten
@@ -95,6 +85,30 @@ class Target(NamedTuple):
     path: Path
     header: bytes
     size: int
+
+
+class _Step(NamedTuple):
+    """What happens to the average of the inputs, or in its place."""
+
+    optimizer: Optimizer | None
+    server_lr: float | None
+    clip_norm: float | None
+    chain: Chain | None
+
+    def check(self, weights: Any, *, has_base: bool) -> None:
+        """Raise RangeError if the options do not fit each other."""
+        if self.chain is not None:
+            require_no_weights(weights)
+            if (c := self.clip_norm) is not None:
+                raise RangeError(f"clip_norm={c:g}: not supported with a rule; pass rule=ClipNorm({c:g})")
+        if self[:3] != (None,) * 3 and not has_base:
+            need = "an optimizer, a server rate and clipping need the model before the round"
+            raise RangeError(f"base: is missing; {need}")
+        if not getattr(self.optimizer, "elementwise", True):
+            raise RangeError(f"optimizer={self.optimizer!r}: must be elementwise to work in windows")
+        for name, number in (("server_lr", self.server_lr), ("clip_norm", self.clip_norm)):
+            if number is not None:
+                check_number(name, number, "(0, inf)")
 
 
 class _Restart(BaseException):  # it is caught in this module, and passes a rule of a user
@@ -168,31 +182,19 @@ def merge(
     if len(inputs) == 0:
         raise RangeError("inputs: must not be empty")
     chain = None if rule is None else Chain.of_models(rule, has_base=base is not None)
-    if chain is not None:
-        require_no_weights(weights)
-        if clip_norm is not None:
-            raise RangeError(f"clip_norm={clip_norm:g}: not supported with a rule; pass rule=ClipNorm({clip_norm:g})")
-    optimizer = as_optimizer(optimizer)
-    step = optimizer is not None or server_lr is not None or clip_norm is not None
-    if step and base is None:
-        raise RangeError("base: is missing; an optimizer, a server rate and clipping need the model before the round")
-    if not getattr(optimizer, "elementwise", True):
-        raise RangeError(f"optimizer={optimizer!r}: must be elementwise to work in windows")
-    for name, number in (("server_lr", server_lr), ("clip_norm", clip_norm)):
-        if number is not None:
-            check_number(name, number, "(0, inf)")
+    step = _Step(as_optimizer(optimizer), server_lr, clip_norm, chain)
+    step.check(weights, has_base=base is not None)
     target = resolve_own_links(absolute(out))
     if target.suffix.lower() in (*FORMS, *TORCH_SUFFIXES):
         raise StoreError(f"{target}: the result is a folder; pass a name without {target.suffix}")
-    job = _Job([*inputs], weights, base, key, optimizer, server_lr, clip_norm, chain)
+    job = _Job([*inputs], weights, base, key, step)
     if os.path.lexists(target):
         return job.finished(target)
-    if narrow := {form.dtype for name, form in job.plan.items() if job.is_stepped(name, form)} & set(NARROW):
-        logging.getLogger("fedcore.model").warning(
-            "base: is %s, so the result loses steps below its precision; use a float32 copy of the base",
-            ", ".join(sorted(narrow)),
-        )
-    with _part_of(target, {*map(str, job.files())}) as part:
+    if narrow := {form.dtype for form in job.plan.values() if job.is_stepped(form)} & set(NARROW):
+        loses = "so the result loses steps below its precision; use a float32 copy of the base"
+        LOGGER.warning(f"base: is {', '.join(sorted(narrow))}, {loses}")
+    files = {str(one.path) for one in job.targets()} | {REPORT, PROGRESS, ADAPTER, str(MOMENTS), *job.copies()}
+    with _part_of(target, files) as part:
         if os.path.lexists(target):
             return job.finished(target)
         while True:
@@ -289,19 +291,22 @@ def _checksum(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+@dataclass
 class _State:
-    """What a record of the progress holds."""
+    """What a record of the progress holds; ``digests`` are of the inputs, the base, the result and the moments."""
 
-    def __init__(self, sources: int, saved: Mapping[str, Any] | None = None) -> None:
-        found = saved or {}
-        self.rejected: dict[str, str] = dict(found.get("rejected", {}))
-        self.constants: list[str] = list(found.get("constants", []))
-        self.clips: list[float] | None = found.get("clips")
-        self.done: int = found.get("done", 0)
-        self.digests = [Digest(state) for state in found.get("digests", [])] or [Digest() for _ in range(sources)]
-        self.squares: dict[str, list[float]] = found.get("squares", {})
-        self.products: list[list[float]] | None = found.get("products")
-        self.first: list[str] | None = found.get("first")
+    digests: list[Digest]
+    rejected: dict[str, str] = field(default_factory=dict)
+    constants: list[str] = field(default_factory=list)
+    clips: list[float] | None = None
+    done: int = 0
+    squares: dict[str, list[float]] = field(default_factory=dict)
+    products: list[list[float]] | None = None
+    first: list[str] | None = None
+
+    def restarted(self) -> "_State":
+        """Return the state in which the merge starts again."""
+        return _State([Digest() for _ in self.digests], self.rejected, self.constants)
 
     def text(self, fingerprint: str) -> str:
         digests = [digest.state() for digest in self.digests]
@@ -312,31 +317,21 @@ class _State:
 class _Job:
     """The arguments of a merge, its open models, and its plan."""
 
-    def __init__(
-        self,
-        inputs: Sequence[Any],
-        weights: Any,
-        base: Any,
-        key: str | None,
-        optimizer: Optimizer | None,
-        server_lr: float | None,
-        clip_norm: float | None,
-        chain: Chain | None,
-    ) -> None:
-        self.optimizer, self.clip_norm, self.chain = optimizer, clip_norm, chain
+    def __init__(self, inputs: Sequence[Any], weights: Any, base: Any, key: str | None, step: _Step) -> None:
+        self.optimizer, server_lr, self.clip_norm, self.chain = step
         shares_of(weights, len(inputs))
         self.weights = [1.0] * len(inputs) if weights is None else [float(weight) for weight in weights]
         self.paths = [str(absolute(path)) for path in inputs]
         self.base_path = None if base is None else str(absolute(base))
-        self.labels = [f"{i} ({shorten(path)})" for i, path in enumerate(self.paths)]
+        self.labels = [f"client {i} ({shorten(path)})" for i, path in enumerate(self.paths)]
         labeled = {} if self.base_path is None else {"base": self.base_path}
-        labeled |= {f"client {label}": path for label, path in zip(self.labels, self.paths, strict=True)}
+        labeled |= dict(zip(self.labels, self.paths, strict=True))
         self.adapter = require_equal_adapters(labeled)
         models = [open_model(path, key=key) for path in self.paths]
         self.base = None if base is None else open_model(self.base_path, key=key)
         self.pattern = models[0] if self.base is None else self.base
         self.ties = ties_of(self.pattern)
-        self.plan = plan_of(self.labels[0] if base is None else "base", self.pattern)
+        self.plan = TensorPolicy().plan(self.labels[0] if base is None else "base", self.pattern)
         for i, model in enumerate(models):
             models[i] = matched(model, self.plan, self.ties)
             try:
@@ -345,13 +340,13 @@ class _Job:
                 pattern = shorten(self.base_path or self.paths[0])
                 raise type(error)(f"{error}; pass models with the tensors of {pattern}") from None
         self.models = models
-        self.steps = base is not None and (optimizer, server_lr, clip_norm, chain) != (None,) * 4
-        self.moments = 0 if optimizer is None else len(started(optimizer, 1))
+        self.steps = base is not None and step != (None,) * 4
+        self.moments = 0 if self.optimizer is None else len(started(self.optimizer, 1))
         self.round, self.old_moments = self._before()
-        rate = rate_of(optimizer, self.round)
+        rate = rate_of(self.optimizer, self.round)
         self.gamma = float(next(value for value in (server_lr, rate, 1.0) if value is not None))
-        facts = [__version__, self.weights, self.gamma, repr(optimizer), clip_norm, key, self.round, self.steps]
-        facts += [repr(chain)] if chain is not None else []
+        facts = [__version__, self.weights, self.gamma, repr(self.optimizer), self.clip_norm, key]
+        facts += [self.round, self.steps, *([] if self.chain is None else [repr(self.chain)])]
         states = [_state_of(model) for model in (*models, self.pattern, *self.old_moments)]
         self.fingerprint = hashlib.blake2b(json.dumps([facts, self.paths, states]).encode(), digest_size=16).hexdigest()
 
@@ -360,7 +355,7 @@ class _Job:
         if self.base_path is None:
             return 0, []
         folder = Path(self.base_path) if Path(self.base_path).is_dir() else Path(self.base_path).parent
-        report = _report_of(folder)
+        report = read_json(folder / REPORT)[0] if os.path.lexists(folder / REPORT) else {}
         if "fingerprint" in report:
             round, described = report.get("round"), report.get("optimizer")
             if type(round) is not int or not 0 <= round < 2**53:
@@ -378,14 +373,14 @@ class _Job:
         found = {name: f"{tensor.kind}{list(tensor.shape)}" for name, tensor in stored.items()}
         for name in sorted(due.keys() | found.keys()):
             of = name.partition("/")[2]
-            if due.get(name) != found.get(name) and (name in found or not _is_mask(of, self.pattern[of])):
+            if due.get(name) != found.get(name) and (name in found or not is_mask(of, self.pattern[of])):
                 differ = f"{shorten(name)}: expected {due.get(name, 'nothing')}, got {found.get(name, 'nothing')}"
                 raise ArrayError(f"{path}, {differ}; copy the folder of the base again, or {advice}")
         return after, [{name: stored.get(f"{i}/{name}", NOTHING) for name in self.plan} for i in range(self.moments)]
 
     def _moment_forms(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return the dtypes and shapes of the moments' file."""
-        names = [name for name, form in self.plan.items() if self.is_stepped(name, form)]
+        names = [name for name, form in self.plan.items() if self.is_stepped(form)]
         return {f"{i}/{name}": ("float32", self.plan[name].shape) for i in range(self.moments) for name in names}
 
     def finished(self, target: Path) -> dict[str, Any]:
@@ -399,28 +394,25 @@ class _Job:
                 return report
         raise StoreError(f"{target}: exists; choose another name, or move it")
 
-    def files(self) -> set[str]:
-        """Return the names in the folder of the result."""
-        names = {str(target.path) for target in self.targets()} | {REPORT, PROGRESS, ADAPTER, str(MOMENTS)}
-        if isinstance(self.pattern, Safetensors) and self.pattern.index is not None:
-            names.add(self.pattern.index[0])
-        return names
+    def copies(self) -> dict[str, bytes]:
+        """Return the further files of the result by name."""
+        index = getattr(self.pattern, "index", None)
+        return ({} if self.adapter is None else {ADAPTER: self.adapter}) | ({} if index is None else dict([index]))
 
     def run(self, part: OpenFolder, progress: Progress) -> dict[str, Any]:
         """Merge into a folder, from the start or from its record of the progress."""
         sources = len(self.models) + (self.base is not None) + 1 + self.moments
         for name in filter(_DRAFT.fullmatch, os.listdir(part.fd)):
             os.unlink(name, dir_fd=part.fd)
-        saved = None
+        state, saved = _State([Digest() for _ in range(sources)]), dict[str, Any]()
         with suppress(FedcoreError):  # a record that is damaged is worthless
             found, _ = read_json(part.path / PROGRESS, part)
             if found.get("checksum") == _checksum(str(found.get("content"))):
                 saved = json.loads(found["content"])
-        if saved is None or saved.pop("fingerprint", None) != self.fingerprint:
+        if saved.pop("fingerprint", None) == self.fingerprint:
+            state = _State([Digest(one) for one in saved.pop("digests")], **saved)
+        else:
             _clear(part)
-            saved = None
-        state = _State(sources, saved)
-        if saved is None:
             with replacing(Path(PROGRESS), folder=part) as file:
                 file.write(state.text(self.fingerprint))
         for name in state.constants:
@@ -428,21 +420,18 @@ class _Job:
         with _Output(part, self.targets(), self.moments, self.fingerprint) as output:
             pass_ = _Pass(self, state, output, progress)
             if state.done and not pass_.is_intact():
-                state = _State(sources, {"rejected": state.rejected, "constants": state.constants})
+                state = state.restarted()
                 pass_ = _Pass(self, state, output, progress)
             if self.clip_norm is not None and state.clips is None:
-                pass_.measure()
+                pass_.clip(self.clip_norm)
             if self.chain is not None:
-                pass_.combine()
+                pass_.combine(self.chain)
             pass_.run()
         self._check_ties(part)
         report = pass_.report()
         with replacing(Path(REPORT), folder=part) as file:
             json.dump(report, file, indent=1, default=str)
-        copies = {} if self.adapter is None else {ADAPTER: self.adapter}
-        if isinstance(self.pattern, Safetensors) and self.pattern.index is not None:
-            copies |= dict([self.pattern.index])
-        for name, content in copies.items():
+        for name, content in self.copies().items():
             with replacing(Path(name), "wb", part) as file:
                 file.write(content)
         return report
@@ -464,9 +453,9 @@ class _Job:
             found.append(_target(MOMENTS, self._moment_forms()))
         return found
 
-    def is_stepped(self, name: str, form: TensorForm) -> bool:
+    def is_stepped(self, form: TensorForm) -> bool:
         """Whether the server's step moves a tensor; other float tensors are averaged."""
-        return self.steps and is_parameter(name, form)
+        return self.steps and form.kind == "parameter"
 
     def _check_ties(self, part: OpenFolder) -> None:
         """Raise ArrayError if tensors that are tied in the pattern differ in the result."""
@@ -478,11 +467,6 @@ class _Job:
                 if not np.array_equal(bytes_of(one), bytes_of(other)):
                     reason = f"is tied to {name} in {self.base_path or self.paths[0]}, but differs in an input"
                     raise ArrayError(f"{alias}: {reason}; tie them in all inputs")
-
-
-def _report_of(folder: Path) -> dict[str, Any]:
-    """Return the report in a folder; empty without one."""
-    return read_json(folder / REPORT)[0] if os.path.lexists(folder / REPORT) else {}
 
 
 def _described(one: Optimizer | Rule | None) -> Any:
@@ -501,25 +485,6 @@ def _state_of(model: Mapping[str, Any]) -> list[Any]:
     files = {(leaf.file.path, *leaf.file.state) for _, leaf in leaves if isinstance(leaf, StoredTensor)}
     read = [(name, bytes_of(leaf)) for name, leaf in leaves if not isinstance(leaf, StoredTensor)]
     return [*sorted(files), *((name, hashlib.blake2b(memory.data).hexdigest()) for name, memory in read)]
-
-
-def _is_mask(name: str, tensor: Any) -> bool:
-    """Whether a float tensor has infinities, and no NaN."""
-    found = False
-    for _, ((row,),) in Windows([{name: tensor}], [name]).read():
-        numbers = _numbers(row)
-        if np.isnan(numbers).any():
-            return False
-        found = found or bool(np.isinf(numbers).any())
-    return found
-
-
-def _numbers(row: Any) -> npt.NDArray[Any]:
-    return row.astype(np.float32) if isinstance(row, Bfloat16Array) else np.asarray(row)
-
-
-def _copied(row: Any) -> Any:
-    return Bfloat16Array(row.codes.copy()) if isinstance(row, Bfloat16Array) else np.array(row)
 
 
 class _Output:
@@ -605,13 +570,10 @@ class _Pass:
         self._shares = shares_of(kept, len(kept))
         self._base = [] if job.base is None else [job.base]
         self._sources = [*self._kept, *([len(job.models)] if self._base else [])]
-        models = [job.models[i] for i in self._kept]
-        self._windows = Windows([*models, *self._base, *job.old_moments], job.plan)
-        parameters = [name for name, form in job.plan.items() if is_parameter(name, form)]
-        self._measured = Windows([*models, *self._base], parameters if job.steps or job.chain is not None else [])
+        self._models = [*(job.models[i] for i in self._kept), *self._base]
+        self._windows = Windows([*self._models, *job.old_moments], job.plan)
         self._combination: Combination | None = None
-        self._measured_bytes = self._measured.bytes[-1] if job.clip_norm is not None else 0
-        self._total = self._windows.bytes[-1] + self._measured_bytes
+        self._before, self._total = 0, self._windows.bytes[-1]
 
     def is_intact(self) -> bool:
         """Whether the windows that a killed merge has written are as they were written."""
@@ -625,72 +587,53 @@ class _Pass:
         due = state.digests[-len(models) :]
         return [digest.state() for digest in digests] == [digest.state() for digest in due]
 
-    def _first_pass(self) -> Iterator[tuple[list[Part], Rows]]:
-        """Yield the windows of the parameters, and note their digests."""
-        digests = [Digest() for _ in self._sources]
-        for number, (parts, rows) in enumerate(self._measured.read()):
-            self._progress(self._measured.bytes[number], self._total)
-            yield parts, rows
-            add_to(digests, parts, rows, self._job.plan)
+    def _measure(self) -> Iterator[tuple[Any, list[Any], Summed]]:
+        """Yield the base, the inputs and their sum for each part of the parameters, and note digests."""
+        plan = {name: form for name, form in self._job.plan.items() if form.kind == "parameter"}
+        windows, digests = Windows(self._models, plan), [Digest() for _ in self._sources]
+        self._before, self._total = windows.bytes[-1], self._total + windows.bytes[-1]
+        for number, (parts, rows) in enumerate(windows.read()):
+            self._progress(windows.bytes[number], self._total)
+            for j, part in enumerate(parts):
+                given, x = self._read([each[j] for each in rows], plan[part.name], is_stepped=bool(self._base))
+                yield x, given, self._sum(part, given, x, self._shares, empty(part.stop - part.start))
+            add_to(digests, parts, rows, plan)
         self._state.first = [digest.state()[2] for digest in digests]
 
     @ieee
-    def measure(self) -> None:
+    def clip(self, limit: float) -> None:
         """Compute the factor that clips each update."""
-        k, squares = len(self._kept), np.zeros(len(self._kept))
-        for parts, rows in self._first_pass():
-            for j, part in enumerate(parts):
-                given = self._cast([rows[i][j] for i in range(k)], part)
-                v = empty(part.stop - part.start)
-                x = cast(rows[k][j], "float32")
-                summed = kernels.weighted_sum(given, self._shares, v, base=x, accumulate="float64", norms=True)
-                self._require_finite(part, given, summed, x)
-                squares += summed.squared_norms
-        limit = float(self._job.clip_norm or 0)
+        squares = np.zeros(len(self._kept))
+        for _, _, summed in self._measure():
+            squares += summed.squared_norms
         self._state.clips = [min(1.0, limit / norm) if norm else 1.0 for norm in np.sqrt(squares).tolist()]
         self._output.record(self._state, now=True)
 
-    def combine(self) -> None:
+    def combine(self, chain: Chain) -> None:
         """Choose the robust combination; a rule that needs distances reads the parameters first."""
-        k, chain = len(self._kept), self._job.chain
-        assert chain is not None
 
+        @ieee
         def products() -> F64:
             if self._state.products is None:
-                self._state.products = self._products().tolist()
+                total = GramSum(len(self._kept))
+                for x, given, _ in self._measure():
+                    total.add(x, given)
+                found = total.result()
+                if not np.isfinite(found).all():
+                    label = self._job.labels[self._kept[int(np.flatnonzero(~np.isfinite(np.diag(found)))[0])]]
+                    raise ArrayError(f"{label}: has numbers beyond the range of float32, in which rules compute")
+                self._state.products = found.tolist()
                 self._output.record(self._state, now=True)
             return np.array(self._state.products)
 
-        self._combination = chain.combination(k, products, self._job.round)
-
-    @ieee
-    def _products(self) -> F64:
-        """Return the inner products of the updates."""
-        k = len(self._kept)
-        total = GramSum(k)
-        self._measured_bytes = self._measured.bytes[-1]
-        self._total += self._measured_bytes
-        for parts, rows in self._first_pass():
-            for j, part in enumerate(parts):
-                given = self._cast([rows[i][j] for i in range(k)], part)
-                x = cast(rows[k][j], "float32") if self._base else None
-                summed = kernels.weighted_sum(
-                    given, self._shares, empty(part.stop - part.start), base=x, accumulate="float64", norms=True
-                )
-                self._require_finite(part, given, summed, x)
-                total.add(x, given)
-        found = total.result()
-        if not np.isfinite(found).all():
-            client = self._job.labels[self._kept[int(np.flatnonzero(~np.isfinite(np.diag(found)))[0])]]
-            raise ArrayError(f"client {client}: has numbers beyond the range of float32, in which rules compute")
-        return found
+        self._combination = chain.combination(len(self._kept), products, self._job.round)
 
     @ieee
     def run(self) -> None:
         """Merge the windows that are not done."""
-        state, first, before = self._state, self._state.done, self._measured_bytes
+        state, first = self._state, self._state.done
         for number, (parts, rows) in enumerate(self._windows.read(first), first):
-            self._progress(before + self._windows.bytes[number], self._total)
+            self._progress(self._before + self._windows.bytes[number], self._total)
             outs = [self._merge_part(part, [each[j] for each in rows]) for j, part in enumerate(parts)]
             add_to([state.digests[i] for i in self._sources], parts, rows[: len(self._sources)], self._job.plan)
             for part, vectors in zip(parts, outs, strict=True):
@@ -705,110 +648,95 @@ class _Pass:
         self._progress(self._total, self._total)
         self._output.record(state, now=True)
 
-    def _cast(self, rows: list[Any], part: Part) -> list[Any]:
-        """Return rows in one dtype: the first model's, or with a base the common one, or a wider one."""
-        kinds = {dtype_name(row) for row in rows}
+    def _read(self, rows: list[Any], form: TensorForm, *, is_stepped: bool) -> tuple[list[Any], Any]:
+        """Return the inputs of a part in one dtype, and the base in float32 if a step starts from it.
+
+        The dtype is the first model's; with a base it is the common one, or a wider one.
+        """
+        given = rows[: len(self._kept)]
+        kinds = {dtype_name(row) for row in given}
         common = kinds.pop() if len(kinds) == 1 else "float64" if "float64" in kinds else "float32"
-        kind = common if self._base else self._job.plan[part.name].dtype
-        return [cast(row, kind) for row in rows]
+        given = [cast(row, common if self._base else form.dtype) for row in given]
+        return given, cast(rows[len(given)], "float32") if is_stepped else None
+
+    def _sum(self, part: Part, given: list[Any], x: Any, shares: F64, out: Any) -> Summed:
+        """Write the average of the inputs, or of their updates from x; start again if an input is not finite."""
+        summed = kernels.weighted_sum(given, shares, out, base=x, accumulate="float64", norms=True)
+        if not summed.finite.all():
+            self._require_finite(part, given, x)
+        return summed
 
     def _merge_part(self, part: Part, rows: list[Any]) -> list[Any]:
         """Return a part of the result, and the same part of each moment."""
-        job, k, form = self._job, len(self._kept), self._job.plan[part.name]
-        if form.kind == "counter":
-            return [np.maximum.reduce([_numbers(row) for row in rows[:k]])]
-        if form.kind == "constant":
-            same = [cast(row, form.dtype) for row in rows[: k + len(self._base)]]
-            for i, row in enumerate(same):
-                if not np.array_equal(_numbers(row), _numbers(same[0]), equal_nan=form.dtype in FLOATS):
-                    who = f"client {job.labels[self._kept[i]]}" if i < k else "base"
-                    must = f"must be equal in all models, because {form.dtype} tensors are not averaged"
-                    raise RangeError(f"{who}, {part.name}: {must}")
-            return [_copied(same[0])]
-        given, n = self._cast(rows[:k], part), part.stop - part.start
-        if not job.is_stepped(part.name, form):
-            kind = form.dtype if dtype_name(given[0]) == form.dtype else "float32"
-            mean = over(np.empty(n * BYTES[kind], np.uint8), kind)
-            summed = kernels.weighted_sum(given, self._shares, mean, accumulate="float64", norms=True)
-            self._require_finite(part, given, summed)
-            if self._combination is not None:
-                mean = empty(n)
-                write_combination(self._combination, given, mean)
-            self._count_norms(part, summed, mean)
-            return [cast(mean, form.dtype)]
-        x, v, x_out = cast(rows[k], "float32"), empty(n), empty(n)
-        shares = self._shares if self._state.clips is None else self._shares * self._state.clips
-        summed = kernels.weighted_sum(given, shares, v, base=x, accumulate="float64", norms=True)
-        self._require_finite(part, given, summed, x)
+        job, state, k, form = self._job, self._state, len(self._kept), self._job.plan[part.name]
+        if not form.is_averaged:
+            names = [*(job.labels[i] for i in self._kept), "base"]
+            with_base = k + len(self._base) * (form.kind == "constant")
+            return [cast(settled(part.name, form, zip(names, rows[:with_base], strict=False)), form.dtype)]
+        given, x = self._read(rows, form, is_stepped=job.is_stepped(form))
+        is_mean = x is None and self._combination is None and dtype_name(given[0]) == form.dtype
+        n, kind = part.stop - part.start, form.dtype if is_mean else "float32"
+        v = over(empty(n * BYTES[kind], np.uint8), kind)
+        clips = 1.0 if x is None or state.clips is None else np.array(state.clips)
+        summed = self._sum(part, given, x, self._shares * clips, v)
+        square = summed.squared_norm_of_sum
         if self._combination is not None:
-            self._combination.write([x] * k, given, np.ones(k), v)
-        self._count_norms(part, summed, v)
-        outs: tuple[Any, ...] = ()
+            write_combination(self._combination, given, v, x)
+            square = float(kernels.squared_norms([v])[0])
+        squares = np.array([*summed.squared_norms, square])
+        state.squares[part.name] = (squares + state.squares.get(part.name, 0.0)).tolist()
+        return [cast(v, form.dtype)] if x is None else self._step(part, v, x, rows[len(self._models) :])
+
+    def _step(self, part: Part, v: Any, x: Any, moments: Sequence[Any]) -> list[Any]:
+        """Return a part of x - gamma u, and the same part of each new moment."""
+        job, n, x_out, outs = self._job, len(v), empty(len(v)), tuple[Any, ...]()
         if job.optimizer is None:
-            _, square = kernels.server_step(
-                v, None, x, v_of=Linear(A=1), gamma=job.gamma, v=empty(n), total_out=None, x_out=x_out
-            )
+            form = Linear(A=1)
+            u = empty(n)
+            _, square = kernels.server_step(v, None, x, v_of=form, gamma=job.gamma, v=u, total_out=None, x_out=x_out)
         else:
-            moments = tuple(rows[k + 1 :]) if len(rows) > k + 1 and len(rows[-1]) == n else started(job.optimizer, n)
+            if not moments or len(moments[-1]) != n:
+                moments = started(job.optimizer, n)
             outs = tuple(empty(n) for _ in moments)
-            square = turn(job.optimizer, v, moments, x, gamma=job.gamma, moments_out=outs, x_out=x_out)
-        merged = cast(x_out, form.dtype)
+            square = turn(job.optimizer, v, tuple(moments), x, gamma=job.gamma, moments_out=outs, x_out=x_out)
+        merged = cast(x_out, job.plan[part.name].dtype)
         if not math.isfinite(square) or not is_finite(merged):
             by = "" if job.optimizer is None else f" of {type(job.optimizer).__name__}"
             raise DivergedError(f"{part.name}: the step{by} makes it infinite or NaN; lower the server rate")
         return [merged, *outs]
 
-    def _require_finite(self, part: Part, rows: list[Any], summed: Any, x: Any = None) -> None:
+    def _require_finite(self, part: Part, rows: list[Any], x: Any) -> None:
         """Start again without an input that is not finite, or if the tensor is a mask."""
-        if summed.finite.all():
-            return
-        if _is_mask(part.name, self._job.pattern[part.name]):
+        if is_mask(part.name, self._job.pattern[part.name]):
             self._state.constants.append(part.name)
         elif x is not None and not is_finite(x):
             raise ArrayError(f"base, {part.name}: {NOT_FINITE}")
         else:
-            bad = [i for i in np.flatnonzero(~summed.finite).tolist() if not is_finite(rows[i])]
+            bad = [str(i) for i, row in zip(self._kept, rows, strict=True) if not is_finite(row)]
             if not bad:  # float64 numbers above 1e154
                 return
-            for i in bad:
-                self._state.rejected[str(self._kept[i])] = f"{part.name}: {NOT_FINITE}"
-        again = _State(0, {"rejected": self._state.rejected, "constants": self._state.constants})
-        self._output.record(again, now=True)
+            self._state.rejected |= dict.fromkeys(bad, f"{part.name}: {NOT_FINITE}")
+        self._output.record(self._state.restarted(), now=True)
         raise _Restart
-
-    def _count_norms(self, part: Part, summed: Any, combined: Any) -> None:
-        """Add the squared norms of a part of the models and of the result."""
-        square = summed.squared_norm_of_sum
-        if self._combination is not None:
-            square = float(kernels.squared_norms([combined])[0])
-        found = self._state.squares.setdefault(part.name, [0.0] * (len(self._kept) + 1))
-        squares = [*summed.squared_norms.tolist(), square]
-        self._state.squares[part.name] = [a + b for a, b in zip(found, squares, strict=True)]
 
     def report(self) -> dict[str, Any]:
         """Return the content of the report."""
-        job, state = self._job, self._state
+        job, state, kept = self._job, self._state, self._kept
         norms = {name: np.sqrt(squares).tolist() for name, squares in state.squares.items()}
-        whole = (
-            np.sqrt(np.sum(list(state.squares.values()), axis=0)).tolist() if norms else [0.0] * (len(self._kept) + 1)
-        )
-        shares, clips = np.zeros(len(job.models)), [1.0] * len(self._kept) if state.clips is None else state.clips
-        shares[self._kept] = self._shares
-        by_rule = None if self._combination is None else self._combination.shares(len(self._kept))
-        if by_rule is not None:
-            shares[self._kept] = by_rule
+        whole = np.sqrt(np.sum([[0.0] * (len(kept) + 1), *state.squares.values()], axis=0)).tolist()
+        by_rule = None if self._combination is None else self._combination.shares(len(kept))
+        shares = dict(zip(kept, (self._shares if by_rule is None else by_rule).tolist(), strict=True))
         inputs = []
         for i, path in enumerate(job.paths):
-            found = {"path": path, "weight": job.weights[i], "share": float(shares[i])}
-            if i in self._kept:
-                j = self._kept.index(i)
-                found |= {"norm": whole[j], "clip_factor": clips[j], "digest": state.digests[i].state()[0]}
+            found = {"path": path, "weight": job.weights[i], "share": shares.get(i, 0.0)}
+            if i in shares:
+                j = kept.index(i)
+                clip = 1.0 if state.clips is None else state.clips[j]
+                found |= {"norm": whole[j], "clip_factor": clip, "digest": state.digests[i].state()[0]}
             else:
                 found |= {"rejected": state.rejected[str(i)]}
             inputs.append(found)
-        base = None
-        if job.base is not None:
-            base = {"path": job.base_path, "digest": state.digests[len(job.models)].state()[0]}
+        base = {"path": job.base_path, "digest": state.digests[len(job.models)].state()[0]}
         return {
             "fedcore": __version__,
             "fingerprint": job.fingerprint,
@@ -817,9 +745,9 @@ class _Pass:
             "server_lr": job.gamma,
             "clip_norm": job.clip_norm,
             **({} if job.chain is None else {"rule": [_described(one) for one in job.chain]}),
-            **({} if by_rule is None else {"chosen": [job.paths[i] for i in np.flatnonzero(shares).tolist()]}),
+            **({} if by_rule is None else {"chosen": [job.paths[i] for i in kept if shares[i]]}),
             "inputs": inputs,
-            "base": base,
+            "base": base if self._base else None,
             "digest": state.digests[-1 - job.moments].state()[0],
             "norms_of": "updates" if job.steps else "models",
             "norm": whole[-1],

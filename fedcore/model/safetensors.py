@@ -174,19 +174,6 @@ class StoredTensor:
                 vector = self.read(span.start, span.stop)
                 out[span] = vector.astype(out.dtype) if self.kind == "bfloat16" else vector
 
-    def has_infinities(self) -> bool:
-        """Whether a float tensor has infinities, and no NaN. Reads it in windows."""
-        found = False
-        for span in spans(self.size, 2 * self.itemsize, WINDOW):
-            vector = self.read(span.start, span.stop)
-            if self.kind == "bfloat16" and not vector.isfinite().all():
-                vector = vector.astype(np.float32)
-            if isinstance(vector, np.ndarray) and not np.isfinite(vector).all():
-                if np.isnan(vector).any():
-                    return False
-                found = True
-        return found
-
     def _fill(self, memory: npt.NDArray[np.uint8], start: int) -> None:
         at = self.start + start * self.itemsize
         spans = [(i, min(i + PIECE, memory.size)) for i in range(0, memory.size, PIECE)]

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedcore import kernels
-from fedcore.arrays import LINE, Bfloat16Array, as_array, dtype_name
+from fedcore.arrays import LINE, dtype_name
 from fedcore.model.safetensors import BYTES, READERS, StoredTensor, over, read_at
 
 UNIT = 1 << 16
@@ -105,7 +104,7 @@ def _fill(memory: list[npt.NDArray[np.uint8]], i: int, model: Mapping[str, Any],
         for part in parts:
             tensor = model[part.name]
             if not isinstance(tensor, StoredTensor):
-                rows.append(tensor.reshape(-1)[part.start : part.stop])
+                rows.append(flat(tensor)[part.start : part.stop])
                 continue
             if tensor.file is not file:
                 if file is not None:
@@ -125,12 +124,6 @@ def _fill(memory: list[npt.NDArray[np.uint8]], i: int, model: Mapping[str, Any],
     return rows
 
 
-def cast(vector: Any, kind: str) -> Any:
-    """Return a vector in a dtype that the kernels can read, given by its name."""
-    if dtype_name(vector) == kind:
-        return vector
-    with np.errstate(over="ignore"):
-        array = as_array("vector", vector)
-        if kind != "bfloat16":
-            return array.astype(kind)
-        return Bfloat16Array(kernels.quantise(array.astype(np.float32, copy=False), "bf16").codes)
+def flat(tensor: Any) -> Any:
+    """Return a tensor in memory as a vector; tensors in files are unchanged."""
+    return tensor if isinstance(tensor, StoredTensor) or len(tensor.shape) == 1 else tensor.reshape(-1)

@@ -18,8 +18,8 @@ from fedcore.algorithms import Claims, check_weights
 from fedcore.algorithms.rates import Constant, Rate, rate_at, rate_of_steps
 from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, copy_into, core, device_of, dtype_name, freeze, to_host
 from fedcore.errors import DtypeError, RangeError
-from fedcore.model import Layout
-from fedcore.model.layout import INTEGERS, Slice
+from fedcore.model import Layout, Slice
+from fedcore.model.policy import INTEGERS, are_equal
 from fedcore.options import Limits, Settings
 from fedcore.rules import Chain, Group
 from fedcore.rules.base import Weights
@@ -247,7 +247,7 @@ def require_flag(name: str, sent: npt.NDArray[Any], now: npt.NDArray[Any]) -> No
 
 def _is_constant(sent: npt.NDArray[Any], now: npt.NDArray[Any], kind: Kind) -> bool:
     """Whether a constant equals the server's; in a difference it is zero, or NaN from inf - inf."""
-    if np.array_equal(sent, now, equal_nan=sent.dtype.kind == "f"):
+    if are_equal(sent, now):
         return True
     if kind != "delta":
         return False

@@ -1,0 +1,205 @@
+"""What happens to each tensor of a model: which are averaged, counted or constant, and in which form."""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import translate
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore import kernels
+from fedcore.arrays import (
+    CPU,
+    NARROW,
+    Bfloat16Array,
+    Library,
+    as_array,
+    as_tensor,
+    device_of,
+    dtype_name,
+    library_of,
+    spans,
+)
+from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError
+from fedcore.model.safetensors import WINDOW, StoredTensor
+
+# ``aggregate``, ``merge`` and the server use the same kinds:
+#
+# - Floats are averaged: *parameters*, and *float buffers* (BatchNorm statistics), which a server's step does not move.
+# - *Counters* are integers that count steps. They become the largest value; a server limits their growth.
+# - *Constants* are equal in all models: other integers (packed weights, codes), bools, and masks, which are floats with
+#   infinities and without NaN in the first model. Only a server's flags may change.
+#
+# Any other NaN or infinity is a fault of its model: an error in ``aggregate``, and a reason to reject the model in
+# ``merge`` and in a server.
+
+
+Kind = Literal["parameter", "buffer", "counter", "constant"]
+
+FLOATS = ("float32", "float64", *NARROW)
+INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+NOT_FINITE = "expected finite numbers, got a NaN or an infinity"
+
+BUFFERS = ("*running_mean", "*running_var")
+"""Name patterns of float buffers in a plain mapping."""
+
+COUNTERS = ("*num_batches_tracked",)
+"""Name patterns of counters that are not scalars of 32 or 64 bits."""
+
+
+class TensorForm(NamedTuple):
+    """The kind of a tensor, and its form in all models and in the result."""
+
+    kind: Kind
+    dtype: str
+    shape: tuple[int, ...]
+    library: Library
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether the tensor is a parameter or a float buffer."""
+        return self.kind in ("parameter", "buffer")
+
+    @property
+    def result(self) -> str:
+        """The dtype of the result: NumPy has bfloat16 only if ml_dtypes is imported."""
+        has_dtype = self.dtype != "bfloat16" or self.library != "numpy" or "ml_dtypes" in sys.modules
+        return self.dtype if has_dtype else "float32"
+
+
+class TensorPolicy(NamedTuple):
+    """The kinds of a model's tensors.
+
+    Args:
+        buffers: name patterns of float buffers.
+        counters: name patterns of integer tensors that count steps. Integer scalars of 32 or 64 bits always do.
+    """
+
+    buffers: Sequence[str] = BUFFERS
+    counters: Sequence[str] = COUNTERS
+
+    def form(self, name: str, leaf: Any) -> TensorForm:
+        """Return what happens to a tensor, unless it is a mask; raise DtypeError or ArrayError if nothing does."""
+        dtype, shape = dtype_of(name, leaf), tuple(leaf.shape)
+        kind: Kind = "constant"
+        if dtype in FLOATS:
+            kind = "buffer" if matches(name, self.buffers) else "parameter"
+        elif dtype in INTEGERS:
+            is_wide_scalar = not shape and dtype.endswith(("32", "64"))
+            kind = "counter" if is_wide_scalar or matches(name, self.counters) else "constant"
+        elif dtype != "bool":
+            due = "float32, float64, bfloat16, float16, an integer dtype or bool"
+            raise DtypeError(f"{name}: expected {due}, got {leaf.dtype}")
+        library = leaf.library if isinstance(leaf, StoredTensor) else library_of([leaf])
+        return TensorForm(kind, dtype, shape, library)
+
+    def plan(self, client: Any, model: Mapping[str, Any]) -> dict[str, TensorForm]:
+        """Return the form of each tensor of the first model."""
+        return {name: self.form(f"{client}, {name}", leaf) for name, leaf in model.items()}
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name fits one of the patterns."""
+    return _regex(tuple(patterns)).match(name) is not None
+
+
+@lru_cache(maxsize=64)
+def _regex(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)) or "(?!)")
+
+
+def is_mask(name: str, leaf: Any) -> bool:
+    """Whether a float tensor has infinities, and no NaN. Tensors in files are read in windows."""
+    if library_of([leaf]) == "torch":
+        return bool(leaf.isinf().any()) and not bool(leaf.isnan().any())
+    found = False
+    for numbers in _numbers(name, leaf):
+        if not np.isfinite(numbers).all():
+            if np.isnan(numbers).any():
+                return False
+            found = True
+    return found
+
+
+def _numbers(name: str, leaf: Any) -> Iterator[npt.NDArray[Any]]:
+    if isinstance(leaf, StoredTensor):
+        for span in spans(leaf.size, 2 * leaf.itemsize, WINDOW):
+            yield as_array(name, leaf.read(span.start, span.stop))
+    elif device_of(leaf) == CPU:
+        yield as_array(name, leaf)
+
+
+def is_finite(tensor: Any) -> bool:
+    """Whether a tensor has neither NaN nor infinities."""
+    return bool((tensor.isfinite() if hasattr(tensor, "isfinite") else np.isfinite(tensor)).all())
+
+
+def cast(vector: Any, kind: str) -> Any:
+    """Return a vector in a dtype that the kernels can read, given by its name."""
+    if dtype_name(vector) == kind:
+        return vector
+    with np.errstate(over="ignore"):
+        array = as_array("vector", vector)
+        if kind != "bfloat16":
+            return array.astype(kind)
+        return Bfloat16Array(kernels.quantise(array.astype(np.float32, copy=False), "bf16").codes)
+
+
+def are_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Whether two values of a constant are equal; a NaN equals a NaN."""
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
+def settled(name: str, form: TensorForm, values: Iterable[tuple[str, Any]]) -> npt.NDArray[Any]:
+    """Return the largest value of a counter, or the common value of a constant, as a new array.
+
+    Args:
+        values: the tensors in memory or in files, each after the name of its model.
+    """
+    first: Any = None
+    for model, value in values:
+        array = as_array(f"{model}, {name}", value)
+        if first is None:
+            first = largest = array
+        elif form.kind == "counter":
+            largest = np.maximum(largest, array)
+        elif not are_equal(array, first):
+            must = f"must be equal in all models, because {form.dtype} tensors are not averaged"
+            must += "; convert counts to float64" if form.dtype in INTEGERS else ""
+            raise RangeError(f"{model}, {name}: {must}")
+    return np.array(largest)
+
+
+def in_library(form: TensorForm, array: npt.NDArray[Any]) -> Any:
+    """Return an array as a tensor of the form's library and dtype."""
+    return as_tensor(array.reshape(form.shape), form.dtype, form.library)
+
+
+# The form of tensors in other models.
+
+
+def dtype_of(name: str, leaf: Any) -> str:
+    """Return the dtype of a tensor by its name; raise ArrayError for other objects."""
+    try:
+        return dtype_name(leaf)
+    except AttributeError:
+        raise ArrayError(f"{name}: expected an array, got {type(leaf).__name__}") from None
+
+
+def check_form(name: str, leaf: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    """Raise an error if a tensor's dtype or shape differs; any float dtype fits a float dtype."""
+    if (actual := dtype_of(name, leaf)) != dtype and not {actual, dtype} <= set(FLOATS):
+        raise DtypeError(f"{name}: expected {dtype}, got {actual}")
+    if (found := tuple(leaf.shape)) != shape:
+        raise ShapeError(f"{name}: expected shape {shape}, got {found}{_padding(shape, found)}")
+
+
+def _padding(shape: tuple[int, ...], actual: tuple[int, ...]) -> str:
+    """Return a hint for a tensor that is too short in one dimension, as of a LoRA adapter of a lower rank."""
+    missing = [length - own for length, own in zip(shape, actual, strict=False)]
+    if len(shape) != len(actual) or max(missing) <= 0 or missing.count(0) != len(missing) - 1:
+        return ""
+    return f"; pad it with zeros, such as np.pad(tensor, {[(0, length) for length in missing]})"
