@@ -7,6 +7,7 @@ from fedcore.options import Compute, Limits, RoundPolicy, Storage
 from fedcore.profiling import profile, profile_program
 from fedcore.runtime import __version__, build_info, isa, set_threads, threads
 from fedcore.server import Broadcast, EdgeAggregator, PartialSum, Report, Round, Server, Update
+from fedcore.server.compatibility import combines
 from fedcore.sim import participation
 from fedcore.sim.network import Network, NetworkReport, NetworkRound, topology
 from fedcore.store import ClientStore
@@ -35,6 +36,7 @@ __all__ = [
     "algorithms",
     "build_info",
     "cluster",
+    "combines",
     "errors",
     "isa",
     "kernels",

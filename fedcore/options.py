@@ -29,7 +29,6 @@ from fedcore.rules import (
     ClipToMedian,
     Mean,
     RejectLong,
-    RobustRule,
     Rule,
 )
 from fedcore.rules.norms import RatioRule
@@ -206,19 +205,8 @@ class Storage(Options):
             if self.audit is False:
                 raise RangeError("audit_key: signs the documents of an audit; pass audit=True, or leave it out")
             object.__setattr__(self, "audit", True)
-        if self.medium in ("ram", "cuda"):
-            if self.path is not None:
-                raise RangeError(f"medium={self.medium!r}: the medium of a folder is 'mmap'; leave medium or path out")
-            self.require_folder()
-
-    def require_folder(self) -> None:
-        """Raise RangeError if an option is set that needs a folder."""
-        for name in ("keep_previous", "durability", "journal", "resident"):
-            if value := getattr(self, name):
-                raise RangeError(
-                    f'{name}={value!r}: needs a folder; pass Storage(path=...), or when loading medium="mmap", or '
-                    f"leave {name} out"
-                )
+        if self.medium in ("ram", "cuda") and self.path is not None:
+            raise RangeError(f"medium={self.medium!r}: the medium of a folder is 'mmap'; leave medium or path out")
 
     def at(self, home: str | os.PathLike[str] | None) -> "Storage":
         """Return the storage of a server that is loaded from ``home``, without the path; raise RangeError for another
@@ -232,6 +220,13 @@ class Storage(Options):
                 "path out, or write a copy with Server.save and load that"
             )
         return replace(self, path=None, medium="mmap")
+
+    def opened(self, rows: Any) -> "Storage":
+        """Return the storage with what is known once the rows, a ``ClientStore``, are open."""
+        known = replace(self, medium=self.medium or rows.medium, keep_previous=rows.keep_previous or self.keep_previous)
+        if rows.medium == "mmap":
+            return replace(known, durability=rows.durability)
+        return replace(known, journal=self.journal or False)
 
     @property
     def durability_of_parts(self) -> Durability:
@@ -330,11 +325,7 @@ class RoundPolicy(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.buffer is None:
-            return
-        if self.min_share != 1 or self.grace:
-            raise RangeError(f"buffer={self.buffer}: min_share and grace do not apply to a buffer; leave them out")
-        if self.min_clients > self.buffer:
+        if self.buffer is not None and self.min_clients > self.buffer:
             raise RangeError(f"min_clients={self.min_clients}: must be at most buffer={self.buffer}")
 
     def discounts(self, ages: Any) -> F64:
@@ -406,6 +397,9 @@ class Settings:
     policy: RoundPolicy = field(default_factory=RoundPolicy)
     started_nonnegative: tuple[str, ...] = ()
     """The names of float buffers that were non-negative and not all zero in the first model."""
+
+    def __post_init__(self) -> None:
+        require_float32(self.lr)
 
     @cached_property
     def nonnegative(self) -> tuple[str, ...]:
@@ -483,7 +477,7 @@ class Settings:
     ) -> "Settings":
         """Return the checked settings of a new server; the arguments are ``Server``'s."""
         check_table(algorithm)
-        settings = cls(
+        return cls(
             algorithm=algorithm,
             layout=layout,
             lr=as_rate(lr),
@@ -499,8 +493,6 @@ class Settings:
             journal=journal,
             policy=as_policy(policy),
         )
-        settings._require_fitting()
-        return settings
 
     def changed(self, options: Mapping[str, Any]) -> "Settings":
         """Return the settings with changed rates, limits, rules or policy; see ``Server.change``."""
@@ -526,7 +518,6 @@ class Settings:
             raise RangeError(
                 "aggregation: a server has PrivateMean, and its seed, in all rounds or in none; create a new server"
             )
-        changed._require_fitting()
         return changed
 
     def shown(self, names: Iterable[str]) -> dict[str, Any]:
@@ -543,92 +534,11 @@ class Settings:
                 values[name] = repr(value)[:200] if callable(value) else value
         return values
 
-    def _require_fitting(self) -> None:
-        """Raise RangeError if an option does not fit the method, the device, or float32."""
-        method = self.algorithm
-        if self.server_lr is not None and not method.takes_server_rate:
-            raise RangeError(f"server_lr: {method} has no server rate; leave it out")
-        require_float32(self.lr)
-        if self.limits.max_norm is not None and method.second_vector is not None and self.averages_models:
-            raise RangeError(
-                f"max_norm={self.limits.max_norm:g}: models and second vectors have different units here; pass a "
-                "server_lr, or the rule RejectLong, which measures each by its own median"
-            )
-        if method.own_starts and (self.max_staleness or self.layout.groups):
-            raise RangeError(f"algorithm: {method} supports neither max_staleness nor partial updates; leave them out")
-        if self.rules.weights is not None:
-            require_weighing(method, "weights")
-        if self.rules.robust is not None:
-            self._require_combinable(self.rules.robust)
-        if self.rules.private is not None:
-            self._require_private_step()
-        self._require_fitting_policy()
-        if self.is_exact and method.keeps_total and not method.total_is_whole:
-            raise RangeError(
-                f'accumulator="exact": the total of {method} has fractional coefficients; use "float32" or "float64"'
-            )
-
-    def _require_fitting_policy(self) -> None:
-        """Raise RangeError if the method, the rules or the model do not allow a buffer or a discount."""
-        policy, method, rule = self.policy, self.algorithm, self.rules.robust
-        if policy.buffer is not None and rule is not None:
-            raise RangeError(f"buffer={policy.buffer}: {rule} counts each client once; use Mean()")
-        if policy.buffer is not None and method.own_starts:
-            raise RangeError(f"buffer={policy.buffer}: {method} keeps one start for each client; leave buffer out")
-        if policy.discount and (rule is not None or not method.only_sums_updates or method.keeps_total):
-            raise RangeError(
-                f"discount={policy.discount}: {rule or method} does not only sum updates; leave it out, or use FedAvg"
-            )
-        if (policy.buffer is not None or policy.discount) and self.layout.groups:
-            raise RangeError("policy: buffers and discounts are not supported with partial updates; leave them out")
-
     @cached_property
     def repeats(self) -> bool:
         """Whether a round may have several updates of one client."""
         once = self.algorithm.updates_once or "once" in self.rules.needs
         return self.policy.buffer is not None and not once
-
-    def _require_combinable(self, rule: RobustRule) -> None:
-        """Raise RangeError if the method or an option cannot be combined with a robust rule."""
-        method = self.algorithm
-        sums_more = method.keeps_rows or method.keeps_total or method.sums_changes
-        if sums_more and not ("medians" in self.rules.needs or self.limits.max_norm is not None):
-            raise RangeError(
-                f"aggregation: {rule} needs a bound with {method}, which also sums vectors of all clients as sent; put "
-                "ClipToMedian() or RejectLong() before it, or set Limits(max_norm=)"
-            )
-        own_weights = method.needs_shares or method.counts_appearances or method.needs_loss
-        reasons = {
-            f"its weights of the clients are the method {method}": own_weights,
-            f"the step of {method} grows with the norms of all updates": method.needs_square_of_sum,
-            'accumulator="exact" does not keep the updates': self.is_exact,
-            "the model has partial updates": bool(self.layout.groups),
-        }
-        for reason, applies in reasons.items():
-            if applies:
-                raise RangeError(f"aggregation: {rule} is not supported, because {reason}; use FedAvg, or Mean()")
-
-    def _require_private_step(self) -> None:
-        """Raise RangeError if x would depend on more of the updates than their sum with noise."""
-        method, layout = self.algorithm, self.layout
-        has_rate = self.server_lr is not None or optimizers.rate_of(self.optimizer, 0) is not None
-        is_late = self.max_staleness > 0
-        reasons = {
-            f"{method} uses more than the sum of updates; use FedAvg, FedProx or FedAvgM": not method.only_takes_mean,
-            "the step's length is the mean of the clients' steps; pass server_lr": not (
-                has_rate or self.averages_models
-            ),
-            "the model has float buffers or counters, which get no noise; use layers such as GroupNorm": (
-                layout.n > layout.n_parameters or bool(layout.counters)
-            ),
-            "the model has partial updates; leave partial out": bool(layout.groups),
-            "a buffer may have several updates of one client; leave buffer out": self.policy.buffer is not None,
-            f"device={self.device!r}: the noise is added on CPUs; leave device out": self.device != CPU,
-            "late updates would count in rounds that did not sample them; leave max_staleness out": is_late,
-        }
-        for reason, applies in reasons.items():
-            if applies:
-                raise RangeError(f"aggregation: PrivateMean is not supported, because {reason}")
 
     def to_state(self, round: int = 0) -> dict[str, Any]:
         """Return the settings before a round as JSON, with the keys of the folder format."""
@@ -686,7 +596,6 @@ class Settings:
             raise CheckpointError(
                 f"accumulator={compute.accumulator!r}: the server was saved with {settings.accumulator!r}; leave it out"
             )
-        settings._require_fitting()
         return settings
 
 
@@ -775,14 +684,6 @@ def require_float32(lr: Rate | None) -> None:
     """Raise RangeError for a constant rate beyond the range of float32."""
     if isinstance(lr, Constant) and lr.value > LARGEST:
         raise RangeError(f"lr={lr.value!r}: must be in (0, {LARGEST:.3g}], the range of float32")
-
-
-def require_weighing(algorithm: Algorithm, name: str) -> None:
-    """Raise RangeError if weights are given for a method that does not weight by examples."""
-    if not algorithm.weighs_claims:
-        raise RangeError(
-            f"{name}: {algorithm} does not weight by examples; leave {name} out, or use a method such as FedAvg"
-        )
 
 
 def _saved_rate(what: str, state: Mapping[str, Any], given: Rate | None) -> Rate | None:

@@ -3,7 +3,8 @@
 A page is written once: README, CHANGELOG and the reports of the benchmarks are pages where they lie, and so is every
 link in them and in ``docs`` that works in a clone. A link to a file of the tree that is no page becomes its plain text.
 A block that is nothing but the path of an example, as a comment, shows that file. The comment RATIOS becomes the last
-comparison of two commits that was made in this clone.
+comparison of two commits that was made in this clone. PAIRS becomes the table of features that do not combine, and
+METHODS that of methods and features.
 """
 
 import posixpath
@@ -12,6 +13,10 @@ import tomllib
 from pathlib import Path
 
 from mkdocs.structure.files import File
+
+from fedcore import combines
+from fedcore.algorithms import REGISTRY
+from fedcore.server.compatibility import table
 
 ROOT = Path(__file__).parent.parent
 # What lies where, and its place in the site.
@@ -31,6 +36,12 @@ MOUNTED = {
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 SHOWN = re.compile(r"^```python\n# (examples/\S+\.py)\n```$", re.MULTILINE)
 RATIOS = "<!-- the last comparison of two commits -->"
+PAIRS, METHODS = "<!-- features that do not combine -->", "<!-- methods and features -->"
+SHOWN_FEATURES = (
+    *("server_lr", "robust rule", "PrivateMean", "exact sums", "edges", "discount", "buffer", "max_staleness"),
+    *("shards", "partial updates", "warm_start"),
+)
+CONDITIONS = {"unbounded sums": "with a bound", "step length of the clients": "with `server_lr`"}
 COMPARED = ROOT / "build" / "commits" / "table.md"
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 
@@ -70,6 +81,32 @@ def compared():
     return COMPARED.read_text() if COMPARED.exists() else "None was made where this site was built."
 
 
+def grid(headings, rows):
+    """A table in Markdown."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def pairs():
+    """The features that do not combine."""
+    return grid(("features", "not with", "because", "instead"), table())
+
+
+def mark(combination):
+    """The cell of a method and a feature."""
+    conditions = {CONDITIONS.get(row.b, "no") for row in combination.conflicts}
+    return "no" if "no" in conditions else ", ".join(sorted(conditions)) or "yes"
+
+
+def methods():
+    """What methods combine with, and the features that they have."""
+    names = sorted(REGISTRY.own)
+    has = {name: [method for method in names if name in combines(method).features] for name in combines().features}
+    rows = [(name, *(mark(combines(name, feature)) for feature in SHOWN_FEATURES)) for name in names]
+    owners = [(name, ", ".join(found)) for name, found in has.items() if found]
+    return "\n\n".join([grid(("method", *SHOWN_FEATURES), rows), grid(("feature", "methods"), owners)])
+
+
 def on_config(config):
     """Put the package's version into the footer."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -87,7 +124,7 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     """Turn a clone's links into the site's, and put in the files that a page shows."""
     markdown = SHOWN.sub(lambda found: f"```python\n{(ROOT / found[1]).read_text()}```", markdown)
-    markdown = markdown.replace(RATIOS, compared())
+    markdown = markdown.replace(RATIOS, compared()).replace(PAIRS, pairs()).replace(METHODS, methods())
     place = page.file.src_uri
     source = next((source for source, other in MOUNTED.items() if other == place), f"docs/{place}")
     if source.startswith("docs/tutorials/"):  # its links are to what lies beside it in the site

@@ -2,10 +2,13 @@
 
 import inspect
 import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
+from fedcore.server.compatibility import combines, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,13 +20,14 @@ KINDS = ("presets", "methods", "data", "partitions", "models", "participation", 
 def add_arguments(top: Parser) -> None:
     """Add the command."""
     parser = top.add_command("list", run, needs=terminal.SIMULATOR)
-    parser.add_argument("kind", nargs="?", choices=KINDS, metavar="KIND", help="|".join(KINDS))
+    kinds = (*KINDS, "combinations")
+    parser.add_argument("kind", nargs="?", choices=kinds, metavar="KIND", help="|".join(kinds))
     terminal.add_imports(parser)
     terminal.add_json(parser)
 
 
 def run(options: Options) -> None:
-    """List presets and the names for configurations.
+    """List presets, the names for configurations, and what does not combine.
 
     With a KIND, show each name with its options. A name can be used in a configuration
     or on the command line:
@@ -35,6 +39,7 @@ def run(options: Options) -> None:
     Examples:
       fedcore list
       fedcore list partitions
+      fedcore list combinations
     """
     from rich.console import Console
 
@@ -49,6 +54,8 @@ def run(options: Options) -> None:
         for one in KINDS[1:]:
             console.print(f"[bold]{one}[/bold]: {', '.join(_module(one).REGISTRY.names())}", highlight=False)
         console.print("\nDetails: fedcore list KIND\nRun a preset: fedcore run quickstart", highlight=False)
+    elif kind == "combinations":
+        console.print(_grid(("feature", "not with", "because", "instead"), table()))
     elif kind != "presets":
         console.print(_table(kind))
     if kind == "data":
@@ -75,6 +82,8 @@ def _module(kind: str) -> Any:
 def _as_json(kind: str | None) -> dict[str, Any]:
     from fedcore.sim.experiment import config as presets
 
+    if kind == "combinations":
+        return {kind: [asdict(conflict) for conflict in combines().conflicts]}
     if kind not in (None, "presets"):
         return {kind: _described(kind)}
     found = [(name, presets.read(name)) for name in presets.names()]
@@ -118,14 +127,21 @@ def _described(kind: str) -> list[dict[str, Any]]:
 
 
 def _table(kind: str) -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in (kind, *(("example", "classes") if kind == "data" else ()), "description", "options"):
-        table.add_column(heading, no_wrap=heading == kind, overflow="fold")
+    rows = []
     for one in _described(kind):
         shape = ("x".join(map(str, one["shape"])), str(one["classes"])) if kind == "data" else ()
         options = (f"{name}={option['default']!r}" if option else name for name, option in one["options"].items())
-        table.add_row(one["name"], *shape, one["about"], ", ".join(options))
-    return table
+        rows.append((one["name"], *shape, one["about"], ", ".join(options)))
+    return _grid((kind, *(("example", "classes") if kind == "data" else ()), "description", "options"), rows)
+
+
+def _grid(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        grid.add_column(heading, no_wrap=heading == headings[0], overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    return grid

@@ -15,10 +15,10 @@ from uuid import uuid4
 
 import numpy as np
 
-from fedcore.arrays import CPU, F32, BufferPool, core, empty
+from fedcore.arrays import F32, BufferPool, core, empty
 from fedcore.cluster import manifest as folders
 from fedcore.cluster.coordinator import Coordinator, GatheredVectors
-from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of, require_elementwise
+from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of
 from fedcore.cluster.placement import LocalThreads
 from fedcore.cluster.shard import Finished, UpdateHeader, concatenate, settings_of_shard
 from fedcore.errors import ClusterError, FedcoreError, RangeError, RoundError, StoreError
@@ -483,7 +483,6 @@ class ShardedBackend:
         """See ``Server.change``."""
         changed, due = self.settings.changed(options), self.transactions + 1
         require_named_rates(changed, options)
-        require_shardable(changed)
         try:
             self.coordinator.change("change", dict(options))
         finally:
@@ -574,12 +573,6 @@ def new_backend(
 ) -> ShardedBackend:
     """Return the backend of a new server in shards. For arguments see ``Server``."""
     layout = settings.layout
-    require_shardable(settings)
-    _require_supported(storage, compute)
-    if given is not None:
-        raise RangeError("storage: a ClientStore is not supported with shards; pass Storage(path=...)")
-    if storage.path is None and storage.folders is not None:
-        raise RangeError("folders: give path= as well, the folder for the manifest")
     if clients is None:
         raise RangeError("clients: must be given, as a count or the ids")
     ranges = ranges_of(layout, compute.shards or 1)
@@ -637,7 +630,6 @@ def saved_backend(
     ``given`` are the objects that the caller passes again; see ``checked_objects``. For errors see ``Server.load``.
     Raise a LockedError if another process uses a shard for 10 seconds.
     """
-    _require_supported(storage, compute)
     if storage.medium == "ram":
         raise RangeError(
             "medium='ram': not supported with shards, which always continue in their folders; leave it out"
@@ -659,49 +651,12 @@ def saved_backend(
         saved = coordinator.settings | {"layout": manifest.layout.to_state()}
         settings = Settings.from_state(saved, given, compute)
         require_saved("diagnostics", saved.get("diagnostics"), compute.diagnostics)
-        require_shardable(settings)
         backend = ShardedBackend(settings, manifest, file.parent, coordinator)
         backend.read_registry()
     except BaseException:
         coordinator.drop()
         raise
     return backend, saved
-
-
-def _require_supported(storage: Storage, compute: Compute) -> None:
-    for name, is_given, reason in (
-        ("medium", storage.medium == "cuda", "shards run on CPUs"),
-        ("device", compute.device not in (None, CPU), "shards run on CPUs"),
-        ("cached_rows", storage.cached_rows is not None, "shards run on CPUs"),
-        ("keep_previous", storage.keep_previous is not None, "each shard always keeps its previous transaction"),
-        ("resident", storage.resident is not None, "each shard has its own memory"),
-        (
-            "audit" if storage.audit_key is None else "audit_key",
-            bool(storage.audit),
-            "each shard has only slices of the vectors",
-        ),
-    ):
-        if is_given:
-            raise RangeError(f"{name}: not supported with shards: {reason}; leave it out")
-
-
-def require_shardable(settings: Any) -> None:
-    """Raise a RangeError for an option that shards do not support. ``settings`` has at least the attributes read here;
-    an algorithm or optimizer that is None is not known.
-    """
-    require_elementwise(settings.optimizer)
-    if settings.algorithm is not None and settings.algorithm.own_starts:
-        raise RangeError(
-            f"algorithm: {settings.algorithm} keeps a start for each client, which shards do not support; use shards=1"
-        )
-    if settings.audit:
-        raise RangeError("audit: not supported with shards: each shard has only slices of the vectors; leave it out")
-    if settings.policy.buffer is not None:
-        raise RangeError(f"buffer={settings.policy.buffer}: not supported with shards; use shards=1")
-    if settings.rules.private is not None:
-        raise RangeError("aggregation: PrivateMean is not supported with shards; use shards=1")
-    if settings.rules.weights is not None:
-        raise RangeError("weights: not supported with shards; give each update its weight with add(weight=...)")
 
 
 def _flat(model: Any, layout: Layout) -> tuple[F32, bool]:

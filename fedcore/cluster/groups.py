@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.algorithms import Algorithm
-from fedcore.arrays import CPU, F32, BufferPool, Floats, copied, core, empty, freeze, view_of, zeros
+from fedcore.arrays import F32, BufferPool, Floats, copied, core, empty, freeze, view_of, zeros
 from fedcore.errors import CheckpointError, RangeError, RoundError, ShapeError, StoreError
 from fedcore.files import part_of, require_same
 from fedcore.options import Compute, Settings, Storage
@@ -402,10 +401,6 @@ class GroupedState(State):
         """See ``State``."""
         self._commit(super().forget_removed, [group.forget_removed for group in self.groups.values()])
 
-    def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
-        """Raise RangeError: a client's groups are not known before its first update."""
-        raise RangeError("warm_start: not supported with partial updates; start without it")
-
     # The vectors of the whole model.
 
     def facts(self) -> dict[str, Any]:
@@ -532,9 +527,6 @@ def new_backend(
 ) -> GroupedState:
     """Return the backend of a new server with partial updates. For arguments see ``Server``."""
     layout = settings.layout
-    _require_supported(settings.algorithm, storage, compute)
-    if given is not None:
-        raise RangeError("storage: a ClientStore is not supported with partial updates; pass Storage(path=...)")
     if clients is None:
         raise RangeError("clients: missing; pass their number or their ids")
     listed = clients if isinstance(clients, int) else list(clients)
@@ -583,7 +575,6 @@ def saved_backend(
 
     For arguments and errors see ``Server.load``.
     """
-    _require_supported(None, storage, compute)
     with ExitStack() as stack:
         with checkpoint_errors(path):
             if (storage.medium or server_state(path, state_of(path))["medium"]) == "mmap":
@@ -622,29 +613,3 @@ def _agree(stores: Sequence[ClientStore]) -> None:
     for store in stores:
         if store.medium == "mmap":
             go_back(store, min(found))
-
-
-def _require_supported(algorithm: Algorithm | None, storage: Storage, compute: Compute) -> None:
-    for name, is_given, reason in (
-        ("shards", (compute.shards or 1) > 1, "a server has shards or groups"),
-        ("executor", compute.executor is not None, "only shards have one"),
-        ("folders", storage.folders is not None, "only shards have several folders"),
-        ("device", compute.device not in (None, CPU), "groups are computed on the CPU"),
-        ("medium", storage.medium == "cuda", "groups are computed on the CPU"),
-        ("cached_rows", storage.cached_rows is not None, "groups are computed on the CPU"),
-        ("keep_previous", storage.keep_previous is not None, "each group always keeps its previous transaction"),
-        ("resident", storage.resident is not None, "x of all groups is in memory"),
-        ("journal", bool(storage.journal), "it holds whole updates"),
-        (
-            "audit" if storage.audit_key is None else "audit_key",
-            bool(storage.audit),
-            "its documents have digests of whole models",
-        ),
-        (
-            "algorithm",
-            algorithm is not None and algorithm.second_vector is not None,
-            "its clients send a second vector",
-        ),
-    ):
-        if is_given:
-            raise RangeError(f"{name}: not supported with partial updates: {reason}; leave it out")

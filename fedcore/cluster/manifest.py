@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from fedcore.algorithms.optimizers import Optimizer
 from fedcore.errors import CheckpointError, FedcoreError, LockedError, RangeError, StoreError
 from fedcore.files import NAMED, is_own_folder, part_of, read_bytes, require_own_file, require_same, write_text
 from fedcore.model import Layout, Slice
@@ -65,15 +64,6 @@ def cut(layout: Layout, span: Range, *, counters: bool) -> Layout:
             pieces.append(Slice(piece.name, piece.kind, (stop - start,), piece.dtype))
     kept = [replace(piece) for piece in layout.outside] if counters else []
     return Layout([*pieces, *kept], library="numpy")
-
-
-def require_elementwise(optimizer: Optimizer | None) -> None:
-    """Raise a RangeError for an optimizer that may need a whole vector."""
-    if optimizer is not None and getattr(optimizer, "elementwise", False) is not True:
-        raise RangeError(
-            f"optimizer={optimizer}: shards need an elementwise optimizer; if this class is one, set elementwise = "
-            "True on it"
-        )
 
 
 @dataclass(frozen=True)

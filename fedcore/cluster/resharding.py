@@ -5,20 +5,20 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
+from fedcore.algorithms import FedAvg
+from fedcore.algorithms.rates import Constant
 from fedcore.cluster import manifest as own
-from fedcore.cluster.backend import require_shardable
 from fedcore.cluster.coordinator import common_transaction, shared_settings
 from fedcore.cluster.manifest import NAME, Manifest, Range, ShardInfo, clean_up, cut, ranges_of
 from fedcore.errors import CheckpointError, FedcoreError, RangeError, StoreError
 from fedcore.model import Layout
-from fedcore.options import limits_from_state, revive
-from fedcore.rules import Chain
+from fedcore.options import Compute, Settings, Storage, describe, limits_from_state, revive
+from fedcore.server.compatibility import require_compatible
 from fedcore.server.folder import (
     JOURNAL,
     checkpoint_errors,
@@ -219,19 +219,24 @@ def _open_server(folder: Path, opened: ExitStack) -> _Shards:
     rows = opened.enter_context(ClientStore.open(folder, readonly=True))
     with checkpoint_errors(folder):
         settings = server_state(folder, rows.state)["settings"]
-        if settings["layout"].get("groups"):
-            raise StoreError(f"{folder}: a server with partial updates has no shards")
-        layout, rules = Layout.from_state(settings["layout"]), Chain()
-        known: dict[str, Any] = {"algorithm": None, "optimizer": None}
-        with suppress(CheckpointError):  # the caller's own rule; like an own class below, Server.load checks it
-            _, rules = limits_from_state(settings)
-        for what in known:
-            with suppress(CheckpointError):
-                known[what] = revive(what, settings[what], None)
-        known["rules"] = SimpleNamespace(private=rules.private, weights=settings.get("own_weights") or None)
-        known["policy"] = SimpleNamespace(buffer=settings.get("policy", {}).get("buffer"))
-        x = rows.vector("x")
+        layout, x = Layout.from_state(settings["layout"]), rows.vector("x")
         assert x is not None
-        nonnegative = settings.get("nonnegative", never_negative(layout, x))
-    require_shardable(SimpleNamespace(**known, audit=settings.get("audit", False)))
+        nonnegative, known = settings.get("nonnegative", never_negative(layout, x)), _known(settings)
+    own = ["Mean(weights)"] if settings.get("own_weights") else []
+    require_compatible(known, Storage(medium="mmap"), Compute(shards=2), *own)
     return _Shards(layout, [Range(0, layout.n, layout.n_parameters)], [rows], nonnegative)
+
+
+def _known(saved: dict[str, Any]) -> Settings:
+    """Return the settings of a folder, without the caller's own code, which ``Server.load`` checks."""
+    for what, instead in (("algorithm", describe("algorithm", FedAvg())), ("optimizer", None)):
+        with suppress(CheckpointError):
+            revive(what, saved[what], None)
+            continue
+        saved = saved | {what: instead}
+    try:
+        limits_from_state(saved)
+    except CheckpointError:
+        saved = saved | {"rules": []}
+    rate = Constant(1.0)  # in place of the caller's own
+    return Settings.from_state(saved, {"algorithm": None, "optimizer": None, "lr": rate, "server_lr": rate})

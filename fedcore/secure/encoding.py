@@ -12,13 +12,12 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms import Claims, FedNova
-from fedcore.algorithms.rates import rate_at, rate_of_steps
+from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import F32, F64, own_class
 from fedcore.errors import ArrayError, RangeError
 from fedcore.kernels import ExactSum
 from fedcore.options import Settings
-from fedcore.rules import Mean
-from fedcore.rules.private import GRID_BITS, SLACK, PrivateMean
+from fedcore.rules.private import GRID_BITS, SLACK
 from fedcore.secure.primitives import HASH, U64, digest_of
 from fedcore.server import PartialSum, Server
 from fedcore.server.broadcast import Instructions, broadcast_of
@@ -116,20 +115,14 @@ class Encoding:
         limits, weights, rule, layout = settings.asked, _weights(settings), settings.rules.private, settings.layout
         most, noise, honest, fewest = limits.max_norm, 0.0, 0, 0
         if rule is not None:
-            most, noise, honest, weights = rule.clip, rule.noise, _honest(server, rule, colluding), "uniform"
+            most, noise, honest, weights = rule.clip, rule.noise, _honest(server, colluding), "uniform"
             fewest = honest + colluding
             rule.require_budget(state.snapshot.ledger)
-        elif any(type(one) is not Mean for one in settings.rules) or settings.rules.weights is not None:
-            raise RangeError("aggregation: rules need each client's update, which masks hide; leave aggregation out")
         if weights == "examples" and state.population.is_sized:
             raise RangeError("clients: masks hide n_k, so known sizes cannot be checked; register ids without sizes")
         if most is None:
             raise RangeError("max_norm: masked sums need a limit, since it sets the grid; pass Limits(max_norm=...)")
         eta = None if settings.averages_models else rate_at(settings.lr, server.round_number)
-        if eta is not None and rate_of_steps(settings.lr, server.round_number) is not None:
-            raise RangeError("lr: masked sums of mean gradients need a rate that is constant within a round")
-        if eta is not None and limits.max_client_lr is not None:
-            raise RangeError("max_client_lr: masks hide the rates that clients choose; leave it out")
         numbers = most, limits.max_examples if weights == "examples" else 1, limits.max_steps
         now, changes = server.round_number, settings.algorithm.sends_row_change
         n, p = layout.n, layout.n_parameters
@@ -351,20 +344,14 @@ def _equal(whole: int, parts: int) -> list[int]:
     return [whole // parts + (i < whole % parts) for i in range(parts)]
 
 
-def _honest(server: Server, rule: PrivateMean, colluding: int) -> int:
-    """Return the least number of honest clients in a sum; raise RangeError if masks exclude an option of the rule."""
+def _honest(server: Server, colluding: int) -> int:
+    """Return the least number of honest clients in a sum; raise RangeError if it is 0."""
     fewest = max(2, server.policy.min_clients)
     honest = fewest - check_integer("colluding", colluding, 0)
-    reasons = {
-        "the server sees who takes part, so sampling hides nothing; leave rate at 1": rule.rate != 1,
-        "the number of clipped updates is hidden; leave quantile out": rule.quantile is not None,
-        "clients draw the noise; leave seed out": rule.seed is not None,
-        "clients clip to C; leave max_norm out": server._settings.asked.max_norm is not None,
-        f"{colluding} of at least {fewest} clients collude; set RoundPolicy(min_clients=)": honest < 1,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise RangeError(f"aggregation: PrivateMean with masks: {reason}")
+    if honest < 1:
+        raise RangeError(
+            f"colluding={colluding}: a sum may have no honest client; set RoundPolicy(min_clients=) above it"
+        )
     return honest
 
 

@@ -209,14 +209,14 @@ def last_change(rows: CommittedRows) -> str | None:
     Raises:
         CheckpointError: the store has no server.
     """
-    kept, path, (last, before) = rows.previous, rows.path or "store", transactions(rows)
+    kept, path, before = rows.previous, rows.path or "store", transactions(rows).before
     if before is None or kept is None:
         return None
     with checkpoint_errors(path):
         was, now = kept.state["numbers"], rows.state["numbers"]
         first, end = int(was["round_number"]), int(now["round_number"])
         arrived = int(rows.state["clients"]) - int(kept.state["clients"])
-        parts = [] if end == first else [f"round {first}" if end == first + 1 else f"rounds {first} to {end - 1}"]
+        parts = [] if end == first else [f"round {first}"]
         if arrived:
             clients = "1 client" if abs(arrived) == 1 else f"{abs(arrived):,} clients"
             parts.append(f"the {'arrival' if arrived > 0 else 'departure'} of {clients}")
@@ -226,9 +226,7 @@ def last_change(rows: CommittedRows) -> str | None:
         is_of_clients = first or was["population"]["total"] != now["population"]["total"]
     if parts:
         return " and ".join(parts)
-    if last == before + 1:
-        return "a change of client_sizes" if is_of_clients else "a warm start"
-    return "changes of the clients" if is_of_clients else "a warm start, or changes of the clients"
+    return "a change of client_sizes" if is_of_clients else "a warm start"
 
 
 def go_back(rows: ClientStore, to: int) -> bool:

@@ -42,7 +42,6 @@ from fedcore.server.step import Population, Sizes, Snapshot, moved, vectors_of
 from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
 from fedcore.store.client_store import create
-from fedcore.store.commits import require_folder
 from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
 from fedcore.store.inspect import state_of
@@ -157,17 +156,8 @@ def resumed_state(
 
 def in_files(settings: Settings, resident: int | None, folder: Path | None) -> Settings:
     """Return the settings of a server whose vectors are in files of this folder, if ``resident`` is given."""
-    if resident is None:
+    if resident is None or folder is None or settings.device != CPU:
         return settings
-    if settings.device != CPU:
-        raise RangeError(f"resident={resident}: the server is on {settings.device}; leave resident or device out")
-    if folder is None:
-        raise RangeError(f'resident={resident}: needs a folder; pass Storage(path=...), or medium="mmap" when loading')
-    if settings.optimizer is not None and getattr(settings.optimizer, "elementwise", False) is not True:
-        raise RangeError(
-            f"resident={resident}: needs an elementwise optimizer; if {settings.optimizer} is one, set elementwise = "
-            "True on its class"
-        )
     folder.mkdir(parents=True, exist_ok=True)
     return replace(settings, device=FileMemory(folder, resident))
 
@@ -200,14 +190,18 @@ def change_on_loading(
     aggregation: Aggregation,
     limits: Limits | None,
     policy: RoundPolicy | None,
+    checked: Callable[[Mapping[str, Any]], Settings],
 ) -> None:
-    """Change the options of ``Server.load`` that differ from the saved options, and log a warning."""
+    """Change the options of ``Server.load`` that differ from the saved options, and log a warning.
+
+    ``checked`` returns the changed settings, or raises if they do not combine.
+    """
     settings: Settings = backend.settings
     chain = settings.rules if aggregation is None else Chain.of(aggregation)
     if saved.get("own_weights") is True and chain.weights is None:
         raise CheckpointError("aggregation: the server was saved with weights; pass them again: [..., Mean(weights)]")
     if chain.weights is not None:
-        backend.settings = settings = settings.changed({"aggregation": settings.rules.with_weights(chain.weights)})
+        backend.settings = settings = checked({"aggregation": settings.rules.with_weights(chain.weights)})
     next_rates = saved.get("next_rates", {})
     round = next_rates.get("round", 0)
     options: dict[str, Any] = {
@@ -221,9 +215,10 @@ def change_on_loading(
         options["limits"] = limits
     if policy is not None and as_policy(policy) != settings.policy:
         options["policy"] = policy
+    changed = checked(options)
     if options:
         backend.change(options)
-        listed = ", ".join(f"{name}={value!r}" for name, value in backend.settings.shown(options).items())
+        listed = ", ".join(f"{name}={value!r}" for name, value in changed.shown(options).items())
         LOGGER.warning("%s: loading changed these options of the saved server: %s", where or "server", listed)
 
 
@@ -265,15 +260,7 @@ def new_rows(
             )
         yield on_device(given, device, storage.cached_rows)
         return
-    if storage.folders is not None:
-        raise RangeError(
-            "folders: only a sharded server has several folders; pass Compute(shards=...), or leave folders out"
-        )
     medium = storage.medium or ("ram" if storage.path is None else "mmap")
-    if medium == "cuda" and device == CPU:
-        raise RangeError('medium="cuda": the server computes on the CPU; pass Compute(device="cuda")')
-    if medium != "mmap":
-        storage.require_folder()
     if clients is None:
         raise RangeError("clients: missing; pass their number or their ids")
     options: dict[str, Any] = {}
@@ -292,8 +279,6 @@ def on_device(store: ClientStore, device: str, cached_rows: int | None) -> Clien
             f"Compute(device={store.device!r})"
         )
     if store.device == device:
-        if cached_rows is not None:
-            raise RangeError(f"cached_rows={cached_rows!r}: all rows are on {device} already; leave it out")
         return store
     return DeviceStore(store, device, cached_rows)
 
@@ -333,8 +318,6 @@ def _require_options(rows: ClientStore, storage: Storage) -> None:
     """Raise RangeError if the caller's store is read-only, or an option contradicts it."""
     if rows.readonly:
         raise RangeError("path: the ClientStore is read-only; open it for writing")
-    if rows.medium != "mmap":
-        replace(storage, durability=None, keep_previous=None).require_folder()
     for name, actual, option in (
         ("medium", rows.medium, storage.medium),
         ("durability", rows.durability, storage.durability),
@@ -355,15 +338,13 @@ def _opened(path: Path, storage: Storage, device: str | None) -> tuple[ClientSto
                 medium = "ram" if saved["medium"] == "cuda" and device == CPU else saved["medium"]
             if keep_previous is None and medium == "mmap":
                 keep_previous = saved.get("undoable") is True
-    if medium == "cuda" and device == CPU:
-        raise RangeError('medium="cuda": the server computes on the CPU; pass Compute(device="cuda")')
-    if medium != "mmap":
-        storage.require_folder()
-    require_folder(bool(keep_previous), medium or "mmap", readonly=False)
-    on = device if medium == "cuda" and device is not None else medium or "mmap"
+    on = {"cuda": "ram" if device == CPU else device}.get(medium or "", medium) or "mmap"
     with checkpoint_errors(path):
         return ClientStore.open(
-            path, medium=on, durability=storage.durability or "round", keep_previous=bool(keep_previous)
+            path,
+            medium=on,
+            durability=storage.durability or "round",
+            keep_previous=bool(keep_previous) and on == "mmap",
         ), device
 
 

@@ -178,37 +178,6 @@ def read_partial_sum(sent: object) -> PartialSum:
     )
 
 
-def require_partial_sums(settings: Settings, journal: object = None, *, has_noise: bool = False) -> None:
-    """Raise RangeError if a server with these settings cannot make or add partial sums, or those that have noise."""
-    if journal is not None:
-        raise RangeError("journal: it has no partial sums; leave Storage(journal=True) out")
-    if not settings.is_exact:
-        raise RangeError(
-            f'accumulator="{settings.accumulator}": the bits of such sums depend on the order of updates; for partial '
-            'sums, pass Compute(accumulator="exact")'
-        )
-    if not settings.algorithm.only_sums_updates:
-        raise RangeError(
-            f"partial sum: {settings.algorithm} needs rows, second vectors or shares; use a method that only sums "
-            "updates, such as FedAvg, FedProx or FedAvg-M, let clients keep the rows of MimiC or SCAFFOLD "
-            '(placement="client"), or add each client\'s update to the server itself'
-        )
-    if settings.rules.private is not None and not has_noise:
-        raise RangeError(
-            "aggregation: PrivateMean clips each update, and a partial sum has none; use Mean(), or masked sums with "
-            "noise (fedcore.secure)"
-        )
-    if settings.rules.weights is not None:
-        raise RangeError("aggregation: partial sums weight updates by the method; leave the weights of Mean out")
-    if settings.policy.buffer is not None:
-        raise RangeError(f"buffer={settings.policy.buffer}: partial sums do not support buffers; leave buffer out")
-    if settings.layout.groups:
-        raise RangeError("model: partial sums do not support partial updates; leave Model.partial out")
-    if settings.layout.counters:
-        names = ", ".join(piece.name for piece in settings.layout.counters)
-        raise RangeError(f"model: partial sums do not support integer counters ({names}); leave them out")
-
-
 def fingerprint(settings: Settings, now: Snapshot) -> str:
     """Return ``PartialSum.made_under`` of an open round: the digests of ``PARTS``. Cost: reads 4 n bytes."""
     method = describe("algorithm", settings.algorithm) or {}

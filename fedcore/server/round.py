@@ -26,12 +26,13 @@ from fedcore.errors import (
     UnknownClientError,
     UnknownNameError,
 )
-from fedcore.options import Callback, Settings, require_weighing
+from fedcore.options import Callback, Compute, Settings, Storage
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import NO_COUNT, Result, UpdateBatch
+from fedcore.server.compatibility import require_compatible
 from fedcore.server.folder import Journal
-from fedcore.server.partial import PartialSum, PartialSums, require_partial_sums
+from fedcore.server.partial import PartialSum, PartialSums
 from fedcore.server.report import (
     Attendance,
     Diagnosis,
@@ -560,7 +561,8 @@ class Round(OpenRound):
         if update.kind not in KINDS:
             raise UnknownNameError.of("kind", update.kind, KINDS)
         if update.weight is not None:
-            require_weighing(self._settings.algorithm, "weight")
+            if not self._settings.algorithm.weighs_claims:
+                raise RangeError(f"weight: {self._settings.algorithm} does not weight by examples; leave weight out")
             check_number("weight", update.weight, "[0, inf)")
         most = 1 if self._settings.algorithm.updates_once or self._settings.rules.private else 2**31
         if not is_integer(update.count, 1, most):
@@ -757,7 +759,8 @@ class LocalRound(Round):
         """See ``Round``."""
         self._require_open()
         has_noise = isinstance(partial, PartialSum) and partial.noise > 0
-        require_partial_sums(self._settings, self._journal, has_noise=has_noise)
+        place = Storage(medium="mmap", journal=self._journal is not None)
+        require_compatible(self._settings, place, Compute(), "masked sums" if has_noise else "edges")
         own = None if clients is None else {self._state.store.registry.check(client) for client in clients}
         self._fold_held()
         joined = self._partials.join(self._sum, partial, own, self._known | self._summed, self._settle_examples)
@@ -777,7 +780,7 @@ class LocalRound(Round):
     def partial_sum(self) -> PartialSum:
         """See ``Round``."""
         self._require_open()
-        require_partial_sums(self._settings)
+        require_compatible(self._settings, Storage(medium="mmap", journal=False), Compute(), "edges")
         self._fold_held(last=True)
         partial = self._partials.collect(self._sum, self._folded, tuple(self._rejected), self._bytes)
         before = self._state.snapshot  # rules compare the updates of the next round with those of this one

@@ -45,6 +45,7 @@ from fedcore.rules.private import SEEDED, Ledger
 from fedcore.runtime import Unpicklable, uninterrupted
 from fedcore.server.aggregation import Counters
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
+from fedcore.server.compatibility import require_compatible
 from fedcore.server.folder import (
     JOURNAL,
     Journal,
@@ -66,10 +67,10 @@ from fedcore.server.opening import (
     saved_rows,
     warn_if_frozen,
 )
-from fedcore.server.partial import PartialSum, require_partial_sums
+from fedcore.server.partial import PartialSum
 from fedcore.server.report import UNASKED, Attendance, Report, tell
 from fedcore.server.round import LOGGER, LocalRound, Round, RoundLock, WholeRound, log_round, whole_round
-from fedcore.server.state import NewClients, State, require_lasting_ledger
+from fedcore.server.state import NewClients, State
 from fedcore.server.update import Update, as_vector, in_float32, kept_batches, require_finite
 from fedcore.server.validation import is_flag, never_negative
 from fedcore.store import ClientStore
@@ -155,7 +156,7 @@ class Server(Represented, Unpicklable):
         layout = Layout.of(model)
         warn_if_frozen(model, layout)
         given = storage if isinstance(storage, ClientStore) else None
-        place = Storage() if isinstance(storage, ClientStore) else Storage.of(storage)
+        place = Storage().opened(given) if given is not None else Storage.of(storage)
         ids, sizes = ids_of(clients) if isinstance(clients, Iterable) else (clients, None)
         method = named(algorithm) if isinstance(algorithm, str) else algorithm
         if not isinstance(method, Algorithm):
@@ -165,6 +166,8 @@ class Server(Represented, Unpicklable):
         options: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer, "limits": limits}
         options |= {"compute": compute, "audit": place.audit, "journal": bool(place.journal), "policy": policy}
         settings = Settings.of(method, layout, aggregation=aggregation, **options)
+        self._place = place, compute, *([] if given is None else ["ClientStore"])
+        require_compatible(settings, *self._place)
         # Not at the top, since the cluster's modules import those of this folder.
         from fedcore.cluster import backend, groups
 
@@ -202,8 +205,6 @@ class Server(Represented, Unpicklable):
         return server
 
     def _start(self, backend: Any, callbacks: Sequence[Callback], model: Any = None) -> None:
-        if backend.settings.rules.private is not None:
-            require_lasting_ledger(backend.store)
         self._backend: State = backend  # or a ShardedBackend, which has the same methods
         self.callbacks = tuple(callbacks)
         base = model.tensors if isinstance(model, Model) else model
@@ -245,6 +246,12 @@ class Server(Represented, Unpicklable):
     @property
     def _settings(self) -> Settings:
         return self._backend.settings
+
+    def _checked(self, options: Mapping[str, Any]) -> Settings:
+        """Return the settings with changed options; raise RangeError if they do not combine."""
+        changed = self._settings.changed(options)
+        require_compatible(changed, *self._place)
+        return changed
 
     @property
     def algorithm(self) -> Algorithm:
@@ -341,10 +348,12 @@ class Server(Represented, Unpicklable):
             opened = shards.saved_backend if manifest is not None else groups.saved_backend
             backend, saved = opened(manifest or folder, given, storage, compute)
             server._start(backend, callbacks)
+            executor = compute.executor if manifest is None else backend.coordinator.placement
+            medium = storage.medium or ("mmap" if manifest is not None else backend.store.medium)
+            server._place = replace(storage, medium=medium), replace(compute, executor=executor)
             try:
-                change_on_loading(backend, manifest or path, saved, given, aggregation, limits, policy)
+                change_on_loading(backend, manifest or path, saved, given, aggregation, limits, policy, server._checked)
                 if manifest is not None:
-                    shards.require_shardable(backend.settings)
                     server._keep_journal(storage, manifest.parent)
             except BaseException:
                 server.close()
@@ -369,7 +378,8 @@ class Server(Represented, Unpicklable):
                 state = resumed_state(rows, saved, settings)
             state.sign_by(storage.audit_key)
             server._start(state, callbacks)
-            change_on_loading(state, rows.path, saved["settings"], given, aggregation, limits, policy)
+            server._place = storage.opened(rows), compute
+            change_on_loading(state, rows.path, saved["settings"], given, aggregation, limits, policy, server._checked)
             server._keep_journal(storage, rows.path if rows.medium == "mmap" else None)
         return server
 
@@ -648,6 +658,7 @@ class Server(Represented, Unpicklable):
             RangeError: a value is invalid, or server_lr would start or stop the averaging of models.
         """
         self._between_rounds()
+        self._checked(options)
         with uninterrupted():
             self._backend.change(options)
         self._warn_of_few_clients()
@@ -740,6 +751,7 @@ class Server(Represented, Unpicklable):
             RangeError: the method cannot start from gradients.
         """
         self._between_rounds()
+        require_compatible(self._settings, *self._place, "warm_start")
         self._backend.warm_start({self._backend.registry.check(client): g for client, g in gradients.items()})
 
     def broadcast(self, ids: Iterable[ClientId], *, newcomers: Iterable[ClientId] = ()) -> Broadcast:
@@ -899,9 +911,7 @@ class Server(Represented, Unpicklable):
 
         Call it when a server for edges is made. Otherwise ``Round.add_partial_sum`` raises the error, after training.
         """
-        if not isinstance(self._backend, State) and not self.layout.groups:
-            raise RangeError("shards: they do not support partial sums; use Compute(shards=1)")
-        require_partial_sums(self._settings, self._journal, has_noise=has_noise)
+        require_compatible(self._settings, *self._place, "masked sums" if has_noise else "edges")
 
     def _between_rounds(self) -> None:
         """Raise if a round is open, and discard the remains of a dropped round."""

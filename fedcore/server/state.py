@@ -303,16 +303,6 @@ def state_of(
     } | ({} if place is None else {"place": place})
 
 
-def require_lasting_ledger(store: ClientStore) -> None:
-    """Raise RangeError if the folder of a private server could lose or undo a finished round."""
-    if store.keep_previous:
-        raise RangeError("keep_previous: an undo would forget the privacy that a round has spent; leave it out")
-    if store.medium == "mmap" and store.durability != "round":
-        raise RangeError(
-            f"durability={store.durability!r}: a crash could forget the privacy that a round has spent; leave it out"
-        )
-
-
 class AwaitedClients:
     """Logs the clients that a method waits for: x is unchanged until each has an update."""
 
@@ -351,8 +341,6 @@ class State:
     ) -> None:
         layout, algorithm, device = settings.layout, settings.algorithm, settings.device
         n, p = layout.n, layout.n_parameters
-        if algorithm.own_starts and type(reducer) not in (Reducer, type(None)):
-            raise RangeError(f"shards: {algorithm} keeps a start for each client; leave shards and executor out")
         self.settings, self.snapshot, self.store = settings, snapshot, store
         self.reducer = Reducer(has_buffers=n > p) if reducer is None else reducer
         vectors = BufferPool(n, most=2, device=device)
@@ -1010,15 +998,8 @@ class State:
         """See ``Server.warm_start``."""
         algorithm, now, k = self.settings.algorithm, self.snapshot, len(gradients)
         vectors = [v for v in (now.momentum, now.total) if v is not None]
-        if self.settings.rules.private is not None:
-            raise RangeError("warm_start: the gradients have no noise, so a private server cannot start from them")
         if now.round_number or any(combined_square(self.reducer, [v], [1.0]) > 0 for v in vectors):
             raise RoundError("warm_start: it is possible only once, and before the first round")
-        if not algorithm.takes_warm_start:
-            raise RangeError(
-                f"warm_start: {algorithm} cannot start from gradients; use SCAFFOLD, MIFA, or a method whose name "
-                "ends in -VR"
-            )
         clients, ys = list(gradients), list(gradients.values())
         ys = ys if self.upload is None else self.upload.vectors(ys)
         mean: F64 = empty(self.settings.layout.n_parameters, np.float64, device=self.settings.device)

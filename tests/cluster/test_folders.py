@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Compute, Server, Storage
-from fedcore.algorithms import optimizers
 from fedcore.cluster import coordinator, manifest, reshard
 from fedcore.cluster.backend import ShardedBackend
 from fedcore.cluster.manifest import INTENT
@@ -237,41 +236,24 @@ def broken(*_, **__):
 
 
 def test_arguments_are_refused_by_name():
-    class Lamb(optimizers.SGD):
-        elementwise = False
-
-    for options, match in (
-        ({"storage": ClientStore(N, n)}, r"^storage\b"),
-        ({"storage": Storage(medium="cuda")}, r"^medium\b"),
-        ({"storage": Storage(folders=["a", "b"])}, r"^folders\b.*path="),
-        ({"storage": Storage(cached_rows=3)}, r"^cached_rows\b"),
-        ({"storage": Storage(keep_previous=True)}, r"^keep_previous\b"),
-        ({"storage": Storage(audit=True)}, r"^audit\b"),
-        ({"optimizer": Lamb()}, r"^optimizer\b"),
-        ({"aggregation": [Mean([1] * N)]}, r"^weights\b"),
-        ({"clients": None}, r"^clients\b"),
-        ({"compute": Compute(shards=100)}, r"^shards\b.*8"),
-    ):
-        with pytest.raises(RangeError, match=match):
-            Server(X0, "FedAvg", **{"clients": N, "lr": 0.1, "compute": Compute(shards=2), **options})
+    with pytest.raises(RangeError, match=r"^clients\b"):
+        Server(X0, "FedAvg", lr=0.1, compute=Compute(shards=2))
+    with pytest.raises(RangeError, match=r"^shards\b.*8"):
+        Server(X0, "FedAvg", N, lr=0.1, compute=Compute(shards=100))
 
 
 def test_arguments_of_loading_are_refused_by_name(tmp_path):
     made("FedAvg", X0, shards=2, path=tmp_path / "run").close()
     for options, match in (
         ({"storage": Storage(medium="ram")}, r"^medium\b"),
-        ({"storage": Storage(medium="cuda")}, r"^medium\b"),
         ({"compute": Compute(shards=3)}, r"^shards\b.*reshard"),
         ({"compute": Compute(accumulator="exact")}, r"^accumulator\b"),
         ({"compute": Compute(diagnostics=True)}, r"^diagnostics\b"),
-        ({"aggregation": [Mean([1] * N)]}, r"^weights\b"),
     ):
         with pytest.raises((RangeError, CheckpointError), match=match):
             Server.load(tmp_path / "run", **options)
     with Server.load(tmp_path / "run", compute=Compute(shards=2, batch_size=3)) as server:
         assert server._settings.batch_size == 3
-    with pytest.raises(RangeError, match=r"^folders\b"):
-        Server(X0, "FedAvg", N, lr=0.1, storage=Storage(tmp_path / "one", folders=["a", "b"]))
 
 
 def test_a_round_that_is_left_leaves_nothing(tmp_path):

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore import Compute, Limits, Model, RoundPolicy, Server, Storage
-from fedcore.algorithms import SCAFFOLD, FlexibleFedAvg
+from fedcore.algorithms import FlexibleFedAvg
 from fedcore.algorithms.optimizers import Adam
 from fedcore.cli.app import main
-from fedcore.errors import CheckpointError, DivergedError, RangeError, StoreError
+from fedcore.errors import CheckpointError, DivergedError, StoreError
 from fedcore.server.folder import read_model
 from fedcore.store import ClientStore
 from fedcore.testing import ServerContract
@@ -428,19 +428,3 @@ def test_save_and_load(folder_in_memory):
     assert server.verify() == []
     server.save(folder_in_memory / "copy")  # over the older copy
     assert bytes_of(Server.load(folder_in_memory / "copy")) == bytes_of(server)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"compute": Compute(shards=2)},
-        {"storage": Storage("unused", journal=True)},
-        {"storage": Storage(audit=True)},
-        {"algorithm": SCAFFOLD(control="sent")},
-    ],
-    ids=["shards", "journal", "audit", "second vector"],
-)
-def test_what_groups_do_not_support(options):
-    options = {"algorithm": "FedAvg", "lr": 0.1, "clients": 2} | options
-    with pytest.raises(RangeError, match="partial updates"):
-        Server(Model(first(THREE), PARTIAL), **options)

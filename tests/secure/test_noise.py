@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedcore import Compute, Limits, RoundPolicy, Server
+from fedcore import Compute, RoundPolicy, Server
 from fedcore.errors import RangeError, RoundError
 from fedcore.rules import PrivateMean
 from fedcore.secure import Encoding, SecureClient, SecureServer, encoding
@@ -133,12 +133,7 @@ def test_the_sum_of_wrong_words_is_rejected():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"rule": replace(RULE, rate=0.5)}, "rate at 1"),
-        ({"rule": replace(RULE, quantile=0.5)}, "quantile"),
-        ({"rule": replace(RULE, rounds=None, seed=1)}, "seed"),
-        ({"limits": Limits(max_norm=3.0)}, "max_norm"),
-        ({"min_clients": 1, "colluding": 2}, "2 of at least 2 clients collude"),
-        ({"compute": Compute()}, 'accumulator="exact"'),
+        ({"min_clients": 1, "colluding": 2}, "^colluding=2: "),
         ({"rule": replace(RULE, clip=1e-30)}, "grid of the noise"),
         ({"rule": replace(RULE, clip=1e30)}, "too wide"),
     ],

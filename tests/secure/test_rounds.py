@@ -8,10 +8,9 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedcore import Compute, Limits, Server, Storage, algorithms
+from fedcore import Compute, Limits, Server, algorithms
 from fedcore.algorithms import FedNova
 from fedcore.errors import ArrayError, RangeError, RoundError
-from fedcore.rules import RejectLong
 from fedcore.secure import Encoding, SecureServer
 from fedcore.secure.encoding import equal_parts
 from tests.secure.sessions import Session, encoding_of
@@ -166,28 +165,16 @@ def test_a_client_trains_from_what_the_server_announced_to_all():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"algorithm": "MIFA"}, "needs rows"),
-        ({"algorithm": "SCAFFOLD"}, "needs rows"),
-        ({"algorithm": "FedDyn"}, "needs rows"),
         ({"algorithm": "FedExP"}, "norms, steps or rates of single clients"),
         ({"algorithm": FedNova(momentum=0.5)}, "norms, steps or rates of single clients"),
-        ({"aggregation": RejectLong(3)}, "rules need each client's update"),
-        ({"compute": Compute()}, 'accumulator="exact"'),
         ({"limits": Limits()}, "max_norm"),
         ({"limits": Limits(max_norm=1.0)}, "too wide for the 64-bit sum of 6 clients"),
         ({"clients": dict.fromkeys(range(6), 10)}, "known sizes cannot be checked"),
-        ({"algorithm": "FedNova", "limits": replace(LIMITS, max_client_lr=1.0)}, "masks hide the rates"),
     ],
 )
 def test_what_masks_exclude_is_refused_with_the_reason(options, reason):
     with pytest.raises(RangeError, match=reason):
         Encoding.of(server_of(**options), clients=6)
-
-
-def test_a_server_with_a_journal_has_no_encoding(tmp_path):
-    storage = Storage(tmp_path / "state", journal=True)
-    with server_of(storage=storage) as server, pytest.raises(RangeError, match=r"^journal\b"):
-        Encoding.of(server, clients=COUNT)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedcore import ClientStore, Compute, Layout, Server, Storage, Update
+from fedcore import ClientStore, Layout, Server, Storage, Update
 from fedcore.errors import CheckpointError, CorruptionError, RangeError
 from fedcore.server.report import checked, document_of, public_key
 from fedcore.server.update import digest_of_text
@@ -62,11 +62,10 @@ def test_a_digest_depends_only_on_the_numbers(of):
     assert server.audit_log()[0]["updates"][0]["digest"] == digest(flat)
 
 
-@pytest.mark.parametrize("durability", ["round", "checkpoint"])
-def test_documents_are_committed_and_rolled_back_with_their_rounds(tmp_path, durability):
+def test_documents_are_committed_and_rolled_back_with_their_rounds(tmp_path):
     path = tmp_path / "s"
     Server(X0, "MIFA", 3, lr=0.1, storage=Storage(path=path, keep_previous=True, audit=True)).close()
-    with Server.load(path, storage=Storage(durability=durability)) as server:
+    with Server.load(path) as server:
         for _ in range(3):
             play(server)
         server.add_clients("new")
@@ -78,8 +77,6 @@ def test_documents_are_committed_and_rolled_back_with_their_rounds(tmp_path, dur
         ]
     with Server.load(tmp_path / "copy") as copy:
         assert copy.audit_log() == whole
-    if durability == "checkpoint":
-        return
     for value in (1, 7):
         with ClientStore.open(path, keep_previous=True) as store:
             assert store.undo()  # the arrival, then the round
@@ -127,13 +124,6 @@ def test_a_changed_or_missing_document_is_detected(tmp_path, change):
     index.close()
     with Server.load(path) as server, pytest.raises(CorruptionError, match="audit"):
         server.audit_log()
-
-
-def test_shards_keep_no_documents():
-    with pytest.raises(RangeError, match="audit"):
-        Server(
-            np.zeros(40_000, np.float32), "FedAvg", 2, lr=0.1, storage=Storage(audit=True), compute=Compute(shards=2)
-        )
 
 
 def test_documents_survive_copies_in_memory(tmp_path):

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from fedcore import Compute, EdgeAggregator, Layout, Limits, Model, RoundPolicy, Server, Storage, Update, errors, rules
+from fedcore import Compute, EdgeAggregator, Layout, Limits, Model, RoundPolicy, Server, Update, errors, rules
 from fedcore.algorithms.rates import InverseStep, rate_of_steps
 from tests.rejections import rejected_arguments
 
@@ -165,9 +165,9 @@ def test_arguments_of_the_upper_server_are_rejected():
     for name in ("storage", "compute", "policy", "optimizer", "callbacks"):
         with pytest.raises(TypeError, match=rf"\b{name}\b"):
             EdgeAggregator(x0, "FedAvg", [0], lr=0.1, **{name: None})
-    with pytest.raises(errors.RangeError, match=r"^partial\b.*(MIFA|FedDyn)"):
+    with pytest.raises(errors.RangeError, match=r"MIFA.*partial sums"):
         EdgeAggregator(x0, "MIFA", [0], lr=0.1)
-    with pytest.raises(errors.RangeError, match=r"^model\b.*steps"):
+    with pytest.raises(errors.RangeError, match=r"^counters\b.*steps.*partial sums"):
         EdgeAggregator({"w": x0, "steps": np.array(0)}, "FedAvg", [0], lr=0.1)
     edge = EdgeAggregator(x0, "FedAvg", [0], lr=0.1)
     with pytest.raises(errors.ArrayError, match=r"^x\b"):
@@ -306,37 +306,10 @@ def test_rules_at_an_edge_remember_earlier_rounds(rule):
 
 
 GROUPS = Model({"w": np.zeros(2, np.float32), "h": np.zeros(2, np.float32)}, partial={"g": ["h"]})
-NOT_FOR_EDGES = [
-    dict(compute=Compute()),
-    dict(compute=Compute(accumulator="float64")),
-    dict(compute=Compute(accumulator="exact", shards=2)),
-    dict(algorithm="MIFA"),
-    dict(aggregation=[rules.Mean({0: 1.0, 1: 3.0})]),
-    dict(aggregation=[rules.PrivateMean(1.0, 1.0, expected=2)]),
-    dict(policy=RoundPolicy(buffer=2)),
-    dict(model=GROUPS),
-    dict(model={"w": np.zeros(3, np.float32), "num_batches_tracked": np.array(0)}),
-    dict(storage="journal"),
-]
-
-
-@pytest.mark.parametrize("options", NOT_FOR_EDGES, ids=lambda options: next(iter(options)))
-def test_a_server_tells_before_its_first_round_whether_it_adds_partial_sums(options, tmp_path):
-    if options.get("storage") is not None:
-        options = dict(storage=Storage(tmp_path / "state", journal=True))
-    options = dict(model=np.zeros(40_000, np.float32), algorithm="FedAvg", clients=2, lr=0.1, compute=EXACT) | options
-    sum = EdgeAggregator(np.zeros(3, np.float32), "FedAvg", range(2), lr=0.1).fold(np.zeros(3), [], round=0)
-    with Server(options.pop("model"), **options) as server:
-        with pytest.raises(errors.RangeError):
-            server.require_partial_sums()
-        with server.open_round() as round, pytest.raises(errors.RangeError):
-            round.add_partial_sum(sum, "edge")
 
 
 def test_an_edge_refuses_weights_at_once():
     x0 = np.zeros(3, np.float32)
-    with pytest.raises(errors.RangeError, match=r"^aggregation"):
-        EdgeAggregator(x0, "FedAvg", range(2), lr=0.1, aggregation=[rules.Mean({0: 1.0, 1: 2.0})])
     edge = EdgeAggregator(x0, "FedAvg", range(2), lr=0.1)
     with edge.open_round(x0, round=0) as round:
         for add in (lambda: round.add(0, x0, steps=1, weight=2.0), lambda: round.begin(0, steps=1, weight=2.0)):

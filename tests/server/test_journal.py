@@ -375,17 +375,6 @@ def test_verify_draws_no_noise(tmp_path, capsys):
     assert "|x'" not in capsys.readouterr().out
 
 
-def test_what_a_journal_does_not_support(tmp_path):
-    with pytest.raises(RangeError, match="journal"):
-        Storage(journal=True, medium="ram")
-    server = made("FedAvg", path=tmp_path / "s", journal=True, accumulator="exact")
-    with server.open_round() as round, pytest.raises(RangeError, match="journal"):
-        round.add_partial_sum(b"", "edge")
-    server.close()
-    made("FedAvg", np.zeros(9, np.float32), path=tmp_path / "t", journal=True).close()
-    server.close()
-
-
 @pytest.mark.parametrize("options", [{}, {"journal": True}, {"shards": 2}])
 def test_an_update_in_pieces_counts_as_a_whole(options, tmp_path):
     if "journal" in options:

@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 
-from fedcore import Compute, EdgeAggregator, Limits, RoundPolicy, Server, Storage, Update
+from fedcore import Compute, Limits, Server, Storage, Update, combines
 from fedcore.algorithms import REGISTRY, optimizers
 from fedcore.errors import CheckpointError, DivergedError, RangeError, RoundError
 from fedcore.rules import CapExamples, Mean, Median, PrivateMean
@@ -18,7 +18,6 @@ from fedcore.server.report import ROUND
 from fedcore.store.inspect import state_of
 from tests import oracle
 from tests.kills import calls_of, die_at, killed
-from tests.server.rounds import SIZES
 
 n, N = 5, 4
 RULE = PrivateMean(clip=2.0, noise=1.5, expected=4, rate=0.5, rounds=10)
@@ -278,41 +277,9 @@ def test_a_killed_server_forgets_no_spent_round_and_releases_none_twice(folder_i
     assert len(released) > kills // 4
 
 
-# What is not supported.
-
-
-@pytest.mark.parametrize("name", REGISTRY)
-def test_every_method_takes_a_mean_or_is_refused(name):
-    if REGISTRY[name]().only_takes_mean:
-        assert name in ("FedAvg", "FedAvgM", "FedProx")
-        return
-    with pytest.raises(RangeError, match=f"aggregation: PrivateMean is not supported, because {name}"):
-        server_of(method=name, clients=SIZES)
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"method": "FedAvgM"}, "server_lr"),
-        ({"policy": RoundPolicy(max_staleness=1)}, "max_staleness"),
-        ({"compute": Compute(shards=2)}, "shards"),
-        ({"storage": "keep_previous"}, "keep_previous"),
-        ({"storage": "durability"}, "durability"),
-    ],
-)
-def test_options_that_would_break_the_guarantee(options, error, tmp_path):
-    if isinstance(place := options.get("storage"), str):
-        wrong = {"keep_previous": True, "durability": "none"}[place]
-        options = options | {"storage": Storage(tmp_path / "s", **{place: wrong})}
-    with pytest.raises(RangeError, match=error):
-        server_of(**options)
-    assert not (tmp_path / "s").exists()
-
-
-def test_buffers_get_no_noise_so_they_are_refused():
-    torch = pytest.importorskip("torch")
-    with pytest.raises(RangeError, match="buffers"):
-        Server(torch.nn.BatchNorm1d(3), "FedAvg", clients=2, lr=0.1, aggregation=[RULE])
+def test_other_methods_are_refused():
+    assert {name for name in REGISTRY.own if combines(name, "PrivateMean")} == {"FedAvg", "FedProx"}
+    assert [row.instead for row in combines("FedAvgM", "PrivateMean").conflicts] == ["pass server_lr"]
 
 
 def test_chains_and_changes():
@@ -325,11 +292,6 @@ def test_chains_and_changes():
             server.change(aggregation=chain)
     with pytest.raises(RangeError, match="all rounds or in none"):
         Server(np.zeros(n, np.float32), clients=2, lr=0.1).change(aggregation=[RULE])
-    exact = server_of(compute=Compute(accumulator="exact"))
-    with exact.open_round() as round, pytest.raises(RangeError, match="partial sum"):
-        round.add_partial_sum(b"", "edge")
-    with pytest.raises(RangeError, match="partial sum"):
-        EdgeAggregator(np.zeros(n, np.float32), "FedAvg", [0], lr=0.1, aggregation=[RULE])
 
 
 def test_a_limit_of_one_update_stays_possible():
@@ -382,13 +344,6 @@ def test_no_update_stays_in_a_journal_after_its_round(tmp_path):
     server.round(updates(rows))
     left = b"".join(file.read_bytes() for file in (tmp_path / "s").rglob("*") if file.is_file())
     assert not any(row.tobytes() in left or (-row).tobytes() in left for row in rows)
-
-
-@pytest.mark.parametrize("options", [{"keep_previous": True}, {"durability": "checkpoint"}])
-def test_a_folder_that_could_forget_a_round_is_not_loaded(options, tmp_path):
-    server_of(storage=tmp_path / "s").close()
-    with pytest.raises(RangeError, match=next(iter(options))):
-        Server.load(tmp_path / "s", storage=Storage(**options))
 
 
 def test_the_default_noise_of_the_count():

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore import Compute, Safetensors, Server, Storage, Update, arrays, write_model
+from fedcore import Safetensors, Server, Storage, Update, arrays, write_model
 from fedcore.algorithms import optimizers
 from fedcore.arrays import FileMemory, core, device_of
-from fedcore.cluster import LocalThreads
-from fedcore.errors import RangeError, StoreError
+from fedcore.errors import StoreError
 from fedcore.rules import Bulyan, CentredClipping, Krum, MultiKrum, NearestNeighborMixing
 from tests.cluster.pairs import METHODS, SIZES, both, made, one_round, same
 
@@ -203,28 +202,6 @@ def test_a_limit_ends_with_its_server(tmp_path):
     assert x.tobytes() == X0.tobytes()
     del x
     assert core.resident_limit() == 0
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(storage=Storage(resident=1)),
-        dict(storage=Storage("{}", resident=1), compute=Compute(shards=2, executor=LocalThreads())),
-        dict(storage=Storage("{}", resident=1), optimizer=type("Whole", (optimizers.Adam,), {"elementwise": False})()),
-    ],
-    ids=["no folder", "shards", "an optimizer that is not elementwise"],
-)
-def test_it_is_refused_by_name(options, tmp_path):
-    options["storage"] = Storage(None if options["storage"].path is None else tmp_path / "s", resident=1)
-    with pytest.raises(RangeError, match=r"^resident"):
-        Server(X0, "FedAvg", 2, lr=0.1, **options)
-    assert not (tmp_path / "s").exists()
-
-
-def test_a_folder_that_is_only_read_is_refused(tmp_path):
-    made("FedAvg", X0, path=tmp_path / "s").close()
-    with pytest.raises(RangeError, match=r"^resident"):
-        Server.load(tmp_path / "s", storage=Storage(medium="ram", resident=1))
 
 
 def updates(server, k=8):

@@ -39,43 +39,23 @@ def departure(server):
     server.remove_client(2)
 
 
-def several_rounds(server):
-    for _ in range(3):
-        go_on(server, 1)
-    server.checkpoint()
-
-
 @pytest.mark.parametrize(("method", "codec"), [("MIFA", "f32"), ("MimiC, short history", "int8"), ("SCAFFOLD", "bf16")])
-@pytest.mark.parametrize(
-    ("act", "durability"),
-    [(act, durability) for act in (one_round, arrival, departure) for durability in ("round", "checkpoint")]
-    + [(several_rounds, "checkpoint")],
-)
-def test_a_rolled_back_transaction_leaves_no_trace(act, durability, method, codec, tmp_path):
-
-    def begun(name):
-        rows = ClientStore(
-            N, n, medium="mmap", path=tmp_path / name, codec=codec, durability=durability, keep_previous=True
-        )
-        server = made(method, storage=rows, optimizer=optimizers.Adam())
-        go_on(server, 4)
-        server.checkpoint()
-        return server
-
-    server = begun("run")
+@pytest.mark.parametrize("act", [one_round, arrival, departure])
+def test_a_rolled_back_transaction_leaves_no_trace(act, method, codec, tmp_path):
+    rows = ClientStore(N, n, medium="mmap", path=tmp_path / "run", codec=codec, keep_previous=True)
+    server = made(method, storage=rows, optimizer=optimizers.Adam())
+    go_on(server, 4)
     before, count = known(server), server.transactions
     act(server)
     after = known(server)
-    server.checkpoint()
     server.close()
     with ClientStore.open(tmp_path / "run", readonly=True) as rows:
-        assert transactions(rows) == (count + (3 if act is several_rounds else 1), count)
+        assert transactions(rows) == (count + 1, count)
     server = take_back(tmp_path / "run", count)
     assert (known(server), server.transactions) == (before, count)
     server.close()
-    with Server.load(tmp_path / "run", storage=Storage(durability=durability)) as server:
+    with Server.load(tmp_path / "run") as server:
         act(server)
-        server.checkpoint()
         assert (known(server), contradictions(server)) == (after, [])
 
 
@@ -136,20 +116,8 @@ def test_a_round_that_fails_is_no_transaction(tmp_path):
             assert transactions(rows) == (server.transactions, 0) == (1, 0)
 
 
-def gone(server):
-    for client in (2, 3):
-        server.remove_client(client)
-    server.checkpoint()
-
-
 def warm_start(server):
     server.warm_start({0: np.ones(n, np.float32)})
-
-
-def come_and_gone(server):
-    server.add_clients({"new": 5})
-    server.remove_client("new")
-    server.checkpoint()
 
 
 def resized(server):
@@ -162,27 +130,21 @@ def a_round_with_a_newcomer(server):
 
 
 @pytest.mark.parametrize(
-    ("change", "rounds", "durability", "due"),
+    ("change", "rounds", "due"),
     [
-        (one_round, 2, "round", "round 2"),
-        (several_rounds, 2, "checkpoint", "rounds 2 to 4"),
-        (arrival, 2, "round", "the arrival of 2 clients"),
-        (departure, 2, "round", "the departure of 1 client"),
-        (gone, 2, "checkpoint", "the departure of 2 clients"),
-        (come_and_gone, 2, "checkpoint", "changes of the clients"),
-        (come_and_gone, 0, "checkpoint", "a warm start, or changes of the clients"),
-        (resized, 2, "round", "a change of client_sizes"),
-        (resized, 0, "round", "a change of client_sizes"),
-        (a_round_with_a_newcomer, 2, "round", "round 2 and the arrival of 1 client"),
-        (warm_start, 0, "round", "a warm start"),
+        (one_round, 2, "round 2"),
+        (arrival, 2, "the arrival of 2 clients"),
+        (departure, 2, "the departure of 1 client"),
+        (resized, 2, "a change of client_sizes"),
+        (resized, 0, "a change of client_sizes"),
+        (a_round_with_a_newcomer, 2, "round 2 and the arrival of 1 client"),
+        (warm_start, 0, "a warm start"),
     ],
 )
-def test_the_last_change_is_described(change, rounds, durability, due, tmp_path):
+def test_the_last_change_is_described(change, rounds, due, tmp_path):
     kept(tmp_path / "run", "SCAFFOLD, two vectors").close()
-    with Server.load(tmp_path / "run", storage=Storage(keep_previous=True, durability=durability)) as server:
+    with Server.load(tmp_path / "run", storage=Storage(keep_previous=True)) as server:
         go_on(server, rounds)
-        if durability == "checkpoint":
-            server.checkpoint()
         change(server)
     with ClientStore.open(tmp_path / "run", keep_previous=True) as rows:
         assert last_change(rows) == due
@@ -239,8 +201,8 @@ def test_a_server_is_loaded_from_an_open_store(tmp_path):
     with kept(tmp_path / "run") as server:
         go_on(server, 2)
         before = known(server)
-    rows = ClientStore.open(tmp_path / "run", keep_previous=True, durability="checkpoint")
-    for name, value in {"medium": "ram", "durability": "none", "keep_previous": False}.items():
+    rows = ClientStore.open(tmp_path / "run", keep_previous=True, durability="none")
+    for name, value in {"medium": "ram", "durability": "round", "keep_previous": False}.items():
         with pytest.raises(errors.RangeError, match=rf"{name}\b"):
             Server.load(rows, storage=Storage(**{name: value}))
     with Server.load(rows, storage=Storage(keep_previous=True)) as server:
