@@ -15,7 +15,6 @@ and pass an object of the class, or its path ``"mypackage.rules:RejectFewSteps"`
 vectors. A rule that compares directions is a ``RobustRule``, with ``combine``.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache, cached_property, partial
@@ -26,7 +25,7 @@ import numpy as np
 
 from fedcore.arrays import F64
 from fedcore.errors import RangeError, UnknownNameError
-from fedcore.rules.base import NEEDS, Combine, Filter, Group, Rule, Scale, Weights, checked, is_column
+from fedcore.rules.base import NEEDS, RESULTS, Combine, Filter, Group, Rule, Scale, Weights, checked, is_column
 from fedcore.rules.norms import CapExamples, CapSteps, ClipToMedian, CountOnce, Mean, RejectLong
 from fedcore.rules.private import Ledger, PrivateMean
 from fedcore.rules.robust import (
@@ -44,11 +43,11 @@ from fedcore.rules.robust import (
     NearestNeighborMixing,
     RobustRule,
     TrimmedMean,
-    fits,
+    is_combination,
     product,
 )
 from fedcore.rules.windows import ClaimWindow
-from fedcore.validation import Registry, is_integer
+from fedcore.validation import Registry
 
 __all__ = ["NAMED", "OPEN", "PLAIN", "REGISTRY", "Bucketing", "Bulyan", "CapExamples", "CapSteps", "CentredClipping"]
 __all__ += ["Chain", "ClipNorm", "ClipToMedian", "Combination", "Combine", "CountOnce", "Filter", "GeometricMedian"]
@@ -161,6 +160,11 @@ class Chain:
         return ClaimWindow(self.ratio(need), norms.get(need))
 
     @cached_property
+    def is_plain(self) -> bool:
+        """Whether the chain is the plain mean, in which every valid update counts unchanged."""
+        return self == PLAIN
+
+    @cached_property
     def weights(self) -> Weights | None:
         """The weights of the ``Mean``."""
         return last.weights if isinstance(last := self.rules[-1], Mean) else None
@@ -184,14 +188,11 @@ class Chain:
         return self if self.private is None else Chain((self.private.at(ledger),))
 
     @cached_property
-    def filters(self) -> list[Filter]:
-        """The rules that reject updates."""
-        return [rule for rule in self.rules if isinstance(rule, Filter)]
-
-    @cached_property
-    def scales(self) -> list[Scale]:
-        """The rules that lower the effect of updates."""
-        return [rule for rule in self.rules if isinstance(rule, Scale)]
+    def _calls(self) -> list[tuple[Rule, str]]:
+        """The methods that decide on single updates: those of filters first, then those of scales."""
+        kinds = (Filter, "decide"), (Scale, "weights"), (Scale, "examples")
+        calls = [(rule, name, kind) for kind, name in kinds for rule in self.rules if isinstance(rule, kind)]
+        return [(rule, name) for rule, name, kind in calls if getattr(type(rule), name) is not getattr(kind, name)]
 
     @cached_property
     def mixing(self) -> list[MixingRule]:
@@ -200,24 +201,23 @@ class Chain:
 
     def decide(self, group: Group) -> tuple[dict[int, str], F64]:
         """Return the reasons of the rejected updates by index, and the factors; lower the group's examples."""
-        k, reasons = len(group.clients), dict[int, str]()
-        factors = np.ones(k)
-        for rule in self.filters:
-            found = checked(rule, "decide", (group,), lambda one: _are_reasons(one, k), "reasons by index of an update")
-            reasons = {**found, **reasons}
-        for scale in self.scales:
-            is_factor, is_number = (lambda one: _are_in(one, k, 1.0)), (lambda one: _are_in(one, k, math.inf))
-            found = checked(scale, "weights", (group,), is_factor, "a float64 in [0, 1] for each update")
-            factors = np.minimum(factors, found)
-            group.examples = checked(scale, "examples", (group,), is_number, "a float64 in [0, inf) for each update")
+        reasons, factors = dict[int, str](), np.ones(len(group.clients))
+        for rule, name in self._calls:
+            found = checked(rule, name, (group,), *RESULTS[name])
+            if name == "decide":
+                reasons = {**found, **reasons}
+            elif name == "weights":
+                factors = np.minimum(factors, found)
+            else:
+                group.examples = found
         return reasons, factors
 
     def require_enough(self, k: int) -> None:
         """Raise RangeError if the robust rule needs more than k updates."""
-        rule, left, must = self.robust, k, "an integer >= 0"
+        rule, left = self.robust, k
         for one in self.mixing:
-            left = checked(one, "size", (left,), _is_count, must)
-        if left < (least := checked(rule, "least", (), _is_count, must)):
+            left = checked(one, "size", (left,), *RESULTS["size"])
+        if left < (least := checked(rule, "least", (), *RESULTS["least"])):
             unit = "updates" if left == k else f"mixed vectors of {k} updates"
             raise RangeError(
                 f"aggregation: {rule} needs at least {least} updates, got {left} {unit}; add updates, or lower f"
@@ -244,31 +244,16 @@ class Chain:
             return product(product(matrix, inner), matrix.T) if self.mixing else inner
 
         for one in self.mixing:
-            shape = one.size(len(matrix)), len(matrix)
-            call = shape[1], partial(mixed, matrix), round
-            is_matrix = partial(is_column, dtype=np.float64, shape=shape)
-            matrix = product(checked(one, "matrix", call, is_matrix, f"finite float64{list(shape)}"), matrix)
+            shape, call = (one.size(len(matrix)), len(matrix)), (len(matrix), partial(mixed, matrix), round)
+            fits = partial(is_column, dtype=np.float64, shape=shape)
+            found = checked(one, "matrix", call, lambda made, *_, fits=fits: fits(made), f"finite float64{list(shape)}")
+            matrix = product(found, matrix)
         if "previous" in self.needs:
             updates, matrix = matrix, np.zeros((len(matrix) + 1, k + 1))
             matrix[:-1, :-1], matrix[-1, -1] = updates, 1
-        must = "a Combination: a finite weight of each vector, or trim, nearest and chosen among them"
-        k = len(matrix)
-        found: Combination = checked(self.robust, "combine", (k, partial(mixed, matrix)), partial(fits, k), must)
-        return replace(found, mixing=matrix) if self.mixing else found
+        must, vectors = "a Combination of the vectors, with finite weights", (len(matrix), partial(mixed, matrix))
+        combination: Combination = checked(self.robust, "combine", vectors, is_combination, must)
+        return replace(combination, mixing=matrix) if self.mixing else combination
 
 
 PLAIN = Chain()
-
-
-def _is_count(number: Any) -> bool:
-    return is_integer(number, 0)
-
-
-def _are_in(column: Any, k: int, most: float) -> bool:
-    return is_column(column, np.float64, (k,)) and bool((column >= 0).all() and (column <= most).all())
-
-
-def _are_reasons(reasons: Any, k: int) -> bool:
-    return isinstance(reasons, Mapping) and all(
-        is_integer(i, 0, k - 1) and isinstance(reason, str) for i, reason in reasons.items()
-    )

@@ -1,9 +1,11 @@
 """The interfaces of aggregation rules, and what a rule sees of a group of updates."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -12,7 +14,7 @@ from fedcore.algorithms import Claims
 from fedcore.arrays import F64
 from fedcore.errors import AlgorithmError
 from fedcore.store.registry import ClientId
-from fedcore.validation import Checked, failed, name_of, short_repr
+from fedcore.validation import Checked, failed, is_integer, name_of, short_repr
 
 Weights: TypeAlias = Mapping[ClientId, float] | Callable[[Claims], F64]
 """Weights that replace the numbers of examples: by client, or computed from one client's claims."""
@@ -108,14 +110,17 @@ class Combine(Rule):
     """The last rule of a chain: it makes one vector of the accepted updates."""
 
 
-def checked(rule: Rule | None, name: str, arguments: tuple[Any, ...], fits: Callable[[Any], bool], must: str) -> Any:
-    """Return what a method or a property of a rule returns; raise AlgorithmError if a user's rule fails in it."""
+def checked(rule: Rule | None, name: str, arguments: tuple[Any, ...], fits: Callable[..., bool], must: str) -> Any:
+    """Return what a method or a property of a rule returns; raise AlgorithmError if a user's rule fails in it.
+
+    ``fits`` gets the result and the arguments.
+    """
     try:
         found = getattr(rule, name)
         found = found(*arguments) if arguments else found
     except Exception as error:
         failed(rule, name, error)
-    if not type(rule).__module__.startswith("fedcore.rules.") and not fits(found):
+    if not type(rule).__module__.startswith("fedcore.rules.") and not fits(found, *arguments):
         raise AlgorithmError(f"{name_of(rule)}: {name} must return {must}, got {short_repr(found)}")
     return found
 
@@ -124,3 +129,26 @@ def is_column(column: Any, dtype: Any, shape: tuple[int, ...]) -> bool:
     """Whether an object is an array of finite numbers of this dtype and shape."""
     is_array = isinstance(column, np.ndarray) and column.dtype == dtype and column.shape == shape
     return is_array and bool(np.isfinite(column).all())
+
+
+def are_in(column: Any, group: Group, most: float = math.inf) -> bool:
+    """Whether an object is float64[k] of finite numbers in 0..most."""
+    return is_column(column, np.float64, (len(group.clients),)) and bool(((column >= 0) & (column <= most)).all())
+
+
+def are_reasons(reasons: Any, group: Group) -> bool:
+    """Whether an object maps indexes of a group's updates to texts."""
+    last = len(group.clients) - 1
+    return isinstance(reasons, Mapping) and all(
+        is_integer(i, 0, last) and isinstance(reason, str) for i, reason in reasons.items()
+    )
+
+
+RESULTS: dict[str, tuple[Callable[..., bool], str]] = {
+    "decide": (are_reasons, "reasons by index of an update"),
+    "weights": (partial(are_in, most=1.0), "a float64 in [0, 1] for each update"),
+    "examples": (are_in, "a float64 in [0, inf) for each update"),
+    "size": (lambda found, *_: is_integer(found, 0), "an integer >= 0"),
+    "least": (lambda found: is_integer(found, 0), "an integer >= 0"),
+}
+"""What the methods of a rule must return."""

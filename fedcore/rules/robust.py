@@ -186,7 +186,7 @@ class MultiKrum(Krum):
 
     m: int | None = None
 
-    _intervals = (*Krum._intervals, ("m", (1, None), None))
+    _intervals = (*Krum._intervals, ("m", (1, None), None))  # type: ignore[assignment]
 
     def combine(self, k: int, products: Callable[[], F64]) -> Combination:
         """The mean of the m best."""
@@ -414,7 +414,7 @@ def _clipping(norms: F64, most: float) -> F64:
     return most / np.maximum(norms, most) if most > 0 else (norms == 0).astype(np.float64)
 
 
-def fits(k: int, found: Any) -> bool:
+def is_combination(found: Any, k: int, products: Any) -> bool:
     """Whether an object is a combination of k vectors."""
     if not isinstance(found, Combination) or found.mixing is not None:
         return False

@@ -42,7 +42,6 @@ from fedcore.errors import (
 from fedcore.kernels import ExactSum, Linear
 from fedcore.options import Callback, Settings
 from fedcore.profiling import begin, span
-from fedcore.rules import PLAIN
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import (
     Counters,
@@ -494,7 +493,7 @@ class State:
 
     def may_be_whole(self) -> bool:
         """Whether a round may be one native call: rows in memory, and no rule or norm limit that can reject."""
-        by_others = self.settings.limits.max_norm is not None or self.settings.rules != PLAIN
+        by_others = self.settings.limits.max_norm is not None or not self.settings.rules.is_plain
         in_memory = self.store.medium == "ram" and self.upload is None and type(self.reducer) is Reducer
         return in_memory and not (by_others or self.settings.is_exact or self.snapshot.norms)
 

@@ -135,7 +135,7 @@ PARTICIPATION = [
 ROOMS = {
     "fedcore/sim/network/topology.py": [
         "fedcore/sim/network/topology.py",
-        "tests/network",
+        "tests/sim/network",
         "tests/runtime/test_float_mode.py",
         "tests/test_representation.py",
     ],
