@@ -383,8 +383,8 @@ def rounds(
         yield RoundRecord(
             round=round,
             active=work.active,
-            heard=len(report.accepted),
-            refused=len(report.rejected),
+            accepted=len(report.accepted),
+            rejected=len(report.rejected),
             accuracy=evaluation.accuracy if evaluation else None,
             loss=finite(evaluation.loss) if evaluation else None,
             lr=work.lr,
@@ -406,7 +406,7 @@ def rounds(
             correction_norm=finite(report.correction_norm),
             staleness=report.staleness,
             together=parts.engine.together,
-            awaited=report.waiting_for,
+            pending=report.waiting_for,
             clock=work.clock,
             ages=None if parts.course is None else report.ages.tolist(),
         )
