@@ -28,9 +28,9 @@ def test_info_and_verify(tmp_path):
         one_round(server)
         shutil.copytree(tmp_path / "run" / "shard-1", tmp_path / "before")
         one_round(server)
-    told = said("info", tmp_path / "run" / "cluster.json")
-    assert "shard 1" in told
-    assert "transaction 2" in told
+    result = said("info", tmp_path / "run" / "cluster.json")
+    assert "shard 1" in result
+    assert "transaction 2" in result
     assert invoke("store", "info", tmp_path / "run", "--max-age", "600").status == 0
     shards = as_json("info", tmp_path / "run")["shards"]
     assert [(one["range"]["start"], one["transactions"]["last"]) for one in shards] == [(0, 2), (4 * BLOCK, 2)]

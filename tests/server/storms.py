@@ -137,11 +137,11 @@ class Course:
 
     def round(self):
         clients = list(self.server.clients)
-        heard = self._random.sample(clients, self._random.randrange(1, len(clients) + 1))
+        accepted = self._random.sample(clients, self._random.randrange(1, len(clients) + 1))
         new = [self._next + 1] if len(clients) < MOST and self._random.random() < 0.3 else []
         self._next += len(new)
         with self.server.open_round(newcomers=new) as opened:
-            for i, client in enumerate([*heard, *new]):
+            for i, client in enumerate([*accepted, *new]):
                 opened.add_batch([Update(client, self._ys[i], 1)])
 
     def verdict(self):
