@@ -39,7 +39,7 @@ from fedcore.store.registry import ClientId
 MakeEngine = Callable[..., Engine]
 """Makes a trial's engine, with the arguments of ``InProcess``. Results do not depend on it."""
 MOST_ARRIVALS = 1000
-"""The maximum number of arrivals for each update of a buffer."""
+"""The maximum number of arrivals for each update of an asynchronous round."""
 
 
 @dataclass
@@ -446,7 +446,7 @@ def _synchronous(parts: TrialParts, round: int, clock: float) -> _Work:
 
 
 def _asynchronous(parts: TrialParts) -> _Work:
-    """Let clients start and arrive until the server closes its buffer."""
+    """Let clients start and arrive until the server closes its round."""
     server, engine = parts.server, parts.engine
     assert isinstance(server, Server)
     assert isinstance(engine, AtWork)
@@ -463,7 +463,7 @@ def _asynchronous(parts: TrialParts) -> _Work:
         if not reports and sent > MOST_ARRIVALS * (server.policy.buffer or 1):
             rejected = server.open_buffer().rejected
             raise RangeError(
-                f"policy.buffer={server.policy.buffer}: the buffer is not full after {sent} updates, of which "
+                f"policy.buffer={server.policy.buffer}: the round is not complete after {sent} updates, of which "
                 f"{len(rejected)} were rejected (the last one: {rejected[-1][1]}); change policy or concurrency"
             )
     active = [int(client) for client in reports[0].accepted]
