@@ -216,7 +216,7 @@ def starvations(many, seed=0, n=100_000):
     return counted
 
 
-def told(counted):
+def results(counted):
     """Lines of a table, and the number of servers that differ."""
     lines = [f"{number:6d}  {', '.join(key)}" for key, number in sorted(counted.items())]
     wrong = sum(number for (_, _, verdict), number in counted.items() if verdict.isupper() or "CANNOT" in verdict)
@@ -226,5 +226,5 @@ def told(counted):
 if __name__ == "__main__":
     chosen = [int(word) for word in sys.argv[1:]]
     for storm, many in ((signals, chosen[0]), (starvations, chosen[1])):
-        sys.stdout.write(f"{storm.__name__}\n{told(storm(many, *chosen[2:]))}\n")
+        sys.stdout.write(f"{storm.__name__}\n{results(storm(many, *chosen[2:]))}\n")
         sys.stdout.flush()

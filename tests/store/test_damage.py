@@ -70,7 +70,7 @@ def harm(path, *, readonly):
                 shown = ""
             except errors.CorruptionError as error:
                 shown = str(error)
-            assert bool(problems) == bool(shown), f"verify found {problems}, and reading them said {shown!r}"
+            assert bool(problems) == bool(shown), f"verify found {problems}, and reading them raised {shown!r}"
             return shown
     except errors.StoreError as error:
         return str(error)
