@@ -13,16 +13,15 @@ WORKERS := $(shell nproc | awk '{ print $$1 < 16 ? $$1 : 16 }')
 LEVELS := native
 CXX_FILES := $(shell find csrc tests/native bench -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
-# For every Python and platform at once; who installs chooses the index.
+# For every Python and platform at once; the installing user chooses the index.
 LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes --upgrade \
 	-c constraints.txt --no-emit-package torch --no-emit-package torchvision --no-annotate --no-header
 
-# A group of packages beside what is there, which stays as it is: a newer one of what both need may break the tests.
+# Install a group of packages without changing installed ones: a newer version of a shared package may break the tests.
 GROUP := $(BIN)/pip freeze -q --exclude-editable > $(VENV)/.there && $(BIN)/pip install -q -c $(VENV)/.there --group
 
-# Images for containers often forbid Python to keep bytecode. Each process that a test or a run starts would then compile
-# all that it imports, of torch and SciPy too: five seconds where two are enough. Who wants no bytecode beside the sources
-# names another place for it in PYTHONPYCACHEPREFIX.
+# Images for containers often forbid Python to keep bytecode. Each process of a test or a run would then compile all its
+# imports, also torch and SciPy: five seconds instead of two. PYTHONPYCACHEPREFIX sets another place for bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help quickstart tutorials test test-device test-level test-deployment test-appfl test-newest conformance test-endurance lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
@@ -201,13 +200,12 @@ docs-serve: $(DOCS)
 clean:
 	rm -rf $(VENV) build dist
 
-# The locks go in first: the build tools, and all but torch, which has files of its own for CPUs and for each CUDA, as
-# NVIDIA's packages have. The package is built with those tools, not in isolation, so that a rebuild compiles only what
-# changed. The quickstart compiles this machine's level of instructions alone, the tests all of them, at once. An
-# environment of before holds the package under its old name, fedcore, which would be in the way. Bytecode is made
-# where it is imported: of all of torch and SciPy it takes longer than the quickstart, of pip itself four seconds, which
-# the pip that is there saves. (Of what the tests need it is made ahead: under pytest the warnings of somebody else's
-# source, which come when it is compiled, are errors.) The pip of Python 3.11 takes twice as long as later ones.
+# Install the locks first: the build tools and all packages but torch and NVIDIA's, whose files differ for CPUs and for
+# each CUDA. The package is built with these tools, not in isolation, so that a rebuild compiles only changed sources. The
+# quickstart compiles only this machine's instruction set, the tests compile all of them. An old environment may have the
+# package under its old name, fedcore, which must go. Bytecode is made on import: for all of torch and SciPy it would take
+# longer than the quickstart. (For the tests it is made before: under pytest, warnings that come from compiling the sources
+# of other packages are errors.) The pip of Python 3.11 takes twice as long as later ones.
 $(SIMULATOR): $(SOURCES)
 	@echo "Installing the simulator (torch, scikit-learn, matplotlib, ...) into $(VENV), 1 GB, or 5 with CUDA's torch, and"
 	@echo "compiling the native module: one to three minutes and the download. Only this once."

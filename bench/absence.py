@@ -4,7 +4,7 @@
     python -m bench.absence bench/absence-rates.csv --tune                   # the rates of the presets absence/mnist-*
     python -m bench.absence bench/absence.csv                                # run it again to resume
     python -m bench.absence bench/absence.csv --data fashion --seeds 3
-    python -m bench.absence bench/absence.csv --into docs/methods.md --pictures docs
+    python -m bench.absence bench/absence.csv --into docs/results.md --pictures docs
 
 The settings are those of the presets absence/*. "FedAvg, known p" is added here: it divides an update by the share of
 the run's rounds in which its client takes part. All methods of one seed have the same partition, initial model,

@@ -2,7 +2,7 @@
 
     export FEDCORE_DATA_DIR=...                                                # the folder of mnist/
     python -m bench.attacks bench/attacks.csv --seeds 3                        # run it again to resume
-    python -m bench.attacks bench/attacks.csv --tables bench/attacks.md --into docs/robust-rules.md \\
+    python -m bench.attacks bench/attacks.csv --tables bench/attacks.md --into docs/results.md \\
         --picture docs/attacks.png
 
 Softmax regression on 10,000 images of MNIST, from zero (7,850 parameters): ten clients, 40 rounds of 5 steps with

@@ -77,12 +77,12 @@ class Line:
         )
 
     def _caption(self):
-        said = [] if self.huge_pages is None else [f"{self.huge_pages:.0%} of the memory on huge pages"]
+        output = [] if self.huge_pages is None else [f"{self.huge_pages:.0%} of the memory on huge pages"]
         if self.short and self.targets:
-            said.append("short form: targets are meant for full sizes")
+            output.append("short form: targets are meant for full sizes")
         if self.is_disturbed:
-            said.append(f"other programs took {self.others:.0%} of the cores: not to be quoted")
-        return "; ".join(said)
+            output.append(f"other programs took {self.others:.0%} of the cores: not to be quoted")
+        return "; ".join(output)
 
 
 def milliseconds(seconds):

@@ -85,10 +85,10 @@ class OtherPrograms:
 def _cpu():
     """Return the processor's name, with family and model, since a hypervisor's name may hide the generation."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    said = dict(reversed([tuple(map(str.strip, line.partition(":")[::2])) for line in lines]))
-    if "model name" not in said:
+    output = dict(reversed([tuple(map(str.strip, line.partition(":")[::2])) for line in lines]))
+    if "model name" not in output:
         return platform.processor() or platform.machine()
-    return f"{said['model name']} (family {said.get('cpu family')}, model {said.get('model')})"
+    return f"{output['model name']} (family {output.get('cpu family')}, model {output.get('model')})"
 
 
 def _transparent_huge_pages():

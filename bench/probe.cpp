@@ -1,13 +1,12 @@
-// How fast this machine reads memory, rewrites it in place, and writes elsewhere what it read, at all: the floors that
-// kernels are measured against.
+// The speed at which this machine reads memory, rewrites it in place, and copies it: the floors of the kernels.
 //
 // Reading: each thread reads its share of every row, `streams` rows at a time and a tile of each before the next, and
 // adds the words up so that no read can be left out. Folding: the same, and each tile of one more row is written once
 // those of all rows are read. Rewriting: each thread reads its share of `streams` rows at a time and writes the first
-// anew, with what it read kept or not by a mask that the compiler does not know; the mask is 0, so that the arrays
-// under test stay as they are. Writing elsewhere: the same reads, and stores past the caches into another array, so
-// that no line of it is read before; line by line, or a stretch at a time from the first-level cache. Compiled by
-// probe.py for the machine at hand; it is no part of the package.
+// again, under a mask that the compiler does not know; the mask is 0, so that the arrays under test do not change.
+// Writing elsewhere: the same reads, and stores past the caches into another array, so that no line of it is read
+// before; line by line, or a stretch at a time from the first-level cache. Compiled by probe.py for the machine at
+// hand; it is no part of the package.
 #include <algorithm>
 #include <condition_variable>
 #include <cstdint>

@@ -39,14 +39,14 @@ REPORTED = ("steps", "gamma", "seconds", "bytes", "diversity", "staleness", "cor
 def of_report(report: Report) -> Figures:
     """Return the finite numbers of a server's report by name.
 
-    ``heard`` and ``refused`` count the accepted clients and the rejected updates. ``awaited`` counts the clients whose
-    first update the server waits for. ``norm`` and ``largest_norm`` are the mean and the maximum of ``Report.norms``.
+    ``accepted`` and ``rejected`` count the updates of the round, ``pending`` the clients whose first update the server
+    waits for. ``norm`` and ``largest_norm`` are the mean and the maximum of ``Report.norms``.
 
     >>> of_report(Report(3, accepted=(1, 2), steps=9))
-    {'heard': 2.0, 'refused': 0.0, 'awaited': 0.0, 'steps': 9.0, 'gamma': 0.0, 'seconds': 0.0, 'bytes': 0.0}
+    {'accepted': 2.0, 'rejected': 0.0, 'pending': 0.0, 'steps': 9.0, 'gamma': 0.0, 'seconds': 0.0, 'bytes': 0.0}
     """
     counts = len(report.accepted), len(report.rejected), report.waiting_for
-    figures = dict(zip(("heard", "refused", "awaited"), counts, strict=True))
+    figures = dict(zip(("accepted", "rejected", "pending"), counts, strict=True))
     figures |= {name: getattr(report, name) for name in REPORTED}
     if len(report.norms):
         figures |= {"norm": report.norms.mean(), "largest_norm": report.norms.max()}
@@ -267,17 +267,17 @@ class WandB(_Runs):
 
 # Counters, which sum over rounds. The client library adds ``_total`` to their names.
 TOTALS = {
-    "heard": ("clients_heard", "Accepted updates of all rounds."),
-    "refused": ("clients_refused", "Rejected updates of all rounds."),
+    "accepted": ("clients_accepted", "Accepted updates of all rounds."),
+    "rejected": ("clients_rejected", "Rejected updates of all rounds."),
     "steps": ("local_steps", "Local steps of the accepted clients."),
     "bytes": ("received_bytes", "Bytes received from clients."),
     "seconds": ("server_seconds", "Seconds spent in the server, without client training."),
 }
 # Gauges of the last round, NaN if the round has no value.
 LATEST = {
-    "heard": ("round_clients_heard", "Accepted updates of the last round."),
-    "refused": ("round_clients_refused", "Rejected updates of the last round."),
-    "awaited": ("clients_awaited", "Clients whose first update the model waits for."),
+    "accepted": ("round_clients_accepted", "Accepted updates of the last round."),
+    "rejected": ("round_clients_rejected", "Rejected updates of the last round."),
+    "pending": ("clients_pending", "Clients whose first update the model waits for."),
     "gamma": ("gamma", "Step length of the last round; 0 if the model did not change."),
     "norm": ("update_norm", "Mean length of the clients' mean gradients in the last round."),
     "largest_norm": ("update_norm_largest", "Maximum length of the clients' mean gradients in the last round."),

@@ -1,4 +1,4 @@
-"""What the site's reader of docstrings has to be told of this project's: an extension of griffe."""
+"""An extension of griffe, the site's reader of docstrings, for this project's style."""
 
 import re
 

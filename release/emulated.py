@@ -39,14 +39,14 @@ def unpacked() -> Path:
     for folder in (state / "lists" / "partial", cache / "archives" / "partial", files):
         folder.mkdir(parents=True)
     (state / "status").touch()
-    told = {
+    config = {
         "Dir::State": state,
         "Dir::State::status": state / "status",
         "Dir::Cache": cache,
         "APT::Sandbox::User": "root",
     }
-    told |= {"APT::Architecture": "arm64", "APT::Architectures": "arm64"}
-    apt = ["apt-get", "-qq", *(part for name, value in told.items() for part in ("-o", f"{name}={value}"))]
+    config |= {"APT::Architecture": "arm64", "APT::Architectures": "arm64"}
+    apt = ["apt-get", "-qq", *(part for name, value in config.items() for part in ("-o", f"{name}={value}"))]
     run(*apt, "update")
     asked = run(*apt, "install", "--print-uris", "--no-install-recommends", *PACKAGES, capture_output=True, text=True)
     names = [line.split()[1].partition("_")[0] for line in asked.stdout.splitlines() if line.startswith("'")]

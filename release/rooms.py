@@ -52,7 +52,7 @@ def without_compiler(folder: Path) -> dict[str, str]:
 
 
 def tree_alone(folder: Path) -> Path:
-    """A copy of this tree's tests that has no package in it, made anew."""
+    """Make a new copy of the tests of this tree, without the package."""
     shutil.rmtree(folder, ignore_errors=True)
     for name in ("tests", "bench"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))

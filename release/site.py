@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).parent.parent
-# Rooms whose names are nobody's but the package's own, and why.
+# Packages whose names need no page of the API, and why.
 INNER = {
     "cli": "what is public is the command, and its --help",
     "arrays": "it re-exports the native module for the other modules",

@@ -55,7 +55,7 @@ def compiler(machine: str) -> str:
 
 
 def settings(machine: str, cuda: str) -> dict:
-    """What scikit-build-core is told."""
+    """Return the settings of scikit-build-core."""
     folder = BUILD / machine
     linked = libraries(machine, compiler(machine), BUILD / f"glibc-{GLIBC}-{machine}")
     flags = f"-L{linked} -static-libstdc++ -Wl,--gc-sections -s"
@@ -77,17 +77,17 @@ def build_wheel(python: str, machine: str, cuda: str, tools: Path) -> Path:
     plain, named = BUILD / "plain", BUILD / "named"
     for folder in (plain, named):
         shutil.rmtree(folder, ignore_errors=True)
-    said = run(python, "-c", ABI, capture_output=True, text=True).stdout.strip()
-    suffix = f".{said}-{machine}-linux-gnu.so"
-    # Said anew for every interpreter: what CMake found for the one before lies in the folder that they share.
-    told = settings(machine, cuda) | {"cmake.define.PYTHON_MODULE_EXTENSION": suffix}
+    output = run(python, "-c", ABI, capture_output=True, text=True).stdout.strip()
+    suffix = f".{output}-{machine}-linux-gnu.so"
+    # Set for every interpreter, because CMake caches the previous one in the shared folder.
+    config = settings(machine, cuda) | {"cmake.define.PYTHON_MODULE_EXTENSION": suffix}
     env = {
         "PYTHONPATH": str(tools),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # cmake and ninja
         "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
         "SETUPTOOLS_EXT_SUFFIX": suffix,
     }
-    run(python, "-c", HOOK.format("build_wheel"), plain, json.dumps(told), env=env)
+    run(python, "-c", HOOK.format("build_wheel"), plain, json.dumps(config), env=env)
     (wheel,) = plain.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (module,) = (name for name in archive.namelist() if name.endswith(".so"))
@@ -132,8 +132,8 @@ def main(arguments=None):
     for file in made:
         needs = ""
         if file.suffix == ".whl":
-            said = run(sys.executable, "-m", "auditwheel", "show", file, capture_output=True, text=True).stdout
-            needs = said.partition("platform tag:")[2].strip().partition('"')[2].partition('"')[0]
+            output = run(sys.executable, "-m", "auditwheel", "show", file, capture_output=True, text=True).stdout
+            needs = output.partition("platform tag:")[2].strip().partition('"')[2].partition('"')[0]
         print(f"| {file.name} | {file.stat().st_size / 1e6:.2f} | {needs} |")
 
 

@@ -77,7 +77,7 @@ def steps(text):
 
 def run(step, folder):
     """Seconds and status of a step, whose output goes where this process's goes."""
-    # GitHub's users become root by sudo; who is root need not.
+    # GitHub's users become root by sudo; root does not need it.
     own = folder / "sudo"
     if not shutil.which("sudo") and os.geteuid() == 0:
         own.write_text('#!/bin/sh\nexec "$@"\n')
@@ -110,11 +110,11 @@ def main(arguments=None):
             if chosen and not own and not asked.list:
                 print(f"\n=== {file} {step.job}: {step.command}", flush=True)
                 seconds, status = run(step, Path(folder))
-                said = f"{seconds:.0f} s" + f", status {status}" * bool(status)
+                output = f"{seconds:.0f} s" + f", status {status}" * bool(status)
                 failed += bool(status)
             else:
-                said = "runs this" if own else "not run"
-            rows.append(f"| {file} | {step.job} | `{step.command.strip()}` | {said} |")
+                output = "runs this" if own else "not run"
+            rows.append(f"| {file} | {step.job} | `{step.command.strip()}` | {output} |")
     print("\n| file | job | command | |\n|---|---|---|---|", *rows, sep="\n")
     return int(failed > 0)
 

@@ -57,7 +57,7 @@ def figures_of_records(record):
 def test_figures_of_a_report():
     report = run_server()[-1]
     figures = of_report(report)
-    assert (figures["heard"], figures["refused"], figures["steps"]) == (2, 1, 4)
+    assert (figures["accepted"], figures["rejected"], figures["steps"]) == (2, 1, 4)
     assert figures["norm"] == report.norms.mean()
     assert figures["largest_norm"] == report.norms.max()
     assert figures["correction_norm"] == report.correction_norm
@@ -232,8 +232,8 @@ class TestPrometheus:
         }
         assert found["fedcore_rounds_total", "a"] == 3
         assert found["fedcore_last_round", "a"] == 2
-        assert found["fedcore_clients_heard_total", "a"] == 6
-        assert found["fedcore_clients_refused_total", "a"] == 3
+        assert found["fedcore_clients_accepted_total", "a"] == 6
+        assert found["fedcore_clients_rejected_total", "a"] == 3
         assert found["fedcore_local_steps_total", "a"] == sum(report.steps for report in reports)
         assert found["fedcore_received_bytes_total", "a"] == sum(report.bytes for report in reports)
         assert found["fedcore_update_norm", "a"] == pytest.approx(reports[-1].norms.mean())

@@ -57,7 +57,7 @@ def test_the_programs_and_commands_in_one_process(tmp_path, monkeypatch, capsys)
     assert len(done) > 18
     printed = capsys.readouterr().out
     assert "round 0: accepted " in printed
-    assert 'fedcore_round_clients_heard{server="mine"} 1.0' in printed
+    assert 'fedcore_round_clients_accepted{server="mine"} 1.0' in printed
     assert set(map(str, range(490, 500))) <= set(printed.splitlines())
     model = dict(np.load("model.npz"))
     assert model["w"].shape == (100, 20)

@@ -14,6 +14,7 @@ README = Path(__file__).parent.parent / "README.md"
 
 def test_the_first_example_prints_true():
     code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0]
+    assert code in (README.parent / "docs" / "getting-started.md").read_text()
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(code, {})

@@ -111,9 +111,9 @@ def main():
     for name in STRATEGIES:
         command = [sys.executable, "-W", "ignore", "-m", "bench.adapters.simulation", name, str(clients), str(rounds)]
         done = subprocess.run(command, env=os.environ | offline, stdout=subprocess.PIPE, text=True, check=True)
-        told = json.loads(done.stdout.splitlines()[-1])
-        seconds = ", ".join(f"{each:.1f}" for each in told["rounds"])
-        print(f"{name}: {clients} clients, {told['mib']:,.0f} MiB added, rounds of {seconds} s", flush=True)
+        results = json.loads(done.stdout.splitlines()[-1])
+        seconds = ", ".join(f"{each:.1f}" for each in results["rounds"])
+        print(f"{name}: {clients} clients, {results['mib']:,.0f} MiB added, rounds of {seconds} s", flush=True)
 
 
 if __name__ == "__main__":

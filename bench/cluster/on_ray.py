@@ -157,8 +157,8 @@ def main(methods, short, only):
         words = ["one", method, "disk" if on_disk else "memory", way, *(["--short"] if short else [])]
         command = [sys.executable, "-W", "ignore", "-m", "bench.cluster.on_ray", *words]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
-        told = json.loads(done.stdout.splitlines()[-1])
-        coordinator, adding, ending, others = told["cpu"]
+        result = json.loads(done.stdout.splitlines()[-1])
+        coordinator, adding, ending, others = result["cpu"]
         cells = (
             f"{coordinator:.0f} | | |"
             if how in HERE
@@ -166,7 +166,7 @@ def main(methods, short, only):
         )
         print(
             f"| {method}, {'on the disk' if on_disk else 'in memory'} | {way} | {cells} "
-            f"{sum(told['cpu']):.0f} | {told['wall']:.0f} |",
+            f"{sum(result['cpu']):.0f} | {result['wall']:.0f} |",
             flush=True,
         )
 

@@ -107,15 +107,15 @@ def overhead(rows):
 
                 do()
                 do()
-                told = measured(do, 9, lambda _, pid, pids=pids: pid in pids)
+                results = measured(do, 9, lambda _, pid, pids=pids: pid in pids)
             ys = [np.zeros(n, np.float32) for _ in range(S)]
             ready = [fedcore.Update(client, y, 1, keep=True) for client, y in enumerate(ys)]
             alone = measured(lambda server=server, ready=ready: server.round(ready), 9, lambda *_: False)["cpu"][0]
-            driver, workers, others = told["cpu"]
-            added = (sum(told["cpu"]) - alone) / S
+            driver, workers, others = results["cpu"]
+            added = (sum(results["cpu"]) - alone) / S
             print(
                 f"| {n:,} | {S:,} | {group} | {driver:.0f} / {workers:.0f} / {others:.0f} ({alone:.1f}) "
-                f"| {told['wall'][0]:.0f} | {added:.2g} |",
+                f"| {results['wall'][0]:.0f} | {added:.2g} |",
                 flush=True,
             )
 
@@ -144,9 +144,11 @@ def trained(model, how, rounds):
         workers = set(work.processes())
     server = fedcore.Server(work.initial, "FedAvg", clients=clients, lr=0.05)
     one_round(server, work.updates, range(clients))
-    told = measured(lambda: one_round(server, work.updates, range(clients)), rounds - 1, lambda _, pid: pid in workers)
+    results = measured(
+        lambda: one_round(server, work.updates, range(clients)), rounds - 1, lambda _, pid: pid in workers
+    )
     work.close()
-    return told | {"x": float(np.abs(server.x).sum())}
+    return results | {"x": float(np.abs(server.x).sum())}
 
 
 def large(how, rounds):
@@ -170,7 +172,7 @@ def large(how, rounds):
     if how == "in process":
         ready = [fedcore.Update(client, x0.copy(), 1, keep=True) for client in range(clients)]
         server.round(ready)
-        told = measured(lambda: server.round(ready), rounds - 1, lambda *_: False)
+        results = measured(lambda: server.round(ready), rounds - 1, lambda *_: False)
     else:
         engine.Trainer = idle()
         Session(cpus=WORKERS, object_store_memory=STORE_BYTES)
@@ -178,10 +180,10 @@ def large(how, rounds):
         with Ray(build("mlp", seed=0), data, parts, batch=1, steps=1, seed=0, workers=WORKERS, group=1) as work:
             workers = set(work.processes())
             one_round(server, work.updates, range(clients))
-            told = measured(
+            results = measured(
                 lambda: one_round(server, work.updates, range(clients)), rounds - 1, lambda _, pid: pid in workers
             )
-    return told | {"x": float(np.abs(server.x).sum())}
+    return results | {"x": float(np.abs(server.x).sum())}
 
 
 def flower(model, rounds):
@@ -234,7 +236,7 @@ def simulated(work, state, clients, rounds):
 
     from bench.engines.processes import seconds
 
-    client_app, server_app, told = ClientApp(), ServerApp(), {}
+    client_app, server_app, results = ClientApp(), ServerApp(), {}
 
     @client_app.train()
     def train(message, context):
@@ -259,8 +261,8 @@ def simulated(work, state, clients, rounds):
         marks.append((time.perf_counter(), seconds(is_actor)))
         walls = [1e3 * (after[0] - before[0]) for before, after in itertools.pairwise(marks[1:])]
         used = marks[-1][1] - marks[1][1]
-        told.update(cpu=[1e3 * each / len(walls) for each in used], wall=[float(np.median(walls)), min(walls)])
-        told["x"] = float(sum(np.abs(array).sum() for array in result.arrays.to_numpy_ndarrays()))
+        results.update(cpu=[1e3 * each / len(walls) for each in used], wall=[float(np.median(walls)), min(walls)])
+        results["x"] = float(sum(np.abs(array).sum() for array in result.arrays.to_numpy_ndarrays()))
 
     def is_actor(name, _):
         return name.startswith("ray::ClientApp")
@@ -268,7 +270,7 @@ def simulated(work, state, clients, rounds):
     init = {"num_cpus": WORKERS, "object_store_memory": STORE_BYTES, "include_dashboard": False}
     resources = {"client_resources": {"num_cpus": 1}, "init_args": init}
     run_simulation(server_app, client_app, clients, backend_config=resources)
-    return told
+    return results
 
 
 def compare(models, short):
@@ -285,11 +287,12 @@ def compare(models, short):
                 text=True,
                 check=True,
             )
-            told = json.loads(done.stdout.splitlines()[-1])
-            driver, workers, others = told["cpu"]
+            results = json.loads(done.stdout.splitlines()[-1])
+            driver, workers, others = results["cpu"]
             print(
                 f"| {model}, {clients} clients | {how} | {driver:.0f} / {workers:.0f} / {others:.0f} "
-                f"| {sum(told['cpu']):.0f} | {told['wall'][0]:.0f} ({told['wall'][1]:.0f}) | {told['x']:.4f} |",
+                f"| {sum(results['cpu']):.0f} | {results['wall'][0]:.0f} ({results['wall'][1]:.0f}) "
+                f"| {results['x']:.4f} |",
                 flush=True,
             )
 
@@ -299,8 +302,8 @@ if __name__ == "__main__":
     command, *words = sys.argv[1:]
     if command == "one":
         model, how, rounds = words
-        told = large(how, int(rounds)) if model == "large" else trained(model, how, int(rounds))
-        print(json.dumps(told), flush=True)
+        results = large(how, int(rounds)) if model == "large" else trained(model, how, int(rounds))
+        print(json.dumps(results), flush=True)
     else:
         from bench import machine
 

@@ -80,8 +80,8 @@ def times(what, batch, cohort, device):
     alone = took.pop(False)
     for way, seconds in took.items():
         due = {"one by one": 2.0} if device != "cpu" and seconds == min(took.values()) else {}
-        said = f"a step of a client of {what}, batch {batch}, up to {cohort} in a call, {NAMES[way]}, {device}"
-        yield line(said, seconds if REAL else None, rivals={"one by one": alone}, targets=due)
+        output = f"a step of a client of {what}, batch {batch}, up to {cohort} in a call, {NAMES[way]}, {device}"
+        yield line(output, seconds if REAL else None, rivals={"one by one": alone}, targets=due)
 
 
 def main():

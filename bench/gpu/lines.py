@@ -29,11 +29,11 @@ def line(what, ours, moved=None, *, floor=None, due=None, rivals=None, targets=N
 
 def met(made):
     """Whether a line meets its targets; None without targets or measurements."""
-    said = []
+    output = []
     if made["due of the floor"] is not None and "of the floor" in made:
-        said.append(made["of the floor"] >= made["due of the floor"])
-    said += [made["rivals"][name] >= due for name, due in made["due"].items() if made["rivals"].get(name) is not None]
-    return all(said) if said else None
+        output.append(made["of the floor"] >= made["due of the floor"])
+    output += [made["rivals"][name] >= due for name, due in made["due"].items() if made["rivals"].get(name) is not None]
+    return all(output) if output else None
 
 
 def show(made):

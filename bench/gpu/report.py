@@ -47,8 +47,8 @@ def steps_table(steps):
     for name, step in steps.items():
         if step["status"] == 0:
             found = step.get("found", {})
-            told = ("same bits", "different results", "ways that are wrong")
-            words = {key: found[key] for key in told if key in found}
+            result = ("same bits", "different results", "ways that are wrong")
+            words = {key: found[key] for key in result if key in found}
             rows.append(
                 [name, f"{step['seconds']:.0f}", "well", ", ".join(f"{key}: {value}" for key, value in words.items())]
             )

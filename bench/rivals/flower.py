@@ -35,9 +35,10 @@ class Fixed(Grid):
     def __init__(self, records):
         self.records, self.asked = records, {}
         rest = [{"metrics": MetricRecord({"num-examples": 10 + node % 3})} for node in self.get_node_ids()]
-        said = ConfigRecord({"steps": 4})
+        output = ConfigRecord({"steps": 4})
         self.contents = [
-            RecordDict({"arrays": record, **more, "fedcore": said}) for record, more in zip(records, rest, strict=True)
+            RecordDict({"arrays": record, **more, "fedcore": output})
+            for record, more in zip(records, rest, strict=True)
         ]
 
     def get_node_ids(self):

@@ -160,7 +160,7 @@ py::capsule DeviceArray::to_dlpack(const std::optional<std::intptr_t>& stream, c
     if (!versioned && !writeable) {
         PyErr_SetString(PyExc_BufferError,
                         "a read-only array of a device: expected a library of DLPack 1, which can "
-                        "be told that it is read-only");
+                        "record that it is read-only");
         throw py::error_already_set();
     }
     if (stream.value_or(1) != kNoWaiting) {

@@ -204,15 +204,15 @@ std::string reason(py::error_already_set& error) {
 bool says_cuda(py::handle object) {
     const py::object asked = py::getattr(object, "__dlpack_device__", py::none());
     if (asked.is_none()) return false;
-    py::object said;
+    py::object reply;
     try {
-        said = asked();
+        reply = asked();
     } catch (py::error_already_set& error) {
         if (!error.matches(PyExc_Exception)) throw;
         return false;  // the export reports the error
     }
-    return py::isinstance<py::tuple>(said) && py::len(said) == 2 &&
-           is_cuda(py::int_(py::reinterpret_borrow<py::tuple>(said)[0]).cast<std::int32_t>());
+    return py::isinstance<py::tuple>(reply) && py::len(reply) == 2 &&
+           is_cuda(py::int_(py::reinterpret_borrow<py::tuple>(reply)[0]).cast<std::int32_t>());
 }
 
 py::object export_dlpack(py::handle object, Name name, CallersStreams* streams) {

@@ -85,7 +85,7 @@ class Memory {
     void no_longer_used_by(Stream stream);
     void forget_users();
     std::vector<Stream> users;
-    std::atomic<int> shown{0};  // the number of other holders, who release it without the GIL
+    std::atomic<int> shown{0};  // the number of other holders, which release it without the GIL
 };
 
 // Memory of the host that the device reads and writes directly.

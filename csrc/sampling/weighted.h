@@ -47,7 +47,7 @@ class WeightTree {
 //   O(k log n) time after the tree's one pass over the weights.
 std::int64_t weighted_without_replacement(WeightTree& tree, std::int64_t k, const Key& key, std::int64_t* out);
 
-// out: int64[k], each index drawn anew from all weights. tree.total() > 0 if k > 0. Runs on the pool.
+// out: int64[k], each index drawn from all weights. tree.total() > 0 if k > 0. Runs on the pool.
 void with_replacement(const WeightTree& tree, std::int64_t k, const Key& key, std::int64_t* out);
 
 }  // namespace fedcore

@@ -54,7 +54,7 @@ class Method(Postprocessor, SumAggregator):
     Pass it as postprocessor, which gets each update with its user's id, and as aggregator:
     ``SimulatedBackend(train, val, postprocessors=[method], aggregator=method)``. An unreadable or infinite update is
     rejected, and ``reports`` lists the user and the reason. The first tensors that two users have in common define the
-    model; earlier updates wait in a buffer.
+    model; earlier updates wait in memory.
 
     Postprocessors that change statistics stand before the method in the list; a change after it is an error. pfl's
     central optimizer gets x' - x, so SGD with rate 1 takes the method's step. The statistics that the method returns

@@ -577,5 +577,5 @@ def _allocate_outs(plan: Plan) -> tuple[dict[str, Any], npt.NDArray[np.uint8]]:
 
 @lru_cache(maxsize=1)
 def _average_memory(n: int) -> BufferPool:
-    """Return the pool of buffers for averages of one size."""
+    """Return the pool of memory for averages of one size."""
     return BufferPool(n, most=int(4 * n <= MOST_KEPT))

@@ -61,7 +61,7 @@ class UpdateBatch:
     starts: npt.NDArray[np.int64] = field(default_factory=partial(_none, np.int64))
     """The round from whose model each client started."""
     orders: npt.NDArray[np.int64] = field(default_factory=partial(_none, np.int64))
-    """The number of each update in the order of arrival, in a buffer that may have several updates of a client."""
+    """The number of each update in the order of arrival, if the round may have several updates of a client."""
     digests: list[str | None] = field(default_factory=list)
     """The digests of the vectors, if rounds are audited."""
     factors: F64 = field(default_factory=_none)
@@ -332,7 +332,7 @@ class Sum:
     as stored. Exact sums also add weights exactly, so that the order of updates has no effect.
 
     Args:
-        vectors: the buffers of the server's float32[n] vectors, which a large model's sum shares with the step.
+        vectors: the pool of the server's float32[n] vectors, which a large model's sum shares with the step.
 
     Cost: 8 n or 16 n bytes, 16 n more with second vectors, allocated once; 40 n and 40 n if sums are exact.
     """

@@ -590,9 +590,9 @@ class Journal:
 
     A row holds the claims, the vector as float32, the second vector, and the tensors that are not averaged. Its id in
     the store has the order of the update and its client, so that a resumed round adds them in the same order. A client
-    can have several updates in a buffer. The state has the round, its newcomers, and a digest of what its clients were
-    sent. The journal of another round than the open one is outdated: the server committed that round and was killed
-    before it emptied the journal, or the round before it was undone.
+    can have several in an asynchronous round. The state has the round, its newcomers, and a digest of what its clients
+    were sent. The journal of another round than the open one is outdated: the server committed that round and was
+    killed before it emptied the journal, or the round before it was undone.
 
     Args:
         path: the folder of the journal; it is created if it does not exist.

@@ -165,7 +165,7 @@ class Attendance:
         self.policy, self._opened, self._is_final = policy, monotonic(), is_final
         self._asked = None if asked is None or policy.buffer is not None else dict.fromkeys(asked)
         self._reached: tuple[float, int] | None = None  # when the share was reached, and the rejections before
-        self.full = policy.buffer  # the number of updates of a full buffer
+        self.full = policy.buffer  # K, the number of updates that close an asynchronous round
 
     def ask(self, clients: Iterable[ClientId]) -> None:
         """Replace the asked clients, unless the caller of ``open_round`` named them."""

@@ -230,7 +230,7 @@ class Round(OpenRound):
     def clients(self) -> tuple[ClientId, ...]:
         """The clients whose updates are accepted so far; the updates of a resumed round are among them.
 
-        If a buffer may have several updates of a client, it lists the client once for each, in the order of arrival.
+        If a client has several updates in an asynchronous round, it is listed once for each, in the order of arrival.
         """
         if self._settings.repeats:
             return tuple(client for _, client in sorted(self._known, key=itemgetter(0)))
@@ -242,7 +242,7 @@ class Round(OpenRound):
 
         Returns:
             "all clients": every asked client has sent an update, accepted or rejected. "min_share": the share was
-            reached, and the grace is over. "buffer": the buffer has its K updates. "deadline": the deadline is over.
+            reached, and the grace is over. "buffer": K updates are accepted. "deadline": the deadline is over.
             None: the round should wait, or has fewer than ``min_clients`` accepted clients.
 
         Raises:
@@ -309,7 +309,7 @@ class Round(OpenRound):
 
         An update with invalid content (value, steps, examples, lr, control, round, loss) is rejected and listed in the
         report; the round continues, and the client may send a new one. The round rejects a second update of a client,
-        except in a buffer (``RoundPolicy``), and an update of a client that is part of an edge's partial sum.
+        except in an asynchronous round, and an update of a client that is part of an edge's partial sum.
 
         Returns:
             Whether the update is accepted so far. A held update can still be rejected when it is folded;
@@ -1092,7 +1092,7 @@ class RoundLock:
         self._last: Callable[[], Round | WholeRound | None] = lambda: None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RoundLock":
-        """Return new locks; a copy of a server has no open round but its buffer."""
+        """Return new locks; a copy of a server has no open round, unless it is asynchronous."""
         return RoundLock()
 
     def reopen(self, opened: Round) -> None:

@@ -198,7 +198,7 @@ class Server(Represented, Unpicklable):
         self._keep_journal(place, place.path)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy a server in memory, with the open buffer of an asynchronous one."""
+        """Copy a server in memory, with the open round of an asynchronous one."""
         server = super().__deepcopy__(memo)
         if server._buffer is not None:
             server._round_lock.reopen(server._buffer)
@@ -681,7 +681,7 @@ class Server(Represented, Unpicklable):
                 (``Model.partial``) it may lack groups, which stay. It is copied.
 
         Raises:
-            RoundError: a round is open, or a buffer that has an update; or the server accepts late updates, and
+            RoundError: a round is open, or an asynchronous one has an update; or the server accepts late updates, and
                 ``broadcast`` was called for this round.
             RangeError: the method's next step needs earlier models (FedAWE, or FedAvgM with momentum at the clients).
             ShapeError, DtypeError, ArrayError: the model does not fit the layout, or a number is NaN or infinite in
@@ -796,20 +796,20 @@ class Server(Represented, Unpicklable):
             newcomers: as for ``open_round``; without effect if a round is open.
 
         Raises:
-            RangeError: the server has no buffer, or as ``open_round``.
+            RangeError: the server is not asynchronous, or as ``open_round``.
         """
         if self.policy.buffer is None:
-            raise RangeError("policy: the server has no buffer; pass RoundPolicy(buffer=...)")
+            raise RangeError("policy: the server is not asynchronous; pass RoundPolicy(buffer=...)")
         with self._round_lock.pushing:
             opened = self._round_lock.opened
             self._buffer = opened if isinstance(opened, Round) else self.open_round(newcomers=newcomers)
             return self._buffer
 
     def push(self, updates: Iterable[Update], *, newcomers: NewClients = ()) -> list[Report]:
-        """Add updates to the open buffer in the order of arrival; close it at each K-th accepted one and open the next.
+        """Add updates to the open round in the order of arrival; close it at each K-th accepted one and open the next.
 
         A round also closes when its ``deadline`` is over; ``push([])`` only checks that. After a crash, a server with a
-        journal continues the buffer. Several threads may call it; each call waits for the one before it.
+        journal continues the round. Several threads may call it; each call waits for the one before it.
 
         Args:
             updates: finished updates, such as ``[Update(client, y, steps, round=started)]``; many of them are folded in
@@ -821,7 +821,7 @@ class Server(Represented, Unpicklable):
             of the clients' ids), and ``ages`` has the ages. The same updates in this order give the same bits.
 
         Raises:
-            RangeError: the server has no buffer, or as ``Round.add``.
+            RangeError: the server is not asynchronous, or as ``Round.add``.
             UnknownNameError, DivergedError: as ``Round.add`` and ``Round.finish``. The report lists updates of clients
                 that are not registered, or no longer, as rejected.
 

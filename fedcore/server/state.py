@@ -148,7 +148,7 @@ class Download:
 
     ``largest`` is the size in bytes of the longest vector.
 
-    Cost: host memory for the vectors of one commit, and two pinned buffers.
+    Cost: host memory for the vectors of one commit, and two pinned staging areas.
     """
 
     def __init__(self, device: str, largest: int) -> None:
@@ -639,7 +639,7 @@ class State:
             # x of every round, even if it is unchanged: a client may have started from it.
             past = {} if algorithm.mixes_models else {**now.past, number: now.sent}
             changes["past"] = {t: x for t, x in past.items() if t > number - late}
-            starts = {}  # a client may start several updates of a buffer from one round
+            starts = {}  # a client may start several updates from one round
             if settings.policy.buffer is None:
                 starts = {**now.starts, **dict(zip(batch.clients, batch.starts.tolist(), strict=True))}
             changes["starts"] = {client: t for client, t in starts.items() if t > number - late}

@@ -716,8 +716,8 @@ class ModelStep:
 
     Attributes:
         buffers: the float buffers that must not become negative.
-        vectors: the buffers for x, and for v of a large model.
-        directions: the buffers for v, if rows refer to it later.
+        vectors: the pool for x, and for v of a large model.
+        directions: the pool for v, if rows refer to it later.
         spare_v, spare_total, spare_exact: the outputs of the next step: float32[n_parameters], float64[n_parameters],
             and an exact sum; None if the method does not keep it. A commit replaces them by the previous snapshot's
             vectors. For a large model, spare_v is None until the step.

@@ -591,7 +591,7 @@ UNNAMED = -2
 """The round of an update that must name it, for ``core.read_plain_updates``."""
 
 NO_COUNTERS: Counters = {}
-NO_START = "round=None: a buffer needs the round of the broadcast from which the client started"
+NO_START = "round=None: an asynchronous server needs the round of the broadcast from which the client started"
 
 
 @lru_cache(maxsize=8)

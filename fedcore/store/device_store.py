@@ -19,7 +19,7 @@ from fedcore.store.slots import DeviceSlots, Row, RowFormat
 from fedcore.validation import check_integer
 
 LEAST = 1 << 20
-"""Bytes from which a slot is pinned, so that the device copies it directly. Smaller slots go through a buffer."""
+"""Bytes from which a slot is pinned, so that the device copies it directly. Smaller slots are staged."""
 
 CACHE_BYTES = 4 << 30
 """Bytes of cached and prefetched rows on a device; a GPU with 24 GB can spare this much."""
@@ -28,7 +28,7 @@ PART_OF_MEMORY = 6
 """By default the cache uses at most 1 / PART_OF_MEMORY of the device's memory."""
 
 BUFFER_BYTES = 64 << 20
-"""Bytes of each of the two pinned buffers, or of one row if that is less."""
+"""Bytes of each of the two pinned staging areas, or of one row if that is less."""
 
 
 class CachedRow(NamedTuple):
@@ -59,7 +59,7 @@ class DeviceStore(ClientStore):
 
     Rows of 1 MiB or more in host memory are pinned in chunks of 64 MiB, if the system allows it.
 
-    Cost: device memory for the cached rows and those of a batch, in chunks of 16 MiB; two pinned buffers.
+    Cost: device memory for the cached rows and those of a batch, in chunks of 16 MiB; two pinned staging areas.
     """
 
     def __init__(self, store: ClientStore, device: str, cached_rows: int | None = None) -> None:
@@ -96,7 +96,7 @@ class DeviceStore(ClientStore):
 
         Rows beyond 4 GiB, or a sixth of the device's memory, are copied when a batch needs them.
 
-        Cost: a thread reads the rows and copies them through two pinned buffers.
+        Cost: a thread reads the rows and copies them through two pinned staging areas.
         """
         listed = list(clients)
         super().prefetch(listed)

@@ -127,10 +127,10 @@ def test_fedaus_weights_and_step():
 def test_fedaus_intervals_by_hand():
     """The server accepts client 0 in rounds 1, 3 and 8, client 1 in all, and client 2 joins before round 2; K = 3."""
     server = Server(np.zeros(1, np.float32), FedAU(cutoff=3), clients=2, lr=0.1)
-    heard = [[1], [0, 1], [1], [0, 1, 2], [1], [1], [1], [1], [0, 1, 2]]
+    received = [[1], [0, 1], [1], [0, 1, 2], [1], [1], [1], [1], [0, 1, 2]]
     # Client 0's intervals: 2 | 2 | 3, then 2. Client 2's: 2, then 3 of K.
     due = {1: [1, 1], 3: [2, 1, 1], 8: [7 / 3, 1, 5 / 2]}
-    for t, cohort in enumerate(heard):
+    for t, cohort in enumerate(received):
         if t == 2:
             server.add_clients([2])
         report = server.round([Update(i, server.x + 1, 1) for i in cohort])

@@ -25,9 +25,9 @@ def test_descriptions_are_short():
         return 0.1
 
     rate.__qualname__ = "rate" * 100
-    said = describe("lr", rate)
-    assert said == {"name": None, "was": repr(rate)[:200]}
-    assert len(said["was"]) == 200
+    output = describe("lr", rate)
+    assert output == {"name": None, "was": repr(rate)[:200]}
+    assert len(output["was"]) == 200
 
 
 def test_claims_without_clients():
@@ -46,10 +46,10 @@ def test_only_custom_rates_are_described_by_their_next_value():
 
 def test_invalid_booleans_are_rejected():
     """A forged folder may have numbers instead of booleans."""
-    said = describe("algorithm", MIFA())
-    assert revive("algorithm", said, None) == MIFA()
+    output = describe("algorithm", MIFA())
+    assert revive("algorithm", output, None) == MIFA()
     with pytest.raises(RangeError, match=r"^algorithm\b.*wait"):
-        revive("algorithm", said | {"options": said["options"] | {"wait": 1}}, None)
+        revive("algorithm", output | {"options": output["options"] | {"wait": 1}}, None)
 
 
 def test_an_option_that_is_left_out_has_its_default():
@@ -78,7 +78,7 @@ def test_a_class_without_a_signature():
         def __call__(self, t):
             return 0.1
 
-    said = describe("lr", Odd())
-    assert (said["name"], said["options"]) == (None, {})
-    said = describe("algorithm", Untold(0.5))  # it has a name, but no known arguments
-    assert (said["name"], said["class"], said["options"]) == (None, "Untold", {})
+    output = describe("lr", Odd())
+    assert (output["name"], output["options"]) == (None, {})
+    output = describe("algorithm", Untold(0.5))  # it has a name, but no known arguments
+    assert (output["name"], output["class"], output["options"]) == (None, "Untold", {})

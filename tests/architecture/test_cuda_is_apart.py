@@ -35,8 +35,8 @@ fedcore.build_info()
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf, of binutils")
 def test_the_module_links_nothing_of_cuda():
     module = native.core.__file__
-    said = subprocess.run(["readelf", "--dynamic", module], capture_output=True, text=True, check=True).stdout
-    needed = [line.split("[")[1].rstrip("]") for line in said.splitlines() if "(NEEDED)" in line]
+    output = subprocess.run(["readelf", "--dynamic", module], capture_output=True, text=True, check=True).stdout
+    needed = [line.split("[")[1].rstrip("]") for line in output.splitlines() if "(NEEDED)" in line]
     assert needed
     assert [name for name in needed if "cuda" in name or "nv" in name] == []
 

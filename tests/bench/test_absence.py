@@ -27,7 +27,7 @@ def test_differences_are_paired_by_seed_and_cut_at_the_shared_time():
 
 
 def test_the_committed_tables_are_those_of_the_committed_runs():
-    path, page = ROOT / "bench" / "absence.csv", (ROOT / "docs" / "methods.md").read_text()
+    path, page = ROOT / "bench" / "absence.csv", (ROOT / "docs" / "results.md").read_text()
     for data in pandas.read_csv(path)["data"].unique():
         for table in pages(path, data):
             assert f"\n\n{table}\n\n{END}" in page

@@ -36,6 +36,6 @@ def test_what_pages_say_about_the_committed_runs():
 def test_the_committed_tables_are_those_of_the_committed_runs():
     everything, *short = pages(ROOT / "bench" / "attacks.csv")
     assert (ROOT / "bench" / "attacks.md").read_text() == everything
-    page = (ROOT / "docs" / "robust-rules.md").read_text()
+    page = (ROOT / "docs" / "results.md").read_text()
     for table in short:
         assert f"\n\n{table}\n\n{END}" in page

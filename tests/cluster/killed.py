@@ -127,7 +127,7 @@ def forked(work):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def one(folder, kind, who, call, after):
+def one(folder, kind, name, call, after):
     """A transaction in this process, during which a process is killed."""
     armed, group, accepted = [False], os.getpid(), [0]
     noting(f"{folder}-notes")
@@ -140,9 +140,9 @@ def one(folder, kind, who, call, after):
         chance = random.Random(1000 * (call or 0) + k)
         if kind == "each on its own":
             die_at(chance.randrange(1, 9), after=chance.random() < 0.5)
-        elif kind == "saved" and k == who:
+        elif kind == "saved" and k == name:
             die_at(call, after=after)
-        elif kind in ("shard", "all together") and k == who:
+        elif kind in ("shard", "all together") and k == name:
             die_at(call, after=after, all_of=group if kind == "all together" else None)
 
     def hear():
@@ -160,7 +160,7 @@ def one(folder, kind, who, call, after):
     before = server.transactions
     try:
         if kind == "saved":
-            if who is None:
+            if name is None:
                 die_at(call, after=after)
             server.save(f"{folder}-copy")
         else:

@@ -109,8 +109,8 @@ def one_round(server, change=lambda t, i, update: update, **options):
                 y -= np.float32(0.1) * broadcast.x_prev
             control = rng.normal(size=server.layout.n_parameters).astype(np.float32) if broadcast.second else None
             steps = min(1 + i % 3, server.algorithm.most_steps or 3)
-            said = dict(client=client, value=y, steps=steps, examples=i + 1, control=control)
-            opened.add(**change(t, i, said))
+            output = dict(client=client, value=y, steps=steps, examples=i + 1, control=control)
+            opened.add(**change(t, i, output))
     return opened.report
 
 

@@ -13,7 +13,7 @@ from tests.cluster.pairs import made, n, one_round
 X0 = np.zeros(n, np.float32)
 
 
-def said(command, path):
+def text(command, path):
     done = invoke("store", command, path)
     assert done.status == 0, done
     return done.output
@@ -28,16 +28,16 @@ def test_info_and_verify(tmp_path):
         one_round(server)
         shutil.copytree(tmp_path / "run" / "shard-1", tmp_path / "before")
         one_round(server)
-    told = said("info", tmp_path / "run" / "cluster.json")
-    assert "shard 1" in told
-    assert "transaction 2" in told
+    result = text("info", tmp_path / "run" / "cluster.json")
+    assert "shard 1" in result
+    assert "transaction 2" in result
     assert invoke("store", "info", tmp_path / "run", "--max-age", "600").status == 0
     shards = as_json("info", tmp_path / "run")["shards"]
     assert [(one["range"]["start"], one["transactions"]["last"]) for one in shards] == [(0, 2), (4 * BLOCK, 2)]
-    assert "sound: 2 shards at transaction 2" in said("verify", tmp_path / "run")
+    assert "sound: 2 shards at transaction 2" in text("verify", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "shard-1")
     shutil.copytree(tmp_path / "before", tmp_path / "run" / "shard-1")
-    assert "; 1 ahead of it" in said("verify", tmp_path / "run")
+    assert "; 1 ahead of it" in text("verify", tmp_path / "run")
     for file in (tmp_path / "run" / "shard-1").glob("index.sqlite*"):
         os.utime(file, (0, 0))  # the shard that committed first counts
     assert invoke("store", "info", tmp_path / "run", "--max-age", "600").status == 1

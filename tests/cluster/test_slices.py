@@ -241,8 +241,8 @@ def test_a_worker_is_killed(one_by_one, shards):
 @pytest.mark.endurance
 def test_a_machine_is_lost_with_slices_that_wait(ray_session):
     """The round that waited for them never happened, and is begun again."""
-    told, _ = program("slices.py").communicate(timeout=300)
-    lost, bits = told.splitlines()[-2:]
+    results, _ = program("slices.py").communicate(timeout=300)
+    lost, bits = results.splitlines()[-2:]
     assert lost.startswith("round 1: shards: a slice was lost with its machine; begin")
     assert bits == "the same bits"
 

@@ -30,15 +30,15 @@ MARK = "FEDCORE_TEST_OF_THE_TUTORIAL"
 def run(folder, last, coordinators, machines, *methods):
     """What ``two_nodes.py`` has seen of each method."""
     words = map(str, (folder, 1, last, coordinators, machines))
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "tests.cluster.two_nodes", *words, *methods],
         stdout=subprocess.PIPE,
         text=True,
         timeout=3600,
         cwd=ROOT,
     )
-    assert told.returncode == 0
-    return json.loads(told.stdout.splitlines()[-1])
+    assert result.returncode == 0
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def test_shards_coordinators_and_machines_end(tmp_path):
@@ -93,9 +93,9 @@ def test_the_tutorial_runs_on_two_machines(tmp_path, ray_command):
     (tmp_path / "tutorial.py").write_text(first + second)
     words = "\n".join(["set -e", *lines, f"{sys.executable} tutorial.py"])
     alone = LOOPBACK_ALONE if os.geteuid() == 0 and which("unshare") and which("ip") else []
-    told = subprocess.run(
+    result = subprocess.run(
         [*alone, "bash", "-c", words], cwd=tmp_path, env=ray_command, stdout=subprocess.PIPE, text=True, timeout=600
     )
-    assert told.returncode == 0, told.stdout
-    print(told.stdout)
-    assert told.stdout.rstrip().endswith("4 []")
+    assert result.returncode == 0, result.stdout
+    print(result.stdout)
+    assert result.stdout.rstrip().endswith("4 []")

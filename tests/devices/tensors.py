@@ -1,7 +1,7 @@
 """Arrays of other libraries on the fake driver's devices: as torch's tensors, older exporters' and Numba's arrays.
 
 Each works on a stream of its library, as torch and CuPy do: what is in it was written there, and it is read from there.
-Who reads or writes it elsewhere without a word to that stream comes too early.
+A read or write elsewhere that does not wait for that stream comes too early.
 """
 
 import ctypes
@@ -170,14 +170,14 @@ class NumbaArray(Tensor):
     @property
     def __cuda_array_interface__(self):
         itemsize = np.dtype(self.dtype).itemsize
-        said = {
+        output = {
             "shape": self.shape,
             "typestr": np.dtype(self.dtype).str,
             "data": (self.address if prod(self.shape) else 0, self.read_only),
             "version": self.version,
             "strides": None if self.strides is None else tuple(itemsize * stride for stride in self.strides),
         }
-        return said | ({"stream": self.stream} if self.version >= 3 else {})
+        return output | ({"stream": self.stream} if self.version >= 3 else {})
 
 
 MANAGED_OF = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(ctypes.c_void_p))

@@ -14,7 +14,7 @@ from tests.devices.fake_driver import environment
 OUT_OF_MEMORY, NOT_FOUND, ILLEGAL_ADDRESS, LAUNCH_FAILED = 2, 500, 700, 719
 
 
-def said(program, **changes):
+def output(program, **changes):
     """The output of another process, with changes of the environment."""
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -42,10 +42,10 @@ def said(program, **changes):
     ids=["no driver", "no CUDA 12", "driver of 11.8", "no device", "a device"],
 )
 def test_the_reason_for_missing_cuda(changes, reason):
-    assert said("from fedcore import arrays; print(arrays.reason())", **changes) == reason
+    assert output("from fedcore import arrays; print(arrays.reason())", **changes) == reason
     if reason != "None":
         program = "from fedcore import arrays, errors\ntry: arrays.devices()\nexcept errors.DeviceError as e: print(e)"
-        assert said(program, **changes) == reason
+        assert output(program, **changes) == reason
 
 
 def test_a_driver_that_is_installed_later_is_found():
@@ -59,14 +59,14 @@ assert "was not found" in cuda.reason()
 os.environ["FEDCORE_CUDA_DRIVER"] = path
 print(cuda.reason())
 """
-    assert said(program) == "None"
+    assert output(program) == "None"
 
 
 def test_the_image_is_the_modules_own(tmp_path):
     """With its real name the driver gets the kernels of the module, or the error says that it has none."""
     (tmp_path / "libcuda.so.1").symlink_to(environment()["FEDCORE_CUDA_DRIVER"])
     program = "import os; del os.environ['FEDCORE_CUDA_DRIVER'], os.environ['FAKE_CUDA_ANY_IMAGE']\n"
-    found = said(program + "from fedcore import arrays; print(arrays.reason())", LD_LIBRARY_PATH=str(tmp_path))
+    found = output(program + "from fedcore import arrays; print(arrays.reason())", LD_LIBRARY_PATH=str(tmp_path))
     if core.cuda_targets:
         assert found == "None"
     else:
@@ -82,7 +82,7 @@ driver.fail("cuModuleGetFunction", {NOT_FOUND})
 print(cuda.reason())
 print(cuda.reason())
 """
-    assert said(program).splitlines() == [
+    assert output(program).splitlines() == [
         "fedcore_sums_f32_in_f32: CUDA_ERROR_NOT_FOUND (named symbol not found)",
         "None",
     ]
@@ -95,7 +95,7 @@ from tests.devices.fake_driver import fake_driver
 fake_driver().fail("cuModuleLoadData", 209)
 print(cuda.reason())
 """
-    assert said(program).startswith("emulated GPU: no kernels for its capability 9.0 (compiled for: ")
+    assert output(program).startswith("emulated GPU: no kernels for its capability 9.0 (compiled for: ")
 
 
 def test_cuda_does_not_survive_a_fork():
@@ -118,7 +118,7 @@ os.waitpid(child, 0)
 array.fill_with_zeros()
 print(kernels.squared_norms([array])[0])
 """
-    refusal, *numbers = said(program).splitlines()
+    refusal, *numbers = output(program).splitlines()
     assert refusal.startswith("CUDA does not survive a fork: start this process with the method 'spawn'")
     assert numbers == ["4.0", "0.0"]
 
@@ -134,7 +134,7 @@ if child == 0:
 os.waitpid(child, 0)
 print(cuda.reason())
 """
-    assert said(program).splitlines() == ["None", "None"]
+    assert output(program).splitlines() == ["None", "None"]
 
 
 def test_a_missing_device(cuda_driver):

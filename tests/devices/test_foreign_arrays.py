@@ -202,8 +202,8 @@ class Described:
 
     def __init__(self, **changes):
         self.memory = Memory(64)
-        said = {"shape": (4,), "typestr": "<f4", "data": (self.memory.address, False), "version": 3} | changes
-        self.__cuda_array_interface__ = {field: value for field, value in said.items() if value is not None}
+        output = {"shape": (4,), "typestr": "<f4", "data": (self.memory.address, False), "version": 3} | changes
+        self.__cuda_array_interface__ = {field: value for field, value in output.items() if value is not None}
 
 
 @pytest.mark.parametrize(
@@ -238,9 +238,9 @@ def test_descriptions_that_cannot_be(changes, error, message):
 
 
 def test_an_interface_that_is_no_description():
-    for said in (None, 3, [("shape", (4,))]):
+    for output in (None, 3, [("shape", (4,))]):
         described = Described()
-        described.__cuda_array_interface__ = said
+        described.__cuda_array_interface__ = output
         with pytest.raises(errors.ArrayError, match=r"^rows\[0\]"):
             kernels.squared_norms([described])
 

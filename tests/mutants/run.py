@@ -31,7 +31,7 @@ OPTIONS = ["-s", "-q", *(f"-p{name}" for name in PLUGINS), "--assert=plain", "--
 KILLED, SURVIVED = 1, 0
 FACTOR, LEAST_SECONDS, LEAST_WALL_SECONDS = 10, 5, 60
 """A test beside a mutant is stopped after FACTOR times the processor's seconds that it takes without one, and
-LEAST_SECONDS more; and, for who waits for ever, after LEAST_WALL_SECONDS more by the clock."""
+LEAST_SECONDS more; and, if it waits without end, after LEAST_WALL_SECONDS more by the clock."""
 STOPPED = (-signal.SIGPROF, -signal.SIGALRM)
 
 

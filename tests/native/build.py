@@ -38,10 +38,10 @@ def is_current(build):
     """Whether a Ninja build has the core with every level, up to date with the sources and options."""
     asked = [tool("ninja") or "ninja", "-C", build, "-n", *(f"fedcore_{level}" for level in LEVELS), "core"]
     try:
-        said = subprocess.run([str(part) for part in asked], capture_output=True, text=True)
+        output = subprocess.run([str(part) for part in asked], capture_output=True, text=True)
     except FileNotFoundError:
         return False
-    return said.returncode == 0 and "no work to do" in said.stdout
+    return output.returncode == 0 and "no work to do" in output.stdout
 
 
 def build(target):

@@ -67,8 +67,8 @@ class Folder:
         build = [tool("cmake"), "--build", str(self.folder / "build")]
         done = subprocess.run(build, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stdout + done.stderr
-        said = subprocess.run([self.folder / "build" / "image"], capture_output=True, text=True, check=True).stdout
-        return said.split("|")
+        shown = subprocess.run([self.folder / "build" / "image"], capture_output=True, text=True, check=True).stdout
+        return shown.split("|")
 
     def nvcc(self, release="13.0", works="yes"):
         """The CUDA_HOME of a fake nvcc."""
@@ -120,9 +120,9 @@ def test_on_without_a_working_nvcc_fails_with_advice(folder, toolkit, reason):
     nvcc = None if toolkit is None else folder.nvcc(**toolkit)
     done = folder.configure("-DFEDCORE_CUDA=ON", nvcc=nvcc)
     assert done.returncode != 0
-    said = " ".join(done.stderr.split())
+    shown = " ".join(done.stderr.split())
     for due in ("FEDCORE_CUDA is ON", reason, "CUDA_HOME", "12.8", "FEDCORE_CUDA=OFF"):
-        assert due in said, said
+        assert due in shown, shown
     assert folder.configure("-DFEDCORE_CUDA=AUTO", nvcc=nvcc).returncode == 0
     targets, missing, image = folder.built()
     assert reason in missing

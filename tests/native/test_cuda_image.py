@@ -47,8 +47,8 @@ def ptx_of_build():
     asked = [tool("ninja") or "ninja", "-C", ptx.parent, "-n", ptx.name]
     if not ptx.exists() or tool("ninja") is None:
         return None
-    said = subprocess.run([str(part) for part in asked], capture_output=True, text=True)
-    return ptx if said.returncode == 0 and "no work to do" in said.stdout else None
+    output = subprocess.run([str(part) for part in asked], capture_output=True, text=True)
+    return ptx if output.returncode == 0 and "no work to do" in output.stdout else None
 
 
 def digest(*files):

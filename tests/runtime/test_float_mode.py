@@ -264,11 +264,11 @@ def replies(server, cohort):
 def run(method, x0, one_by_one=False, **options):
     """A server's whole state and reports after a few rounds, a removal and an addition."""
     server = rounds.made(method, x0=x0, **options)
-    told = []
+    results = []
     for t in range(4):
         cohort = [[0, 1, 2], [2, 3], [], [0, 4, 5]][t]
         sent = server.broadcast(cohort)
-        told += [sent.lr, sent.a, sent.b, sent.mu, *(sent.offset(i) for i in cohort)]
+        results += [sent.lr, sent.a, sent.b, sent.mu, *(sent.offset(i) for i in cohort)]
         updates = list(ieee(list)(replies(server, cohort)))
         if one_by_one:
             with server.open_round() as opened:
@@ -277,19 +277,19 @@ def run(method, x0, one_by_one=False, **options):
             report = opened.report
         else:
             report = server.round(updates)
-        told += [report.norms, report.diversity, report.correction_norm, report.gamma]
-    told += [server.correction(1), server.v, server.x]
+        results += [report.norms, report.diversity, report.correction_norm, report.gamma]
+    results += [server.correction(1), server.v, server.x]
     known = rounds.everything(server)
     if server.algorithm.placement == "server":
         server.remove_client(4)
-        told += list(server._backend.snapshot.vectors(server.algorithm).values())
-    return [known, told]
+        results += list(server._backend.snapshot.vectors(server.algorithm).values())
+    return [known, results]
 
 
 def flat(result):
-    everything, told = result
+    everything, results = result
     vectors, rows, written_in, numbers = everything
-    return [*vectors.items(), *rows.items(), *written_in.items(), numbers, bits(told)]
+    return [*vectors.items(), *rows.items(), *written_in.items(), numbers, bits(results)]
 
 
 @pytest.fixture
@@ -326,13 +326,13 @@ def test_rounds_of_a_network():
 
     def mixed_models():
         network = Network([TINY, LARGE, backwards], W, lr=0.1, q=[1e-310, 1.0, 1.0])
-        told = []
-        for heard in ([0, 1, 2], [0, 2]):
+        results = []
+        for accepted in ([0, 1, 2], [0, 2]):
             report = network.round(
-                [Update(i, y, steps=2) for i, y in zip(heard, (TINY, backwards, TINY), strict=False)]
+                [Update(i, y, steps=2) for i, y in zip(accepted, (TINY, backwards, TINY), strict=False)]
             )
-            told.append([report.zeta, report.consensus, report.diversity, report.norms])
-        return [network.models, network.output(), network.tensors(0), network.q, told]
+            results.append([report.zeta, report.consensus, report.diversity, report.norms])
+        return [network.models, network.output(), network.tensors(0), network.q, results]
 
     plain, result = flushed(mixed_models)
     assert bits(plain) == bits(result)

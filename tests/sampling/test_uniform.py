@@ -40,10 +40,10 @@ def test_every_sequence_has_the_same_probability(population, k):
 
 
 def test_many_clients_are_drawn_equally_often():
-    heard = np.bincount(
+    accepted = np.bincount(
         np.concatenate([sampling.without_replacement(1000, 10, seed=3, round=t) for t in range(10_000)]), minlength=1000
     )
-    square = ((heard - 100) ** 2 / (100 * 0.99)).sum()
+    square = ((accepted - 100) ** 2 / (100 * 0.99)).sum()
     assert abs(square - 999) < 4.5 * np.sqrt(2 * 999)
 
 

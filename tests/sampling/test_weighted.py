@@ -68,8 +68,8 @@ def test_inclusion_probabilities_are_those_of_successive_draws():
     for order, probability in successive(weights, k).items():
         due[list(order)] += probability
     drawn = np.concatenate([sampling.weighted_without_replacement(weights, k, seed=1, round=t) for t in range(rounds)])
-    heard = np.bincount(drawn, minlength=6) / rounds
-    assert (np.abs(heard - due) < 4.5 * np.sqrt(due * (1 - due) / rounds)).all()
+    accepted = np.bincount(drawn, minlength=6) / rounds
+    assert (np.abs(accepted - due) < 4.5 * np.sqrt(due * (1 - due) / rounds)).all()
 
 
 def test_draws_with_replacement_are_by_the_weights():

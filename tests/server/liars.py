@@ -111,24 +111,24 @@ def server_of(method, **options):
     return Server(MODEL, algorithm, N if sizes is None else dict(enumerate(sizes)), lr=LR, **options)
 
 
-def honest(told, sent, offset, client):
+def honest(given, sent, offset, client):
     """A client's update after its steps on its quadratic, along the method's direction.
 
     Args:
-        told: the instructions: a ``Broadcast``, or what an adapter's client gets of one.
+        given: the instructions: a ``Broadcast``, or what an adapter's client gets of one.
         sent: the model by name, as sent.
         offset: of the client, or None.
     """
     x = sent["w"]
     y, gradients = x.copy(), []
-    steps = told.local_rule.most_steps or STEPS
+    steps = given.local_rule.most_steps or STEPS
     for _ in range(steps):
         gradients.append(y - OPTIMA[client])
-        d = told.a * gradients[-1] + (0 if offset is None else offset) + told.mu * (y - x)
-        if told.b:
-            d += told.b * (told.x_prev[: len(x)] - OPTIMA[client])
-        y = (y - np.float32(told.lr) * d).astype(np.float32)
-    control = np.mean(gradients, 0).astype(np.float32) if told.second else None
+        d = given.a * gradients[-1] + (0 if offset is None else offset) + given.mu * (y - x)
+        if given.b:
+            d += given.b * (given.x_prev[: len(x)] - OPTIMA[client])
+        y = (y - np.float32(given.lr) * d).astype(np.float32)
+    control = np.mean(gradients, 0).astype(np.float32) if given.second else None
     model = {
         "w": y,
         "running_mean": OPTIMA[client, :3],
@@ -138,18 +138,18 @@ def honest(told, sent, offset, client):
     return Update(client, model, steps, examples=SIZES[client], control=control)
 
 
-def said(told, sent, offset, client, lie=None, since=0):
+def said(given, sent, offset, client, lie=None, since=0):
     """A client's update: false for the dishonest client from a round on, else honest."""
-    update = honest(told, sent, offset, client)
-    return lie(update, sent) if lie is not None and client == LIAR and told.round >= since else update
+    update = honest(given, sent, offset, client)
+    return lie(update, sent) if lie is not None and client == LIAR and given.round >= since else update
 
 
 def federation(server, lie=None, rounds=ROUNDS, since=0):
     """The reports of some rounds; one client is dishonest from one of them on."""
     reports = []
     for _ in range(rounds):
-        told, sent = server.broadcast(range(N)), server.tensors(sent=True)
-        reports.append(server.round([said(told, sent, told.offset(i), i, lie, since) for i in range(N)]))
+        given, sent = server.broadcast(range(N)), server.tensors(sent=True)
+        reports.append(server.round([said(given, sent, given.offset(i), i, lie, since) for i in range(N)]))
     return reports
 
 

@@ -137,11 +137,11 @@ class Course:
 
     def round(self):
         clients = list(self.server.clients)
-        heard = self._random.sample(clients, self._random.randrange(1, len(clients) + 1))
+        accepted = self._random.sample(clients, self._random.randrange(1, len(clients) + 1))
         new = [self._next + 1] if len(clients) < MOST and self._random.random() < 0.3 else []
         self._next += len(new)
         with self.server.open_round(newcomers=new) as opened:
-            for i, client in enumerate([*heard, *new]):
+            for i, client in enumerate([*accepted, *new]):
                 opened.add_batch([Update(client, self._ys[i], 1)])
 
     def verdict(self):
@@ -216,7 +216,7 @@ def starvations(many, seed=0, n=100_000):
     return counted
 
 
-def told(counted):
+def results(counted):
     """Lines of a table, and the number of servers that differ."""
     lines = [f"{number:6d}  {', '.join(key)}" for key, number in sorted(counted.items())]
     wrong = sum(number for (_, _, verdict), number in counted.items() if verdict.isupper() or "CANNOT" in verdict)
@@ -226,5 +226,5 @@ def told(counted):
 if __name__ == "__main__":
     chosen = [int(word) for word in sys.argv[1:]]
     for storm, many in ((signals, chosen[0]), (starvations, chosen[1])):
-        sys.stdout.write(f"{storm.__name__}\n{told(storm(many, *chosen[2:]))}\n")
+        sys.stdout.write(f"{storm.__name__}\n{results(storm(many, *chosen[2:]))}\n")
         sys.stdout.flush()

@@ -114,7 +114,7 @@ def test_a_counter_grows_by_ten_times_the_cohort_s_median_at_most(dtype):
     assert count(3, 100) == 30  # of two the lower one
     assert count(100, 2, 5) == 50
     assert count(1, 6, 100, 2, 0) == 20  # of the four that grew the lower one in the middle
-    assert count(0, 0, 0, 4, 5) == 5  # who did not grow says nothing
+    assert count(0, 0, 0, 4, 5) == 5  # clients without growth do not count
     assert count(0, 0, -5) == 0
     assert count(7) == 7
     if dtype == np.int8:

@@ -92,9 +92,9 @@ def test_the_command_states_what_stays(tmp_path, capsys, audit):
     assert "`fedcore store compact --erase` erases them" in capsys.readouterr().out
     main(["store", "remove-client", str(tmp_path / "s"), NAMES[3], "--erase"])
     assert bool(files_with(tmp_path / "s", NAMES[3].encode())) == audit
-    said = capsys.readouterr().out
-    assert "kept: the model" in said
-    assert ("the audit log" in said) == audit
+    output = capsys.readouterr().out
+    assert "kept: the model" in output
+    assert ("the audit log" in output) == audit
 
 
 def test_a_reader_keeps_the_bytes_and_is_an_error(tmp_path):

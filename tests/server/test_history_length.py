@@ -19,9 +19,9 @@ def cohorts(N, p=0.4):
         yield np.flatnonzero(rng.random(N) < p).tolist()
 
 
-def go_on(server, rounds, optima, who):
+def go_on(server, rounds, optima, name):
     """Rounds of least squares with full gradients, which differ from x only in float32 digits."""
-    for _, cohort in zip(range(rounds), who, strict=False):
+    for _, cohort in zip(range(rounds), name, strict=False):
         server.round([Update(i, value=server.x - optima[i], kind="gradient", steps=1) for i in cohort])
 
 
@@ -37,9 +37,9 @@ def corrections(server):
 
 def test_history_is_as_long_as_the_rows_need(tmp_path):
     server = made(tmp_path, N=5, n=3)
-    optima, who = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32), cohorts(5)
+    optima, name = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32), cohorts(5)
     for _ in range(200):
-        go_on(server, 1, optima, who)
+        go_on(server, 1, optima, name)
         written = {server.store.round_of(i) for i in range(5)} - {None}
         assert len(server._backend.snapshot.history) == len(written)
 

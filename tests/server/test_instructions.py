@@ -58,8 +58,8 @@ def test_instructions_differ_if_a_field_differs():
     others += [(numbers, vectors | {name: vectors[name] + 1}) for name in VECTORS]
     others += [(numbers | {"vectors": "x_prev"}, {"x_prev": vectors["x_prev"]})]
     for other in others:
-        told = Assignment.read(*other)
-        assert (told == FULL) == (other[0] == numbers and other[1] is vectors)
+        one = Assignment.read(*other)
+        assert (one == FULL) == (other[0] == numbers and other[1] is vectors)
 
 
 @pytest.mark.parametrize(
@@ -105,22 +105,22 @@ def test_an_unknown_field_is_rejected():
 
 def test_rates_of_steps_are_not_sent():
     rate = InverseStep(mu=0.5, alpha=3.0, E=4)
-    told = Server(np.zeros(2, np.float32), "FedAvg", 2, lr=rate).broadcast([0]).of(0)
-    assert [told.lr_of_step(k) for k in range(3)] == [rate.of_step(0, k) for k in range(3)]
-    assert pickle.loads(pickle.dumps(told)) == told
+    one = Server(np.zeros(2, np.float32), "FedAvg", 2, lr=rate).broadcast([0]).of(0)
+    assert [one.lr_of_step(k) for k in range(3)] == [rate.of_step(0, k) for k in range(3)]
+    assert pickle.loads(pickle.dumps(one)) == one
     with pytest.raises(RangeError, match=r"^lr\b"):
-        told.numbers()
+        one.numbers()
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "FedAWE", "SCAFFOLD", "SCAFFOLDMVR", "MBSTORM", "LocalDescent", "MimiC"])
 def test_instructions_have_the_fields_of_their_broadcast(method):
     broadcast = Server(np.ones(3, np.float32), method, 2, lr=0.5).broadcast([0, 1])
-    told = broadcast.of(1)
+    one = broadcast.of(1)
     shared = {field.name for field in fields(Assignment)} - {"offset", "start"}
     for name in shared:
-        assert getattr(told, name) is getattr(broadcast, name) or getattr(told, name) == getattr(broadcast, name)
-    assert (told.offset is None) == (not broadcast.has_offset)
-    assert (told.start is None) == (not broadcast.has_starts)
+        assert getattr(one, name) is getattr(broadcast, name) or getattr(one, name) == getattr(broadcast, name)
+    assert (one.offset is None) == (not broadcast.has_offset)
+    assert (one.start is None) == (not broadcast.has_starts)
     beside = {"ids", "from_row", "has_offset", "bytes", "vectors"}
     assert {field.name for field in fields(Broadcast)} - beside == shared - {"x_prev"}
 

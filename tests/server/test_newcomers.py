@@ -27,9 +27,9 @@ def answers(server, clients, asked=()):
         yield Update(client, np.asarray(y, np.float32), 1, control=control)
 
 
-def a_round(server, heard, asked, sizes=None):
+def a_round(server, received, asked, sizes=None):
     new = [client for client in asked if client not in server.clients]
-    updates = list(answers(server, heard, asked))
+    updates = list(answers(server, received, asked))
     with server.open_round(newcomers=new if sizes is None else {c: sizes[c] for c in new}) as round:
         for update in updates:
             round.add_batch([update])
@@ -59,9 +59,9 @@ def test_newcomers_without_an_update_have_no_effect(tmp_path, method, medium):
     servers = []
     for name, silent in (("with", SILENT), ("without", [])):
         server = a_server(method, "ram" if medium == "ram" else f"mmap:{tmp_path / name}")
-        for heard in COURSE:
-            report = a_round(server, heard, [*heard, *silent])
-            assert report.accepted == tuple(heard)
+        for received in COURSE:
+            report = a_round(server, received, [*received, *silent])
+            assert report.accepted == tuple(received)
             assert contradictions(server) == []
         assert set(server.clients) == {"a", "b", "c"}
         servers.append(server)
@@ -83,8 +83,8 @@ def test_shares_are_of_the_accepted_newcomers(scheme):
     sizes = {"a": 1, "b": 2, "c": 5, "x": 1000, "y": 7, 7: 9}
     method = FlexibleFedAvg(scheme, local_steps=1)
     silent, alone = a_server(method), a_server(method)
-    for heard in COURSE:
-        reports = a_round(silent, heard, [*heard, *SILENT], sizes), a_round(alone, heard, heard, sizes)
+    for received in COURSE:
+        reports = a_round(silent, received, [*received, *SILENT], sizes), a_round(alone, received, received, sizes)
         assert reports[0].diversity == pytest.approx(reports[1].diversity, rel=1e-5)
     np.testing.assert_allclose(silent.x, alone.x, rtol=1e-6)
     assert silent._backend.snapshot.population.total == 8

@@ -206,9 +206,9 @@ def test_an_invalid_sum_is_rejected_and_the_round_continues(what):
                 round.add_partial_sum(bad, "edge-1")
             finish(one, round)
     assert state_of(server) == state_of(straight)
-    ((sender, told),) = server.last.rejected
+    ((sender, result),) = server.last.rejected
     assert sender == "edge-1"
-    assert told.startswith(reason)
+    assert result.startswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -297,10 +297,10 @@ def test_a_sum_may_be_longer_by_its_rounding_only():
         own.add(0, np.full(n, -h), steps=1)
         partial = own.partial_sum()
     assert (partial.low == 2).all()
-    for longer, told in ((replace(partial, low=partial.low + 1), 1), (partial, 0)):
+    for longer, result in ((replace(partial, low=partial.low + 1), 1), (partial, 0)):
         with server.open_round() as round:
             round.add_partial_sum(longer, "edge")
-            assert len(round.rejected) == told
+            assert len(round.rejected) == result
             round.abort()
 
 
@@ -412,13 +412,13 @@ def test_forged_headers_are_rejected():
         dict(round=True),
         dict(received=None),
     ):
-        told = json.dumps(header | change).encode()
+        result = json.dumps(header | change).encode()
         with pytest.raises(errors.ArrayError, match=r"^partial\b"):
-            PartialSum.from_bytes(MAGIC + len(told).to_bytes(8, "little") + told + rest)
+            PartialSum.from_bytes(MAGIC + len(result).to_bytes(8, "little") + result + rest)
     with pytest.raises(errors.ArrayError):
         PartialSum.from_bytes(MAGIC + (1 << 62).to_bytes(8, "little") + rest)
-    told = json.dumps(header | {"refused": [["a", "x" * 10**6]]}).encode()
-    [(_, reason)] = PartialSum.from_bytes(MAGIC + len(told).to_bytes(8, "little") + told + rest).rejected
+    result = json.dumps(header | {"refused": [["a", "x" * 10**6]]}).encode()
+    [(_, reason)] = PartialSum.from_bytes(MAGIC + len(result).to_bytes(8, "little") + result + rest).rejected
     assert len(reason) <= 500
     assert len(COLUMNS) == 7
 

@@ -29,7 +29,7 @@ def gradient(client, turn, width=n):
     return np.random.default_rng([IDS.index(client), turn]).normal(size=width).astype(np.float32)
 
 
-def heard(server, clients, turn=0):
+def accepted(server, clients, turn=0):
     server.round([Update(client, value=gradient(client, turn), kind="gradient", steps=1) for client in clients])
 
 
@@ -53,7 +53,7 @@ def due(h, codec, occasion, round, client):
 def test_an_update_is_rounded_by_its_round_and_client(codec):
     server = made(codec)
     for turn, cohort in enumerate([IDS, IDS[::2], IDS[1:]]):
-        heard(server, cohort, turn)
+        accepted(server, cohort, turn)
         for client in cohort:
             h = gradient(client, turn)
             np.testing.assert_array_equal(server.store.read(client), due(h, codec, "a reply", turn, client))
@@ -68,9 +68,9 @@ def test_warm_starts_and_folded_histories_have_their_own_keys(codec):
             server.store.read(client), due(gradient(client, 0), codec, "a warm start", 0, client)
         )
     server = made(codec, algorithms.MimiC(history=1))
-    heard(server, IDS[:2], 0)
+    accepted(server, IDS[:2], 0)
     v, before = server.v, {client: server.store.read(client) for client in IDS[:2]}
-    heard(server, IDS[2:], 1)
+    accepted(server, IDS[2:], 1)
     for client in IDS[:2]:
         correction = due(before[client] - v, codec, "a history that is folded", 1, client)
         np.testing.assert_array_equal(server.store.read(client), correction)
@@ -79,7 +79,7 @@ def test_warm_starts_and_folded_histories_have_their_own_keys(codec):
 @pytest.mark.parametrize("codec", CODECS)
 def test_slots_and_order_do_not_change_the_rounding(codec):
     one, other = made(codec), made(codec, ids=IDS[::-1], batch_size=1)
-    heard(one, IDS, 0)
+    accepted(one, IDS, 0)
     for client in IDS[::-1]:  # other slots, other neighbours, one by one
         other._backend.store.stage(client)
     other._backend.store.unstage("5")
@@ -93,7 +93,7 @@ def test_slots_and_order_do_not_change_the_rounding(codec):
 def test_a_repeated_round_has_the_same_bits(codec):
     straight, left = made(codec), made(codec)
     for server in (straight, left):
-        heard(server, IDS[:3], 0)
+        accepted(server, IDS[:3], 0)
     with pytest.raises(KeyboardInterrupt), left.open_round() as round:
         round.add(5, value=gradient(5, 7), kind="gradient", steps=1)
         raise KeyboardInterrupt
@@ -144,5 +144,5 @@ def test_keys_differ_by_client_round_and_purpose():
 
 def test_rows_of_float32_are_as_they_were_sent():
     server = made("f32")
-    heard(server, IDS)
+    accepted(server, IDS)
     np.testing.assert_array_equal(server.store.read("5"), gradient("5", 0))

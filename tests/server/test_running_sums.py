@@ -57,10 +57,10 @@ def run(server, problem, rounds, there):
     a, o = problem
     rng, present, errors = np.random.default_rng(7), np.linspace(0.2, 0.9, N), []
     for left in range(rounds, 0, -1):
-        who = np.flatnonzero(rng.random(N) < present)
+        client = np.flatnonzero(rng.random(N) < present)
         x = server.x.astype(np.float64)
         hs = (a * (x - o)).astype(np.float32)
-        server.round([Update(i, value=hs[i], kind="gradient", steps=1) for i in who.tolist() if i in there])
+        server.round([Update(i, value=hs[i], kind="gradient", steps=1) for i in client.tolist() if i in there])
         if left <= LAST:
             errors.append(error(server, problem, there))
     return float(np.mean(errors))

@@ -39,12 +39,12 @@ def outcome(server, take, updates):
     server.callbacks = [reports.append]
     try:
         take(server, updates)
-        said = repr([report.__class__(**{**vars(report), "seconds": 0.0}) for report in reports])
+        output = repr([report.__class__(**{**vars(report), "seconds": 0.0}) for report in reports])
     except FedcoreError as error:
-        said = f"{type(error).__name__}: {error}"
+        output = f"{type(error).__name__}: {error}"
     rows = [server.store.read(i).tobytes() for i in range(N)] if server.algorithm.keeps_rows else []
     after = server.round([])  # shows v, gamma and the total
-    return said, server.x.tobytes(), rows, after.gamma, server.x.tobytes()
+    return output, server.x.tobytes(), rows, after.gamma, server.x.tobytes()
 
 
 def compare(change, **options):

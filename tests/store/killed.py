@@ -128,11 +128,13 @@ def kill_one(path, durability, keep_previous, chance, place):
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status), f"the child ended with {status}"
-    said = b""
+    output = b""
     while part := os.read(reading, 1 << 16):
-        said += part
+        output += part
     os.close(reading)
-    notes = [(said[i : i + 1].decode(), int.from_bytes(said[i + 1 : i + 8], "little")) for i in range(0, len(said), 8)]
+    notes = [
+        (output[i : i + 1].decode(), int.from_bytes(output[i + 1 : i + 8], "little")) for i in range(0, len(output), 8)
+    ]
     return notes
 
 

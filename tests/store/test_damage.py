@@ -67,11 +67,11 @@ def harm(path, *, readonly):
             problems = [line for line in store.verify() if "free space corruption" not in line]
             try:
                 assert_holds(store)
-                said = ""
+                shown = ""
             except errors.CorruptionError as error:
-                said = str(error)
-            assert bool(problems) == bool(said), f"verify found {problems}, and reading them said {said!r}"
-            return said
+                shown = str(error)
+            assert bool(problems) == bool(shown), f"verify found {problems}, and reading them raised {shown!r}"
+            return shown
     except errors.StoreError as error:
         return str(error)
 
@@ -92,9 +92,9 @@ def test_flipped_bits(path, file):
             (byte,) = raw.read(1)
             raw.seek(place)
             raw.write(bytes([byte ^ 1 << int(rng.integers(8))]))
-        said = harm(path, readonly=True)
-        assert said == "" or file in said, said
-        found += said != ""
+        shown = harm(path, readonly=True)
+        assert shown == "" or file in shown, shown
+        found += shown != ""
         with open(target, "r+b") as raw:
             raw.seek(place)
             raw.write(bytes([byte]))
@@ -129,9 +129,9 @@ def test_truncated_files(sound, tmp_path, file, readonly):
         shutil.copytree(sound, path)
         with open(path / file, "r+b") as raw:
             raw.truncate(length)
-        said = harm(path, readonly=readonly)
+        shown = harm(path, readonly=readonly)
         # Bytes after the last row may be missing; a writer extends the file again.
-        assert file in said or (said == "" and length > whole - 4096), f"{length} of {whole}: {said!r}"
+        assert file in shown or (shown == "" and length > whole - 4096), f"{length} of {whole}: {shown!r}"
         shutil.rmtree(path)
 
 
@@ -436,13 +436,13 @@ def test_recovery_after_lost_commits(tmp_path):
     for opened in (ClientStore.open, Server.load, lambda path: Server.load(path, storage=Storage(medium="ram"))):
         with pytest.raises(errors.CorruptionError, match=rf"lost: .* `fedcore store recover {folder}` can restore"):
             opened(folder)
-    said = invoke("store", "recover", folder)
-    assert said.status == 1
-    assert "the last complete commit is 5 (round 3)\ncommit 6 would be lost" in said.output
+    shown = invoke("store", "recover", folder)
+    assert shown.status == 1
+    assert "the last complete commit is 5 (round 3)\ncommit 6 would be lost" in shown.output
     assert content_of(folder) == before
-    said = invoke("store", "recover", folder, "--accept-loss")
-    assert said.status == 0, said.errors
-    assert said.output.endswith("commit 6 discarded; the store can be opened again\n")
+    shown = invoke("store", "recover", folder, "--accept-loss")
+    assert shown.status == 0, shown.errors
+    assert shown.output.endswith("commit 6 discarded; the store can be opened again\n")
     assert invoke("store", "verify", folder).status == 0
     with Server.load(folder) as server:
         assert server.round_number == 4
@@ -457,10 +457,10 @@ def test_recovery_after_lost_commits(tmp_path):
 def test_recovery_rejects_a_commit_that_a_lost_one_has_overwritten(tmp_path):
     folder = lose(tmp_path / "run", 4)
     before = content_of(folder)
-    said = invoke("store", "recover", folder, "--accept-loss")
-    assert said.status == 1
-    assert "the row of client 0" in said.output
-    assert "use a copy of the store" in said.output
+    shown = invoke("store", "recover", folder, "--accept-loss")
+    assert shown.status == 1
+    assert "the row of client 0" in shown.output
+    assert "use a copy of the store" in shown.output
     with pytest.raises(errors.CorruptionError, match=r"commit 5 is damaged: .* and more; use a copy"):
         recovery.give_up(folder)
     assert content_of(folder) == before
@@ -470,8 +470,8 @@ def test_recovery_does_not_change_a_sound_store(tmp_path):
     with Server(np.zeros(5, np.float32), "MIFA", 3, lr=0.1, storage=tmp_path / "run") as server:
         play(server, 2)
     before = content_of(tmp_path / "run")
-    said = invoke("store", "recover", tmp_path / "run", "--accept-loss")
-    assert (said.status, said.output) == (0, "the last complete commit is 3 (round 1)\nno commit was lost\n")
+    shown = invoke("store", "recover", tmp_path / "run", "--accept-loss")
+    assert (shown.status, shown.output) == (0, "the last complete commit is 3 (round 1)\nno commit was lost\n")
     assert recovery.give_up(tmp_path / "run").lost == range(4, 4)
     assert content_of(tmp_path / "run") == before
 

@@ -244,15 +244,15 @@ def test_opening_moves_the_log_of_a_dead_process_into_the_index(path, tmp_path):
 
 def test_the_log_is_durable_before_the_index_is_touched(path, monkeypatch):
     """Otherwise a loss of power in between could leave an index of two commits."""
-    said, written = [], []
+    output, written = [], []
 
     def noting(name, act):
         def noted(*arguments):
             if name != "work_in":
-                said.append((name, os.path.basename(os.readlink(f"/proc/self/fd/{arguments[0]}"))))
+                output.append((name, os.path.basename(os.readlink(f"/proc/self/fd/{arguments[0]}"))))
                 written.extend(arguments[1:2])
             else:
-                said.append(name)
+                output.append(name)
             return act(*arguments)
 
         return noted
@@ -261,7 +261,7 @@ def test_the_log_is_durable_before_the_index_is_touched(path, monkeypatch):
         monkeypatch.setattr(disk, name, noting(name, getattr(disk, name)))
     before = (path / "index.sqlite-wal").read_bytes()
     ClientStore.open(path).close()
-    assert said[:4] == [("write", "lock"), ("write", "index.sqlite-wal"), ("sync", "index.sqlite-wal"), "work_in"]
+    assert output[:4] == [("write", "lock"), ("write", "index.sqlite-wal"), ("sync", "index.sqlite-wal"), "work_in"]
     assert written[1] == before
 
 
@@ -310,6 +310,6 @@ def test_a_store_with_durability_none_is_durable_once_it_is_closed(path):
     with ClientStore.open(path, durability="none") as store:
         connection = store._content.folder.index._connection()
         assert connection.execute("PRAGMA synchronous").fetchone() == (0,)
-        said = []
-        connection.set_trace_callback(said.append)
-    assert said[-1] == "PRAGMA synchronous = FULL"
+        output = []
+        connection.set_trace_callback(output.append)
+    assert output[-1] == "PRAGMA synchronous = FULL"

@@ -494,11 +494,11 @@ def test_a_range_has_its_place(macos, tmp_path):
         file.truncate(3 << 20)
         file.flush()
         disk.reserve(file.fileno(), 5_000, 4 << 20)
-        said = os.fstat(file.fileno())
-        assert said.st_size == 5_000 + (4 << 20)
-        assert said.st_blocks * 512 >= 4 << 20
+        output = os.fstat(file.fileno())
+        assert output.st_size == 5_000 + (4 << 20)
+        assert output.st_blocks * 512 >= 4 << 20
         file.seek(0)
-        assert file.read() == content.ljust(said.st_size, b"\0")
+        assert file.read() == content.ljust(output.st_size, b"\0")
 
 
 @pytest.mark.parametrize("code", [errno.ENOTSUP, errno.EIO])

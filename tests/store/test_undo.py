@@ -293,8 +293,8 @@ def test_a_round_is_undone_and_repeated(path, method, reopened):
 
     def a_round(server):
         t = server.round_number
-        heard = [client for i, client in enumerate(sorted(server.clients, key=str)) if (i + t) % 3]
-        server.round([Update(c, server.x + np.float32(1 + t + i), 1) for i, c in enumerate(heard)])
+        accepted = [client for i, client in enumerate(sorted(server.clients, key=str)) if (i + t) % 3]
+        server.round([Update(c, server.x + np.float32(1 + t + i), 1) for i, c in enumerate(accepted)])
 
     rows = ClientStore(5, 60, medium="mmap", path=path, keep_previous=True)
     server = Server(np.zeros(60, np.float32), with_history(method, 2), lr=0.1, storage=rows)
@@ -319,7 +319,7 @@ def test_a_round_is_undone_and_repeated(path, method, reopened):
 
 
 def test_info_shows_the_previous_commit(path):
-    def said():
+    def text():
         return next(
             line for line in invoke("store", "info", path).output.splitlines() if line.lstrip().startswith("undo")
         )
@@ -327,15 +327,15 @@ def test_info_shows_the_previous_commit(path):
     with made(path) as store:
         assert store.info().previous is None
         play(store, 0)
-    assert said().endswith("commit 1, of round 0, back to commit 0, before any round")
+    assert text().endswith("commit 1, of round 0, back to commit 0, before any round")
     with ClientStore.open(path, keep_previous=True) as store:
         play(store, 1)
         assert store.info().previous == store.previous
         assert (store.previous.commit, store.previous.round, store.previous.rows) == (1, 0, 2)
-    assert said().endswith("commit 2, of round 1, back to commit 1, of round 0")
+    assert text().endswith("commit 2, of round 1, back to commit 1, of round 0")
     with ClientStore.open(path, keep_previous=True) as store:
         store.undo()
-    assert said().endswith("nothing to roll back")
+    assert text().endswith("nothing to roll back")
 
 
 def test_verify_reads_the_previous_commit(path):

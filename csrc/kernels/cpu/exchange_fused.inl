@@ -256,7 +256,7 @@ void fused(const Passing* rows, std::int64_t first, std::int64_t count, double* 
         fused_bf16<kRows, kBase, kOld, kAnchor>(rows, first, count, sum, lanes);
 }
 
-// Elements [first, first + count), whole blocks of a scale, of kRows clients who are alike (exchange_alike).
+// Elements [first, first + count), whole blocks of a scale, of kRows clients that are alike (exchange_alike).
 template <int kRows>
 void fused_chunk(const Passing* rows, std::int64_t first, std::int64_t count, double* sum, float (*lanes)[kLanes]) {
     const bool old = rows[0].old_row.data != nullptr, anchor = rows[0].at.anchor != nullptr;

@@ -281,7 +281,7 @@ class ServerStrategy(FlowerFedAvg):
         return Messages(self._messages(chosen, config))
 
     def _may_close(self, grid: StreamingGrid) -> bool:
-        """Whether a round may close early; before it is open, a subclass gets the replies of a buffer."""
+        """Whether a round may close early; before it is open, a subclass gets the replies of an asynchronous round."""
         if self._round is None:
             return self._policy.buffer is not None and grid.arrived >= self._policy.buffer
         return may_close_early(self._round)

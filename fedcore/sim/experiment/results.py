@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TextIO, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedcore.errors import MissingDataError, MissingDependencyError, StoreError
 from fedcore.files import SAFE, draft_of, inside, read_bytes, read_text, reading
@@ -70,8 +70,8 @@ class RoundRecord:
     Attributes:
         round: counted from 0.
         active: the clients that took part.
-        heard: the number of accepted updates.
-        refused: the number of rejected updates.
+        accepted: the number of accepted updates (``heard`` in older records).
+        rejected: the number of rejected updates (``refused`` in older records).
         accuracy: on the test set, in [0, 1]; None if the round was not evaluated.
         loss: mean cross-entropy on the test set; None if the round was not evaluated or the loss is not finite.
         lr: the clients' learning rate eta_t.
@@ -89,7 +89,8 @@ class RoundRecord:
         bytes_down: the size of the messages to the active clients.
         diversity, correction_norm, staleness: as in ``fedcore.Report``.
         together: whether the clients of the round were trained as a batch (see ``InProcess``).
-        awaited: the number of clients whose first update MIFA waits for before the model changes; else 0.
+        pending: the number of clients whose first update MIFA waits for before the model changes; else 0 (``awaited``
+            in older records).
         stopped: True in the last round of a trial that stopped early (``evaluate.patience``), else None.
         clock: the virtual seconds from the start to the end of this round; None without a virtual clock.
         ages: of an asynchronous round, the age of each accepted update in rounds. ``active`` then has the clients of
@@ -98,8 +99,8 @@ class RoundRecord:
 
     round: Number
     active: list[int]
-    heard: Number
-    refused: Number
+    accepted: Annotated[Number, Field(validation_alias=AliasChoices("accepted", "heard"))]
+    rejected: Annotated[Number, Field(validation_alias=AliasChoices("rejected", "refused"))]
     accuracy: Share | None
     loss: float | None
     lr: float
@@ -115,7 +116,7 @@ class RoundRecord:
     correction_norm: float | None = None
     staleness: float | None = None
     together: bool | None = None
-    awaited: Number | None = None
+    pending: Annotated[Number | None, Field(validation_alias=AliasChoices("pending", "awaited"))] = None
     stopped: bool | None = None
     clock: Annotated[float, Field(ge=0)] | None = None
     ages: list[Number] | None = None
@@ -320,9 +321,9 @@ def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
     - a column for each setting that differs between trials, named by its dotted key as in ``--set``: ``rate.lr``,
       ``participation.p``, or ``algorithms.beta`` for an option of the trial's algorithm;
     - ``round``, counted from 0, and the other fields of ``results.RoundRecord``: ``active`` (a tuple of clients),
-      ``heard``, ``refused``, ``accuracy`` and ``loss`` (NaN if the round was not evaluated), ``lr``, ``gamma``,
+      ``accepted``, ``rejected``, ``accuracy`` and ``loss`` (NaN if the round was not evaluated), ``lr``, ``gamma``,
       ``steps``, ``uploads``, ``norm``, ``bytes``, ``uploadings``, ``bytes_down``, ``diversity``,
-      ``correction_norm``, ``staleness``, ``together``, ``awaited``, ``stopped``, ``clock``, ``ages``;
+      ``correction_norm``, ``staleness``, ``together``, ``pending``, ``stopped``, ``clock``, ``ages``;
     - the time of each phase of the round: ``seconds_broadcast``, ``seconds_local``, ``seconds_aggregate``,
       ``seconds_evaluate``, ``seconds_waited`` (NaN without worker processes).
 

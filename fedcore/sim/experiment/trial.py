@@ -39,7 +39,7 @@ from fedcore.store.registry import ClientId
 MakeEngine = Callable[..., Engine]
 """Makes a trial's engine, with the arguments of ``InProcess``. Results do not depend on it."""
 MOST_ARRIVALS = 1000
-"""The maximum number of arrivals for each update of a buffer."""
+"""The maximum number of arrivals for each update of an asynchronous round."""
 
 
 @dataclass
@@ -383,8 +383,8 @@ def rounds(
         yield RoundRecord(
             round=round,
             active=work.active,
-            heard=len(report.accepted),
-            refused=len(report.rejected),
+            accepted=len(report.accepted),
+            rejected=len(report.rejected),
             accuracy=evaluation.accuracy if evaluation else None,
             loss=finite(evaluation.loss) if evaluation else None,
             lr=work.lr,
@@ -406,7 +406,7 @@ def rounds(
             correction_norm=finite(report.correction_norm),
             staleness=report.staleness,
             together=parts.engine.together,
-            awaited=report.waiting_for,
+            pending=report.waiting_for,
             clock=work.clock,
             ages=None if parts.course is None else report.ages.tolist(),
         )
@@ -446,7 +446,7 @@ def _synchronous(parts: TrialParts, round: int, clock: float) -> _Work:
 
 
 def _asynchronous(parts: TrialParts) -> _Work:
-    """Let clients start and arrive until the server closes its buffer."""
+    """Let clients start and arrive until the server closes its round."""
     server, engine = parts.server, parts.engine
     assert isinstance(server, Server)
     assert isinstance(engine, AtWork)
@@ -463,7 +463,7 @@ def _asynchronous(parts: TrialParts) -> _Work:
         if not reports and sent > MOST_ARRIVALS * (server.policy.buffer or 1):
             rejected = server.open_buffer().rejected
             raise RangeError(
-                f"policy.buffer={server.policy.buffer}: the buffer is not full after {sent} updates, of which "
+                f"policy.buffer={server.policy.buffer}: the round is not complete after {sent} updates, of which "
                 f"{len(rejected)} were rejected (the last one: {rejected[-1][1]}); change policy or concurrency"
             )
     active = [int(client) for client in reports[0].accepted]

@@ -112,7 +112,7 @@ LOGGER = logging.getLogger("fedcore.sim.network")
 
 
 class Models:
-    """The state of a network between rounds, and spare buffers."""
+    """The state of a network between rounds, and spare vectors."""
 
     def __init__(
         self, models: list[F32], counters: dict[str, npt.NDArray[np.integer[Any]]], round_number: int = 0
@@ -123,7 +123,7 @@ class Models:
         self.round_number = round_number
 
     def spare(self, node: int) -> F32:
-        """Return a buffer for the node's next model."""
+        """Return a vector for the node's next model."""
         buffer = self.spares[node]
         if buffer is None:
             buffer = self.spares[node] = empty(len(self.models[node]))

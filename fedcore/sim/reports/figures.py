@@ -139,7 +139,7 @@ def curves(
             axes.fill_between(curve.index, curve["low"], curve["high"], **shade)
             axes.plot(curve["mean"], color=colour, linestyle=style, label=name, gid=f"curve-{number}-line")
             at = _positions(group, over)
-            waited = curve[curve.index.isin({at[line.round] for one in group for line in one.rounds if line.awaited})]
+            waited = curve[curve.index.isin({at[line.round] for one in group for line in one.rounds if line.pending})]
             if len(waited):
                 waits = True
                 crosses: dict[str, Any] = {

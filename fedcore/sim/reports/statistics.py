@@ -19,7 +19,7 @@ DIAGNOSTICS = ("diversity", "correction_norm", "staleness")
 COST_NOTE = (
     "Means over trials: model vectors that one client sends in a round, MB up and down (float32, the active clients), "
     "and seconds by what they went to. Medians over rounds and trials: gradient diversity, the correction's length, "
-    "and the rounds since the clients heard were heard last; – where a method has none."
+    "and the rounds since the accepted clients were last accepted; – where a method has none."
 )
 
 
@@ -175,7 +175,7 @@ def losses(record: Record) -> dict[int, float]:
 
 def waiting(record: Record) -> set[int]:
     """Return the rounds in which the model did not change because the method waited for clients' first updates."""
-    return {line.round for line in record.rounds if line.awaited}
+    return {line.round for line in record.rounds if line.pending}
 
 
 def judged(record: Record, *others: Record) -> list[int]:
@@ -386,7 +386,7 @@ def _window_notes(records: Sequence[Record]) -> list[str]:
 def _rejection_notes(label: str, group: Sequence[Record]) -> list[str]:
     """Return a note if the server rejected updates of an algorithm."""
     lines = [line for record in group for line in record.rounds]
-    rejected, accepted = sum(line.refused for line in lines), sum(line.heard for line in lines)
+    rejected, accepted = sum(line.rejected for line in lines), sum(line.accepted for line in lines)
     return [f"{label}: {rejected} of {rejected + accepted} updates were rejected"] if rejected else []
 
 
@@ -397,7 +397,7 @@ def _waiting_notes(label: str, group: Sequence[Record]) -> list[str]:
         return []
     few, most = min(waited), max(waited)
     rounds = max(len(record.rounds) for record in group)
-    missing = max((record.rounds[-1].awaited or 0 for record in group if record.rounds), default=0)
+    missing = max((record.rounds[-1].pending or 0 for record in group if record.rounds), default=0)
     still = f", and is still waiting for {missing}" if missing else ""
     return [
         f"{label}: the model stayed as it was in {few if few == most else f'{few} to {most}'} of {rounds} rounds, "

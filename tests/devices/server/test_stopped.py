@@ -25,7 +25,7 @@ def a_server(device):
 
 
 def ended(server):
-    """x after two rounds of all, which read each row and write it anew."""
+    """x after two rounds of all, which read each row and replace it."""
     for value in (10, 20):
         a_round(server, value)
     with server:
@@ -50,9 +50,9 @@ def test_a_stop_at_any_line_of_abort(cuda_device, stop):
 
 
 def test_an_exception_from_outside_at_any_line_of_the_rows_in_a_round(cuda_device):
-    heard = a_server("cpu")
-    a_round(heard)
-    due = {1: ended(a_server("cpu")), 2: ended(heard)}
+    accepted = a_server("cpu")
+    a_round(accepted)
+    due = {1: ended(a_server("cpu")), 2: ended(accepted)}
     at, goes_on, ends = 1, True, set()
     while goes_on:
         server = a_server("cuda")

@@ -68,11 +68,11 @@ std::size_t count = 0, running = 0;
 void (*body)(void*) = nullptr;
 void* bound = nullptr;
 char* dynamic = nullptr;
-bool shared_is_new = false;   // the block's: nobody has begun it yet
+bool shared_is_new = false;   // the block's: no thread has begun it yet
 std::vector<char*> dynamics;  // of a launch: given back when its threads are known to be done
 std::uint64_t shuffle_state = 0;
 
-// ---- What the sanitizers are told ----
+// ---- Annotations for the sanitizers ----
 
 // What threads have done before a meeting is seen by all behind it. Every meeting has an address of its own, which
 // stands for it: an older one would carry what threads of other blocks did, or what fast threads do behind it.

@@ -53,8 +53,8 @@ extern dim3 thread, block, block_size, grid_size;  // of the fiber that runs
 
 enum class Meeting { barrier, warp, shuffle, vote };
 
-// Waits for the others; `value` goes to those who name this lane as their `source`. vote: the lanes whose value is not
-// 0; barrier: whether any value is not.
+// Waits for the others; `value` goes to the lanes that name this lane as their `source`. vote: the lanes whose value is
+// not 0; barrier: whether any value is not.
 std::uint64_t meet(Meeting meeting, unsigned mask, std::uint64_t value, unsigned source, const void* place);
 
 void* dynamic_shared();

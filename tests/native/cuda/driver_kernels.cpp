@@ -141,7 +141,7 @@ DRIVER_TEST(calls_fail_on_demand) {
 DRIVER_TEST(a_failed_kernel_is_the_end_of_its_context) {
     Stepped one(cuda);
     fake_cuda_fail("kernel", fake_cuda::kIllegalAddress, 0);
-    CHECK(one.launch(1) == 0);  // nobody waits yet
+    CHECK(one.launch(1) == 0);  // no call waits yet
     CHECK(cuda.cuStreamSynchronize(nullptr) == fake_cuda::kIllegalAddress);
     Address at = 0;
     CHECK(cuda.cuMemAlloc(&at, 1) == fake_cuda::kIllegalAddress);

@@ -1,4 +1,4 @@
-// The driver for tests: who may touch a device's memory, what it holds, and how much there is.
+// The driver for tests: accesses to a device's memory, its contents and its size.
 #include <cmath>
 #include <cstring>
 

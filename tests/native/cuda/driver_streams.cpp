@@ -1,4 +1,4 @@
-// The driver for tests: a stream runs nothing until somebody waits for it, and what waits for what.
+// The driver for tests: a stream runs nothing until the host waits for it, and the order of waits.
 #include "driver_tests.h"
 
 using namespace fedcore::test;

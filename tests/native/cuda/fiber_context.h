@@ -85,7 +85,7 @@ inline void change(Context& from, Context& to) {
 }
 inline void begin(Context& context, char* stack, std::size_t bytes, void (*entry)()) {
     auto* const top = reinterpret_cast<void**>(stack + bytes);
-    top[-1] = nullptr;  // entry() returns to nobody
+    top[-1] = nullptr;  // entry() never returns
     top[-2] = reinterpret_cast<void*>(entry);
     context = top - 8;
 }

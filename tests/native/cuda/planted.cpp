@@ -20,7 +20,7 @@ __global__ void shared_race(float* out) {
     out[threadIdx.x] = values[(threadIdx.x + 1) % kThreads];
 }
 
-// The same with the barrier: nobody may complain.
+// The same with the barrier: no sanitizer may complain.
 __global__ void shared_sound(float* out) {
     __shared__ float values[kThreads];
     FEDCORE_BEGIN_SHARED(values);

@@ -35,7 +35,7 @@ def test_two_clients_of_different_speed_by_hand(tmp_path):
     clock = f"clock={{trace='{path}', concurrency=2, policy={{buffer=2, max_staleness=3}}}}"
     changes = ["rounds=3", "partition={name='iid', clients=2}", "participation='Always'", clock]
     run_trial(own := Trial(load_preset("quickstart", ["algorithms=['FedAvg']", *changes]), 0, 0), tmp_path)
-    found = [(line.active, line.ages, line.clock, line.heard, line.uploads) for line in rounds_of(own, tmp_path)]
+    found = [(line.active, line.ages, line.clock, line.accepted, line.uploads) for line in rounds_of(own, tmp_path)]
     assert found == [([0, 0], [0, 0], 2, 2, 2), ([0, 1], [0, 1], 3, 2, 4), ([0, 0], [1, 0], 5, 2, 6)]
 
 
@@ -57,7 +57,7 @@ def test_a_trial_is_a_plain_loop_over_push(name):
     assert np.array_equal(parts.server.x, server.x)
     assert not np.array_equal(server.x, build(own).server.x)
     assert [(line.active, line.ages) for line in lines] == [(list(r.accepted), r.ages.tolist()) for r in reports]
-    assert lines[-1].uploads == arrived == sum(line.heard + line.refused for line in lines)
+    assert lines[-1].uploads == arrived == sum(line.accepted + line.rejected for line in lines)
     assert lines[-1].clock == course.time
     assert max(max(line.ages) for line in lines) > 0
 

@@ -59,7 +59,7 @@ def test_trial_uses_the_configured_data_and_model(tmp_path, changes):
     experiment = load_preset("quickstart", [*changes, "rounds=2", "participation={name='Bernoulli', p=1}"])
     lines = []
     run_trial(Trial(experiment, 0, 0), tmp_path, lines.append)
-    assert [line.heard for line in lines] == [5, 5]
+    assert [line.accepted for line in lines] == [5, 5]
     assert all(0 <= line.accuracy <= 1 for line in lines)
 
 

@@ -43,7 +43,7 @@ def test_complete_graph_is_local_descent_with_all_clients():
 
 def test_inactive_nodes_keep_their_models():
     parts, lines = run_rounds(trial_of("torus", "participation={name='Uniform', k=3}"))
-    assert [line.heard for line in lines] == [3] * 8
+    assert [line.accepted for line in lines] == [3] * 8
     before = [model.copy() for model in parts.server.network.models]
     (line,) = list(rounds(parts, count=9, evaluate=Evaluate(every=9)))
     pairs = zip(before, parts.server.network.models, strict=True)

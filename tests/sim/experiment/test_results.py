@@ -5,11 +5,11 @@ import shutil
 import sys
 
 import pytest
-from tests.experiment import kit
 
 from fedcore.errors import MissingDataError, MissingDependencyError
 from fedcore.sim.experiment import load_results, run_experiment
 from fedcore.sim.experiment.results import read_folder
+from tests.sim.experiment import kit
 
 pandas = pytest.importorskip("pandas", reason="pandas is not installed")
 
@@ -38,7 +38,8 @@ def test_each_round_of_each_trial_is_a_row(run):
     for (_, row), (header, line) in zip(frame.iterrows(), lines, strict=True):
         trial = ("", "quickstart", header.algorithm, header.seed)
         assert (row["run"], row["preset"], row["algorithm"], row["seed"]) == trial
-        for name in ("round", "heard", "refused", "lr", "gamma", "steps", "uploads", "bytes", "bytes_down", "together"):
+        numbers = "round accepted rejected lr gamma steps uploads bytes bytes_down together"
+        for name in numbers.split():
             assert row[name] == getattr(line, name), name
         assert row["active"] == tuple(line.active)
         for name in ("accuracy", "loss"):
@@ -93,9 +94,20 @@ def test_folder_without_a_run_or_with_damage_is_rejected(run, tmp_path):
             load_results(folder)
     folder = shutil.copytree(run, tmp_path / "run")
     first = min((folder / "records").iterdir())
-    first.write_text(first.read_text().replace('"heard"', '"herd"'))
+    first.write_text(first.read_text().replace('"accepted"', '"acepted"'))
     with pytest.raises(MissingDataError, match=rf"{first.name}.*line 2"):
         load_results(folder)
+
+
+def test_records_of_older_versions_have_other_names(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    for path in (folder / "records").iterdir():
+        text = path.read_text()
+        for name, old in (("accepted", "heard"), ("rejected", "refused"), ("pending", "awaited")):
+            assert f'"{name}":' in text
+            text = text.replace(f'"{name}":', f'"{old}":')
+        path.write_text(text)
+    assert load_results(folder).equals(load_results(run))
 
 
 def test_error_without_pandas(monkeypatch, run):

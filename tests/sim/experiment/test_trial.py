@@ -48,8 +48,8 @@ def test_an_algorithm_has_its_own_rate_local_work_limits_and_rules(tmp_path):
     keys += ["aggregation=['ClipToMedian']", "limits={max_norm=0.29}", "algorithms=[{name='FedAvg', label='a'}]"]
     same = run(tmp_path / "same", *shared, *keys)
     assert timeless(one) == timeless(same)
-    assert sum(line.refused for line in one) > 0
-    assert sum(line.heard for line in one) > 0
+    assert sum(line.rejected for line in one) > 0
+    assert sum(line.accepted for line in one) > 0
     alias = "algorithms=[{name='FedAdam', eta=0.1, label='a', rate={lr=0.2}}]"
     keys = ["rate.lr=0.2", "rate.optimizer={name='Adam', eta=0.1}", "algorithms=[{name='FedAvg', label='a'}]"]
     assert timeless(run(tmp_path / "alias", *shared, alias)) == timeless(run(tmp_path / "table", *shared, *keys))
@@ -65,7 +65,7 @@ def test_a_virtual_clock_drops_late_clients_and_survives_an_interruption(tmp_pat
     interrupt(trial, tmp_path / "late", 1)
     run_trial(trial, tmp_path / "late")
     late, clock = rounds_of(trial, tmp_path / "late"), build(trial).pattern
-    assert all(0 < line.heard < 8 for line in late)
+    assert all(0 < line.accepted < 8 for line in late)
     assert [line.active for line in late] == [clock.active(t).clients.tolist() for t in range(3)]
     assert [line.clock for line in late] == np.cumsum([clock.closing(t)[1] for t in range(3)]).tolist()
     assert late[-1].clock < slow[-1].clock
@@ -217,7 +217,7 @@ def test_record_of_a_trial(tmp_path):
     assert record.rounds == seen
     assert [line.accuracy is not None for line in record.rounds] == [False, True, False, True, True]
     assert [line.uploads for line in record.rounds] == [3, 6, 9, 12, 15]
-    assert [line.heard for line in record.rounds] == [len(line.active) for line in record.rounds]
+    assert [line.accepted for line in record.rounds] == [len(line.active) for line in record.rounds]
     assert [line.lr / record.rounds[0].lr for line in record.rounds] == [1, 0.5, 0.25, 0.125, 0.0625]
     assert all(line.seconds.keys() == {"broadcast", "local", "aggregate", "evaluate"} for line in record.rounds)
 
@@ -232,7 +232,7 @@ def test_infinite_loss_is_recorded_as_none(tmp_path, monkeypatch):
 
 def test_round_without_clients(tmp_path):
     first, second = run(tmp_path, "rounds=2", "algorithms=['FedAvg']", 'participation={name="Bernoulli", p=0.0}')
-    assert (first.active, first.heard, first.steps, first.norm, first.uploads) == ([], 0, 0, None, 0)
+    assert (first.active, first.accepted, first.steps, first.norm, first.uploads) == ([], 0, 0, None, 0)
     assert first.accuracy == second.accuracy
 
 
@@ -252,7 +252,7 @@ def test_clients_drawn_twice_count_twice(tmp_path):
     method = "algorithms=[{name='FedAvg', weights='uniform'}]"
     lines = run(tmp_path, "rounds=6", method, "local.steps=2", "local.epochs=none", f"participation={table}")
     assert all(line.steps == 18 for line in lines)  # the steps of each draw count
-    assert any(line.heard < 9 for line in lines)
+    assert any(line.accepted < 9 for line in lines)
 
 
 def test_server_rate_follows_the_cohort(tmp_path):

@@ -89,12 +89,12 @@ def forged(folder, place, vectors=(), state=(), models=NODES):
     """A copy of a network's folder, sealed like it, in which some things are not what a network has."""
     with ClientStore.open(folder, readonly=True) as saved:
         kept = {name: np.array(saved.vector(name)) for name in saved.vector_names()} | dict(vectors)
-        kept, told = {k: v for k, v in kept.items() if v is not None}, saved.state | dict(state)
+        kept, result = {k: v for k, v in kept.items() if v is not None}, saved.state | dict(state)
         rows = ClientStore(models, saved.n)
         for node in range(min(models, NODES)):
             rows.stage(node)[:] = saved.read(node)
     rows.commit(round=0)
-    rows.save(place, vectors=kept, state={key: value for key, value in told.items() if value is not None})
+    rows.save(place, vectors=kept, state={key: value for key, value in result.items() if value is not None})
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,10 @@ def record() -> Make:
 def put(tmp_path, record):
     """Writes the record of a trial into the folder of a point, below ``tmp_path``."""
 
-    def put(point, label, order, seed, accuracies, rounds=None, preset="p", awaited=None, title="P"):
+    def put(point, label, order, seed, accuracies, rounds=None, preset="p", pending=None, title="P"):
         folder = tmp_path / preset / point
         one = record(label, order, seed, accuracies, rounds)
-        lines = [replace(line, awaited=awaited) for line in one.rounds]
+        lines = [replace(line, pending=pending) for line in one.rounds]
         one = replace(one, header=replace(one.header, preset=preset, title=title), rounds=lines)
         write_lines(folder / "records" / f"{order}-{label}-seed{seed}.jsonl", one)
         if not (folder / "config.json").exists():

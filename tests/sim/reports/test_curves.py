@@ -67,8 +67,8 @@ def test_wide_range_of_losses_has_a_logarithmic_axis(tmp_path, record, drawn):
 
 def test_rounds_in_which_a_model_waits_have_crosses(tmp_path, record, drawn):
     lines = record("A", 0, 0, [0.1, 0.1, 0.3, 0.5])
-    awaited = replace(lines, rounds=[replace(line, awaited=max(2 - line.round, 0)) for line in lines.rounds])
-    draw_curves([awaited, record("B", 1, 0, [0.1, 0.2])], tmp_path / "a.png")
+    pending = replace(lines, rounds=[replace(line, pending=max(2 - line.round, 0)) for line in lines.rounds])
+    draw_curves([pending, record("B", 1, 0, [0.1, 0.2])], tmp_path / "a.png")
     (axes,) = drawn[-1].axes
     (crosses,) = (line for line in axes.lines if line.get_marker() == "x")
     assert list(crosses.get_xdata()) == [1, 2]
@@ -115,7 +115,7 @@ def test_curves_over_virtual_seconds(tmp_path, record, drawn):
     for seed, times in ((0, (2.0, 3.0)), (1, (4.0, 9.0))):
         one = record("A", 0, seed, [0.5, 0.6])
         lines = [
-            replace(line, clock=time, awaited=1 - line.round) for line, time in zip(one.rounds, times, strict=True)
+            replace(line, clock=time, pending=1 - line.round) for line, time in zip(one.rounds, times, strict=True)
         ]
         records.append(replace(one, rounds=lines))
     draw_curves(records, tmp_path / "a.png", over="seconds")

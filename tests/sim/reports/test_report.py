@@ -59,9 +59,9 @@ def test_report_notes_that_a_model_waited(tmp_path):
         run_trial(trial, tmp_path)
     waits, starts = read_folder(tmp_path)
     seen_so_far = [set().union(*(line.active for line in waits.rounds[: t + 1])) for t in range(10)]
-    assert [line.awaited for line in waits.rounds] == [30 - len(seen) for seen in seen_so_far]
+    assert [line.pending for line in waits.rounds] == [30 - len(seen) for seen in seen_so_far]
     assert [line.gamma == 0 for line in waits.rounds] == [len(seen) < 30 for seen in seen_so_far]
-    assert [line.awaited for line in starts.rounds] == [0] * 10
+    assert [line.pending for line in starts.rounds] == [0] * 10
     stayed = sum(len(seen) < 30 for seen in seen_so_far)
     assert 0 < stayed < 10
     (first,) = write_report(tmp_path).summary.notes

@@ -88,12 +88,12 @@ def test_notes_on_incomplete_records(record):
 
 def test_notes_on_rejected_updates(record):
     one = record("A", 0, 0, [0.1] * 3)
-    lines = [replace(line, refused=2) for line in one.rounds]
+    lines = [replace(line, rejected=2) for line in one.rounds]
     assert summarise([replace(one, rounds=lines)]).notes == ("A: 6 of 9 updates were rejected",)
 
 
-def waiting(record, *awaited):
-    lines = [replace(line, awaited=count) for line, count in zip(record.rounds, awaited, strict=True)]
+def waiting(record, *pending):
+    lines = [replace(line, pending=count) for line, count in zip(record.rounds, pending, strict=True)]
     return replace(record, rounds=lines)
 
 

@@ -38,13 +38,13 @@ def test_each_algorithm_has_its_best_point(tmp_path, put):
 def test_no_point_is_best_if_no_model_moved(tmp_path, put):
     for point in ("lr=0.1", "lr=0.2"):
         put(point, "FedAvg", 0, 0, [0.5] * 3)
-        put(point, "MIFA", 1, 0, [0.1] * 3, awaited=2)
+        put(point, "MIFA", 1, 0, [0.1] * 3, pending=2)
     best, stuck, waits = write_overview(tmp_path).reports["p"].summary.notes
     assert best == "FedAvg: lr=0.1, the best of 2 points"
     assert stuck == "MIFA: lr=0.1, but no point is best: no model moved at any"
     assert waits.startswith("MIFA: the model stayed as it was in 3 of 3 rounds")
     assert waits in (tmp_path / "overview.md").read_text()
-    put("lr=0.2", "MIFA", 1, 0, [0.2] * 3, awaited=0)
+    put("lr=0.2", "MIFA", 1, 0, [0.2] * 3, pending=0)
     assert write_overview(tmp_path).reports["p"].summary.notes[1] == "MIFA: lr=0.2, the best of 2 points"
 
 

@@ -25,8 +25,8 @@ def built(folder):
         pytest.skip("there is no C compiler")
     library = folder / "failing_calls.so"
     command = [compiler, "-O1", "-shared", "-fPIC", SOURCE, "-o", library, "-ldl"]
-    said = subprocess.run(command, capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
+    output = subprocess.run(command, capture_output=True, text=True)
+    assert output.returncode == 0, output.stderr
     return library
 
 

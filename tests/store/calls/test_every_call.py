@@ -22,9 +22,9 @@ CASES += [
 
 @pytest.mark.parametrize(("method", "medium", "error", "stride"), CASES)
 def test_every_call_fails_once(tmp_path, method, medium, error, stride):
-    said = run("every_call", tmp_path, method, medium, error, str(stride))
-    assert said["wrong"] == []
-    tried = said["tried"]
+    output = run("every_call", tmp_path, method, medium, error, str(stride))
+    assert output["wrong"] == []
+    tried = output["tried"]
     assert sum(tried.values()) * stride > (400 if medium == "ram" else 1500)
     assert tried["save"] > 0
     assert (tried["a_round"] > 0) == (medium == "mmap")

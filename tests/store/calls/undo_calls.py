@@ -63,10 +63,10 @@ def attempt(act, folder):
     try:
         act()
     except errors.StoreError as error:
-        said = str(error)
+        output = str(error)
     else:
         return True
-    assert str(folder) in said
+    assert str(folder) in output
     return False
 
 

@@ -30,10 +30,10 @@ def built(folder):
     if compiler is None:
         pytest.skip("there is no C compiler")
     program = folder / "failing_disk"
-    said = subprocess.run([compiler, "-O1", SOURCE, "-o", program], capture_output=True, text=True)
-    if "linux/fuse.h: No such file" in said.stderr:
+    output = subprocess.run([compiler, "-O1", SOURCE, "-o", program], capture_output=True, text=True)
+    if "linux/fuse.h: No such file" in output.stderr:
         pytest.skip("the compiler has no linux/fuse.h")
-    assert said.returncode == 0, said.stderr
+    assert output.returncode == 0, output.stderr
     return program
 
 
@@ -89,15 +89,15 @@ def failing_disk(program, kind, place, image=None):
             if process.poll() is not None or time.monotonic() > deadline:
                 pytest.skip("this system mounts no FUSE file system")
             time.sleep(0.01)
-        said = subprocess.run(["losetup", "-f", "--show", fuse / "disk"], capture_output=True, text=True)
-        if said.returncode:
-            pytest.skip(f"this system has no loop device: {said.stderr.strip()}")
-        device = said.stdout.strip()
+        output = subprocess.run(["losetup", "-f", "--show", fuse / "disk"], capture_output=True, text=True)
+        if output.returncode:
+            pytest.skip(f"this system has no loop device: {output.stderr.strip()}")
+        device = output.stdout.strip()
         ends.callback(lambda: subprocess.run(["losetup", "-d", device], capture_output=True))
         if image is None:
             run(make, "-q", *MAKING[kind], device)
-        said = subprocess.run(["mount", *MOUNTING.get(kind, []), device, folder], capture_output=True, text=True)
-        if said.returncode:
-            pytest.skip(f"this system mounts no {kind}: {said.stderr.strip()}")
+        output = subprocess.run(["mount", *MOUNTING.get(kind, []), device, folder], capture_output=True, text=True)
+        if output.returncode:
+            pytest.skip(f"this system mounts no {kind}: {output.stderr.strip()}")
         ends.callback(lambda: subprocess.run(["umount", "--lazy", folder], capture_output=True))
         yield Disk(fuse / "control", folder)

@@ -1,4 +1,4 @@
-// A disk in memory, as one file of a FUSE file system that a loop device makes a block device of. It fails when told to.
+// A disk in memory, as one file of a FUSE file system that a loop device makes a block device of. It fails on command.
 //
 //     failing_disk FOLDER MEGABYTES [IMAGE]
 //

@@ -75,13 +75,13 @@ def test_the_disk_refuses_any_one_write(tmp_path, kind, method, stride):
     scenario.play(tmp_path / "sound", method, expected)
     while refused:
         place = tmp_path / f"disk{at}"
-        said = place / "acknowledged"
+        output = place / "acknowledged"
         with failing_disk(program, kind, place) as disk:
             writes = disk.writes(place / "writes")
             disk.tell(f"refuse {at}")
-            ended = died(partial(plays, disk.folder, method, said))
+            ended = died(partial(plays, disk.folder, method, output))
             assert ended in (0, 1), f"write {at}: ended by signal {-ended}"
-            last = said.stat().st_size - 1
+            last = output.stat().st_size - 1
             refused = disk.writes(place / "writes") - writes >= at
             left = disk.dump(place / f"left.{kind}")
         if last >= 0:
@@ -91,9 +91,9 @@ def test_the_disk_refuses_any_one_write(tmp_path, kind, method, stride):
         at += stride
 
 
-def plays(folder, method, said):
+def plays(folder, method, output):
     """0 if it finished, 1 after an error of fedcore."""
-    with open(said, "wb", buffering=0) as file:
+    with open(output, "wb", buffering=0) as file:
         try:
             scenario.play(folder, method, lambda *_: file.write(b"."))
         except errors.FedcoreError:

@@ -12,7 +12,7 @@ using Handle = void*;           // CUcontext, CUmodule, CUfunction, CUstream, CU
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotInitialised = 3, kNoDevice = 100, kInvalidDevice = 101,
               kInvalidImage = 200, kInvalidContext = 201, kInvalidHandle = 400, kNotFound = 500, kIllegalAddress = 700;
 
-// By the version in which each function took this form (cuda.h of CUDA 12.0): who asks for an older one would be given
+// By the version in which each function took this form (cuda.h of CUDA 12.0): asking for an older one would give
 // another, with other parameters.
 #define FAKE_CUDA_FUNCTIONS(X)                                                                                 \
     X(cuInit, 2000, (unsigned flags))                                                                          \

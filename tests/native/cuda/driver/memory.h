@@ -24,7 +24,7 @@ class Allocations {
     std::size_t bytes_ = 0;
 };
 
-// Nobody may touch a device's memory but within a copy or a kernel.
+// A device's memory is accessible only within a copy or a kernel.
 class DeviceMemory {
   public:
     ~DeviceMemory() = default;
@@ -33,7 +33,7 @@ class DeviceMemory {
 
     // What a kernel may touch: all of it. Open until it is closed, so that kernels that follow one another find it so.
     void open_all();
-    // Ends the process if somebody has written beside an allocation; `who` is to blame.
+    // Ends the process if a write went beside an allocation; `who` is to blame.
     void check(const std::string& who) const;
     static void close_opened();
 

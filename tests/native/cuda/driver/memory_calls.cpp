@@ -33,7 +33,7 @@ bool is_registered(const void* at, std::size_t bytes) {
     return found != driver().registered.begin() && begin + bytes <= (--found)->first + found->second;
 }
 
-// Whether the host's bytes are pinned: all, or none. Some of each, or a device's, are nobody's to copy.
+// Whether the host's bytes are pinned: all, or none. A mixture, or a device's bytes, must not be copied.
 bool host_bytes(const void* at, std::size_t bytes, bool* pinned) {
     const Allocations& all = driver().pinned;
     *pinned = bytes > 0 && (all.find(at, bytes) != nullptr || is_registered(at, bytes));

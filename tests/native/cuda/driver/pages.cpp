@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kPage = 4096, kAligned = 256, kArena = std::size_t{256} << 30;
 
-char* arena = nullptr;  // addresses that nobody may touch, of which stretches are taken one behind the other
+char* arena = nullptr;  // inaccessible addresses, from which stretches are taken in order
 std::size_t used = kArena;
 
 std::size_t rounded(std::size_t bytes, std::size_t unit) {

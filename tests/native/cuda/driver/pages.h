@@ -1,4 +1,4 @@
-// Memory in stretches of pages between pages that nobody may touch. An address is never given twice.
+// Memory in stretches of pages between inaccessible pages. An address is never reused.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@ struct Stretch {
     }
 };
 
-// All its bytes are 0xff, NaN in every dtype of numbers; nobody may touch them yet. Null if the system has none.
+// All its bytes are 0xff, NaN in every dtype of numbers; they are inaccessible. Null if the system has none.
 Stretch take_pages(std::size_t bytes);
-// For good: who touches them from now on dies.
+// For good: an access from now on ends the process.
 void drop_pages(const Stretch& stretch);
 void open_pages(const Stretch& stretch);
 void close_pages(const Stretch& stretch);
-// Whether the bytes of its pages beside it are what they were: nobody wrote outside. Pages are open.
+// Whether the bytes of its pages beside it are unchanged: no write went outside. Pages are open.
 bool is_intact(const Stretch& stretch);
 
 }  // namespace fake_cuda

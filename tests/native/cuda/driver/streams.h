@@ -1,4 +1,4 @@
-// Streams, which run nothing until somebody waits for them, and events.
+// Streams, which run nothing until the host waits for them, and events.
 #pragma once
 
 #include <cstdint>
