@@ -172,10 +172,10 @@ class Server(Represented, Unpicklable):
         from fedcore.cluster import backend, groups
 
         if layout.groups:
-            self._start(groups.new_backend(model, settings, ids, sizes, place, compute, given), callbacks, model)
+            self._start(groups.new_backend(model, settings, ids, sizes, place), callbacks, model)
             return
         if compute.is_sharded:
-            self._start(backend.new_backend(model, settings, ids, sizes, place, compute, given), callbacks, model)
+            self._start(backend.new_backend(model, settings, ids, sizes, place, compute), callbacks, model)
             self._keep_journal(place, place.path)
             return
         ids = None if given is not None and sizes is not None else ids
