@@ -25,8 +25,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedcore
-from fedcore.sim.experiment import load_preset, load_results, run_experiment
 from fedcore.sim import participation
+from fedcore.sim.experiment import load_preset, load_results, run_experiment
 
 folder = Path(mkdtemp())
 

@@ -28,8 +28,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedcore
-from fedcore.sim.experiment import load_preset, load_results, run_experiment
 from fedcore.sim import data
+from fedcore.sim.experiment import load_preset, load_results, run_experiment
 
 # %% [markdown]
 # ## Non-IID data
