@@ -165,7 +165,8 @@ class Storage(Options):
         durability: which rounds survive a loss of power: "round", "checkpoint" or "none"; see ``ClientStore``. With
             shards or partial updates, "checkpoint" is "round". Default: "round".
         keep_previous: whether the folder keeps the state before the last change, which ``ClientStore.undo`` or
-            ``fedcore store undo PATH`` restores. Default: no. When loading: as saved.
+            ``fedcore store undo PATH`` restores. Not with ``durability="checkpoint"``. Default: no. When loading: as
+            saved.
         cached_rows: on a CUDA device, about how many rows of a store in host memory stay there between rounds. Default:
             as many as fit into 4 GiB.
         journal: whether each accepted update of an open round is on disk when ``Round.add`` returns. After a crash, the

@@ -44,7 +44,6 @@ from fedcore.server.update import (
     read_vector,
 )
 from fedcore.server.validation import never_negative, read_control
-from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import absolute
 
@@ -569,7 +568,6 @@ def new_backend(
     sizes: Sizes | None,
     storage: Storage,
     compute: Compute,
-    given: ClientStore | None,
 ) -> ShardedBackend:
     """Return the backend of a new server in shards. For arguments see ``Server``."""
     layout = settings.layout

@@ -522,8 +522,6 @@ def new_backend(
     clients: int | Iterable[ClientId] | None,
     sizes: Sizes | None,
     storage: Storage,
-    compute: Compute,
-    given: ClientStore | None,
 ) -> GroupedState:
     """Return the backend of a new server with partial updates. For arguments see ``Server``."""
     layout = settings.layout

@@ -349,9 +349,7 @@ def _honest(server: Server, colluding: int) -> int:
     fewest = max(2, server.policy.min_clients)
     honest = fewest - check_integer("colluding", colluding, 0)
     if honest < 1:
-        raise RangeError(
-            f"colluding={colluding}: a sum may have no honest client; set RoundPolicy(min_clients=) above it"
-        )
+        raise RangeError(f"colluding={colluding}: no client of a sum may be honest; raise RoundPolicy(min_clients=)")
     return honest
 
 

@@ -156,7 +156,7 @@ class Server(Represented, Unpicklable):
         layout = Layout.of(model)
         warn_if_frozen(model, layout)
         given = storage if isinstance(storage, ClientStore) else None
-        place = Storage().opened(given) if given is not None else Storage.of(storage)
+        place = Storage().opened(storage) if isinstance(storage, ClientStore) else Storage.of(storage)
         ids, sizes = ids_of(clients) if isinstance(clients, Iterable) else (clients, None)
         method = named(algorithm) if isinstance(algorithm, str) else algorithm
         if not isinstance(method, Algorithm):
@@ -166,16 +166,16 @@ class Server(Represented, Unpicklable):
         options: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer, "limits": limits}
         options |= {"compute": compute, "audit": place.audit, "journal": bool(place.journal), "policy": policy}
         settings = Settings.of(method, layout, aggregation=aggregation, **options)
-        self._place = place, compute, *([] if given is None else ["ClientStore"])
+        self._place: tuple[Any, ...] = place, compute, *(["ClientStore"] if given is not None else [])
         require_compatible(settings, *self._place)
         # Not at the top, since the cluster's modules import those of this folder.
         from fedcore.cluster import backend, groups
 
         if layout.groups:
-            self._start(groups.new_backend(model, settings, ids, sizes, place, compute, given), callbacks, model)
+            self._start(groups.new_backend(model, settings, ids, sizes, place), callbacks, model)
             return
         if compute.is_sharded:
-            self._start(backend.new_backend(model, settings, ids, sizes, place, compute, given), callbacks, model)
+            self._start(backend.new_backend(model, settings, ids, sizes, place, compute), callbacks, model)
             self._keep_journal(place, place.path)
             return
         ids = None if given is not None and sizes is not None else ids
@@ -345,7 +345,7 @@ class Server(Represented, Unpicklable):
         home = path.path if isinstance(path, ClientStore) else folder if manifest is None else manifest.parent
         storage = (storage or Storage()).at(home)
         if manifest is not None or (folder is not None and part_of(folder / GROUPS) is not None):
-            opened = shards.saved_backend if manifest is not None else groups.saved_backend
+            opened: Any = shards.saved_backend if manifest is not None else groups.saved_backend
             backend, saved = opened(manifest or folder, given, storage, compute)
             server._start(backend, callbacks)
             executor = compute.executor if manifest is None else backend.coordinator.placement

@@ -200,7 +200,6 @@ def test_a_round_without_updates_counts_and_moves_nothing(name):
         (dict(medium="disk"), errors.UnknownNameError, r"^medium\b.*'disk'.*cuda.*mmap.*ram"),
         (dict(storage="mmap:run"), errors.RangeError, r"^storage\b.*'mmap:run'"),
         (dict(path="run", medium="ram"), errors.RangeError, r"^medium\b.*'ram'"),
-        (dict(folders=["a"]), errors.RangeError, r"^folders\b"),
         (dict(limits="open"), errors.RangeError, r"^limits\b.*'open'"),
         (dict(storage=ClientStore(3, 4), clients=None), errors.ShapeError, r"^storage\b"),
         (

@@ -34,9 +34,3 @@ def test_methods_that_take_a_client_once_reject_draws(algorithm):
     server = Server(x0, algorithm, clients=dict(enumerate([1, 1])), lr=0.1)
     with server.open_round() as round, pytest.raises(RangeError, match=r"^count\b"):
         round.add(0, y, steps=1, count=2)
-
-
-@pytest.mark.parametrize("algorithm", [algorithms.FlexibleFedAvg(), algorithms.MimiC(units="update")], ids=repr)
-def test_methods_of_model_differences_take_no_server_rate(algorithm):
-    with pytest.raises(RangeError, match=r"^server_lr\b"):
-        Server(x0, algorithm, clients=dict(enumerate([1, 1])), lr=0.1, server_lr=0.5)
