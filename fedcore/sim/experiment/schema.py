@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self, TypeVar, cast
 
 import numpy as np
 from pydantic import (
@@ -42,7 +42,7 @@ from fedcore.sim.data import partitions
 from fedcore.sim.engines import check_method
 from fedcore.sim.experiment.changes import Change
 from fedcore.sim.network.topology import NAMES, Topology
-from fedcore.validation import Registry, absolute, describe_interval, describe_value, html_table, in_interval, is_number
+from fedcore.validation import Registry, Represented, absolute, describe_interval, in_interval, is_number
 
 LARGEST_STEP = 100.0
 """The largest learning rate that a client may report by default."""
@@ -78,7 +78,7 @@ def moved(errors: Iterable[ErrorDetails], *place: str, known: Collection[str] | 
         kind, text = one["type"], one["msg"]
         if kind == "extra_forbidden" and known is not None and len(one["loc"]) == 1:
             kind, text = "problem", unknown_key(str(one["loc"][0]), known)
-        reworded = PydanticCustomError(kind, "{text}", {"text": text})  # type: ignore[arg-type]  # no literal string
+        reworded = PydanticCustomError(kind, "{text}", {"text": text})
         details.append(InitErrorDetails(type=reworded, loc=(*place, *one["loc"]), input=one["input"]))
     return ValidationError.from_exception_data("experiment", details)
 
@@ -181,15 +181,15 @@ class FromRegistry(Section):
             if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and name not in self.FILLED_IN:
                 kind = Any if one.annotation is one.empty else self.NESTED.get(name, one.annotation)
                 kinds[name] = kind if one.default is one.empty else NotRequired[kind]
-        table: Any = TypedDict("Options", kinds)  # type: ignore[misc]
+        table = cast(Any, TypedDict)("Options", kinds)
         table.__pydantic_config__ = {**STRICT, "extra": "allow" if takes_any else "forbid"}
         try:
             TypeAdapter(table).validate_python(dict(self.options))
         except ValidationError as error:
             first: dict[Any, Any] = {}
-            for one in error.errors():  # of a union's errors only the first, without the names of the union's types
-                place = one["loc"] if one["loc"][0] in self.NESTED else one["loc"][:1]
-                first.setdefault(place, one | {"loc": place})
+            for found in error.errors():  # of a union's errors only the first, without the names of the union's types
+                place = found["loc"] if found["loc"][0] in self.NESTED else found["loc"][:1]
+                first.setdefault(place, {**found, "loc": place})
             own = sorted(type(self).model_fields.keys() - {"options"})
             raise moved(first.values(), known=[*own, *kinds]) from None
 
@@ -749,7 +749,7 @@ def _labelled(methods: tuple[Method, ...]) -> tuple[Method, ...]:
     return methods
 
 
-class Experiment(Section):
+class Experiment(Represented, Section):
     """A comparison of algorithms on one problem, in which the same clients are active in the same rounds.
 
     Attributes:
@@ -885,11 +885,10 @@ class Experiment(Section):
         methods = ", ".join(method.label for method in self.algorithms)
         return f"Experiment({self.name!r}: {methods}; {self.rounds} rounds, {len(self.seeds)} seeds)"
 
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks: one row per key, with only the labels of the algorithms."""
-        rows = {key: value for key, value in self.tables().items() if value not in ({}, [], "")}
-        rows["algorithms"] = [method.label for method in self.algorithms]
-        return html_table(f"Experiment {self.name}", ((key, describe_value(value)) for key, value in rows.items()))
+    def _facts(self) -> dict[str, Any]:
+        """Return the tables that are not empty, with only the labels of the algorithms; see ``Represented``."""
+        tables = {key: value for key, value in self.tables().items() if value not in ({}, [], "")}
+        return tables | {"algorithms": [method.label for method in self.algorithms]}
 
     def tables(self) -> dict[str, Any]:
         """Return the experiment as JSON tables, as in ``config.json``."""

@@ -62,8 +62,9 @@ class ChangingObjective:
     def __post_init__(self) -> None:
         for inner in participation.nested(self.pattern):
             if isinstance(inner, Schedule):
-                self.arrivals |= {client: round for client, round in inner.arrivals.items() if round > 0}
-                self.departures |= inner.departures
+                arrivals, departures = inner.moves
+                self.arrivals |= {client: round for client, round in arrivals.items() if round > 0}
+                self.departures |= departures
 
     @property
     def excludes(self) -> bool:
@@ -188,7 +189,7 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
     if objective is not None:
 
         def evaluator(counted: Dataset) -> Engine:
-            options = {"batch": trial.local.batch, "device": trial.experiment.device or CPU}
+            options: dict[str, Any] = {"batch": trial.local.batch, "device": trial.experiment.device or CPU}
             return InProcess(problem.module, counted, problem.parts, steps=1, seed=0, together=False, **options)
 
         changing = ChangingObjective(objective, problem.pattern, problem.dataset, problem.parts, evaluator)
@@ -203,7 +204,7 @@ def problem_of(trial: Trial) -> Problem:
     clients, active, attack = experiment.partition.clients, experiment.participation, experiment.attack
     dataset, parts = load_and_partition(experiment, seed)
     labels = [dataset.train_y[part] for part in parts]
-    more = {"labels": labels, "seed": seed, "first_round": active.first_round}
+    more: dict[str, Any] = {"labels": labels, "seed": seed, "first_round": active.first_round}
     pattern = participation.named(active.name, clients, **more, **active.options)
     if dataset.clients is not None and experiment.partition.name == "natural":
         for each in participation.nested(pattern):
