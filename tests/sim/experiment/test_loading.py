@@ -165,7 +165,10 @@ def test_all_problems_are_listed_at_once():
 def test_problems_between_tables_are_listed_at_once():
     with pytest.raises(ConfigError) as caught:
         load_preset("quickstart", ["participation={name='Uniform', k=31}", "local.clip=1", "algorithms=['SCAFFOLD']"])
-    assert [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:]] == ["participation", "local.clip"]
+    assert [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:]] == [
+        "participation",
+        "local.clip",
+    ]
 
 
 def test_errors_appear_without_the_import_of_torch():

@@ -6,9 +6,9 @@ from functools import cache
 from importlib import resources
 
 import pytest
-from tests.experiment import kit
 
 from fedcore.sim.experiment import config
+from tests.sim.experiment import kit
 from tests.sim.experiment.paper_numbers import NUMBERS, SHIFTING_SIZES
 
 FOLDER = resources.files("fedcore.sim.experiment") / "presets"

@@ -5,11 +5,11 @@ import shutil
 import sys
 
 import pytest
-from tests.experiment import kit
 
 from fedcore.errors import MissingDataError, MissingDependencyError
 from fedcore.sim.experiment import load_results, run_experiment
 from fedcore.sim.experiment.results import read_folder
+from tests.sim.experiment import kit
 
 pandas = pytest.importorskip("pandas", reason="pandas is not installed")
 
