@@ -5,6 +5,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -40,7 +41,7 @@ from fedcore.server.folder import (
     read_model,
     transactions,
 )
-from fedcore.server.report import ROUND, Document, checked, read_lines, write_lines
+from fedcore.server.report import ROUND, checked, read_lines, write_lines
 from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.files.inventory import INDEX
@@ -156,21 +157,15 @@ def info(options: Options) -> None:
         found, undo = opened.info(), _undo(opened)
         problems = loading_problems(opened, read=False)
         hints = [] if problems else loading_hints(opened)
-        waiting, damage = _waiting(options.path, opened.state)
+        waiting, damage = _or_problem(open_updates, options.path, opened.state)
         problems += damage
-    log, damage = _audit(options.path)
+    log, damage = _or_problem(read_audit, options.path)
     problems += damage
     newest = log[-1][0] if log else None
     if options.json:
         last = None if undo is None else {"what": undo.transaction, "before": undo.before}
-        facts = {
-            "undo": last,
-            "open_round": waiting,
-            "problems": problems,
-            "to_load": hints,
-            "age": age,
-            "audited": newest,
-        }
+        facts: dict[str, Any] = {"undo": last, "open_round": waiting, "problems": problems, "to_load": hints}
+        facts |= {"age": age, "audited": newest}
         terminal.print_json(asdict(found) | facts)
         _check_age(age, options)
         return
@@ -210,19 +205,11 @@ def _open(folder: Path, named: Path, **how: Any) -> ClientStore:
     return ClientStore.open(folder, **how) if folder == named else open_part(folder, **how)
 
 
-def _waiting(folder: Path, state: Any) -> tuple[list[Any], list[str]]:
-    """Return the clients with an update in the journal, and the problems of the journal."""
+def _or_problem(read: Callable[..., list[Any]], *arguments: Any) -> tuple[list[Any], list[str]]:
+    """Return what a function reads from a folder, and the problem if it cannot."""
     try:
-        return open_updates(folder, state), []
-    except StoreError as error:
-        return [], [str(error)]
-
-
-def _audit(folder: Path) -> tuple[list[tuple[str, Document]], list[str]]:
-    """Return the documents of the audit log with their digests, and its problems."""
-    try:
-        return read_audit(folder), []
-    except (CorruptionError, CheckpointError) as error:
+        return read(*arguments), []
+    except CheckpointError as error:
         return [], [str(error)]
 
 
@@ -265,7 +252,7 @@ def verify(options: Options) -> None:
             problems += (opened.verify() or folder_problems(opened)) + journal_problems(folder)
             rows, vectors = rows + len(opened), vectors + len(opened.vector_names())
             hints = [] if problems else hints or loading_hints(opened)
-    problems += [] if problems else _audit(options.path)[1]
+    problems += [] if problems else _or_problem(read_audit, options.path)[1]
     facts: dict[str, Any] = {"to_load": hints, "rows": rows, "vectors": vectors}
     lines = [f"sound: {rows:,} rows and {vectors} vectors", *(f"to load it, {hint}" for hint in hints)]
     if options.round and not problems:
@@ -544,7 +531,7 @@ def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
         facts.append(asdict(found) | {"transactions": last._asdict(), "range": span._asdict()})
         held = f"transaction {last.last}, {found.rows:,} rows, {terminal.bytes_text(found.bytes)} on disk"
         pairs.append((f"shard {shard.shard}", f"[{span.start:,}, {span.stop:,}), {held}, {shard.folder}"))
-    waiting, problems = _waiting(file.parent, state)
+    waiting, problems = _or_problem(open_updates, file.parent, state)
     pairs += [("cannot be loaded", problem) for problem in problems]
     if waiting:
         pairs.append(("open round", f"{len(waiting):,} updates in the journal"))

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from inspect import isclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +28,16 @@ from fedcore.kernels import squared_norms
 from fedcore.runtime import generator
 from fedcore.server import Broadcast, Update
 from fedcore.server.update import as_vector, in_float32
+from fedcore.sim.checks import Checked, Real, Whole
 from fedcore.sim.data import Dataset
 from fedcore.store.registry import ClientId
-from fedcore.validation import Registry, check_integer, check_number, describe_value
+from fedcore.validation import Registry, describe_value
 
+Factor = Annotated[float, Real("(-inf, inf)")]
 Labels = npt.NDArray[np.int64]
 
 
-class Attack:
+class Attack(Checked):
     """An attack. A subclass is a frozen dataclass, and overrides at least one method; its fields are options.
 
     Attributes:
@@ -78,10 +80,7 @@ class Scaling(Attack):
         factor: the multiple.
     """
 
-    factor: float = 10.0
-
-    def __post_init__(self) -> None:
-        check_number("factor", self.factor, "(-inf, inf)")
+    factor: Factor = 10.0
 
     def vector(self, own: F32, honest: Sequence[F32], *, seed: int, round: int, client: int) -> F32:
         """``factor`` times ``own``."""
@@ -96,7 +95,7 @@ class SignFlip(Scaling):
         factor: a further factor of the update.
     """
 
-    factor: float = 1.0
+    factor: Factor = 1.0
 
     def vector(self, own: F32, honest: Sequence[F32], *, seed: int, round: int, client: int) -> F32:
         """``-factor`` times ``own``."""
@@ -125,11 +124,8 @@ class ALIE(Attack):
         z: the number of standard deviations of each coordinate.
     """
 
-    z: float = 1.5
+    z: Factor = 1.5
     sees_honest: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_number("z", self.z, "(-inf, inf)")
 
     def vector(self, own: F32, honest: Sequence[F32], *, seed: int, round: int, client: int) -> F32:
         """The same vector for all dishonest clients."""
@@ -146,11 +142,8 @@ class IPM(Attack):
         epsilon: the multiple. With one dishonest client of k, the mean of all updates is zero if it is k - 1.
     """
 
-    epsilon: float = 1.0
+    epsilon: Factor = 1.0
     sees_honest: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_number("epsilon", self.epsilon, "(-inf, inf)")
 
     def vector(self, own: F32, honest: Sequence[F32], *, seed: int, round: int, client: int) -> F32:
         """The same vector for all dishonest clients."""
@@ -168,7 +161,7 @@ class Drift(Scaling):
         factor: the norm, as a multiple of the honest updates' median norm.
     """
 
-    factor: float = 1.0
+    factor: Factor = 1.0
     sees_honest: ClassVar[bool] = True
 
     def vector(self, own: F32, honest: Sequence[F32], *, seed: int, round: int, client: int) -> F32:
@@ -204,12 +197,8 @@ class FalseExamples(Scaling):
         factor: a factor of the update; -1 turns its sign.
     """
 
-    factor: float = -1.0
-    examples: int = 10**9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("examples", self.examples, 1)
+    factor: Factor = -1.0
+    examples: Annotated[int, Whole(1)] = 10**9
 
     def counts(self, update: Update) -> Update:
         """The reported examples."""
@@ -225,12 +214,8 @@ class FalseSteps(Scaling):
         factor: a factor of the update; -1 turns its sign.
     """
 
-    factor: float = -1.0
-    steps: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("steps", self.steps, 1)
+    factor: Factor = -1.0
+    steps: Annotated[int, Whole(1)] = 1
 
     def counts(self, update: Update) -> Update:
         """The reported steps."""

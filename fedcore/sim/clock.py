@@ -3,9 +3,9 @@
 import heapq
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,10 @@ from fedcore.errors import RangeError
 from fedcore.options import ROUNDING, RoundPolicy, as_policy
 from fedcore.runtime import generator
 from fedcore.sampling import without_replacement
+from fedcore.sim.checks import Checked, Real, Whole
 from fedcore.sim.participation import Active, Always, Participation
 from fedcore.sim.traces import read_durations
-from fedcore.validation import check_integer, check_number
+from fedcore.validation import check_integer
 
 __all__ = ["Arrival", "Arrivals", "Clock", "Durations"]
 
@@ -25,7 +26,8 @@ MOST_IDLE = 10_000
 """The maximum number of successive periods without a client."""
 
 
-class Durations:
+@dataclass(eq=False)
+class Durations(Checked):
     """The virtual seconds that clients need for their work, by a law or a file.
 
     By the law, client i needs median x exp(spread a_i + jitter b_in) seconds for its work number n. a and b are
@@ -44,22 +46,17 @@ class Durations:
     array([2., 2., 2.])
     """
 
-    def __init__(
-        self,
-        clients: int,
-        *,
-        median: float = 1.0,
-        spread: float = 0.5,
-        jitter: float = 0.25,
-        trace: str | Path | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.clients = check_integer("clients", clients, 1, 2**53)
-        self.median = check_number("median", median, "(0, 1e9]")
-        self.spread = check_number("spread", spread, "[0, 10]")
-        self.jitter = check_number("jitter", jitter, "[0, 10]")
-        self.seed = check_integer("seed", seed, 0, 2**64 - 1)
-        self.rows = None if trace is None else read_durations(trace, self.clients)
+    clients: Annotated[int, Whole(1, 2**53)]
+    _: KW_ONLY
+    median: Annotated[float, Real("(0, 1e9]")] = 1.0
+    spread: Annotated[float, Real("[0, 10]")] = 0.5
+    jitter: Annotated[float, Real("[0, 10]")] = 0.25
+    trace: str | Path | None = None
+    seed: Annotated[int, Whole(0, 2**64 - 1)] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rows = None if self.trace is None else read_durations(self.trace, self.clients)
         self._own = self.spread * generator(self.seed, "clock: speeds").standard_normal(self.clients)
 
     @ieee

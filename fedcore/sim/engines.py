@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -150,23 +150,24 @@ def standing(broadcast: Broadcast) -> Broadcast:
     return replace(still, second_vector=MEAN_GRADIENT, round=NO_ROUND)
 
 
+class Minibatches(NamedTuple):
+    """The size, the number and the seed of the minibatches; see ``InProcess``."""
+
+    batch: int
+    epochs: int | None
+    steps: int | None
+    seed: int
+
+
 class Parts:
-    """The training examples of each client, with the sizes and the seed of the minibatches.
+    """The training examples of each client, with the minibatches.
 
     Client i has the training examples ``held[i]``, int64[m_i]. ``examples`` is the size of the training set. For the
     other arguments see ``InProcess``.
     """
 
     def __init__(
-        self,
-        held: Sequence[npt.NDArray[np.int64]],
-        examples: int,
-        *,
-        batch: int,
-        epochs: int | None,
-        steps: int | None,
-        seed: int,
-        options: "LocalOptions",
+        self, held: Sequence[npt.NDArray[np.int64]], examples: int, sizes: Minibatches, options: "LocalOptions"
     ) -> None:
         if not len(held):
             raise RangeError("parts: must not be empty")
@@ -180,8 +181,7 @@ class Parts:
                 )
         self._held = list(held)
         self.largest = max(map(len, held))
-        self.seed, self.options = seed, options
-        self._batch, self._epochs, self._steps = batch, epochs, steps
+        self.seed, self.options, self._sizes = sizes.seed, options, sizes
         self.minibatches(0, 0, Sgd())  # Reject wrong sizes now, not in the first round.
 
     def __len__(self) -> int:
@@ -223,7 +223,7 @@ class Parts:
 
     def batch(self, local_rule: LocalRule) -> int:
         """Return the size of a minibatch under a local rule."""
-        return batch_of(local_rule, self._batch)
+        return batch_of(local_rule, self._sizes.batch)
 
     def minibatches(
         self, round: int, client: int, local_rule: LocalRule, steps: int | None = None
@@ -232,8 +232,8 @@ class Parts:
         return minibatches(
             len(self[client]),
             self.batch(local_rule),
-            epochs=self._epochs if steps is None else None,
-            steps=self._steps if steps is None else steps,
+            epochs=self._sizes.epochs if steps is None else None,
+            steps=self._sizes.steps if steps is None else steps,
             seed=self.seed,
             round=round,
             client=client,
@@ -251,10 +251,8 @@ class Parts:
 
     def _full_steps(self, clients: Iterable[int], local_rule: LocalRule) -> Indices:
         """Return E of each client."""
-        steps = [
-            full_steps_of(local_rule, len(self[client]), self._batch, epochs=self._epochs, steps=self._steps)
-            for client in clients
-        ]
+        batch, epochs, own, _ = self._sizes
+        steps = [full_steps_of(local_rule, len(self[one]), batch, epochs=epochs, steps=own) for one in clients]
         return np.array(steps, np.int64)
 
 

@@ -24,7 +24,7 @@ from fedcore.server.broadcast import Instructions
 from fedcore.sim.batching.batched_sgd import Way, batched_sgd, in_groups, net_of
 from fedcore.sim.batching.layers import Net
 from fedcore.sim.data import Dataset
-from fedcore.sim.engines import Evaluation, Parts, Plan, standing
+from fedcore.sim.engines import Evaluation, Minibatches, Parts, Plan, standing
 from fedcore.sim.participation import Active
 from fedcore.sim.sgd import (
     FlatModel,
@@ -112,15 +112,8 @@ class InProcess:
         device: str = "cpu",
     ) -> None:
         self._device = torch_device(device)
-        self.parts = Parts(
-            parts,
-            len(dataset.train_y),
-            batch=batch,
-            epochs=epochs,
-            steps=steps,
-            seed=seed,
-            options=options or LocalOptions(),
-        )
+        sizes = Minibatches(batch, epochs, steps, seed)
+        self.parts = Parts(parts, len(dataset.train_y), sizes, options or LocalOptions())
         module = copy.deepcopy(module)  # ``FlatModel`` changes it
         self._net = net_of(module, dataset.train_x.shape[1:], together, self._device)
         self._model = FlatModel(module, self._device)

@@ -39,26 +39,29 @@ class LeNet(nn.Sequential):
     """
 
     def __init__(self) -> None:
-        super().__init__(lenet_layers(channels=1, side=28, classes=10))
+        super().__init__(layers([120, 84, 10], [6, 16], side=28))
 
 
-def lenet_layers(*, channels: int, side: int, classes: int) -> OrderedDict[str, nn.Module]:
-    """Return LeNet's layers by name, for images with this number of channels, ``side`` pixels wide and high."""
-    left = ((side - 4) // 2 - 4) // 2  # the side after two convolutions and their poolings
-    return OrderedDict[str, nn.Module](
-        conv1=nn.Conv2d(channels, 6, 5),
-        relu1=nn.ReLU(),
-        pool1=MaxPool2(),
-        conv2=nn.Conv2d(6, 16, 5),
-        relu2=nn.ReLU(),
-        pool2=MaxPool2(),
-        flatten=nn.Flatten(),
-        fc1=nn.Linear(16 * left * left, 120),
-        relu3=nn.ReLU(),
-        fc2=nn.Linear(120, 84),
-        relu4=nn.ReLU(),
-        fc3=nn.Linear(84, classes),
-    )
+def layers(
+    sizes: Sequence[int], convolutions: Sequence[int] = (), *, channels: int = 1, side: int = 0, padding: int = 0
+) -> OrderedDict[str, nn.Module]:
+    """Return the layers of a network by name: 5x5 convolutions with ReLU and max pooling by 2, then linear layers.
+
+    ``convolutions`` has the channels after each convolution of an image with ``channels`` channels, ``side`` pixels
+    wide and high. ``sizes`` has the units of the linear layers, with ReLU between them; without convolutions, the first
+    is the number of inputs.
+    """
+    found: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, after in enumerate(convolutions, start=1):
+        found[f"conv{number}"] = nn.Conv2d(channels, after, 5, padding=padding)
+        found |= {f"relu{number}": nn.ReLU(), f"pool{number}": MaxPool2()}
+        channels, side = after, (side + 2 * padding - 4) // 2
+    found["flatten"] = nn.Flatten()
+    sizes = [channels * side * side, *sizes] if convolutions else sizes
+    for number, (before, after) in enumerate(pairwise(sizes), start=1):
+        found |= {f"fc{number}": nn.Linear(before, after), f"relu{len(convolutions) + number}": nn.ReLU()}
+    found.popitem()  # no ReLU after the last layer
+    return found
 
 
 class CNNCIFAR10(nn.Sequential):
@@ -69,7 +72,7 @@ class CNNCIFAR10(nn.Sequential):
 
     def __init__(self, classes: int = 10) -> None:
         check_integer("classes", classes, 1)
-        super().__init__(lenet_layers(channels=3, side=32, classes=classes))
+        super().__init__(layers([120, 84, classes], [6, 16], channels=3, side=32))
 
 
 class CNNEMNIST(nn.Sequential):
@@ -84,20 +87,7 @@ class CNNEMNIST(nn.Sequential):
 
     def __init__(self, classes: int = 62) -> None:
         check_integer("classes", classes, 1)
-        super().__init__(
-            OrderedDict(
-                conv1=nn.Conv2d(1, 32, 5, padding=2),
-                relu1=nn.ReLU(),
-                pool1=MaxPool2(),
-                conv2=nn.Conv2d(32, 64, 5, padding=2),
-                relu2=nn.ReLU(),
-                pool2=MaxPool2(),
-                flatten=nn.Flatten(),
-                fc1=nn.Linear(64 * 7 * 7, 512),
-                relu3=nn.ReLU(),
-                fc2=nn.Linear(512, classes),
-            )
-        )
+        super().__init__(layers([512, classes], [32, 64], side=28, padding=2))
 
 
 class MLP(nn.Sequential):
@@ -108,13 +98,7 @@ class MLP(nn.Sequential):
 
     def __init__(self, inputs: int = 64, hidden: Sequence[int] = (64,), classes: int = 10) -> None:
         named = [("inputs", inputs), *(("hidden", units) for units in hidden), ("classes", classes)]
-        sizes = [check_integer(name, size, 1) for name, size in named]
-        layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
-        for number in range(1, len(sizes)):
-            layers[f"fc{number}"] = nn.Linear(sizes[number - 1], sizes[number])
-            layers[f"relu{number}"] = nn.ReLU()
-        layers.popitem()  # no ReLU after the last layer
-        super().__init__(layers)
+        super().__init__(layers([check_integer(name, size, 1) for name, size in named]))
 
 
 def logistic(inputs: int = 60, classes: int = 10) -> MLP:

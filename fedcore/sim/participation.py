@@ -3,10 +3,10 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from inspect import isabstract, isclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from fedcore.errors import RangeError, ShapeError, UnknownNameError
 from fedcore.options import RoundPolicy, as_policy
 from fedcore.runtime import generator
 from fedcore.sampling import bernoulli, weighted_without_replacement, with_replacement, without_replacement
+from fedcore.sim.checks import Checked, Real, Whole
 from fedcore.sim.traces import Generated, Law, Logged, Recorded, read_traces
 from fedcore.validation import Registry, Represented, arguments_of, check_integer, check_number
 
@@ -105,7 +106,8 @@ def _by_client(name: str, values: Sequence[float], clients: int, interval: str) 
     return array
 
 
-class Participation(Represented, ABC):
+@dataclass(eq=False, repr=False)
+class Participation(Checked, Represented, ABC):
     """A pattern of participation: it selects the clients of each round.
 
     A pattern selects among the clients of an inner pattern, or among all: ``Uniform(50, 5, among=Bernoulli(50, 0.3))``
@@ -129,24 +131,20 @@ class Participation(Represented, ABC):
     overruled: ClassVar[bool] = True
     """Whether ``first_round="all"`` skips the pattern. False for a pattern that describes facts, such as a schedule."""
 
-    def __init__(
-        self,
-        clients: int,
-        *,
-        among: "Participation | None" = None,
-        seed: int = 0,
-        first_round: Literal["all"] | None = None,
-    ) -> None:
-        self.clients = check_integer("clients", clients, 1, 2**53)
-        self.seed = check_integer("seed", seed, 0, 2**64 - 1)
-        if first_round not in ("all", None):
-            raise RangeError(f"first_round={first_round!r}: must be 'all' or None")
-        if among is not None and not isinstance(among, Participation):
-            raise RangeError(f"among={among!r}: must be a participation pattern")
-        if among is not None and among.clients != clients:
-            raise RangeError(f"among: has {among.clients} clients; this pattern has {clients}")
-        self.among = among
-        self.first_round = first_round
+    clients: Annotated[int, Whole(1, 2**53)]
+    _: KW_ONLY
+    among: "Participation | None" = None
+    seed: Annotated[int, Whole(0, 2**64 - 1)] = 0
+    first_round: Literal["all"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.first_round not in ("all", None):
+            raise RangeError(f"first_round={self.first_round!r}: must be 'all' or None")
+        if self.among is not None and not isinstance(self.among, Participation):
+            raise RangeError(f"among={self.among!r}: must be a participation pattern")
+        if self.among is not None and self.among.clients != self.clients:
+            raise RangeError(f"among: has {self.among.clients} clients; this pattern has {self.clients}")
 
     def _facts(self) -> dict[str, Any]:
         return arguments_of(self)
@@ -181,10 +179,6 @@ class Participation(Represented, ABC):
         return generator(self.seed, self._purpose(name), round=round)
 
 
-Among: TypeAlias = Participation | None
-First: TypeAlias = Literal["all"] | None
-
-
 class Always(Participation):
     """Full participation; in a composition it changes nothing.
 
@@ -196,6 +190,7 @@ class Always(Participation):
         return candidates
 
 
+@dataclass(eq=False, repr=False)
 class AtLeast(Participation):
     """The clients of ``among`` if they are at least ``least``, else ``least`` clients drawn uniformly.
 
@@ -207,11 +202,7 @@ class AtLeast(Participation):
     2
     """
 
-    def __init__(
-        self, clients: int, least: int = 2, *, among: Among = None, seed: int = 0, first_round: First = None
-    ) -> None:
-        super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        self.least = check_integer("least", least, 1, self.clients)
+    least: Annotated[int, Whole(1, "clients")] = 2
 
     def _choose(self, round: int, candidates: Active) -> Active:
         if len(candidates) >= self.least:
@@ -227,6 +218,7 @@ Chances: TypeAlias = float | Sequence[float] | Mapping[int | str, Any]
 """Probabilities of the clients; see ``Bernoulli``. In an experiment also the options of ``class_chances``."""
 
 
+@dataclass(eq=False, repr=False)
 class Bernoulli(Participation):
     """Client i is active with probability p_i, or p_i^t in round t, independently of other clients and rounds.
 
@@ -249,36 +241,31 @@ class Bernoulli(Participation):
     (array([0, 1, 2]), array([0, 1]))
     """
 
-    _stream_name = "bernoulli"
+    p: Chances
+    _: KW_ONLY
+    levels: Annotated[int, Whole(1, 2**31)] = 1
+    _stream_name: ClassVar[str] = "bernoulli"
 
     @ieee
-    def __init__(
-        self,
-        clients: int,
-        p: Chances,
-        *,
-        levels: int = 1,
-        among: Among = None,
-        seed: int = 0,
-        first_round: First = None,
-    ) -> None:
-        super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        levels = check_integer("levels", levels, 1, 2**31)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        p: Any = self.p
         if not isinstance(p, Mapping):
             p = {0: p}
         by_round = {
             check_integer("p: round", _number(round), 0, 2**53): self._probabilities(
-                f"p[{round}]" if len(p) > 1 else "p", own, levels
+                f"p[{round}]" if len(p) > 1 else "p", own
             )
             for round, own in p.items()
         }
         if len(by_round) < len(p) or 0 not in by_round:
             raise RangeError(f"p: has rounds {list(p)}; the rounds must include 0, without duplicates")
         self._by_round = sorted(by_round.items())
-        self.p: F64 | dict[int, F64] = by_round[0] if len(by_round) == 1 else dict(self._by_round)
+        vars(self).update(p=by_round[0] if len(by_round) == 1 else dict(self._by_round))
 
-    def _probabilities(self, name: str, p: float | Sequence[float], levels: int) -> F64:
+    def _probabilities(self, name: str, p: float | Sequence[float]) -> F64:
         """Return p_i of each client, float64[N]."""
+        levels = self.levels
         if np.ndim(p) > 0 and levels > 1:
             raise RangeError(f"levels={levels}: must be 1 if each client has its own p")
         if isinstance(p, Sequence | np.ndarray) and not isinstance(p, str):
@@ -299,6 +286,7 @@ class Bernoulli(Participation):
         return next(p for start, p in reversed(self._by_round) if start <= round)
 
 
+@dataclass(eq=False, repr=False)
 class Fluctuating(Bernoulli):
     """Client i is active with probability p_i f(t) in round t, independently. f has a period of P rounds.
 
@@ -320,34 +308,25 @@ class Fluctuating(Bernoulli):
     [[1.0, 0.5], [1.0, 0.5], [0.4, 0.0], [0.4, 0.0]]
     """
 
-    _stream_name = "fluctuating"
+    _: KW_ONLY
+    shape: Literal["sine", "staircase"] = "sine"
+    period: Annotated[int, Whole(1, 2**31)] = 20
+    depth: Annotated[float | None, Real("[0, 1]")] = None
+    least: Annotated[float, Real("[0, 1]")] = 0.0
+
+    _stream_name: ClassVar[str] = "fluctuating"
 
     @ieee
-    def __init__(
-        self,
-        clients: int,
-        p: Chances,
-        *,
-        shape: Literal["sine", "staircase"] = "sine",
-        period: int = 20,
-        depth: float | None = None,
-        least: float = 0.0,
-        levels: int = 1,
-        among: Among = None,
-        seed: int = 0,
-        first_round: First = None,
-    ) -> None:
-        super().__init__(clients, p, levels=levels, among=among, seed=seed, first_round=first_round)
-        _require("shape", shape, "sine", "staircase")
-        self.shape, self.period = shape, check_integer("period", period, 1, 2**31)
-        default = 0.3 if shape == "sine" else 0.6
-        self.depth = default if depth is None else check_number("depth", depth, "[0, 1]")
-        self.least = check_number("least", least, "[0, 1]")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.depth is None:
+            self.depth = 0.3 if self.shape == "sine" else 0.6
 
     @ieee
     def chances(self, round: int) -> F64:
         """Return p_i f(t) of each client, float64[N]; 0 below ``least``."""
         at = round % self.period
+        assert self.depth is not None
         if self.shape == "sine":
             f = self.depth * math.sin(2 * math.pi * at / self.period) + (1 - self.depth)
         else:
@@ -356,6 +335,7 @@ class Fluctuating(Bernoulli):
         return np.where(p < self.least, 0.0, p)
 
 
+@dataclass(eq=False, repr=False)
 class Markov(Participation):
     """Each client is up or down, by its own chain with two states; clients that are up are active.
 
@@ -373,23 +353,18 @@ class Markov(Participation):
     array([1.  , 0.5 , 0.25, 0.1 ])
     """
 
+    p_up: Chances
+    p_down: Chances
+
     @ieee
-    def __init__(
-        self,
-        clients: int,
-        p_up: Chances,
-        p_down: Chances,
-        *,
-        among: Among = None,
-        seed: int = 0,
-        first_round: First = None,
-    ) -> None:
-        super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        self.p_up, self.p_down = self._each("p_up", p_up), self._each("p_down", p_down)
-        total = self.p_up + self.p_down
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._up, self._down = up, down = self._each("p_up", self.p_up), self._each("p_down", self.p_down)
+        vars(self).update(p_up=up, p_down=down)
+        total = up + down
         if (still := np.flatnonzero(total == 0)).size:
             raise RangeError(f"p_up: client {still[0]} has p_up = p_down = 0; one of them must be > 0")
-        self.stationary: F64 = self.p_up / total
+        self.stationary: F64 = up / total
         self.stationary.flags.writeable = False
         self._last: tuple[int, npt.NDArray[np.bool_]] | None = None
 
@@ -402,7 +377,7 @@ class Markov(Participation):
             at = -1
         while at < round:
             at += 1
-            p = np.where(up, 1 - self.p_down, self.p_up) if at else self.stationary
+            p = np.where(up, 1 - self._down, self._up) if at else self.stationary
             up = self._random("markov", at).random(self.clients) < p
         self._last = at, up  # only saves time: an earlier or later round has the same clients without it
         return candidates.only(up[candidates.clients])
@@ -463,6 +438,7 @@ def _number(key: object) -> object:
     return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
 
 
+@dataclass(eq=False, repr=False)
 class OverSelection(Participation):
     """The server asks more than k clients, drawn uniformly without replacement, and keeps the first k that answer.
 
@@ -486,25 +462,17 @@ class OverSelection(Participation):
     (13, 10)
     """
 
-    def __init__(
-        self,
-        clients: int,
-        k: int,
-        *,
-        policy: RoundPolicy | Mapping[str, Any] = RoundPolicy(over_selection=1.3),  # noqa: B008  # a frozen value
-        spread: float = 0.5,
-        jitter: float = 0.25,
-        among: Among = None,
-        seed: int = 0,
-        first_round: First = None,
-    ) -> None:
-        super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        self.k = check_integer("k", k, 1, self.clients)
-        self.policy = as_policy(policy)
+    k: Annotated[int, Whole(1, "clients")]
+    _: KW_ONLY
+    policy: RoundPolicy | Mapping[str, Any] = RoundPolicy(over_selection=1.3)  # noqa: RUF009  # a frozen value
+    spread: Annotated[float, Real("[0, 10]")] = 0.5
+    jitter: Annotated[float, Real("[0, 10]")] = 0.25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.policy = as_policy(self.policy)
         if replace(self.policy, over_selection=1.0, deadline=None) != RoundPolicy():
             raise RangeError(f"policy={self.policy!r}: the pattern uses only over_selection and deadline")
-        self.spread = check_number("spread", spread, "[0, 10]")
-        self.jitter = check_number("jitter", jitter, "[0, 10]")
         self._own = self.spread * self._random("speeds").standard_normal(self.clients)
 
     def times(self, round: int) -> npt.NDArray[np.float64]:
@@ -513,6 +481,7 @@ class OverSelection(Participation):
         return np.exp(self._own + self.jitter * deviation)
 
     def _choose(self, round: int, candidates: Active) -> Active:
+        assert isinstance(self.policy, RoundPolicy)
         asked = min(self.policy.asked(self.k), len(candidates))
         if asked == 0:
             return candidates
@@ -524,6 +493,7 @@ class OverSelection(Participation):
         return candidates.only(np.sort(places[first]))
 
 
+@dataclass(eq=False, repr=False)
 class RoundRobin(Participation):
     """Client i is active in every tau_i-th round: if (t + phase_i) mod max(tau_i, 1) = 0.
 
@@ -544,30 +514,22 @@ class RoundRobin(Participation):
     array([0, 1, 2])
     """
 
-    def __init__(
-        self,
-        clients: int,
-        tau_max: int,
-        *,
-        phase: Literal["zero", "random"] = "zero",
-        periods: Literal["uniform", "half-normal"] = "uniform",
-        among: Among = None,
-        seed: int = 0,
-        first_round: First = None,
-    ) -> None:
-        super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        self.tau_max = check_integer("tau_max", tau_max, 0, 2**31)
-        _require("phase", phase, "zero", "random")
-        _require("periods", periods, "uniform", "half-normal")
-        if periods == "uniform":
-            self.tau = self._random("periods").integers(0, tau_max + 1, clients)
+    tau_max: Annotated[int, Whole(0, 2**31)]
+    _: KW_ONLY
+    phase: Literal["zero", "random"] = "zero"
+    periods: Literal["uniform", "half-normal"] = "uniform"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.periods == "uniform":
+            self.tau = self._random("periods").integers(0, self.tau_max + 1, self.clients)
         else:
-            z = self._random("half-normal periods").normal(0, 3, clients)
-            self.tau = np.minimum(np.rint(np.abs(z)), tau_max).astype(np.int64)
+            z = self._random("half-normal periods").normal(0, 3, self.clients)
+            self.tau = np.minimum(np.rint(np.abs(z)), self.tau_max).astype(np.int64)
         self.tau.flags.writeable = False
         self._period = np.maximum(self.tau, 1)
-        self._phase = np.zeros(clients, np.int64)
-        if phase == "random":
+        self._phase = np.zeros(self.clients, np.int64)
+        if self.phase == "random":
             self._phase = self._random("phases").integers(0, self._period)
 
     def _choose(self, round: int, candidates: Active) -> Active:
@@ -575,6 +537,7 @@ class RoundRobin(Participation):
         return candidates.only(is_active[candidates.clients])
 
 
+@dataclass(eq=False, repr=False)
 class Schedule(Participation):
     """Client i is present from its arrival until its departure.
 
@@ -596,24 +559,22 @@ class Schedule(Participation):
 
     overruled: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        clients: int,
-        *,
-        arrivals: Mapping[int | str, int] | None = None,
-        departures: Mapping[int | str, int] | None = None,
-        among: Among = None,
-        seed: int = 0,
-        first_round: First = None,
-    ) -> None:
-        super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        self.arrivals = self._rounds("arrivals", arrivals)
-        self.departures = self._rounds("departures", departures)
+    _: KW_ONLY
+    arrivals: Mapping[int | str, int] | None = None
+    departures: Mapping[int | str, int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.moves = arrivals, departures = (
+            self._rounds("arrivals", self.arrivals),
+            self._rounds("departures", self.departures),
+        )
+        vars(self).update(arrivals=arrivals, departures=departures)
         self._first = np.zeros(self.clients, np.int64)
         self._end = np.full(self.clients, np.iinfo(np.int64).max)
-        self._first[list(self.arrivals)] = list(self.arrivals.values())
-        self._end[list(self.departures)] = list(self.departures.values())
-        for client, departure in self.departures.items():
+        self._first[list(arrivals)] = list(arrivals.values())
+        self._end[list(departures)] = list(departures.values())
+        for client, departure in departures.items():
             if departure <= (first := self._first[client]):
                 raise RangeError(f"departures: client {client} departs in round {departure}, but arrives in {first}")
 
@@ -640,6 +601,7 @@ class Schedule(Participation):
         return rounds
 
 
+@dataclass(eq=False, repr=False)
 class TimeVarying(Participation):
     """k clients a round, by successive draws with weights a_i ~ U[1, 10] that are new in each round.
 
@@ -656,11 +618,7 @@ class TimeVarying(Participation):
     3
     """
 
-    def __init__(
-        self, clients: int, share: float, *, among: Among = None, seed: int = 0, first_round: First = None
-    ) -> None:
-        super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        self.share = check_number("share", share, "(0, 1]")
+    share: Annotated[float, Real("(0, 1]")]
 
     def _choose(self, round: int, candidates: Active) -> Active:
         if not len(candidates):
@@ -671,6 +629,7 @@ class TimeVarying(Participation):
         return candidates.only(np.sort(drawn))
 
 
+@dataclass(eq=False, repr=False)
 class Trace(Participation):
     """Each device follows a trace: its share of the E local steps in each round.
 
@@ -699,37 +658,33 @@ class Trace(Participation):
     array([ 6,  5, 10,  5])
     """
 
-    def __init__(
-        self,
-        clients: int,
-        traces: str | Path | Sequence[Law] = "flexible",
-        *,
-        first: int | None = None,
-        assign: Literal["random", "order"] | None = None,
-        draw: Literal["sample", "replay"] | None = None,
-        among: Among = None,
-        seed: int = 0,
-        first_round: First = None,
-    ) -> None:
-        super().__init__(clients, among=among, seed=seed, first_round=first_round)
+    traces: str | Path | Sequence[Law] = "flexible"
+    _: KW_ONLY
+    first: int | None = None
+    assign: Literal["random", "order"] | None = None
+    draw: Literal["sample", "replay"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        traces, first = self.traces, self.first
         known = read_traces(traces, self.clients) if isinstance(traces, str | Path) else traces
         if not isinstance(known, Sequence) or not known or not all(isinstance(trace, Law) for trace in known):
             raise RangeError(f"traces={traces!r}: must be a sequence of at least one trace")
-        self.traces = tuple(known)[: len(known) if first is None else check_integer("first", first, 1, len(known))]
+        self._laws = tuple(known)[: len(known) if first is None else check_integer("first", first, 1, len(known))]
+        vars(self).update(traces=self._laws)
         logged = all(isinstance(trace, Logged) for trace in known)
         if logged and len(known) != self.clients:
             raise RangeError(f"traces: the log has {len(known)} clients, not {self.clients}; use read_traces(clients=)")
-        assign = assign or ("order" if logged else "random")
-        draw = draw or ("replay" if logged else "sample")
-        _require("assign", assign, "random", "order")
-        _require("draw", draw, "sample", "replay")
-        generated = [trace.name for trace in self.traces if not isinstance(trace, Recorded)]
-        if draw == "replay" and generated:
+        self.assign = self.assign or ("order" if logged else "random")
+        self.draw = self.draw or ("replay" if logged else "sample")
+        _require("assign", self.assign, "random", "order")
+        _require("draw", self.draw, "sample", "replay")
+        generated = [trace.name for trace in self._laws if not isinstance(trace, Recorded)]
+        if self.draw == "replay" and generated:
             raise RangeError(f"draw='replay': trace {generated[0]!r} was generated and not recorded; use draw='sample'")
-        self.draw = draw
-        self.assigned = np.arange(self.clients) % len(self.traces)
-        if assign == "random":
-            self.assigned = with_replacement(np.ones(len(self.traces)), self.clients, **self._stream("traces", 0))
+        self.assigned = np.arange(self.clients) % len(self._laws)
+        if self.assign == "random":
+            self.assigned = with_replacement(np.ones(len(self._laws)), self.clients, **self._stream("traces", 0))
         self.assigned.flags.writeable = False
 
     def check_names(self, names: Sequence[str]) -> None:
@@ -737,7 +692,7 @@ class Trace(Participation):
 
         A log that numbers the clients from 0 fits any data whose names are not numbers themselves.
         """
-        found = [trace.name for trace in self.traces if isinstance(trace, Logged)]
+        found = [trace.name for trace in self._laws if isinstance(trace, Logged)]
         by_number = found == [str(client) for client in range(self.clients)] and not any(map(str.isdecimal, names))
         if len(found) < self.clients or by_number:
             return
@@ -752,11 +707,11 @@ class Trace(Participation):
     def shares(self, round: int) -> F64:
         """Return the share of E that each device would do in a round, float64[N] in [0, 1]."""
         if self.draw == "replay":
-            of_round = [one.shares[round % len(one.shares)] for one in self.traces if isinstance(one, Recorded)]
+            of_round = [one.shares[round % len(one.shares)] for one in self._laws if isinstance(one, Recorded)]
             return np.array(of_round, np.float64)[self.assigned]
         random = self._random("shares", round)
         shares = np.empty(self.clients)
-        for number, trace in enumerate(self.traces):
+        for number, trace in enumerate(self._laws):
             devices = self.assigned == number
             shares[devices] = trace.draw(random, int(devices.sum()))
         return shares
@@ -765,6 +720,7 @@ class Trace(Participation):
         return candidates.working(self.shares(round)[candidates.clients])
 
 
+@dataclass(eq=False, repr=False)
 class Uniform(Participation):
     """k different clients a round (S in the papers); every set of k candidates is equally likely.
 
@@ -777,9 +733,7 @@ class Uniform(Participation):
     array([216, 388, 729])
     """
 
-    def __init__(self, clients: int, k: int, *, among: Among = None, seed: int = 0, first_round: First = None) -> None:
-        super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        self.k = check_integer("k", k, 1, self.clients)
+    k: Annotated[int, Whole(1, "clients")]
 
     def _choose(self, round: int, candidates: Active) -> Active:
         if len(candidates) <= self.k:
@@ -787,6 +741,7 @@ class Uniform(Participation):
         return candidates.only(np.sort(without_replacement(len(candidates), self.k, **self._stream("uniform", round))))
 
 
+@dataclass(eq=False, repr=False)
 class Weighted(Participation):
     """k draws a round, each of which selects client i with probability w_i / sum w.
 
@@ -809,28 +764,23 @@ class Weighted(Participation):
     (array([0, 3]), array([1, 5]))
     """
 
+    k: int
+    weights: Sequence[float]
+    _: KW_ONLY
+    replacement: bool = False
+
     @ieee
-    def __init__(
-        self,
-        clients: int,
-        k: int,
-        weights: Sequence[float],
-        *,
-        replacement: bool = False,
-        among: Among = None,
-        seed: int = 0,
-        first_round: First = None,
-    ) -> None:
-        super().__init__(clients, among=among, seed=seed, first_round=first_round)
-        self.weights = _by_client("weights", weights, self.clients, "[0, inf)")
-        positive, total = int(np.count_nonzero(self.weights)), sum(self.weights.tolist())
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._weights = weights = _by_client("weights", self.weights, self.clients, "[0, inf)")
+        vars(self).update(weights=weights)
+        positive, total = int(np.count_nonzero(weights)), sum(weights.tolist())
         if not 0 < total < math.inf:
             raise RangeError(f"weights: their sum must be finite and > 0, got {total!r}")
-        self.k = check_integer("k", k, 1, 2**31 if replacement else positive)
-        self.replacement = replacement
+        self.k = check_integer("k", self.k, 1, 2**31 if self.replacement else positive)
 
     def _choose(self, round: int, candidates: Active) -> Active:
-        weights = self.weights[candidates.clients]
+        weights = self._weights[candidates.clients]
         positive = int(np.count_nonzero(weights))
         if not self.replacement:
             drawn = weighted_without_replacement(weights, min(self.k, positive), **self._stream("weighted", round))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from fedcore.kernels import direction_step
 from fedcore.model import Layout
 from fedcore.runtime import generator
 from fedcore.server.broadcast import Instructions
-from fedcore.validation import check_number
+from fedcore.sim.checks import Checked, Real
 
 CPU = torch.device("cpu")
 _NAME = re.compile(r"cpu|cuda(:\d{1,4})?")
@@ -80,7 +80,7 @@ class FlatModel:
 
 
 @dataclass(frozen=True)
-class LocalOptions:
+class LocalOptions(Checked):
     """Changes to a client's plain steps.
 
     Attributes:
@@ -89,15 +89,9 @@ class LocalOptions:
         clip: the maximum norm of a minibatch gradient without weight decay. Default: no limit.
     """
 
-    weight_decay: float = 0.0
-    momentum: float = 0.0
-    clip: float | None = None
-
-    def __post_init__(self) -> None:
-        check_number("weight_decay", self.weight_decay, "[0, inf)")
-        check_number("momentum", self.momentum, "[0, 1)")
-        if self.clip is not None:
-            check_number("clip", self.clip, "(0, inf)")
+    weight_decay: Annotated[float, Real("[0, inf)")] = 0.0
+    momentum: Annotated[float, Real("[0, 1)")] = 0.0
+    clip: Annotated[float | None, Real("(0, inf)")] = None
 
     @property
     def plain(self) -> bool:

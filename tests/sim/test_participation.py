@@ -176,7 +176,7 @@ def test_arrays_of_a_pattern_are_read_only(vector):
 
 def test_the_repr_of_a_pattern_has_its_arguments():
     pattern = Schedule(3, arrivals={1: 2}, among=Uniform(3, 2, seed=3))
-    assert repr(pattern) == "Schedule(clients=3, arrivals={1: 2}, departures={}, among=Uniform(clients=3, k=2, seed=3))"
+    assert repr(pattern) == "Schedule(clients=3, among=Uniform(clients=3, k=2, seed=3), arrivals={1: 2}, departures={})"
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -8,17 +8,18 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fedcore.cluster.workers import MOST_TRIES, LostError, Pool, Processes, Session, Worker
 from fedcore.errors import ClusterError, FedcoreError
 from fedcore.files import read_bytes, write_text
 from fedcore.profiling import Recorded, absorb, profile, room
 from fedcore.runtime import hide_warnings_of_others, import_quietly, set_threads, threads
+from fedcore.sim.checks import Checked, Real, Whole
 from fedcore.sim.experiment.journal import SECONDS, Begun, Copy, Entry, FolderJournal, SentJournal, record_of
 from fedcore.sim.experiment.results import RoundRecord
 from fedcore.sim.experiment.schema import Trial
-from fedcore.validation import Represented, check_integer, check_number, load_module
+from fedcore.validation import Represented, load_module
 
 if TYPE_CHECKING:  # these modules import torch, which the process of a run does not need
     from fedcore.sim.experiment.trial import MakeEngine
@@ -126,7 +127,7 @@ def run_in_processes(jobs: Iterable[Job], processes: int, imports: Sequence[str]
 
 
 @dataclass(frozen=True)
-class RayTrials:
+class RayTrials(Checked):
     """Runs the trials of a sweep in Ray workers, one trial per worker at a time: a ``runner`` of ``run_sweep``.
 
     This process writes the run's folder, with the same bytes as a local run. If a worker is lost, a different one
@@ -139,15 +140,10 @@ class RayTrials:
         checkpoint_seconds: the minimum time between two checkpoints of a trial.
     """
 
-    workers: int = 2
-    gpus: float = 0.0
+    workers: Annotated[int, Whole(1)] = 2
+    gpus: Annotated[float, Real("[0, inf)")] = 0.0
     address: str | None = None
-    checkpoint_seconds: float = SECONDS
-
-    def __post_init__(self) -> None:
-        check_integer("workers", self.workers, 1)
-        check_number("gpus", self.gpus, "[0, inf)")
-        check_number("checkpoint_seconds", self.checkpoint_seconds, "[0, inf)")
+    checkpoint_seconds: Annotated[float, Real("[0, inf)")] = SECONDS
 
     def __call__(
         self, jobs: Iterable[Job], imports: Sequence[str] = (), on_event: OnEvent = lambda _: None

@@ -1,11 +1,10 @@
 """Experiments in a program or a notebook: run one, and look at its results."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +17,7 @@ from fedcore.sim.experiment.results import CONFIG, load_results
 from fedcore.sim.experiment.run_folder import default_folder, with_additions
 from fedcore.sim.experiment.runner import run_experiment
 from fedcore.sim.experiment.schema import trials
-from fedcore.validation import absolute
+from fedcore.validation import Represented, absolute
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class Run:
+class Run(Represented):
     """The results of a run. In a notebook it shows its table.
 
     Args:
@@ -101,11 +100,11 @@ class Run:
         table = "\n".join(line.rstrip() for line in text.get().strip("\n").splitlines())
         return "\n".join([self._summary.title, table, *self._lines()])
 
-    def _repr_html_(self) -> str:
-        from fedcore.sim.reports.report import html_table
-
-        lines = "".join(f"<div><small>{escape(line)}</small></div>" for line in self._lines())
-        return f"<b>{escape(self._summary.title)}</b>{html_table(self.table())}{lines}"
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        """Yield the rows of the table in notebooks; see ``Represented``."""
+        table = self.table()
+        yield from [(self._summary.title,), tuple(table.columns), *table.itertuples(index=False, name=None)]
+        yield from ((line,) for line in self._lines())
 
 
 def run(

@@ -366,16 +366,24 @@ def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
     )
 
 
+def parse_tables(text: str) -> dict[str, Any]:
+    """Return the tables of a JSON file; raise a ValueError if the text does not hold tables."""
+    try:
+        tables = shallow(json.loads(text))
+    except RecursionError as error:
+        raise ValueError(error) from None
+    if not isinstance(tables, dict):
+        raise ValueError(f"the top level must be a table, got {type(tables).__name__}")
+    return tables
+
+
 def _config_tables(config: Path) -> Mapping[str, Any]:
     try:
-        tables = shallow(json.loads(read_text(config)))
+        return parse_tables(read_text(config))
     except FileNotFoundError:
         return {}
-    except (StoreError, ValueError, RecursionError) as error:
+    except (StoreError, ValueError) as error:
         raise MissingDataError(f"{config}: not the configuration of a run: {error}") from None
-    if not isinstance(tables, dict):
-        raise MissingDataError(f"{config}: the top level must be a table, got {type(tables).__name__}")
-    return tables
 
 
 def _settings(tables: Mapping[str, Any], label: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from fedcore.files import read_text, replacing
 from fedcore.runtime import build_info
 from fedcore.sim.experiment.changes import changes, combined, differences
 from fedcore.sim.experiment.journal import lengthen
-from fedcore.sim.experiment.results import CONFIG, RECORDS, read_header, readable
+from fedcore.sim.experiment.results import CONFIG, RECORDS, parse_tables, read_header, readable
 from fedcore.sim.experiment.schema import Experiment, FromRegistry, changed, trials
 from fedcore.validation import shorten
 
@@ -128,9 +128,8 @@ def _require_unfinished(folder: Path) -> None:
 
 def _build(folder: Path) -> dict[str, Any]:
     """Return a run's ``build.json``, or an empty dictionary if it is missing or damaged."""
-    with suppress(OSError, ValueError, RecursionError):
-        build = json.loads(read_text(folder / BUILD))
-        return build if isinstance(build, dict) else {}
+    with suppress(OSError, ValueError):
+        return parse_tables(read_text(folder / BUILD))
     return {}
 
 

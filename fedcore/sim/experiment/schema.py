@@ -6,11 +6,11 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self, TypeVar, cast
 
 import numpy as np
 from pydantic import (
@@ -21,14 +21,14 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     SerializerFunctionWrapHandler,
+    TypeAdapter,
     ValidationError,
-    ValidationInfo,
-    create_model,
     field_validator,
     model_serializer,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from typing_extensions import TypedDict
 
 from fedcore import algorithms, rules
 from fedcore.algorithms import Algorithm, check_table, optimizers, rates
@@ -42,7 +42,7 @@ from fedcore.sim.data import partitions
 from fedcore.sim.engines import check_method
 from fedcore.sim.experiment.changes import Change
 from fedcore.sim.network.topology import NAMES, Topology
-from fedcore.validation import Registry, absolute, describe_interval, describe_value, html_table, in_interval, is_number
+from fedcore.validation import Registry, Represented, absolute, describe_interval, in_interval, is_number
 
 LARGEST_STEP = 100.0
 """The largest learning rate that a client may report by default."""
@@ -71,13 +71,27 @@ def problem(text: str, *place: str) -> ValidationError:
     return ValidationError.from_exception_data("experiment", [error])
 
 
+def moved(errors: Iterable[ErrorDetails], *place: str, known: Collection[str] | None = None) -> ValidationError:
+    """Return the problems of a part of the experiment at its place; unknown keys name the nearest of ``known``."""
+    details: list[InitErrorDetails] = []
+    for one in errors:
+        kind, text = one["type"], one["msg"]
+        if kind == "extra_forbidden" and known is not None and len(one["loc"]) == 1:
+            kind, text = "problem", unknown_key(str(one["loc"][0]), known)
+        reworded = PydanticCustomError(kind, "{text}", {"text": text})
+        details.append(InitErrorDetails(type=reworded, loc=(*place, *one["loc"]), input=one["input"]))
+    return ValidationError.from_exception_data("experiment", details)
+
+
 @contextmanager
-def _as_problem() -> Iterator[None]:
-    """Convert fedcore's errors into problems of the validated value."""
+def at(*place: str) -> Iterator[None]:
+    """Convert errors into problems at a place in the validated value."""
     try:
         yield
+    except ValidationError as error:
+        raise moved(error.errors(), *place) from None
     except FedcoreError as error:
-        raise problem(str(error)) from None
+        raise problem(str(error), *place) from None
 
 
 def unknown_key(key: str, known: Collection[str]) -> str:
@@ -86,10 +100,13 @@ def unknown_key(key: str, known: Collection[str]) -> str:
     return "unknown key" + (f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(known) or 'none'})")
 
 
+STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+
 class Section(BaseModel):
     """A read-only table of the file, without unknown keys or silent conversions (``"5"`` is not 5)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
+    model_config = STRICT
 
     @model_validator(mode="wrap")
     @classmethod
@@ -97,35 +114,7 @@ class Section(BaseModel):
         try:
             return validate(value)
         except ValidationError as error:
-            raise ValidationError.from_exception_data(error.title, cls._in_words(error.errors())) from None
-
-    @classmethod
-    def _in_words(cls, errors: Iterable[Any]) -> list[InitErrorDetails]:
-        return [_with_nearest(one, list(cls.model_fields)) for one in errors]
-
-
-def _with_nearest(error: Any, known: Collection[str]) -> InitErrorDetails:
-    kind, text, place = error["type"], error["msg"], error["loc"]
-    if kind == "extra_forbidden" and len(place) == 1:
-        kind, text = "problem", unknown_key(str(place[0]), known)
-    return InitErrorDetails(type=PydanticCustomError(kind, "{text}", {"text": text}), loc=place, input=error["input"])
-
-
-@contextmanager
-def _below(*place: str) -> Iterator[None]:
-    """Add a place in the experiment to the problems of a part of it."""
-    try:
-        yield
-    except ValidationError as error:
-        details = [
-            InitErrorDetails(
-                type=PydanticCustomError(one["type"], "{text}", {"text": one["msg"]}),
-                loc=(*place, *one["loc"]),
-                input=one["input"],
-            )
-            for one in error.errors()
-        ]
-        raise ValidationError.from_exception_data("experiment", details) from None
+            raise moved(error.errors(), known=cls.model_fields) from None
 
 
 class FromRegistry(Section):
@@ -135,8 +124,8 @@ class FromRegistry(Section):
     """Returns the classes or functions that take the options, keyed by name."""
     FILLED_IN: ClassVar[Collection[str]] = ()
     """Parameters that the experiment sets and a file cannot."""
-    KINDS: ClassVar[Mapping[str, Any]] = {}
-    """The types of options whose values in the file have a different type than the parameter."""
+    NESTED: ClassVar[Mapping[str, Any]] = {}
+    """The types of options that are tables."""
 
     name: str
     options: Mapping[str, Any] = Field(default_factory=dict)
@@ -157,13 +146,14 @@ class FromRegistry(Section):
     @model_validator(mode="before")
     @classmethod
     def _gather_options(cls, data: Any) -> Any:
-        if isinstance(data, str):
-            return {"name": data}
-        if not isinstance(data, Mapping) or isinstance(data.get("options"), Mapping):
-            return data
-        own = cls.model_fields.keys() - {"options"}
-        options = {key: value for key, value in data.items() if key not in own}
-        return {key: value for key, value in data.items() if key in own} | {"options": options}
+        table = {"name": data} if isinstance(data, str) else data
+        if not isinstance(table, Mapping):
+            if isinstance(table, cls):
+                return table
+            raise problem(f"must be a name, or a table with a name and options, got {data!r}")
+        fields = cls.model_fields.keys() - {"options"}
+        own = {key: table[key] for key in fields if key in table}
+        return own | {"options": {key: value for key, value in table.items() if key not in fields}}
 
     @field_validator("name")
     @classmethod
@@ -173,11 +163,35 @@ class FromRegistry(Section):
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
-        own = sorted(type(self).model_fields.keys() - {"options"})
-        options_model(self.maker(), self.FILLED_IN, self.KINDS, own).model_validate(dict(self.options))
-        with _as_problem():
+        self._check_types()
+        with at():
             self._try()
         return self
+
+    def _check_types(self) -> None:
+        """Check the keys and types of the options against the signature that takes them.
+
+        A parameter without an annotation accepts any value. ``**more`` accepts any option; in a class it accepts the
+        options of the base classes.
+        """
+        parameters = _parameters(self.maker())
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        kinds: dict[str, Any] = {}
+        for name, one in parameters.items():
+            if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and name not in self.FILLED_IN:
+                kind = Any if one.annotation is one.empty else self.NESTED.get(name, one.annotation)
+                kinds[name] = kind if one.default is one.empty else NotRequired[kind]
+        table = cast(Any, TypedDict)("Options", kinds)
+        table.__pydantic_config__ = {**STRICT, "extra": "allow" if takes_any else "forbid"}
+        try:
+            TypeAdapter(table).validate_python(dict(self.options))
+        except ValidationError as error:
+            first: dict[Any, Any] = {}
+            for found in error.errors():  # of a union's errors only the first, without the names of the union's types
+                place = found["loc"] if found["loc"][0] in self.NESTED else found["loc"][:1]
+                first.setdefault(place, {**found, "loc": place})
+            own = sorted(type(self).model_fields.keys() - {"options"})
+            raise moved(first.values(), known=[*own, *kinds]) from None
 
     @model_serializer(mode="wrap")
     def _spread_options(self, default: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -190,54 +204,6 @@ def _find(registry: Registry[Any], name: str, *place: str) -> Any:
         return registry.find(name)
     except UnknownNameError as error:  # the message gives the location in the file, which shows the kind
         raise problem(str(error).removeprefix(f"{registry.what}: "), *place) from error
-
-
-class Options(Section):
-    """Keyword options of a class or function, which share a table of the file with other keys."""
-
-    more_keys: ClassVar[Collection[str]] = ()
-    """The other keys of the table."""
-    tables: ClassVar[Collection[str]] = ()
-    """Options that are tables. Their problems are listed one by one."""
-
-    @classmethod
-    def _in_words(cls, errors: Iterable[Any]) -> list[InitErrorDetails]:
-        known = [*cls.more_keys, *(str(field.alias) for field in cls.model_fields.values())]
-        first: dict[tuple[int | str, ...], InitErrorDetails] = {}
-        for one in errors:  # of a union's errors only the first, without the names of the union's types
-            place = one["loc"] if one["loc"][0] in cls.tables else one["loc"][:1]
-            first.setdefault(place, _with_nearest(one | {"loc": place}, known))
-        return list(first.values())
-
-
-class _AnyOptions(Options):
-    model_config = ConfigDict(extra="allow")
-
-
-def options_model(
-    make: Callable[..., Any],
-    filled_in: Collection[str] = (),
-    kinds: Mapping[str, Any] | None = None,
-    more_keys: Collection[str] = (),
-) -> type[Options]:
-    """Return the model of the keyword options of a class or function, from its signature.
-
-    A parameter without an annotation accepts any value. ``**more`` accepts any option; in a class it accepts the
-    options of the base classes. For the other arguments see ``FromRegistry`` and ``Options``.
-    """
-    parameters = _parameters(make)
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    kinds = kinds or {}
-    options: dict[str, Any] = {}
-    for number, (name, parameter) in enumerate(parameters.items()):
-        if parameter.kind in by_name and name not in filled_in:
-            kind = Any if parameter.annotation is parameter.empty else parameter.annotation
-            default = ... if parameter.default is parameter.empty else None
-            options[f"option{number}"] = kinds.get(name, kind), Field(default, alias=name)
-    model = create_model("Options", __base__=_AnyOptions if takes_any else Options, **options)
-    model.more_keys, model.tables = more_keys, kinds.keys()
-    return model
 
 
 def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -352,7 +318,7 @@ class LearningRate(FromRegistry):
         if is_number(value):
             if not in_interval(value, STEPS):
                 raise problem(f"must be {describe_interval(STEPS)}, got {value!r}")
-            return {"name": "Constant", "options": {"value": value}}
+            return {"name": "Constant", "value": value}
         if not isinstance(value, Mapping | LearningRate):
             raise problem(f"must be a number or a table, got {value!r}")
         return value
@@ -415,29 +381,22 @@ class AggregationRule(FromRegistry):
 
     registry = staticmethod(lambda: rules.REGISTRY)
 
-    @field_validator("name")
-    @classmethod
-    def _exists(cls, name: str) -> str:
-        _find(cls.registry(), name := rules.spelled(name))
-        return name
-
-
-def _options(rule: Any) -> dict[str, Any]:
-    """Return the options of a rule that are set."""
-    found = {field.name: getattr(rule, field.name) for field in fields(rule)}
-    return {name: option for name, option in found.items() if option is not None}
+    name: Annotated[str, AfterValidator(rules.spelled)]
 
 
 def _listed_rules(value: Any) -> Any:
     """Return a list of rules for one rule, or for the name of a chain."""
     if isinstance(value, str) and value in rules.NAMED:
-        return [{"name": type(rule).__name__} | _options(rule) for rule in rules.NAMED[value]]
+        return [
+            {"name": type(rule).__name__} | {key: own for key, own in vars(rule).items() if own is not None}
+            for rule in rules.NAMED[value]
+        ]
     return [value] if isinstance(value, str | Mapping) else value
 
 
 def _chain(names: tuple[AggregationRule, ...] | None) -> tuple[AggregationRule, ...] | None:
     if names is not None:
-        with _as_problem():
+        with at():
             rules.Chain.of([rule.make() for rule in names])
     return names
 
@@ -457,6 +416,18 @@ class AttackOfClients(FromRegistry):
     registry = staticmethod(lambda: attacks.REGISTRY)
 
     clients: Count = 1
+
+
+def _with_absolute_paths(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the paths of existing traces absolute, since a run may be resumed in a different folder."""
+
+    def path(key: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return _with_absolute_paths(value)
+        is_file = key in ("trace", "traces") and isinstance(value, str) and Path(value).is_file()
+        return str(absolute(value)) if is_file else value
+
+    return {key: path(key, value) for key, value in options.items()}
 
 
 def changed(section: T, changes: Mapping[str, Any] | None) -> T:
@@ -488,17 +459,11 @@ class Method(FromRegistry):
     label: Line = ""
     rate: Mapping[str, Any] | None = None
     local: Mapping[str, Any] | None = None
-    clock: Mapping[str, Any] | None = None
+    clock: Annotated[Mapping[str, Any], AfterValidator(_with_absolute_paths)] | None = None
     limits: UpdateLimits | None = None
     aggregation: Aggregation = None
     objective: Objective | None = None
     warm_start: bool | Count = False
-
-    @field_validator("clock")
-    @classmethod
-    def _path_is_absolute(cls, clock: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        has_path = clock is not None and isinstance(clock.get("trace"), str)
-        return {**clock, "trace": str(absolute(clock["trace"]))} if clock is not None and has_path else clock
 
     @model_validator(mode="before")
     @classmethod
@@ -602,21 +567,20 @@ class Model(FromRegistry):
             _find(Registry("model", models, expected="a model", fits=callable, group="fedcore.models"), name)
         return name
 
-    @model_validator(mode="after")
-    def _check_options(self) -> Self:
-        """Do nothing: ``Experiment`` validates the options last, since they need torch."""
-        return self
+    def _check_types(self) -> None:
+        """Do nothing: ``Experiment`` calls ``check`` last, since the options need torch."""
+
+    def _try(self) -> None:
+        """Do nothing."""
 
     def check(self, source: data.Source, name: str) -> None:
         """Raise a problem if the model does not exist, or does not fit the examples of the data set ``name``."""
-        make = _find(self.registry(), self.name, "name")
-        options_model(make, more_keys=["name"]).model_validate(dict(self.options))
+        _find(self.registry(), self.name, "name")
+        super()._check_types()
         try:
             scores = _scores(self.model_dump_json(), source.shape)
         except ShapeError as error:
             raise problem(f"{error}; these are the examples of {name!r}") from None
-        except FedcoreError as error:
-            raise problem(str(error)) from None
         if scores != source.classes:
             raise problem(f"must have {source.classes} outputs, one per class of {name!r}, got {scores}")
 
@@ -640,49 +604,28 @@ class Local(Section):
         return self
 
 
-def _check_pattern(value: Any) -> Any:
-    """Validate the pattern in ``among``, and return it unchanged."""
-    table = {"name": value} if isinstance(value, str) else value
-    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
-        raise problem(f"must be the name of a pattern, or a table with name and options, got {value!r}")
-    make = _find(participation.REGISTRY, table["name"], "name")
-    options = {key: option for key, option in table.items() if key != "name"}
-    options_model(make, Participation.FILLED_IN, Participation.KINDS, ["name"]).model_validate(options)
-    return value
+class Pattern(FromRegistry):
+    """A participation pattern and its options. The option ``among`` is the inner pattern."""
+
+    registry = staticmethod(lambda: participation.REGISTRY)
+    FILLED_IN = ("clients", "seed", "first_round")
+
+    options: Annotated[Mapping[str, Any], AfterValidator(_with_absolute_paths)] = Field(default_factory=dict)
+
+    def _try(self) -> None:
+        """Do nothing: ``Experiment`` builds the pattern for its clients."""
 
 
-def _with_absolute_traces(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _with_absolute_traces(value)
-        if isinstance(value, Mapping)
-        else str(absolute(value))
-        if key == "traces" and isinstance(value, str) and Path(value).is_file()
-        else value
-        for key, value in options.items()
-    }
+Pattern.NESTED = {"among": Pattern}
 
 
-class Participation(FromRegistry):
+class Participation(Pattern):
     """The participation: a pattern and its options. ``first_round = "all"`` overrides it in round 0.
 
     The option ``among`` is the inner pattern: a name, or a table with name and options.
     """
 
-    registry = staticmethod(lambda: participation.REGISTRY)
-    FILLED_IN = ("clients", "seed", "first_round")
-
-    @field_validator("options", mode="before")
-    @classmethod
-    def _make_paths_absolute(cls, options: Any) -> Any:
-        """Make the paths of existing traces absolute, since a run may be resumed in a different folder."""
-        return _with_absolute_traces(options) if isinstance(options, Mapping) else options
-
-    KINDS: ClassVar[Mapping[str, Any]] = {"among": Annotated[Any, BeforeValidator(_check_pattern)]}
-
     first_round: Literal["all"] | None = None
-
-    def _try(self) -> None:
-        """Do nothing: ``Experiment`` builds the pattern for its clients."""
 
 
 class VirtualClock(Section):
@@ -714,7 +657,7 @@ class VirtualClock(Section):
             raise problem("missing; asynchronous clients (concurrency) need it", "policy", missing[0])
         if other := [key for key in self.policy if key not in keys] or ["cohort"] * (self.cohort is not None):
             raise problem(f"{other[0]} does not apply to asynchronous clients (concurrency); remove it")
-        with _as_problem():
+        with at():
             as_policy(self.policy)
         return self
 
@@ -727,10 +670,9 @@ class VirtualClock(Section):
         return Clock(durations, policy=self.policy, cohort=self.cohort, among=pattern)
 
     def check(self, method: Method, experiment: "Experiment") -> None:
-        """Raise a problem if the clients, the method or another table of the experiment do not fit this clock."""
+        """Raise an error if the clients, the method or another table of the experiment do not fit this clock."""
         clients = experiment.partition.clients
-        with _as_problem():
-            self.over(participation.Always(clients))
+        self.over(participation.Always(clients))
         if self.concurrency is None:
             return
         tables = {"objective": method.objective or experiment.objective, "attack": experiment.attack}
@@ -742,9 +684,8 @@ class VirtualClock(Section):
         if made.needs_fresh_updates:
             raise problem(f"{method.label}: takes no late updates; leave concurrency out, or use another method")
         rules = None if aggregation is None else [rule.make() for rule in aggregation]
-        with _as_problem():  # a small server checks the other combinations
-            policy = as_policy(self.policy)
-            server = Server(np.zeros(1, np.float32), made, {0: 1}, lr=1.0, policy=policy, aggregation=rules)
+        policy = as_policy(self.policy)  # a small server checks the other combinations
+        server = Server(np.zeros(1, np.float32), made, {0: 1}, lr=1.0, policy=policy, aggregation=rules)
         if not server._settings.repeats and self.policy["buffer"] > clients:
             raise problem(f"must be at most {clients}, the clients: {method.label} takes one update of each", "policy")
 
@@ -787,7 +728,28 @@ class Evaluate(Section):
         return self.keep is not None and ((round + 1) % self.keep == 0 or round + 1 == rounds)
 
 
-class Experiment(Section):
+def _inside(name: str) -> str:
+    """Require a relative path, since the name becomes a folder below the output folder."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name or (name and not path.parts):
+        raise problem(f"must be a name or a relative path, got {name!r}")
+    return name
+
+
+def _distinct(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(seeds)) < len(seeds) or not seeds:
+        raise problem(f"needs at least one seed, without duplicates, got {list(seeds)}")
+    return seeds
+
+
+def _labelled(methods: tuple[Method, ...]) -> tuple[Method, ...]:
+    labels = [method.label for method in methods]
+    if len(set(labels)) < len(labels) or not labels:
+        raise problem(f"needs at least one algorithm, with distinct labels, got {labels}; set label = '...'")
+    return methods
+
+
+class Experiment(Represented, Section):
     """A comparison of algorithms on one problem, in which the same clients are active in the same rounds.
 
     Attributes:
@@ -808,13 +770,13 @@ class Experiment(Section):
         inherited: the values that a file has from its ``base``, by preset and key (set by ``load_preset``).
     """
 
-    name: Line = ""
+    name: Annotated[Line, AfterValidator(_inside)] = ""
     title: Line
     description: str
     source: str
     rounds: Count
-    seeds: tuple[Seed, ...] = Field(strict=False)
-    algorithms: tuple[Method, ...] = Field(strict=False)
+    seeds: Annotated[tuple[Seed, ...], Field(strict=False), AfterValidator(_distinct)]
+    algorithms: Annotated[tuple[Method, ...], Field(strict=False), AfterValidator(_labelled)]
     threads: Threads = 1
     together: Together | None = None
     device: Device | None = None
@@ -840,25 +802,78 @@ class Experiment(Section):
     inherited: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _methods_fit(self) -> Self:
-        """Validate the tables of each algorithm."""
-        for order, method in enumerate(self.algorithms):
-            with _below("algorithms", str(order), "rate"):
-                changed(self.rate, method.rate)
-            with _below("algorithms", str(order), "local"):
-                local = changed(self.local, method.local)
-            with _below(*(("algorithms", str(order)) if method.clock else ()), "clock"):
-                if (clock := self.clock_of(method)) is not None:
-                    clock.check(method, self)
-            key = "momentum" if local.momentum else None if local.clip is None else "clip"
-            if key and method.make().needs_plain_steps:
-                own = ["algorithms", str(order)] if key in (method.local or ()) else []
-                text = (
-                    f"does not work with {method.label}, which computes control variates from plain SGD steps; remove "
-                    'it, or let clients send them with control = "sent"'
-                )
-                raise problem(text, *own, "local", key)
+    def _tables_fit(self) -> Self:
+        """Validate the tables together. The model is last, because only its check imports torch."""
+        checks: list[Callable[[], object]] = [
+            self._check_data,
+            self._check_clients,
+            *(partial(self._check_method, order) for order in range(len(self.algorithms))),
+            self._check_network,
+        ]
+        found = []
+        for check in checks:
+            try:
+                check()
+            except ValidationError as error:
+                found += error.errors()
+        if found:
+            raise moved(found)
+        with at("model"):
+            self.model.check(self.data.source, self.data.name)
         return self
+
+    def _check_data(self) -> None:
+        """Require data with clients for the natural partition. A user's data set is checked when it is loaded."""
+        own = data.REGISTRY.own
+        if self.partition.name == "natural" and self.data.name in own and not self.data.source.generated:
+            generated = ", ".join(name for name, one in data.REGISTRY.items() if one.generated and name in own)
+            text = f"does not assign examples to clients; use {generated}, your own data, or a different partition"
+            raise problem(f"{self.data.name!r} {text}", "partition", "name")
+
+    def _check_clients(self) -> None:
+        clients, attack = self.partition.clients, self.attack
+        with at("participation"):
+            participation.named(self.participation.name, clients, **self.participation.options)
+        if attack is not None and attack.clients >= clients:
+            text = f"must be less than the {clients} clients of the partition, got {attack.clients}"
+            raise problem(text, "attack", "clients")
+
+    def _check_method(self, order: int) -> None:
+        method, place = self.algorithms[order], ("algorithms", str(order))
+        with at(*place, "rate"):
+            changed(self.rate, method.rate)
+        with at(*place, "local"):
+            local = changed(self.local, method.local)
+        with at(*(place if method.clock else ()), "clock"):
+            if (clock := self.clock_of(method)) is not None:
+                clock.check(method, self)
+        key = "momentum" if local.momentum else None if local.clip is None else "clip"
+        if key and method.make().needs_plain_steps:
+            text = (
+                f"does not work with {method.label}, which computes control variates from plain SGD steps; remove "
+                'it, or let clients send them with control = "sent"'
+            )
+            raise problem(text, *(place if key in (method.local or ()) else ()), "local", key)
+
+    def _check_network(self) -> None:
+        if self.network is None:
+            return
+        if key := "keep" if self.evaluate.keep is not None else "best" if self.evaluate.best else None:
+            raise problem("does not work with a network, whose nodes have different models; remove it", "evaluate", key)
+        owners = [
+            (self, self.rate.model_dump(exclude_none=True), ""),
+            *((m, m.rate or {}, f" of {m.label}") for m in self.algorithms),
+        ]
+        with at("network"):
+            for method in self.algorithms:
+                if not isinstance(method.make(), algorithms.LocalDescent):
+                    raise problem(f"the method must be LocalDescent, got {method.label}")
+            for owner, rate, of in owners:
+                keys = [f"rate.{key}" for key in ("server_lr", "optimizer") if key in rate]
+                keys += [key for key in ("objective", "limits", "aggregation", "attack") if getattr(owner, key, None)]
+                if keys:
+                    raise problem(f"{keys[0]}{of} needs a server; remove it")
+            self.network.topology(self.partition.clients)
 
     def clock_of(self, method: Method) -> VirtualClock | None:
         """Return the clock of one algorithm."""
@@ -866,117 +881,19 @@ class Experiment(Section):
             raise problem("needs a table clock in the experiment, which times the other algorithms")
         return None if self.clock is None else changed(self.clock, method.clock)
 
-    @model_validator(mode="after")
-    def _model_fits(self) -> Self:
-        """Validate the model only if all other keys are valid: it is the only one that imports torch."""
-        with _below("model"):
-            self.model.check(self.data.source, self.data.name)
-        return self
-
     def __repr__(self) -> str:
         methods = ", ".join(method.label for method in self.algorithms)
         return f"Experiment({self.name!r}: {methods}; {self.rounds} rounds, {len(self.seeds)} seeds)"
 
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks: one row per key, with only the labels of the algorithms."""
-        rows = {key: value for key, value in self.tables().items() if value not in ({}, [], "")}
-        rows["algorithms"] = [method.label for method in self.algorithms]
-        return html_table(f"Experiment {self.name}", ((key, describe_value(value)) for key, value in rows.items()))
+    def _facts(self) -> dict[str, Any]:
+        """Return the tables that are not empty, with only the labels of the algorithms; see ``Represented``."""
+        tables = {key: value for key, value in self.tables().items() if value not in ({}, [], "")}
+        return tables | {"algorithms": [method.label for method in self.algorithms]}
 
     def tables(self) -> dict[str, Any]:
         """Return the experiment as JSON tables, as in ``config.json``."""
         tables: dict[str, Any] = json.loads(self.model_dump_json(exclude_none=True))
         return tables
-
-    @field_validator("name")
-    @classmethod
-    def _name_stays_inside(cls, name: str) -> str:
-        """Require a relative path, since the name becomes a folder below the output folder."""
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or "\0" in name or (name and not path.parts):
-            raise problem(f"must be a name or a relative path, got {name!r}")
-        return name
-
-    @field_validator("seeds")
-    @classmethod
-    def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(seeds)) < len(seeds) or not seeds:
-            raise problem(f"needs at least one seed, without duplicates, got {list(seeds)}")
-        return seeds
-
-    @field_validator("algorithms")
-    @classmethod
-    def _labels_differ(cls, methods: tuple[Method, ...]) -> tuple[Method, ...]:
-        labels = [method.label for method in methods]
-        if len(set(labels)) < len(labels) or not labels:
-            raise problem(f"needs at least one algorithm, with distinct labels, got {labels}; set label = '...'")
-        return methods
-
-    @field_validator("partition")
-    @classmethod
-    def _data_has_clients(cls, partition: Partition, info: ValidationInfo) -> Partition:
-        """Require data with clients for the natural partition. A user's data set is checked when it is loaded."""
-        named, own = info.data.get("data"), data.REGISTRY.own
-        if partition.name == "natural" and named and named.name in own and not named.source.generated:
-            generated = ", ".join(name for name, one in data.REGISTRY.items() if one.generated and name in own)
-            raise problem(
-                f"{named.name!r} does not assign examples to clients; use {generated}, your own data, or a different "
-                "partition",
-                "name",
-            )
-        return partition
-
-    @field_validator("participation")
-    @classmethod
-    def _pattern_fits(cls, pattern: Participation, info: ValidationInfo) -> Participation:
-        if "partition" in info.data:  # otherwise the partition has problems, which are reported
-            with _as_problem():
-                participation.named(pattern.name, info.data["partition"].clients, **pattern.options)
-        return pattern
-
-    @field_validator("clock")
-    @classmethod
-    def _clock_fits(cls, clock: VirtualClock | None, info: ValidationInfo) -> VirtualClock | None:
-        if clock is not None and "partition" in info.data:
-            with _as_problem():
-                clock.over(participation.Always(info.data["partition"].clients))
-        return clock
-
-    @field_validator("attack")
-    @classmethod
-    def _some_are_honest(cls, attack: AttackOfClients | None, info: ValidationInfo) -> AttackOfClients | None:
-        clients = info.data["partition"].clients if "partition" in info.data else None
-        if attack is not None and clients is not None and attack.clients >= clients:
-            raise problem(f"must be less than the {clients} clients of the partition, got {attack.clients}", "clients")
-        return attack
-
-    @field_validator("evaluate")
-    @classmethod
-    def _keep_needs_a_server(cls, evaluate: Evaluate, info: ValidationInfo) -> Evaluate:
-        key = "keep" if evaluate.keep is not None else "best" if evaluate.best else None
-        if key is not None and info.data.get("network") is not None:
-            raise problem("does not work with a network, whose nodes have different models; remove it", key)
-        return evaluate
-
-    @field_validator("network")
-    @classmethod
-    def _network_fits(cls, network: NetworkOfNodes | None, info: ValidationInfo) -> NetworkOfNodes | None:
-        if network is None or not {"algorithms", "partition", "rate"} <= info.data.keys():
-            return network
-        rate: Rate = info.data["rate"]
-        serving = [rate.server_lr and "rate.server_lr", rate.optimizer and "rate.optimizer"]
-        serving += [key for key in ("objective", "limits", "aggregation", "attack") if info.data.get(key)]
-        for method in info.data["algorithms"]:
-            if not isinstance(method.make(), algorithms.LocalDescent):
-                raise problem(f"the method must be LocalDescent, got {method.label}")
-            own = [key for key in ("objective", "limits", "aggregation") if getattr(method, key)]
-            own += [f"rate.{key}" for key in ("server_lr", "optimizer") if key in (method.rate or {})]
-            serving += [f"{key} of {method.label}" for key in own]
-        if present := [key for key in serving if key]:
-            raise problem(f"{present[0]} needs a server; remove it")
-        with _as_problem():
-            network.topology(info.data["partition"].clients)
-        return network
 
 
 @cache
@@ -1000,6 +917,11 @@ class Trial:
     def method(self) -> Method:
         """The algorithm and its options."""
         return self.experiment.algorithms[self.order]
+
+    def own(self, key: Literal["limits", "aggregation", "objective"]) -> Any:
+        """Return the algorithm's value of a table, or else the experiment's."""
+        value = getattr(self.method, key)
+        return getattr(self.experiment, key) if value is None else value
 
     @property
     def rate(self) -> Rate:

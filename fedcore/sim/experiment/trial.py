@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from fedcore.algorithms import Algorithm, FedAvgM, LocalDescent
+from fedcore.algorithms import FedAvgM
 from fedcore.algorithms.rates import InverseRound, PerCohort, Rate, Staircase
 from fedcore.arrays import CPU, F32
 from fedcore.errors import RangeError
@@ -62,8 +62,9 @@ class ChangingObjective:
     def __post_init__(self) -> None:
         for inner in participation.nested(self.pattern):
             if isinstance(inner, Schedule):
-                self.arrivals |= {client: round for client, round in inner.arrivals.items() if round > 0}
-                self.departures |= inner.departures
+                arrivals, departures = inner.moves
+                self.arrivals |= {client: round for client, round in arrivals.items() if round > 0}
+                self.departures |= departures
 
     @property
     def excludes(self) -> bool:
@@ -160,111 +161,142 @@ class TrialParts:
         return self.engine.evaluate(x) if self.changing is None else self.changing.evaluate(round, x)
 
 
+@dataclass(frozen=True)
+class Problem:
+    """What all algorithms of a comparison share for one seed: the first model, the data, and who takes part when."""
+
+    module: nn.Module
+    dataset: Dataset
+    parts: Sequence[npt.NDArray[np.int64]]
+    pattern: Participation
+    course: Clock | Arrivals | None
+    liars: Liars | None
+
+    @property
+    def sizes(self) -> dict[ClientId, int]:
+        """The number of examples of each client."""
+        return {client: len(part) for client, part in enumerate(self.parts)}
+
+
 def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InProcess) -> TrialParts:
     """Return the parts of a trial. The server is loaded from the folder ``saved``, or new if this does not exist."""
-    experiment, seed, algorithm = trial.experiment, trial.seed, trial.method.make()
-    device, local, rate = experiment.device or CPU, trial.local, trial.rate
-    clients, active = experiment.partition.clients, experiment.participation
-    module = nets.build(experiment.model.name, seed=seed, **experiment.model.options)
+    problem, saved = problem_of(trial), saved if saved is not None and saved.exists() else None
+    engine = make_executor(trial, problem, make_engine)
+    if trial.experiment.network is not None:
+        nodes = make_nodes(trial, problem, engine, saved)
+        return TrialParts(nodes, NodesEngine(engine, nodes), problem.pattern)
+    objective, changing = trial.own("objective"), None
+    if objective is not None:
+
+        def evaluator(counted: Dataset) -> Engine:
+            options: dict[str, Any] = {"batch": trial.local.batch, "device": trial.experiment.device or CPU}
+            return InProcess(problem.module, counted, problem.parts, steps=1, seed=0, together=False, **options)
+
+        changing = ChangingObjective(objective, problem.pattern, problem.dataset, problem.parts, evaluator)
+    server = make_server(trial, problem, engine, changing, saved)
+    uploads = len(problem.sizes if changing is None else changing.start()) if trial.method.warm_start else 0
+    return TrialParts(server, engine, problem.pattern, changing, uploads, problem.liars)
+
+
+def problem_of(trial: Trial) -> Problem:
+    """Return the model, the data and the participation of a trial."""
+    experiment, seed = trial.experiment, trial.seed
+    clients, active, attack = experiment.partition.clients, experiment.participation, experiment.attack
     dataset, parts = load_and_partition(experiment, seed)
-    liars = None
-    if experiment.attack is not None:
-        liars = Liars(experiment.attack.make(), range(clients - experiment.attack.clients, clients), seed)
-    pattern = participation.named(
-        active.name,
-        clients,
-        labels=[dataset.train_y[part] for part in parts],
-        seed=seed,
-        first_round=active.first_round,
-        **active.options,
-    )
+    labels = [dataset.train_y[part] for part in parts]
+    more: dict[str, Any] = {"labels": labels, "seed": seed, "first_round": active.first_round}
+    pattern = participation.named(active.name, clients, **more, **active.options)
     if dataset.clients is not None and experiment.partition.name == "natural":
         for each in participation.nested(pattern):
             if isinstance(each, participation.Trace):
                 each.check_names(dataset.clients)
-    course = None if (clock := trial.clock) is None else clock.over(pattern)
-    pattern = course if isinstance(course, Clock) else pattern
-    sizes = [len(part) for part in parts]
-
-    def evaluator(counted: Dataset) -> Engine:
-        return InProcess(module, counted, parts, batch=local.batch, steps=1, seed=0, together=False, device=device)
-
-    objective = trial.method.objective or experiment.objective
-    changing = None if objective is None else ChangingObjective(objective, pattern, dataset, parts, evaluator)
-    engine = make_engine(
-        module,
-        dataset if liars is None else liars.poisoned(dataset, parts),
+    course = None if trial.clock is None else trial.clock.over(pattern)
+    return Problem(
+        nets.build(experiment.model.name, seed=seed, **experiment.model.options),
+        dataset,
         parts,
+        course if isinstance(course, Clock) else pattern,
+        course,
+        None if attack is None else Liars(attack.make(), range(clients - attack.clients, clients), seed),
+    )
+
+
+def make_executor(trial: Trial, problem: Problem, make_engine: MakeEngine) -> Engine:
+    """Return the engine that trains the clients of a trial."""
+    experiment, local, algorithm, liars = trial.experiment, trial.local, trial.method.make(), problem.liars
+    engine = make_engine(
+        problem.module,
+        problem.dataset if liars is None else liars.poisoned(problem.dataset, problem.parts),
+        problem.parts,
         batch=local.batch,
         epochs=local.epochs,
         steps=local.steps,
-        seed=seed,
+        seed=trial.seed,
         options=LocalOptions(local.weight_decay, local.momentum, local.clip),
         together=True if experiment.together is None else experiment.together,
         threads=experiment.threads,
-        device=device,
+        device=experiment.device or CPU,
     )
-    steps = engine.most_steps(algorithm.local_rule)
-    if experiment.network is not None:
-        nodes = _nodes(trial, algorithm, module, sizes, steps, saved)
-        return TrialParts(nodes, NodesEngine(engine, nodes), pattern)
-    waiting: dict[str, Any] = {}
-    if clock is not None and isinstance(course, Arrivals):
-        engine, waiting = AtWork(engine, course), {"policy": as_policy(clock.policy)}
+    if isinstance(problem.course, Arrivals):
+        return AtWork(engine, problem.course)
     if algorithm.rows_at_clients:
-        kept = RecoveringClients if isinstance(algorithm, FedAvgM) else KeepingClients
-        engine = kept(engine, algorithm)
+        return (RecoveringClients if isinstance(algorithm, FedAvgM) else KeepingClients)(engine, algorithm)
+    return engine
+
+
+def method_options(trial: Trial, problem: Problem) -> dict[str, Any]:
+    """Return the arguments of a server that depend on the method: its rates, optimizer, rules and policy."""
+    rate, aggregation, options = trial.rate, trial.own("aggregation"), dict[str, Any]()
+    if trial.clock is not None and isinstance(problem.course, Arrivals):
+        options["policy"] = as_policy(trial.clock.policy)
     gamma = rate.server_lr.make() if rate.server_lr else None
     if isinstance(gamma, PerCohort):
-        size = waiting["policy"].buffer if waiting else None
-        gamma = gamma.over(lambda round: size or len(pattern.active(round)))
-    lr = rate.lr.make()
-    present: dict[ClientId, int] = dict(enumerate(sizes)) if changing is None else changing.start()
-    server_device = experiment.server_device or CPU
-    limits, aggregation = (
-        getattr(experiment if getattr(trial.method, key) is None else trial.method, key)
-        for key in ("limits", "aggregation")
-    )
-    if saved is not None and saved.exists():
+        size = options["policy"].buffer if options else None
+        gamma = gamma.over(lambda round: size or len(problem.pattern.active(round)))
+    return options | {
+        "lr": rate.lr.make(),
+        "server_lr": gamma,
+        "optimizer": rate.optimizer.make() if rate.optimizer else None,
+        "aggregation": None if aggregation is None else [rule.make() for rule in aggregation],
+    }
+
+
+def make_server(
+    trial: Trial, problem: Problem, engine: Engine, changing: ChangingObjective | None, saved: Path | None
+) -> Server:
+    """Return the server of a trial, loaded from ``saved`` or new. A new one starts warm if the method does."""
+    algorithm, options, limits = trial.method.make(), method_options(trial, problem), trial.own("limits")
+    device = trial.experiment.server_device or CPU
+    if saved is not None:
         # lr is one of fedcore's classes, which the server saves.
-        server = Server.load(saved, algorithm=algorithm, server_lr=gamma, compute=Compute(device=server_device))
+        compute = Compute(device=device)
+        server = Server.load(saved, algorithm=algorithm, server_lr=options["server_lr"], compute=compute)
         if isinstance(engine, KeepingClients | AtWork):
             engine.load(rows_file(saved, server.round_number))
-    else:
-        # A flat vector would not separate BatchNorm's statistics from parameters, so the server gets the module.
-        # Diagnostics read the rows once more, which costs less than one local step.
-        server = Server(
-            module,
-            algorithm,
-            present,
-            lr=lr if changing is None else changing.rate(lr),
-            server_lr=gamma,
-            optimizer=rate.optimizer.make() if rate.optimizer else None,
-            aggregation=None if aggregation is None else [rule.make() for rule in aggregation],
-            limits=Limits(max_steps=steps, max_norm=limits.max_norm if limits else None),
-            compute=Compute(device=server_device, diagnostics=True),
-            **waiting,
-        )
-        if trial.method.warm_start:
-            minibatches = None if trial.method.warm_start is True else trial.method.warm_start
-            server.warm_start(engine.gradients(server.broadcast(present), minibatches))
-    uploads = len(present) if trial.method.warm_start else 0
-    return TrialParts(server, engine, pattern, changing, uploads, liars)
+        return server
+    if changing is not None:
+        options["lr"] = changing.rate(options["lr"])
+    present = problem.sizes if changing is None else changing.start()
+    # A flat vector would not separate BatchNorm's statistics from parameters, so the server gets the module.
+    # Diagnostics read the rows once more, which costs less than one local step.
+    options["compute"] = Compute(device=device, diagnostics=True)
+    most = Limits(max_steps=engine.most_steps(algorithm.local_rule), max_norm=limits.max_norm if limits else None)
+    server = Server(problem.module, algorithm, present, limits=most, **options)
+    if warm := trial.method.warm_start:
+        server.warm_start(engine.gradients(server.broadcast(present), None if warm is True else warm))
+    return server
 
 
-def _nodes(
-    trial: Trial, algorithm: Algorithm, module: nn.Module, sizes: list[int], steps: int, saved: Path | None
-) -> Nodes:
+def make_nodes(trial: Trial, problem: Problem, engine: Engine, saved: Path | None) -> Nodes:
     """Return the network of a trial, new or loaded."""
-    experiment = trial.experiment
-    assert isinstance(algorithm, LocalDescent)
-    assert experiment.network is not None
-    if saved is not None and saved.exists():
+    network, algorithm, sizes = trial.experiment.network, trial.method.make(), list(problem.sizes.values())
+    assert network is not None
+    if saved is not None:
         return Nodes(Network.load(saved), algorithm)
-    topology = experiment.network.topology(len(sizes))
-    q = sizes if experiment.network.weights == "examples" else None
-    models, limits = [module] * len(sizes), Limits(max_steps=steps)
-    return Nodes(Network(models, topology, lr=trial.rate.lr.make(), q=q, limits=limits), algorithm)
+    q = sizes if network.weights == "examples" else None
+    limits = Limits(max_steps=engine.most_steps(algorithm.local_rule))
+    models = [problem.module] * len(sizes)
+    return Nodes(Network(models, network.topology(len(sizes)), lr=trial.rate.lr.make(), q=q, limits=limits), algorithm)
 
 
 def run_trial(

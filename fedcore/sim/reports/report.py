@@ -1,11 +1,11 @@
 """The report of a run: ``table.md``, ``table.csv``, ``table.tex``, ``curves.png``, ``loss.png`` and ``report.html``."""
 
-import json
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,47 +19,18 @@ from fedcore.errors import MissingDataError
 from fedcore.files import read_text, write_text
 from fedcore.sim.experiment import config as presets
 from fedcore.sim.experiment.changes import Changes, inherited_text, of_tables, text_of
-from fedcore.sim.experiment.results import CONFIG, Record, read_folder
+from fedcore.sim.experiment.results import CONFIG, Record, parse_tables, read_folder
 from fedcore.sim.experiment.schema import Pictures, ReportSettings
 from fedcore.sim.reports import statistics as stats
 from fedcore.sim.reports.figures import draw_curves
 from fedcore.sim.reports.papers import Comparison, comparison
 from fedcore.sim.reports.statistics import Summary
-from fedcore.validation import shallow
 
 FILES = ("table.md", "table.csv", "table.tex", "curves.png", "loss.png", "report.html")
 ESSENTIAL = 5
 """The number of columns that fit into a terminal 80 characters wide."""
-STYLE = """
-:root { color-scheme: light dark; --ink: #333; --ground: #fff; --faint: #6b6b6b; --line: #ddd; --code: #f7f7f7; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #ddd; --ground: #171717; --faint: #a0a0a0; --line: #444; --code: #222; }
-  svg, img { filter: invert(.91) hue-rotate(180deg); }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground); margin: 2rem auto;
-  padding: 0 1rem; max-width: 120rem; }
-p { max-width: 62rem; }
-h1 { font-size: 1.4rem; } h2, summary { font-size: 1.1rem; margin-top: 2rem; font-weight: bold; }
-table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; white-space: nowrap; }
-td, th { padding: .25rem .8rem; text-align: right; }
-th { border-bottom: 2px solid var(--line); } td { border-bottom: 1px solid var(--line); }
-td:first-child, th:first-child { text-align: left; } p.faint { color: var(--faint); }
-p.remark { border-left: .3rem solid #D55E00; padding-left: .7rem; font-weight: 600; }
-pre { background: var(--code); padding: .8rem; overflow-x: auto; font-size: 13px; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(40rem, 100%), 1fr)); gap: 1rem; }
-svg, img { width: 100%; height: auto; max-width: 62rem; } g[id$="-key"] { cursor: pointer; }
-"""
-SCRIPT = """
-document.addEventListener("click", event => {
-  const key = event.target.closest('g[id$="-key"]');
-  if (!key) return;
-  const curve = key.id.match(/^curve-\\d+-/)[0], hide = !key.classList.contains("off");
-  for (const part of key.closest("svg").querySelectorAll(`g[id^="${curve}"]`)) {
-    part.classList.toggle("off", hide);
-    part.style.opacity = hide ? (part.id.endsWith("-key") ? 0.4 : 0) : 1;
-  }
-});
-"""
+_FOLDER = resources.files("fedcore.sim.reports")
+STYLE, SCRIPT = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
 TOGGLES = "Click a name in a plot's legend to hide or show its curve."
 
 
@@ -164,9 +135,7 @@ class Config:
     def parse(cls, preset: str, text: str) -> "Config":
         """Parse a configuration; raise MissingDataError if it is damaged."""
         try:
-            tables = shallow(json.loads(text or "{}"))
-            if not isinstance(tables, dict):
-                raise ValueError(f"must hold tables at the top, got {type(tables).__name__}")
+            tables = parse_tables(text or "{}")
             pictures = tables.get("pictures")
             if pictures is None and preset in presets.names():  # older versions did not write this table
                 pictures = presets.read(preset).get("pictures")
@@ -185,7 +154,7 @@ class Config:
                 str(tables.get("note", "")),
                 inherited_text(tables),
             )
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise MissingDataError(f"{preset}: its {CONFIG} is damaged: {error}") from None
 
 

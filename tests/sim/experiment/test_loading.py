@@ -129,8 +129,8 @@ def test_every_preset_is_valid(name):
             "participation.arivals: unknown key; did you mean 'arrivals'?",
         ),
         ("participation.among=Unifrom", "participation.among.name: 'Unifrom' is unknown; did you mean 'Uniform'?"),
-        ("participation.among={k=3}", "participation.among: must be the name of a pattern"),
-        ("participation.among=3", "participation.among: must be the name of a pattern"),
+        ("participation.among={k=3}", "participation.among.name: Field required"),
+        ("participation.among=3", "participation.among: must be a name, or a table"),
         ("participation.among=Uniform", "participation.among.k: Field required"),
         ("participation.among={name='Uniform', k=3, seed=1}", "participation.among.seed: unknown key"),
         (
@@ -139,7 +139,7 @@ def test_every_preset_is_valid(name):
         ),
         ("participation.among={name='Uniform', k=31}", "participation: k"),
         ("data=none", "data: Field required"),
-        ("data=3", "data: Input should be a valid dictionary or instance of Data, got 3"),
+        ("data=3", "data: must be a name, or a table with a name and options, got 3"),
         ("rounds.x=3", "'rounds' must be a table"),
         ("rounds", "override 'rounds': must be KEY=VALUE"),
         ("title=a b", "neither TOML nor a bare word"),
@@ -160,6 +160,15 @@ def test_all_problems_are_listed_at_once():
     lines = str(caught.value).splitlines()
     assert lines[0] == "quickstart: 3 problems"
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["rounds", "algorithms.0.name", "local.epochz"]
+
+
+def test_problems_between_tables_are_listed_at_once():
+    with pytest.raises(ConfigError) as caught:
+        load_preset("quickstart", ["participation={name='Uniform', k=31}", "local.clip=1", "algorithms=['SCAFFOLD']"])
+    assert [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:]] == [
+        "participation",
+        "local.clip",
+    ]
 
 
 def test_errors_appear_without_the_import_of_torch():

@@ -157,5 +157,5 @@ def test_notebook_shows_an_experiment_and_its_events(small, tmp_path):
     assert repr(events[1]) == "Event(job='FedAvg, seed 0', round=0)"
     assert repr(events[3]) == "Event(job='FedAvg, seed 0', over=True)"
     html = small._repr_html_()
-    assert html.startswith("<table><caption>Experiment quickstart</caption>")
+    assert html.startswith("<table><caption>Experiment</caption>")
     assert "<tr><td>algorithms</td><td>(&#x27;FedAvg&#x27;, &#x27;MIFA&#x27;, &#x27;MimiC&#x27;)</td></tr>" in html
