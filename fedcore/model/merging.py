@@ -10,7 +10,7 @@ import stat
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -417,7 +417,7 @@ class _Job:
                 file.write(state.text(self.fingerprint))
         for name in state.constants:
             self.plan[name] = self.plan[name]._replace(kind="constant")
-        with _Output(part, self.targets(), self.moments, self.fingerprint) as output:
+        with closing(_Output(part, self.targets(), self.moments, self.fingerprint)) as output:
             pass_ = _Pass(self, state, output, progress)
             if state.done and not pass_.is_intact():
                 state = state.restarted()
@@ -449,9 +449,7 @@ class _Job:
             ]
         else:
             found = [_target(Path(MODEL), {name: (form.dtype, form.shape) for name, form in self.plan.items()})]
-        if self.moments:
-            found.append(_target(MOMENTS, self._moment_forms()))
-        return found
+        return [*found, *([_target(MOMENTS, self._moment_forms())] if self.moments else [])]
 
     def is_stepped(self, form: TensorForm) -> bool:
         """Whether the server's step moves a tensor; other float tensors are averaged."""
@@ -513,10 +511,8 @@ class _Output:
                 moment, _, of = name.partition("/") if target.path == MOMENTS else ("-1", "", name)
                 self.tensors[int(moment) + 1][of] = tensor
 
-    def __enter__(self) -> "_Output":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Stop the writer, and close the files."""
         self._writer.shutdown(cancel_futures=True)
         for fd in self._fds.values():
             os.close(fd)
