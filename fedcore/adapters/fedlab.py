@@ -13,21 +13,11 @@ from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.server.manager import SynchronousServerManager
 from fedlab.utils import MessageCode
 
-from fedcore.adapters.session import (
-    NOTHING,
-    RejectedRounds,
-    add_reply,
-    open_server,
-    rejection_line,
-    server_options,
-    silence,
-    take_model,
-    with_plain_steps,
-)
+from fedcore.adapters.session import Job, add_reply, silence, take_model
 from fedcore.algorithms import Algorithm
 from fedcore.arrays import as_array, own_classes, to_host
 from fedcore.errors import ArrayError, RoundError
-from fedcore.server import Report, Round, Server, Update
+from fedcore.server import Round, Server, Update
 from fedcore.validation import as_integer, check_integer, rejection_reason, short_repr
 
 
@@ -54,7 +44,7 @@ def _ends_round(draw: Callable[..., list[int]]) -> Callable[..., list[int]]:
     return sample_clients
 
 
-class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
+class ServerHandler(Job, SyncServerHandler):  # type: ignore[misc, unused-ignore]
     """FedAvg, MIFA, MimiC, FlexibleFedAvg or LocalDescent for FedLab's pipelines and network managers.
 
     An upload is ``[parameters]``, as FedLab's trainers send it, or ``[parameters, claims]``. The claims are an integer
@@ -106,13 +96,9 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         logger: Any = None,
         **options: Any,
     ) -> None:
-        self.server: Server | None = None
+        self._prepare("FedLab", algorithm, {**options, "lr": lr, "steps": steps})
         super().__init__(model, global_round, sample_ratio, logger=logger)
-        abort_after = options.pop("abort_after", 3)
-        self._rejected_rounds = RejectedRounds(abort_after and min(abort_after, global_round))
-        self._algorithm, self._steps, self._evaluate = with_plain_steps(algorithm, lr), steps, evaluate
-        self._options = server_options({**options, "lr": lr, "steps": steps}, "FedLab")
-        self.reports: list[Report] = []
+        self._evaluate = evaluate
         self._round: Round | None = None
         self._sampled: tuple[int, ...] = ()
         self._waiting: dict[int, None] = {}  # the sampled clients without an upload, in order
@@ -240,13 +226,11 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
                 add_reply(opened, update.client, partial(update._replace))
         self._round, silent = None, [*self._waiting]
         self._sampled, self._waiting, self._strays = (), {}, set()
-        self.reports.append(report := opened.finish())
+        report = opened.finish()
         if silent:
             self._LOGGER.info(f"round {report.round}: {silence(silent)}")
-        if line := rejection_line(report):
-            self._LOGGER.warning(line)
         self._show(self._start())
-        self._rejected_rounds.note(report.accepted, report.rejected or NOTHING)
+        self._record(report, self._LOGGER.warning, ended=self.round >= self.global_round)
 
     def setup_optim(self) -> None:
         """Do nothing, since the method's options are arguments of ``__init__``."""
@@ -258,9 +242,8 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
     def _start(self) -> Server:
         if self.server is None:
             x0 = as_array("model", self.model_parameters.float())
-            self.server = open_server(x0, self._algorithm, range(self.num_clients), **self._options)
-            self._show(self.server)
-        return self.server
+            self._show(self._opened_server(x0, range(self.num_clients)))
+        return self._opened_server(None, ())
 
     def _show(self, server: Server) -> None:
         self.set_model(torch.from_numpy(np.array(to_host(server.x))).to(self.model_parameters.dtype))

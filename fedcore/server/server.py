@@ -35,6 +35,7 @@ from fedcore.options import (
     Changes,
     Compute,
     Limits,
+    Openings,
     RoundPolicy,
     Settings,
     Storage,
@@ -59,6 +60,7 @@ from fedcore.server.opening import (
     first_state,
     ids_of,
     in_files,
+    is_begun,
     manifest_in,
     new_rows,
     require_clients,
@@ -243,8 +245,11 @@ class Server(Represented, Unpicklable):
         self._journal.begin(self.round_number)
 
     @property
-    def _settings(self) -> Settings:
+    def settings(self) -> Settings:
+        """The checked options, frozen."""
         return self._backend.settings
+
+    _settings = settings
 
     @property
     def algorithm(self) -> Algorithm:
@@ -289,10 +294,56 @@ class Server(Represented, Unpicklable):
         return self._settings.averages_models
 
     @classmethod
+    def open(
+        cls,
+        folder: Storage | str | os.PathLike[str],
+        model: Any,
+        algorithm: Algorithm | str = "FedAvg",
+        clients: int | Iterable[ClientId] | Mapping[ClientId, int] | None = None,
+        *,
+        create: bool = True,
+        **options: Unpack[Openings],
+    ) -> "Server":
+        """Resume the server of a folder after its last finished round; create it if the folder has none.
+
+        A program that calls it at each start continues after a crash.
+
+        Args:
+            folder: the path, or a ``Storage``. One without a path makes a new server in memory.
+            model, algorithm: as for a new server. A saved server must have this method, and tensors of these names and
+                shapes; it keeps its own values.
+            clients: those of a new server. A saved server keeps its own; see ``add_clients``.
+            create: False raises an error if the folder has no server.
+            options: lr, server_lr, optimizer, aggregation, limits, compute, policy and callbacks, as for a new server
+                and for ``load``: those that differ from the saved ones replace them with a warning, except the
+                optimizer and the accumulator, which must be the same. What is left out stays as saved.
+
+        Raises:
+            CheckpointError: the saved server has another model, method or optimizer.
+            FedcoreError: as for ``Server`` and ``load``.
+
+        >>> import numpy as np, tempfile
+        >>> folder = tempfile.mkdtemp() + "/state"
+        >>> for _ in range(2):
+        ...     with Server.open(folder, np.zeros(2, np.float32), "MIFA", clients=3, lr=0.1) as server:
+        ...         report = server.round([])
+        >>> server.round_number
+        2
+        """
+        storage = Storage.of(folder)
+        if create and not is_begun(storage):
+            given: Any = {name: value for name, value in options.items() if value is not None}
+            return cls(model, algorithm, clients, storage=storage, **given)
+        if (path := storage.path) is None:
+            raise RangeError("folder: create=False needs a path")
+        return cls.load(path, model=model, algorithm=algorithm, storage=storage, **options)
+
+    @classmethod
     def load(
         cls,
         path: str | os.PathLike[str] | ClientStore,
         *,
+        model: Any = None,
         algorithm: Algorithm | str | None = None,
         lr: float | Rate | None = None,
         server_lr: float | Rate | None = None,
@@ -309,6 +360,7 @@ class Server(Represented, Unpicklable):
         Args:
             path: the folder of a server, or a copy that ``save`` wrote; the manifest of a sharded server; or an open
                 ``ClientStore``, which the server then closes.
+            model: if given, the saved server must have tensors of its names and shapes, and the given optimizer.
             algorithm, optimizer: required if they are the caller's own code.
             lr, server_lr: required if they are the caller's own code. A rate that differs from the saved one replaces
                 it, as in ``change``, and logs a warning.
@@ -333,6 +385,7 @@ class Server(Represented, Unpicklable):
         from fedcore.cluster import groups
 
         given, server = checked_objects(algorithm, lr, server_lr, optimizer), cls.__new__(cls)
+        layout = None if model is None else Layout.of(model)
         compute, folder = compute or Compute(), None if isinstance(path, ClientStore) else absolute(path)
         manifest = None if folder is None else manifest_in(folder)
         home = path.path if isinstance(path, ClientStore) else folder if manifest is None else manifest.parent
@@ -342,7 +395,7 @@ class Server(Represented, Unpicklable):
             backend, saved = opened(manifest or folder, given, storage, compute)
             server._start(backend, callbacks)
             try:
-                change_on_loading(backend, manifest or path, saved, given, aggregation, limits, policy)
+                change_on_loading(backend, manifest or path, saved, given, aggregation, limits, policy, layout)
                 if manifest is not None:
                     shards.require_shardable(backend.settings)
                     server._keep_journal(storage, manifest.parent)
@@ -369,7 +422,7 @@ class Server(Represented, Unpicklable):
                 state = resumed_state(rows, saved, settings)
             state.sign_by(storage.audit_key)
             server._start(state, callbacks)
-            change_on_loading(state, rows.path, saved["settings"], given, aggregation, limits, policy)
+            change_on_loading(state, rows.path, saved["settings"], given, aggregation, limits, policy, layout)
             server._keep_journal(storage, rows.path if rows.medium == "mmap" else None)
         return server
 
@@ -540,6 +593,10 @@ class Server(Represented, Unpicklable):
         Cost: reads 4 n bytes and writes the model once; 32 MiB of memory.
         """
         write_flat(path, self.layout, to_host(self._backend.vector("x")), self._backend.counters(), self._base)
+
+    def counters(self) -> Counters:
+        """Return the integer counters by name, such as BatchNorm's numbers of batches, which are not part of ``x``."""
+        return self._backend.counters()
 
     def load_into(self, model: Any, *, strict: bool = True) -> None:
         """Copy x and the counters into a model, in place.

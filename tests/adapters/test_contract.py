@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from fedcore import Limits, Server, Storage, Update, errors
-from fedcore.adapters.session import beyond_plain_steps, server_options
+from fedcore.adapters.session import beyond_plain_steps
 from fedcore.algorithms import MIFA, SCAFFOLD, FedAvg
+from fedcore.options import ServerOptions
 from fedcore.rules import CapSteps, RejectLong
 from fedcore.testing import AdapterContract
 from fedcore.testing.adapters import honest
@@ -120,7 +121,7 @@ def test_robust_rules_by_name(place, aggregation):
 
     server, reports, _ = place.run("FedAvg", work, n=6, rounds=2, aggregation=aggregation)
     assert [len(report.accepted) for report in reports] == [6, 6]
-    rules = server_options({"aggregation": aggregation})["aggregation"]
+    rules = ServerOptions.from_mapping({"aggregation": aggregation}).aggregation
     assert_same(server, due_server(place, "FedAvg", reports, work, n=6, aggregation=rules), place.ids(6))
     assert np.abs(server.x).max() < 10
     with pytest.raises(errors.UnknownNameError, match="did you mean 'median'"):
@@ -136,7 +137,7 @@ def test_options_of_a_configuration_reach_the_server(place, tmp_path):
         "server_lr": 0.5,
     }
     server, _, _ = place.run("FedAvg", honest, rounds=1, **how)
-    settings = server._settings
+    settings = server.settings
     assert (settings.limits.max_norm, settings.limits.max_examples) == (40.0, 7)
     assert (settings.accumulator, settings.batch_size) == ("exact", 2)
     assert [type(rule) for rule in settings.rules][:-1] == [RejectLong]
@@ -156,7 +157,7 @@ def test_options_of_a_configuration_reach_the_server(place, tmp_path):
 
 def test_late_replies_are_refused_where_the_framework_has_none(place):
     if place.has_late_replies:
-        assert place.run("FedAvg", honest, rounds=1, policy={"max_staleness": 2})[0]._settings.max_staleness == 2
+        assert place.run("FedAvg", honest, rounds=1, policy={"max_staleness": 2})[0].settings.max_staleness == 2
     else:
         with pytest.raises((errors.RangeError, TypeError), match="policy"):
             place.run("FedAvg", honest, rounds=1, policy={"max_staleness": 2})

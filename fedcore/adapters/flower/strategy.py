@@ -24,8 +24,6 @@ from fedcore.adapters.session import (
     RejectedRounds,
     add_reply,
     beyond_plain_steps,
-    is_begun,
-    load_server,
     may_close_early,
     model_of_parts,
     newcomers,
@@ -34,22 +32,20 @@ from fedcore.adapters.session import (
     rejections,
     require_rate_of_rounds,
     require_steps,
-    server_options,
     silence,
     steps_of,
     take_model,
 )
 from fedcore.algorithms import Algorithm, optimizers
-from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate, rate_at
 from fedcore.errors import ArrayError, RangeError, RoundError, UnknownNameError
 from fedcore.model import Model
-from fedcore.options import Callback, Compute, Limits, RoundPolicy, Storage
+from fedcore.options import RoundPolicy, ServerOptions
 from fedcore.profiling import span
 from fedcore.rules import Chain
 from fedcore.sampling import without_replacement
 from fedcore.server import Report, Round, Server, Update
-from fedcore.server.opening import Aggregation
+from fedcore.server.opening import is_begun
 from fedcore.validation import absolute, as_integer, is_integer
 
 __all__ = [
@@ -124,15 +120,6 @@ class ServerStrategy(FlowerFedAvg):
     def __init__(
         self,
         *,
-        lr: float | Rate | None = None,
-        server_lr: float | Rate | None = None,
-        optimizer: Optimizer | str | None = None,
-        aggregation: Aggregation = None,
-        limits: Limits | None = None,
-        storage: Storage | str | PathLike[str] | None = None,
-        compute: Compute = Compute(),  # noqa: B008  # a frozen value
-        policy: RoundPolicy | None = None,
-        callbacks: Sequence[Callback] = (),
         resume: str | PathLike[str] | None = None,
         client_sizes: Sizes = None,
         steps: int | str | None = None,
@@ -142,28 +129,26 @@ class ServerStrategy(FlowerFedAvg):
         parts: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        of_method = {name: options.pop(name) for name in signature(self.method).parameters if name in options}
-        known = [name for kind in (FlowerFedAvg, ServerStrategy, self.method) for name in signature(kind).parameters]
+        kinds = (self.method, ServerOptions, ServerStrategy, FlowerFedAvg)
+        of_method, of_server = (
+            {n: options.pop(n) for n in signature(kind).parameters if n in options} for kind in kinds[:2]
+        )
         if unknown := [name for name in options if name not in signature(FlowerFedAvg).parameters]:
+            known = [name for kind in kinds for name in signature(kind).parameters]
             raise UnknownNameError.of(f"option of {type(self).__name__}", unknown[0], known)
         super().__init__(**options)
         self.algorithm = method = self.method(**of_method)
-        require_rate_of_rounds(lr)
+        self._options = ServerOptions.from_mapping(of_server)
+        self._lr, self._steps, self._parts = self._options.lr, steps, model_of_parts(None, parts)
+        require_rate_of_rounds(self._lr)
         require_steps(steps, method)
-        averages = method.averages and server_lr is None and not beyond_plain_steps(method)
-        if lr is None and not averages:
+        averages = method.averages and self._options.server_lr is None and not beyond_plain_steps(method)
+        if self._lr is None and not averages:
             raise RangeError(f"lr=None: {type(self).__name__} needs the clients' learning rate; set lr=")
         self.reports: list[Report] = []
         self.failures: list[Failure] = []
         self.left_out: Rejected = []
-        self._lr, self._steps, self._parts = lr, steps, model_of_parts(None, parts)
-        self._options = server_options(
-            dict(server_lr=server_lr, optimizer=optimizer, aggregation=aggregation, limits=limits, storage=storage)
-            | dict(compute=compute, callbacks=callbacks, steps=steps, own_rates=lr is None)
-            | dict(policy=policy)
-        )
-        self._storage: Storage = self._options["storage"]
-        self._ratio = Chain.of(self._options["aggregation"]).examples_ratio
+        self._ratio = Chain.of(self._options.aggregation).examples_ratio
         self._resume = None if resume is None else absolute(resume)
         self._client_sizes = client_sizes
         self._seed, self._poll, self._rejected_rounds = seed, poll, RejectedRounds(abort_after)
@@ -190,7 +175,7 @@ class ServerStrategy(FlowerFedAvg):
     def summary(self) -> None:
         """Log the method, its options, the rate and the storage."""
         options = ", ".join(f"{name}={getattr(self.algorithm, name)!r}" for name in signature(self.method).parameters)
-        lr, place = "chosen by the clients" if self._lr is None else self._lr, self._storage.path or "in memory"
+        lr, place = "chosen by the clients" if self._lr is None else self._lr, self._options.storage.path or "in memory"
         log(INFO, "\t├──> fedcore: %s(%s), lr %s, storage %s", self.method.__name__, options, lr, place)
         super().summary()
 
@@ -223,7 +208,7 @@ class ServerStrategy(FlowerFedAvg):
         self._initial = arrays
         result = super().start(streaming, arrays, rounds, timeout, train_config, evaluate_config, evaluate, **more)
         if rounds:
-            self._rejected_rounds.check(rounds)
+            self._rejected_rounds.check(ended=True)
             self._catch_up(result.arrays)
         else:
             result.arrays = arrays
@@ -297,7 +282,7 @@ class ServerStrategy(FlowerFedAvg):
 
     def _set_rate(self, config: ConfigRecord) -> None:
         """Write the rate into a configuration; a rate that the configuration has already becomes the strategy's."""
-        due = rate_at(self.server._settings.lr, self.server.round_number)
+        due = rate_at(self.server.settings.lr, self.server.round_number)
         given: Any = config.get("lr", due)
         before = self._numbers.get(("train", "lr"), due)
         if given != due and given != before:
@@ -540,7 +525,7 @@ class ServerStrategy(FlowerFedAvg):
 
     @property
     def _policy(self) -> RoundPolicy:
-        return self._options["policy"] or RoundPolicy() if self._server is None else self._server.policy
+        return self._options.policy or RoundPolicy() if self._server is None else self._server.policy
 
     @property
     def _is_sized(self) -> bool:
@@ -580,19 +565,19 @@ class ServerStrategy(FlowerFedAvg):
             raise RoundError("server: there is no model yet; call super().start or super().configure_train")
         self._load(arrays)
         if self._server is None:
-            options = {"lr": UNKNOWN if self._lr is None else self._lr, **self._options}
-            self._server = open_server(self._model(arrays), self.algorithm, [], **options)
+            self._server = self._opened(arrays, replace(self._options, lr=UNKNOWN if self._lr is None else self._lr))
         self._initial = None
 
     def _load(self, initial: ArrayRecord) -> None:
         self._wire = Wire.of(initial, self._parts)
-        folder = self._resume or (self._storage.path if is_begun(self._storage) else None)
-        if folder is not None and self._server is None:
-            how = {"lr": self._lr, "any_form": True, **self._options}
-            how["storage"] = self._storage if self._resume is None else None
-            self._server, self._is_loaded = load_server(folder, self._model(initial), self.algorithm, **how), True
+        if self._server is None and (self._resume is not None or is_begun(self._options.storage)):
+            self._server, self._is_loaded = self._opened(initial, self._options, resume=self._resume), True
             if self._server.round_number:
                 log(INFO, "Resuming after round %d, with the saved model", self._server.round_number)
+
+    def _opened(self, arrays: ArrayRecord, options: ServerOptions, **how: Any) -> Server:
+        how |= {"steps": self._steps, "own_rates": self._lr is None}
+        return open_server(self._model(arrays), self.algorithm, [], options, **how)
 
     def _model(self, arrays: ArrayRecord) -> Model:
         return replace(self._parts, tensors=self._wire.read(arrays))

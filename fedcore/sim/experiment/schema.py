@@ -745,7 +745,7 @@ class VirtualClock(Section):
         with _as_problem():  # a small server checks the other combinations
             policy = as_policy(self.policy)
             server = Server(np.zeros(1, np.float32), made, {0: 1}, lr=1.0, policy=policy, aggregation=rules)
-        if not server._settings.repeats and self.policy["buffer"] > clients:
+        if not server.settings.repeats and self.policy["buffer"] > clients:
             raise problem(f"must be at most {clients}, the clients: {method.label} takes one update of each", "policy")
 
 

@@ -12,11 +12,11 @@ from nvflare.apis.shareable import make_reply
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.fuel.utils.class_utils import get_component_init_parameters
 from nvflare.fuel.utils.component_builder import ComponentBuilder
 
 from fedcore import Compute, Limits, RoundPolicy, Server, Storage, Update, errors
-from fedcore.adapters.nvflare import Aggregator, Controller, Trainer, order, reply
-from fedcore.adapters.nvflare.server import _server_options
+from fedcore.adapters.nvflare import Aggregator, Controller, SecureController, Trainer, order, reply
 from fedcore.algorithms import MIFA, SCAFFOLD, FlexibleFedAvg, MimiC
 from fedcore.algorithms.local_rules import minibatches
 from fedcore.rules import RejectLong
@@ -383,7 +383,7 @@ class Builder(ComponentBuilder):
         return SimpleNamespace(get_module_name=lambda name: "fedcore.rules")
 
 
-@pytest.mark.parametrize("component", [Controller, Aggregator])
+@pytest.mark.parametrize("component", [Controller, Aggregator, SecureController])
 def test_nvflare_builds_a_component_from_the_json_of_its_attributes(component, tmp_path):
     """NVFlare takes a mapping with "path" or "name" for a component; the attributes mark it as a plain dictionary."""
     mappings = {
@@ -394,11 +394,12 @@ def test_nvflare_builds_a_component_from_the_json_of_its_attributes(component, t
     }
     job = component(**mappings)
     args = {name: getattr(job, name) for name in ("algorithm", "lr", *mappings)}
+    assert args.keys() <= get_component_init_parameters(job).keys()  # of which NVFlare writes a configuration
     config = json.loads(json.dumps({"path": f"{component.__module__}.{component.__name__}", "args": args}))
-    options = _server_options(Builder().build_component(config))
-    assert options["storage"] == Storage(tmp_path / "my.rows", codec="bf16")
-    assert options["limits"] == Limits(max_norm=10.0)
-    assert options["compute"] == Compute(accumulator="exact")
-    assert options["aggregation"].find(RejectLong).ratio == 30
+    options = Builder().build_component(config)._server_options()
+    assert options.storage == Storage(tmp_path / "my.rows", codec="bf16")
+    assert options.limits == Limits(max_norm=10.0)
+    assert options.compute == Compute(accumulator="exact")
+    assert options.aggregation.find(RejectLong).ratio == 30
     with pytest.raises(ValueError, match="instantiate"):
         Builder().build_component({**config, "args": {"storage": mappings["storage"]}})
