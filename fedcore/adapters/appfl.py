@@ -45,6 +45,8 @@ class Aggregator(Job, BaseAggregator):  # type: ignore[misc, unused-ignore]
             * ``aggregation``: rules as names or as mappings, such as ``{"name": "RejectLong", "ratio": 20}``.
             * ``abort_after``: the run ends with an error after this many rounds in a row that accepted no reply
               (default: 3; None: it continues).
+            * ``num_global_epochs``: as in the agent's ``server_configs``, which it does not pass on. If no round of
+              such a run accepted a reply, it also ends with the error.
             * further arguments of ``fedcore.Server``, except ``policy``: APPFL waits for all clients.
         logger: the agent's logger.
 
@@ -61,6 +63,7 @@ class Aggregator(Job, BaseAggregator):  # type: ignore[misc, unused-ignore]
                 raise RangeError(f"{name}: not supported; clients send whole models, so {advice}")
         source = [options.pop("model_path"), options.pop("model_name", None)]
         self.model = create_instance_from_file(*source, **options.pop("model_kwargs", {}))
+        self._epochs = options.pop("num_global_epochs", None)
         self._clients = list(options.pop("clients", []))
         self._weighs = options.pop("client_weights_mode", "equal") == "sample_size"
         self._prepare("APPFL", options.pop("algorithm"), options)
@@ -99,7 +102,8 @@ class Aggregator(Job, BaseAggregator):  # type: ignore[misc, unused-ignore]
             for client, model in local_models.items():
                 add_reply(round, client, partial(self._read, client, model, metadata))
         assert round.report is not None
-        self._record(round.report, getattr(self._logger, "warning", str))
+        ended = len(self.reports) + 1 == self._epochs
+        self._record(round.report, getattr(self._logger, "warning", str), ended=ended)
         return Aggregator.get_parameters(self)
 
     def _read(self, client: Any, model: Any, metadata: Mapping[str, Mapping[Any, Any]]) -> Update:

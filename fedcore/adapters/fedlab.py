@@ -44,6 +44,19 @@ def _ends_round(draw: Callable[..., list[int]]) -> Callable[..., list[int]]:
     return sample_clients
 
 
+def _noted(package: Any) -> Any:
+    """Let a package whose first tensor is a changed model replace the server's x, since clients start from it."""
+
+    def downlink_package(self: "ServerHandler") -> Any:
+        sent = package.fget(self)
+        first = sent[0] if sent else None
+        if isinstance(first, torch.Tensor) and first.shape == self.model_parameters.shape:
+            self._sent = first
+        return sent
+
+    return property(downlink_package)
+
+
 class ServerHandler(Job, SyncServerHandler):  # type: ignore[misc, unused-ignore]
     """FedAvg, MIFA, MimiC, FlexibleFedAvg or LocalDescent for FedLab's pipelines and network managers.
 
@@ -100,6 +113,7 @@ class ServerHandler(Job, SyncServerHandler):  # type: ignore[misc, unused-ignore
         super().__init__(model, global_round, sample_ratio, logger=logger)
         self._evaluate = evaluate
         self._round: Round | None = None
+        self._sent: torch.Tensor | None = None  # the model of a subclass's package
         self._sampled: tuple[int, ...] = ()
         self._waiting: dict[int, None] = {}  # the sampled clients without an upload, in order
         self._strays: set[int] = set()  # clients whose stray upload the report already lists
@@ -111,6 +125,7 @@ class ServerHandler(Job, SyncServerHandler):  # type: ignore[misc, unused-ignore
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.sample_clients = _ends_round(cls.sample_clients)  # type: ignore[method-assign]
+        cls.downlink_package = _noted(cls.downlink_package)  # type: ignore[method-assign]
 
     @property
     def round(self) -> int:
@@ -190,7 +205,8 @@ class ServerHandler(Job, SyncServerHandler):  # type: ignore[misc, unused-ignore
         """Replace the server's x by the handler's model, if it was changed between rounds."""
         if self.server is not None and self._round is None:
             [name] = self.server.layout.names
-            take_model(self.server, {name: self.model_parameters})
+            sent, self._sent = self._sent, None
+            take_model(self.server, {name: self.model_parameters if sent is None else sent})
 
     def _end_round(self) -> None:
         """Finish the round of the sampled clients, if there is one."""

@@ -32,7 +32,7 @@ from fedcore.server.folder import checkpoint_errors
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.folder import remove
 from fedcore.store.slots import Codec
-from fedcore.validation import absolute, as_integer, rejection_reason
+from fedcore.validation import absolute, as_integer, check_number, rejection_reason
 
 __all__ = ["ClientStoreUserState", "Method"]
 
@@ -96,6 +96,7 @@ class Method(Job, Postprocessor, SumAggregator):
         user = user_context.user_id
         try:  # pfl's strategies set the weight to 1 or to the number of datapoints
             keep = bool(stats.weight != 1)  # the quotient is new memory, but pfl may reuse its own tensors' memory
+            check_number("examples", float(stats.weight), "(0, inf)")  # so that a NaN never reaches pfl's own sums
             examples = as_integer(stats.weight)
             update = Update(user, _mean(stats), steps=steps, examples=examples, kind="delta", keep=keep)
             shapes = _shapes(update)

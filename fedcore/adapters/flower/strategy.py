@@ -311,11 +311,22 @@ class ServerStrategy(FlowerFedAvg):
             if is_own:
                 self._note((), (), self._asked)
             else:
-                self.reports.append(self.server.round([]))
+                self._finish_without_updates()
                 self._write_model()
         if not is_own and self._written is not None:
             take_model(self.server, self._wire.read(arrays), self._wire.read(self._written[2]))
             self._written = None
+
+    def _finish_without_updates(self) -> None:
+        """Count a round that a subclass aggregated, and in which ``min_clients`` of the policy thus cannot count."""
+        if fewest := self._policy.min_clients:
+            text = (
+                "aggregate_train: a subclass aggregates, so that min_clients=%d is only the number of nodes to wait for"
+            )
+            log(WARNING, text, fewest)
+            self.min_train_nodes = max(self.min_train_nodes, fewest)
+            self.server.change(policy=replace(self._policy, min_clients=0))
+        self.reports.append(self.server.round([]))
 
     def _is_own(self, arrays: ArrayRecord) -> bool:
         """Whether a record is the model that the server wrote last; also true before it has written one."""
