@@ -259,7 +259,8 @@ class ServerHandler(Job, SyncServerHandler):  # type: ignore[misc, unused-ignore
         if self.server is None:
             x0 = as_array("model", self.model_parameters.float())
             self._show(self._opened_server(x0, range(self.num_clients)))
-        return self._opened_server(None, ())
+        assert self.server is not None
+        return self.server
 
     def _show(self, server: Server) -> None:
         self.set_model(torch.from_numpy(np.array(to_host(server.x))).to(self.model_parameters.dtype))

@@ -59,9 +59,10 @@ class Method(Job, Postprocessor, SumAggregator):
             draws without replacement.
         lr: the rate of the local steps, the same for all steps of a round.
         steps: K, the number of local steps of every user, or a function of pfl's UserContext.
-        options: ``client_sizes`` (n_k by id), and further arguments of ``fedcore.Server``, such as ``storage`` and
-            ``limits``, except ``policy``: pfl waits for all clients. ``abort_after``: the run ends with an error after
-            this many iterations in a row that accepted no update (default: 3; None: it continues).
+        options: ``client_sizes`` (n_k by id), and further arguments of ``fedcore.Server`` (or a ``ServerOptions`` as
+            ``options``), such as ``storage`` and ``limits``, except ``policy``: pfl waits for all clients.
+            ``abort_after``: the run ends with an error after this many iterations in a row that accepted no update
+            (default: 3; None: it continues), or if no iteration of a shorter run accepted one.
 
     Attributes:
         server: the ``fedcore.Server``; None until two users agree on the tensors, or a round ends. Its x starts at zero

@@ -298,12 +298,12 @@ class Job:
     def _prepare(self, framework: str, algorithm: Algorithm | str, options: Mapping[str, Any]) -> None:
         """Check and keep the options of a job, whose clients take plain steps and whose framework closes rounds."""
         values = dict(options)
-        if values.get("policy") is not None:
-            raise RangeError(f"policy: {framework} waits for all clients of a round itself; leave policy out")
-        self._algorithm = with_plain_steps(algorithm, values.get("lr"))
         self._rejected_rounds = RejectedRounds(values.pop("abort_after", 3))
         self._sizes, self._steps = values.pop("client_sizes", None), values.pop("steps", None)
         self._options, self.server, self.reports = ServerOptions.from_mapping(values), None, []
+        if self._options.policy is not None:
+            raise RangeError(f"policy: {framework} waits for all clients of a round itself; leave policy out")
+        self._algorithm = with_plain_steps(algorithm, self._options.lr)
 
     def _opened_server(self, model: Any, clients: Iterable[ClientId]) -> Server:
         """Return the server; the first model makes it, or loads that of an earlier job."""

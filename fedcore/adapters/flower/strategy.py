@@ -17,25 +17,10 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 
 from fedcore import algorithms
+from fedcore.adapters import session
 from fedcore.adapters.flower.grid import UNREADABLE, Failure, Messages, Request, StreamingGrid, answered, answers, by_id
 from fedcore.adapters.flower.metrics import Collected, Rejected, Sizes, ask_sizes, mean_of, only_record, records_of
 from fedcore.adapters.flower.records import CONTROL, METHOD, Wire, instructions, model_alone, read_vector
-from fedcore.adapters.session import (
-    RejectedRounds,
-    add_reply,
-    beyond_plain_steps,
-    may_close_early,
-    model_of_parts,
-    newcomers,
-    open_server,
-    rejection_line,
-    rejections,
-    require_rate_of_rounds,
-    require_steps,
-    silence,
-    steps_of,
-    take_model,
-)
 from fedcore.algorithms import Algorithm, optimizers
 from fedcore.algorithms.rates import Rate, rate_at
 from fedcore.errors import ArrayError, RangeError, RoundError, UnknownNameError
@@ -96,7 +81,8 @@ class ServerStrategy(FlowerFedAvg):
             ``partial``, a reply may lack the arrays of some groups. Messages have no personal and frozen arrays.
         options: options of the method (``fedcore.algorithms``) and of Flower's FedAvg (``fraction_train``,
             ``min_available_nodes``, ``evaluate_metrics_aggr_fn``, ...). Functions for metrics get only the metric
-            records, since the server does not keep the rest of a reply.
+            records, since the server does not keep the rest of a reply. ``options``: a ``ServerOptions`` with any of
+            lr, server_lr, optimizer, aggregation, limits, storage, compute, policy and callbacks in one object.
 
     Attributes:
         reports: the ``Report`` of each round since ``start``.
@@ -130,19 +116,18 @@ class ServerStrategy(FlowerFedAvg):
         **options: Any,
     ) -> None:
         kinds = (self.method, ServerOptions, ServerStrategy, FlowerFedAvg)
-        of_method, of_server = (
-            {n: options.pop(n) for n in signature(kind).parameters if n in options} for kind in kinds[:2]
-        )
-        if unknown := [name for name in options if name not in signature(FlowerFedAvg).parameters]:
-            known = [name for kind in kinds for name in signature(kind).parameters]
-            raise UnknownNameError.of(f"option of {type(self).__name__}", unknown[0], known)
+        of_method, own, ours, flower = ([*signature(kind).parameters] for kind in kinds)
+        method_options = {name: options.pop(name) for name in of_method if name in options}
+        server_options = {name: options.pop(name) for name in ("options", *own) if name in options}
+        if unknown := [name for name in options if name not in flower]:
+            raise UnknownNameError.of(f"option of {type(self).__name__}", unknown[0], of_method + own + ours + flower)
         super().__init__(**options)
-        self.algorithm = method = self.method(**of_method)
-        self._options = ServerOptions.from_mapping(of_server)
-        self._lr, self._steps, self._parts = self._options.lr, steps, model_of_parts(None, parts)
-        require_rate_of_rounds(self._lr)
-        require_steps(steps, method)
-        averages = method.averages and self._options.server_lr is None and not beyond_plain_steps(method)
+        self.algorithm = method = self.method(**method_options)
+        self._options = ServerOptions.from_mapping(server_options)
+        self._lr, self._steps, self._parts = self._options.lr, steps, session.model_of_parts(None, parts)
+        session.require_rate_of_rounds(self._lr)
+        session.require_steps(steps, method)
+        averages = method.averages and self._options.server_lr is None and not session.beyond_plain_steps(method)
         if self._lr is None and not averages:
             raise RangeError(f"lr=None: {type(self).__name__} needs the clients' learning rate; set lr=")
         self.reports: list[Report] = []
@@ -151,7 +136,7 @@ class ServerStrategy(FlowerFedAvg):
         self._ratio = Chain.of(self._options.aggregation).examples_ratio
         self._resume = None if resume is None else absolute(resume)
         self._client_sizes = client_sizes
-        self._seed, self._poll, self._rejected_rounds = seed, poll, RejectedRounds(abort_after)
+        self._seed, self._poll, self._rejected_rounds = seed, poll, session.RejectedRounds(abort_after)
         self._server: Server | None = None
         self._round: Round | None = None
         self._asked: list[Request] = []
@@ -269,7 +254,7 @@ class ServerStrategy(FlowerFedAvg):
         """Whether a round may close early; before it is open, a subclass gets the replies of a buffer."""
         if self._round is None:
             return self._policy.buffer is not None and grid.arrived >= self._policy.buffer
-        return may_close_early(self._round)
+        return session.may_close_early(self._round)
 
     def _set(self, kind: str, config: ConfigRecord, name: str, value: Any) -> None:
         """Write a number of the strategy into a configuration, and warn once if the configuration has another one."""
@@ -314,7 +299,7 @@ class ServerStrategy(FlowerFedAvg):
                 self._finish_without_updates()
                 self._write_model()
         if not is_own and self._written is not None:
-            take_model(self.server, self._wire.read(arrays), self._wire.read(self._written[2]))
+            session.take_model(self.server, self._wire.read(arrays), self._wire.read(self._written[2]))
             self._written = None
 
     def _finish_without_updates(self) -> None:
@@ -379,7 +364,7 @@ class ServerStrategy(FlowerFedAvg):
             pending |= answered(replies, number)
         self.failures, counted = [], self._count_batches()
         asked = [request.node for request in pending.values()]
-        new = newcomers(self.server, asked, self._sizes if self._is_sized else None)
+        new = session.newcomers(self.server, asked, self._sizes if self._is_sized else None)
         try:
             with self.server.open_round(newcomers=new) as round:
                 self._round = round
@@ -391,7 +376,7 @@ class ServerStrategy(FlowerFedAvg):
                         if failure.code == UNREADABLE:
                             round.reject(request.node, failure.reason)
                     else:
-                        add_reply(round, request.node, partial(self._read, request, reply))
+                        session.add_reply(round, request.node, partial(self._read, request, reply))
                         collected.add(request.node, reply)
                     del reply
                 try:
@@ -424,7 +409,7 @@ class ServerStrategy(FlowerFedAvg):
         return Update(
             request.node,
             model,
-            steps=steps_of(done.get("steps"), metrics, self._steps, self.server),
+            steps=session.steps_of(done.get("steps"), metrics, self._steps, self.server),
             examples=as_integer(metrics.get(weight)),
             lr=done.get("lr"),
             loss=done.get("loss"),
@@ -443,15 +428,15 @@ class ServerStrategy(FlowerFedAvg):
         self._lost = {round: lost for round, lost in self._lost.items() if round > first}
         log(INFO, "aggregate_train: Received %s results and %s failures", len(report.accepted), len(self.failures))
         if silent := [request.node for request in pending if request.round == report.round]:
-            log(INFO, "\t> %s", silence(silent))
-        if line := rejection_line(report):
+            log(INFO, "\t> %s", session.silence(silent))
+        if line := session.rejection_line(report):
             log(WARNING if report.accepted else ERROR, "\t> %s", line)
         _log_failures(self.failures)
         self._note(report.accepted, report.rejected, pending, first)
         accepted = [int(node) for node in report.accepted]
         metrics, odd = collected.usual(self.weighted_by_key, "aggregate_train", self._ratio, accepted)
         if odd:
-            log(WARNING, "\t> Metrics: %s", rejections(odd, len(metrics)))
+            log(WARNING, "\t> Metrics: %s", session.rejections(odd, len(metrics)))
         mean = mean_of(lambda some: self.train_metrics_aggr_fn(some, self.weighted_by_key), metrics)
         return self._write_model(), mean
 
@@ -521,7 +506,7 @@ class ServerStrategy(FlowerFedAvg):
         log(INFO, "aggregate_evaluate: Received %s results and %s failures", len(collected), len(failures))
         _log_failures(failures)
         if self.left_out:
-            log(WARNING if metrics else ERROR, "\t> %s", rejections(self.left_out, len(metrics)))
+            log(WARNING if metrics else ERROR, "\t> %s", session.rejections(self.left_out, len(metrics)))
         return mean_of(lambda some: self.evaluate_metrics_aggr_fn(some, self.weighted_by_key), metrics)
 
     def _write_model(self) -> ArrayRecord:
@@ -588,7 +573,7 @@ class ServerStrategy(FlowerFedAvg):
 
     def _opened(self, arrays: ArrayRecord, options: ServerOptions, **how: Any) -> Server:
         how |= {"steps": self._steps, "own_rates": self._lr is None}
-        return open_server(self._model(arrays), self.algorithm, [], options, **how)
+        return session.open_server(self._model(arrays), self.algorithm, [], options, **how)
 
     def _model(self, arrays: ArrayRecord) -> Model:
         return replace(self._parts, tensors=self._wire.read(arrays))

@@ -24,22 +24,8 @@ from nvflare.app_common.workflows.base_fedavg import BaseFedAvg
 from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.app_common.workflows.model_controller import ModelController
 
+from fedcore.adapters import session
 from fedcore.adapters.nvflare.client import KEY
-from fedcore.adapters.session import (
-    Job,
-    RejectedRounds,
-    add_reply,
-    beyond_plain_steps,
-    is_changed,
-    may_close_early,
-    model_of_parts,
-    newcomers,
-    open_server,
-    require_rate_of_rounds,
-    silence,
-    take_model,
-    with_plain_steps,
-)
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import as_optimizer
 from fedcore.errors import ArrayError, CheckpointError, FedcoreError, RangeError, RoundError
@@ -60,7 +46,7 @@ def _marked(value: Any) -> Any:
     return value
 
 
-class Component(Job):
+class Component(session.Job):
     """The options of a component of a job, as attributes: from them NVFlare writes the job's configuration.
 
     NVFlare finds the options in the signature, and in those of the base classes of ``*args`` and ``**kwargs``.
@@ -84,7 +70,7 @@ class Component(Job):
     ) -> None:
         super().__init__(**kwargs)
         as_optimizer(optimizer)
-        require_rate_of_rounds(lr)
+        session.require_rate_of_rounds(lr)
         if isinstance(algorithm, str):
             named(algorithm)
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
@@ -95,7 +81,7 @@ class Component(Job):
             compute,
         )
         self.policy, self.callbacks, self.parts, self.abort_after = policy, callbacks, parts, abort_after
-        self._rejected_rounds = RejectedRounds(abort_after)
+        self._rejected_rounds = session.RejectedRounds(abort_after)
         ServerOptions.from_mapping({"limits": limits, "policy": policy})  # the others need the server's machine
         self.server: Server | None = None
         self.reports: list[Report] = []
@@ -201,8 +187,8 @@ class Controller(Component, ModelController):
         """Run the workflow."""
         options = self._server_options()
         self._model = self.load_model()
-        model = model_of_parts(self._model.params, self.parts)
-        self.server = server = open_server(model, self.algorithm, [], options)
+        model = session.model_of_parts(self._model.params, self.parts)
+        self.server = server = session.open_server(model, self.algorithm, [], options)
         if server.round_number:
             self._model.params.update(server.tensors())
         self.info(f"{type(server.algorithm).__name__} starts at round {server.round_number} of {self.num_rounds}")
@@ -236,7 +222,7 @@ class Controller(Component, ModelController):
         result.current_round = report.round
         self.fire_event_with_data(AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, result)
         self._model = self.update_model(self._model, result)
-        take_model(server, self._model.params)
+        session.take_model(server, self._model.params)
         self.save_model(self._model)
 
     def _run_round(self, server: Server) -> Report | None:
@@ -244,12 +230,12 @@ class Controller(Component, ModelController):
         names = self.sample_clients(self.num_clients)
         if not names:
             raise RoundError(f"round {server.round_number}: no site gets a task, since sample_clients returned none")
-        with server.open_round(newcomers=newcomers(server, names, self.client_sizes)) as opened:
+        with server.open_round(newcomers=session.newcomers(server, names, self.client_sizes)) as opened:
             answered: set[str] = set()
             self._open = opened, answered
             self._ask(server, names, partial(self._add, opened, answered))
             while self.get_num_standing_tasks() and not self.abort_signal.triggered:
-                if may_close_early(opened):
+                if session.may_close_early(opened):
                     self.cancel_all_tasks()
                     break
                 time.sleep(self._task_check_period)
@@ -258,7 +244,7 @@ class Controller(Component, ModelController):
                 return None
         assert opened.report is not None
         if silent := [name for name in names if name not in answered]:
-            self.info(f"round {opened.report.round}: {silence(silent)}")
+            self.info(f"round {opened.report.round}: {session.silence(silent)}")
         return opened.report
 
     def _run_buffers(self, server: Server) -> None:
@@ -328,7 +314,7 @@ class Controller(Component, ModelController):
 
     def _newcomers(self) -> Any:
         assert self.server is not None
-        return newcomers(self.server, self._connected(), self.client_sizes)
+        return session.newcomers(self.server, self._connected(), self.client_sizes)
 
     def sample_clients(self, num_clients: int | None = None) -> list[str]:
         """Return the names of the sites to ask, as ``choose`` draws them. A subclass may override this."""
@@ -379,7 +365,7 @@ class Controller(Component, ModelController):
         name = model.meta["client_name"]  # NVFlare sets it to the name of the task's client
         answered.add(name)
         try:
-            return add_reply(opened, name, lambda: self._read(name, model))
+            return session.add_reply(opened, name, lambda: self._read(name, model))
         except FedcoreError as error:
             self.warning(f"{name}: {error}")
             return False
@@ -388,7 +374,7 @@ class Controller(Component, ModelController):
         assert self.server is not None
         method, meta = self.server.algorithm, model.meta
         knows_order = isinstance(meta, Mapping) and isinstance(meta.get(KEY), Mapping)
-        if not knows_order and (more := beyond_plain_steps(method)):
+        if not knows_order and (more := session.beyond_plain_steps(method)):
             raise RangeError(
                 f"steps: the reply has no meta[{KEY!r}]; {type(method).__name__} is a method {more}, so clients must "
                 "answer with fedcore.adapters.nvflare.reply"
@@ -473,7 +459,7 @@ class Aggregator(Component, ModelAggregator):
         **kwargs: Any,
     ) -> None:
         super().__init__(algorithm, *args, **kwargs)
-        with_plain_steps(algorithm, self.lr)
+        session.with_plain_steps(algorithm, self.lr)
         if self.policy is not None:
             raise RangeError("policy: NVFlare's workflow decides when a round closes; leave policy out")
         self.model, self.clients = model, clients
@@ -504,14 +490,14 @@ class Aggregator(Component, ModelAggregator):
             server = self._started()
             if self._sent is not None:
                 sent = FLModelUtils.from_shareable(self._sent).params
-                if is_changed(server, sent) and server.round_number and not self.reports:
+                if session.is_changed(server, sent) and server.round_number and not self.reports:
                     raise CheckpointError(
                         "model: the job's first model is not that of its folder; let a persistor load the job's model, "
                         "which the aggregator replaces, or use a new folder"
                     )
-                take_model(server, sent)
+                session.take_model(server, sent)
                 self._sent = None
-            self._round = server.open_round(newcomers=newcomers(server, self._names(), None))
+            self._round = server.open_round(newcomers=session.newcomers(server, self._names(), None))
         return self._round
 
     def accept_model(self, model: FLModel) -> bool:
@@ -548,7 +534,7 @@ class Aggregator(Component, ModelAggregator):
             metrics.update(metrics_of(model.metrics))
             return update_of(name, model, counts_steps=counts_steps)
 
-        is_accepted = add_reply(opened, name, update)
+        is_accepted = session.add_reply(opened, name, update)
         if is_accepted:
             self._metrics[name] = metrics
         return is_accepted
@@ -565,8 +551,8 @@ class Aggregator(Component, ModelAggregator):
             sent = [] if self._sent is None else [FLModelUtils.from_shareable(self._sent).params]
             if not (known := models + sent):
                 raise ArrayError("model: the job has no first model; pass model=")
-            model = model_of_parts(known[0], self.parts)
-            self.server = open_server(model, self.algorithm, self.clients or [], self._server_options())
+            model = session.model_of_parts(known[0], self.parts)
+            self.server = session.open_server(model, self.algorithm, self.clients or [], self._server_options())
             if self.server.round_number:
                 for tensors in models:
                     tensors.update(self.server.tensors())  # in place, since the workflow sends this model next
