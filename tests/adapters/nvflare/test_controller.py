@@ -109,19 +109,6 @@ def test_flexible_participation_with_incomplete_work_and_a_late_site(scheme):
     assert not np.array_equal(due.x, due.layout.flatten(x0()))
 
 
-def test_a_client_can_join_later():
-    clients = sites(NAMES[:2])
-    third = sites()["site-3"]
-
-    def joins(report):
-        if report.round == 0:
-            clients["site-3"] = third
-
-    controller = LocalController(clients, x0(), "SCAFFOLD", lr=0.1, num_rounds=3, callbacks=joins)
-    controller.run()
-    assert [len(report.accepted) for report in controller.reports] == [2, 3, 3]
-
-
 @pytest.mark.parametrize("name", ["MIFA", "MimiC", "SCAFFOLD"])
 def test_sites_that_are_connected_and_never_answer_change_nothing(name):
     silent = {f"phantom-{i}": lambda got: None for i in range(90)}
