@@ -392,6 +392,7 @@ class Server(Represented, Unpicklable):
         storage = (storage or Storage()).at(home)
         if manifest is not None or (folder is not None and part_of(folder / GROUPS) is not None):
             opened = shards.saved_backend if manifest is not None else groups.saved_backend
+            assert folder is not None
             backend, saved = opened(manifest or folder, given, storage, compute)
             server._start(backend, callbacks)
             try:

@@ -51,20 +51,6 @@ def test_pfl_s_scaffold_without_the_correction_does_not(scaffold):
         assert not abs(w - OPTIMUM) < 0.1
 
 
-def test_fedavg_is_pfl_s_own(averaging):
-    method = Method("FedAvg", ["0", "1"], lr=0.05, steps=10)
-    assert averaging(5, method) == pytest.approx(averaging(5), rel=1e-6)
-    assert [set(report.accepted) for report in method.reports] == [{"0", "1"}] * 5
-
-
-def test_fedavg_is_pfl_s_own_with_weights_by_data_points(averaging):
-    sizes = {"0": 20, "1": 200}
-    method = Method("FedAvg", ["0", "1"], lr=0.05, steps=lambda user: user.num_datapoints)
-    theirs = averaging(3, sizes=sizes)
-    assert averaging(3, method, sizes=sizes) == pytest.approx(theirs, rel=1e-6)
-    assert theirs != pytest.approx(averaging(3), rel=0.01)
-
-
 def test_the_method_must_be_a_postprocessor_too():
     method = Method("FedAvg", ["0", "1"], lr=0.05, steps=10)
     with pytest.raises(errors.RoundError, match="postprocess"):
