@@ -46,6 +46,9 @@ ROUNDING = 1e-9
 LARGEST = float(np.finfo(np.float32).max)
 RATES = ("lr", "server_lr")
 
+Callback = Callable[[Any], object]
+"""A function that gets the ``Report`` of each round."""
+
 
 def _integer(low: int, bits: int = 53) -> Callable[[str, Any], Any]:
     return lambda name, value: check_integer(name, value, low, 2**bits)
@@ -349,10 +352,7 @@ class RoundPolicy(Options):
 def as_policy(policy: Any) -> RoundPolicy:
     """Return the policy that the argument, a ``RoundPolicy`` or a mapping of its fields, describes."""
     if isinstance(policy, Mapping):
-        known = [one.name for one in fields(RoundPolicy)]
-        if unknown := [name for name in policy if name not in known]:
-            raise UnknownNameError.of("policy", unknown[0], known)
-        return RoundPolicy(**policy)
+        return from_mapping(RoundPolicy, policy)  # type: ignore[no-any-return]
     if not isinstance(policy, RoundPolicy):
         raise RangeError(f"policy={policy!r}: must be a fedcore.RoundPolicy")
     return policy
@@ -376,6 +376,72 @@ class Changes(TypedDict, total=False):
 
 
 CHANGEABLE = (*RATES, "limits", "aggregation", "policy")
+
+
+class Openings(Changes, total=False):
+    """The options of ``Server.open``."""
+
+    optimizer: Optimizer | str | None
+    compute: Compute
+    callbacks: Sequence[Callback]
+
+
+PLAIN_DICT = "config_type"
+"""The key that tells NVFlare not to read a mapping with the key "path" or "name" as a component."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The options of a server beside its model, its method and its clients, as for ``Server.open``."""
+
+    lr: float | Rate | None = None
+    server_lr: float | Rate | None = None
+    optimizer: Optimizer | str | None = None
+    aggregation: "str | Sequence[Rule | str] | Chain | None" = None
+    limits: Limits | None = None
+    storage: Storage = Storage()
+    compute: Compute = Compute()
+    policy: RoundPolicy | None = None
+    callbacks: Sequence[Callback] = ()
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any]) -> "ServerOptions":
+        """Return the options in a mapping, such as a configuration; those in ``options`` are a ``ServerOptions``.
+
+        ``limits``, ``storage``, ``compute`` and ``policy`` may be mappings, such as ``{"max_norm": 10.0}``. So may each
+        rule of ``aggregation``: ``{"name": "RejectLong", "ratio": 30}``.
+        """
+        values = {name: value for name, value in options.items() if value is not None}
+        values = vars(values.pop("options", cls())) | values
+        for name, kind in (("limits", Limits), ("storage", Storage), ("compute", Compute), ("policy", RoundPolicy)):
+            if isinstance(values.get(name), Mapping):
+                values[name] = from_mapping(kind, values[name])
+        if (given := values.get("aggregation")) is not None:
+            given = [given] if isinstance(given, Mapping) else given
+            listed = isinstance(given, Sequence) and not isinstance(given, str)
+            values["aggregation"] = Chain.of([*map(_rule, given)] if listed else given)
+        found: ServerOptions = from_mapping(cls, values | {"storage": Storage.of(values.get("storage"))})
+        return found
+
+    def keywords(self) -> Openings:
+        """Return the arguments of ``Server.open`` without the storage."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "storage"}  # type: ignore[return-value]
+
+
+def _rule(rule: Any) -> Rule | str:
+    if not isinstance(rule, Mapping):
+        return rule  # type: ignore[no-any-return]
+    kind = rules.REGISTRY.find(rules.spelled(str(rule.get("name"))))
+    return from_mapping(kind, {name: value for name, value in rule.items() if name != "name"})  # type: ignore[no-any-return]
+
+
+def from_mapping(kind: type, options: Mapping[str, Any]) -> Any:
+    """Return a dataclass of the options in a mapping, whose names must be fields."""
+    options = {name: value for name, value in options.items() if name != PLAIN_DICT}
+    known = [one.name for one in fields(kind)]
+    if unknown := [name for name in options if name not in known]:
+        raise UnknownNameError.of(kind.__name__, unknown[0], known)
+    return kind(**options)
 
 
 @dataclass(frozen=True)
@@ -699,10 +765,6 @@ def _saved_rate(what: str, state: Mapping[str, Any], given: Rate | None) -> Rate
         next_rates = state.get("next_rates", {})
         check_rate(what, rate, next_rates.get(what), next_rates.get("round", 0))
     return rate
-
-
-Callback = Callable[[Any], object]
-"""A function that gets the ``Report`` of each round."""
 
 
 # Descriptions of objects in a folder: their names and options.

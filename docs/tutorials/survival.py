@@ -49,12 +49,8 @@ import fedcore
 from fedcore import Storage
 
 state, rounds = Path(sys.argv[1]), int(sys.argv[2])
-if state.exists():
-    server = fedcore.Server.load(state)
-else:
-    x0 = np.zeros(10_000, np.float32)
-    server = fedcore.Server(x0, "MimiC", clients=200, lr=0.1, storage=Storage(state, keep_previous=True))
-with server:
+x0 = np.zeros(10_000, np.float32)
+with fedcore.Server.open(Storage(state, keep_previous=True), x0, "MimiC", clients=200, lr=0.1) as server:
     while server.round_number < rounds:
         random = np.random.default_rng(server.round_number)
         with server.open_round() as round:

@@ -9,24 +9,14 @@ import torch
 from appfl.algorithm.aggregator import BaseAggregator
 from appfl.misc.utils import create_instance_from_file
 
-from fedcore.adapters.session import (
-    NOTHING,
-    RejectedRounds,
-    add_reply,
-    is_begun,
-    newcomers,
-    open_server,
-    rejection_line,
-    server_options,
-    take_model,
-    with_plain_steps,
-)
+from fedcore.adapters.session import Job, add_reply, newcomers, take_model
 from fedcore.errors import RangeError
-from fedcore.server import Report, Server, Update
+from fedcore.server import Server, Update
+from fedcore.server.opening import is_begun
 from fedcore.validation import as_integer
 
 
-class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
+class Aggregator(Job, BaseAggregator):  # type: ignore[misc, unused-ignore]
     """An aggregator for APPFL's server agent and ``SyncScheduler``: FedAvg, MIFA, MimiC, FlexibleFedAvg, LocalDescent.
 
     The file of ``aggregator_path`` holds one line, ``from fedcore.adapters.appfl import Aggregator``. A reply is the
@@ -55,6 +45,8 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
             * ``aggregation``: rules as names or as mappings, such as ``{"name": "RejectLong", "ratio": 20}``.
             * ``abort_after``: the run ends with an error after this many rounds in a row that accepted no reply
               (default: 3; None: it continues).
+            * ``num_global_epochs``: as in the agent's ``server_configs``, which it does not pass on. If no round of
+              such a run accepted a reply, it also ends with the error.
             * further arguments of ``fedcore.Server``, except ``policy``: APPFL waits for all clients.
         logger: the agent's logger.
 
@@ -69,15 +61,12 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         for name, advice in (("gradient_based", "leave send_gradient out"), ("use_secure_agg", "use fedcore.secure")):
             if options.pop(name, False):
                 raise RangeError(f"{name}: not supported; clients send whole models, so {advice}")
-        self._rejected_rounds = RejectedRounds(options.pop("abort_after", 3))
         source = [options.pop("model_path"), options.pop("model_name", None)]
         self.model = create_instance_from_file(*source, **options.pop("model_kwargs", {}))
-        self.algorithm = with_plain_steps(options.pop("algorithm"), options.get("lr"))
-        self.server: Server | None = None
-        self.reports: list[Report] = []
+        self._epochs = options.pop("num_global_epochs", None)
         self._clients = list(options.pop("clients", []))
         self._weighs = options.pop("client_weights_mode", "equal") == "sample_size"
-        self._options = server_options(options, "APPFL")
+        self._prepare("APPFL", options.pop("algorithm"), options)
         self._logger = logger
         self.client_sample_size: dict[Any, int] = {}  # the base class fills this
         self._handed: Any = None  # a first model from a subclass
@@ -89,7 +78,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
 
     def get_parameters(self, /, **more: Any) -> OrderedDict[str, torch.Tensor]:
         """Return the global model: before the first round, the saved model of an earlier run, if any."""
-        if self.server is None and is_begun(self._options["storage"]):
+        if self.server is None and is_begun(self._options.storage):
             self._open()
         if self.server is None:
             return OrderedDict((name, tensor.detach().clone()) for name, tensor in self.model.state_dict().items())
@@ -109,14 +98,12 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         if local_models and chunks.keys() >= local_models.keys():
             raise RangeError("model_chunk_size: not supported; leave it out, so that clients send whole models")
         server = self._open()
-        with server.open_round(newcomers=newcomers(server, local_models, self._options.get("client_sizes"))) as round:
+        with server.open_round(newcomers=newcomers(server, local_models, self._sizes)) as round:
             for client, model in local_models.items():
                 add_reply(round, client, partial(self._read, client, model, metadata))
         assert round.report is not None
-        self.reports.append(round.report)
-        if self._logger is not None and (line := rejection_line(round.report)):
-            self._logger.warning(line)
-        self._rejected_rounds.note(round.report.accepted, round.report.rejected or NOTHING)
+        ended = len(self.reports) + 1 == self._epochs
+        self._record(round.report, getattr(self._logger, "warning", str), ended=ended)
         return Aggregator.get_parameters(self)
 
     def _read(self, client: Any, model: Any, metadata: Mapping[str, Mapping[Any, Any]]) -> Update:
@@ -124,16 +111,15 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
             raise RangeError(
                 "model: the reply is only a chunk; leave model_chunk_size out, so that clients send whole models"
             )
-        steps = metadata.get("steps", {}).get(client, self._options.get("steps") or 1)
+        steps = metadata.get("steps", {}).get(client, self._steps or 1)
         examples = as_integer(self.client_sample_size.get(client)) if self._weighs else None
         return Update(client, model, steps, examples, keep=True)
 
     def _open(self) -> Server:
-        if self.server is None:
-            self.server = open_server(self.model, self.algorithm, self._clients, **self._options)
-            if self._handed is not None:
-                take_model(self.server, self._handed)
-        return self.server
+        is_new, server = self.server is None, self._opened_server(self.model, self._clients)
+        if is_new and self._handed is not None:
+            take_model(server, self._handed)
+        return server
 
 
 def _noted(method: Callable[..., Any]) -> Callable[..., Any]:

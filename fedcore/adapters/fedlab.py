@@ -13,21 +13,11 @@ from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.server.manager import SynchronousServerManager
 from fedlab.utils import MessageCode
 
-from fedcore.adapters.session import (
-    NOTHING,
-    RejectedRounds,
-    add_reply,
-    open_server,
-    rejection_line,
-    server_options,
-    silence,
-    take_model,
-    with_plain_steps,
-)
+from fedcore.adapters.session import Job, add_reply, silence, take_model
 from fedcore.algorithms import Algorithm
 from fedcore.arrays import as_array, own_classes, to_host
 from fedcore.errors import ArrayError, RoundError
-from fedcore.server import Report, Round, Server, Update
+from fedcore.server import Round, Server, Update
 from fedcore.validation import as_integer, check_integer, rejection_reason, short_repr
 
 
@@ -54,7 +44,20 @@ def _ends_round(draw: Callable[..., list[int]]) -> Callable[..., list[int]]:
     return sample_clients
 
 
-class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
+def _noted(package: Any) -> Any:
+    """Let a package whose first tensor is a changed model replace the server's x, since clients start from it."""
+
+    def downlink_package(self: "ServerHandler") -> Any:
+        sent = package.fget(self)
+        first = sent[0] if sent else None
+        if isinstance(first, torch.Tensor) and first.shape == self.model_parameters.shape:
+            self._sent = first
+        return sent
+
+    return property(downlink_package)
+
+
+class ServerHandler(Job, SyncServerHandler):  # type: ignore[misc, unused-ignore]
     """FedAvg, MIFA, MimiC, FlexibleFedAvg or LocalDescent for FedLab's pipelines and network managers.
 
     An upload is ``[parameters]``, as FedLab's trainers send it, or ``[parameters, claims]``. The claims are an integer
@@ -106,14 +109,11 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         logger: Any = None,
         **options: Any,
     ) -> None:
-        self.server: Server | None = None
+        self._prepare("FedLab", algorithm, {**options, "lr": lr, "steps": steps})
         super().__init__(model, global_round, sample_ratio, logger=logger)
-        abort_after = options.pop("abort_after", 3)
-        self._rejected_rounds = RejectedRounds(abort_after and min(abort_after, global_round))
-        self._algorithm, self._steps, self._evaluate = with_plain_steps(algorithm, lr), steps, evaluate
-        self._options = server_options({**options, "lr": lr, "steps": steps}, "FedLab")
-        self.reports: list[Report] = []
+        self._evaluate = evaluate
         self._round: Round | None = None
+        self._sent: torch.Tensor | None = None  # the model of a subclass's package
         self._sampled: tuple[int, ...] = ()
         self._waiting: dict[int, None] = {}  # the sampled clients without an upload, in order
         self._strays: set[int] = set()  # clients whose stray upload the report already lists
@@ -125,6 +125,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.sample_clients = _ends_round(cls.sample_clients)  # type: ignore[method-assign]
+        cls.downlink_package = _noted(cls.downlink_package)  # type: ignore[method-assign]
 
     @property
     def round(self) -> int:
@@ -204,7 +205,8 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         """Replace the server's x by the handler's model, if it was changed between rounds."""
         if self.server is not None and self._round is None:
             [name] = self.server.layout.names
-            take_model(self.server, {name: self.model_parameters})
+            sent, self._sent = self._sent, None
+            take_model(self.server, {name: self.model_parameters if sent is None else sent})
 
     def _end_round(self) -> None:
         """Finish the round of the sampled clients, if there is one."""
@@ -240,13 +242,11 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
                 add_reply(opened, update.client, partial(update._replace))
         self._round, silent = None, [*self._waiting]
         self._sampled, self._waiting, self._strays = (), {}, set()
-        self.reports.append(report := opened.finish())
+        report = opened.finish()
         if silent:
             self._LOGGER.info(f"round {report.round}: {silence(silent)}")
-        if line := rejection_line(report):
-            self._LOGGER.warning(line)
         self._show(self._start())
-        self._rejected_rounds.note(report.accepted, report.rejected or NOTHING)
+        self._record(report, self._LOGGER.warning, ended=self.round >= self.global_round)
 
     def setup_optim(self) -> None:
         """Do nothing, since the method's options are arguments of ``__init__``."""
@@ -258,8 +258,8 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
     def _start(self) -> Server:
         if self.server is None:
             x0 = as_array("model", self.model_parameters.float())
-            self.server = open_server(x0, self._algorithm, range(self.num_clients), **self._options)
-            self._show(self.server)
+            self._show(self._opened_server(x0, range(self.num_clients)))
+        assert self.server is not None
         return self.server
 
     def _show(self, server: Server) -> None:

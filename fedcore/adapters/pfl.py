@@ -20,15 +20,7 @@ from pfl.postprocessor.base import Postprocessor
 from pfl.stats import MappedVectorStatistics
 
 from fedcore import kernels
-from fedcore.adapters.session import NOTHING as NO_UPDATE
-from fedcore.adapters.session import (
-    RejectedRounds,
-    add_reply,
-    open_server,
-    rejection_line,
-    server_options,
-    with_plain_steps,
-)
+from fedcore.adapters.session import Job, add_reply
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import as_array, dtype_name, read_leaf, to_host
@@ -40,7 +32,7 @@ from fedcore.server.folder import checkpoint_errors
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.folder import remove
 from fedcore.store.slots import Codec
-from fedcore.validation import absolute, as_integer, rejection_reason
+from fedcore.validation import absolute, as_integer, check_number, rejection_reason
 
 __all__ = ["ClientStoreUserState", "Method"]
 
@@ -48,7 +40,7 @@ LOGGER = logging.getLogger("fedcore.adapters.pfl")
 NOTHING = MappedVectorStatistics({}, weight=1.0)
 
 
-class Method(Postprocessor, SumAggregator):
+class Method(Job, Postprocessor, SumAggregator):
     """FedAvg, MIFA, MimiC, FlexibleFedAvg or LocalDescent for pfl's FederatedAveraging, in one process.
 
     Pass it as postprocessor, which gets each update with its user's id, and as aggregator:
@@ -67,9 +59,10 @@ class Method(Postprocessor, SumAggregator):
             draws without replacement.
         lr: the rate of the local steps, the same for all steps of a round.
         steps: K, the number of local steps of every user, or a function of pfl's UserContext.
-        options: ``client_sizes`` (n_k by id), and further arguments of ``fedcore.Server``, such as ``storage`` and
-            ``limits``, except ``policy``: pfl waits for all clients. ``abort_after``: the run ends with an error after
-            this many iterations in a row that accepted no update (default: 3; None: it continues).
+        options: ``client_sizes`` (n_k by id), and further arguments of ``fedcore.Server`` (or a ``ServerOptions`` as
+            ``options``), such as ``storage`` and ``limits``, except ``policy``: pfl waits for all clients.
+            ``abort_after``: the run ends with an error after this many iterations in a row that accepted no update
+            (default: 3; None: it continues), or if no iteration of a shorter run accepted one.
 
     Attributes:
         server: the ``fedcore.Server``; None until two users agree on the tensors, or a round ends. Its x starts at zero
@@ -86,12 +79,8 @@ class Method(Postprocessor, SumAggregator):
         steps: int | Callable[[UserContext], int],
         **options: Any,
     ) -> None:
-        self._algorithm, self._users = with_plain_steps(algorithm, lr), list(users)
-        self._rejected_rounds = RejectedRounds(options.pop("abort_after", 3))
-        self._options = server_options({**options, "lr": lr}, "pfl")
-        self._steps = steps
-        self.server: Server | None = None
-        self.reports: list[Report] = []
+        self._prepare("pfl", algorithm, {**options, "lr": lr})
+        self._users, self._steps_of = list(users), steps
         self._round: Round | None = None
         self._early: list[Update] = []  # copies, until two users agree on the model's tensors
         self._unreadable: list[tuple[str, str]] = []
@@ -104,10 +93,11 @@ class Method(Postprocessor, SumAggregator):
         return passed, Metrics()
 
     def _taken(self, stats: Any, user_context: UserContext) -> bool:
-        steps = self._steps(user_context) if callable(self._steps) else self._steps
+        steps = self._steps_of(user_context) if callable(self._steps_of) else self._steps_of
         user = user_context.user_id
         try:  # pfl's strategies set the weight to 1 or to the number of datapoints
             keep = bool(stats.weight != 1)  # the quotient is new memory, but pfl may reuse its own tensors' memory
+            check_number("examples", float(stats.weight), "(0, inf)")  # so that a NaN never reaches pfl's own sums
             examples = as_integer(stats.weight)
             update = Update(user, _mean(stats), steps=steps, examples=examples, kind="delta", keep=keep)
             shapes = _shapes(update)
@@ -126,10 +116,9 @@ class Method(Postprocessor, SumAggregator):
 
     def _start(self, shapes: dict[str, tuple[int, ...]]) -> None:
         x0 = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-        self.server = open_server(x0, self._algorithm, self._users, **self._options)
-        early, self._early = self._early, []
+        server, early, self._early = self._opened_server(x0, self._users), self._early, []
         for update in early:
-            self._add(self.server, update)
+            self._add(server, update)
 
     def _add(self, server: Server, update: Update) -> bool:
         if self._round is None:
@@ -166,24 +155,23 @@ class Method(Postprocessor, SumAggregator):
         self._early = []
         if self._round is None and not rejected:
             raise RoundError("postprocess_server: no update arrived; pass the method to the backend as a postprocessor")
+        now, last = (
+            central_context,
+            getattr(getattr(central_context, "algorithm_params", None), "central_num_iterations", 0),
+        )
+        ended = now is not None and now.current_central_iteration + 1 == last
         if self.server is None:  # the tensors of the model are not known yet
-            self._record(Report(0, rejected=tuple(rejected)))
+            self._record(Report(0, rejected=tuple(rejected)), LOGGER.warning, ended=ended)
             return MappedVectorStatistics({}, weight=1.0), Metrics()
         opened, self._round = self.server.open_round() if self._round is None else self._round, None
         for user, reason in rejected:
             opened.reject(user, reason)
         before = to_host(self.server.x)
         report = opened.finish()
-        self._record(report)
+        self._record(report, LOGGER.warning, ended=ended)
         weight = float(report.weights.sum()) or 1.0
         step = kernels.combine([to_host(self.server.x), before], [weight, -weight])
         return _statistics(self.server.layout.unflatten(step), weight), Metrics()
-
-    def _record(self, report: Report) -> None:
-        self.reports.append(report)
-        if line := rejection_line(report):
-            LOGGER.warning(line)
-        self._rejected_rounds.note(report.accepted, report.rejected or NO_UPDATE)
 
     def _check(self, context: CentralContext | None, metrics: Metrics | None) -> None:
         """Raise an error if the settings of pfl's iteration do not fit the method."""
@@ -197,7 +185,7 @@ class Method(Postprocessor, SumAggregator):
         lr = getattr(getattr(context, "model_train_params", None), "local_learning_rate", None)
         if context is None or lr is None or self.server is None or self.server.averages_models:
             return
-        if not math.isclose(lr, own := rate_at(self.server._settings.lr, self.server.round_number), rel_tol=1e-6):
+        if not math.isclose(lr, own := rate_at(self.server.settings.lr, self.server.round_number), rel_tol=1e-6):
             raise RangeError(
                 f"lr: users train with local_learning_rate={lr}, and {name} has lr={own} in round "
                 f"{self.server.round_number}; pass the same rate, or the same schedule as a function of the round"

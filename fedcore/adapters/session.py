@@ -1,178 +1,72 @@
 """Code shared by the adapters: a job's server, the methods that a framework supports, and log lines."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any
 
 from fedcore.algorithms import Algorithm, Direction, named
 from fedcore.algorithms.local_rules import name_of
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import to_host
-from fedcore.errors import CheckpointError, RangeError, RoundError, UnknownClientError, UnknownNameError
-from fedcore.model import Layout, Model
-from fedcore.options import MOST_CLIENT_LR, Compute, Limits, RoundPolicy, Storage
+from fedcore.errors import RangeError, RoundError, UnknownClientError
+from fedcore.model import Model
+from fedcore.options import MOST_CLIENT_LR, Limits, ServerOptions, from_mapping
 from fedcore.profiling import span
-from fedcore.rules import REGISTRY, Chain, Rule, spelled
 from fedcore.server import Report, Round, Server, Update, rejection_summary
-from fedcore.server.folder import checkpoint_errors, server_state
-from fedcore.server.opening import manifest_in
-from fedcore.store import ClientStore
-from fedcore.store.inspect import state_of
+from fedcore.server.opening import is_begun
 from fedcore.store.registry import ClientId, canonical
 from fedcore.validation import as_integer, check_integer, describe_integers, is_integer, rejection_reason
-
-# The options of a job, as objects or as mappings from a configuration.
-
-PLAIN_DICT = "config_type"
-"""The key that tells NVFlare not to read a mapping with the key "path" or "name" as a component."""
-
-
-def server_options(options: Mapping[str, Any], framework: str | None = None) -> dict[str, Any]:
-    """Return arguments of ``Server``, with mappings from a configuration converted to objects.
-
-    ``limits``, ``storage``, ``compute`` and ``policy`` may be mappings, such as ``{"max_norm": 10.0}``. So may each
-    rule of ``aggregation``: ``{"name": "RejectLong", "ratio": 30}``. ``framework`` names a framework that waits for all
-    clients of a round itself.
-    """
-    if framework is not None and options.get("policy") is not None:
-        raise RangeError(f"policy: {framework} waits for all clients of a round itself; leave policy out")
-    values = dict(options)
-    for name, kind in (("limits", Limits), ("storage", Storage), ("compute", Compute), ("policy", RoundPolicy)):
-        if isinstance(values.get(name), Mapping):
-            values[name] = _from_mapping(kind, values[name])
-    rules = values.get("aggregation")
-    if isinstance(rules, Mapping) or (isinstance(rules, Sequence) and not isinstance(rules, str)):
-        rules = [rules] if isinstance(rules, Mapping) else rules
-        values["aggregation"] = Chain.of([_rule(rule) for rule in rules])
-    elif rules is not None:
-        values["aggregation"] = Chain.of(rules)
-    return values | {"storage": Storage.of(values.get("storage")), "compute": values.get("compute") or Compute()}
-
-
-def _rule(rule: Any) -> Rule | str:
-    if not isinstance(rule, Mapping):
-        return rule  # type: ignore[no-any-return]
-    return _from_mapping(  # type: ignore[no-any-return]
-        REGISTRY.find(spelled(str(rule.get("name")))), {name: value for name, value in rule.items() if name != "name"}
-    )
-
-
-def _from_mapping(kind: type, options: Mapping[str, Any]) -> Any:
-    options = {name: value for name, value in options.items() if name != PLAIN_DICT}
-    known = [field.name for field in fields(kind)]
-    if unknown := [name for name in options if name not in known]:
-        raise UnknownNameError.of(kind.__name__, unknown[0], known)
-    return kind(**options)
-
-
-PARTS = ("partial", "personal", "frozen")
-"""The options of a job's model, which are arguments of ``Model``."""
 
 
 def model_of_parts(tensors: Any, parts: Mapping[str, Any] | None) -> Model:
     """Return a job's model with the arguments of ``Model`` from the job's configuration."""
-    options = {name: value for name, value in (parts or {}).items() if name != PLAIN_DICT}
-    if unknown := [name for name in options if name not in PARTS]:
-        raise UnknownNameError.of("parts", unknown[0], PARTS)
-    return Model(tensors, **options)
-
-
-# The server of a job: a new server, or the server that an earlier job saved.
-
-
-def is_begun(storage: Storage) -> bool:
-    """Whether the folder holds an earlier job's server, or other data that a new server would overwrite."""
-    if storage.path is None or not (folder := Path(storage.path)).exists():
-        return False
-    if not folder.is_dir() or manifest_in(folder) is not None:
-        return True
-    if not any(folder.iterdir()):
-        return False
-    with ClientStore.open(folder, readonly=True) as store:  # empty if a job was killed before it created the server
-        return store.state is not None or len(store) > 0
+    model: Model = from_mapping(Model, {"tensors": None, **(parts or {})})
+    return replace(model, tensors=tensors)
 
 
 def open_server(
     model: Any,
     algorithm: Algorithm | str,
     clients: Iterable[ClientId],
+    options: ServerOptions,
     *,
-    client_sizes: Mapping[ClientId, int] | Sequence[int] | None = None,
-    storage: Any = None,
+    sizes: Mapping[ClientId, int] | Sequence[int] | None = None,
     steps: Any = None,
-    limits: Limits | None = None,
     own_rates: bool = False,
-    policy: RoundPolicy | None = None,
-    **options: Any,
+    resume: str | PathLike[str] | None = None,
 ) -> Server:
     """Resume the server of an earlier job after its last finished round, or create a new server.
 
     Args:
         clients: the clients to register, also with a resumed server; empty if clients are registered with their first
             accepted reply (``newcomers``).
-        client_sizes: n_k by id, or in the order of ids 0, 1, ...
+        sizes: n_k by id, or in the order of ids 0, 1, ...
         steps: the local steps that clients do. For a new server a number is also ``max_steps``, unless ``limits`` set
             one. It may raise the ``max_steps`` of a resumed server.
-        limits: the limits of an update. Default: those of the resumed server, or ``Limits()``.
         own_rates: whether clients may choose rates up to 100, since the server sends no rate.
-        policy: when a round may close. Default: as for the resumed server, or ``RoundPolicy()``.
+        resume: the folder of a server to load, in place of the one in ``storage``.
     """
-    storage, ids = Storage.of(storage), list(clients)
-    sizes: Any = client_sizes if isinstance(client_sizes, Mapping | None) else dict(enumerate(client_sizes))
+    ids, is_new = list(clients), resume is None and not is_begun(options.storage)
+    sizes = sizes if isinstance(sizes, Mapping | None) else dict(enumerate(sizes))
     if sizes is not None and (missing := [client for client in ids if client not in sizes]):
         raise RangeError(f"client_sizes: the number of examples of client {missing[0]!r} is missing; add it")
-
-    def sized(some: list[ClientId]) -> Any:
-        return some if sizes is None else {client: sizes[client] for client in some}
-
-    if is_begun(storage):
-        how = {"storage": storage, "steps": steps, "limits": limits, "own_rates": own_rates, "policy": policy}
-        server = load_server(storage.path, model, algorithm, **how, **options)
+    given = options.limits
+    if is_new or given is not None:
+        options = replace(options, limits=_limits(given or Limits(), steps, own_rates))
+    sized = ids if sizes is None else {client: sizes[client] for client in ids}
+    if resume is None:
+        server = Server.open(options.storage, model, algorithm, sized, **options.keywords())
     else:
-        options["policy"] = policy or RoundPolicy()
-        options["limits"] = _limits(Limits() if limits is None else limits, steps, own_rates)
-        return Server(model, algorithm, sized(ids), storage=storage, **options)
-    server.add_clients(sized([client for client in ids if client not in server.clients]))
-    return server
-
-
-def load_server(
-    path: Any,
-    model: Any,
-    algorithm: Algorithm | str,
-    *,
-    storage: Storage | None = None,
-    steps: Any = None,
-    limits: Limits | None = None,
-    own_rates: bool = False,
-    any_form: bool = False,
-    **options: Any,
-) -> Server:
-    """Load the server of a folder; raise an error if its algorithm, optimizer or model differ from the arguments.
-
-    Different rates, limits, rules and policies replace the saved values, with a warning. With ``any_form`` the tensors
-    of ``model`` may be of a different library, and the optimizer defaults to the saved value.
-    """
-    if manifest_in(path) is None:
-        with checkpoint_errors(path):  # before the job changes anything in the folder
-            saved = Layout.from_state(server_state(path, state_of(Path(path)))["settings"]["layout"])
-        _require_layout(path, saved, model, any_form)
-    method = named(algorithm) if isinstance(algorithm, str) else algorithm
-    own = None if limits is None else _limits(limits, steps, own_rates)
-    server = Server.load(path, algorithm=method, limits=own, storage=storage, **options)
+        server = Server.load(resume, model=model, algorithm=algorithm, **options.keywords())
     try:
-        _require_layout(path, server.layout, model, any_form)
-        optimizer = server._settings.optimizer
-        if not any_form and options.get("optimizer") is None and optimizer is not None:
-            raise CheckpointError(
-                f"{path}: the saved server has the optimizer {optimizer}; pass the same optimizer to the job"
-            )
-        if limits is None:
+        if not is_new and given is None:
             most = max(server.limits.max_steps, steps) if is_integer(steps) else server.limits.max_steps
             needed = _limits(replace(server.limits, max_steps=most), None, own_rates)
             if needed != server.limits:
                 server.change(limits=needed)
+        new = [client for client in ids if client not in server.clients]
+        server.add_clients(new if sizes is None else {client: sizes[client] for client in new})
     except BaseException:
         server.close()
         raise
@@ -186,12 +80,6 @@ def _limits(limits: Limits, steps: Any, own_rates: bool) -> Limits:
     if own_rates and limits.max_client_lr is None:
         limits = replace(limits, max_client_lr=MOST_CLIENT_LR)
     return limits
-
-
-def _require_layout(path: Any, saved: Layout, model: Any, any_form: bool) -> None:
-    own = Layout.of(model)
-    if saved != own and not (any_form and (saved.slices, saved.outside) == (own.slices, own.outside)):
-        raise CheckpointError(f"{path}: the saved model has tensors or shapes that differ from the job's model")
 
 
 def newcomers(
@@ -275,13 +163,13 @@ def take_model(server: Server, model: Any, returned: Mapping[str, Any] | None = 
             f"model: differs from the model that the server returned ({', '.join(changes)[:100]}), from which "
             f"{type(server.algorithm).__name__} cannot continue: {reason}"
         )
-    own = server.layout.unflatten(to_host(server.x)) | dict(server._backend.counters())
+    own = server.layout.unflatten(to_host(server.x)) | dict(server.counters())
     server.replace_x(own | changes)
     return True
 
 
 def _changes(server: Server, model: Any, returned: Mapping[str, Any] | None) -> dict[str, Any]:
-    return server.layout.changes(model, to_host(server.x), server._backend.counters(), returned)
+    return server.layout.changes(model, to_host(server.x), server.counters(), returned)
 
 
 def require_rate_of_rounds(lr: float | Rate | None) -> None:
@@ -353,43 +241,84 @@ def may_close_early(round: Round) -> bool:
     return round.may_close() not in (None, "all clients")
 
 
+NOTHING = (("all clients", "no reply arrived"),)
+"""The rejections of a round in which no client replied."""
+
+
 @dataclass
 class RejectedRounds:
     """Ends a run after ``abort_after`` rounds in a row that accepted no update and rejected at least one.
 
-    A round without a rejection does not count, since its clients may only be offline. Default: never end the run.
+    It also ends a shorter run none of whose rounds accepted one. A round without a rejection does not count, since its
+    clients may only be offline. With None a run never ends.
     """
 
     abort_after: int | None
     _rounds: int = 0
     _rejected: Sequence[tuple[ClientId, str]] = ()
+    _has_accepted: bool = False
 
     def __post_init__(self) -> None:
         if self.abort_after is not None:
             check_integer("abort_after", self.abort_after, 1)
 
-    def note(self, accepted: Sequence[ClientId], rejected: Sequence[tuple[ClientId, str]]) -> None:
-        """Count a round; raise a RoundError if it is the last one that ``abort_after`` allows."""
+    def note(
+        self, accepted: Sequence[ClientId], rejected: Sequence[tuple[ClientId, str]], *, ended: bool = False
+    ) -> None:
+        """Count a round, and ``check`` the run."""
         self.count(accepted, rejected)
-        self.check()
+        self.check(ended=ended)
 
     def count(self, accepted: Sequence[ClientId], rejected: Sequence[tuple[ClientId, str]]) -> None:
         """Count a round, for a later ``check``."""
         self._rounds, self._rejected = 0 if accepted else self._rounds + bool(rejected), rejected
+        self._has_accepted = self._has_accepted or bool(accepted)
 
-    def check(self, rounds: int | None = None) -> None:
-        """Raise a RoundError if ``abort_after`` allows no further round, or if the run ends and none of its ``rounds``
-        accepted an update.
-        """
-        if self.abort_after is not None and self._rounds >= min(self.abort_after, rounds or self.abort_after):
+    def check(self, *, ended: bool = False) -> None:
+        """Raise a RoundError if ``abort_after`` allows no further round, or if the ended run accepted nothing."""
+        most = self.abort_after
+        if most is not None and (self._rounds >= most or (ended and self._rounds and not self._has_accepted)):
             raise RoundError(
                 f"updates: none was accepted in the last {self._rounds} rounds: "
                 f"{rejection_summary(self._rejected)}; correct the clients, or set abort_after=None to continue"
             )
 
 
-NOTHING = (("all clients", "no reply arrived"),)
-"""The rejections of a round in which no client replied, if such a round counts for ``abort_after``."""
+class Job:
+    """What an adapter keeps: its server, the reports, and when a run ends that accepts nothing.
+
+    Attributes:
+        server: the ``fedcore.Server``; None until the first model is known.
+        reports: the ``Report`` of each round of this run.
+    """
+
+    server: Server | None
+    reports: list[Report]
+
+    def _prepare(self, framework: str, algorithm: Algorithm | str, options: Mapping[str, Any]) -> None:
+        """Check and keep the options of a job, whose clients take plain steps and whose framework closes rounds."""
+        values = dict(options)
+        self._rejected_rounds = RejectedRounds(values.pop("abort_after", 3))
+        self._sizes, self._steps = values.pop("client_sizes", None), values.pop("steps", None)
+        self._options, self.server, self.reports = ServerOptions.from_mapping(values), None, []
+        if self._options.policy is not None:
+            raise RangeError(f"policy: {framework} waits for all clients of a round itself; leave policy out")
+        self._algorithm = with_plain_steps(algorithm, self._options.lr)
+
+    def _opened_server(self, model: Any, clients: Iterable[ClientId]) -> Server:
+        """Return the server; the first model makes it, or loads that of an earlier job."""
+        if self.server is None:
+            how: dict[str, Any] = {"sizes": self._sizes, "steps": self._steps}
+            self.server = open_server(model, self._algorithm, clients, self._options, **how)
+        return self.server
+
+    def _record(self, report: Report, warn: Callable[[str], Any], *, ended: bool = False) -> None:
+        """Keep and log the report of a round, and raise a RoundError if the run must end."""
+        self.reports.append(report)
+        if line := rejection_line(report):
+            warn(line)
+        self._rejected_rounds.note(report.accepted, report.rejected or NOTHING, ended=ended)
+
 
 LISTED = 5
 """The maximum number of clients that a log line names; the report lists all."""

@@ -266,7 +266,7 @@ def _replayed(path: Path, key: bytes | None) -> tuple[dict[str, Any], list[str]]
     if (at := journal_of(path)) is None:
         raise StoreError(f"{path}: has no journal; a server with Storage(journal=True) writes one")
     with Server.load(path, storage=Storage(medium="ram", audit_key=key)) as server:
-        with closing(Journal(at, server._settings, readonly=True)) as journal:
+        with closing(Journal(at, server.settings, readonly=True)) as journal:
             x, number, missing = copied(server.x), server.round_number, None
             journal.begin(number, server._backend.sent_checksums())
             round = server.open_round(newcomers=journal.newcomers(number, [], server.clients))
@@ -278,7 +278,7 @@ def _replayed(path: Path, key: bytes | None) -> tuple[dict[str, Any], list[str]]
         step = math.sqrt(combined_square([server.x, x], [1.0, -1.0]))
         facts = {"round": number, "accepted": sorted(round.clients, key=str), "rejected": round.rejected}
         result = {"step": step, "digest": digest_of_numbers(server.x)}
-        private = server._settings.rules.private is not None  # the noise would be new, and no ledger would count it
+        private = server.settings.rules.private is not None  # the noise would be new, and no ledger would count it
         facts |= (dict.fromkeys(result) if private else result) | {"missing": missing}
     lines = [f"round {number}: {len(round.clients):,} updates in the journal count"]
     lines += [f"round {number} rejects {client!r}: {reason}" for client, reason in round.rejected]
@@ -474,7 +474,7 @@ def remove_client(options: Options) -> None:
         if re.fullmatch(r"[0-9]{1,20}", client) and (int(client) in known or client not in known):
             client = int(client)
         server.remove_client(client, from_objective=not options.keep_in_objective, erase=options.erase)
-        left, audited = len(server.clients), server._settings.audit
+        left, audited = len(server.clients), server.settings.audit
     print(f"{client!r} removed after round {server.round_number}; {left:,} clients remain")
     if options.erase:
         print("erased: its rows, its updates in the journal, and its id" + " outside the audit log" * audited)

@@ -102,7 +102,7 @@ class Encoding:
         Cost: reads x, and the vectors in ``work``.
         """
         form, state = cls._of(server, clients=clients, colluding=colluding), server._backend
-        sent = broadcast_of(server._settings, form.round, (), state.sent_vectors((), set())).on_host()
+        sent = broadcast_of(server.settings, form.round, (), state.sent_vectors((), set())).on_host()
         if work is None and (instructions := sent.of(0)).vectors():  # they are equal for all clients
             work = instructions
         return replace(form, model=digest_of(sent.x if x is None else x), work=_digest_of_work(work))
@@ -110,7 +110,7 @@ class Encoding:
     @classmethod
     def _of(cls, server: Server, *, clients: int, colluding: int) -> Self:
         """Return the encoding without digests."""
-        settings, state = server._settings, server._backend
+        settings, state = server.settings, server._backend
         server.require_partial_sums(has_noise=True)
         limits, weights, rule, layout = settings.asked, _weights(settings), settings.rules.private, settings.layout
         most, noise, honest, fewest = limits.max_norm, 0.0, 0, 0
@@ -298,12 +298,12 @@ class Encoding:
         columns = dict.fromkeys(COLUMNS, np.ones(k)) | {
             "steps": own_steps,
             "examples": examples if self.weights == "examples" else np.zeros(k),
-            "eta_steps": own_steps * rate_at(server._settings.lr, server.round_number),
+            "eta_steps": own_steps * rate_at(server.settings.lr, server.round_number),
             "weights": examples,
             "squares": np.full(k, (norm if self.noise else min(norm, self.max_norm)) ** 2),
             "has_buffers": np.full(k, float(self.n > self.parameters)),
         }
-        made_under = fingerprint(server._settings, server._backend.snapshot)
+        made_under = fingerprint(server.settings, server._backend.snapshot)
         sum = server.round_number, made_under, *self._exact(total[: self.n]), tuple(clients)
         exact = self._exact(changes) if self.has_changes else None
         return PartialSum(*sum, **columns, rejected=rejected, changes=exact, noise=self.noise)

@@ -62,6 +62,18 @@ def manifest_in(path: str | os.PathLike[str]) -> Path | None:
     return file if file.name == MANIFEST and os.path.lexists(file) else None  # when it is read, a pipe is rejected
 
 
+def is_begun(storage: Storage) -> bool:
+    """Whether the storage's folder has a server, or other data that a new server would overwrite."""
+    if storage.path is None or not (folder := Path(storage.path)).exists():
+        return False
+    if not folder.is_dir() or manifest_in(folder) is not None:
+        return True
+    if not any(folder.iterdir()):
+        return False
+    with ClientStore.open(folder, readonly=True) as store:  # empty if a kill came before the server was created
+        return store.state is not None or len(store) > 0
+
+
 def ids_of(clients: Any) -> tuple[list[ClientId], Sizes | None]:
     """Return the unchecked ids of new clients, and n_k by id if given."""
     if isinstance(clients, str | bytes) or not isinstance(clients, Iterable):
@@ -191,12 +203,18 @@ def change_on_loading(
     limits: Limits | None,
     policy: RoundPolicy | None,
     checked: Callable[[Mapping[str, Any]], Settings],
+    layout: Layout | None,
 ) -> None:
     """Change the options of ``Server.load`` that differ from the saved options, and log a warning.
 
     ``checked`` returns the changed settings, or raises if they do not combine.
     """
     settings: Settings = backend.settings
+    if layout is not None:
+        if layout != settings.layout:
+            raise CheckpointError(f"{where}: the saved model has tensors or shapes that differ from those of model")
+        if settings.optimizer is not None and given["optimizer"] is None:
+            raise CheckpointError(f"{where}: the server was saved with {settings.optimizer}; pass the same optimizer")
     chain = settings.rules if aggregation is None else Chain.of(aggregation)
     if saved.get("own_weights") is True and chain.weights is None:
         raise CheckpointError("aggregation: the server was saved with weights; pass them again: [..., Mean(weights)]")

@@ -34,6 +34,7 @@ from fedcore.options import (
     Changes,
     Compute,
     Limits,
+    Openings,
     RoundPolicy,
     Settings,
     Storage,
@@ -60,6 +61,7 @@ from fedcore.server.opening import (
     first_state,
     ids_of,
     in_files,
+    is_begun,
     manifest_in,
     new_rows,
     require_clients,
@@ -219,7 +221,7 @@ class Server(Represented, Unpicklable):
 
     def _warn_of_few_clients(self) -> None:
         """Log that no round can finish if the robust rule needs more updates than there are clients; more may join."""
-        clients, rules = len(self._backend.registry.index), self._settings.rules
+        clients, rules = len(self._backend.registry.index), self.settings.rules
         if clients and rules.robust is not None:
             try:
                 rules.require_enough(clients)
@@ -232,51 +234,52 @@ class Server(Represented, Unpicklable):
             return
         path = self._journal_at = Path(folder) / JOURNAL
         exists = journal_of(path.parent) is not None
-        on = (exists or self._settings.journal) if storage.journal is None else bool(storage.journal)
-        if on is not self._settings.journal:
+        on = (exists or self.settings.journal) if storage.journal is None else bool(storage.journal)
+        if on is not self.settings.journal:
             self._backend.keeps_journal(on)
         if exists or storage.journal:  # otherwise it is a copy, which the first round changes, but loading does not
             self._open_journal()
 
     def _open_journal(self) -> None:
         assert self._journal_at is not None
-        self._journal = Journal(self._journal_at, self._settings)
+        self._journal = Journal(self._journal_at, self.settings)
         self._journal.begin(self.round_number)
 
     @property
-    def _settings(self) -> Settings:
+    def settings(self) -> Settings:
+        """The checked options, frozen."""
         return self._backend.settings
 
     def _checked(self, options: Mapping[str, Any]) -> Settings:
         """Return the settings with changed options; raise RangeError if they do not combine."""
-        changed = self._settings.changed(options)
+        changed = self.settings.changed(options)
         require_compatible(changed, *self._place)
         return changed
 
     @property
     def algorithm(self) -> Algorithm:
         """The federated method, such as FedAvg or MIFA."""
-        return self._settings.algorithm
+        return self.settings.algorithm
 
     @property
     def layout(self) -> Layout:
         """The positions of the model's tensors in x."""
-        return self._settings.layout
+        return self.settings.layout
 
     @property
     def limits(self) -> Limits:
         """The limits that each update must respect."""
-        return self._settings.limits
+        return self.settings.limits
 
     @property
     def aggregation(self) -> tuple[Rule, ...]:
         """The aggregation rules, in order."""
-        return self._settings.rules.rules
+        return self.settings.rules.rules
 
     @property
     def policy(self) -> RoundPolicy:
         """When a round may close."""
-        return self._settings.policy
+        return self.settings.policy
 
     @property
     def privacy(self) -> Ledger:
@@ -285,7 +288,7 @@ class Server(Represented, Unpicklable):
         Raises:
             RangeError: the server has no ``PrivateMean``, or its noise is reproducible.
         """
-        rule = self._settings.rules.private
+        rule = self.settings.rules.private
         if rule is None or rule.seed is not None:
             raise RangeError("privacy: " + ("the server has no PrivateMean" if rule is None else SEEDED))
         return self._backend.snapshot.ledger
@@ -293,13 +296,59 @@ class Server(Represented, Unpicklable):
     @property
     def averages_models(self) -> bool:
         """Whether the step is the plain average of the clients' models."""
-        return self._settings.averages_models
+        return self.settings.averages_models
+
+    @classmethod
+    def open(
+        cls,
+        folder: Storage | str | os.PathLike[str],
+        model: Any,
+        algorithm: Algorithm | str = "FedAvg",
+        clients: int | Iterable[ClientId] | Mapping[ClientId, int] | None = None,
+        *,
+        create: bool = True,
+        **options: Unpack[Openings],
+    ) -> "Server":
+        """Resume the server of a folder after its last finished round; create it if the folder has none.
+
+        A program that calls it at each start continues after a crash.
+
+        Args:
+            folder: the path, or a ``Storage``. One without a path makes a new server in memory.
+            model, algorithm: as for a new server. A saved server must have this method, and tensors of these names and
+                shapes; it keeps its own values.
+            clients: those of a new server. A saved server keeps its own; see ``add_clients``.
+            create: False raises an error if the folder has no server.
+            options: lr, server_lr, optimizer, aggregation, limits, compute, policy and callbacks, as for a new server
+                and for ``load``: those that differ from the saved ones replace them with a warning, except the
+                optimizer and the accumulator, which must be the same. What is left out stays as saved.
+
+        Raises:
+            CheckpointError: the saved server has another model, method or optimizer.
+            FedcoreError: as for ``Server`` and ``load``.
+
+        >>> import numpy as np, tempfile
+        >>> folder = tempfile.mkdtemp() + "/state"
+        >>> for _ in range(2):
+        ...     with Server.open(folder, np.zeros(2, np.float32), "MIFA", clients=3, lr=0.1) as server:
+        ...         report = server.round([])
+        >>> server.round_number
+        2
+        """
+        storage = Storage.of(folder)
+        if create and not is_begun(storage):
+            given: Any = {name: value for name, value in options.items() if value is not None}
+            return cls(model, algorithm, clients, storage=storage, **given)
+        if (path := storage.path) is None:
+            raise RangeError("folder: create=False needs a path")
+        return cls.load(path, model=model, algorithm=algorithm, storage=storage, **options)
 
     @classmethod
     def load(
         cls,
         path: str | os.PathLike[str] | ClientStore,
         *,
+        model: Any = None,
         algorithm: Algorithm | str | None = None,
         lr: float | Rate | None = None,
         server_lr: float | Rate | None = None,
@@ -316,6 +365,7 @@ class Server(Represented, Unpicklable):
         Args:
             path: the folder of a server, or a copy that ``save`` wrote; the manifest of a sharded server; or an open
                 ``ClientStore``, which the server then closes.
+            model: if given, the saved server must have tensors of its names and shapes, and the given optimizer.
             algorithm, optimizer: required if they are the caller's own code.
             lr, server_lr: required if they are the caller's own code. A rate that differs from the saved one replaces
                 it, as in ``change``, and logs a warning.
@@ -340,19 +390,23 @@ class Server(Represented, Unpicklable):
         from fedcore.cluster import groups
 
         given, server = checked_objects(algorithm, lr, server_lr, optimizer), cls.__new__(cls)
+        layout = None if model is None else Layout.of(model)
         compute, folder = compute or Compute(), None if isinstance(path, ClientStore) else absolute(path)
         manifest = None if folder is None else manifest_in(folder)
         home = path.path if isinstance(path, ClientStore) else folder if manifest is None else manifest.parent
         storage = (storage or Storage()).at(home)
         if manifest is not None or (folder is not None and part_of(folder / GROUPS) is not None):
             opened: Any = shards.saved_backend if manifest is not None else groups.saved_backend
+            assert folder is not None
             backend, saved = opened(manifest or folder, given, storage, compute)
             server._start(backend, callbacks)
             executor = compute.executor if manifest is None else backend.coordinator.placement
             medium = storage.medium or ("mmap" if manifest is not None else backend.store.medium)
             server._place = replace(storage, medium=medium), replace(compute, executor=executor)
             try:
-                change_on_loading(backend, manifest or path, saved, given, aggregation, limits, policy, server._checked)
+                change_on_loading(
+                    backend, manifest or path, saved, given, aggregation, limits, policy, server._checked, layout
+                )
                 if manifest is not None:
                     server._keep_journal(storage, manifest.parent)
             except BaseException:
@@ -379,7 +433,9 @@ class Server(Represented, Unpicklable):
             state.sign_by(storage.audit_key)
             server._start(state, callbacks)
             server._place = storage.opened(rows), compute
-            change_on_loading(state, rows.path, saved["settings"], given, aggregation, limits, policy, server._checked)
+            change_on_loading(
+                state, rows.path, saved["settings"], given, aggregation, limits, policy, server._checked, layout
+            )
             server._keep_journal(storage, rows.path if rows.medium == "mmap" else None)
         return server
 
@@ -457,7 +513,7 @@ class Server(Represented, Unpicklable):
     @property
     def device(self) -> str:
         """The device of the model and the sums, such as "cpu" or "cuda:0"."""
-        return self._settings.device
+        return self.settings.device
 
     @property
     def clients(self) -> Clients:
@@ -513,9 +569,9 @@ class Server(Represented, Unpicklable):
             "round_number": self.round_number,
             "n": self.layout.n,
             "clients": len(self._backend.registry),
-            "lr": self._settings.lr,
-            "server_lr": self._settings.server_lr,
-            "optimizer": self._settings.optimizer,
+            "lr": self.settings.lr,
+            "server_lr": self.settings.server_lr,
+            "optimizer": self.settings.optimizer,
             **self._backend.facts(),
         }
 
@@ -550,6 +606,10 @@ class Server(Represented, Unpicklable):
         Cost: reads 4 n bytes and writes the model once; 32 MiB of memory.
         """
         write_flat(path, self.layout, to_host(self._backend.vector("x")), self._backend.counters(), self._base)
+
+    def counters(self) -> Counters:
+        """Return the integer counters by name, such as BatchNorm's numbers of batches, which are not part of ``x``."""
+        return self._backend.counters()
 
     def load_into(self, model: Any, *, strict: bool = True) -> None:
         """Copy x and the counters into a model, in place.
@@ -701,7 +761,7 @@ class Server(Represented, Unpicklable):
         x, counters = self._flat(model)
         with self._round_lock.pushing:
             is_sent = self._asked is not None and self._asked[0] == self.round_number
-            if self._settings.max_staleness and is_sent and not self.algorithm.mixes_models:
+            if self.settings.max_staleness and is_sent and not self.algorithm.mixes_models:
                 raise RoundError(
                     f"replace_x: broadcast was called for round {self.round_number}, so that an update of this round "
                     "may start from the old x; replace x before broadcast, or after the round"
@@ -720,7 +780,7 @@ class Server(Represented, Unpicklable):
 
     def _flat(self, model: Any) -> tuple[F32, Counters]:
         """Return a model of the server's layout as a read-only copy, and its counters, which a flat vector lacks."""
-        layout, device, counters = self.layout, self._settings.device, {}
+        layout, device, counters = self.layout, self.settings.device, {}
         shape = layout.slices[0].shape if len(layout.slices) == 1 else None
         with np.errstate(over="ignore"):  # an overflow becomes an infinity
             if (vector := as_vector("model", model, layout.n, shape, device=device)) is not None:
@@ -751,7 +811,7 @@ class Server(Represented, Unpicklable):
             RangeError: the method cannot start from gradients.
         """
         self._between_rounds()
-        require_compatible(self._settings, *self._place, "warm_start")
+        require_compatible(self.settings, *self._place, "warm_start")
         self._backend.warm_start({self._backend.registry.check(client): g for client, g in gradients.items()})
 
     def broadcast(self, ids: Iterable[ClientId], *, newcomers: Iterable[ClientId] = ()) -> Broadcast:
@@ -766,7 +826,7 @@ class Server(Represented, Unpicklable):
             if isinstance(opened := self._round_lock.opened, Round):
                 opened.attendance.ask(asked)
             vectors = self._backend.sent_vectors(asked, new)
-            return broadcast_of(self._settings, self.round_number, asked, vectors)
+            return broadcast_of(self.settings, self.round_number, asked, vectors)
 
     def open_round(self, *, newcomers: NewClients = (), expected: Iterable[ClientId] | None = None) -> Round:
         """Open a round. Only one round can be open.
@@ -785,7 +845,7 @@ class Server(Represented, Unpicklable):
         """
         if expected is not None:
             expected = addressed_clients(self._backend.registry, expected, newcomers)[0]
-        return self._open(self._settings.batch_size, may_hold=False, newcomers=newcomers, expected=expected)
+        return self._open(self.settings.batch_size, may_hold=False, newcomers=newcomers, expected=expected)
 
     def open_buffer(self, *, newcomers: NewClients = ()) -> Round:
         """Return the open round of an asynchronous server; open it if none is open. The server keeps it open.
@@ -871,7 +931,7 @@ class Server(Represented, Unpicklable):
             and (report := self._whole_round(listed)) is not None
         ):
             return report
-        batch_size = max(self._settings.batch_size, len(listed or ()))
+        batch_size = max(self.settings.batch_size, len(listed or ()))
         opening = partial(self._open, batch_size, may_hold=listed is not None)
         with span("round", self._backend), opening() as opened:
             for some in kept_batches(updates, batch_size) if listed is None else [listed]:
@@ -911,7 +971,7 @@ class Server(Represented, Unpicklable):
 
         Call it when a server for edges is made. Otherwise ``Round.add_partial_sum`` raises the error, after training.
         """
-        require_compatible(self._settings, *self._place, "masked sums" if has_noise else "edges")
+        require_compatible(self.settings, *self._place, "masked sums" if has_noise else "edges")
 
     def _between_rounds(self) -> None:
         """Raise if a round is open, and discard the remains of a dropped round."""
@@ -940,11 +1000,11 @@ class Server(Represented, Unpicklable):
 
     def _start_round(self, opened: Round, given: NewClients) -> None:
         """Start an opened round, with the updates of an interrupted one if the server has a journal."""
-        if self._journal is not None and not self._settings.journal:  # switched off: the round does not continue
+        if self._journal is not None and not self.settings.journal:  # switched off: the round does not continue
             self._journal.close()
             remove(self._journal.path)
             self._journal = None
-        elif self._journal is None and self._settings.journal and self._journal_at is not None:
+        elif self._journal is None and self.settings.journal and self._journal_at is not None:
             self._open_journal()
         number, journal = self.round_number, self._journal
         if journal is None:

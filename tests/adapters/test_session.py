@@ -1,12 +1,13 @@
 """The parts that the adapters share: the server of a job, and the instructions that a framework can carry."""
 
+from contextlib import nullcontext
 from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
 
-from fedcore import ClientStore, Limits, Model, Server, Storage, Update
+from fedcore import Limits, Model, Server, Update
 from fedcore.adapters.session import (
     RejectedRounds,
     is_changed,
@@ -17,8 +18,8 @@ from fedcore.adapters.session import (
     with_plain_steps,
 )
 from fedcore.algorithms import MIFA, SCAFFOLD, FedAvgM
-from fedcore.algorithms.optimizers import Adam
-from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, StoreError
+from fedcore.errors import ArrayError, RangeError, RoundError
+from fedcore.options import ServerOptions
 from fedcore.server.broadcast import Instructions
 from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
 from tests.rejections import rejected_arguments
@@ -26,63 +27,34 @@ from tests.rejections import rejected_arguments
 X0 = {"w": np.arange(4, dtype=np.float32)}
 
 
-def test_a_job_that_was_killed_before_it_made_the_server_starts_anew(tmp_path):
-    ClientStore(["a"], 4, medium="mmap", path=tmp_path / "rows").close()
-    server = open_server(X0, "MIFA", ["a", "b"], storage=tmp_path / "rows", lr=0.1)
-    with server.open_round() as opened:
-        for client in ("a", "b"):
-            opened.add(client, {"w": X0["w"] - 1}, steps=1)
-    server.close()
-    again = open_server(X0, "MIFA", ["c"], storage=tmp_path / "rows", lr=0.1)
-    assert again.round_number == 1
-    assert list(again.clients) == ["a", "b", "c"]
-    again.close()
-
-
-def test_a_job_over_an_empty_store_has_all_options_of_storage(tmp_path):
-    """As in a new folder; a store with a commit is refused."""
-    ClientStore(["a"], 4, medium="mmap", path=tmp_path / "s").close()
-    options = dict(
-        codec="bf16", durability="none", keep_previous=True, journal=True, audit_key=bytes(32), resident=1 << 30
+def opened(algorithm, clients, storage=None, **how):
+    options = ServerOptions.from_mapping(
+        {"lr": 0.1, "storage": storage} | {k: how.pop(k) for k in ("limits",) if k in how}
     )
-    found = []
-    for path in (tmp_path / "s", tmp_path / "new"):
-        with open_server(X0, "MIFA", ["b"], storage=Storage(path=path, **options), lr=0.1) as server:
-            store, settings = server._backend.store, server._settings
-            found.append((store.codec, store.durability, store.keep_previous, settings.journal, settings.audit))
-            found[-1] += (f"{settings.device}", [*server.clients])
-    assert found[0] == found[1] == ("bf16", "none", True, True, True, "cpu", ["b"])
-    with ClientStore(["a"], 4, medium="mmap", path=tmp_path / "rows") as rows:
-        rows.commit(0)
-    with pytest.raises(StoreError, match="not empty"):
-        open_server(X0, "MIFA", ["b"], storage=tmp_path / "rows", lr=0.1)
+    return open_server(X0, algorithm, clients, options, **how)
+
+
+def test_clients_are_registered_also_with_an_earlier_server(tmp_path):
+    for clients, sizes in ((["a", "b"], {"a": 1, "b": 2}), (["b", "c"], {"a": 1, "b": 5, "c": 3})):
+        with opened("FlexibleFedAvg", clients, tmp_path / "rows", sizes=sizes) as server:
+            found = dict(zip(server.clients, server.client_sizes.tolist(), strict=True))
+    assert found == {"a": 1, "b": 2, "c": 3}
 
 
 def test_an_earlier_server_accepts_the_steps_that_a_job_asks_for(tmp_path):
-    storage = tmp_path / "rows"
     changed = []
     for how in ({"steps": 5}, {"steps": 9}, {"steps": 3}, {"steps": 20, "limits": Limits(max_steps=7)}):
-        server = open_server(X0, "MIFA", ["a"], storage=storage, lr=0.1, **how)
-        with server.open_round() as opened:
-            opened.add("a", {"w": X0["w"] - 1}, steps=how["steps"])
-        changed.append(opened.report.changed)
-        server.close()
+        with opened("MIFA", ["a"], tmp_path / "rows", **how) as server, server.open_round() as round:
+            round.add("a", {"w": X0["w"] - 1}, steps=how["steps"])
+        changed.append(round.report.changed)
     assert changed == [None, {"limits": {"max_steps": 9}}, None, {"limits": {"max_steps": 7}}]
-    assert rejected_arguments(opened.report) == [("a", "steps")]
+    assert rejected_arguments(round.report) == [("a", "steps")]
 
 
 def test_newcomers_are_unknown_ids_of_known_size():
-    server = open_server(X0, "FedAvg", ["a"], lr=0.1)
+    server = opened("FedAvg", ["a"])
     assert newcomers(server, ["b", "a", "c", "b", "\ud800", True, -1, None], None) == ["b", "c"]
     assert newcomers(server, ["b", "a", "c"], {"c": 5, "d": 6}) == {"c": 5}
-
-
-def test_a_job_must_give_the_saved_optimizer(tmp_path):
-    storage = tmp_path / "run"
-    open_server(X0, "FedAvg", [0], lr=0.1, storage=storage, optimizer=Adam()).close()
-    with pytest.raises(CheckpointError, match="optimizer"):
-        open_server(X0, "FedAvg", [0], lr=0.1, storage=storage)
-    open_server(X0, "FedAvg", [0], lr=0.1, storage=storage, optimizer=Adam()).close()
 
 
 def test_only_rejected_rounds_in_a_row_end_a_run():
@@ -94,6 +66,15 @@ def test_only_rejected_rounds_in_a_row_end_a_run():
         rounds.note((), rejected)
     with pytest.raises(RangeError, match=r"^abort_after"):
         RejectedRounds(0)
+
+
+@pytest.mark.parametrize(("before", "ends"), [([], False), ([()], True), ([("a",), ()], False), ([(), ("a",)], False)])
+def test_a_short_run_that_accepted_nothing_ends_with_an_error(before, ends):
+    rounds = RejectedRounds(3)
+    for accepted in before:
+        rounds.note(accepted, [("b", "update: a number is NaN")])
+    with pytest.raises(RoundError, match="NaN") if ends else nullcontext():
+        rounds.check(ended=True)
 
 
 @pytest.mark.parametrize("name", ORDERS)

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import fedcore
-from fedcore import ClientStore, Compute, RoundPolicy, Server, Storage, Update, algorithms, errors
+from fedcore import ClientStore, Compute, Limits, Model, RoundPolicy, Server, Storage, Update, algorithms, errors
 from fedcore.algorithms import optimizers, rates
 from fedcore.errors import CheckpointError, LockedError, StoreError
 from fedcore.options import Settings
+from fedcore.rules import CapSteps
 from tests.server.rounds import everything, go_on, made
 
 ROOT = Path(__file__).parents[2]
@@ -259,3 +260,102 @@ def test_a_server_and_its_copy_in_memory_are_independent(method, how, seed):
         for value in heard:
             one_round(alone, value)
         np.testing.assert_array_equal(server.x, alone.x)
+
+
+X0 = {"a": np.zeros(3, np.float32), "b": np.zeros(2, np.float32)}
+PLACES = {
+    "a folder": {},
+    "shards": {"compute": Compute(shards=2), "model": X0 | {"c": np.zeros(20_000, np.float32)}},
+    "groups": {"model": Model(X0, partial={"a": "a"})},
+    "exact, with a journal": {"compute": Compute(accumulator="exact"), "journal": True},
+}
+
+
+def opened(folder, model=X0, algorithm="MIFA", clients=("p", "q"), *, lr=0.1, journal=None, **options):
+    return Server.open(Storage(folder, journal=journal), model, algorithm, clients, lr=lr, **options)
+
+
+def step(server):
+    return server.round([Update("p", {name: x - 1 for name, x in server.tensors().items()}, 5)])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_open_creates_a_server_and_later_resumes_it(place, tmp_path):
+    for number in range(3):
+        with opened(tmp_path / "s", **PLACES[place]) as server:
+            assert server.round_number == number
+            step(server)
+            if number == 0:
+                server.add_clients(["r"])
+                server.remove_client("q")
+    assert [*server.clients] == ["p", "r"]  # those of a resumed server stay
+
+
+def test_open_without_a_folder_is_a_new_server():
+    assert [step(Server.open(None, X0, "MIFA", ["p"], lr=0.1)).round for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_other_options_change_a_resumed_server_and_those_left_out_stay(place, tmp_path):
+    limits, policy = Limits(max_steps=7), RoundPolicy(min_clients=1)
+    opened(tmp_path / "s", limits=limits, policy=policy, **PLACES[place]).close()
+    with opened(tmp_path / "s", **PLACES[place]) as server:
+        assert (server.limits, server.policy) == (limits, policy)
+        assert step(server).changed is None
+    others = {"lr": 0.2, "limits": Limits(max_steps=9), "aggregation": [CapSteps(5)]}
+    with opened(tmp_path / "s", **others, **PLACES[place]) as server:
+        assert step(server).changed.keys() == others.keys()
+        assert server.policy == policy
+
+
+REFUSED = {
+    "algorithm": ({"algorithm": "MimiC"}, CheckpointError),
+    "optimizer": ({"optimizer": "Adam"}, CheckpointError),
+    "a tensor's shape": ({"model": {**X0, "b": np.zeros(4, np.float32)}}, CheckpointError),
+    "a tensor's name": ({"model": {"a": X0["a"], "c": X0["b"]}}, CheckpointError),
+    "a tensor's dtype": ({"model": {**X0, "b": X0["b"].astype(np.float16)}}, CheckpointError),
+    "accumulator": ({"compute": Compute(accumulator="exact")}, errors.FedcoreError),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("saved", [{}, {"optimizer": optimizers.Adam()}], ids=["plain", "with an optimizer"])
+def test_another_server_than_the_saved_one_is_refused_and_the_folder_stays(what, saved, tmp_path):
+    how, error = REFUSED[what]
+    opened(tmp_path / "s", **saved).close()
+    how = {"optimizer": None} if saved and what == "optimizer" else saved | how
+    with pytest.raises(error):
+        opened(tmp_path / "s", lr=0.5, **how)
+    with Server.load(tmp_path / "s") as server:
+        assert step(server).changed is None
+
+
+def test_open_may_only_resume(tmp_path):
+    ClientStore(["a"], 5, medium="mmap", path=tmp_path / "rows").close()
+    for folder, error in (
+        (tmp_path / "s", StoreError),
+        (tmp_path / "rows", CheckpointError),
+        (None, errors.RangeError),
+    ):
+        with pytest.raises(error):
+            opened(folder, create=False)
+    assert not (tmp_path / "s").exists()
+    opened(tmp_path / "s").close()
+    opened(tmp_path / "s", create=False).close()
+
+
+def test_a_folder_of_an_empty_store_is_as_a_new_one(tmp_path):
+    """A kill may leave it; a store with a commit is refused."""
+    ClientStore(["a"], 5, medium="mmap", path=tmp_path / "s").close()
+    options = dict(codec="bf16", durability="none", keep_previous=True, journal=True, audit_key=bytes(32))
+    found = []
+    for path in (tmp_path / "s", tmp_path / "new"):
+        with Server.open(Storage(path, resident=1 << 30, **options), X0, "MIFA", ["p"], lr=0.1) as server:
+            store, settings = server._backend.store, server.settings
+            found.append((store.codec, store.durability, store.keep_previous, settings.journal, settings.audit))
+            found[-1] += (f"{settings.device}", [*server.clients])
+    assert found[0] == found[1] == ("bf16", "none", True, True, True, "cpu", ["p"])
+    with ClientStore(["a"], 5, medium="mmap", path=tmp_path / "rows") as rows:
+        rows.commit(0)
+    with pytest.raises(StoreError, match="not empty"):
+        opened(tmp_path / "rows")

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Storage, cluster, errors
-from fedcore.adapters.session import open_server
 from fedcore.store import inspect as recovery
 from fedcore.store.files import folder as atomic_folder
 from fedcore.store.inspect import state_of
@@ -116,7 +115,7 @@ WAYS = {
     "recovery.give_up": lambda path: recovery.give_up(path),
     "state_of": lambda path: state_of(path),
     "reshard": lambda path: cluster.reshard(path, 1, to=path.with_name("cut")),
-    "open_server": lambda path: open_server(np.zeros(4, np.float32), "MIFA", [0], storage=path, lr=0.1),
+    "Server.open": lambda path: Server.open(path, np.zeros(4, np.float32), "MIFA", [0], lr=0.1),
 }
 
 

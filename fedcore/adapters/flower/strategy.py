@@ -17,39 +17,20 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 
 from fedcore import algorithms
+from fedcore.adapters import session
 from fedcore.adapters.flower.grid import UNREADABLE, Failure, Messages, Request, StreamingGrid, answered, answers, by_id
 from fedcore.adapters.flower.metrics import Collected, Rejected, Sizes, ask_sizes, mean_of, only_record, records_of
 from fedcore.adapters.flower.records import CONTROL, METHOD, Wire, instructions, model_alone, read_vector
-from fedcore.adapters.session import (
-    RejectedRounds,
-    add_reply,
-    beyond_plain_steps,
-    is_begun,
-    load_server,
-    may_close_early,
-    model_of_parts,
-    newcomers,
-    open_server,
-    rejection_line,
-    rejections,
-    require_rate_of_rounds,
-    require_steps,
-    server_options,
-    silence,
-    steps_of,
-    take_model,
-)
 from fedcore.algorithms import Algorithm, optimizers
-from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate, rate_at
 from fedcore.errors import ArrayError, RangeError, RoundError, UnknownNameError
 from fedcore.model import Model
-from fedcore.options import Callback, Compute, Limits, RoundPolicy, Storage
+from fedcore.options import RoundPolicy, ServerOptions
 from fedcore.profiling import span
 from fedcore.rules import Chain
 from fedcore.sampling import without_replacement
 from fedcore.server import Report, Round, Server, Update
-from fedcore.server.opening import Aggregation
+from fedcore.server.opening import is_begun
 from fedcore.validation import absolute, as_integer, is_integer
 
 __all__ = [
@@ -100,7 +81,8 @@ class ServerStrategy(FlowerFedAvg):
             ``partial``, a reply may lack the arrays of some groups. Messages have no personal and frozen arrays.
         options: options of the method (``fedcore.algorithms``) and of Flower's FedAvg (``fraction_train``,
             ``min_available_nodes``, ``evaluate_metrics_aggr_fn``, ...). Functions for metrics get only the metric
-            records, since the server does not keep the rest of a reply.
+            records, since the server does not keep the rest of a reply. ``options``: a ``ServerOptions`` with any of
+            lr, server_lr, optimizer, aggregation, limits, storage, compute, policy and callbacks in one object.
 
     Attributes:
         reports: the ``Report`` of each round since ``start``.
@@ -124,15 +106,6 @@ class ServerStrategy(FlowerFedAvg):
     def __init__(
         self,
         *,
-        lr: float | Rate | None = None,
-        server_lr: float | Rate | None = None,
-        optimizer: Optimizer | str | None = None,
-        aggregation: Aggregation = None,
-        limits: Limits | None = None,
-        storage: Storage | str | PathLike[str] | None = None,
-        compute: Compute = Compute(),  # noqa: B008  # a frozen value
-        policy: RoundPolicy | None = None,
-        callbacks: Sequence[Callback] = (),
         resume: str | PathLike[str] | None = None,
         client_sizes: Sizes = None,
         steps: int | str | None = None,
@@ -142,31 +115,28 @@ class ServerStrategy(FlowerFedAvg):
         parts: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        of_method = {name: options.pop(name) for name in signature(self.method).parameters if name in options}
-        known = [name for kind in (FlowerFedAvg, ServerStrategy, self.method) for name in signature(kind).parameters]
-        if unknown := [name for name in options if name not in signature(FlowerFedAvg).parameters]:
-            raise UnknownNameError.of(f"option of {type(self).__name__}", unknown[0], known)
+        kinds = (self.method, ServerOptions, ServerStrategy, FlowerFedAvg)
+        of_method, own, ours, flower = ([*signature(kind).parameters] for kind in kinds)
+        method_options = {name: options.pop(name) for name in of_method if name in options}
+        server_options = {name: options.pop(name) for name in ("options", *own) if name in options}
+        if unknown := [name for name in options if name not in flower]:
+            raise UnknownNameError.of(f"option of {type(self).__name__}", unknown[0], of_method + own + ours + flower)
         super().__init__(**options)
-        self.algorithm = method = self.method(**of_method)
-        require_rate_of_rounds(lr)
-        require_steps(steps, method)
-        averages = method.averages and server_lr is None and not beyond_plain_steps(method)
-        if lr is None and not averages:
+        self.algorithm = method = self.method(**method_options)
+        self._options = ServerOptions.from_mapping(server_options)
+        self._lr, self._steps, self._parts = self._options.lr, steps, session.model_of_parts(None, parts)
+        session.require_rate_of_rounds(self._lr)
+        session.require_steps(steps, method)
+        averages = method.averages and self._options.server_lr is None and not session.beyond_plain_steps(method)
+        if self._lr is None and not averages:
             raise RangeError(f"lr=None: {type(self).__name__} needs the clients' learning rate; set lr=")
         self.reports: list[Report] = []
         self.failures: list[Failure] = []
         self.left_out: Rejected = []
-        self._lr, self._steps, self._parts = lr, steps, model_of_parts(None, parts)
-        self._options = server_options(
-            dict(server_lr=server_lr, optimizer=optimizer, aggregation=aggregation, limits=limits, storage=storage)
-            | dict(compute=compute, callbacks=callbacks, steps=steps, own_rates=lr is None)
-            | dict(policy=policy)
-        )
-        self._storage: Storage = self._options["storage"]
-        self._ratio = Chain.of(self._options["aggregation"]).ratio("examples")
+        self._ratio = Chain.of(self._options.aggregation).ratio("examples")
         self._resume = None if resume is None else absolute(resume)
         self._client_sizes = client_sizes
-        self._seed, self._poll, self._rejected_rounds = seed, poll, RejectedRounds(abort_after)
+        self._seed, self._poll, self._rejected_rounds = seed, poll, session.RejectedRounds(abort_after)
         self._server: Server | None = None
         self._round: Round | None = None
         self._asked: list[Request] = []
@@ -190,7 +160,7 @@ class ServerStrategy(FlowerFedAvg):
     def summary(self) -> None:
         """Log the method, its options, the rate and the storage."""
         options = ", ".join(f"{name}={getattr(self.algorithm, name)!r}" for name in signature(self.method).parameters)
-        lr, place = "chosen by the clients" if self._lr is None else self._lr, self._storage.path or "in memory"
+        lr, place = "chosen by the clients" if self._lr is None else self._lr, self._options.storage.path or "in memory"
         log(INFO, "\t├──> fedcore: %s(%s), lr %s, storage %s", self.method.__name__, options, lr, place)
         super().summary()
 
@@ -223,7 +193,7 @@ class ServerStrategy(FlowerFedAvg):
         self._initial = arrays
         result = super().start(streaming, arrays, rounds, timeout, train_config, evaluate_config, evaluate, **more)
         if rounds:
-            self._rejected_rounds.check(rounds)
+            self._rejected_rounds.check(ended=True)
             self._catch_up(result.arrays)
         else:
             result.arrays = arrays
@@ -284,7 +254,7 @@ class ServerStrategy(FlowerFedAvg):
         """Whether a round may close early; before it is open, a subclass gets the replies of an asynchronous round."""
         if self._round is None:
             return self._policy.buffer is not None and grid.arrived >= self._policy.buffer
-        return may_close_early(self._round)
+        return session.may_close_early(self._round)
 
     def _set(self, kind: str, config: ConfigRecord, name: str, value: Any) -> None:
         """Write a number of the strategy into a configuration, and warn once if the configuration has another one."""
@@ -297,7 +267,7 @@ class ServerStrategy(FlowerFedAvg):
 
     def _set_rate(self, config: ConfigRecord) -> None:
         """Write the rate into a configuration; a rate that the configuration has already becomes the strategy's."""
-        due = rate_at(self.server._settings.lr, self.server.round_number)
+        due = rate_at(self.server.settings.lr, self.server.round_number)
         given: Any = config.get("lr", due)
         before = self._numbers.get(("train", "lr"), due)
         if given != due and given != before:
@@ -326,11 +296,22 @@ class ServerStrategy(FlowerFedAvg):
             if is_own:
                 self._note((), (), self._asked)
             else:
-                self.reports.append(self.server.round([]))
+                self._finish_without_updates()
                 self._write_model()
         if not is_own and self._written is not None:
-            take_model(self.server, self._wire.read(arrays), self._wire.read(self._written[2]))
+            session.take_model(self.server, self._wire.read(arrays), self._wire.read(self._written[2]))
             self._written = None
+
+    def _finish_without_updates(self) -> None:
+        """Count a round that a subclass aggregated, and in which ``min_clients`` of the policy thus cannot count."""
+        if fewest := self._policy.min_clients:
+            text = (
+                "aggregate_train: a subclass aggregates, so that min_clients=%d is only the number of nodes to wait for"
+            )
+            log(WARNING, text, fewest)
+            self.min_train_nodes = max(self.min_train_nodes, fewest)
+            self.server.change(policy=replace(self._policy, min_clients=0))
+        self.reports.append(self.server.round([]))
 
     def _is_own(self, arrays: ArrayRecord) -> bool:
         """Whether a record is the model that the server wrote last; also true before it has written one."""
@@ -383,7 +364,7 @@ class ServerStrategy(FlowerFedAvg):
             pending |= answered(replies, number)
         self.failures, counted = [], self._count_batches()
         asked = [request.node for request in pending.values()]
-        new = newcomers(self.server, asked, self._sizes if self._is_sized else None)
+        new = session.newcomers(self.server, asked, self._sizes if self._is_sized else None)
         try:
             with self.server.open_round(newcomers=new) as round:
                 self._round = round
@@ -395,7 +376,7 @@ class ServerStrategy(FlowerFedAvg):
                         if failure.code == UNREADABLE:
                             round.reject(request.node, failure.reason)
                     else:
-                        add_reply(round, request.node, partial(self._read, request, reply))
+                        session.add_reply(round, request.node, partial(self._read, request, reply))
                         collected.add(request.node, reply)
                     del reply
                 try:
@@ -428,7 +409,7 @@ class ServerStrategy(FlowerFedAvg):
         return Update(
             request.node,
             model,
-            steps=steps_of(done.get("steps"), metrics, self._steps, self.server),
+            steps=session.steps_of(done.get("steps"), metrics, self._steps, self.server),
             examples=as_integer(metrics.get(weight)),
             lr=done.get("lr"),
             loss=done.get("loss"),
@@ -447,15 +428,15 @@ class ServerStrategy(FlowerFedAvg):
         self._lost = {round: lost for round, lost in self._lost.items() if round > first}
         log(INFO, "aggregate_train: Received %s results and %s failures", len(report.accepted), len(self.failures))
         if silent := [request.node for request in pending if request.round == report.round]:
-            log(INFO, "\t> %s", silence(silent))
-        if line := rejection_line(report):
+            log(INFO, "\t> %s", session.silence(silent))
+        if line := session.rejection_line(report):
             log(WARNING if report.accepted else ERROR, "\t> %s", line)
         _log_failures(self.failures)
         self._note(report.accepted, report.rejected, pending, first)
         accepted = [int(node) for node in report.accepted]
         metrics, odd = collected.usual(self.weighted_by_key, "aggregate_train", self._ratio, accepted)
         if odd:
-            log(WARNING, "\t> Metrics: %s", rejections(odd, len(metrics)))
+            log(WARNING, "\t> Metrics: %s", session.rejections(odd, len(metrics)))
         mean = mean_of(lambda some: self.train_metrics_aggr_fn(some, self.weighted_by_key), metrics)
         return self._write_model(), mean
 
@@ -525,7 +506,7 @@ class ServerStrategy(FlowerFedAvg):
         log(INFO, "aggregate_evaluate: Received %s results and %s failures", len(collected), len(failures))
         _log_failures(failures)
         if self.left_out:
-            log(WARNING if metrics else ERROR, "\t> %s", rejections(self.left_out, len(metrics)))
+            log(WARNING if metrics else ERROR, "\t> %s", session.rejections(self.left_out, len(metrics)))
         return mean_of(lambda some: self.evaluate_metrics_aggr_fn(some, self.weighted_by_key), metrics)
 
     def _write_model(self) -> ArrayRecord:
@@ -540,7 +521,7 @@ class ServerStrategy(FlowerFedAvg):
 
     @property
     def _policy(self) -> RoundPolicy:
-        return self._options["policy"] or RoundPolicy() if self._server is None else self._server.policy
+        return self._options.policy or RoundPolicy() if self._server is None else self._server.policy
 
     @property
     def _is_sized(self) -> bool:
@@ -580,19 +561,19 @@ class ServerStrategy(FlowerFedAvg):
             raise RoundError("server: there is no model yet; call super().start or super().configure_train")
         self._load(arrays)
         if self._server is None:
-            options = {"lr": UNKNOWN if self._lr is None else self._lr, **self._options}
-            self._server = open_server(self._model(arrays), self.algorithm, [], **options)
+            self._server = self._opened(arrays, replace(self._options, lr=UNKNOWN if self._lr is None else self._lr))
         self._initial = None
 
     def _load(self, initial: ArrayRecord) -> None:
         self._wire = Wire.of(initial, self._parts)
-        folder = self._resume or (self._storage.path if is_begun(self._storage) else None)
-        if folder is not None and self._server is None:
-            how = {"lr": self._lr, "any_form": True, **self._options}
-            how["storage"] = self._storage if self._resume is None else None
-            self._server, self._is_loaded = load_server(folder, self._model(initial), self.algorithm, **how), True
+        if self._server is None and (self._resume is not None or is_begun(self._options.storage)):
+            self._server, self._is_loaded = self._opened(initial, self._options, resume=self._resume), True
             if self._server.round_number:
                 log(INFO, "Resuming after round %d, with the saved model", self._server.round_number)
+
+    def _opened(self, arrays: ArrayRecord, options: ServerOptions, **how: Any) -> Server:
+        how |= {"steps": self._steps, "own_rates": self._lr is None}
+        return session.open_server(self._model(arrays), self.algorithm, [], options, **how)
 
     def _model(self, arrays: ArrayRecord) -> Model:
         return replace(self._parts, tensors=self._wire.read(arrays))

@@ -40,7 +40,7 @@ class SecureController(Controller):
     RoundError; a job with the same folder resumes.
 
     Args:
-        algorithm, options: as for ``Controller``. Needed are ``limits`` with ``max_norm`` and ``max_examples``,
+        algorithm, args, kwargs: as for ``Controller``. Needed are ``limits`` with ``max_norm`` and ``max_examples``,
             ``compute={"accumulator": "exact"}``, and as ``min_clients`` of ``policy`` the smallest number of sites
             whose sum the server may learn.
         identities: the public key of each site, by name, in hexadecimal, if the sites have an ``identity``.
@@ -53,12 +53,12 @@ class SecureController(Controller):
     def __init__(
         self,
         algorithm: Algorithm | str = "FedAvg",
-        *,
+        *args: Any,
         identities: Mapping[str, str] | None = None,
         colluding: int = 1,
-        **options: Any,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(algorithm, **options)
+        super().__init__(algorithm, *args, **kwargs)
         self.identities, self.colluding = identities, colluding
         self._lost = 0
         self._named: set[ClientId] = set()  # the sites that are left out

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from functools import partial
 from itertools import islice
 from threading import RLock
@@ -23,29 +24,12 @@ from nvflare.app_common.workflows.base_fedavg import BaseFedAvg
 from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.app_common.workflows.model_controller import ModelController
 
+from fedcore.adapters import session
 from fedcore.adapters.nvflare.client import KEY
-from fedcore.adapters.session import (
-    NOTHING,
-    PLAIN_DICT,
-    RejectedRounds,
-    add_reply,
-    beyond_plain_steps,
-    is_changed,
-    may_close_early,
-    model_of_parts,
-    newcomers,
-    open_server,
-    rejection_line,
-    require_rate_of_rounds,
-    server_options,
-    silence,
-    take_model,
-    with_plain_steps,
-)
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import as_optimizer
 from fedcore.errors import ArrayError, CheckpointError, FedcoreError, RangeError, RoundError
-from fedcore.options import LARGEST, Compute, Limits, RoundPolicy, Storage
+from fedcore.options import LARGEST, PLAIN_DICT, Compute, Limits, RoundPolicy, ServerOptions, Storage
 from fedcore.sampling import without_replacement
 from fedcore.server import Broadcast, Report, Round, Server, Update
 from fedcore.store.registry import ClientId
@@ -53,14 +37,6 @@ from fedcore.validation import LONGEST_REASON, as_integer, is_integer, is_number
 
 MOST_METRICS = 1000
 """The maximum number of metrics of one site that are kept until the end of the round."""
-
-OPTIONS = ("lr", "server_lr", "optimizer", "aggregation", "limits", "storage", "compute", "policy")
-"""The attributes of components that are arguments of ``Server``."""
-
-
-def _server_options(job: Any) -> dict[str, Any]:
-    callbacks = [job.callbacks] if callable(job.callbacks) else list(job.callbacks or ())
-    return server_options({name: getattr(job, name, None) for name in OPTIONS} | {"callbacks": callbacks})
 
 
 def _marked(value: Any) -> Any:
@@ -70,7 +46,54 @@ def _marked(value: Any) -> Any:
     return value
 
 
-class Controller(ModelController):
+class Component(session.Job):
+    """The options of a component of a job, as attributes: from them NVFlare writes the job's configuration.
+
+    NVFlare finds the options in the signature, and in those of the base classes of ``*args`` and ``**kwargs``.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm | str,
+        lr: float = 0.1,
+        server_lr: float | None = None,
+        optimizer: Any = None,
+        storage: Storage | Mapping[str, Any] | str | None = None,
+        aggregation: Any = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        compute: Compute | Mapping[str, Any] | None = None,
+        policy: RoundPolicy | Mapping[str, Any] | None = None,
+        callbacks: Any = (),
+        parts: Mapping[str, Any] | None = None,
+        abort_after: int | None = 3,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        as_optimizer(optimizer)
+        session.require_rate_of_rounds(lr)
+        if isinstance(algorithm, str):
+            named(algorithm)
+        self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
+        self.aggregation, self.storage, self.limits, self.compute = (
+            _marked(aggregation),
+            _marked(storage),
+            limits,
+            compute,
+        )
+        self.policy, self.callbacks, self.parts, self.abort_after = policy, callbacks, parts, abort_after
+        self._rejected_rounds = session.RejectedRounds(abort_after)
+        ServerOptions.from_mapping({"limits": limits, "policy": policy})  # the others need the server's machine
+        self.server: Server | None = None
+        self.reports: list[Report] = []
+        self._metrics: dict[Any, dict[str, float]] = {}
+
+    def _server_options(self) -> ServerOptions:
+        callbacks = [self.callbacks] if callable(self.callbacks) else list(self.callbacks or ())
+        options = {one.name: getattr(self, one.name) for one in fields(ServerOptions)}
+        return ServerOptions.from_mapping(options | {"callbacks": callbacks})
+
+
+class Controller(Component, ModelController):
     """An NVFlare workflow that runs any method of ``fedcore.algorithms``.
 
     Each client gets the model and, in ``FLModel.meta``, the instructions for its steps (``order``). The server adds
@@ -116,47 +139,24 @@ class Controller(ModelController):
     def __init__(
         self,
         algorithm: Algorithm | str = "MimiC",
-        *,
-        lr: float = 0.1,
+        *args: Any,
         num_rounds: int = 5,
         num_clients: int | None = None,
-        server_lr: float | None = None,
-        optimizer: Any = None,
         client_sizes: Mapping[str, int] | None = None,
-        aggregation: Any = None,
-        limits: Limits | Mapping[str, Any] | None = None,
-        storage: Storage | Mapping[str, Any] | str | None = None,
-        compute: Compute | Mapping[str, Any] | None = None,
-        policy: RoundPolicy | Mapping[str, Any] | None = None,
-        callbacks: Any = (),
         seed: int = 0,
         task_name: str = "train",
         ignore_result_error: bool = True,
-        abort_after: int | None = 3,
-        parts: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(ignore_result_error=ignore_result_error, **kwargs)
-        require_rate_of_rounds(lr)
-        as_optimizer(optimizer)
-        if isinstance(algorithm, str):
-            named(algorithm)
-        # NVFlare writes a job's configuration from the attributes with the names of the arguments.
-        self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
-        self.num_rounds, self.num_clients, self.policy, self.seed = num_rounds, num_clients, policy, seed
-        self.aggregation, self.storage, self.task_name = _marked(aggregation), _marked(storage), task_name
-        self.limits, self.compute, self.callbacks, self.client_sizes = limits, compute, callbacks, client_sizes
-        self.parts, self.abort_after = parts, abort_after
-        self._rejected_rounds = RejectedRounds(abort_after and min(abort_after, num_rounds))
-        checked = server_options({"limits": limits, "policy": policy})  # The other options need the server's machine.
-        if (waiting := checked["policy"]) is not None and waiting.max_staleness and waiting.buffer is None:
+        super().__init__(algorithm, *args, ignore_result_error=ignore_result_error, **kwargs)
+        self.num_rounds, self.num_clients, self.client_sizes = num_rounds, num_clients, client_sizes
+        self.seed, self.task_name = seed, task_name
+        policy = ServerOptions.from_mapping({"policy": self.policy}).policy
+        if policy is not None and policy.max_staleness and policy.buffer is None:
             raise RangeError("policy: the tasks of a round end with it; leave max_staleness out, or set buffer")
         self._require_called_methods()
-        self.server: Server | None = None
-        self.reports: list[Report] = []
         self.current_round = 0
         self._model = FLModel(params={})
-        self._metrics: dict[str, dict[str, float]] = {}
         self._open: tuple[Round, set[str]] | None = None
         self._at_work: dict[str, int] = {}  # with a buffer: the sites with a task, and the rounds of their broadcasts
         self._pushed: set[str] = set()  # the sites at work whose results were pushed, but not yet processed
@@ -185,26 +185,30 @@ class Controller(ModelController):
 
     def run(self) -> None:
         """Run the workflow."""
-        options = _server_options(self)
+        options = self._server_options()
         self._model = self.load_model()
-        model = model_of_parts(self._model.params, self.parts)
-        self.server = server = open_server(model, self.algorithm, [], **options)
+        model = session.model_of_parts(self._model.params, self.parts)
+        self.server = server = session.open_server(model, self.algorithm, [], options)
         if server.round_number:
             self._model.params.update(server.tensors())
         self.info(f"{type(server.algorithm).__name__} starts at round {server.round_number} of {self.num_rounds}")
         try:
             if server.policy.buffer is not None:
                 self._run_buffers(server)
-                return
-            while server.round_number < self.num_rounds and not self.abort_signal.triggered:
-                self._start_round(server)
-                if (report := self._run_round(server)) is None:
-                    return
-                self._finished(report)
-                self._hand_over(server, report)
+            else:
+                self._run_rounds(server)
+            self._rejected_rounds.check(ended=not self.abort_signal.triggered)
         finally:
-            if options["storage"].path is not None:
+            if options.storage.path is not None:
                 server.close()  # so that the next job can open the folder
+
+    def _run_rounds(self, server: Server) -> None:
+        while server.round_number < self.num_rounds and not self.abort_signal.triggered:
+            self._start_round(server)
+            if (report := self._run_round(server)) is None:
+                return
+            self._finished(report)
+            self._hand_over(server, report)
 
     def _start_round(self, server: Server) -> None:
         self.current_round, self._metrics = server.round_number, {}
@@ -218,7 +222,7 @@ class Controller(ModelController):
         result.current_round = report.round
         self.fire_event_with_data(AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, result)
         self._model = self.update_model(self._model, result)
-        take_model(server, self._model.params)
+        session.take_model(server, self._model.params)
         self.save_model(self._model)
 
     def _run_round(self, server: Server) -> Report | None:
@@ -226,12 +230,12 @@ class Controller(ModelController):
         names = self.sample_clients(self.num_clients)
         if not names:
             raise RoundError(f"round {server.round_number}: no site gets a task, since sample_clients returned none")
-        with server.open_round(newcomers=newcomers(server, names, self.client_sizes)) as opened:
+        with server.open_round(newcomers=session.newcomers(server, names, self.client_sizes)) as opened:
             answered: set[str] = set()
             self._open = opened, answered
             self._ask(server, names, partial(self._add, opened, answered))
             while self.get_num_standing_tasks() and not self.abort_signal.triggered:
-                if may_close_early(opened):
+                if session.may_close_early(opened):
                     self.cancel_all_tasks()
                     break
                 time.sleep(self._task_check_period)
@@ -240,7 +244,7 @@ class Controller(ModelController):
                 return None
         assert opened.report is not None
         if silent := [name for name in names if name not in answered]:
-            self.info(f"round {opened.report.round}: {silence(silent)}")
+            self.info(f"round {opened.report.round}: {session.silence(silent)}")
         return opened.report
 
     def _run_buffers(self, server: Server) -> None:
@@ -264,7 +268,7 @@ class Controller(ModelController):
 
     def _ask_free_sites(self, server: Server) -> None:
         with self._turn:  # no push may close the round meanwhile
-            counted = () if server._settings.repeats else self._open_buffer().clients  # they count once in a buffer
+            counted = () if server.settings.repeats else self._open_buffer().clients  # they count once in a buffer
             now, oldest = server.round_number, server.round_number - server.policy.max_staleness
             for name, started in list(self._at_work.items()):
                 if started < oldest:  # its result would be rejected
@@ -310,7 +314,7 @@ class Controller(ModelController):
 
     def _newcomers(self) -> Any:
         assert self.server is not None
-        return newcomers(self.server, self._connected(), self.client_sizes)
+        return session.newcomers(self.server, self._connected(), self.client_sizes)
 
     def sample_clients(self, num_clients: int | None = None) -> list[str]:
         """Return the names of the sites to ask, as ``choose`` draws them. A subclass may override this."""
@@ -361,7 +365,7 @@ class Controller(ModelController):
         name = model.meta["client_name"]  # NVFlare sets it to the name of the task's client
         answered.add(name)
         try:
-            return add_reply(opened, name, lambda: self._read(name, model))
+            return session.add_reply(opened, name, lambda: self._read(name, model))
         except FedcoreError as error:
             self.warning(f"{name}: {error}")
             return False
@@ -370,7 +374,7 @@ class Controller(ModelController):
         assert self.server is not None
         method, meta = self.server.algorithm, model.meta
         knows_order = isinstance(meta, Mapping) and isinstance(meta.get(KEY), Mapping)
-        if not knows_order and (more := beyond_plain_steps(method)):
+        if not knows_order and (more := session.beyond_plain_steps(method)):
             raise RangeError(
                 f"steps: the reply has no meta[{KEY!r}]; {type(method).__name__} is a method {more}, so clients must "
                 "answer with fedcore.adapters.nvflare.reply"
@@ -407,11 +411,8 @@ class Controller(ModelController):
 
     def _finished(self, report: Report) -> None:
         self.event(AppEventType.BEFORE_AGGREGATION)
-        self.reports.append(report)
-        if line := rejection_line(report):
-            self.warning(line) if report.accepted else self.error(line)
         self.info(f"round {report.round}: accepted {len(report.accepted)}, rejected {len(report.rejected)}")
-        self._rejected_rounds.note(report.accepted, report.rejected or NOTHING)
+        self._record(report, self.warning if report.accepted else self.error)
 
 
 def _failure_of(result: Shareable) -> str:
@@ -424,7 +425,7 @@ def _failure_of(result: Shareable) -> str:
     return "result: NVFlare dropped it; see NVFlare's log"
 
 
-class Aggregator(ModelAggregator):
+class Aggregator(Component, ModelAggregator):
     """An aggregator for NVFlare's FedAvg and ScatterAndGather workflows with unchanged clients.
 
     It supports the methods whose clients take plain steps (FedAvg, MIFA, MimiC, LocalDescent); other methods need
@@ -452,33 +453,19 @@ class Aggregator(ModelAggregator):
     def __init__(
         self,
         algorithm: Algorithm | str = "FedAvg",
-        lr: float = 0.1,
-        server_lr: float | None = None,
-        optimizer: Any = None,
-        storage: Storage | Mapping[str, Any] | str | None = None,
+        *args: Any,
         model: dict[str, Any] | None = None,
         clients: list[str] | None = None,
-        aggregation: Any = None,
-        limits: Limits | Mapping[str, Any] | None = None,
-        compute: Compute | Mapping[str, Any] | None = None,
-        callbacks: Any = (),
-        parts: Mapping[str, Any] | None = None,
-        abort_after: int | None = 3,
+        **kwargs: Any,
     ) -> None:
-        super().__init__()
-        with_plain_steps(algorithm, lr)
-        as_optimizer(optimizer)
-        self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
-        self.aggregation, self.storage, self.model = _marked(aggregation), _marked(storage), model
-        self.limits, self.compute, self.callbacks, self.clients = limits, compute, callbacks, clients
-        self.parts, self.abort_after = parts, abort_after
-        self._rejected_rounds = RejectedRounds(abort_after)
-        server_options({"limits": limits})  # The other options need the server's machine.
-        self.server: Server | None = None
-        self.reports: list[Report] = []
+        super().__init__(algorithm, *args, **kwargs)
+        session.with_plain_steps(algorithm, self.lr)
+        if self.policy is not None:
+            raise RangeError("policy: NVFlare's workflow decides when a round closes; leave policy out")
+        self.model, self.clients = model, clients
+        self._num_rounds: int | None = None
         self._round: Round | None = None
         self._sent: Shareable | None = None  # the task of the next round
-        self._metrics: dict[Any, dict[str, float]] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Start or resume the server before the workflow sends the model, and note the model that it sends."""
@@ -487,6 +474,7 @@ class Aggregator(ModelAggregator):
             self._started()
         if event_type == AppEventType.BEFORE_TRAIN_TASK and self._round is None:
             self._sent = fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
+            self._num_rounds = self._sent.get_header(AppConstants.NUM_ROUNDS)
 
     def reset_stats(self) -> None:
         """Roll back an unfinished round. The next round opens with its first reply."""
@@ -502,14 +490,14 @@ class Aggregator(ModelAggregator):
             server = self._started()
             if self._sent is not None:
                 sent = FLModelUtils.from_shareable(self._sent).params
-                if is_changed(server, sent) and server.round_number and not self.reports:
+                if session.is_changed(server, sent) and server.round_number and not self.reports:
                     raise CheckpointError(
                         "model: the job's first model is not that of its folder; let a persistor load the job's model, "
                         "which the aggregator replaces, or use a new folder"
                     )
-                take_model(server, sent)
+                session.take_model(server, sent)
                 self._sent = None
-            self._round = server.open_round(newcomers=newcomers(server, self._names(), None))
+            self._round = server.open_round(newcomers=session.newcomers(server, self._names(), None))
         return self._round
 
     def accept_model(self, model: FLModel) -> bool:
@@ -526,10 +514,8 @@ class Aggregator(ModelAggregator):
         if self.server is None:
             raise RoundError("aggregate_model: no round is open; call reset_stats first")
         opened, self._round = self._opened(), None
-        self.reports.append(report := opened.finish())
-        if line := rejection_line(report):
-            self._warn(line)
-        self._rejected_rounds.note(report.accepted, report.rejected or NOTHING)
+        report = opened.finish()
+        self._record(report, self._warn, ended=len(self.reports) + 1 == self._num_rounds)
         metrics, self._metrics = self._metrics, {}
         return _result(self.server, report, metrics)
 
@@ -541,14 +527,14 @@ class Aggregator(ModelAggregator):
     def _add(self, name: Any, read: Callable[[], FLModel]) -> bool:
         opened = self._opened()
         assert self.server is not None
-        counts_steps, metrics = self.server._settings.counts_steps, {}
+        counts_steps, metrics = self.server.settings.counts_steps, {}
 
         def update() -> Update:
             model = read()
             metrics.update(metrics_of(model.metrics))
             return update_of(name, model, counts_steps=counts_steps)
 
-        is_accepted = add_reply(opened, name, update)
+        is_accepted = session.add_reply(opened, name, update)
         if is_accepted:
             self._metrics[name] = metrics
         return is_accepted
@@ -565,8 +551,8 @@ class Aggregator(ModelAggregator):
             sent = [] if self._sent is None else [FLModelUtils.from_shareable(self._sent).params]
             if not (known := models + sent):
                 raise ArrayError("model: the job has no first model; pass model=")
-            model = model_of_parts(known[0], self.parts)
-            self.server = open_server(model, self.algorithm, self.clients or [], **_server_options(self))
+            model = session.model_of_parts(known[0], self.parts)
+            self.server = session.open_server(model, self.algorithm, self.clients or [], self._server_options())
             if self.server.round_number:
                 for tensors in models:
                     tensors.update(self.server.tensors())  # in place, since the workflow sends this model next

@@ -686,7 +686,7 @@ class VirtualClock(Section):
         rules = None if aggregation is None else [rule.make() for rule in aggregation]
         policy = as_policy(self.policy)  # a small server checks the other combinations
         server = Server(np.zeros(1, np.float32), made, {0: 1}, lr=1.0, policy=policy, aggregation=rules)
-        if not server._settings.repeats and self.policy["buffer"] > clients:
+        if not server.settings.repeats and self.policy["buffer"] > clients:
             raise problem(f"must be at most {clients}, the clients: {method.label} takes one update of each", "policy")
 
 

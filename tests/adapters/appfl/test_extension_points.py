@@ -42,9 +42,3 @@ def test_an_asynchronous_scheduler_is_refused_in_its_first_round(tmp_path):
 def test_replies_that_are_not_models_are_refused_when_the_agent_starts(how, tmp_path):
     with pytest.raises(errors.RangeError, match="not supported; clients send whole models"):
         agent_of("aggregator", folder=str(tmp_path), **how)
-
-
-def test_a_run_that_accepts_no_reply_ends(tmp_path):
-    agent = agent_of("aggregator", folder=str(tmp_path), limits={"max_norm": 1e-9}, abort_after=2)
-    with pytest.raises(errors.RoundError, match="none was accepted in the last 2 rounds"):
-        play(agent)

@@ -27,7 +27,7 @@ class Pfl(Driver):
         users, reported = self.ids(n), {}
         options = sizes_by_id(options, users)
         method = Method(algorithm, users, lr=lr, steps=lambda context: reported[context.user_id], **options)
-        t, sent, path = 0, x0, Storage.of(method._options["storage"]).path
+        t, sent, path = 0, x0, method._options.storage.path
         if path is not None and Path(path).exists():  # pfl's own model would be resumed by its user
             earlier = Server.load(path, storage=Storage(medium="ram"))
             t, sent = earlier.round_number, earlier.tensors()

@@ -61,6 +61,7 @@ CASES = {
             "Filtered",
             "Stops",
             "Downlink",
+            "ChangedDownlink",
             "Optim",
             "Powerofchoice",
             "trainer",

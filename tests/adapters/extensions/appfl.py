@@ -135,6 +135,12 @@ def run(side, **how):
         return play(agent_of(side, folder=folder, **how))
 
 
+def lost(side, why, rounds, **how):
+    """A run that accepts no reply."""
+    with tempfile.TemporaryDirectory() as folder:
+        play(agent_of(side, folder=folder, limits={"max_norm": 1e-9}, num_global_epochs=rounds, **how), rounds)
+
+
 RUNS = {
     "nothing": run,
     "equal weights": lambda side: run(side, client_weights_mode="equal"),

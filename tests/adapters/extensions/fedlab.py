@@ -165,15 +165,23 @@ class Downlink(Plain):
         return [*super().downlink_package, torch.ones(1)]
 
 
+class ChangedDownlink(Plain):
+    """Sends a changed model, as compression or noise changes it."""
+
+    @property
+    def downlink_package(self):
+        return [0.5 * super().downlink_package[0] + 0.25]
+
+
 class Optim(Plain):
     def setup_optim(self, rounds):
         self.global_round = rounds
 
 
-def handler(side, body=Plain, algorithm="FedAvg", **how):
+def handler(side, body=Plain, algorithm="FedAvg", rounds=ROUNDS, **how):
     base = ServerHandler if side != "theirs" else SyncServerHandler
     more = {} if side == "theirs" else {"algorithm": algorithm, "lr": LR, **how}
-    return type(body.__name__, (body, base), {})(net(), ROUNDS, 0.5, **more)
+    return type(body.__name__, (body, base), {})(net(), rounds, 0.5, **more)
 
 
 def run(side, body=Plain, trainer=Trainer, pipeline=Pipeline, made=None):
@@ -210,6 +218,25 @@ class Reversed(Trainer):
         return [[upload[0] / 2] for upload in super().uplink_package]
 
 
+class Silent(Trainer):
+    @property
+    def uplink_package(self):
+        return []
+
+
+class Wrong(Trainer):
+    """Uploads as FedLab's FedNova sends them."""
+
+    @property
+    def uplink_package(self):
+        return [[*upload, upload[0][:1]] for upload in super().uplink_package]
+
+
+def lost(side, why, rounds, **how):
+    """A run in which no upload counts."""
+    run(side, made=handler(side, rounds=rounds, **how), trainer=Silent if why == "silent" else Wrong)
+
+
 RUNS = {
     **{
         body.__name__: partial(run, body=body)
@@ -217,7 +244,7 @@ RUNS = {
     },
     **{
         body.__name__: partial(run, body=body)
-        for body in (Plain, Load, OwnLoad, Sampling, Filtered, Stops, Downlink, Optim)
+        for body in (Plain, Load, OwnLoad, Sampling, Filtered, Stops, Downlink, ChangedDownlink, Optim)
     },
     "Powerofchoice": chosen,
     "trainer": partial(run, trainer=Reversed),

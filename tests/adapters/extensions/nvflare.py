@@ -24,6 +24,7 @@ from nvflare.app_common.aggregators.intime_accumulate_model_aggregator import In
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.decomposers import common_decomposers
+from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.app_common.shareablegenerators.full_model_shareable_generator import FullModelShareableGenerator
@@ -291,7 +292,7 @@ def workflow(side, body=object, aggregator=Aggregator, **how):
     base = Controller if side == "controller" else FedAvg
     kind = base if body is object else type(body.__name__, (body, base), {})
     if side == "controller":
-        return kind("FedAvg", num_rounds=ROUNDS, **how)
+        return kind("FedAvg", **{"num_rounds": ROUNDS} | how)
     how = {"num_clients": 3, "num_rounds": ROUNDS} | how
     return kind(aggregator=aggregator("FedAvg") if side != "theirs" else None, **how)
 
@@ -341,6 +342,13 @@ def selected(side):
 
 def halved(side):
     return run(side, Halves if side == "theirs" else object, aggregator=Filtered)
+
+
+def lost(side, why, rounds, **how):
+    """A job without an accepted result."""
+    own = how if side == "controller" else {"aggregator": partial(Aggregator, **how)}
+    sites = dict.fromkeys(NAMES, lambda received: None) if why == "silent" else None
+    Federation(workflow(side, num_rounds=rounds, **own), sites, results=[ExcludeVars(["b"])]).run()
 
 
 RUNS = {

@@ -80,12 +80,12 @@ def run(
     users = FederatedDataset(user, get_user_sampler("minimize_reuse", USERS))
     processors = [*before, *([own] if own is not None else []), *after]
     backend = SimulatedBackend(users, users, postprocessors=processors, aggregator=own)
-    how = {"central_num_iterations": ITERATIONS, "evaluation_frequency": 1, "train_cohort_size": cohort}
+    how = {"central_num_iterations": ITERATIONS, "evaluation_frequency": 1, "train_cohort_size": cohort} | more
     train = NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=lr, local_batch_size=None)
     algorithm = algorithm or FederatedAveraging()
     callbacks = [*callbacks] if folder is None else [RestoreTrainingCallback([model, algorithm], folder), *callbacks]
     algorithm.run(
-        params(**how, val_cohort_size=validation, **more),
+        params(**how, val_cohort_size=validation),
         backend,
         model,
         train,
@@ -198,6 +198,11 @@ def restored(side, make=method):
             if own is not None:
                 own.server.close()
     return result
+
+
+def lost(side, why, rounds, **how):
+    """A run that accepts no update."""
+    run(side, own=method(side, limits={"max_norm": 1e-9}, **how), central_num_iterations=rounds)
 
 
 RUNS = {

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 from fedcore import Compute, Server
 from fedcore.adapters import flower
 from fedcore.adapters.flower import Task
-from fedcore.errors import ArrayError, RangeError, RoundError
+from fedcore.errors import ArrayError, RangeError
 from fedcore.rules import Mean
 from tests.adapters.flower.local_grid import LocalGrid
 
@@ -195,17 +195,6 @@ def test_a_rejection_without_steps_names_the_options(how, reason):
     run(strategy, 2)
     for report in strategy.reports:
         assert report.rejected[0][1].endswith(reason)
-
-
-@pytest.mark.parametrize(("abort_after", "rounds"), [(1, 1), (2, 2), (None, ROUNDS)])
-def test_a_run_that_accepts_no_reply_ends(abort_after, rounds):
-    strategy = flower.MimiC(lr=0.5, abort_after=abort_after, poll=0.001)
-    if abort_after is None:
-        run(strategy, 2)
-    else:
-        with pytest.raises(RoundError, match=r"^updates\b.*2 x steps: .*Task\.reply"):
-            run(strategy, 2)
-    assert [len(report.rejected) for report in strategy.reports] == [2] * rounds
 
 
 @pytest.mark.parametrize(("steps", "hints"), [(6, ["2.5", "steps=15"]), (15, []), ("batches", [])])

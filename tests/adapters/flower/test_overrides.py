@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp import strategy as strategies
 
 from fedcore import RoundPolicy
 from fedcore.adapters import flower
@@ -101,6 +102,18 @@ def test_a_run_that_loses_its_replies_ends_with_an_error(override):
     short = override(flower.FedAvg)(poll=0.001)  # shorter than abort_after
     with pytest.raises(RoundError, match=r"list\(replies\)"):
         start(short)
+
+
+@pytest.mark.parametrize("policy", [RoundPolicy(min_clients=2), RoundPolicy(min_clients=2, min_share=0.5, deadline=60)])
+def test_own_aggregation_beside_a_policy_is_flower_s(policy, caplog):
+    own = OVERRIDES["aggregate_without_super"]
+    due = start(own(strategies.FedAvg), 3).arrays
+    strategy = own(flower.FedAvg, poll=0.001, policy=policy)
+    found = start(strategy, 3).arrays
+    for name, array in due.items():
+        np.testing.assert_allclose(found[name].numpy(), array.numpy(), rtol=1e-6)
+    assert strategy.server.round_number == 3
+    assert [record.getMessage() for record in caplog.records if "min_clients=2 is only" in record.getMessage()]
 
 
 @pytest.mark.parametrize(("abort_after", "rounds"), [(3, 2), (2, 5), (None, 2)])

@@ -32,20 +32,6 @@ def answer(name, seed, steps=5, examples=None):
     return FLModel(params=params, meta=meta if examples is None else {**meta, "fedcore": {"examples": examples}})
 
 
-def test_fedavg_is_nvflare_s_own_where_weights_are():
-    ours, theirs = Aggregator("FedAvg", model=x0(), clients=NAMES), WeightedAggregationHelper()
-    ours.reset_stats()
-    for seed, name in enumerate(NAMES):
-        model = answer(name, seed, steps=seed + 1, examples=seed + 1)
-        ours.accept_model(model)
-        theirs.add(model.params, weight=seed + 1, contributor_name=name, contribution_round=0)
-    result, due = ours.aggregate_model(), theirs.get_result()
-    assert result.params.keys() == due.keys()
-    for key in due:
-        assert result.params[key].dtype == np.float32
-        np.testing.assert_allclose(result.params[key], due[key], rtol=1e-6, atol=1e-6)
-
-
 def test_the_job_s_model_is_the_first_one_and_its_log_names_rejected_sites(caplog):
     aggregator, server = Aggregator("MIFA", clients=NAMES), Server(x0(), "MIFA", NAMES, lr=0.1)
     aggregator.fl_ctx = FLContext()

@@ -7,9 +7,6 @@ pytest.importorskip("pfl")
 
 import torch
 from pfl.aggregate.simulate import SimulatedBackend
-from pfl.aggregate.weighting import WeightByDatapoints
-from pfl.algorithm.base import NNAlgorithmParams
-from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.algorithm.scaffold import SCAFFOLD, SCAFFOLDParams
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
@@ -35,23 +32,20 @@ class Quadratic(torch.nn.Module):
         return {}
 
 
-def population(sizes):
+def population():
     def user(name):
-        return Dataset(raw_data=[np.full((sizes[name], 1), value, np.float32) for value in USERS[name]], user_id=name)
+        return Dataset(raw_data=[np.full((1, 1), value, np.float32) for value in USERS[name]], user_id=name)
 
     return FederatedDataset(user, get_user_sampler("minimize_reuse", list(USERS)))
 
 
-def run(algorithm, params, method=None, sizes=None):
-    """w after the run of an algorithm over both users; with sizes they weigh as many data points as they have."""
+def run(algorithm, params):
+    """w after the run of an algorithm over both users."""
     np.random.seed(0)
-    module = Quadratic()
+    module, users = Quadratic(), population()
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
-    processors = [*([WeightByDatapoints()] if sizes else []), *([method] if method else [])]
-    users = population(sizes or dict.fromkeys(USERS, 1))
-    backend = SimulatedBackend(users, users, postprocessors=processors, aggregator=method)
     train = NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=LR, local_batch_size=10)
-    algorithm.run(params, backend, model, train, None, [], send_metrics_to_platform=False)
+    algorithm.run(params, SimulatedBackend(users, users), model, train, None, [], send_metrics_to_platform=False)
     return float(module.w.item())
 
 
@@ -62,13 +56,6 @@ def base(iterations, cohort):
         "train_cohort_size": cohort,
         "val_cohort_size": None,
     }
-
-
-@pytest.fixture
-def averaging():
-    return lambda iterations, method=None, cohort=2, sizes=None: run(
-        FederatedAveraging(), NNAlgorithmParams(**base(iterations, cohort)), method, sizes
-    )
 
 
 @pytest.fixture

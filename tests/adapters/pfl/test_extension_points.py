@@ -42,11 +42,6 @@ def test_the_rate_of_the_users_is_that_of_the_method():
     assert [len(report.accepted) for report in own.reports] == [3] * 4
 
 
-def test_a_run_that_accepts_no_update_ends():
-    with pytest.raises(errors.RoundError, match="none was accepted in the last 2 rounds"):
-        run("ours", own=method("ours", limits={"max_norm": 1e-9}, abort_after=2))
-
-
 def test_rows_of_a_restored_run_are_in_its_storage_or_a_warning_says_that_they_are_missing(tmp_path, caplog):
     whole = run("ours", own=method("ours", "MIFA"), cohort=6)
     restored("ours", lambda side: method(side, "MIFA"))

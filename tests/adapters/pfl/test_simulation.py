@@ -51,20 +51,6 @@ def test_pfl_s_scaffold_without_the_correction_does_not(scaffold):
         assert not abs(w - OPTIMUM) < 0.1
 
 
-def test_fedavg_is_pfl_s_own(averaging):
-    method = Method("FedAvg", ["0", "1"], lr=0.05, steps=10)
-    assert averaging(5, method) == pytest.approx(averaging(5), rel=1e-6)
-    assert [set(report.accepted) for report in method.reports] == [{"0", "1"}] * 5
-
-
-def test_fedavg_is_pfl_s_own_with_weights_by_data_points(averaging):
-    sizes = {"0": 20, "1": 200}
-    method = Method("FedAvg", ["0", "1"], lr=0.05, steps=lambda user: user.num_datapoints)
-    theirs = averaging(3, sizes=sizes)
-    assert averaging(3, method, sizes=sizes) == pytest.approx(theirs, rel=1e-6)
-    assert theirs != pytest.approx(averaging(3), rel=0.01)
-
-
 def test_the_method_must_be_a_postprocessor_too():
     method = Method("FedAvg", ["0", "1"], lr=0.05, steps=10)
     with pytest.raises(errors.RoundError, match="postprocess"):
@@ -137,3 +123,32 @@ def test_the_model_has_the_tensors_on_which_two_users_agree():
         finish(method)
     assert [len(report.accepted) for report in method.reports] == [0, 2]
     assert [len(report.rejected) for report in method.reports] == [2, 0]
+
+
+NAN = {
+    "NaN": lambda: MappedVectorStatistics({name: x * torch.nan for name, x in DELTAS.items()}),
+    "an infinity": lambda: MappedVectorStatistics({**DELTAS, "b": torch.tensor([1.0, torch.inf, 1, 1])}),
+    "a weight of NaN": lambda: MappedVectorStatistics(DELTAS, weight=torch.tensor(torch.nan)),
+    "no weight": lambda: MappedVectorStatistics(DELTAS, weight=0.0),
+    "bfloat16": lambda: MappedVectorStatistics({name: (x * torch.nan).bfloat16() for name, x in DELTAS.items()}),
+}
+
+
+@pytest.mark.parametrize("cohort", ["one", "first", "last", "later round"])
+@pytest.mark.parametrize("kind", NAN)
+def test_a_user_whose_statistics_are_not_finite_changes_nothing(kind, cohort):
+    """Also as the first user, whose tensors define the model and whose statistics pfl keeps."""
+    good = {user: MappedVectorStatistics({k: x * i for k, x in DELTAS.items()}) for i, user in enumerate("bc", 1)}
+    users = {"one": {"a": NAN[kind]()}, "last": good | {"a": NAN[kind]()}}.get(cohort, {"a": NAN[kind]()} | good)
+    method = Method("FedAvg", USERS, lr=0.1, steps=5)
+    if cohort == "later round":
+        gathered(method, {user: MappedVectorStatistics(DELTAS) for user in USERS}, 0)
+    found = gathered(method, users, len(method.reports))
+    report = method.reports[-1]
+    assert [user for user, _ in report.rejected] == ["a"]
+    assert report.accepted == tuple(user for user in users if user != "a")
+    for name, x in DELTAS.items():
+        if cohort == "one":
+            assert name not in found or not found[name].any()
+        else:
+            torch.testing.assert_close(found[name] / found.weight, 1.5 * x)

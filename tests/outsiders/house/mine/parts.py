@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedcore import ClientStore, Server
-from fedcore.adapters.session import add_reply, newcomers, open_server
+from fedcore.adapters.session import add_reply, newcomers
 from fedcore.cluster.workers import Processes
 from fedcore.rules import Filter, Scale
 
@@ -89,9 +89,9 @@ class CountingProcesses(Processes):
         return super().submit(worker, method, *arguments)
 
 
-def federation(algorithm, clients, *, rounds, x0, **options):
+def federation(algorithm, clients, *, rounds, x0, storage=None, **options):
     """A framework: clients are functions of the round and the model, by id, that return an ``Update`` or None."""
-    server, reports = open_server(x0, algorithm, [], **options), []
+    server, reports = Server.open(storage, x0, algorithm, [], **options), []
     while server.round_number < rounds:
         sent, task = server.tensors(), server.round_number
         with server.open_round(newcomers=newcomers(server, clients, None)) as opened:
