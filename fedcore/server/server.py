@@ -250,6 +250,8 @@ class Server(Represented, Unpicklable):
         """The checked options, frozen."""
         return self._backend.settings
 
+    _settings = settings
+
     def _checked(self, options: Mapping[str, Any]) -> Settings:
         """Return the settings with changed options; raise RangeError if they do not combine."""
         changed = self.settings.changed(options)

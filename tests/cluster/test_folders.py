@@ -253,7 +253,7 @@ def test_arguments_of_loading_are_refused_by_name(tmp_path):
         with pytest.raises((RangeError, CheckpointError), match=match):
             Server.load(tmp_path / "run", **options)
     with Server.load(tmp_path / "run", compute=Compute(shards=2, batch_size=3)) as server:
-        assert server._settings.batch_size == 3
+        assert server.settings.batch_size == 3
 
 
 def test_a_round_that_is_left_leaves_nothing(tmp_path):

@@ -63,10 +63,10 @@ def test_an_aborted_round_changes_nothing(name, way):
     else:
         why = r"\bx\b.*client 2\b"
         with pytest.raises(errors.DivergedError, match=why), server.open_round() as round:
-            server._settings.optimizer.factor = 3e38
+            server.settings.optimizer.factor = 3e38
             for client in range(N):
                 round.add(client, value=np.full(n, -1 - client, np.float32), kind="gradient", steps=1)
-        server._settings.optimizer.factor = 1.0
+        server.settings.optimizer.factor = 1.0
     assert snapshot(server) == before
     assert finish_as_if_nothing(server) == finish_as_if_nothing(untouched)
 

@@ -138,7 +138,7 @@ def test_diagnostics_change_no_bits_and_are_saved(method, tmp_path):
 
 
 def test_the_old_name_of_diagnostics_is_read(tmp_path):
-    state = made("MIFA", diagnostics=True)._settings.to_state()
+    state = made("MIFA", diagnostics=True).settings.to_state()
     state["correction_norms"] = state.pop("diagnostics")
     none = dict.fromkeys(("algorithm", "lr", "server_lr", "optimizer"))
     assert Settings.from_state(state, none).diagnostics

@@ -25,7 +25,7 @@ VALUES = {
     "Population": Population,
     "Report": lambda: Report(0),
     "SentSlices": lambda: SentSlices((), (), None, None),
-    "Settings": lambda: server()._settings,
+    "Settings": lambda: server().settings,
     "Slices": lambda: Slices(()),
     "WholeVectors": lambda: WholeVectors(np.zeros(2, np.float32), None, None),
 }

@@ -101,10 +101,10 @@ def test_an_aborted_round_registers_no_newcomers(tmp_path, medium, end):
     if end == "abort":
         round.abort()
     elif end == "diverged":
-        server._settings.optimizer.factor = 3e38
+        server.settings.optimizer.factor = 3e38
         with pytest.raises(errors.DivergedError):
             round.finish()
-        server._settings.optimizer.factor = 1.0
+        server.settings.optimizer.factor = 1.0
     elif end == "error":
         with pytest.raises(ZeroDivisionError), round:
             _ = 1 / 0

@@ -43,16 +43,16 @@ VALUES = {
 }
 """Values of options for which ``other_value`` finds none, or for which one value is not enough."""
 SEEN = {
-    "batch_size": lambda server: server._settings.batch_size,
+    "batch_size": lambda server: server.settings.batch_size,
     "callbacks": lambda server: server.callbacks,
     "device": lambda server: server.device,
-    "diagnostics": lambda server: server._settings.diagnostics,
+    "diagnostics": lambda server: server.settings.diagnostics,
     "durability": lambda server: server._backend.store.durability,
     "executor": lambda server: server._backend.coordinator.placement,
     "journal": lambda server: server._journal is not None,
     "keep_previous": lambda server: server._backend.store.keep_previous,
     "medium": lambda server: server._backend.store.medium,
-    "resident": lambda server: arrays._limits[id(server._settings.device)],
+    "resident": lambda server: arrays._limits[id(server.settings.device)],
 }
 """How to see the value of an option that only ``load`` takes."""
 

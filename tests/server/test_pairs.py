@@ -457,7 +457,7 @@ class Pair:
 
     def by_edge(self, updates, cohort):
         with self.tested.open_round() as opened:
-            settings, sizes = self.tested._settings, {c: 10 + 7 * (int(str(c).strip("c")) % 4) for c in opened._clients}
+            settings, sizes = self.tested.settings, {c: 10 + 7 * (int(str(c).strip("c")) % 4) for c in opened._clients}
             options = {name: getattr(settings, name) for name in ("lr", "server_lr", "limits")}
             clients = sizes if self.sized else list(sizes)
             options["aggregation"] = self.chain
@@ -496,7 +496,7 @@ class Pair:
             change = self.changed(option) if option else {}
             trial = copy.deepcopy(self.plain) if change and self.plain.policy.buffer is None else None
             refused = trial is None or isinstance(outcome(lambda: trial.change(**change)), Exception)
-            if refused or trial._settings == self.plain._settings:
+            if refused or trial.settings == self.plain.settings:
                 change = {}
             if self.reload(**change):
                 self.plain.change(**change)
@@ -508,7 +508,7 @@ class Pair:
             self.tested.save(path := self.copy())
             with Server.load(path, **self.options_of_load()) as other:
                 self.compare(other, "after a copy")
-        elif event == "deepcopy" and not self.in_folder and not self.tested._settings.layout.groups:
+        elif event == "deepcopy" and not self.in_folder and not self.tested.settings.layout.groups:
             if (self["Compute.shards"] or 1) == 1:
                 self.tested = copy.deepcopy(self.tested)
         elif event == "compact":

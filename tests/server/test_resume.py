@@ -102,7 +102,7 @@ def test_counters_and_names_are_saved(tmp_path):
 def test_methods_and_optimizers_may_be_named(tmp_path):
     options = dict(lr=0.1, optimizer="yogi", storage=tmp_path / "s")
     with Server(np.zeros(2, np.float32), "MIFA", 1, **options) as server:
-        assert server._settings.optimizer == optimizers.Yogi()
+        assert server.settings.optimizer == optimizers.Yogi()
     with Server.load(tmp_path / "s", algorithm="MIFA", optimizer="yogi") as again:
         assert type(again.algorithm) is algorithms.MIFA
     with pytest.raises(errors.RangeError, match=r"optimizer=.*Adam'>: must be an optimizer"):
@@ -208,7 +208,7 @@ def test_an_inconsistent_method_is_rejected_on_loading(tmp_path):
 
 def test_an_older_folder_has_no_options_of_custom_methods(tmp_path):
     none = dict.fromkeys(("algorithm", "lr", "server_lr", "optimizer"))
-    state = Server(np.zeros(2, np.float32), Own(), clients=2, lr=0.1)._settings.to_state()
+    state = Server(np.zeros(2, np.float32), Own(), clients=2, lr=0.1).settings.to_state()
     del state["algorithm"]["class"], state["algorithm"]["options"], state["next_rates"]
     assert Settings.from_state(state, none | {"algorithm": Own(0.7)}).algorithm.alpha == 0.7
 

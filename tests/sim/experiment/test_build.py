@@ -65,8 +65,8 @@ def test_trial_uses_the_configured_data_and_model(tmp_path, changes):
 
 def test_server_optimizer_of_the_configuration():
     changed = load_preset("quickstart", ["rate.optimizer={name='Adam', tau=0.1}", "rate.server_lr=0.01"])
-    assert build(Trial(changed, 0, 0)).server._settings.optimizer == optimizers.Adam(tau=0.1)
-    assert build(Trial(load_preset("quickstart"), 0, 0)).server._settings.optimizer is None
+    assert build(Trial(changed, 0, 0)).server.settings.optimizer == optimizers.Adam(tau=0.1)
+    assert build(Trial(load_preset("quickstart"), 0, 0)).server.settings.optimizer is None
     with pytest.raises(ConfigError, match=r"rate.optimizer.name: 'Adma' is unknown; did you mean 'Adam'"):
         load_preset("quickstart", ["rate.optimizer='Adma'"])
     with pytest.raises(ConfigError, match=r"rate.optimizer: beta2=.*: must be a number in"):
