@@ -10,7 +10,6 @@ pytest.importorskip("fedlab")
 
 import torch
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
-from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.communicator import Package
 from fedlab.core.standalone import StandalonePipeline
 from fedlab.utils import MessageCode
@@ -48,13 +47,6 @@ def simulate(handler, seed=0):
     trainer.setup_optim(epochs=2, batch_size=12, lr=LR)
     Quiet(handler, trainer).main()
     return handler
-
-
-def test_fedavg_is_fedlab_s_own():
-    ours = simulate(ServerHandler(net(), 3, 0.5, "FedAvg", lr=LR))
-    theirs = simulate(SyncServerHandler(net(), 3, 0.5))
-    torch.testing.assert_close(ours.model_parameters, theirs.model_parameters)
-    assert [len(report.accepted) for report in ours.reports] == [2, 2, 2]
 
 
 def test_evaluate_is_the_callers_function_of_the_newest_model():
