@@ -1,4 +1,4 @@
-"""FedLab's real StandalonePipeline and trainer around fedcore's handler."""
+"""The uploads that FedLab's handler and manager get: whose they are, and which count."""
 
 import random
 from queue import SimpleQueue
@@ -9,52 +9,19 @@ import pytest
 pytest.importorskip("fedlab")
 
 import torch
-from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
-from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.communicator import Package
-from fedlab.core.standalone import StandalonePipeline
 from fedlab.utils import MessageCode
 
 from fedcore import errors
 from fedcore.adapters.fedlab import ServerHandler, ServerManager
 from tests.adapters.malformed import OBJECTS, PLAIN
 
-CLIENTS, LR = 4, 0.1
-
-
-class Data:
-    """Each client's own labels of a linear problem, in one minibatch."""
-
-    def get_dataloader(self, client, batch_size):
-        generator = torch.Generator().manual_seed(client)
-        inputs = torch.randn(12, 5, generator=generator)
-        return [(inputs, torch.full((12,), client % 3))]
+LR = 0.1
 
 
 def net():
     torch.manual_seed(0)
     return torch.nn.Linear(5, 3)
-
-
-class Quiet(StandalonePipeline):
-    def evaluate(self):
-        pass
-
-
-def simulate(handler, seed=0):
-    random.seed(seed)
-    trainer = SGDSerialClientTrainer(net(), CLIENTS)
-    trainer.setup_dataset(Data())
-    trainer.setup_optim(epochs=2, batch_size=12, lr=LR)
-    Quiet(handler, trainer).main()
-    return handler
-
-
-def test_fedavg_is_fedlab_s_own():
-    ours = simulate(ServerHandler(net(), 3, 0.5, "FedAvg", lr=LR))
-    theirs = simulate(SyncServerHandler(net(), 3, 0.5))
-    torch.testing.assert_close(ours.model_parameters, theirs.model_parameters)
-    assert [len(report.accepted) for report in ours.reports] == [2, 2, 2]
 
 
 def test_evaluate_is_the_callers_function_of_the_newest_model():
