@@ -83,7 +83,7 @@ def options(arguments):
 
 
 CHANGED = get_type_hints(Changes)
-LOADED = [name for name in inspect.signature(Server.load).parameters if name not in ("path", *CHANGED)]
+LOADED = [name for name in inspect.signature(Server.load).parameters if name not in ("path", "model", *CHANGED)]
 
 
 def given(argument, name, value):
