@@ -20,17 +20,19 @@ from fedcore.cluster import manifest as folders
 from fedcore.cluster.coordinator import Coordinator, GatheredVectors
 from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of, require_elementwise
 from fedcore.cluster.placement import LocalThreads
-from fedcore.cluster.shard import Finished, UpdateHeader, concatenate, settings_of_shard
+from fedcore.cluster.shard import Finished, UpdateHeader, settings_of_shard
 from fedcore.errors import ClusterError, FedcoreError, RangeError, RoundError, StoreError
 from fedcore.files import resolve_own_links
 from fedcore.model import Layout
 from fedcore.options import Callback, Compute, Settings, Storage, checked_objects
 from fedcore.server.broadcast import SentVectors
+from fedcore.server.changes import ChangeOptions
 from fedcore.server.folder import JOURNAL, Journal
 from fedcore.server.opening import require_named_rates, require_saved
+from fedcore.server.queries import ModelVector, Offset
 from fedcore.server.report import Report, tell
 from fedcore.server.round import LOGGER, SECOND, Round, one_call
-from fedcore.server.state import NewClients
+from fedcore.server.state import Change, NewClients, Query
 from fedcore.server.step import Sizes
 from fedcore.server.update import (
     Kind,
@@ -306,6 +308,8 @@ class ShardedBackend:
     shards that are ahead.
     """
 
+    holds_files = True  # shards cannot be copied
+
     def __init__(self, settings: Settings, manifest: Manifest, home: Path | None, coordinator: Coordinator) -> None:
         self.settings, self.manifest, self.home, self.coordinator = settings, manifest, home, coordinator
         self.newcomers: list[ClientId] = []  # of the open round
@@ -356,11 +360,6 @@ class ShardedBackend:
         """The number of transactions."""
         return self.coordinator.state.transactions
 
-    @property
-    def holds_files(self) -> bool:
-        """True: shards cannot be copied."""
-        return True
-
     def facts(self) -> dict[str, Any]:
         """Return facts for ``repr``."""
         return {"shards": len(self.ranges), "storage": "ram" if self.home is None else str(self.home)}
@@ -369,37 +368,29 @@ class ShardedBackend:
         """Raise a RangeError: no single store has all rows."""
         raise RangeError("store: a server in shards has a separate store in each shard; read a row with row(client)")
 
-    def row(self, client: ClientId) -> Any:
-        """Return a client's row."""
-        return self._gather("row", client)
+    def read(self, query: Query) -> Any:
+        """See ``State``; the shards' answers are joined."""
+        return query.joined(self.coordinator.call("read", query))
 
-    def client_sizes(self) -> Any:
-        """Return the sizes n_k, smallest first."""
-        return self._first("client_sizes")
-
-    def vector(self, name: str) -> Any:
-        """Return x, v, or ``next`` (the model that clients start from), gathered from the shards."""
-        return self._gather("vector", "sent" if name == "next" else name)
-
-    def slices(self, name: str = "sent") -> list[Any]:
-        """Return each shard's slice of a vector: arrays, or on Ray references to them."""
-        return self.coordinator.fetch("vector", name)
-
-    def counters(self) -> Any:
-        """Return the integer counters and constants by name."""
-        return self._first("counters")
-
-    def correction(self, client: ClientId) -> Any:
-        """Return c_i, gathered from the shards."""
-        return self._gather("correction", client)
-
-    def total(self) -> Any:
-        """Return T, gathered from the shards."""
-        return self._gather("total")
-
-    def audit_log(self) -> list[dict[str, Any]]:
-        """Return an empty list: shards keep no audit log."""
-        return []
+    def apply(self, change: Change) -> None:
+        """See ``State``; the shards get parts of its vectors."""
+        changed, due = self.settings, self.transactions + 1
+        if isinstance(change, ChangeOptions):
+            changed = self.settings.changed(change.options)
+            require_named_rates(changed, change.options)
+            require_shardable(changed)
+        slices, digests = [], []
+        for name, vector in change.vectors.items():
+            slices.append(self._slices_of(name, vector, has_buffers=change.has_buffers))
+            digests.append(vector.digests if isinstance(vector, Slices) else None)
+        each = [([own and own[k] for own in digests], *(own[k] for own in slices)) for k in range(len(self.ranges))]
+        try:
+            self.coordinator.change("apply", replace(change, vectors=dict.fromkeys(change.vectors)), each=each)
+        finally:
+            if change.clients:
+                self.learn_clients(change.clients)
+            if self.transactions == due:
+                self.settings = changed
 
     def verify(self) -> list[str]:
         """Return the damage found, by shard."""
@@ -409,33 +400,18 @@ class ShardedBackend:
     def _first(self, name: str, *arguments: Any) -> Any:
         return self.coordinator.call(name, *arguments)[0]
 
-    def _gather(self, name: str, *arguments: Any) -> Any:
-        return concatenate(self.coordinator.call(name, *arguments))
-
-    def may_be_whole(self) -> bool:
-        """Return False: rounds go through the coordinator."""
-        return False
-
-    def new_round(self, kind: Any, batch_size: int, *, may_hold: bool, callbacks: Sequence[Callback]) -> ShardedRound:
+    def new_round(self, kind: Any, **options: Any) -> ShardedRound:
         """Return a round that has not begun."""
-        return ShardedRound(self, batch_size=batch_size, may_hold=may_hold, callbacks=callbacks)
-
-    def require_open_store(self) -> None:
-        """Do nothing: the shards raise the error themselves."""
+        return ShardedRound(self, **options)
 
     def forget_newcomers(self) -> None:
-        """Discard the newcomers of a dropped round."""
+        """Discard the newcomers of a dropped round; each shard discards the rest before its next change."""
         if self.newcomers:
             self.coordinator.call("abort")
             dropped, self.newcomers = self.newcomers, []
             self.learn_clients(dropped)
 
-    def abandon(self) -> None:
-        """Do nothing: each shard discards an abandoned round before its next change."""
-
-    def sent_checksums(self) -> list[Any]:
-        """See ``State``."""
-        return [np.concatenate(parts) for parts in zip(*self.coordinator.call("sent_checksums"), strict=True)]
+    abandon = forget_newcomers
 
     def keeps_journal(self, on: bool) -> None:
         """See ``State``."""
@@ -454,66 +430,21 @@ class ShardedBackend:
                     f"offset: the broadcast for round {number} is out of date, since round {self.round_number} is "
                     "next; make a new broadcast"
                 )
-            return fetch("offset", client, client in new and client not in self.registry)
+            return fetch("read", Offset(client=None if client in new and client not in self.registry else client))
 
-        x_prev = fetch("vector", "x_prev") if self.settings.algorithm.direction.b else None
-        sent = SentSlices(self.ranges, fetch("vector", "sent"), x_prev, offset)
+        x_prev = fetch("read", ModelVector("x_prev", rounded=True)) if self.settings.algorithm.direction.b else None
+        sent = SentSlices(self.ranges, fetch("read", ModelVector("sent", rounded=True)), x_prev, offset)
         is_whole = self.settings.journal or not self.coordinator.placement.has_references
         return GatheredVectors(self.coordinator, sent, None if is_whole else sent)
 
-    def add_clients(self, clients: list[ClientId], sizes: Sizes | None) -> None:
-        """See ``Server.add_clients``."""
-        try:
-            self.coordinator.change("add_clients", clients, sizes)
-        finally:
-            self.learn_clients(clients)
-
-    def update_clients(self, sizes: Mapping[ClientId, int]) -> None:
-        """See ``Server.update_clients``."""
-        self.coordinator.change("update_clients", dict(sizes))
-
-    def remove_client(self, client: ClientId, from_objective: bool) -> None:
-        """See ``Server.remove_client``."""
-        try:
-            self.coordinator.change("remove_client", client, from_objective)
-        finally:
-            self.learn_clients([client])
-
-    def change(self, options: Mapping[str, Any]) -> None:
-        """See ``Server.change``."""
-        changed, due = self.settings.changed(options), self.transactions + 1
-        require_named_rates(changed, options)
-        require_shardable(changed)
-        try:
-            self.coordinator.change("change", dict(options))
-        finally:
-            if self.transactions == due:
-                self.settings = changed
-
-    def replace_x(self, x: F32, counters: Mapping[str, Any], nonnegative: Sequence[str]) -> None:
-        """See ``State``."""
-        put, ranges = self.coordinator.placement.put, self.ranges
-        slices = [put(x[span.start : span.stop]) for span in ranges]
-        each = [(one, {} if k else counters, nonnegative) for k, one in enumerate(slices)]
-        self.coordinator.change("replace_x", each=each)
-
-    def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
-        """See ``Server.warm_start``."""
-        parts = [self._slices_of(f"gradients[{client!r}]", g) for client, g in gradients.items()]
-        digests = [g.digests if isinstance(g, Slices) else None for g in gradients.values()]
-        each = [
-            ([None if own is None else own[k] for own in digests], *(own[k] for own in parts))
-            for k in range(len(self.ranges))
-        ]
-        self.coordinator.change("warm_start", list(gradients), each=each)
-
-    def _slices_of(self, name: str, gradient: Any) -> Sequence[Any]:
-        """Return a gradient's slices, in the form that is sent to the shards."""
-        if isinstance(gradient, Slices):
-            gradient.require(name, len(self.ranges))
-            return gradient.parts
-        vector, put = as_vector(name, gradient, self.settings.layout.n_parameters), self.coordinator.placement.put
-        return [put(vector[span.start : span.end]) for span in self.ranges]
+    def _slices_of(self, name: str, vector: Any, *, has_buffers: bool) -> Sequence[Any]:
+        """Return a vector's slices, in the form that is sent to the shards."""
+        if isinstance(vector, Slices):
+            vector.require(name, len(self.ranges))
+            return vector.parts
+        layout, put = self.settings.layout, self.coordinator.placement.put
+        vector = as_vector(name, vector, layout.n if has_buffers else layout.n_parameters)
+        return [put(vector[span.start : span.stop if has_buffers else span.end]) for span in self.ranges]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a copy of each shard on its own machine, and the manifest last.
@@ -554,9 +485,7 @@ class ShardedBackend:
 
     def compact(self, erase: bool) -> None:
         """See ``Server.compact``."""
-        if erase and self._first("names_removed"):
-            self.coordinator.change("forget_removed")
-        self.coordinator.call("compact_store", erase)
+        self.coordinator.call("compact", erase)
 
     def close(self) -> None:
         """Close the shards."""

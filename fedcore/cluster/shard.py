@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,21 +25,18 @@ from fedcore.kernels.robust import symmetric
 from fedcore.options import Settings, Storage
 from fedcore.server.aggregation import Counters, Reducer, Squares
 from fedcore.server.folder import Transactions, checkpoint_errors, go_back, transactions
-from fedcore.server.opening import first_state, require_clients, resumed_state
+from fedcore.server.opening import first_of, first_state, require_clients, resumed_state
 from fedcore.server.report import Report
 from fedcore.server.round import LOGGER, LocalRound
-from fedcore.server.state import NewClients, State
+from fedcore.server.state import Change, NewClients, State
 from fedcore.server.step import Sizes
-from fedcore.server.update import Update, as_sent, bytes_of, digest_of, require_finite
+from fedcore.server.update import Update, bytes_of, digest_of, require_finite
 from fedcore.server.validation import UpdateReader
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.folder import remove, require_copy
 from fedcore.store.files.inventory import INDEX
 from fedcore.store.files.locks import WriterLock
 from fedcore.store.registry import ClientId
-
-CHANGES = frozenset({"add_clients", "update_clients", "remove_client", "change", "forget_removed"})
-"""Methods of ``State`` that are a transaction. The shard discards an unfinished round before them."""
 
 
 class Question(NamedTuple):
@@ -269,17 +266,11 @@ class Shard:
 
     def begin(self, name: str, *arguments: Any) -> None:
         """Start a call in the shard's thread."""
-        self.thread.begin(lambda: self._method(name)(*arguments))
+        self.thread.begin(lambda: (getattr(self, name, None) or getattr(self._state, name))(*arguments))
 
     def end(self, seconds: float | None = None) -> bool:
         """Close the store after the present call and end the thread; return whether it ended in time."""
         return self.thread.end(self.close, seconds)
-
-    def _method(self, name: str) -> Callable[..., Any]:
-        if name in CHANGES:
-            self._state.abandon()
-        method: Callable[..., Any] = getattr(self, name, None) or getattr(self._state, name)
-        return method
 
     def make(
         self,
@@ -304,7 +295,7 @@ class Shard:
         if folder is not None:
             delete_shard(self.info.cluster, folder, self.info.shard)  # of a creation that was killed
             storage = Storage(folder, durability=durability, keep_previous=True)
-        self._state = first_state(settings, x, counters, client_sizes, rows, self._reducer, storage)
+        self._state = first_state(first_of(settings, x, counters, client_sizes, rows), storage, self._reducer)
         self._rows = self._state.store
 
     def unmake(self) -> None:
@@ -388,40 +379,13 @@ class Shard:
             self._round.abort()
             self._round = None
 
-    def names_removed(self) -> bool:
-        """See ``State``."""
-        return self._state.names_removed
-
-    def warm_start(self, clients: list[ClientId], digests: Sequence[str | None], *gradients: Any) -> None:
-        """Warm-start with slices of gradients and their digests; see ``Server.warm_start``."""
+    def apply(self, change: Change, digests: Sequence[str | None], *vectors: Any) -> None:
+        """Make a change with slices of its vectors, which must have these digests; discard an unfinished round."""
         self._state.abandon()
-        for client, digest, gradient in zip(clients, digests, gradients, strict=True):
-            Slice(gradient, digest=digest).require_digest(f"gradients[{client!r}]", gradient)
-        self._state.warm_start(dict(zip(clients, gradients, strict=True)))
-
-    def replace_x(self, x: F32, counters: Counters, nonnegative: Sequence[str]) -> None:
-        """Replace this range of x by a copy of a slice; see ``State``."""
-        self._state.abandon()
-        x = copied(x)
-        freeze(x)
-        self._state.replace_x(x, counters, nonnegative)
-
-    def prefetch(self, clients: Sequence[ClientId]) -> None:
-        """Read ahead the rows that a round will need."""
-        self._state.store.prefetch(clients)
-
-    def vector(self, name: Literal["x", "sent", "x_prev", "v"]) -> F32:
-        """Return the shard's slice of a vector; ``sent`` and ``x_prev`` as clients receive them."""
-        now, layout = self._state.snapshot, self._state.settings.layout
-        if name == "x":
-            return now.x
-        if name == "v":
-            return copied(now.momentum)
-        return as_sent(layout, now.sent if name == "sent" else now.x_prev)
-
-    def offset(self, client: ClientId, is_new: bool) -> Any:
-        """Return the shard's slice of a client's offset."""
-        return self._state.offset(client, None, is_new=is_new)
+        for name, digest, vector in zip(change.vectors, digests, vectors, strict=True):
+            Slice(vector, digest=digest).require_digest(name, vector)
+        own = map(copied, vectors) if change.has_buffers else vectors
+        self._state.apply(replace(change, vectors=dict(zip(change.vectors, own, strict=True))))
 
     def registry(self) -> tuple[int, list[tuple[int, ClientId | None]]]:
         """Return the registered clients: the arguments of ``Registry.restore``."""
@@ -462,10 +426,3 @@ def settings_of_shard(settings: Settings, layout: Any) -> Settings:
     names = set(layout.names)
     own = tuple(name for name in settings.started_nonnegative if name in names)
     return replace(settings, layout=layout, started_nonnegative=own)
-
-
-def concatenate(slices: Sequence[Any]) -> Any:
-    """Return the concatenated vector, read-only."""
-    vector = np.concatenate([np.asarray(one) for one in slices])
-    vector.flags.writeable = False
-    return vector

@@ -270,6 +270,15 @@ class Round(OpenRound):
         self._require_open()
         return self.attendance.wait(self._accepted, self._rejected)
 
+    def fill(self, updates: Sequence[Update]) -> int:
+        """Add updates to a buffer until it may be full; return how many. Those of unregistered clients are rejected."""
+        some = updates[: (self.attendance.full or 0) - len(self._accepted)]
+        for update in some:
+            if update.client not in self._clients:
+                self.reject(update.client, "client: not registered")
+        self.add_batch([update for update in some if update.client in self._clients])
+        return len(some)
+
     @property
     def _accepted(self) -> set[Any]:
         """The entries of ``_known``, with the clients of partial sums."""
