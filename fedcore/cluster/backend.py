@@ -5,7 +5,7 @@ Each shard has a range of the parameters and that part of every row, on its own 
 
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from fedcore.cluster import manifest as folders
 from fedcore.cluster.coordinator import Coordinator, GatheredVectors
 from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of, require_elementwise
 from fedcore.cluster.placement import LocalThreads
-from fedcore.cluster.shard import Finished, UpdateHeader, settings_of_shard
+from fedcore.cluster.shard import Finished, Slice, settings_of_shard
 from fedcore.errors import ClusterError, FedcoreError, RangeError, RoundError, StoreError
 from fedcore.files import resolve_own_links
 from fedcore.model import Layout
@@ -35,7 +35,6 @@ from fedcore.server.round import LOGGER, SECOND, Round, one_call
 from fedcore.server.state import Change, NewClients, Query
 from fedcore.server.step import Sizes
 from fedcore.server.update import (
-    Kind,
     SentSlices,
     Slices,
     Staging,
@@ -67,7 +66,7 @@ class ShardedRound(Round):
         self._ranges, self._registry = backend.ranges, backend.registry
         self._opening = self._coordinator.openings
         self._new: list[ClientId] = []
-        self._held: list[tuple[UpdateHeader, list[list[Any]]]] = []
+        self._held: list[tuple[Update, list[list[Any]]]] = []
         self._staging = Staging(BufferPool(backend.settings.layout.n), batch_size, backend.home)
 
     def start(self, newcomers: NewClients) -> None:
@@ -127,18 +126,31 @@ class ShardedRound(Round):
                         f"{name}: the journal, which the coordinator writes, needs whole vectors; send the whole "
                         "vector, or load the server with Storage(journal=False)"
                     )
-        header = UpdateHeader(update._replace(client=client, value=None, control=None))
-        slices: list[list[Any]] = [[] for _ in self._ranges]
-        header, vector, is_fixed = self._take(header, update, slices)
-        control, has_control = None, self._settings.algorithm.second_vector is not None
-        if header.error is None and has_control:
-            header, control, is_control_fixed = self._take_control(header, update.control, slices)
-            is_fixed = is_fixed and is_control_fixed
-        is_valid = header.error is None and header.control is has_control and self._has_valid_claims(update)
+        layout, slices = self._settings.layout, [list[Any]() for _ in self._ranges]
+
+        def read() -> tuple[Any, bool, Any]:
+            return *read_vector(update, layout, apart=False), read_counters(update, layout)
+
+        def read_second() -> tuple[Any, bool, Any]:
+            vector = read_control(update.control, layout.n_parameters)
+            return vector, core.are_immutable([vector]), {}
+
+        value, vector, is_fixed = self._cut(update.value, read, slices, has_buffers=update.kind != "gradient")
+        second, control, has_error = None, None, value.error is not None
+        if has_error:
+            self._bytes += bytes_of(update.value)
+        elif self._settings.algorithm.second_vector is not None:
+            second, control, is_second_fixed = self._cut(update.control, read_second, slices, has_buffers=False)
+            has_error, is_fixed = second.error is not None, is_fixed and is_second_fixed
+        is_valid = not has_error and self._has_valid_claims(update)
         if is_valid and (reason := self._write_to_journal(client, update, vector, control)) is not None:
             self._rejected.append((client, reason))
             return False
-        self._hold(header, slices, may_wait=self._may_hold or update.keep is True or is_fixed)
+        self._held.append((update._replace(client=client, value=value, control=second), slices))
+        self._known.add(client)
+        may_wait = self._may_hold or update.keep is True or is_fixed or self._coordinator.placement.copies
+        if len(self._held) >= self._batch_size or not may_wait:
+            self._fold_held()
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
         return client in self._known
@@ -149,14 +161,6 @@ class ShardedRound(Round):
             return self._journal is None or self._checked(update) is not None
         except FedcoreError:
             return False
-
-    def add_partial_sum(self, *_: Any, **__: Any) -> None:
-        """Raise a RangeError: shards do not support partial sums."""
-        raise RangeError("add_partial_sum: partial sums are not supported with shards; use Compute(shards=1)")
-
-    def partial_sum(self) -> Any:
-        """Raise a RangeError: shards do not support partial sums."""
-        raise RangeError("partial_sum: partial sums are not supported with shards; use Compute(shards=1)")
 
     def finish(self) -> Report:
         """Take the server step and close the round.
@@ -232,49 +236,20 @@ class ShardedRound(Round):
             with suppress(FedcoreError):
                 self._learn_clients()
 
-    def _take(self, header: UpdateHeader, update: Update, slices: list[list[Any]]) -> tuple[UpdateHeader, Any, bool]:
-        """Append the slices of an update's vector, or record its error.
-
-        Return the vector too, and whether its memory is immutable.
-        """
-        y = update.value
-        if isinstance(y, Slices):
-            _append(slices, y.parts)
-            return header._replace(digests=y.digests), None, True
+    def _cut(
+        self, given: Any, read: Callable[[], tuple[Any, bool, Any]], slices: list[list[Any]], *, has_buffers: bool
+    ) -> tuple[Slice, Any, bool]:
+        """Append the slices of a vector, or record its error. Return also the vector, and whether it is immutable."""
+        if isinstance(given, Slices):
+            _append(slices, given.parts)
+            return Slice(digests=given.digests), None, True
         try:
-            vector, is_fixed = read_vector(update, self._settings.layout, apart=False)
-            counters = read_counters(update, self._settings.layout)
+            vector, is_fixed, counters = read()
         except FedcoreError as error:
-            self._bytes += bytes_of(y)
-            return header._replace(error=error), None, True
-        self._cut(vector, update.kind, slices)
-        return header._replace(counters=counters, is_named=not bytes_of(y)), vector, is_fixed
-
-    def _cut(self, vector: Any, kind: Kind, slices: list[list[Any]]) -> None:
-        put, has_buffers = self._coordinator.placement.put, kind != "gradient"
+            return Slice(error), None, True
+        put = self._coordinator.placement.put
         _append(slices, [put(vector[span.start : span.stop if has_buffers else span.end]) for span in self._ranges])
-
-    def _take_control(
-        self, header: UpdateHeader, control: Any, slices: list[list[Any]]
-    ) -> tuple[UpdateHeader, Any, bool]:
-        """Append the slices of a second vector; see ``_take``."""
-        if isinstance(control, Slices):
-            _append(slices, control.parts)
-            return header._replace(control=True, control_digests=control.digests), None, True
-        p = self._settings.layout.n_parameters
-        try:
-            vector = read_control(control, p)
-        except FedcoreError as error:
-            return header._replace(control=error), None, True
-        self._cut(vector, "gradient", slices)
-        return header._replace(control=True), vector, core.are_immutable([vector])
-
-    def _hold(self, header: UpdateHeader, slices: list[list[Any]], *, may_wait: bool) -> None:
-        """Hold an update. Send the held updates if this one may not wait."""
-        self._held.append((header, slices))
-        self._known.add(header.update.client)
-        if len(self._held) >= self._batch_size or not (may_wait or self._coordinator.placement.copies):
-            self._fold_held()
+        return Slice(counters=counters, is_named=not bytes_of(given)), vector, is_fixed
 
     def _fold_held(self, *, last: bool = False) -> None:
         """Send the held updates to the shards. A rejected client may send another update."""
@@ -282,12 +257,13 @@ class ShardedRound(Round):
         if not held:
             return
         try:
-            headers = [header for header, _ in held]
-            without_counters = [header._replace(counters=None) for header in headers]
             each = []
             for k in range(len(self._ranges)):
-                vectors = [vector for _, slices in held for vector in slices[k]]
-                each.append((headers if k == 0 else without_counters, *vectors))
+                updates = [
+                    one._replace(value=one.value.of_shard(k), control=one.control and one.control.of_shard(k))
+                    for one, _ in held
+                ]
+                each.append((updates, *(vector for _, slices in held for vector in slices[k])))
             rejected, sizes = zip(*self._coordinator.call("add", each=each), strict=True)
         except BaseException:
             self._abort()
@@ -363,10 +339,6 @@ class ShardedBackend:
     def facts(self) -> dict[str, Any]:
         """Return facts for ``repr``."""
         return {"shards": len(self.ranges), "storage": "ram" if self.home is None else str(self.home)}
-
-    def rows(self) -> Any:
-        """Raise a RangeError: no single store has all rows."""
-        raise RangeError("store: a server in shards has a separate store in each shard; read a row with row(client)")
 
     def read(self, query: Query) -> Any:
         """See ``State``; the shards' answers are joined."""

@@ -154,84 +154,57 @@ class ClusterReducer(Reducer):
         self._thread.ask("ready", None)
 
 
-class UpdateHeader(NamedTuple):
-    """An update without its vectors.
-
-    Attributes:
-        error: the reason to reject the vector, if the coordinator has already read it.
-        control: whether a slice of a second vector follows, or the reason to reject it.
-        counters: the integer counters, for the shard that keeps them; None for other shards.
-        is_named: whether the client sent named tensors, whose bytes are counted once they are read.
-        digests, control_digests: the client's digests of the slices of both vectors; None without digests.
-    """
-
-    update: Update
-    error: FedcoreError | None = None
-    control: bool | FedcoreError = False
-    counters: Counters | None = None
-    is_named: bool = False
-    digests: Sequence[str] | None = None
-    control_digests: Sequence[str] | None = None
-
-
 @dataclass(slots=True)
 class Slice:
-    """A shard's slice of a client's vector: the ``value`` or ``control`` of an ``Update``."""
+    """A shard's slice of a client's vector: the ``value`` or ``control`` of an ``Update``.
 
-    vector: Any
-    counters: Counters = field(default_factory=dict)
+    Attributes:
+        error: the reason to reject the vector, if the coordinator has already read it; then there is no slice.
+        digests: the client's digests of all slices.
+        counters: the integer counters, for the shard that keeps them.
+        is_named: whether the client sent named tensors, whose bytes are counted once they are read.
+        vector: the slice. It follows the updates in a message.
+    """
+
     error: FedcoreError | None = None
-    digest: str | None = None
-    nbytes: int = 0
+    digests: Sequence[str] | None = None
+    counters: Counters = field(default_factory=dict)
+    is_named: bool = False
+    vector: Any = None
 
-    def require_digest(self, name: str, vector: Any) -> None:
-        """Raise an ArrayError if the vector's digest differs from the client's."""
-        if self.digest is not None and digest_of(vector) != self.digest:
+    def of_shard(self, k: int) -> "Slice":
+        """Return what a shard needs of it."""
+        return replace(self, digests=self.digests and [self.digests[k]], counters={} if k else self.counters)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the client sent."""
+        return 0 if self.is_named else bytes_of(self.vector)
+
+    def read(self, name: str, read: Callable[[Any], Any]) -> Any:
+        """Return what ``read`` makes of the slice; raise if the coordinator found an error, or the digest differs."""
+        if self.error is not None:
+            raise self.error
+        if self.digests is not None and digest_of(self.vector) != self.digests[0]:
             raise ArrayError(f"{name}: a slice does not match the client's digest; send all slices of one vector again")
-
-
-def updates_of(headers: Sequence[UpdateHeader], vectors: Sequence[Any], shard: int) -> list[Update]:
-    """Return a shard's updates from its slices, which are in the order of the headers: values before controls."""
-    slices, updates = iter(vectors), []
-    for header in headers:
-        vector = None if header.error is not None else next(slices)
-        control: Any = header.control if isinstance(header.control, FedcoreError) else None
-        if header.control is True:
-            control = Slice(next(slices), digest=_digest(header.control_digests, shard))
-        size = 0 if header.is_named else bytes_of(vector)
-        value = Slice(vector, header.counters or {}, header.error, _digest(header.digests, shard), size)
-        updates.append(header.update._replace(value=value, control=control))
-    return updates
-
-
-def _digest(digests: Sequence[str] | None, shard: int) -> str | None:
-    return None if digests is None else digests[shard]
+        return read(self.vector)
 
 
 class SliceReader(UpdateReader):
     """An ``UpdateReader`` for slices."""
 
     def _read_vector(self, update: Update) -> tuple[Any, bool]:
-        value = update.value
-        assert isinstance(value, Slice)
-        if value.error is not None:
-            raise value.error
-        vector, is_fixed = super()._read_vector(update._replace(value=value.vector))
-        value.require_digest(update.kind, vector)
-        return vector, is_fixed
+        read = super()._read_vector
+        vector: tuple[Any, bool] = update.value.read(update.kind, lambda own: read(update._replace(value=own)))
+        return vector
 
     def _read_counters(self, update: Update) -> Counters:
-        value: Slice = update.value
-        return value.counters
+        counters: Counters = update.value.counters
+        return counters
 
-    def _read_control(self, control: Any) -> Any:
-        if isinstance(control, FedcoreError):
-            raise control
-        if not isinstance(control, Slice):
-            return super()._read_control(control)
-        vector = super()._read_control(control.vector)
-        control.require_digest("control", vector)
-        return vector
+    def _read_control(self, control: Slice | None) -> Any:
+        read = super()._read_control
+        return read(None) if control is None else control.read("control", read)
 
 
 class ShardState(NamedTuple):
@@ -347,11 +320,18 @@ class Shard:
         self._reported = 0
         self._round.start(newcomers)
 
-    def add(self, headers: Sequence[UpdateHeader], *vectors: Any) -> tuple[list[tuple[ClientId, str]], int]:
-        """Aggregate slices of updates; return the rejections since the last call, and the bytes of the slices."""
+    def add(self, updates: Sequence[Update], *vectors: Any) -> tuple[list[tuple[ClientId, str]], int]:
+        """Aggregate updates of slices; return the rejections since the last call, and the bytes of the slices.
+
+        ``vectors`` are the slices, in the order of the updates: values before controls.
+        """
         assert self._round is not None
-        before = self._round.received
-        self._round.add_group(updates_of(headers, vectors, self.info.shard))
+        before, slices = self._round.received, iter(vectors)
+        for update in updates:
+            for part in (update.value, update.control):
+                if part is not None and part.error is None:
+                    part.vector = next(slices)
+        self._round.add_group(updates)
         return self._new_rejections(), self._round.received - before
 
     def settle(self) -> list[tuple[ClientId, str]]:
@@ -382,10 +362,13 @@ class Shard:
     def apply(self, change: Change, digests: Sequence[str | None], *vectors: Any) -> None:
         """Make a change with slices of its vectors, which must have these digests; discard an unfinished round."""
         self._state.abandon()
-        for name, digest, vector in zip(change.vectors, digests, vectors, strict=True):
-            Slice(vector, digest=digest).require_digest(name, vector)
-        own = map(copied, vectors) if change.has_buffers else vectors
-        self._state.apply(replace(change, vectors=dict(zip(change.vectors, own, strict=True))))
+
+        def own(vector: Any) -> Any:
+            return copied(vector) if change.has_buffers else vector
+
+        parts = zip(change.vectors, digests, vectors, strict=True)
+        cut = {name: Slice(digests=digest and [digest], vector=part).read(name, own) for name, digest, part in parts}
+        self._state.apply(replace(change, vectors=cut))
 
     def registry(self) -> tuple[int, list[tuple[int, ClientId | None]]]:
         """Return the registered clients: the arguments of ``Registry.restore``."""

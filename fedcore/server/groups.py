@@ -5,7 +5,7 @@ has all clients. A client's row in it is the set of groups that the client sends
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -271,7 +271,8 @@ class GroupedState(State):
                     population = population.without_client(group.registry.number(client), client, from_objective=True)
                     group.store.forget(client)
                 afters.append(step.after._replace(population=population))
-            self._commit(afters)
+            for state, own in zip(self.states, afters, strict=True):
+                state.become(own, state.round_number, None)
         self.forget_newcomers()
 
     def abandon(self) -> None:
@@ -284,19 +285,23 @@ class GroupedState(State):
 
     # Changes: one transaction in each store.
 
-    def apply(self, change: Change) -> None:
+    @property
+    def states(self) -> list[State]:
         """See ``State``."""
+        return [self, *self.groups.values()]
+
+    def cut(self, change: Change) -> list[Change]:
+        """See ``State``. The model of a change has no part in the main store."""
         cut, parts = self.settings.layout.cut, [replace(change, vectors=dict.fromkeys(change.vectors, NOTHING))]
         for name, group in self.groups.items():
             vectors = {of: cut(vector, name) for of, vector in change.vectors.items()} if change.has_buffers else {}
             parts.append(replace(change.among(group.registry), vectors=vectors))
-        with self.changing():
-            self._commit([part(state)[0] for state, part in zip(self._states, parts, strict=True)])
+        return parts
 
     @contextmanager
     def changing(self) -> Iterator[None]:
         """See ``State``. If a change fails after the first commit, close the stores."""
-        before, commits = [state.snapshot for state in self._states], self.store.commits
+        before, commits = [state.snapshot for state in self.states], self.store.commits
         with ExitStack() as stack:
             stack.enter_context(super().changing())
             for group in self.groups.values():
@@ -306,21 +311,12 @@ class GroupedState(State):
             except BaseException as error:
                 if self.store.commits != commits:
                     error.add_note("only some groups were changed, so the server was closed; load it again")
-                    for state, snapshot in zip(self._states, before, strict=True):
+                    for state, snapshot in zip(self.states, before, strict=True):
                         state.snapshot = snapshot
                         state.store.rollback()
                     self.close()
                 raise
             self._refresh()
-
-    def _commit(self, afters: Sequence[Snapshot]) -> None:
-        """Commit the snapshots of the main store and then of the groups."""
-        for state, after in zip(self._states, afters, strict=True):
-            state.become(after, state.round_number, None)
-
-    @property
-    def _states(self) -> list[State]:
-        return [self, *self.groups.values()]
 
     def become(self, after: Snapshot, round: int, facts: Document | None) -> None:
         """See ``State``."""
@@ -355,10 +351,6 @@ class GroupedState(State):
         """See ``State``."""
         return {**super().facts(), "rows": None, "groups": tuple(self.groups)}
 
-    def rows(self) -> Any:
-        """Raise RangeError: no single store has all rows."""
-        raise RangeError("store: with partial updates each group has its own rows; read a row with row(client)")
-
     def read(self, query: Query) -> Any:
         """See ``State``. A client's vectors are zero for the groups that it does not send."""
         if not isinstance(query, VectorQuery):
@@ -389,17 +381,7 @@ class GroupedState(State):
         copy_into(out, offset)
         return out
 
-    def prefetch(self, clients: Collection[ClientId]) -> None:
-        """See ``State``."""
-        for state in self._states:
-            state.store.prefetch([client for client in clients if client in state.registry])
-
     # The stores.
-
-    def forget_newcomers(self) -> None:
-        """See ``State``."""
-        for state in self._states:
-            state.newcomers.forget()
 
     def save(self, path: Any) -> None:
         """See ``Server.save``; the groups' copies are in the main store's folder before that is in its place."""
@@ -410,17 +392,6 @@ class GroupedState(State):
 
         now = self.snapshot
         self.store.save(path, vectors=self._vectors(now), state=self.to_state(now), parts=parts)
-
-    def checkpoint(self) -> None:
-        """See ``Server.checkpoint``."""
-        for state in self._states:
-            state.store.checkpoint()
-
-    def compact(self, erase: bool) -> None:
-        """See ``State``."""
-        self.abandon()
-        for state in self._states:
-            state.store.compact(erase=erase)
 
     def verify(self) -> list[str]:
         """Return the damage found, by group."""

@@ -419,7 +419,6 @@ class Round(OpenRound):
             RoundError, UnknownClientError, UnknownNameError, RangeError: as ``add``.
         """
 
-    @abstractmethod
     def add_partial_sum(
         self, partial: PartialSum | bytes, sender: ClientId, clients: Iterable[ClientId] | None = None
     ) -> None:
@@ -438,8 +437,8 @@ class Round(OpenRound):
             RangeError: as ``Server.require_partial_sums``.
             UnknownClientError: one of ``clients`` is not registered.
         """
+        raise RangeError("add_partial_sum: not supported with shards; use Compute(shards=1)")
 
-    @abstractmethod
     def partial_sum(self) -> PartialSum:
         """Close the round without a step; return its sum and claims, for ``add_partial_sum`` of the upper server.
 
@@ -451,6 +450,7 @@ class Round(OpenRound):
 
         Cost: reads and writes 16 n bytes.
         """
+        raise RangeError("partial_sum: not supported with shards; use Compute(shards=1)")
 
     @abstractmethod
     def buffer(self) -> F32:

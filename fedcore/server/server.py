@@ -426,9 +426,11 @@ class Server(Represented, Unpicklable):
     @property
     def store(self) -> ReadRows:
         """The clients' rows, read-only. With shards or partial updates it raises RangeError; use ``row``."""
+        if type(self._backend) is not State:
+            raise RangeError("store: each shard or group of tensors has its own rows; read a row with row(client)")
         if self._round_lock.opened is None:
             self._backend.forget_newcomers()
-        return self._backend.rows()
+        return ReadRows(self._backend.store)
 
     @property
     def client_sizes(self) -> npt.NDArray[np.int64] | None:

@@ -69,7 +69,6 @@ from fedcore.server.update import as_sent, digest_of_numbers, digest_of_text, in
 from fedcore.server.validation import Buffers, UpdateReader, settled
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
-from fedcore.store.reader import ReadRows
 from fedcore.store.registry import ClientId, Registry, canonical
 from fedcore.validation import failed
 
@@ -355,9 +354,8 @@ class State:
         self.reducer = Reducer(has_buffers=n > p) if reducer is None else reducer
         vectors = BufferPool(n, most=2, device=device)
         self._sum = Sum(settings, store, self.reducer, vectors)
-        self.checkpoint, self.verify, self.prefetch = store.checkpoint, store.verify, store.prefetch
+        self.verify = store.verify
         self.newcomers = Newcomers(store, weighs_shares=algorithm.needs_shares)
-        self.forget_newcomers = self.newcomers.forget
         self.upper_population = 0  # the number of clients of an edge's upper server
         self._shared: F32 | None = None
         self._zeros: F32 | None = None
@@ -381,9 +379,20 @@ class State:
     @ieee
     def apply(self, change: Change) -> None:
         """Make a change in one transaction. If it fails before the store's commit, nothing has changed."""
+        parts = self.cut(change)
         with self.changing():
-            after, facts = change(self)
-            self.become(after, self.snapshot.round_number, facts)
+            made = [(state, *part(state)) for state, part in zip(self.states, parts, strict=True)]
+            for state, after, facts in made:
+                state.become(after, state.round_number, facts)
+
+    @property
+    def states(self) -> list["State"]:
+        """The states of the server: this one, and those of groups of tensors."""
+        return [self]
+
+    def cut(self, change: Change) -> list[Change]:
+        """Return the part of a change for each state."""
+        return [change]
 
     @property
     def registry(self) -> Registry:
@@ -413,10 +422,6 @@ class State:
             "storage": self.store.medium if path is None else str(path),
             "device": None if device == CPU else device,
         }
-
-    def rows(self) -> ReadRows:
-        """Return the rows, read-only."""
-        return ReadRows(self.store)
 
     def sign_by(self, key: bytes | None) -> None:
         """Sign the documents from now on; raise CheckpointError if those in the folder have another signer."""
@@ -851,7 +856,23 @@ class State:
         """See ``Server.save``."""
         self.store.save(path, vectors=self._vectors(self.snapshot), state=self.to_state(self.snapshot))
 
+    def checkpoint(self) -> None:
+        """See ``Server.checkpoint``."""
+        for state in self.states:
+            state.store.checkpoint()
+
     def compact(self, erase: bool) -> None:
-        """See ``Server.compact``. Nothing refers to the store's earlier vectors afterwards."""
+        """See ``Server.compact``. Nothing refers to the stores' earlier vectors afterwards."""
         self.abandon()
-        self.store.compact(erase=erase)
+        for state in self.states:
+            state.store.compact(erase=erase)
+
+    def forget_newcomers(self) -> None:
+        """Remove the newcomers of a dropped round."""
+        for state in self.states:
+            state.newcomers.forget()
+
+    def prefetch(self, clients: Collection[ClientId]) -> None:
+        """Read ahead rows that a round will need; raise StoreError if a store is closed."""
+        for state in self.states:
+            state.store.prefetch(clients if state is self else [one for one in clients if one in state.registry])
