@@ -40,8 +40,8 @@ from fedcore.server.folder import (
     read_model,
     transactions,
 )
-from fedcore.server.queries import SentChecksums
 from fedcore.server.report import ROUND, Document, checked, read_lines, write_lines
+from fedcore.server.requests import SentChecksums
 from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.files.inventory import INDEX

@@ -26,13 +26,12 @@ from fedcore.files import resolve_own_links
 from fedcore.model import Layout
 from fedcore.options import Callback, Compute, Settings, Storage, checked_objects
 from fedcore.server.broadcast import SentVectors
-from fedcore.server.changes import ChangeOptions
 from fedcore.server.folder import JOURNAL, Journal
 from fedcore.server.opening import require_named_rates, require_saved
-from fedcore.server.queries import ModelVector, Offset
 from fedcore.server.report import Report, tell
+from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Query
 from fedcore.server.round import LOGGER, SECOND, Round, one_call
-from fedcore.server.state import Change, NewClients, Query
+from fedcore.server.state import NewClients
 from fedcore.server.step import Sizes
 from fedcore.server.update import (
     SentSlices,

@@ -20,7 +20,7 @@ from fedcore.errors import CheckpointError, ClusterError, StoreError
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
 from fedcore.server.folder import Transactions, common_transaction
-from fedcore.server.queries import concatenate
+from fedcore.server.requests import concatenate
 from fedcore.server.update import SentSlices
 from fedcore.store import Durability
 from fedcore.store.registry import ClientId

@@ -27,8 +27,9 @@ from fedcore.server.aggregation import Counters, Reducer, Squares
 from fedcore.server.folder import Transactions, checkpoint_errors, go_back, transactions
 from fedcore.server.opening import first_of, first_state, require_clients, resumed_state
 from fedcore.server.report import Report
+from fedcore.server.requests import Change
 from fedcore.server.round import LOGGER, LocalRound
-from fedcore.server.state import Change, NewClients, State
+from fedcore.server.state import NewClients, State
 from fedcore.server.step import Sizes
 from fedcore.server.update import Update, bytes_of, digest_of, require_finite
 from fedcore.server.validation import UpdateReader

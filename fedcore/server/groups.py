@@ -30,9 +30,9 @@ from fedcore.server.opening import (
     resumed_state,
     saved_rows,
 )
-from fedcore.server.queries import ModelVector, Offset, VectorQuery
 from fedcore.server.report import UNASKED, Diagnosis, Document, Report, report_of, staleness
-from fedcore.server.state import AwaitedClients, Change, Documents, NewClients, Newcomers, Query, State
+from fedcore.server.requests import Change, ModelVector, Offset, Query, VectorQuery
+from fedcore.server.state import AwaitedClients, Documents, NewClients, Newcomers, State
 from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot, vectors_of
 from fedcore.server.update import (
     Kind,

@@ -29,7 +29,6 @@ from fedcore.options import (
 )
 from fedcore.rules import Chain, Rule
 from fedcore.server.aggregation import Counters, Reducer
-from fedcore.server.changes import ChangeOptions
 from fedcore.server.folder import (
     JOURNAL,
     Journal,
@@ -37,6 +36,7 @@ from fedcore.server.folder import (
     require_plausible,
     server_state,
 )
+from fedcore.server.requests import ChangeOptions
 from fedcore.server.round import LOGGER
 from fedcore.server.state import State
 from fedcore.server.state import state_of as state_of_server

@@ -41,7 +41,7 @@ from fedcore.options import (
 from fedcore.profiling import begin, span
 from fedcore.rules import SEEDED, Rule
 from fedcore.runtime import Unpicklable, uninterrupted
-from fedcore.server import changes, groups, queries
+from fedcore.server import groups, requests
 from fedcore.server.aggregation import Counters
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
 from fedcore.server.folder import (
@@ -367,7 +367,7 @@ class Server(Represented, Unpicklable):
         Raises:
             CorruptionError: a document was changed or is missing, a signature is not valid, or x is another.
         """
-        log: list[dict[str, Any]] = self._backend.read(queries.AuditLog())
+        log: list[dict[str, Any]] = self._backend.read(requests.AuditLog())
         return log
 
     def close(self) -> None:
@@ -395,8 +395,8 @@ class Server(Represented, Unpicklable):
                 ``from_objective=False`` go too; their number stays.
         """
         self._between_rounds()
-        if erase and self._backend.read(queries.NamesRemoved()):
-            self._backend.apply(changes.ForgetRemoved())
+        if erase and self._backend.read(requests.NamesRemoved()):
+            self._backend.apply(requests.ForgetRemoved())
         self._backend.compact(erase)
         if erase and self._journal is not None:
             self._journal.erase()
@@ -435,7 +435,7 @@ class Server(Represented, Unpicklable):
     @property
     def client_sizes(self) -> npt.NDArray[np.int64] | None:
         """n_k of the registered clients, int64[N], the smallest first; None without sizes."""
-        sizes: npt.NDArray[np.int64] | None = self._backend.read(queries.ClientSizes())
+        sizes: npt.NDArray[np.int64] | None = self._backend.read(requests.ClientSizes())
         return sizes
 
     @property
@@ -445,13 +445,13 @@ class Server(Represented, Unpicklable):
         On a device it is a ``DeviceArray``, which torch and CuPy read through DLPack without a copy. A sharded server
         gathers the vector on each access.
         """
-        x: F32 = self._backend.read(queries.ModelVector("x"))
+        x: F32 = self._backend.read(requests.ModelVector("x"))
         return x
 
     @property
     def counters(self) -> Counters:
         """The integer counters and constants of the model by name, which are not part of x."""
-        counters: Counters = self._backend.read(queries.Counters())
+        counters: Counters = self._backend.read(requests.CountersQuery())
         return counters
 
     @property
@@ -460,7 +460,7 @@ class Server(Represented, Unpicklable):
 
         It is zero before the first step. If the method does not use it, it is zero after ``load`` until the next step.
         """
-        v: F32 = self._backend.read(queries.Direction())
+        v: F32 = self._backend.read(requests.Direction())
         return v
 
     @property
@@ -497,7 +497,7 @@ class Server(Represented, Unpicklable):
             copy: whether to copy. With False, NumPy's float32 parameters and buffers are read-only views of ``x``.
             sent: return the model from which clients start. Methods that look ahead send a model ahead of ``x``.
         """
-        x = self._backend.read(queries.ModelVector("sent" if sent else "x"))
+        x = self._backend.read(requests.ModelVector("sent" if sent else "x"))
         return self.layout.tensors(x, self.counters, library, copy=copy)
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -515,7 +515,7 @@ class Server(Represented, Unpicklable):
 
         Cost: reads 4 n bytes and writes the model once; 32 MiB of memory.
         """
-        write_flat(path, self.layout, to_host(self._backend.read(queries.ModelVector("x"))), self.counters, self._base)
+        write_flat(path, self.layout, to_host(self._backend.read(requests.ModelVector("x"))), self.counters, self._base)
 
     def load_into(self, model: Any, *, strict: bool = True) -> None:
         """Copy x and the counters into a model, in place.
@@ -530,19 +530,19 @@ class Server(Represented, Unpicklable):
 
     def row(self, client: ClientId) -> F32:
         """Return a client's row, float32[n_parameters]; zeros if it was never written."""
-        row: F32 = self._backend.read(queries.Row(client=self._backend.registry.check(client)))
+        row: F32 = self._backend.read(requests.Row(client=self._backend.registry.check(client)))
         return row
 
     def correction(self, client: ClientId) -> npt.NDArray[np.float64]:
         """Return c_i, float64[n_parameters], which MimiC adds to the client's next mean gradient; else zeros."""
         if not self.algorithm.keeps_history:
             return zeros(self.layout.n_parameters, np.float64, device=self.device)
-        correction: F64 = self._backend.read(queries.Correction(client=self._backend.registry.check(client)))
+        correction: F64 = self._backend.read(requests.Correction(client=self._backend.registry.check(client)))
         return correction
 
     def total(self) -> npt.NDArray[np.float64] | None:
         """Return T, float64[n_parameters]; None where the method keeps no total."""
-        total: F64 | None = self._backend.read(queries.Total()) if self.algorithm.keeps_total else None
+        total: F64 | None = self._backend.read(requests.Total()) if self.algorithm.keeps_total else None
         return total
 
     def add_clients(self, clients: ClientId | Iterable[ClientId] | Mapping[ClientId, int]) -> None:
@@ -560,7 +560,7 @@ class Server(Represented, Unpicklable):
         self._between_rounds()
         ids, sizes = ids_of(clients)
         if ids:
-            self._backend.apply(changes.AddClients(sizes, clients=ids))
+            self._backend.apply(requests.AddClients(sizes, clients=ids))
 
     def update_clients(self, sizes: Mapping[ClientId, int]) -> None:
         """Change the numbers of examples n_k of registered clients, and thus the shares p^k = n_k / n of later rounds.
@@ -577,7 +577,7 @@ class Server(Represented, Unpicklable):
         """
         self._between_rounds()
         if sizes:
-            self._backend.apply(changes.UpdateClients(dict(sizes)))
+            self._backend.apply(requests.UpdateClients(dict(sizes)))
 
     def remove_client(self, client: ClientId, *, from_objective: bool = True, erase: bool = False) -> None:
         """Remove a client: subtract its row from every running sum, and free its slot.
@@ -605,7 +605,7 @@ class Server(Represented, Unpicklable):
         # A newcomer of an interrupted round is only in the journal.
         dropped = self._journal is not None and client not in self.clients and self._journal.drop(client)
         if not dropped:
-            self._backend.apply(changes.RemoveClient(from_objective, clients=[self._backend.registry.check(client)]))
+            self._backend.apply(requests.RemoveClient(from_objective, clients=[self._backend.registry.check(client)]))
             self._warn_of_few_clients()
         if erase:
             if self._journal is not None:
@@ -628,7 +628,7 @@ class Server(Represented, Unpicklable):
         """
         self._between_rounds()
         with uninterrupted():
-            self._backend.apply(changes.ChangeOptions(options))
+            self._backend.apply(requests.ChangeOptions(options))
         self._warn_of_few_clients()
 
     def replace_x(self, model: Any) -> None:
@@ -679,7 +679,7 @@ class Server(Represented, Unpicklable):
                 newcomers = opened._newcomers
                 opened.abort()  # it begins again, from the new x
             self._between_rounds()
-            self._backend.apply(changes.ReplaceX(counters, never_negative(self.layout, to_host(x)), vectors={"x": x}))
+            self._backend.apply(requests.ReplaceX(counters, never_negative(self.layout, to_host(x)), vectors={"x": x}))
             if newcomers is not None:
                 self.open_buffer(newcomers=newcomers)
         if not self._has_replaced:
@@ -721,7 +721,7 @@ class Server(Represented, Unpicklable):
         self._between_rounds()
         vectors = {f"gradients[{client!r}]": gradient for client, gradient in gradients.items()}
         clients = list(map(self._backend.registry.check, gradients))
-        self._backend.apply(changes.WarmStart(clients=clients, vectors=vectors))
+        self._backend.apply(requests.WarmStart(clients=clients, vectors=vectors))
 
     def broadcast(self, ids: Iterable[ClientId], *, newcomers: Iterable[ClientId] = ()) -> Broadcast:
         """Return the broadcast to some clients for the next round, and start to read their rows from disk.
@@ -918,7 +918,7 @@ class Server(Represented, Unpicklable):
         if journal is None:
             opened.start(given)
             return
-        journal.begin(number, self._backend.read(queries.SentChecksums()))
+        journal.begin(number, self._backend.read(requests.SentChecksums()))
         newcomers = journal.newcomers(number, given, self._backend.registry)
         with nullcontext() if newcomers is given or given else journal_errors(journal.path):
             opened.start(newcomers)

@@ -4,9 +4,9 @@ import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from logging import INFO, WARNING, Logger
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -294,50 +294,6 @@ class AwaitedClients:
             logger.warning("%s; use MIFA(wait=False) to start without them, or remove_client() to remove one", line)
 
 
-class Query:
-    """A question about a server between two changes: a function of its state, as a value that can be sent and compared.
-
-    See ``fedcore.server.queries``.
-    """
-
-    def __call__(self, state: "State", now: Snapshot) -> Any:
-        """Return the answer of a state whose snapshot is ``now``."""
-        raise NotImplementedError
-
-    def joined(self, answers: Sequence[Any]) -> Any:
-        """Return the answer of a server in shards, from those of the shards."""
-        return answers[0]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Change:
-    """A change between rounds: one transaction in each part of a server. This one only counts as a transaction.
-
-    See ``fedcore.server.changes``.
-
-    Attributes:
-        clients: the clients of which it is.
-        vectors: its vectors by name, of which each part gets a part.
-        has_buffers: whether these have float buffers after the parameters.
-    """
-
-    clients: Sequence[ClientId] = ()
-    vectors: Mapping[str, Any] = field(default_factory=dict)
-    has_buffers: ClassVar[bool] = False
-
-    def among(self, registry: Registry) -> "Change":
-        """Return the change of a group of tensors with these clients."""
-        return self
-
-    def __call__(self, state: "State") -> tuple[Snapshot, Document]:
-        """Return the next snapshot of a state, and the facts of the audit document.
-
-        It stages rows and clients in the store and may replace ``settings``. ``State.changing`` undoes this after an
-        error.
-        """
-        return state.snapshot, {}
-
-
 class State:
     """The current snapshot and the rows. A round prepares a step, measures it and commits it."""
 
@@ -371,14 +327,14 @@ class State:
         self._audit_key: bytes | None = None
 
     @ieee
-    def read(self, query: Query) -> Any:
-        """Return the answer to a query."""
+    def read(self, query: Any) -> Any:
+        """Return the answer to a ``requests.Query``."""
         self.store.require_files()
         return query(self, self.snapshot)
 
     @ieee
-    def apply(self, change: Change) -> None:
-        """Make a change in one transaction. If it fails before the store's commit, nothing has changed."""
+    def apply(self, change: Any) -> None:
+        """Make a ``requests.Change`` in one transaction. If it fails before the store's commit, nothing has changed."""
         parts = self.cut(change)
         with self.changing():
             made = [(state, *part(state)) for state, part in zip(self.states, parts, strict=True)]
@@ -390,7 +346,7 @@ class State:
         """The states of the server: this one, and those of groups of tensors."""
         return [self]
 
-    def cut(self, change: Change) -> list[Change]:
+    def cut(self, change: Any) -> list[Any]:
         """Return the part of a change for each state."""
         return [change]
 
