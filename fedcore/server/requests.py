@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedcore import kernels
-from fedcore.arrays import F64, Floats, copied, device_of, empty, freeze, to_host, view_of, zeros
+from fedcore.arrays import F64, Floats, copied, device_of, empty, freeze, ieee, to_host, view_of, zeros
 from fedcore.errors import ArrayError, CorruptionError, RangeError, RoundError
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
@@ -316,6 +316,7 @@ class Correction(VectorQuery):
 
     dtype = np.float64
 
+    @ieee
     def __call__(self, state: State, now: Snapshot) -> Any:
         out = zeros(state.settings.layout.n_parameters, self.dtype, device=state.settings.device)
         if (round := state.store.round_of(self.client)) is None:
@@ -346,6 +347,9 @@ class ModelVector(VectorQuery):
     def __call__(self, state: State, now: Snapshot) -> Any:
         vector = getattr(now, self.name)
         return view_of(as_sent(state.settings.layout, vector) if self.rounded else vector)
+
+
+X = ModelVector("x")
 
 
 @dataclass(frozen=True)

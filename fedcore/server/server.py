@@ -445,7 +445,7 @@ class Server(Represented, Unpicklable):
         On a device it is a ``DeviceArray``, which torch and CuPy read through DLPack without a copy. A sharded server
         gathers the vector on each access.
         """
-        x: F32 = self._backend.read(requests.ModelVector("x"))
+        x: F32 = self._backend.read(requests.X)
         return x
 
     @property
@@ -515,7 +515,7 @@ class Server(Represented, Unpicklable):
 
         Cost: reads 4 n bytes and writes the model once; 32 MiB of memory.
         """
-        write_flat(path, self.layout, to_host(self._backend.read(requests.ModelVector("x"))), self.counters, self._base)
+        write_flat(path, self.layout, to_host(self._backend.read(requests.X)), self.counters, self._base)
 
     def load_into(self, model: Any, *, strict: bool = True) -> None:
         """Copy x and the counters into a model, in place.

@@ -326,7 +326,6 @@ class State:
         self._sent: tuple[F32, F32] | None = None
         self._audit_key: bytes | None = None
 
-    @ieee
     def read(self, query: Any) -> Any:
         """Return the answer to a ``requests.Query``."""
         self.store.require_files()
