@@ -115,7 +115,7 @@ def test_rounds_reuse_earlier_memory(method):
         gc.collect()
         moments = {moment.ctypes.data for moment in server._backend.snapshot.moments}
         assert number < 4 or moments <= seen
-        spares = [*server._backend._offsets._free, *server._backend._model._moments._free]
+        spares = [*server._backend._offsets._free, *server._backend.model._moments._free]
         seen |= moments | {memory.vector.ctypes.data for memory in spares}
 
 

@@ -163,13 +163,13 @@ def take_model(server: Server, model: Any, returned: Mapping[str, Any] | None = 
             f"model: differs from the model that the server returned ({', '.join(changes)[:100]}), from which "
             f"{type(server.algorithm).__name__} cannot continue: {reason}"
         )
-    own = server.layout.unflatten(to_host(server.x)) | dict(server.counters())
+    own = server.layout.unflatten(to_host(server.x)) | dict(server.counters)
     server.replace_x(own | changes)
     return True
 
 
 def _changes(server: Server, model: Any, returned: Mapping[str, Any] | None) -> dict[str, Any]:
-    return server.layout.changes(model, to_host(server.x), server.counters(), returned)
+    return server.layout.changes(model, to_host(server.x), server.counters, returned)
 
 
 def require_rate_of_rounds(lr: float | Rate | None) -> None:

@@ -17,7 +17,6 @@ from fedcore import cluster
 from fedcore.arrays import NARROW, copied
 from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
-from fedcore.cluster.coordinator import common_transaction
 from fedcore.cluster.manifest import Manifest, manifest_at
 from fedcore.errors import CheckpointError, CorruptionError, MissingDependencyError, RoundError, StoreError
 from fedcore.kernels import combined_square
@@ -28,6 +27,7 @@ from fedcore.server import Server
 from fedcore.server.folder import (
     SERVER,
     Journal,
+    common_transaction,
     folder_problems,
     group_folders,
     journal_of,
@@ -42,6 +42,7 @@ from fedcore.server.folder import (
     transactions,
 )
 from fedcore.server.report import ROUND, checked, read_lines, write_lines
+from fedcore.server.requests import SentChecksums
 from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.files.inventory import INDEX
@@ -268,7 +269,7 @@ def _replayed(path: Path, key: bytes | None) -> tuple[dict[str, Any], list[str]]
     with Server.load(path, storage=Storage(medium="ram", audit_key=key)) as server:
         with closing(Journal(at, server.settings, readonly=True)) as journal:
             x, number, missing = copied(server.x), server.round_number, None
-            journal.begin(number, server._backend.sent_checksums())
+            journal.begin(number, server._backend.read(SentChecksums()))
             round = server.open_round(newcomers=journal.newcomers(number, [], server.clients))
             round.replay(journal)
             try:
@@ -555,7 +556,7 @@ def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:
         problems += [f"shard {shard.shard}: {problem}" for problem in found]
     problems += journal_problems(file.parent)
     try:
-        to = common_transaction(held, shards)
+        to = common_transaction(held, [shard.folder for shard in shards])
     except CheckpointError as error:
         problems.append(str(error))
     ahead = sum(one.last != to for one in held)

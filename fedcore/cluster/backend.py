@@ -5,7 +5,7 @@ Each shard has a range of the parameters and that part of every row, on its own 
 
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from fedcore.cluster import manifest as folders
 from fedcore.cluster.coordinator import Coordinator, GatheredVectors
 from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of
 from fedcore.cluster.placement import LocalThreads
-from fedcore.cluster.shard import Finished, UpdateHeader, concatenate, settings_of_shard
+from fedcore.cluster.shard import Finished, Slice, settings_of_shard
 from fedcore.errors import ClusterError, FedcoreError, RangeError, RoundError, StoreError
 from fedcore.files import resolve_own_links
 from fedcore.model import Layout
@@ -29,11 +29,11 @@ from fedcore.server.broadcast import SentVectors
 from fedcore.server.folder import JOURNAL, Journal
 from fedcore.server.opening import require_named_rates, require_saved
 from fedcore.server.report import Report, tell
+from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Query
 from fedcore.server.round import LOGGER, SECOND, Round, one_call
 from fedcore.server.state import NewClients
 from fedcore.server.step import Sizes
 from fedcore.server.update import (
-    Kind,
     SentSlices,
     Slices,
     Staging,
@@ -64,7 +64,7 @@ class ShardedRound(Round):
         self._ranges, self._registry = backend.ranges, backend.registry
         self._opening = self._coordinator.openings
         self._new: list[ClientId] = []
-        self._held: list[tuple[UpdateHeader, list[list[Any]]]] = []
+        self._held: list[tuple[Update, list[list[Any]]]] = []
         self._staging = Staging(BufferPool(backend.settings.layout.n), batch_size, backend.home)
 
     def start(self, newcomers: NewClients) -> None:
@@ -124,18 +124,31 @@ class ShardedRound(Round):
                         f"{name}: the journal, which the coordinator writes, needs whole vectors; send the whole "
                         "vector, or load the server with Storage(journal=False)"
                     )
-        header = UpdateHeader(update._replace(client=client, value=None, control=None))
-        slices: list[list[Any]] = [[] for _ in self._ranges]
-        header, vector, is_fixed = self._take(header, update, slices)
-        control, has_control = None, self._settings.algorithm.second_vector is not None
-        if header.error is None and has_control:
-            header, control, is_control_fixed = self._take_control(header, update.control, slices)
-            is_fixed = is_fixed and is_control_fixed
-        is_valid = header.error is None and header.control is has_control and self._has_valid_claims(update)
+        layout, slices = self._settings.layout, [list[Any]() for _ in self._ranges]
+
+        def read() -> tuple[Any, bool, Any]:
+            return *read_vector(update, layout, apart=False), read_counters(update, layout)
+
+        def read_second() -> tuple[Any, bool, Any]:
+            vector = read_control(update.control, layout.n_parameters)
+            return vector, core.are_immutable([vector]), {}
+
+        value, vector, is_fixed = self._cut(update.value, read, slices, has_buffers=update.kind != "gradient")
+        second, control, has_error = None, None, value.error is not None
+        if has_error:
+            self._bytes += bytes_of(update.value)
+        elif self._settings.algorithm.second_vector is not None:
+            second, control, is_second_fixed = self._cut(update.control, read_second, slices, has_buffers=False)
+            has_error, is_fixed = second.error is not None, is_fixed and is_second_fixed
+        is_valid = not has_error and self._has_valid_claims(update)
         if is_valid and (reason := self._write_to_journal(client, update, vector, control)) is not None:
             self._rejected.append((client, reason))
             return False
-        self._hold(header, slices, may_wait=self._may_hold or update.keep is True or is_fixed)
+        self._held.append((update._replace(client=client, value=value, control=second), slices))
+        self._known.add(client)
+        may_wait = self._may_hold or update.keep is True or is_fixed or self._coordinator.placement.copies
+        if len(self._held) >= self._batch_size or not may_wait:
+            self._fold_held()
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
         return client in self._known
@@ -146,14 +159,6 @@ class ShardedRound(Round):
             return self._journal is None or self._checked(update) is not None
         except FedcoreError:
             return False
-
-    def add_partial_sum(self, *_: Any, **__: Any) -> None:
-        """Raise a RangeError: shards do not support partial sums."""
-        raise RangeError("add_partial_sum: partial sums are not supported with shards; use Compute(shards=1)")
-
-    def partial_sum(self) -> Any:
-        """Raise a RangeError: shards do not support partial sums."""
-        raise RangeError("partial_sum: partial sums are not supported with shards; use Compute(shards=1)")
 
     def finish(self) -> Report:
         """Take the server step and close the round.
@@ -229,49 +234,20 @@ class ShardedRound(Round):
             with suppress(FedcoreError):
                 self._learn_clients()
 
-    def _take(self, header: UpdateHeader, update: Update, slices: list[list[Any]]) -> tuple[UpdateHeader, Any, bool]:
-        """Append the slices of an update's vector, or record its error.
-
-        Return the vector too, and whether its memory is immutable.
-        """
-        y = update.value
-        if isinstance(y, Slices):
-            _append(slices, y.parts)
-            return header._replace(digests=y.digests), None, True
+    def _cut(
+        self, given: Any, read: Callable[[], tuple[Any, bool, Any]], slices: list[list[Any]], *, has_buffers: bool
+    ) -> tuple[Slice, Any, bool]:
+        """Append the slices of a vector, or record its error. Return also the vector, and whether it is immutable."""
+        if isinstance(given, Slices):
+            _append(slices, given.parts)
+            return Slice(digests=given.digests), None, True
         try:
-            vector, is_fixed = read_vector(update, self._settings.layout, apart=False)
-            counters = read_counters(update, self._settings.layout)
+            vector, is_fixed, counters = read()
         except FedcoreError as error:
-            self._bytes += bytes_of(y)
-            return header._replace(error=error), None, True
-        self._cut(vector, update.kind, slices)
-        return header._replace(counters=counters, is_named=not bytes_of(y)), vector, is_fixed
-
-    def _cut(self, vector: Any, kind: Kind, slices: list[list[Any]]) -> None:
-        put, has_buffers = self._coordinator.placement.put, kind != "gradient"
+            return Slice(error), None, True
+        put = self._coordinator.placement.put
         _append(slices, [put(vector[span.start : span.stop if has_buffers else span.end]) for span in self._ranges])
-
-    def _take_control(
-        self, header: UpdateHeader, control: Any, slices: list[list[Any]]
-    ) -> tuple[UpdateHeader, Any, bool]:
-        """Append the slices of a second vector; see ``_take``."""
-        if isinstance(control, Slices):
-            _append(slices, control.parts)
-            return header._replace(control=True, control_digests=control.digests), None, True
-        p = self._settings.layout.n_parameters
-        try:
-            vector = read_control(control, p)
-        except FedcoreError as error:
-            return header._replace(control=error), None, True
-        self._cut(vector, "gradient", slices)
-        return header._replace(control=True), vector, core.are_immutable([vector])
-
-    def _hold(self, header: UpdateHeader, slices: list[list[Any]], *, may_wait: bool) -> None:
-        """Hold an update. Send the held updates if this one may not wait."""
-        self._held.append((header, slices))
-        self._known.add(header.update.client)
-        if len(self._held) >= self._batch_size or not (may_wait or self._coordinator.placement.copies):
-            self._fold_held()
+        return Slice(counters=counters, is_named=not bytes_of(given)), vector, is_fixed
 
     def _fold_held(self, *, last: bool = False) -> None:
         """Send the held updates to the shards. A rejected client may send another update."""
@@ -279,12 +255,13 @@ class ShardedRound(Round):
         if not held:
             return
         try:
-            headers = [header for header, _ in held]
-            without_counters = [header._replace(counters=None) for header in headers]
             each = []
             for k in range(len(self._ranges)):
-                vectors = [vector for _, slices in held for vector in slices[k]]
-                each.append((headers if k == 0 else without_counters, *vectors))
+                updates = [
+                    one._replace(value=one.value.of_shard(k), control=one.control and one.control.of_shard(k))
+                    for one, _ in held
+                ]
+                each.append((updates, *(vector for _, slices in held for vector in slices[k])))
             rejected, sizes = zip(*self._coordinator.call("add", each=each), strict=True)
         except BaseException:
             self._abort()
@@ -304,6 +281,8 @@ class ShardedBackend:
     A change is complete once the last shard's transaction is durable. After a crash, ``saved_backend`` rolls back the
     shards that are ahead.
     """
+
+    holds_files = True  # shards cannot be copied
 
     def __init__(self, settings: Settings, manifest: Manifest, home: Path | None, coordinator: Coordinator) -> None:
         self.settings, self.manifest, self.home, self.coordinator = settings, manifest, home, coordinator
@@ -355,50 +334,32 @@ class ShardedBackend:
         """The number of transactions."""
         return self.coordinator.state.transactions
 
-    @property
-    def holds_files(self) -> bool:
-        """True: shards cannot be copied."""
-        return True
-
     def facts(self) -> dict[str, Any]:
         """Return facts for ``repr``."""
         return {"shards": len(self.ranges), "storage": "ram" if self.home is None else str(self.home)}
 
-    def rows(self) -> Any:
-        """Raise a RangeError: no single store has all rows."""
-        raise RangeError("store: a server in shards has a separate store in each shard; read a row with row(client)")
+    def read(self, query: Query) -> Any:
+        """See ``State``; the shards' answers are joined."""
+        return query.joined(self.coordinator.call("read", query))
 
-    def row(self, client: ClientId) -> Any:
-        """Return a client's row."""
-        return self._gather("row", client)
-
-    def client_sizes(self) -> Any:
-        """Return the sizes n_k, smallest first."""
-        return self._first("client_sizes")
-
-    def vector(self, name: str) -> Any:
-        """Return x, v, or ``next`` (the model that clients start from), gathered from the shards."""
-        return self._gather("vector", "sent" if name == "next" else name)
-
-    def slices(self, name: str = "sent") -> list[Any]:
-        """Return each shard's slice of a vector: arrays, or on Ray references to them."""
-        return self.coordinator.fetch("vector", name)
-
-    def counters(self) -> Any:
-        """Return the integer counters and constants by name."""
-        return self._first("counters")
-
-    def correction(self, client: ClientId) -> Any:
-        """Return c_i, gathered from the shards."""
-        return self._gather("correction", client)
-
-    def total(self) -> Any:
-        """Return T, gathered from the shards."""
-        return self._gather("total")
-
-    def audit_log(self) -> list[dict[str, Any]]:
-        """Return an empty list: shards keep no audit log."""
-        return []
+    def apply(self, change: Change) -> None:
+        """See ``State``; the shards get parts of its vectors."""
+        changed, due = self.settings, self.transactions + 1
+        if isinstance(change, ChangeOptions):
+            changed = self.settings.changed(change.options)
+            require_named_rates(changed, change.options)
+        slices, digests = [], []
+        for name, vector in change.vectors.items():
+            slices.append(self._slices_of(name, vector, has_buffers=change.has_buffers))
+            digests.append(vector.digests if isinstance(vector, Slices) else None)
+        each = [([own and own[k] for own in digests], *(own[k] for own in slices)) for k in range(len(self.ranges))]
+        try:
+            self.coordinator.change("apply", replace(change, vectors=dict.fromkeys(change.vectors)), each=each)
+        finally:
+            if change.clients:
+                self.learn_clients(change.clients)
+            if self.transactions == due:
+                self.settings = changed
 
     def verify(self) -> list[str]:
         """Return the damage found, by shard."""
@@ -408,33 +369,18 @@ class ShardedBackend:
     def _first(self, name: str, *arguments: Any) -> Any:
         return self.coordinator.call(name, *arguments)[0]
 
-    def _gather(self, name: str, *arguments: Any) -> Any:
-        return concatenate(self.coordinator.call(name, *arguments))
-
-    def may_be_whole(self) -> bool:
-        """Return False: rounds go through the coordinator."""
-        return False
-
-    def new_round(self, kind: Any, batch_size: int, *, may_hold: bool, callbacks: Sequence[Callback]) -> ShardedRound:
+    def new_round(self, kind: Any, **options: Any) -> ShardedRound:
         """Return a round that has not begun."""
-        return ShardedRound(self, batch_size=batch_size, may_hold=may_hold, callbacks=callbacks)
-
-    def require_open_store(self) -> None:
-        """Do nothing: the shards raise the error themselves."""
+        return ShardedRound(self, **options)
 
     def forget_newcomers(self) -> None:
-        """Discard the newcomers of a dropped round."""
+        """Discard the newcomers of a dropped round; each shard discards the rest before its next change."""
         if self.newcomers:
             self.coordinator.call("abort")
             dropped, self.newcomers = self.newcomers, []
             self.learn_clients(dropped)
 
-    def abandon(self) -> None:
-        """Do nothing: each shard discards an abandoned round before its next change."""
-
-    def sent_checksums(self) -> list[Any]:
-        """See ``State``."""
-        return [np.concatenate(parts) for parts in zip(*self.coordinator.call("sent_checksums"), strict=True)]
+    abandon = forget_newcomers
 
     def keeps_journal(self, on: bool) -> None:
         """See ``State``."""
@@ -453,65 +399,21 @@ class ShardedBackend:
                     f"offset: the broadcast for round {number} is out of date, since round {self.round_number} is "
                     "next; make a new broadcast"
                 )
-            return fetch("offset", client, client in new and client not in self.registry)
+            return fetch("read", Offset(client=None if client in new and client not in self.registry else client))
 
-        x_prev = fetch("vector", "x_prev") if self.settings.algorithm.direction.b else None
-        sent = SentSlices(self.ranges, fetch("vector", "sent"), x_prev, offset)
+        x_prev = fetch("read", ModelVector("x_prev", rounded=True)) if self.settings.algorithm.direction.b else None
+        sent = SentSlices(self.ranges, fetch("read", ModelVector("sent", rounded=True)), x_prev, offset)
         is_whole = self.settings.journal or not self.coordinator.placement.has_references
         return GatheredVectors(self.coordinator, sent, None if is_whole else sent)
 
-    def add_clients(self, clients: list[ClientId], sizes: Sizes | None) -> None:
-        """See ``Server.add_clients``."""
-        try:
-            self.coordinator.change("add_clients", clients, sizes)
-        finally:
-            self.learn_clients(clients)
-
-    def update_clients(self, sizes: Mapping[ClientId, int]) -> None:
-        """See ``Server.update_clients``."""
-        self.coordinator.change("update_clients", dict(sizes))
-
-    def remove_client(self, client: ClientId, from_objective: bool) -> None:
-        """See ``Server.remove_client``."""
-        try:
-            self.coordinator.change("remove_client", client, from_objective)
-        finally:
-            self.learn_clients([client])
-
-    def change(self, options: Mapping[str, Any]) -> None:
-        """See ``Server.change``."""
-        changed, due = self.settings.changed(options), self.transactions + 1
-        require_named_rates(changed, options)
-        try:
-            self.coordinator.change("change", dict(options))
-        finally:
-            if self.transactions == due:
-                self.settings = changed
-
-    def replace_x(self, x: F32, counters: Mapping[str, Any], nonnegative: Sequence[str]) -> None:
-        """See ``State``."""
-        put, ranges = self.coordinator.placement.put, self.ranges
-        slices = [put(x[span.start : span.stop]) for span in ranges]
-        each = [(one, {} if k else counters, nonnegative) for k, one in enumerate(slices)]
-        self.coordinator.change("replace_x", each=each)
-
-    def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
-        """See ``Server.warm_start``."""
-        parts = [self._slices_of(f"gradients[{client!r}]", g) for client, g in gradients.items()]
-        digests = [g.digests if isinstance(g, Slices) else None for g in gradients.values()]
-        each = [
-            ([None if own is None else own[k] for own in digests], *(own[k] for own in parts))
-            for k in range(len(self.ranges))
-        ]
-        self.coordinator.change("warm_start", list(gradients), each=each)
-
-    def _slices_of(self, name: str, gradient: Any) -> Sequence[Any]:
-        """Return a gradient's slices, in the form that is sent to the shards."""
-        if isinstance(gradient, Slices):
-            gradient.require(name, len(self.ranges))
-            return gradient.parts
-        vector, put = as_vector(name, gradient, self.settings.layout.n_parameters), self.coordinator.placement.put
-        return [put(vector[span.start : span.end]) for span in self.ranges]
+    def _slices_of(self, name: str, vector: Any, *, has_buffers: bool) -> Sequence[Any]:
+        """Return a vector's slices, in the form that is sent to the shards."""
+        if isinstance(vector, Slices):
+            vector.require(name, len(self.ranges))
+            return vector.parts
+        layout, put = self.settings.layout, self.coordinator.placement.put
+        vector = as_vector(name, vector, layout.n if has_buffers else layout.n_parameters)
+        return [put(vector[span.start : span.stop if has_buffers else span.end]) for span in self.ranges]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a copy of each shard on its own machine, and the manifest last.
@@ -552,9 +454,7 @@ class ShardedBackend:
 
     def compact(self, erase: bool) -> None:
         """See ``Server.compact``."""
-        if erase and self._first("names_removed"):
-            self.coordinator.change("forget_removed")
-        self.coordinator.call("compact_store", erase)
+        self.coordinator.call("compact", erase)
 
     def close(self) -> None:
         """Close the shards."""

@@ -15,11 +15,12 @@ from fedcore import kernels
 from fedcore.arrays import F32, copy_into
 from fedcore.cluster.manifest import ShardInfo
 from fedcore.cluster.placement import Answer, Lost, Placement, Referring, ShardLostError
-from fedcore.cluster.shard import AbandonedError, Question, Raised, Returned, ShardState, concatenate
+from fedcore.cluster.shard import AbandonedError, Question, Raised, Returned, ShardState
 from fedcore.errors import CheckpointError, ClusterError, StoreError
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
-from fedcore.server.folder import Transactions
+from fedcore.server.folder import Transactions, common_transaction
+from fedcore.server.requests import concatenate
 from fedcore.server.update import SentSlices
 from fedcore.store import Durability
 from fedcore.store.registry import ClientId
@@ -350,7 +351,7 @@ class Coordinator:
         try:
             self.placement.make(self._shards)
             held = self._open_folders()
-            to = common_transaction(held, self._shards)
+            to = common_transaction(held, [info.folder for info in self._shards])
             if ahead := [info.shard for one, info in zip(held, self._shards, strict=True) if one.last > to]:
                 LOGGER.info("rolling back unfinished transaction %d in shards %s (of %d)", to + 1, ahead, len(held))
             saved = self._call("resume", (to, self._given), None)
@@ -488,21 +489,6 @@ class Coordinator:
 def shared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that are the same in all shards."""
     return {name: value for name, value in settings.items() if name not in ("layout", "nonnegative")}
-
-
-def common_transaction(held: Sequence[Transactions], shards: Sequence[ShardInfo]) -> int:
-    """Return the least of the shards' last transactions. Raise a CheckpointError if a shard cannot return to it."""
-    to = min(one.last for one in held)
-    for one, info in zip(held, shards, strict=True):
-        if one.last != to and one.before != to:
-            held_there = (
-                f"transaction {one.last}" if one.before is None else f"transactions {one.before} and {one.last}"
-            )
-            raise CheckpointError(
-                f"{info.folder}: has {held_there}, but another shard is at transaction {to}; one of the two folders "
-                "belongs to a different run or is an older copy"
-            )
-    return to
 
 
 class GatheredVectors:

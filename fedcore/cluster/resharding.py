@@ -13,7 +13,7 @@ import numpy as np
 from fedcore.algorithms import FedAvg
 from fedcore.algorithms.rates import Constant
 from fedcore.cluster import manifest as own
-from fedcore.cluster.coordinator import common_transaction, shared_settings
+from fedcore.cluster.coordinator import shared_settings
 from fedcore.cluster.manifest import NAME, Manifest, Range, ShardInfo, clean_up, cut, ranges_of
 from fedcore.errors import CheckpointError, FedcoreError, RangeError, StoreError
 from fedcore.model import Layout
@@ -21,12 +21,11 @@ from fedcore.options import Compute, Settings, Storage, describe, limits_from_st
 from fedcore.server.compatibility import require_compatible
 from fedcore.server.folder import (
     JOURNAL,
+    agree,
     checkpoint_errors,
-    go_back,
     journal_of,
     open_part,
     server_state,
-    transactions,
 )
 from fedcore.server.step import OF_MODEL
 from fedcore.server.validation import never_negative
@@ -202,9 +201,7 @@ def _open_shards(
     infos = manifest.shards(file.parent, folders)
     stores = [opened.enter_context(info.open()) for info in infos]
     manifest.require_current(file)
-    to = common_transaction([transactions(rows) for rows in stores], infos)
-    for rows in stores:
-        go_back(rows, to)
+    agree(stores)
     with checkpoint_errors(file):
         facts = [(rows.state["numbers"], shared_settings(rows.state["settings"])) for rows in stores]
         if any(one != facts[0] for one in facts):

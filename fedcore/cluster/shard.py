@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,21 +25,19 @@ from fedcore.kernels.robust import symmetric
 from fedcore.options import Settings, Storage
 from fedcore.server.aggregation import Counters, Reducer, Squares
 from fedcore.server.folder import Transactions, checkpoint_errors, go_back, transactions
-from fedcore.server.opening import first_state, require_clients, resumed_state
+from fedcore.server.opening import first_of, first_state, require_clients, resumed_state
 from fedcore.server.report import Report
+from fedcore.server.requests import Change
 from fedcore.server.round import LOGGER, LocalRound
 from fedcore.server.state import NewClients, State
 from fedcore.server.step import Sizes
-from fedcore.server.update import Update, as_sent, bytes_of, digest_of, require_finite
+from fedcore.server.update import Update, bytes_of, digest_of, require_finite
 from fedcore.server.validation import UpdateReader
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.folder import remove, require_copy
 from fedcore.store.files.inventory import INDEX
 from fedcore.store.files.locks import WriterLock
 from fedcore.store.registry import ClientId
-
-CHANGES = frozenset({"add_clients", "update_clients", "remove_client", "change", "forget_removed"})
-"""Methods of ``State`` that are a transaction. The shard discards an unfinished round before them."""
 
 
 class Question(NamedTuple):
@@ -157,84 +155,57 @@ class ClusterReducer(Reducer):
         self._thread.ask("ready", None)
 
 
-class UpdateHeader(NamedTuple):
-    """An update without its vectors.
-
-    Attributes:
-        error: the reason to reject the vector, if the coordinator has already read it.
-        control: whether a slice of a second vector follows, or the reason to reject it.
-        counters: the integer counters, for the shard that keeps them; None for other shards.
-        is_named: whether the client sent named tensors, whose bytes are counted once they are read.
-        digests, control_digests: the client's digests of the slices of both vectors; None without digests.
-    """
-
-    update: Update
-    error: FedcoreError | None = None
-    control: bool | FedcoreError = False
-    counters: Counters | None = None
-    is_named: bool = False
-    digests: Sequence[str] | None = None
-    control_digests: Sequence[str] | None = None
-
-
 @dataclass(slots=True)
 class Slice:
-    """A shard's slice of a client's vector: the ``value`` or ``control`` of an ``Update``."""
+    """A shard's slice of a client's vector: the ``value`` or ``control`` of an ``Update``.
 
-    vector: Any
-    counters: Counters = field(default_factory=dict)
+    Attributes:
+        error: the reason to reject the vector, if the coordinator has already read it; then there is no slice.
+        digests: the client's digests of all slices.
+        counters: the integer counters, for the shard that keeps them.
+        is_named: whether the client sent named tensors, whose bytes are counted once they are read.
+        vector: the slice. It follows the updates in a message.
+    """
+
     error: FedcoreError | None = None
-    digest: str | None = None
-    nbytes: int = 0
+    digests: Sequence[str] | None = None
+    counters: Counters = field(default_factory=dict)
+    is_named: bool = False
+    vector: Any = None
 
-    def require_digest(self, name: str, vector: Any) -> None:
-        """Raise an ArrayError if the vector's digest differs from the client's."""
-        if self.digest is not None and digest_of(vector) != self.digest:
+    def of_shard(self, k: int) -> "Slice":
+        """Return what a shard needs of it."""
+        return replace(self, digests=self.digests and [self.digests[k]], counters={} if k else self.counters)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the client sent."""
+        return 0 if self.is_named else bytes_of(self.vector)
+
+    def read(self, name: str, read: Callable[[Any], Any]) -> Any:
+        """Return what ``read`` makes of the slice; raise if the coordinator found an error, or the digest differs."""
+        if self.error is not None:
+            raise self.error
+        if self.digests is not None and digest_of(self.vector) != self.digests[0]:
             raise ArrayError(f"{name}: a slice does not match the client's digest; send all slices of one vector again")
-
-
-def updates_of(headers: Sequence[UpdateHeader], vectors: Sequence[Any], shard: int) -> list[Update]:
-    """Return a shard's updates from its slices, which are in the order of the headers: values before controls."""
-    slices, updates = iter(vectors), []
-    for header in headers:
-        vector = None if header.error is not None else next(slices)
-        control: Any = header.control if isinstance(header.control, FedcoreError) else None
-        if header.control is True:
-            control = Slice(next(slices), digest=_digest(header.control_digests, shard))
-        size = 0 if header.is_named else bytes_of(vector)
-        value = Slice(vector, header.counters or {}, header.error, _digest(header.digests, shard), size)
-        updates.append(header.update._replace(value=value, control=control))
-    return updates
-
-
-def _digest(digests: Sequence[str] | None, shard: int) -> str | None:
-    return None if digests is None else digests[shard]
+        return read(self.vector)
 
 
 class SliceReader(UpdateReader):
     """An ``UpdateReader`` for slices."""
 
     def _read_vector(self, update: Update) -> tuple[Any, bool]:
-        value = update.value
-        assert isinstance(value, Slice)
-        if value.error is not None:
-            raise value.error
-        vector, is_fixed = super()._read_vector(update._replace(value=value.vector))
-        value.require_digest(update.kind, vector)
-        return vector, is_fixed
+        read = super()._read_vector
+        vector: tuple[Any, bool] = update.value.read(update.kind, lambda own: read(update._replace(value=own)))
+        return vector
 
     def _read_counters(self, update: Update) -> Counters:
-        value: Slice = update.value
-        return value.counters
+        counters: Counters = update.value.counters
+        return counters
 
-    def _read_control(self, control: Any) -> Any:
-        if isinstance(control, FedcoreError):
-            raise control
-        if not isinstance(control, Slice):
-            return super()._read_control(control)
-        vector = super()._read_control(control.vector)
-        control.require_digest("control", vector)
-        return vector
+    def _read_control(self, control: Slice | None) -> Any:
+        read = super()._read_control
+        return read(None) if control is None else control.read("control", read)
 
 
 class ShardState(NamedTuple):
@@ -269,17 +240,11 @@ class Shard:
 
     def begin(self, name: str, *arguments: Any) -> None:
         """Start a call in the shard's thread."""
-        self.thread.begin(lambda: self._method(name)(*arguments))
+        self.thread.begin(lambda: (getattr(self, name, None) or getattr(self._state, name))(*arguments))
 
     def end(self, seconds: float | None = None) -> bool:
         """Close the store after the present call and end the thread; return whether it ended in time."""
         return self.thread.end(self.close, seconds)
-
-    def _method(self, name: str) -> Callable[..., Any]:
-        if name in CHANGES:
-            self._state.abandon()
-        method: Callable[..., Any] = getattr(self, name, None) or getattr(self._state, name)
-        return method
 
     def make(
         self,
@@ -304,7 +269,7 @@ class Shard:
         if folder is not None:
             delete_shard(self.info.cluster, folder, self.info.shard)  # of a creation that was killed
             storage = Storage(folder, durability=durability, keep_previous=True)
-        self._state = first_state(settings, x, counters, client_sizes, rows, self._reducer, storage)
+        self._state = first_state(first_of(settings, x, counters, client_sizes, rows), storage, self._reducer)
         self._rows = self._state.store
 
     def unmake(self) -> None:
@@ -356,11 +321,18 @@ class Shard:
         self._reported = 0
         self._round.start(newcomers)
 
-    def add(self, headers: Sequence[UpdateHeader], *vectors: Any) -> tuple[list[tuple[ClientId, str]], int]:
-        """Aggregate slices of updates; return the rejections since the last call, and the bytes of the slices."""
+    def add(self, updates: Sequence[Update], *vectors: Any) -> tuple[list[tuple[ClientId, str]], int]:
+        """Aggregate updates of slices; return the rejections since the last call, and the bytes of the slices.
+
+        ``vectors`` are the slices, in the order of the updates: values before controls.
+        """
         assert self._round is not None
-        before = self._round.received
-        self._round.add_group(updates_of(headers, vectors, self.info.shard))
+        before, slices = self._round.received, iter(vectors)
+        for update in updates:
+            for part in (update.value, update.control):
+                if part is not None and part.error is None:
+                    part.vector = next(slices)
+        self._round.add_group(updates)
         return self._new_rejections(), self._round.received - before
 
     def settle(self) -> list[tuple[ClientId, str]]:
@@ -388,40 +360,16 @@ class Shard:
             self._round.abort()
             self._round = None
 
-    def names_removed(self) -> bool:
-        """See ``State``."""
-        return self._state.names_removed
-
-    def warm_start(self, clients: list[ClientId], digests: Sequence[str | None], *gradients: Any) -> None:
-        """Warm-start with slices of gradients and their digests; see ``Server.warm_start``."""
+    def apply(self, change: Change, digests: Sequence[str | None], *vectors: Any) -> None:
+        """Make a change with slices of its vectors, which must have these digests; discard an unfinished round."""
         self._state.abandon()
-        for client, digest, gradient in zip(clients, digests, gradients, strict=True):
-            Slice(gradient, digest=digest).require_digest(f"gradients[{client!r}]", gradient)
-        self._state.warm_start(dict(zip(clients, gradients, strict=True)))
 
-    def replace_x(self, x: F32, counters: Counters, nonnegative: Sequence[str]) -> None:
-        """Replace this range of x by a copy of a slice; see ``State``."""
-        self._state.abandon()
-        x = copied(x)
-        freeze(x)
-        self._state.replace_x(x, counters, nonnegative)
+        def own(vector: Any) -> Any:
+            return copied(vector) if change.has_buffers else vector
 
-    def prefetch(self, clients: Sequence[ClientId]) -> None:
-        """Read ahead the rows that a round will need."""
-        self._state.store.prefetch(clients)
-
-    def vector(self, name: Literal["x", "sent", "x_prev", "v"]) -> F32:
-        """Return the shard's slice of a vector; ``sent`` and ``x_prev`` as clients receive them."""
-        now, layout = self._state.snapshot, self._state.settings.layout
-        if name == "x":
-            return now.x
-        if name == "v":
-            return copied(now.momentum)
-        return as_sent(layout, now.sent if name == "sent" else now.x_prev)
-
-    def offset(self, client: ClientId, is_new: bool) -> Any:
-        """Return the shard's slice of a client's offset."""
-        return self._state.offset(client, None, is_new=is_new)
+        parts = zip(change.vectors, digests, vectors, strict=True)
+        cut = {name: Slice(digests=digest and [digest], vector=part).read(name, own) for name, digest, part in parts}
+        self._state.apply(replace(change, vectors=cut))
 
     def registry(self) -> tuple[int, list[tuple[int, ClientId | None]]]:
         """Return the registered clients: the arguments of ``Registry.restore``."""
@@ -462,10 +410,3 @@ def settings_of_shard(settings: Settings, layout: Any) -> Settings:
     names = set(layout.names)
     own = tuple(name for name in settings.started_nonnegative if name in names)
     return replace(settings, layout=layout, started_nonnegative=own)
-
-
-def concatenate(slices: Sequence[Any]) -> Any:
-    """Return the concatenated vector, read-only."""
-    vector = np.concatenate([np.asarray(one) for one in slices])
-    vector.flags.writeable = False
-    return vector

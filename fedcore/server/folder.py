@@ -257,6 +257,31 @@ def go_back(rows: ClientStore, to: int) -> bool:
     return rows.undo()
 
 
+def common_transaction(held: Sequence[Transactions], folders: Sequence[object]) -> int:
+    """Return the least of the last transactions of a server's parts; raise CheckpointError if one cannot go back to
+    it.
+    """
+    to = min(one.last for one in held)
+    for one, folder in zip(held, folders, strict=True):
+        if to not in (one.last, one.before):
+            found = f"transaction {one.last}" if one.before is None else f"transactions {one.before} and {one.last}"
+            raise CheckpointError(
+                f"{folder}: has {found}, but another part of the server is at transaction {to}; one of the two folders "
+                "belongs to a different run or is an older copy"
+            )
+    return to
+
+
+def agree(stores: Sequence[ClientStore]) -> None:
+    """Roll back the stores of one server that are a transaction ahead of another one."""
+    held = [transactions(store) for store in stores]
+    if len({one.last for one in held}) > 1 and any(store.medium != "mmap" for store in stores):
+        raise StoreError(f"{stores[0].path}: the last round is incomplete; load the server in its folder first")
+    to = common_transaction(held, [store.path for store in stores])
+    for store in stores:
+        go_back(store, to)
+
+
 # Verification of a folder: a server can be loaded from it, and its running total is the sum of its rows.
 
 

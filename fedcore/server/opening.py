@@ -2,17 +2,18 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedcore.algorithms.rates import REGISTRY as NAMED_RATES
-from fedcore.arrays import CPU, F32, FileMemory, device_named, on_host, to_host
+from fedcore.arrays import CPU, F32, FileMemory, device_named, empty, freeze, on_host, to_host
 from fedcore.errors import (
     CheckpointError,
     RangeError,
     ShapeError,
+    StoreError,
 )
 from fedcore.model import Layout, Model
 from fedcore.options import (
@@ -35,15 +36,18 @@ from fedcore.server.folder import (
     require_plausible,
     server_state,
 )
+from fedcore.server.requests import ChangeOptions
 from fedcore.server.round import LOGGER
 from fedcore.server.state import State
 from fedcore.server.state import state_of as state_of_server
 from fedcore.server.step import Population, Sizes, Snapshot, moved, vectors_of
+from fedcore.server.update import require_finite
 from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
 from fedcore.store.client_store import create
 from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
+from fedcore.store.files.inventory import GROUPS
 from fedcore.store.inspect import state_of
 from fedcore.store.registry import ClientId
 from fedcore.store.slots import RowFormat
@@ -81,70 +85,120 @@ def ids_of(clients: Any) -> tuple[list[ClientId], Sizes | None]:
     return list(clients), dict(clients) if isinstance(clients, Mapping) else None
 
 
-def first_state(
+def new_state(
+    model: Any,
     settings: Settings,
-    x: F32,
-    counters: Counters,
+    clients: int | Iterable[ClientId] | None,
     sizes: Sizes | None,
-    rows: ClientStore,
-    reducer: Reducer | None = None,
-    storage: Storage = Storage(),  # noqa: B008  # a frozen value
+    storage: Storage,
+    compute: Compute,
+    given: ClientStore | None,
 ) -> State:
-    """Return the state of a new server; ``rows`` are in memory, or the caller's. Write its folder if it has one."""
-    snapshot = first_snapshot(settings, x, counters, sizes, rows)
-    if storage.path is None:
-        state = State(settings, snapshot, rows, reducer)
-        if rows.medium == "mmap":
+    """Return the state of a new server in one part. For arguments see ``Server``; ``given`` are the caller's rows."""
+    layout, ids = settings.layout, None if given is not None and sizes is not None else clients
+    folder = None if storage.path is None else absolute(storage.path).parent
+    with new_rows(given, storage, ids, layout.n_parameters, settings.device) as rows:
+        require_clients(rows, ids)
+        settings = in_files(settings, storage.resident, folder)
+        x = layout.flatten(model, empty(layout.n, device=settings.device))
+        require_finite(x, layout)
+        freeze(x)
+        settings = replace(settings, started_nonnegative=never_negative(layout, to_host(x)))
+        state = first_state(first_of(settings, x, layout.read_counters(model), sizes, rows), storage)
+        state.sign_by(storage.audit_key)
+        return state
+
+
+def saved_state(
+    path: str | os.PathLike[str] | ClientStore, given: Mapping[str, Any], storage: Storage, compute: Compute
+) -> tuple[State, Mapping[str, Any]]:
+    """Return the state of a server in one part as its last transaction left it, and the saved settings.
+
+    For arguments and errors see ``Server.load``.
+    """
+    for name, value in (
+        ("shards", (compute.shards or 1) > 1),
+        ("executor", compute.executor),
+        ("folders", storage.folders),
+    ):
+        if value:
+            raise StoreError(
+                f"{name}: {path} is not a sharded server, as {MANIFEST} is missing; split it with "
+                "fedcore.cluster.reshard"
+            )
+    with saved_rows(path, storage, compute) as (rows, saved, device):
+        where = path.path or "store" if isinstance(path, ClientStore) else path
+        with checkpoint_errors(where):
+            settings = Settings.from_state(saved["settings"], given, replace(compute, device=device))
+        settings = in_files(settings, storage.resident, rows.path if rows.medium == "mmap" else None)
+        with checkpoint_errors(where):
+            state = resumed_state(rows, saved, settings)
+        state.sign_by(storage.audit_key)
+    return state, saved["settings"]
+
+
+First = tuple[Settings, Snapshot, ClientStore]
+"""The settings, the first snapshot and the rows in memory of a new server, or of a group of its tensors."""
+
+
+def first_of(settings: Settings, x: F32, counters: Counters, sizes: Sizes | None, rows: ClientStore) -> First:
+    """Return a new server in memory."""
+    population = Population.of(sizes, rows.registry, needed=settings.algorithm.needs_shares)
+    return settings, Snapshot.first(settings, x, counters, population), rows
+
+
+def first_state(first: First, storage: Storage, reducer: Reducer | None = None) -> State:
+    """Return the state of a new server. Write its folder if it has one."""
+    settings, snapshot, rows = first
+    with first_stores([first], storage, reducer and reducer.place) as (store,):
+        state = State(settings, snapshot, store, reducer)
+        if store is rows and rows.medium == "mmap":
             state.keep(snapshot, 0)  # so that a run that is killed in its first round can be resumed
             state.checkpoint()
         return state
 
-    def parts(folder: Path) -> None:
-        if storage.journal and reducer is None:
-            Journal(folder / JOURNAL, settings).close()
-
-    create_folder(storage, settings, snapshot, rows, parts, None if reducer is None else reducer.place)
-    with opened_rows(storage, settings) as rows:
-        return State(settings, snapshot, rows, reducer)
-
-
-def first_snapshot(settings: Settings, x: F32, counters: Counters, sizes: Sizes | None, rows: ClientStore) -> Snapshot:
-    """Return the snapshot of a new server."""
-    population = Population.of(sizes, rows.registry, needed=settings.algorithm.needs_shares)
-    return Snapshot.first(settings, x, counters, population)
-
-
-def create_folder(
-    storage: Storage,
-    settings: Settings,
-    snapshot: Snapshot,
-    rows: ClientStore,
-    parts: Callable[[Path], object] = lambda _: None,
-    place: Any = None,
-) -> None:
-    """Write the folder of a new server, which a kill leaves complete or missing, with the clients of ``rows``.
-
-    ``parts`` writes further stores into it; ``place`` is that of a shard.
-    """
-    state = state_of_server(settings, snapshot, "mmap", bool(storage.keep_previous), len(rows.registry), place)
-    vectors = {name: to_host(vector) for name, vector in snapshot.vectors(settings.algorithm).items()}
-    create(absolute(storage.path or ""), RowFormat(rows.codec, rows.n), rows.registry, vectors, state, parts)
-
 
 @contextmanager
-def opened_rows(storage: Storage, settings: Settings) -> Iterator[ClientStore]:
-    """Yield the rows of a folder that ``create_folder`` has written; if the block fails, delete the folder."""
-    path = absolute(storage.path or "")
-    made = ClientStore.open(path, durability=storage.durability or "round", keep_previous=bool(storage.keep_previous))
-    try:
-        if isinstance(settings.device, FileMemory):
-            settings.device.folder = str(path)
-            made.read_into(settings.device)
-        yield on_device(made, settings.device, storage.cached_rows)
-    except BaseException:
-        made.close()
-        remove(path)
-        raise
+def first_stores(firsts: Sequence[First], storage: Storage, place: Any = None) -> Iterator[list[ClientStore]]:
+    """Yield the stores of a new server: those in memory, or those in its folder; if the block fails, delete the folder.
+
+    A kill leaves the folder complete or missing. It has the first store, and the others, of groups of tensors, in
+    ``GROUPS``. ``place`` is that of a shard.
+    """
+    if storage.path is None:
+        yield [rows for _, _, rows in firsts]
+        return
+    home, undoable = absolute(storage.path), bool(storage.keep_previous)
+    (main, _, _), durability = firsts[0], storage.durability or "round"
+
+    def create_at(path: Path, first: First, parts: Callable[[Path], object] = lambda _: None) -> None:
+        settings, snapshot, rows = first
+        state = state_of_server(settings, snapshot, "mmap", undoable, len(rows.registry), place)
+        vectors = {name: to_host(vector) for name, vector in snapshot.vectors(settings.algorithm).items()}
+        create(path, RowFormat(rows.codec, rows.n), rows.registry, vectors, state, parts)
+
+    def parts(folder: Path) -> None:
+        if storage.journal and place is None:
+            Journal(folder / JOURNAL, main).close()
+        for i, first in enumerate(firsts[1:]):
+            create_at(folder / GROUPS / str(i), first)
+
+    create_at(home, firsts[0], parts)
+    with ExitStack() as stack:
+        try:
+            made = []
+            for folder in (home, *(home / GROUPS / str(i) for i in range(len(firsts) - 1))):
+                made.append(ClientStore.open(folder, durability=durability, keep_previous=undoable))
+                stack.callback(made[-1].close)
+            if isinstance(main.device, FileMemory):
+                main.device.folder = str(home)
+                made[0].read_into(main.device)
+            yield [on_device(store, main.device, storage.cached_rows) for store in made]
+            stack.pop_all()
+        except BaseException:
+            stack.close()
+            remove(home)
+            raise
 
 
 def resumed_state(
@@ -235,7 +289,7 @@ def change_on_loading(
         options["policy"] = policy
     changed = checked(options)
     if options:
-        backend.change(options)
+        backend.apply(ChangeOptions(options))
         listed = ", ".join(f"{name}={value!r}" for name, value in changed.shown(options).items())
         LOGGER.warning("%s: loading changed these options of the saved server: %s", where or "server", listed)
 

@@ -271,6 +271,15 @@ class Round(OpenRound):
         self._require_open()
         return self.attendance.wait(self._accepted, self._rejected)
 
+    def fill(self, updates: Sequence[Update]) -> int:
+        """Add updates to a buffer until it may be full; return how many. Those of unregistered clients are rejected."""
+        some = updates[: (self.attendance.full or 0) - len(self._accepted)]
+        for update in some:
+            if update.client not in self._clients:
+                self.reject(update.client, "client: not registered")
+        self.add_batch([update for update in some if update.client in self._clients])
+        return len(some)
+
     @property
     def _accepted(self) -> set[Any]:
         """The entries of ``_known``, with the clients of partial sums."""
@@ -411,7 +420,6 @@ class Round(OpenRound):
             RoundError, UnknownClientError, UnknownNameError, RangeError: as ``add``.
         """
 
-    @abstractmethod
     def add_partial_sum(
         self, partial: PartialSum | bytes, sender: ClientId, clients: Iterable[ClientId] | None = None
     ) -> None:
@@ -430,8 +438,8 @@ class Round(OpenRound):
             RangeError: as ``Server.require_partial_sums``.
             UnknownClientError: one of ``clients`` is not registered.
         """
+        raise RangeError("add_partial_sum: not supported with shards; use Compute(shards=1)")
 
-    @abstractmethod
     def partial_sum(self) -> PartialSum:
         """Close the round without a step; return its sum and claims, for ``add_partial_sum`` of the upper server.
 
@@ -443,6 +451,7 @@ class Round(OpenRound):
 
         Cost: reads and writes 16 n bytes.
         """
+        raise RangeError("partial_sum: not supported with shards; use Compute(shards=1)")
 
     @abstractmethod
     def buffer(self) -> F32:

@@ -16,14 +16,13 @@ from fedcore import kernels
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
-from fedcore.arrays import F32, Library, copied, empty, freeze, to_host, zeros
+from fedcore.arrays import F32, F64, Library, copied, empty, freeze, to_host, zeros
 from fedcore.errors import (
     ArrayError,
     FedcoreError,
     RangeError,
     RoundError,
     ShapeError,
-    StoreError,
     UnknownNameError,
 )
 from fedcore.files import part_of
@@ -44,29 +43,24 @@ from fedcore.profiling import begin, span
 from fedcore.rules import Rule
 from fedcore.rules.private import SEEDED, Ledger
 from fedcore.runtime import Unpicklable, uninterrupted
+from fedcore.server import groups, requests
 from fedcore.server.aggregation import Counters
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
 from fedcore.server.compatibility import require_compatible
 from fedcore.server.folder import (
     JOURNAL,
     Journal,
-    checkpoint_errors,
     journal_errors,
     journal_of,
 )
 from fedcore.server.opening import (
-    MANIFEST,
     Aggregation,
     change_on_loading,
-    first_state,
     ids_of,
-    in_files,
     is_begun,
     manifest_in,
-    new_rows,
-    require_clients,
-    resumed_state,
-    saved_rows,
+    new_state,
+    saved_state,
     warn_if_frozen,
 )
 from fedcore.server.partial import PartialSum
@@ -170,33 +164,22 @@ class Server(Represented, Unpicklable):
         settings = Settings.of(method, layout, aggregation=aggregation, **options)
         self._place: tuple[Any, ...] = place, compute, *(["ClientStore"] if given is not None else [])
         require_compatible(settings, *self._place)
-        # Not at the top, since the cluster's modules import those of this folder.
-        from fedcore.cluster import backend, groups
-
+        backend: Any
         if layout.groups:
-            self._start(groups.new_backend(model, settings, ids, sizes, place), callbacks, model)
-            return
-        if compute.is_sharded:
-            self._start(backend.new_backend(model, settings, ids, sizes, place, compute), callbacks, model)
-            self._keep_journal(place, place.path)
-            return
-        ids = None if given is not None and sizes is not None else ids
-        with new_rows(given, place, ids, layout.n_parameters, settings.device) as rows:
-            require_clients(rows, ids)
-            settings = in_files(settings, place.resident, None if place.path is None else absolute(place.path).parent)
-            x = layout.flatten(model, empty(layout.n, device=settings.device))
-            require_finite(x, layout)
-            freeze(x)
-            settings = replace(settings, started_nonnegative=never_negative(layout, to_host(x)))
-            state = first_state(settings, x, layout.read_counters(model), sizes, rows, storage=place)
-            try:
-                state.sign_by(place.audit_key)
-                self._start(state, callbacks, model)
-            except BaseException:
-                state.close()
-                if place.path is not None:
-                    remove(absolute(place.path))
-                raise
+            backend = groups.new_state(model, settings, ids, sizes, place)
+        elif compute.is_sharded:
+            from fedcore.cluster import backend as shards  # not at the top: the cluster's modules import those here
+
+            backend = shards.new_backend(model, settings, ids, sizes, place, compute)
+        else:
+            backend = new_state(model, settings, ids, sizes, place, given)
+        try:
+            self._start(backend, callbacks, model)
+        except BaseException:
+            backend.close()
+            if place.path is not None:
+                remove(absolute(place.path))
+            raise
         self._keep_journal(place, place.path)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -388,57 +371,37 @@ class Server(Represented, Unpicklable):
             CheckpointError: the store has no server, or an argument is missing or contradicts the saved one.
             RangeError: an argument does not fit the ClientStore, or differs from a saved option that cannot change.
         """
-        from fedcore.cluster import backend as shards
-        from fedcore.cluster import groups
-
         given, server = checked_objects(algorithm, lr, server_lr, optimizer), cls.__new__(cls)
         layout = None if model is None else Layout.of(model)
         compute, folder = compute or Compute(), None if isinstance(path, ClientStore) else absolute(path)
         manifest = None if folder is None else manifest_in(folder)
         home = path.path if isinstance(path, ClientStore) else folder if manifest is None else manifest.parent
         storage = (storage or Storage()).at(home)
-        if manifest is not None or (folder is not None and part_of(folder / GROUPS) is not None):
-            opened: Any = shards.saved_backend if manifest is not None else groups.saved_backend
-            assert folder is not None
-            backend, saved = opened(manifest or folder, given, storage, compute)
+        backend: Any
+        saved: Mapping[str, Any]
+        if manifest is not None:
+            from fedcore.cluster import backend as shards
+
+            backend, saved = shards.saved_backend(manifest, given, storage, compute)
+            medium, compute = storage.medium or "mmap", replace(compute, executor=backend.coordinator.placement)
+        elif folder is not None and part_of(folder / GROUPS) is not None:
+            backend, saved = groups.saved_state(folder, given, storage, compute)
+            medium = storage.medium or backend.store.medium
+        else:
+            backend, saved = saved_state(path, given, storage, compute)
+            medium = None
+        try:
             server._start(backend, callbacks)
-            executor = compute.executor if manifest is None else backend.coordinator.placement
-            medium = storage.medium or ("mmap" if manifest is not None else backend.store.medium)
-            server._place = replace(storage, medium=medium), replace(compute, executor=executor)
-            try:
-                change_on_loading(
-                    backend, manifest or path, saved, given, aggregation, limits, policy, server._checked, layout
-                )
-                if manifest is not None:
-                    server._keep_journal(storage, manifest.parent)
-            except BaseException:
-                server.close()
-                raise
-            return server
-        for name, value in (
-            ("shards", (compute.shards or 1) > 1),
-            ("executor", compute.executor),
-            ("folders", storage.folders),
-        ):
-            if value:
-                raise StoreError(
-                    f"{name}: {path} is not a sharded server, as {MANIFEST} is missing; split it with "
-                    "fedcore.cluster.reshard"
-                )
-        with saved_rows(path, storage, compute) as (rows, saved, device):
-            where = path.path or "store" if isinstance(path, ClientStore) else path
-            with checkpoint_errors(where):
-                settings = Settings.from_state(saved["settings"], given, replace(compute, device=device))
-            settings = in_files(settings, storage.resident, rows.path if rows.medium == "mmap" else None)
-            with checkpoint_errors(where):
-                state = resumed_state(rows, saved, settings)
-            state.sign_by(storage.audit_key)
-            server._start(state, callbacks)
-            server._place = storage.opened(rows), compute
+            opened = storage.opened(backend.store) if medium is None else replace(storage, medium=medium)
+            server._place = opened, compute
             change_on_loading(
-                state, rows.path, saved["settings"], given, aggregation, limits, policy, server._checked, layout
+                backend, manifest or home, saved, given, aggregation, limits, policy, server._checked, layout
             )
-            server._keep_journal(storage, rows.path if rows.medium == "mmap" else None)
+            server._keep_journal(storage, home if backend.holds_files else None)
+        except BaseException:
+            if not isinstance(path, ClientStore):
+                backend.close()
+            raise
         return server
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -471,7 +434,8 @@ class Server(Represented, Unpicklable):
         Raises:
             CorruptionError: a document was changed or is missing, a signature is not valid, or x is another.
         """
-        return self._backend.audit_log()
+        log: list[dict[str, Any]] = self._backend.read(requests.AuditLog())
+        return log
 
     def close(self) -> None:
         """Abort an open round, and close the store or the shards. A journal keeps the updates of the round.
@@ -498,6 +462,8 @@ class Server(Represented, Unpicklable):
                 ``from_objective=False`` go too; their number stays.
         """
         self._between_rounds()
+        if erase and self._backend.read(requests.NamesRemoved()):
+            self._backend.apply(requests.ForgetRemoved())
         self._backend.compact(erase)
         if erase and self._journal is not None:
             self._journal.erase()
@@ -527,14 +493,17 @@ class Server(Represented, Unpicklable):
     @property
     def store(self) -> ReadRows:
         """The clients' rows, read-only. With shards or partial updates it raises RangeError; use ``row``."""
+        if type(self._backend) is not State:
+            raise RangeError("store: each shard or group of tensors has its own rows; read a row with row(client)")
         if self._round_lock.opened is None:
             self._backend.forget_newcomers()
-        return self._backend.rows()
+        return ReadRows(self._backend.store)
 
     @property
     def client_sizes(self) -> npt.NDArray[np.int64] | None:
         """n_k of the registered clients, int64[N], the smallest first; None without sizes."""
-        return self._backend.client_sizes()
+        sizes: npt.NDArray[np.int64] | None = self._backend.read(requests.ClientSizes())
+        return sizes
 
     @property
     def x(self) -> F32:
@@ -543,8 +512,14 @@ class Server(Represented, Unpicklable):
         On a device it is a ``DeviceArray``, which torch and CuPy read through DLPack without a copy. A sharded server
         gathers the vector on each access.
         """
-        x: F32 = self._backend.vector("x")
+        x: F32 = self._backend.read(requests.X)
         return x
+
+    @property
+    def counters(self) -> Counters:
+        """The integer counters and constants by name, such as BatchNorm's numbers of batches; not part of x."""
+        counters: Counters = self._backend.read(requests.CountersQuery())
+        return counters
 
     @property
     def v(self) -> F32:
@@ -552,7 +527,7 @@ class Server(Represented, Unpicklable):
 
         It is zero before the first step. If the method does not use it, it is zero after ``load`` until the next step.
         """
-        v: F32 = self._backend.vector("v")
+        v: F32 = self._backend.read(requests.Direction())
         return v
 
     @property
@@ -589,8 +564,8 @@ class Server(Represented, Unpicklable):
             copy: whether to copy. With False, NumPy's float32 parameters and buffers are read-only views of ``x``.
             sent: return the model from which clients start. Methods that look ahead send a model ahead of ``x``.
         """
-        x = self._backend.vector("next" if sent else "x")
-        return self.layout.tensors(x, self._backend.counters(), library, copy=copy)
+        x = self._backend.read(requests.ModelVector("sent" if sent else "x"))
+        return self.layout.tensors(x, self.counters, library, copy=copy)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a new folder of safetensors files, in its dtypes and in windows.
@@ -607,11 +582,7 @@ class Server(Represented, Unpicklable):
 
         Cost: reads 4 n bytes and writes the model once; 32 MiB of memory.
         """
-        write_flat(path, self.layout, to_host(self._backend.vector("x")), self._backend.counters(), self._base)
-
-    def counters(self) -> Counters:
-        """Return the integer counters by name, such as BatchNorm's numbers of batches, which are not part of ``x``."""
-        return self._backend.counters()
+        write_flat(path, self.layout, to_host(self._backend.read(requests.X)), self.counters, self._base)
 
     def load_into(self, model: Any, *, strict: bool = True) -> None:
         """Copy x and the counters into a model, in place.
@@ -622,21 +593,24 @@ class Server(Represented, Unpicklable):
             strict: whether the names must be equal. If False, only tensors with a name in both are copied, such as the
                 shared layers of a model with personal layers.
         """
-        self.layout.load_into(model, self.x, self._backend.counters(), strict=strict)
+        self.layout.load_into(model, self.x, self.counters, strict=strict)
 
     def row(self, client: ClientId) -> F32:
         """Return a client's row, float32[n_parameters]; zeros if it was never written."""
-        return self._backend.row(self._backend.registry.check(client))
+        row: F32 = self._backend.read(requests.Row(client=self._backend.registry.check(client)))
+        return row
 
     def correction(self, client: ClientId) -> npt.NDArray[np.float64]:
         """Return c_i, float64[n_parameters], which MimiC adds to the client's next mean gradient; else zeros."""
         if not self.algorithm.keeps_history:
             return zeros(self.layout.n_parameters, np.float64, device=self.device)
-        return self._backend.correction(self._backend.registry.check(client))
+        correction: F64 = self._backend.read(requests.Correction(client=self._backend.registry.check(client)))
+        return correction
 
     def total(self) -> npt.NDArray[np.float64] | None:
         """Return T, float64[n_parameters]; None where the method keeps no total."""
-        return self._backend.total() if self.algorithm.keeps_total else None
+        total: F64 | None = self._backend.read(requests.Total()) if self.algorithm.keeps_total else None
+        return total
 
     def add_clients(self, clients: ClientId | Iterable[ClientId] | Mapping[ClientId, int]) -> None:
         """Register clients for the next round. If one is invalid, none is registered.
@@ -653,7 +627,7 @@ class Server(Represented, Unpicklable):
         self._between_rounds()
         ids, sizes = ids_of(clients)
         if ids:
-            self._backend.add_clients(ids, sizes)
+            self._backend.apply(requests.AddClients(sizes, clients=ids))
 
     def update_clients(self, sizes: Mapping[ClientId, int]) -> None:
         """Change the numbers of examples n_k of registered clients, and thus the shares p^k = n_k / n of later rounds.
@@ -670,7 +644,7 @@ class Server(Represented, Unpicklable):
         """
         self._between_rounds()
         if sizes:
-            self._backend.update_clients(dict(sizes))
+            self._backend.apply(requests.UpdateClients(dict(sizes)))
 
     def remove_client(self, client: ClientId, *, from_objective: bool = True, erase: bool = False) -> None:
         """Remove a client: subtract its row from every running sum, and free its slot.
@@ -698,7 +672,7 @@ class Server(Represented, Unpicklable):
         # A newcomer of an interrupted round is only in the journal.
         dropped = self._journal is not None and client not in self.clients and self._journal.drop(client)
         if not dropped:
-            self._backend.remove_client(client, from_objective)
+            self._backend.apply(requests.RemoveClient(from_objective, clients=[self._backend.registry.check(client)]))
             self._warn_of_few_clients()
         if erase:
             if self._journal is not None:
@@ -722,7 +696,7 @@ class Server(Represented, Unpicklable):
         self._between_rounds()
         self._checked(options)
         with uninterrupted():
-            self._backend.change(options)
+            self._backend.apply(requests.ChangeOptions(options))
         self._warn_of_few_clients()
 
     def replace_x(self, model: Any) -> None:
@@ -773,7 +747,7 @@ class Server(Represented, Unpicklable):
                 newcomers = opened._newcomers
                 opened.abort()  # it begins again, from the new x
             self._between_rounds()
-            self._backend.replace_x(x, counters, never_negative(self.layout, to_host(x)))
+            self._backend.apply(requests.ReplaceX(counters, never_negative(self.layout, to_host(x)), vectors={"x": x}))
             if newcomers is not None:
                 self.open_buffer(newcomers=newcomers)
         if not self._has_replaced:
@@ -814,7 +788,9 @@ class Server(Represented, Unpicklable):
         """
         self._between_rounds()
         require_compatible(self.settings, *self._place, "warm_start")
-        self._backend.warm_start({self._backend.registry.check(client): g for client, g in gradients.items()})
+        vectors = {f"gradients[{client!r}]": gradient for client, gradient in gradients.items()}
+        clients = list(map(self._backend.registry.check, gradients))
+        self._backend.apply(requests.WarmStart(clients=clients, vectors=vectors))
 
     def broadcast(self, ids: Iterable[ClientId], *, newcomers: Iterable[ClientId] = ()) -> Broadcast:
         """Return the broadcast to some clients for the next round, and start to read their rows from disk.
@@ -905,18 +881,13 @@ class Server(Represented, Unpicklable):
         with self._round_lock.pushing:
             while True:
                 opened = self.open_buffer(newcomers=newcomers)
-                is_due = opened.may_close() is not None and len(opened._accepted) > 0
+                is_due = opened.may_close() is not None and bool(opened.clients)
                 if is_due:
                     reports.append(opened.finish())
                 if start >= len(listed):
                     return reports
                 if not is_due:
-                    room = (opened.attendance.full or 0) - len(opened._accepted)
-                    for update in (some := listed[start : start + room]):
-                        if update.client not in opened._clients:
-                            opened.reject(update.client, "client: not registered")
-                    opened.add_batch([update for update in some if update.client in opened._clients])
-                    start += room
+                    start += opened.fill(listed[start:])
 
     def round(self, updates: Iterable[Update]) -> Report:
         """Run a round from an iterable of updates, which may be produced while they are read.
@@ -929,6 +900,7 @@ class Server(Represented, Unpicklable):
             listed
             and self._journal is None
             and len(listed) >= self._backend.settings.policy.min_clients
+            and type(self._backend) is State
             and self._backend.may_be_whole()
             and (report := self._whole_round(listed)) is not None
         ):
@@ -943,7 +915,7 @@ class Server(Represented, Unpicklable):
     def _whole_round(self, updates: list[Update]) -> Report | None:
         """Run the round in one native call; return None if it needs a ``Round``."""
         state, began, done = self._backend, time.perf_counter(), None
-        state.require_open_store()
+        state.prefetch(())  # raises if the store is closed
         number, settings = state.round_number, state.settings
         is_asked = self._asked is not None and self._asked[0] == number
         attendance = self._attendance() if is_asked or not settings.closes_anytime else UNASKED
@@ -989,8 +961,9 @@ class Server(Represented, Unpicklable):
         expected: Iterable[ClientId] | None = None,
         kind: type[LocalRound] = LocalRound,
     ) -> Round:
-        self._backend.require_open_store()
-        make = partial(self._backend.new_round, kind, batch_size, may_hold=may_hold, callbacks=self.callbacks)
+        make = partial(
+            self._backend.new_round, kind, batch_size=batch_size, may_hold=may_hold, callbacks=self.callbacks
+        )
         opened: Round = self._round_lock.open(self.round_number, make)
         opened.attendance = self._attendance(expected)
         try:
@@ -1012,7 +985,7 @@ class Server(Represented, Unpicklable):
         if journal is None:
             opened.start(given)
             return
-        journal.begin(number, self._backend.sent_checksums())
+        journal.begin(number, self._backend.read(requests.SentChecksums()))
         newcomers = journal.newcomers(number, given, self._backend.registry)
         with nullcontext() if newcomers is given or given else journal_errors(journal.path):
             opened.start(newcomers)

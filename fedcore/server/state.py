@@ -2,11 +2,11 @@
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from logging import INFO, WARNING, Logger
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,32 +19,26 @@ from fedcore.arrays import (
     F64,
     BufferPool,
     Floats,
-    copied,
     core,
     device_of,
     device_ordinal,
     empty,
     freeze,
     ieee,
-    to_host,
     view_of,
     zeros,
 )
 from fedcore.errors import (
-    ArrayError,
     CheckpointError,
-    CorruptionError,
     DivergedError,
-    RangeError,
     RoundError,
     StoreError,
 )
 from fedcore.kernels import ExactSum, Linear
-from fedcore.options import Callback, Settings
+from fedcore.options import Settings
 from fedcore.profiling import begin, span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import (
-    Counters,
     Reducer,
     Result,
     Sum,
@@ -55,13 +49,12 @@ from fedcore.server.aggregation import (
     longest_update,
 )
 from fedcore.server.broadcast import SentVectors, WholeVectors
-from fedcore.server.report import Document, checked, document_of, log_of, public_key, signer_of, undo_document
+from fedcore.server.report import Document, document_of, public_key, signer_of, undo_document
 from fedcore.server.step import (
     History,
     ModelStep,
     Population,
     PreparedStep,
-    Sizes,
     Snapshot,
     checked_sizes,
     claimless_gamma,
@@ -70,13 +63,11 @@ from fedcore.server.step import (
     step_length,
     usual_distance,
 )
-from fedcore.server.update import as_sent, digest_of_numbers, digest_of_text, in_float32, require_finite
-from fedcore.server.validation import Buffers, settled
+from fedcore.server.update import as_sent, digest_of_numbers, digest_of_text, in_float32
+from fedcore.server.validation import Buffers, UpdateReader, settled
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
-from fedcore.store.reader import ReadRows
 from fedcore.store.registry import ClientId, Registry, canonical
-from fedcore.store.slots import checksums
 from fedcore.validation import failed
 
 Vector = npt.NDArray[Any]
@@ -246,47 +237,6 @@ class Newcomers:
         return now.population.with_clients(numbers, clients, sizes, now.round_number or None)
 
 
-def without_client(
-    now: Snapshot, client: ClientId, store: ClientStore, part: Callable[[ClientId], Floats], *, corrections: bool
-) -> Snapshot:
-    """Return the snapshot with a new T that does not include a client; exact sums stay exact.
-
-    ``part`` returns a client's part of T: its row, or with ``corrections`` v[t_i] - r_i. If the client's row is
-    damaged, its part is unknown, and T is recomputed from the parts of the others.
-    """
-    device = device_of(now.x)
-
-    def exact(total: ExactSum, client: ClientId, times: int) -> ExactSum:
-        if store.row(client) is None:
-            return total
-        terms, coefficients = [total, store.read(client)], [1, -times if corrections else times]
-        if corrections and (v := now.history.get(store.round_of(client))) is not None:
-            terms, coefficients = [*terms, v], [*coefficients, times]
-        if (combined := kernels.combine_exact(terms, coefficients)) is None:
-            raise CorruptionError(f"client {client!r}: the norm of its row exceeds the range of an exact sum")
-        return combined
-
-    def plain(total: F64, client: ClientId, times: int) -> Any:
-        return kernels.combine([total, part(client)], [1.0, times], empty(len(total), np.float64, device=device))
-
-    total: Any = now.total if now.exact_total is None else now.exact_total
-    add: Any = plain if now.exact_total is None else exact
-    try:
-        total = add(total, client, -1)
-    except CorruptionError:
-        if now.exact_total is None:
-            total = zeros(store.n, np.float64, device=device)
-        else:
-            total = ExactSum.zeros(store.n, device=device)
-        for other in store.registry:
-            with suppress(CorruptionError):  # a sum must not include a part that cannot be read
-                if other != client:
-                    total = add(total, other, 1)
-    if now.exact_total is None:
-        return now._replace(total=total)
-    return now._replace(total=kernels.read_exact(total), exact_total=total)
-
-
 def state_of(
     settings: Settings, snapshot: Snapshot, medium: str, undoable: bool, clients: int, place: Any
 ) -> dict[str, Any]:
@@ -335,6 +285,8 @@ class AwaitedClients:
 class State:
     """The current snapshot and the rows. A round prepares a step, measures it and commits it."""
 
+    reader: type[UpdateReader] = UpdateReader
+
     def __init__(
         self, settings: Settings, snapshot: Snapshot, store: ClientStore, reducer: Reducer | None = None
     ) -> None:
@@ -344,9 +296,8 @@ class State:
         self.reducer = Reducer(has_buffers=n > p) if reducer is None else reducer
         vectors = BufferPool(n, most=2, device=device)
         self._sum = Sum(settings, store, self.reducer, vectors)
-        self.checkpoint, self.verify = store.checkpoint, store.verify
+        self.verify = store.verify
         self.newcomers = Newcomers(store, weighs_shares=algorithm.needs_shares)
-        self.forget_newcomers = self.newcomers.forget
         self.upper_population = 0  # the number of clients of an edge's upper server
         self._shared: F32 | None = None
         self._zeros: F32 | None = None
@@ -356,11 +307,32 @@ class State:
         self._download = None if device == CPU else Download(device, 8 * n)
         self.waiting = AwaitedClients()
         self._nonnegative, self.buffers = settings.nonnegative, Buffers(layout, settings.nonnegative, device)
-        self._model = ModelStep(settings, self.buffers, self.reducer, vectors)
+        self.model = ModelStep(settings, self.buffers, self.reducer, vectors)
         self._sent: tuple[F32, F32] | None = None
         self._audit_key: bytes | None = None
 
-    # ``Server`` calls these methods; ``fedcore.cluster.backend`` has them for shards.
+    def read(self, query: Any) -> Any:
+        """Return the answer to a ``requests.Query``."""
+        self.store.require_files()
+        return query(self, self.snapshot)
+
+    @ieee
+    def apply(self, change: Any) -> None:
+        """Make a ``requests.Change`` in one transaction. If it fails before the store's commit, nothing has changed."""
+        parts = self.cut(change)
+        with self.changing():
+            made = [(state, *part(state)) for state, part in zip(self.states, parts, strict=True)]
+            for state, after, facts in made:
+                state.become(after, state.round_number, facts)
+
+    @property
+    def states(self) -> list["State"]:
+        """The states of the server: this one, and those of groups of tensors."""
+        return [self]
+
+    def cut(self, change: Any) -> list[Any]:
+        """Return the part of a change for each state."""
+        return [change]
 
     @property
     def registry(self) -> Registry:
@@ -391,40 +363,6 @@ class State:
             "device": None if device == CPU else device,
         }
 
-    def rows(self) -> ReadRows:
-        """Return the rows, read-only."""
-        return ReadRows(self.store)
-
-    def row(self, client: ClientId) -> F32:
-        """Return a client's row."""
-        row: F32 = self.store.read(client)
-        return row
-
-    def client_sizes(self) -> npt.NDArray[np.int64] | None:
-        """Return n_k, the smallest first."""
-        self.store.require_files()
-        return self.snapshot.population.listed()
-
-    def vector(self, name: str) -> Any:
-        """Return x, ``next`` (the model from which clients start), or a copy of v."""
-        self.store.require_files()
-        now = self.snapshot
-        return copied(now.momentum) if name == "v" else view_of(now.x if name == "x" else now.sent)
-
-    def counters(self) -> Counters:
-        """Return the integer counters and constants by name."""
-        return self.snapshot.counters
-
-    def total(self) -> F64 | None:
-        """Return a copy of T."""
-        return None if self.snapshot.total is None else copied(self.snapshot.total)
-
-    def audit_log(self) -> list[dict[str, Any]]:
-        """See ``Server.audit_log``."""
-        now = self.snapshot
-        texts = log_of(self.store.documents(), now.documents, now.audited)
-        return [document for _, document in checked(texts, x=digest_of_numbers(now.x))]
-
     def sign_by(self, key: bytes | None) -> None:
         """Sign the documents from now on; raise CheckpointError if those in the folder have another signer."""
         by, count = None if key is None else public_key(key), self.snapshot.documents
@@ -435,17 +373,13 @@ class State:
             raise CheckpointError(f"audit_key: the audit log is signed by {signer}; pass Storage(audit_key=) again")
         self._audit_key = key
 
-    def require_open_store(self) -> None:
-        """Raise if the store is closed."""
-        self.store.prefetch(())
-
     def sent_vectors(self, clients: Sequence[ClientId], new: Collection[ClientId]) -> SentVectors:
         """Return the vectors of a broadcast to some clients; ``new`` are the newcomers among them."""
         self.store.require_files()
-        algorithm, layout, registry = self.settings.algorithm, self.settings.layout, self.registry
+        algorithm, registry = self.settings.algorithm, self.registry
         number, sent = self.round_number, self.snapshot.sent  # not the snapshot, whose vectors a compaction erases
         if algorithm.keeps_rows:
-            self.store.prefetch(client for client in clients if client not in new)
+            self.prefetch([client for client in clients if client not in new])
 
         def require_current(what: str) -> None:
             if self.snapshot.round_number != number:
@@ -456,7 +390,7 @@ class State:
 
         def offset(client: ClientId, out: Any) -> Any:
             require_current("offset")
-            return self.offset(client, out, is_new=client in new and client not in registry)
+            return self.offset(None if client in new and client not in registry else client, out)
 
         def start(client: ClientId) -> Any:
             require_current("start")
@@ -466,35 +400,35 @@ class State:
                 self.start_of(int(self.snapshot.population.starts(registry.numbers([registry.check(client)]))[0]))
             )
 
-        x_prev = view_of(as_sent(layout, self.snapshot.x_prev)) if algorithm.direction.b else None
-        starts = start if algorithm.own_starts else None
-        return WholeVectors(view_of(self.as_sent(sent)), x_prev, offset, starts)
+        x_prev = self.sent_model("x_prev") if algorithm.direction.b else None
+        return WholeVectors(self.sent_model("sent"), x_prev, offset, start if algorithm.own_starts else None)
+
+    def sent_model(self, name: Literal["sent", "x_prev"]) -> F32:
+        """Return the model from which clients start, or the one before, as they get it."""
+        now = self.snapshot
+        sent: F32 = view_of(self.as_sent(now.sent) if name == "sent" else as_sent(self.settings.layout, now.x_prev))
+        return sent
 
     def as_sent(self, x: F32) -> F32:
         """Return ``as_sent`` of a model, which is kept until the step or the next model."""
         if self._sent is None or self._sent[0] is not x:
             layout = self.settings.layout
-            self._sent = x, as_sent(layout, x, self._model.vectors.get() if layout.narrow else None)
+            self._sent = x, as_sent(layout, x, self.model.vectors.get() if layout.narrow else None)
         return self._sent[1]
-
-    def sent_checksums(self) -> list[npt.NDArray[np.uint64]]:
-        """Return the checksums of the vectors that all clients get; those of shards together are the same."""
-        now = self.snapshot
-        sent = [now.sent, now.x_prev if self.settings.algorithm.direction.b else None, self.shared_offset()]
-        return [checksums(to_host(vector), SUMMED) for vector in sent if vector is not None]
 
     def keeps_journal(self, on: bool) -> None:
         """Set whether later rounds have a journal; the folder has the setting from the next commit on."""
         self.settings = replace(self.settings, journal=on)
 
-    def new_round(self, kind: Any, batch_size: int, *, may_hold: bool, callbacks: Sequence[Callback]) -> Any:
-        """Return a round that has not begun."""
-        return kind(self.settings, self, batch_size=batch_size, may_hold=may_hold, callbacks=callbacks)
+    def new_round(self, kind: Any, **options: Any) -> Any:
+        """Return a round that has not begun. Raise StoreError if the store is closed."""
+        self.prefetch(())
+        return kind(self.settings, self, reader=self.reader, **options)
 
     def may_be_whole(self) -> bool:
         """Whether a round may be one native call: rows in memory, and no rule or norm limit that can reject."""
         by_others = self.settings.limits.max_norm is not None or not self.settings.rules.is_plain
-        in_memory = self.store.medium == "ram" and self.upload is None and type(self.reducer) is Reducer
+        in_memory = self.store.medium == "ram" and self.upload is None
         return in_memory and not (by_others or self.settings.is_exact or self.snapshot.norms)
 
     def begin(self, newcomers: NewClients) -> Sum:
@@ -504,7 +438,7 @@ class State:
         settings = self.settings
         if self._nonnegative is not settings.nonnegative:  # the limits were changed
             self._nonnegative = settings.nonnegative
-            self.buffers = self._model.buffers = Buffers(settings.layout, self._nonnegative, settings.device)
+            self.buffers = self.model.buffers = Buffers(settings.layout, self._nonnegative, settings.device)
         if (private := settings.rules.private) is not None:
             private.require_budget(self.snapshot.ledger)
         now, offset = self.snapshot, self.shared_offset()  # as sent, without the newcomers' share
@@ -519,7 +453,7 @@ class State:
         sizes = None
         if ids := list(newcomers):
             given = newcomers if isinstance(newcomers, Mapping) else None
-            sizes = checked_sizes(ids, given, sized=self._is_sized(given is not None))
+            sizes = checked_sizes(ids, given, sized=self.is_sized(given is not None))
         self.newcomers.admit(ids, sizes, self.snapshot)
 
     def buffers_square(self) -> float:
@@ -544,7 +478,7 @@ class State:
         finally:
             self.store.close()
 
-    def _is_sized(self, given: bool) -> bool:
+    def is_sized(self, given: bool) -> bool:
         """Whether new clients need sizes; the very first clients may have them or not."""
         is_first = given and not len(self.store.registry)
         return is_first or self.settings.algorithm.needs_shares or self.snapshot.population.is_sized
@@ -555,16 +489,18 @@ class State:
         if self._shared is None and (direction.from_mean or direction.from_momentum):
             per_row = direction.from_mean / max(1, len(self.store.registry))
             terms = [(now.momentum, direction.from_momentum), (now.total, per_row)]
-            self._shared = self._combined(terms, self._offsets.get())
+            self._shared = self.combined(terms, self._offsets.get())
             freeze(self._shared)
         return self._shared
 
     @ieee
-    def offset(self, client: ClientId, out: Any, *, is_new: bool = False) -> Any:
-        """Return a client's offset; see ``Broadcast.offset``. A new client has a zero row."""
+    def offset(self, client: ClientId | None, out: Any) -> Any:
+        """Return a client's offset; see ``Broadcast.offset``. A new client, None, has a zero row."""
         self.store.require_files()
         shared, from_row = self.shared_offset(), self.settings.algorithm.direction.from_row
-        row = self.store.read(client) if from_row and self.settings.algorithm.keeps_rows and not is_new else None
+        row = None
+        if from_row and self.settings.algorithm.keeps_rows and client is not None:
+            row = self.store.read(client)
         if shared is None and row is None:
             if self._zeros is None:  # one vector for all clients
                 self._zeros = zeros(self.settings.layout.n_parameters, device=self.settings.device)
@@ -572,26 +508,14 @@ class State:
             return self._zeros if out is None else kernels.combine([self._zeros], [0.0], out)
         if row is None and out is None:
             return shared
-        return self._combined([(shared, 1.0), (row, from_row)], out)
+        return self.combined([(shared, 1.0), (row, from_row)], out)
 
-    def _combined(self, terms: Sequence[tuple[Floats | None, float]], out: Any) -> Any:
+    def combined(self, terms: Sequence[tuple[Floats | None, float]], out: Any) -> Any:
         """Return the linear combination of vectors with coefficients; None counts as zero."""
         given = [(vector, c) for vector, c in terms if vector is not None]
         out = empty(self.settings.layout.n_parameters, device=self.settings.device) if out is None else out
         with span("broadcast", self, (vectors := [vector for vector, _ in given], out)):
             return kernels.combine(vectors, [c for _, c in given], out)
-
-    @ieee
-    def correction(self, client: ClientId) -> F64:
-        """Return c_i = v[t_i] - r_i, float64[n_parameters]; zero for a client without a row."""
-        self.store.require_files()
-        out: F64 = zeros(self.settings.layout.n_parameters, np.float64, device=self.settings.device)
-        if (round := self.store.round_of(client)) is None:
-            return out
-        correction: F64 = self._combined(
-            [(self.store.read(client), -1.0), (self.snapshot.history.get(round), 1.0)], out
-        )
-        return correction
 
     def prepare(self, result: Result, batch: UpdateBatch, norms: Mapping[str, Floats]) -> PreparedStep:
         """Return the step of the cohort's sums; the server is unchanged until ``accept``.
@@ -658,7 +582,7 @@ class State:
             # Set even if x waits: the next round may step without clients.
             changes["gamma"] = step_length(settings, now, cohort, step.gamma)
             gamma = changes["gamma"] if moves else 0.0
-            model, momentum = self._model, now.momentum if step.v.g or step.T.g else None
+            model, momentum = self.model, now.momentum if step.v.g or step.T.g else None
             read = (result.A, result.B, now.total, now.x, now.moments, momentum)
             self._sent = None  # x' may take its memory
             with span("step", self, (*read, model.v(), model.spare_total, now.x, now.moments)):  # and outputs
@@ -754,7 +678,7 @@ class State:
 
         Return None, without a change, if an update may have to be rejected or x would diverge.
         """
-        now, model, gamma = self.snapshot, self._model, claimless_gamma(self.settings, self.snapshot)
+        now, model, gamma = self.snapshot, self.model, claimless_gamma(self.settings, self.snapshot)
         assert gamma is not None
         folding = begin("fold")
         folded = self._sum.fold_at_once(now.x, ys, scales, weights)
@@ -783,15 +707,15 @@ class State:
 
         Raise StoreError if the store could not write the round; nothing has changed then.
         """
-        self._become(after, self.snapshot.round_number, facts)
+        self.become(after, self.snapshot.round_number, facts)
         self.newcomers.forget()  # the remaining ones are registered now
 
-    def _become(self, after: Snapshot, round: int, facts: Document | None) -> None:
+    def become(self, after: Snapshot, round: int, facts: Document | None) -> None:
         """Commit a snapshot and the staged rows; after the store's commit, memory is updated even on errors.
 
         ``facts`` are those of the change for its audit document; only a server with an audit needs them.
         """
-        before, commits, model = self.snapshot, self.store.commits, self._model
+        before, commits, model = self.snapshot, self.store.commits, self.model
         after, documents = self._documented(after._replace(transactions=before.transactions + 1), facts)
         spare_v = model.spare_v
         if after.momentum is not before.momentum:
@@ -831,12 +755,12 @@ class State:
 
     def _adopt(self, after: Snapshot, spares: tuple[Any, Any, Any]) -> None:
         """Make a committed snapshot current, in one statement, which no exception from outside can interrupt."""
-        model = self._model
+        model = self.model
         self.snapshot, self._shared, (model.spare_v, model.spare_total, model.spare_exact) = after, None, spares
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Roll back changes to the store and settings if the block fails before ``_become`` commits them."""
+    def changing(self) -> Iterator[None]:
+        """Roll back changes to the store and settings if the block fails before ``become`` commits them."""
         commits, settings = self.store.commits, self.settings
         with uninterrupted():
             try:
@@ -872,157 +796,23 @@ class State:
         """See ``Server.save``."""
         self.store.save(path, vectors=self._vectors(self.snapshot), state=self.to_state(self.snapshot))
 
-    @ieee
-    def add_clients(self, clients: list[ClientId], sizes: Sizes | None) -> None:
-        """See ``Server.add_clients``."""
-        now = self.snapshot
-        checked = checked_sizes(clients, sizes, sized=self._is_sized(sizes is not None))
-        with self._changing():
-            ids = list(map(canonical, clients))
-            numbers = self.store.add_all(ids)
-            facts = {"what": "an arrival of clients", "clients": ids, "sizes": checked}
-            self._repopulate(now.population.with_clients(numbers, ids, checked, now.round_number), facts)
-
-    def change(self, options: Mapping[str, Any]) -> None:
-        """See ``Server.change``."""
-        changed, now = self.settings.changed(options), self.snapshot
-        after = now._replace(changed={**now.changed, **changed.shown(options)})
-        if "aggregation" in options:
-            center = after.center if "previous" in changed.rules.needs else None
-            after = after._replace(ledger=replace(after.ledger, clip=None), center=center)
-        if "policy" in options and not changed.algorithm.own_starts:
-            least, repeats = now.round_number - changed.max_staleness, changed.policy.buffer is not None
-            starts = {} if repeats else {client: t for client, t in now.starts.items() if t >= least}
-            after = after._replace(past={t: x for t, x in now.past.items() if t >= least}, starts=starts)
-        if "lr" in options and not self.settings.algorithm.own_starts:
-            after = after._replace(past={})  # late clients of these rounds used the old rate
-        with self._changing():
-            self.settings = changed
-            facts = {"what": "a change of options", "options": changed.shown(options)}
-            self._become(after, after.round_number, facts)
-
-    @ieee
-    def replace_x(self, x: F32, counters: Counters, nonnegative: Collection[str]) -> None:
-        """See ``Server.replace_x``.
-
-        Args:
-            x: float32[n], read-only, which the state keeps.
-            counters: new counters; the others stay.
-            nonnegative: the names of buffers that are non-negative in x.
-        """
-        now, p = self.snapshot, self.settings.layout.n_parameters
-        after = now.with_replacement()._replace(x=x, counters={**now.counters, **counters})
-        # Without a step yet, g estimates no gradient at x_prev.
-        if not self.settings.algorithm.direction.b or not (
-            combined_square(self.reducer, [now.x, now.x_prev], [1, -1])
-            or combined_square(self.reducer, [now.momentum], [1])
-        ):
-            after = after._replace(x_prev=x)
-        if now.ahead is not None:
-            ahead = copied(x)
-            kernels.combine([x[:p], now.ahead[:p], now.x[:p]], [1.0, 1.0, -1.0], ahead[:p])
-            require_finite(ahead, self.settings.layout)
-            freeze(ahead)
-            after = after._replace(ahead=ahead)
-        kept = tuple(name for name in self.settings.started_nonnegative if name in nonnegative)
-        with self._changing():
-            self.settings = replace(self.settings, started_nonnegative=kept)
-            self._become(after, now.round_number, {"what": "a replacement of x"})
-
-    def update_clients(self, sizes: Mapping[ClientId, int]) -> None:
-        """See ``Server.update_clients``."""
-        facts = {"what": "a change of client sizes", "sizes": [list(pair) for pair in sizes.items()]}
-        self._repopulate(self.population.with_sizes(self.store.registry, sizes), facts)
-
-    def _repopulate(self, population: Population, facts: Document) -> None:
-        with self._changing():
-            self._become(self.snapshot._replace(population=population), self.snapshot.round_number, facts)
-
-    @ieee
-    def remove_client(self, client: ClientId, from_objective: bool) -> None:
-        """See ``Server.remove_client``."""
-        client, now = self.store.registry.check(client), self.snapshot
-        self.require_removable(client)
-        number = self.store.registry.number(client)
-        population = now.population.without_client(number, client, from_objective=from_objective)
-        starts = {other: t for other, t in now.starts.items() if other != client}
-        history = now.history.without([self.store.round_of(client)])
-        after = now._replace(population=population, history=history, starts=starts)
-        if now.total is not None and self.store.round_of(client) is not None:
-            kept = self.settings.algorithm.keeps_history
-            part = self.correction if kept else self.store.read
-            changed = without_client(now, client, self.store, part, corrections=kept)
-            after = after._replace(total=changed.total, exact_total=changed.exact_total)
-        with self._changing():
-            self.store.forget(client)
-            facts = {"what": "a departure of a client", "client": client, "from_objective": from_objective}
-            self._become(after, now.round_number, facts)
-
-    @property
-    def names_removed(self) -> bool:
-        """Whether ids of removed clients are kept, since their shares stay in the objective."""
-        return bool(self.snapshot.population.included)
-
-    def forget_removed(self) -> None:
-        """Keep the number of these clients in place of their ids, in one transaction."""
-        self._repopulate(self.snapshot.population.without_names(), {"what": "an erasure of removed clients' ids"})
+    def checkpoint(self) -> None:
+        """See ``Server.checkpoint``."""
+        for state in self.states:
+            state.store.checkpoint()
 
     def compact(self, erase: bool) -> None:
-        """See ``Server.compact``."""
-        if erase and self.names_removed:
-            self.forget_removed()
-        self.compact_store(erase)
-
-    def compact_store(self, erase: bool) -> None:
-        """Compact the store, whose earlier vectors nothing refers to then."""
+        """See ``Server.compact``. Nothing refers to the stores' earlier vectors afterwards."""
         self.abandon()
-        self.store.compact(erase=erase)
+        for state in self.states:
+            state.store.compact(erase=erase)
 
-    def require_removable(self, client: ClientId) -> None:
-        """Raise RangeError if the server cannot subtract a client's row from T."""
-        algorithm = self.settings.algorithm
-        if algorithm.rows_at_clients:
-            raise RangeError(
-                f"client={client!r}: it keeps its row, so the server cannot subtract the row; leave it registered"
-            )
-        has_part = self.snapshot.total is not None and self.store.round_of(client) is not None
-        if has_part and not algorithm.total_sums_rows:
-            raise RangeError(
-                f"client={client!r}: T of {algorithm} is not the sum of its rows, so the row cannot be subtracted; "
-                "leave the client registered"
-            )
+    def forget_newcomers(self) -> None:
+        """Remove the newcomers of a dropped round."""
+        for state in self.states:
+            state.newcomers.forget()
 
-    @ieee
-    def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
-        """See ``Server.warm_start``."""
-        algorithm, now, k = self.settings.algorithm, self.snapshot, len(gradients)
-        vectors = [v for v in (now.momentum, now.total) if v is not None]
-        if now.round_number or any(combined_square(self.reducer, [v], [1.0]) > 0 for v in vectors):
-            raise RoundError("warm_start: it is possible only once, and before the first round")
-        clients, ys = list(gradients), list(gradients.values())
-        ys = ys if self.upload is None else self.upload.vectors(ys)
-        mean: F64 = empty(self.settings.layout.n_parameters, np.float64, device=self.settings.device)
-        none, minus, ones = [None] * k, -np.ones(k), np.ones(k)
-        squares = kernels.accumulate(None, none, ys, minus, ones / k, out=mean)
-        if (bad := np.flatnonzero(~np.isfinite(squares))).size:
-            raise ArrayError(f"gradients[{clients[int(bad[0])]!r}]: a number is NaN or infinite")
-        after, share = now, 1.0
-        with self._changing():
-            if now.total is not None:
-                total: Any = copied(now.total) if now.exact_total is None else now.exact_total.copied()
-                if algorithm.keeps_rows:
-                    new, keys = self.store.stage_all(clients), rounding_keys(self.store, "a warm start", 0, clients)
-                    arguments = total, none, ys, minus, ones, none, none, new
-                    exchange_whole(self.store, clients, *arguments, out=total, keys=keys, reducer=self.reducer)
-                else:
-                    kernel: Any = kernels.accumulate if now.exact_total is None else kernels.accumulate_exact
-                    kernel(total, none, ys, minus, ones, out=total)
-                if now.exact_total is not None:
-                    after, total = after._replace(exact_total=total), kernels.read_exact(total)
-                after, mean, share = after._replace(total=total), total, 1 / len(self.store.registry)
-            if algorithm.direction.b:
-                after = after._replace(momentum=kernels.combine([mean], [share], self._model.directions.get()))
-            facts = {"what": "a warm start", "clients": clients}
-            if self.settings.audit:
-                facts["digests"] = list(map(digest_of_numbers, ys))
-            self._become(after, now.round_number, facts)
+    def prefetch(self, clients: Collection[ClientId]) -> None:
+        """Read ahead rows that a round will need; raise StoreError if a store is closed."""
+        for state in self.states:
+            state.store.prefetch(clients if state is self else [one for one in clients if one in state.registry])

@@ -323,7 +323,7 @@ def test_a_shard_is_lost_within_a_change_of_clients(tmp_path, losing):
     with made("MIFA", X0, shards=2, path=tmp_path / "run", executor=losing) as many:
         for change in (lambda server: server.add_clients("anna"), lambda server: server.remove_client(0)):
             before = list(many.clients)
-            losing.at = [change.__code__.co_names[0]]
+            losing.at = ["apply"]
             with suppress(ClusterError):
                 change(many)
             assert losing.at == []
@@ -365,7 +365,7 @@ def test_options_change_in_all_shards_or_in_none(tmp_path, losing):
             one_round(server)
             server.change(lr=0.05, aggregation=[RejectLong(50.0)])
             one_round(server)
-        losing.at = ["change"]
+        losing.at = ["apply"]
         with pytest.raises(ClusterError, match="changed"):
             many.change(lr=7.0)
         with pytest.raises(RangeError, match=r"^lr\b"):

@@ -167,7 +167,7 @@ def test_a_handler_uses_a_server_of_which_a_shard_hangs(monkeypatch, within):
 def test_the_log_names_a_shard_that_hangs(monkeypatch, caplog):
     monkeypatch.setattr("fedcore.cluster.coordinator.LATE", 0.1)
     gate, many = Gate(), made("MIFA", X0, shards=2)
-    hang(monkeypatch, shard_of(many), "vector", gate)
+    hang(monkeypatch, shard_of(many)._state, "read", gate)
     opener = threading.Timer(1.0, gate.open)
     opener.start()
     assert many.x.tobytes() == X0.tobytes()

@@ -64,7 +64,7 @@ def test_while_a_round_is_open_and_something_else_is_asked(tmp_path):
     both(one, many, one_round)
     opened = many.open_round()
     opened.add(0, X0, steps=1)
-    there.before = "vector"
+    there.before = "read"
     with pytest.raises(ClusterError, match="again"):
         _ = many.x
     with pytest.raises(ClusterError, match=r"^round\b"):

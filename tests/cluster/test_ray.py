@@ -35,7 +35,7 @@ def test_the_same_bits(on_ray, tmp_path):
     one, many = made("MIFA", X0), made("MIFA", X0, shards=2, path=tmp_path / "run", executor=on_ray)
     for _ in range(2):
         both(one, many, one_round)
-    assert np.concatenate(ray.get(many._backend.slices())).tobytes() == many.x.tobytes()
+    assert np.concatenate(ray.get(many.broadcast([0]).slices.x)).tobytes() == many.x.tobytes()
     y = X0 * np.float32(0.5)
     with one.open_round() as opened:
         opened.add(2, y, steps=3)

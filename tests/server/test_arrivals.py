@@ -38,11 +38,11 @@ def test_the_row_of_a_removed_client_leaves_every_sum(method):
     hear(server, c0=4, c1=8, c2=30)
     hear(server, c0=2, c2=10)
     before = server._backend.snapshot.total.copy()
-    row = server._backend.correction(2) if method == "MimiC" else server.store.read(2)
+    row = server.correction(2) if method == "MimiC" else server.store.read(2)
     server.remove_client(2)
     np.testing.assert_array_equal(server._backend.snapshot.total, before - row)
     assert server._backend.snapshot.total.sum() == pytest.approx(
-        sum((server._backend.correction(i) if method == "MimiC" else server.store.read(i)).sum() for i in (0, 1)),
+        sum((server.correction(i) if method == "MimiC" else server.store.read(i)).sum() for i in (0, 1)),
         abs=1e-6,
     )
     with pytest.raises(UnknownClientError):

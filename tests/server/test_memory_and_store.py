@@ -157,20 +157,20 @@ def test_a_failed_allocation_anywhere_in_a_commit(tmp_path, method, medium, oper
     at, failed = 1, True
     while failed:
         server = a_server(method, next(places))
-        become, failed = server._backend._become, False
+        become, failed = server._backend.become, False
 
         def starved(*arguments, at=at, become=become):
             testing.set_nomemory(at, at + 1)
             become(*arguments)
 
-        server._backend._become = starved
+        server._backend.become = starved
         try:
             operation(server)
         except Exception:  # CPython and NumPy say TypeError and SystemError too where they forget why
             failed = True
         finally:
             testing.remove_mem_hooks()
-        server._backend._become = become
+        server._backend.become = become
         check(server, before, after)
         at += stride
     assert at > 1 + stride

@@ -316,7 +316,7 @@ class Pair:
         self.same(f"T {where}", a.total(), b.total(), bits=True)
         for client in [*a.clients][:4]:
             self.same(f"row {where}", a.row(client), b.row(client), bits=True)
-        counters = [dict(server._backend.counters()) for server in (a, b)]
+        counters = [dict(server.counters) for server in (a, b)]
         self.same(f"counters {where}", *({name: one.tolist() for name, one in some.items()} for some in counters))
 
     # Updates.
@@ -354,7 +354,7 @@ class Pair:
         return Update(client, named if has_names else value, **claims), form, named
 
     def outside(self, kind):
-        now, counted = self.plain._backend.counters(), {piece.name for piece in self.plain.layout.counters}
+        now, counted = self.plain.counters, {piece.name for piece in self.plain.layout.counters}
         grown = int(self.rng.integers(0, 4))
         if kind == "delta":
             return {name: np.full_like(one, grown if name in counted else 0) for name, one in now.items()}

@@ -37,7 +37,7 @@ def test_closed_objects_start_no_ray():
     pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
     output, _ = program("closed.py").communicate(timeout=300)
     methods = ["put", "pickled", "start", "wait", "result", "room", "require_open"]
-    ended = [*methods, "fill", "train", "slices", "x", "broadcast.x", "open_round", "make"]
+    ended = [*methods, "fill", "train", "broadcast", "x", "broadcast.x", "open_round", "make"]
     assert output.splitlines() == [
         *(f"shut down: {name}: ClusterError, was ended by ray.shutdown()" for name in ended),
         "listening: []",

@@ -53,7 +53,7 @@ def main():
         | {
             "fill": pool.fill,
             "train": lambda: pool.submit(Worker(actor, 0.0), "train", 1),
-            "slices": server._backend.slices,
+            "broadcast": lambda: server.broadcast([0]),
             "x": lambda: server.x,
             "broadcast.x": lambda: before.x,
             "open_round": server.open_round,

@@ -374,6 +374,21 @@ def test_a_commit_that_fails_in_one_group_closes_the_server(folder_in_memory, mo
         assert server.round_number == 2
 
 
+def test_a_first_commit_that_fails_changes_no_group(monkeypatch):
+    """Clients leave the groups that their first update lacks; this is undone too."""
+
+    def commit(self, *arguments, **options):
+        raise StoreError("disk: full")
+
+    server, twin, sets = new_server("MIFA"), new_server("MIFA"), sets_of(THREE)
+    with monkeypatch.context() as patch, pytest.raises(StoreError, match="disk: full"):
+        patch.setattr(ClientStore, "commit", commit)
+        run_round(server, sets)
+    for one in (server, twin):
+        run_round(one, [THREE] * N)
+    assert bytes_of(server) == bytes_of(twin)
+
+
 def test_an_update_in_pieces_may_lack_groups():
     server, twin = new_server("MIFA"), new_server("MIFA")
     sent = update_of(1, 0, ["image"])

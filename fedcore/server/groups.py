@@ -5,39 +5,36 @@ has all clients. A client's row in it is the set of groups that the client sends
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from fedcore.arrays import F32, BufferPool, Floats, copied, core, empty, freeze, view_of, zeros
-from fedcore.errors import CheckpointError, RangeError, RoundError, ShapeError, StoreError
+from fedcore.arrays import F32, BufferPool, Floats, copied, copy_into, core, empty, freeze, view_of, zeros
+from fedcore.errors import CheckpointError, RangeError, ShapeError
 from fedcore.files import part_of, require_same
 from fedcore.options import Compute, Settings, Storage
-from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Result, UpdateBatch
-from fedcore.server.broadcast import SentVectors, WholeVectors
-from fedcore.server.folder import checkpoint_errors, go_back, group_folders, server_state, transactions
+from fedcore.server.folder import agree, checkpoint_errors, group_folders, server_state
 from fedcore.server.opening import (
-    create_folder,
-    first_snapshot,
+    First,
+    first_of,
+    first_stores,
     new_rows,
-    opened_rows,
     require_clients,
     resumed_state,
     saved_rows,
 )
 from fedcore.server.report import UNASKED, Diagnosis, Document, Report, report_of, staleness
+from fedcore.server.requests import Change, ModelVector, Offset, Query, VectorQuery
 from fedcore.server.state import AwaitedClients, Documents, NewClients, Newcomers, State
 from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot, vectors_of
 from fedcore.server.update import (
     Kind,
     Update,
-    as_sent,
     as_vector,
     in_float32,
     raises_fedcore_errors,
@@ -48,7 +45,6 @@ from fedcore.store import ClientStore
 from fedcore.store.files.inventory import GROUPS
 from fedcore.store.inspect import state_of
 from fedcore.store.registry import ClientId
-from fedcore.validation import absolute
 
 NOTHING: F32 = np.empty(0, np.float32)
 """The vectors of the main snapshot: the groups have the model."""
@@ -172,8 +168,10 @@ class GroupedState(State):
     """The states of the groups, which change together; ``store`` and ``snapshot`` have only what they share.
 
     A change is one transaction in the main store and in the store of each group. It is complete once the last store has
-    committed it. After a crash, ``saved_backend`` rolls back the stores that are ahead.
+    committed it. After a crash, ``saved_state`` rolls back the stores that are ahead.
     """
+
+    reader = GroupReader
 
     def __init__(self, settings: Settings, snapshot: Snapshot, store: ClientStore, groups: Mapping[str, State]) -> None:
         layout = settings.layout
@@ -213,15 +211,6 @@ class GroupedState(State):
             )
 
     # A round.
-
-    def new_round(self, kind: Any, batch_size: int, *, may_hold: bool, callbacks: Sequence[Any]) -> Any:
-        """See ``State``."""
-        options: dict[str, Any] = {"batch_size": batch_size, "may_hold": may_hold, "callbacks": callbacks}
-        return kind(self.settings, self, reader=GroupReader, **options)
-
-    def may_be_whole(self) -> bool:
-        """Return False: one native call cannot cut models into groups."""
-        return False
 
     def begin(self, newcomers: NewClients) -> Any:
         """See ``State``."""
@@ -272,19 +261,17 @@ class GroupedState(State):
 
     def accept(self, after: Snapshot, facts: Document | None = None) -> None:
         """See ``State``. A client leaves the groups that its first accepted update does not have."""
-        steps, new = self._steps, self._new_sets
-
-        def accept(i: int, group: State) -> None:
-            left, population = steps[i].after, steps[i].after.population
-            for client in [client for client, own in new.items() if not own[i] and client in group.registry]:
-                number = group.registry.number(client)
-                population = population.without_client(number, client, from_objective=True)
-                group.store.forget(client)
-            group.accept(left._replace(population=population))
-
-        own = partial(self._become, after, self.snapshot.round_number, None)
-        self._commit(own, [partial(accept, i, group) for i, group in enumerate(self.groups.values())])
-        self.newcomers.forget()
+        afters = [after]
+        with self.changing():
+            for i, (group, step) in enumerate(zip(self.groups.values(), self._steps, strict=True)):
+                population = step.after.population
+                for client in [one for one, own in self._new_sets.items() if not own[i] and one in group.registry]:
+                    population = population.without_client(group.registry.number(client), client, from_objective=True)
+                    group.store.forget(client)
+                afters.append(step.after._replace(population=population))
+            for state, own in zip(self.states, afters, strict=True):
+                state.become(own, state.round_number, None)
+        self.forget_newcomers()
 
     def abandon(self) -> None:
         """See ``State``."""
@@ -296,29 +283,41 @@ class GroupedState(State):
 
     # Changes: one transaction in each store.
 
-    def _commit(self, own: Callable[[], None], in_groups: Iterable[Callable[[], None]]) -> None:
-        """Commit a change of the main store, and then of the groups. If this fails in between, close the stores."""
-        before, commits = [state.snapshot for state in self._states], self.store.commits
-        with uninterrupted():
+    @property
+    def states(self) -> list[State]:
+        """See ``State``."""
+        return [self, *self.groups.values()]
+
+    def cut(self, change: Change) -> list[Change]:
+        """See ``State``. The model of a change has no part in the main store."""
+        cut, parts = self.settings.layout.cut, [replace(change, vectors=dict.fromkeys(change.vectors, NOTHING))]
+        for name, group in self.groups.items():
+            vectors = {of: cut(vector, name) for of, vector in change.vectors.items()} if change.has_buffers else {}
+            parts.append(replace(change.among(group.registry), vectors=vectors))
+        return parts
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """See ``State``. If a change fails after the first commit, close the stores."""
+        before, commits = [state.snapshot for state in self.states], self.store.commits
+        with ExitStack() as stack:
+            stack.enter_context(super().changing())
+            for group in self.groups.values():
+                stack.enter_context(group.changing())
             try:
-                own()
-                for change in in_groups:
-                    change()
+                yield
             except BaseException as error:
                 if self.store.commits != commits:
                     error.add_note("only some groups were changed, so the server was closed; load it again")
-                    for state, snapshot in zip(self._states, before, strict=True):
+                    for state, snapshot in zip(self.states, before, strict=True):
                         state.snapshot = snapshot
                         state.store.rollback()
                     self.close()
                 raise
             self._refresh()
 
-    @property
-    def _states(self) -> list[State]:
-        return [self, *self.groups.values()]
-
-    def _become(self, after: Snapshot, round: int, facts: Document | None) -> None:
+    def become(self, after: Snapshot, round: int, facts: Document | None) -> None:
+        """See ``State``."""
         after = after._replace(transactions=self.snapshot.transactions + 1)
         self.keep(after, round)
         self.snapshot = after.on_disk(self.store) if self.store.medium == "mmap" else after
@@ -339,67 +338,10 @@ class GroupedState(State):
         for group in self.groups.values():
             counters |= group.snapshot.counters
             past = dict.fromkeys(group.snapshot.past, NOTHING)
-        shown: dict[str, F32] = {}
+        shown: dict[Query, F32] = {}
         # One statement: a reader in another thread must not mix two rounds.
         self._shown = {name: group.snapshot for name, group in self.groups.items()}, shown
         self.snapshot = self.snapshot._replace(counters=counters, past=past)
-
-    def _only_count(self, group: State) -> None:
-        """Commit a transaction without a change."""
-        group._become(group.snapshot, group.round_number, None)
-
-    def add_clients(self, clients: list[ClientId], sizes: Sizes | None) -> None:
-        """See ``State``."""
-        own = partial(super().add_clients, clients, sizes)
-        self._commit(own, [partial(group.add_clients, clients, sizes) for group in self.groups.values()])
-
-    def change(self, options: Mapping[str, Any]) -> None:
-        """See ``State``."""
-        self._commit(partial(super().change, options), [partial(one.change, options) for one in self.groups.values()])
-
-    def replace_x(self, x: F32, counters: Counters, nonnegative: Collection[str]) -> None:
-        """See ``State``."""
-
-        def replace_in(name: str, group: State) -> None:
-            part, outside = self.settings.layout.cut(x, name), group.settings.layout.outside
-            freeze(part)
-            own = {piece.name: counters[piece.name] for piece in outside if piece.name in counters}
-            group.replace_x(part, own, nonnegative)
-
-        own = partial(self._become, self.snapshot.with_replacement(), self.round_number, None)
-        self._commit(own, [partial(replace_in, name, group) for name, group in self.groups.items()])
-
-    def update_clients(self, sizes: Mapping[ClientId, int]) -> None:
-        """See ``State``."""
-
-        def update(group: State) -> None:
-            if own := {client: size for client, size in sizes.items() if client in group.registry}:
-                group.update_clients(own)
-            else:
-                self._only_count(group)
-
-        own = partial(super().update_clients, sizes)
-        self._commit(own, [partial(update, group) for group in self.groups.values()])
-
-    def remove_client(self, client: ClientId, from_objective: bool) -> None:
-        """See ``State``."""
-        client = self.registry.check(client)
-        having = [group for group in self.groups.values() if client in group.registry]
-        for group in having:
-            group.require_removable(client)
-
-        def remove(group: State) -> None:
-            if group in having:
-                group.remove_client(client, from_objective)
-            else:
-                self._only_count(group)
-
-        own = partial(super().remove_client, client, from_objective)
-        self._commit(own, [partial(remove, group) for group in self.groups.values()])
-
-    def forget_removed(self) -> None:
-        """See ``State``."""
-        self._commit(super().forget_removed, [group.forget_removed for group in self.groups.values()])
 
     # The vectors of the whole model.
 
@@ -407,80 +349,37 @@ class GroupedState(State):
         """See ``State``."""
         return {**super().facts(), "rows": None, "groups": tuple(self.groups)}
 
-    def rows(self) -> Any:
-        """Raise RangeError: no single store has all rows."""
-        raise RangeError("store: with partial updates each group has its own rows; read a row with row(client)")
-
-    def vector(self, name: str) -> Any:
-        """See ``State``."""
+    def read(self, query: Query) -> Any:
+        """See ``State``. A client's vectors are zero for the groups that it does not send."""
+        if not isinstance(query, VectorQuery):
+            return super().read(query)
         self.store.require_files()
-        if name == "v":
-            return self._join(lambda group: group.vector("v"), empty(self.settings.layout.n_parameters))
-        return self._gathered("x" if name == "x" else "sent")
-
-    def _gathered(self, name: str, *, rounded: bool = False) -> Any:
-        """Return x, ``sent`` or x_prev, gathered once a round; ``rounded``: as clients receive it."""
         snapshots, gathered = self._shown
-        rounded = rounded and bool(self.settings.layout.narrow)
-        if (key := f"{name}, rounded" if rounded else name) not in gathered:
-            parts = {group: getattr(snapshot, name) for group, snapshot in snapshots.items()}
-            whole: F32 = self.settings.layout.join(parts, empty(self.settings.layout.n))
+        if query in gathered:
+            return view_of(gathered[query])
+        layout, client = self.settings.layout, query.client
+        having = {name: one for name, one in self.groups.items() if client is None or client in one.registry}
+        parts = {name: query(group, snapshots[name]) for name, group in having.items()}
+        whole = layout.join(parts, query.zeros(layout))
+        if isinstance(query, ModelVector):
             freeze(whole)
-            gathered[key] = as_sent(self.settings.layout, whole) if rounded else whole
-        return view_of(gathered[key])
+            gathered[query] = whole
+        return view_of(whole)
 
-    def total(self) -> Any:
+    def sent_model(self, name: Literal["sent", "x_prev"]) -> F32:
         """See ``State``."""
-        return self._join(lambda group: group.total(), empty(self.settings.layout.n_parameters, np.float64))
+        sent: F32 = self.read(ModelVector(name, rounded=bool(self.settings.layout.narrow)))
+        return sent
 
-    def row(self, client: ClientId) -> Any:
-        """Return a client's row; zeros for the groups that the client does not send."""
-        return self._join(lambda group: group.row(client), zeros(self.settings.layout.n_parameters), client)
-
-    def correction(self, client: ClientId) -> Any:
-        """See ``State``; zeros for the groups that the client does not send."""
-        out = zeros(self.settings.layout.n_parameters, np.float64)
-        return self._join(lambda group: group.correction(client), out, client)
-
-    def _join(self, read: Callable[[State], Any], out: Any, client: ClientId | None = None) -> Any:
-        """Return the vectors of all groups, or of those of a client, in ``out``."""
-        groups = self.groups.items()
-        return self.settings.layout.join(
-            {name: read(group) for name, group in groups if client is None or client in group.registry}, out
-        )
-
-    def sent_vectors(self, clients: Sequence[ClientId], new: Collection[ClientId]) -> SentVectors:
-        """See ``State``; offsets are zero for the groups that a client does not send."""
-        number, layout = self.round_number, self.settings.layout
-        for group in self.groups.values() if self.settings.algorithm.keeps_rows else ():
-            group.store.prefetch(client for client in clients if client in group.registry)
-
-        def offset(client: ClientId, out: Any) -> Any:
-            if self.round_number != number:
-                raise RoundError(
-                    f"offset: the broadcast was for round {number}, but round {self.round_number} is next; make a new "
-                    "broadcast"
-                )
-            is_new = client in new and client not in self.registry
-            out = empty(layout.n_parameters) if out is None else out
-            out[:] = 0
-            read = partial(State.offset, client=client, out=None, is_new=is_new)
-            return self._join(read, out, None if is_new else self.registry.check(client))
-
-        x_prev = self._gathered("x_prev", rounded=True) if self.settings.algorithm.direction.b else None
-        return WholeVectors(self._gathered("sent", rounded=True), x_prev, offset)
+    def offset(self, client: ClientId | None, out: Any) -> Any:
+        """See ``State``; zero for the groups that a client does not send."""
+        offset = self.read(Offset(client=None if client is None else self.registry.check(client)))
+        if out is None:
+            return offset
+        copy_into(out, offset)
+        return out
 
     # The stores.
-
-    def require_open_store(self) -> None:
-        """See ``State``."""
-        for state in self._states:
-            state.store.prefetch(())
-
-    def forget_newcomers(self) -> None:
-        """See ``State``."""
-        for state in self._states:
-            state.newcomers.forget()
 
     def save(self, path: Any) -> None:
         """See ``Server.save``; the groups' copies are in the main store's folder before that is in its place."""
@@ -491,17 +390,6 @@ class GroupedState(State):
 
         now = self.snapshot
         self.store.save(path, vectors=self._vectors(now), state=self.to_state(now), parts=parts)
-
-    def checkpoint(self) -> None:
-        """See ``Server.checkpoint``."""
-        for state in self._states:
-            state.store.checkpoint()
-
-    def compact_store(self, erase: bool) -> None:
-        """See ``State``."""
-        self.abandon()
-        for state in self._states:
-            state.store.compact(erase=erase)
 
     def verify(self) -> list[str]:
         """Return the damage found, by group."""
@@ -516,7 +404,7 @@ class GroupedState(State):
             stack.callback(super().close)
 
 
-def new_backend(
+def new_state(
     model: Any,
     settings: Settings,
     clients: int | Iterable[ClientId] | None,
@@ -533,7 +421,7 @@ def new_backend(
     with ExitStack() as stack:
         rows = stack.enter_context(new_rows(None, replace(storage, codec="f32"), listed, len(layout.groups)))
         require_clients(rows, listed)
-        firsts: dict[str, tuple[Settings, Snapshot, ClientStore]] = {}
+        firsts: list[First] = []
         for name, own in layout.of_groups.items():
             if not own.n_parameters:
                 raise ShapeError(f"partial[{name!r}]: its tensors have no parameters; add some to the group")
@@ -541,32 +429,24 @@ def new_backend(
             freeze(part)
             of_group = replace(settings, layout=own, started_nonnegative=never_negative(own, part))
             store = stack.enter_context(new_rows(None, storage, listed, own.n_parameters))
-            own_counters = {piece.name: counters[piece.name] for piece in own.outside}
-            firsts[name] = of_group, first_snapshot(of_group, part, own_counters, sizes, store), store
-        population = Population.of(sizes, rows.registry, needed=settings.algorithm.needs_shares)
-        snapshot = Snapshot(NOTHING, NOTHING, NOTHING, None, (), {}, population)
-        if storage.path is not None:
-            home = absolute(storage.path)
-
-            def parts(folder: Path) -> None:
-                for i, first in enumerate(firsts.values()):
-                    create_folder(_options_at(folder / GROUPS / str(i), storage), *first)
-
-            create_folder(_options_at(home, storage), settings, snapshot, rows, parts)
-            rows = stack.enter_context(opened_rows(_options_at(home, storage), settings))
-            for i, (name, (of_group, first, _)) in enumerate(firsts.items()):
-                options = _options_at(home / GROUPS / str(i), storage)
-                firsts[name] = of_group, first, stack.enter_context(opened_rows(options, of_group))
-        groups = {name: State(*first) for name, first in firsts.items()}
-        return GroupedState(settings, snapshot, rows, groups)
+            firsts.append(
+                first_of(of_group, part, {piece.name: counters[piece.name] for piece in own.outside}, sizes, store)
+            )
+    population = Population.of(sizes, rows.registry, needed=settings.algorithm.needs_shares)
+    snapshot = Snapshot(NOTHING, NOTHING, NOTHING, None, (), {}, population)
+    if storage.path is not None:
+        storage = _in_folder(storage)
+    with first_stores([(settings, snapshot, rows), *firsts], storage) as (main, *stores):
+        states = [State(own, first, store) for (own, first, _), store in zip(firsts, stores, strict=True)]
+        return GroupedState(settings, snapshot, main, dict(zip(layout.groups, states, strict=True)))
 
 
-def _options_at(path: Path | None, storage: Storage) -> Storage:
-    """Return the storage in a folder of the server's; it keeps the last transaction, to undo it after a crash."""
-    return replace(storage, path=path, keep_previous=True, durability=storage.durability_of_parts)
+def _in_folder(storage: Storage) -> Storage:
+    """Return the storage of a server's folder. Each store keeps its last transaction, to undo it after a crash."""
+    return replace(storage, keep_previous=True, durability=storage.durability_of_parts)
 
 
-def saved_backend(
+def saved_state(
     path: Path, given: Mapping[str, Any], storage: Storage, compute: Compute
 ) -> tuple[GroupedState, dict[str, Any]]:
     """Return the backend of a folder at its last complete transaction, and the saved settings.
@@ -576,7 +456,7 @@ def saved_backend(
     with ExitStack() as stack:
         with checkpoint_errors(path):
             if (storage.medium or server_state(path, state_of(path))["medium"]) == "mmap":
-                storage = _options_at(None, storage)
+                storage = _in_folder(storage)
         rows, saved, _ = stack.enter_context(saved_rows(path, replace(storage, codec=None), compute))
         with checkpoint_errors(path):
             layout = Settings.from_state(saved["settings"], given, compute).layout
@@ -588,7 +468,7 @@ def saved_backend(
         for folder, one in found.items():
             require_same(folder, one, os.lstat(folder))
         with checkpoint_errors(path):
-            _agree([rows, *stores.values()])
+            agree([rows, *stores.values()])
             groups = {}
             for name, store in stores.items():
                 saved = server_state(folders[name], store.state)
@@ -601,13 +481,3 @@ def saved_backend(
             if any(group.round_number != snapshot.round_number for group in groups.values()):
                 raise CheckpointError(f"{path}: the groups are at different rounds; load a backup")
             return GroupedState(settings, snapshot, rows, groups), saved["settings"]
-
-
-def _agree(stores: Sequence[ClientStore]) -> None:
-    """Roll back the stores that are a transaction ahead of another one."""
-    found = [transactions(store).last for store in stores]
-    if max(found) > min(found) and any(store.medium != "mmap" for store in stores):
-        raise StoreError(f"{stores[0].path}: the last round is incomplete; load the server in its folder first")
-    for store in stores:
-        if store.medium == "mmap":
-            go_back(store, min(found))
