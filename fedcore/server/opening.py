@@ -91,7 +91,6 @@ def new_state(
     clients: int | Iterable[ClientId] | None,
     sizes: Sizes | None,
     storage: Storage,
-    compute: Compute,
     given: ClientStore | None,
 ) -> State:
     """Return the state of a new server in one part. For arguments see ``Server``; ``given`` are the caller's rows."""
