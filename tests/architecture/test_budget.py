@@ -9,26 +9,27 @@ from pathlib import Path
 import fedcore
 
 ROOT = Path(fedcore.errors.__file__).parent.parent
-FILES_IN_FEDCORE = 162
-FILES_IN_A_FOLDER = 12
-FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 11, 12
+FILES_IN_FEDCORE = 170
+FILES_IN_A_FOLDER = 15
+FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 11
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 6_876,
+    "bench": 6_880,
     "csrc": 11_489,
-    "tests": 64_325,
-    "fedcore": 3_268,
-    "fedcore/adapters": 2_970,
-    "fedcore/algorithms": 1_454,
-    "fedcore/cli": 1_363,
-    "fedcore/cluster": 2_764,
+    "tests": 64_280,
+    "fedcore": 2_546,
+    "fedcore/adapters": 2_844,
+    "fedcore/algorithms": 1_285,
+    "fedcore/cli": 1_367,
+    "fedcore/cluster": 2_123,
     "fedcore/kernels": 640,
-    "fedcore/model": 2_339,
-    "fedcore/server": 6_230,
-    "fedcore/sim": 8_459,
-    "fedcore/secure": 1_113,
+    "fedcore/model": 2_233,
+    "fedcore/server": 6_884,
+    "fedcore/sim": 8_287,
+    "fedcore/secure": 1_099,
     "fedcore/testing": 1_060,
+    "fedcore/rules": 768,
     "fedcore/store": 3_967,
 }
 
