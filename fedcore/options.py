@@ -352,7 +352,7 @@ class RoundPolicy(Options):
 def as_policy(policy: Any) -> RoundPolicy:
     """Return the policy that the argument, a ``RoundPolicy`` or a mapping of its fields, describes."""
     if isinstance(policy, Mapping):
-        return from_mapping(RoundPolicy, policy)  # type: ignore[no-any-return]
+        return from_mapping(RoundPolicy, policy, "policy")  # type: ignore[no-any-return]
     if not isinstance(policy, RoundPolicy):
         raise RangeError(f"policy={policy!r}: must be a fedcore.RoundPolicy")
     return policy
@@ -435,12 +435,12 @@ def _rule(rule: Any) -> Rule | str:
     return from_mapping(kind, {name: value for name, value in rule.items() if name != "name"})  # type: ignore[no-any-return]
 
 
-def from_mapping(kind: type, options: Mapping[str, Any]) -> Any:
-    """Return a dataclass of the options in a mapping, whose names must be fields."""
+def from_mapping(kind: type, options: Mapping[str, Any], argument: str = "") -> Any:
+    """Return a dataclass of the options in a mapping, whose names must be fields; errors name the ``argument``."""
     options = {name: value for name, value in options.items() if name != PLAIN_DICT}
     known = [one.name for one in fields(kind)]
     if unknown := [name for name in options if name not in known]:
-        raise UnknownNameError.of(kind.__name__, unknown[0], known)
+        raise UnknownNameError.of(argument or kind.__name__, unknown[0], known)
     return kind(**options)
 
 

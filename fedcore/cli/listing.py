@@ -21,7 +21,9 @@ def add_arguments(top: Parser) -> None:
     """Add the command."""
     parser = top.add_command("list", run, needs=terminal.SIMULATOR)
     kinds = (*KINDS, "combinations")
-    parser.add_argument("kind", nargs="?", choices=kinds, metavar="KIND", help="|".join(kinds))
+    parser.add_argument(
+        "kind", nargs="?", choices=kinds, metavar="KIND", help="the kind, such as presets or combinations"
+    )
     terminal.add_imports(parser)
     terminal.add_json(parser)
 

@@ -216,11 +216,13 @@ def _open_server(folder: Path, opened: ExitStack) -> _Shards:
     rows = opened.enter_context(ClientStore.open(folder, readonly=True))
     with checkpoint_errors(folder):
         settings = server_state(folder, rows.state)["settings"]
-        layout, x = Layout.from_state(settings["layout"]), rows.vector("x")
-        assert x is not None
-        nonnegative, known = settings.get("nonnegative", never_negative(layout, x)), _known(settings)
+        layout, known = Layout.from_state(settings["layout"]), _known(settings)
     own = ["Mean(weights)"] if settings.get("own_weights") else []
     require_compatible(known, Storage(medium="mmap"), Compute(shards=2), *own)
+    with checkpoint_errors(folder):
+        x = rows.vector("x")  # partial updates, which the table refuses, have none here
+        assert x is not None
+        nonnegative = settings.get("nonnegative", never_negative(layout, x))
     return _Shards(layout, [Range(0, layout.n, layout.n_parameters)], [rows], nonnegative)
 
 

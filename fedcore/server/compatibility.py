@@ -235,7 +235,7 @@ def combines(*features: str) -> Combination:
     >>> bool(combines("shards", "journal")), bool(combines("shards", "buffer"))
     (True, False)
     >>> print(combines("resident", "shards"))
-    resident: does not combine with shards, because each shard has its own memory; leave resident out
+    resident: does not combine with shards, because each shard has its own memory; leave it out
     """
     named = set[str]().union(*map(_named, features))
     least = 2 if len(features) > 1 else len(features)

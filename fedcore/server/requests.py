@@ -108,14 +108,14 @@ class RemoveClient(Change):
             history=now.history.without([round]),
         )
         if has_part:
-            changed = _without_part(state, client)
+            changed = without_part(state, client)
             after = after._replace(total=changed.total, exact_total=changed.exact_total)
         store.forget(client)
         facts = {"what": "a departure of a client", "client": client, "from_objective": self.from_objective}
         return after, facts
 
 
-def _without_part(state: State, client: ClientId) -> Snapshot:
+def without_part(state: State, client: ClientId) -> Snapshot:
     """Return the snapshot with a new T that does not include a client; exact sums stay exact.
 
     If the client's row is damaged, its part is unknown, and T is recomputed from the parts of the others.

@@ -319,6 +319,8 @@ class State:
     @ieee
     def apply(self, change: Any) -> None:
         """Make a ``requests.Change`` in one transaction. If it fails before the store's commit, nothing has changed."""
+        for state in self.states:
+            state.store.require_files()
         parts = self.cut(change)
         with self.changing():
             made = [(state, *part(state)) for state, part in zip(self.states, parts, strict=True)]

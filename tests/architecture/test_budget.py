@@ -10,23 +10,23 @@ import fedcore
 
 ROOT = Path(fedcore.errors.__file__).parent.parent
 FILES_IN_FEDCORE = 170
-FILES_IN_A_FOLDER = 15
+FILES_IN_A_FOLDER = 16
 FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 11
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 6_880,
     "csrc": 11_489,
-    "tests": 64_280,
+    "tests": 64_275,
     "fedcore": 2_546,
     "fedcore/adapters": 2_844,
     "fedcore/algorithms": 1_285,
-    "fedcore/cli": 1_367,
-    "fedcore/cluster": 2_123,
+    "fedcore/cli": 1_369,
+    "fedcore/cluster": 2_125,
     "fedcore/kernels": 640,
     "fedcore/model": 2_233,
-    "fedcore/server": 6_884,
-    "fedcore/sim": 8_287,
+    "fedcore/server": 6_886,
+    "fedcore/sim": 8_288,
     "fedcore/secure": 1_099,
     "fedcore/testing": 1_060,
     "fedcore/rules": 768,

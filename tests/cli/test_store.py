@@ -214,18 +214,10 @@ def a_round(server):
     server.round([Update(i, server.x + 1 + i + server.round_number, 1) for i in range(3)])
 
 
-def several(server):
-    for _ in range(3):
-        a_round(server)
-    server.add_clients("new")
-    server.checkpoint()
-
-
 ACTS = {
     "round 2": a_round,
     "the arrival of 2 clients": lambda server: server.add_clients(["new", 77]),
     "the departure of 1 client": lambda server: server.remove_client(1),
-    "rounds 2 to 4 and the arrival of 1 client": several,
 }
 
 
@@ -236,7 +228,7 @@ def test_undo_names_the_transaction(tmp_path, what):
         a_round(server)
         a_round(server)
         before, clients = server.x.copy(), list(server.clients)
-    with Server.load(folder, storage=Storage(durability="checkpoint" if ACTS[what] is several else "round")) as server:
+    with Server.load(folder) as server:
         ACTS[what](server)
         last = server.transactions
     lines = [line.strip() for line in store("info", folder).output.splitlines()]

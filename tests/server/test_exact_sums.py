@@ -11,7 +11,7 @@ from fedcore.algorithms import REGISTRY, Linear, Step
 from fedcore.algorithms.memory import MIFA
 from fedcore.kernels import ExactSum
 from fedcore.server.folder import exact_total_problems
-from fedcore.server.state import without_client
+from fedcore.server.requests import without_part
 from tests.kit import flat, place
 from tests.server.forgeries import forge
 
@@ -111,7 +111,8 @@ def test_after_the_removal_of_a_row_too_long_the_others_are_added_again():
         for client, length in ((0, 2.0**60), (1, 1.5)):
             rows.stage(client)[:] = length
         rows.commit(0)
-        after = without_client(server._backend.snapshot, 0, rows, rows.read, corrections=False)
+        server._backend.store = rows
+        after = without_part(server._backend, 0)
     np.testing.assert_array_equal(after.total, np.full(p, 1.5))
     np.testing.assert_array_equal(kernels.read_exact(after.exact_total), after.total)
 

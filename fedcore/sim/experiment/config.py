@@ -357,6 +357,7 @@ def config_error(where: str, error: ValidationError) -> ConfigError:
     for one in error.errors():
         text = one["msg"] if one["type"] in ("problem", "missing") else f"{one['msg']}, got {one['input']!r:.100}"
         lines.append(": ".join([*filter(None, [".".join(map(str, one["loc"]))]), text]))
+    lines = list(dict.fromkeys(lines))  # several methods may have the same problem
     if len(lines) == 1:
         return ConfigError(f"{where}: {lines[0]}")
     return ConfigError(f"{where}: {len(lines)} problems\n" + "\n".join(f"  {line}" for line in lines))

@@ -350,6 +350,6 @@ def test_nvflare_builds_a_component_from_the_json_of_its_attributes(component, t
     assert options.storage == Storage(tmp_path / "my.rows", codec="bf16")
     assert options.limits == Limits(max_norm=10.0)
     assert options.compute == Compute(accumulator="exact")
-    assert options.aggregation.find(RejectLong).ratio == 30
+    assert [rule.ratio for rule in options.aggregation if isinstance(rule, RejectLong)] == [30]
     with pytest.raises(ValueError, match="instantiate"):
         Builder().build_component({**config, "args": {"storage": mappings["storage"]}})
