@@ -226,7 +226,7 @@ class Storage(Options):
         return replace(self, path=None, medium="mmap")
 
     def opened(self, rows: Any) -> "Storage":
-        """Return the storage with what is known once the rows, a ``ClientStore``, are open."""
+        """Return the storage with the options of its open rows, a ``ClientStore``."""
         known = replace(self, medium=self.medium or rows.medium, keep_previous=rows.keep_previous or self.keep_previous)
         if rows.medium == "mmap":
             return replace(known, durability=rows.durability)
