@@ -198,12 +198,7 @@ def _add(values: Sequence[Sequence[Any]]) -> list[Any]:
     return [kernels.sum_of_partials(np.concatenate(partials)) for partials in zip(*values, strict=True)]
 
 
-def _merge(values: Sequence[Sequence[str | None]]) -> list[str | None]:
-    """Return the reason to reject each update. Reasons from buffers (last shard) precede those from counters."""
-    return [next((reason for reason in reversed(reasons) if reason), None) for reasons in zip(*values, strict=True)]
-
-
-ANSWERS: dict[str, Any] = {"add": _add, "rejections": _merge, "agree": all, "ready": lambda values: None}
+ANSWERS: dict[str, Any] = {"add": _add, "agree": all, "ready": lambda values: None}
 """The questions of shards by name. Each function computes the answer from the values of all shards."""
 
 

@@ -1,14 +1,14 @@
-"""A shard: the state and the rounds of a server for one range of the model.
+"""A shard: the state of a server for one range of the model, and its sums of an open round.
 
-A shard computes like a server. Where a decision needs all shards, its ``ClusterReducer`` asks the coordinator.
+A shard computes like a server. Where a number is of whole vectors, its ``ClusterReducer`` asks the coordinator.
 """
 
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -17,27 +17,27 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from fedcore import kernels, runtime
-from fedcore.arrays import F32, F64, copied, freeze
+from fedcore.arrays import F32, F64, Bools, copied, freeze, ieee
 from fedcore.cluster.manifest import BLOCK, ShardInfo, delete_shard, shard_in
-from fedcore.errors import ArrayError, FedcoreError, LockedError, StoreError
+from fedcore.errors import ArrayError, DtypeError, FedcoreError, LockedError, StoreError
 from fedcore.files import is_own_folder
 from fedcore.kernels.robust import symmetric
 from fedcore.options import Settings, Storage
-from fedcore.server.aggregation import Counters, Reducer, Squares
+from fedcore.server.aggregation import Counters, Lengths, Reducer, Squares, Sum, UpdateBatch
 from fedcore.server.folder import Transactions, checkpoint_errors, go_back, transactions
 from fedcore.server.opening import first_of, first_state, require_clients, resumed_state
-from fedcore.server.report import Report
+from fedcore.server.report import Diagnostics
 from fedcore.server.requests import Change
-from fedcore.server.round import LOGGER, LocalRound
 from fedcore.server.state import NewClients, State
-from fedcore.server.step import Sizes
-from fedcore.server.update import Update, bytes_of, digest_of, require_finite
+from fedcore.server.step import Population, PreparedStep, Sizes
+from fedcore.server.update import Kind, as_vector, bytes_of, digest_of, require_finite
 from fedcore.server.validation import UpdateReader
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.folder import remove, require_copy
 from fedcore.store.files.inventory import INDEX
 from fedcore.store.files.locks import WriterLock
 from fedcore.store.registry import ClientId
+from fedcore.validation import rejection_reason
 
 
 class Question(NamedTuple):
@@ -142,10 +142,6 @@ class ClusterReducer(Reducer):
         products = kernels.gram_matrix(bases, ys, scales, partials=room)
         return symmetric(self.add(Squares(products, room))[0], k)
 
-    def rejections(self, reasons: list[str | None]) -> Any:
-        """See ``Reducer``."""
-        return self._thread.ask("rejections", reasons)
-
     def agree(self, yes: bool) -> bool:
         """See ``Reducer``."""
         return bool(self._thread.ask("agree", yes))
@@ -153,59 +149,6 @@ class ClusterReducer(Reducer):
     def ready(self) -> None:
         """See ``Reducer``."""
         self._thread.ask("ready", None)
-
-
-@dataclass(slots=True)
-class Slice:
-    """A shard's slice of a client's vector: the ``value`` or ``control`` of an ``Update``.
-
-    Attributes:
-        error: the reason to reject the vector, if the coordinator has already read it; then there is no slice.
-        digests: the client's digests of all slices.
-        counters: the integer counters, for the shard that keeps them.
-        is_named: whether the client sent named tensors, whose bytes are counted once they are read.
-        vector: the slice. It follows the updates in a message.
-    """
-
-    error: FedcoreError | None = None
-    digests: Sequence[str] | None = None
-    counters: Counters = field(default_factory=dict)
-    is_named: bool = False
-    vector: Any = None
-
-    def of_shard(self, k: int) -> "Slice":
-        """Return what a shard needs of it."""
-        return replace(self, digests=self.digests and [self.digests[k]], counters={} if k else self.counters)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that the client sent."""
-        return 0 if self.is_named else bytes_of(self.vector)
-
-    def read(self, name: str, read: Callable[[Any], Any]) -> Any:
-        """Return what ``read`` makes of the slice; raise if the coordinator found an error, or the digest differs."""
-        if self.error is not None:
-            raise self.error
-        if self.digests is not None and digest_of(self.vector) != self.digests[0]:
-            raise ArrayError(f"{name}: a slice does not match the client's digest; send all slices of one vector again")
-        return read(self.vector)
-
-
-class SliceReader(UpdateReader):
-    """An ``UpdateReader`` for slices."""
-
-    def _read_vector(self, update: Update) -> tuple[Any, bool]:
-        read = super()._read_vector
-        vector: tuple[Any, bool] = update.value.read(update.kind, lambda own: read(update._replace(value=own)))
-        return vector
-
-    def _read_counters(self, update: Update) -> Counters:
-        counters: Counters = update.value.counters
-        return counters
-
-    def _read_control(self, control: Slice | None) -> Any:
-        read = super()._read_control
-        return read(None) if control is None else control.read("control", read)
 
 
 class ShardState(NamedTuple):
@@ -216,11 +159,29 @@ class ShardState(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The result of a round: the report, the last rejections, and the log records."""
+    """The step of a round without vectors, and what was measured."""
 
-    report: Report
-    rejected: tuple[tuple[ClientId, str], ...]
-    records: list[logging.LogRecord]
+    prepared: PreparedStep
+    found: Diagnostics
+
+
+@dataclass
+class ShardRound:
+    """The part of an open round in a shard.
+
+    Attributes:
+        sums: the sums of its slices.
+        reader: reads models of earlier rounds, and checks float buffers.
+        tried: the batch of the last ``try_fold``.
+        folded: the accepted batches; with a robust rule they have their vectors.
+    """
+
+    sums: Sum
+    reader: UpdateReader
+    tried: UpdateBatch = field(default_factory=UpdateBatch)
+    squares: F64 = field(default_factory=partial(np.empty, 0))
+    folded: list[UpdateBatch] = field(default_factory=list)
+    is_open: bool = True
 
 
 class Shard:
@@ -235,8 +196,7 @@ class Shard:
         )
         self._rows: ClientStore | None = None
         self._state: State
-        self._round: LocalRound | None = None
-        self._reported = 0  # the number of rejections that the coordinator has received
+        self._round: ShardRound | None = None
 
     def begin(self, name: str, *arguments: Any) -> None:
         """Start a call in the shard's thread."""
@@ -308,67 +268,121 @@ class Shard:
         now = self._state.snapshot
         return ShardState(now.round_number, now.transactions)
 
-    def begin_round(self, newcomers: NewClients) -> None:
-        """Open a round, and abort an unfinished one."""
+    @ieee
+    def begin_round(self, newcomers: NewClients) -> Population | None:
+        """Open a round, and abort an unfinished one; return the population with the newcomers, if any."""
         self.abort()
-        self._records: list[logging.LogRecord] = []
-        logger = logging.Logger(LOGGER.name)
-        logger.setLevel(logging.INFO)
-        logger.handle = self._records.append  # type: ignore[assignment, method-assign]  # the coordinator logs them
-        self._round = LocalRound(
-            self._state.settings, self._state, reader=SliceReader, batch_size=1, may_hold=False, logger=logger
-        )
-        self._reported = 0
-        self._round.start(newcomers)
+        sums = self._state.begin(newcomers)
+        self._round = ShardRound(sums, UpdateReader(self._state.settings, self._state))
+        return self._state.newcomers.population
 
-    def add(self, updates: Sequence[Update], *vectors: Any) -> tuple[list[tuple[ClientId, str]], int]:
-        """Aggregate updates of slices; return the rejections since the last call, and the bytes of the slices.
+    def check_slice(self, name: str, has_buffers: bool, digest: str | None, vector: Any) -> int | str:
+        """Return the bytes of a slice, or the error if it is invalid or does not match the client's digest."""
+        try:
+            return bytes_of(self._read(name, has_buffers, digest, vector))
+        except FedcoreError as error:
+            return rejection_reason(error)
 
-        ``vectors`` are the slices, in the order of the updates: values before controls.
+    def check_buffers(self, kind: Kind, started: int, vector: Any) -> str | None:
+        """Return the error if a slice makes a float buffer negative that must not be."""
+        try:
+            self._opened.reader.check_buffers(self._read(kind, True, None, vector), kind, started)
+        except FedcoreError as error:
+            return rejection_reason(error)
+        return None
+
+    def first_not_finite(self, vector: Any) -> str | None:
+        """Return the name of the first tensor with a NaN or infinity in a slice, or None."""
+        return self._state.first_not_finite(vector)
+
+    def _read(self, name: str, has_buffers: bool, digest: str | None, vector: Any) -> Any:
+        """Return a slice as an array; raise if it is invalid."""
+        if digest is not None and digest_of(vector) != digest:
+            raise ArrayError(f"{name}: a slice does not match the client's digest; send all slices of one vector again")
+        layout = self._state.settings.layout
+        n = layout.n if has_buffers else layout.n_parameters
+        array = as_vector(name, vector, n)
+        if array is None:
+            raise DtypeError(f"{name}: expected float32[{n}], got {type(vector).__name__}")
+        return copied(array) if isinstance(array, np.ndarray) and not array.flags.aligned else array
+
+    @property
+    def _opened(self) -> ShardRound:
+        assert self._round is not None
+        return self._round
+
+    @ieee
+    def try_fold(self, batch: UpdateBatch, *slices: Any) -> Lengths:
+        """Fold the slices of a batch; see ``Sum``.
+
+        The values come before the second vectors. ``bases`` has the rounds of the models, or None.
         """
-        assert self._round is not None
-        before, slices = self._round.received, iter(vectors)
-        for update in updates:
-            for part in (update.value, update.control):
-                if part is not None and part.error is None:
-                    part.vector = next(slices)
-        self._round.add_group(updates)
-        return self._new_rejections(), self._round.received - before
+        opened, read, k = self._opened, self._read, len(batch)
+        rounds: Sequence[Any] = batch.bases
+        vectors = [
+            read("update", has, None, one) for has, one in zip(batch.has_buffers.tolist(), slices[:k], strict=True)
+        ]
+        controls = [read("control", False, None, one) for one in slices[k:]] or batch.controls
+        bases = [None if started is None else opened.reader.start_of(started) for started in rounds]
+        opened.tried = replace(batch, vectors=vectors, controls=controls, bases=bases)
+        lengths = opened.sums.try_fold(opened.tried)
+        opened.squares = lengths.parameters
+        return lengths
 
-    def settle(self) -> list[tuple[ClientId, str]]:
-        """Decide on all updates of the round; return the rejections since the last call."""
-        assert self._round is not None
-        self._round.settle()
-        return self._new_rejections()
+    def accept(self) -> None:
+        """Add the batch of ``try_fold``."""
+        self._opened.sums.accept(self._opened.tried)
+        self._keep(self._opened.tried, self._opened.squares)
 
-    def _new_rejections(self) -> list[tuple[ClientId, str]]:
-        assert self._round is not None
-        rejected, reported = self._round.rejected, self._reported
-        self._reported = len(rejected)
-        return list(rejected[reported:])
+    @ieee
+    def refold(self, batch: UpdateBatch, accepted: Bools, factors: F64) -> F64:
+        """Add the accepted updates of ``try_fold`` with new claims and weights; return their |h_i|^2. See ``Sum``."""
+        tried = self._opened.tried
+        tried.claims, tried.weights = batch.claims, batch.weights
+        kept, squares = self._opened.sums.refold(tried, accepted, factors)
+        self._keep(kept, squares)
+        return squares
 
-    def finish(self) -> Finished:
-        """Finish the round."""
-        assert self._round is not None
-        opened, self._round = self._round, None
-        report = opened.finish()
-        return Finished(report, report.rejected[self._reported :], self._records)
+    def _keep(self, batch: UpdateBatch, squares: F64) -> None:
+        opened, settings = self._opened, self._state.settings
+        opened.tried = UpdateBatch()
+        if len(batch):
+            discounts = batch.discounts(settings.policy, self._state.round_number)
+            batch.count(squares, discounts=discounts, keep=settings.rules.robust is not None)
+            opened.folded.append(batch)
+
+    @ieee
+    def finish(self, norms: Mapping[str, Any]) -> Finished:
+        """Take the step; ``norms`` are those of accepted updates, for the rules."""
+        opened, self._round = self._opened, None
+        state, rules, now = self._state, self._state.settings.rules, self._state.snapshot
+        batch = UpdateBatch.joined(opened.folded)
+        if state.settings.is_exact or rules.robust is not None:
+            batch = batch.ordered(state.registry.numbers(batch.clients))
+        result = opened.sums.total(batch, rules, now.ledger, now.center)
+        batch.drop()
+        prepared, found = state.take_step(opened, result, batch, norms, ())
+        none: Any = None
+        after = state.snapshot.shared()
+        return Finished(prepared._replace(before=none, result=none, cohort=none, step=None, after=after), found)
 
     def abort(self) -> None:
         """Abort the round, if one is open."""
         if self._round is not None:
-            self._round.abort()
             self._round = None
+            self._state.abandon()
+
+    def buffers_square(self) -> float:
+        """See ``State``."""
+        return self._state.buffers_square()
 
     def apply(self, change: Change, digests: Sequence[str | None], *vectors: Any) -> None:
         """Make a change with slices of its vectors, which must have these digests; discard an unfinished round."""
         self._state.abandon()
-
-        def own(vector: Any) -> Any:
-            return copied(vector) if change.has_buffers else vector
-
         parts = zip(change.vectors, digests, vectors, strict=True)
-        cut = {name: Slice(digests=digest and [digest], vector=part).read(name, own) for name, digest, part in parts}
+        cut = {name: self._read(name, change.has_buffers, digest, part) for name, digest, part in parts}
+        if change.has_buffers:
+            cut = {name: copied(vector) for name, vector in cut.items()}
         self._state.apply(replace(change, vectors=cut))
 
     def registry(self) -> tuple[int, list[tuple[int, ClientId | None]]]:

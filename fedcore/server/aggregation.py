@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -16,7 +16,7 @@ from fedcore.algorithms.base import NOTHING, H
 from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, Floats, core, device_of, empty, set_to_zero, zeros
 from fedcore.kernels import ExactSum, Terms
 from fedcore.kernels.rows import CHANGE
-from fedcore.options import Settings
+from fedcore.options import RoundPolicy, Settings
 from fedcore.profiling import span
 from fedcore.rules import Chain, PrivateMean
 from fedcore.rules.private import Ledger
@@ -97,9 +97,18 @@ class UpdateBatch:
         """Return the updates ordered by these numbers, int64[k]."""
         return self.chosen(np.argsort(numbers, kind="stable"))
 
+    def without_vectors(self) -> "UpdateBatch":
+        """Return the updates without vectors and second vectors."""
+        none: list[Any] = [None] * len(self)
+        return replace(self, vectors=none, controls=none)
+
     def clip(self, factors: F64) -> None:
         """Scale the updates by these factors, float64[k]."""
         self.factors, self.scales = factors, self.scales * factors
+
+    def discounts(self, policy: RoundPolicy, round: int) -> F64 | None:
+        """Return s(tau) of the updates in a round, float64[k]; None if the policy has no discount."""
+        return policy.discounts(round - self.starts) if policy.discount else None
 
     def count(self, squares: F64, *, discounts: F64 | None = None, keep: bool = False) -> None:
         """Store |h_i|^2 of the folded updates from ``squares``, float64[k], before discounts; drop their vectors unless
@@ -185,10 +194,6 @@ class Reducer:
     def gram_matrix(self, n: int, bases: Sequence[Any], ys: Sequence[Any], scales: F64) -> F64:
         """Return ``kernels.gram_matrix`` of whole vectors with the bits of one call; the slices have n elements."""
         return kernels.gram_matrix(bases, ys, scales)
-
-    def rejections(self, reasons: list[str | None]) -> list[str | None]:
-        """Return for each update the reason of the first shard that rejects it, or None."""
-        return reasons
 
     def agree(self, yes: bool) -> bool:
         """Whether all shards answer yes."""
@@ -396,10 +401,6 @@ class Sum:
         """Drop the round's references to v[t], which may be in files."""
         self._direction_of = _no_direction
 
-    def discounts(self, batch: UpdateBatch) -> F64 | None:
-        """Return s(tau) of the updates, float64[k]; None if the policy has no discount."""
-        return self._policy.discounts(self._round - batch.starts) if self._policy.discount else None
-
     def try_fold(self, batch: UpdateBatch, *, again: bool = False) -> Lengths:
         """Fold a batch into the spare sums, stage its rows, and measure it; ``accept`` or ``refold`` must follow.
 
@@ -483,6 +484,25 @@ class Sum:
         weights = math.fsum(self._weights), math.fsum(self._buffer_weights)
         exact = self._value.cut(slice(0, p)), self._changes
         return Result(self._read[:p], changes, self._read[p:], *weights, exact=exact)
+
+    def total(
+        self, batch: UpdateBatch, rules: Chain, ledger: Ledger, center: F32 | None, *, has_noise: bool = False
+    ) -> Result:
+        """Return the sums of all accepted updates, with the noise of a private mean, or their robust combination.
+
+        Args:
+            batch: the updates; with a robust rule they have their vectors, in the order of the clients' ids.
+            ledger, center: those of the last round.
+            has_noise: whether the clients added the noise.
+
+        Raises:
+            RangeError: the robust rule needs more updates.
+        """
+        if (private := rules.at(ledger).private) is not None:
+            return self.noised(batch, private, ledger, has_noise=has_noise)
+        if rules.robust is None or not len(batch):
+            return self.result()
+        return self.combined(batch, rules, center)
 
     def noised(self, batch: UpdateBatch, rule: PrivateMean, ledger: Ledger, *, has_noise: bool) -> Result:
         """Return ``result`` with the rule's noise, unless it has it, and with the expected number of clients as W."""
@@ -656,7 +676,7 @@ class Sum:
         """Fold h over the parameters, or x - y over the float buffers, in one pass."""
         bases, ys = self._cut_updates(batch, part)
         acc, weights = _part(self._value, part) if self._has_value else None, batch.weights
-        if (discounts := self.discounts(batch)) is not None:
+        if (discounts := batch.discounts(self._policy, self._round)) is not None:
             weights = weights * discounts
         if part.start == 0 and self._algorithm.adds != H:
             weights = weights * self._algorithm.adds.h

@@ -123,9 +123,6 @@ class GroupSums:
         has_buffers = layout.n > layout.n_parameters
         return Lengths(parameters, buffers if has_buffers else None, own=own if has_offsets else None)
 
-    def discounts(self, batch: UpdateBatch) -> None:
-        """Return None: partial updates have no discount."""
-
     def accept(self, batch: UpdateBatch) -> None:
         """See ``Sum``."""
         for name, part, _, squares in self._tried:
@@ -142,7 +139,7 @@ class GroupSums:
         batch.clip(factors)
         return batch.chosen(accepted), squares[accepted]
 
-    def result(self) -> Cohorts:
+    def total(self, batch: UpdateBatch, *_: Any, **__: Any) -> Cohorts:
         """Return the sums and the accepted updates of each group."""
         return [(sums.result(), UpdateBatch.joined(self._folded[name])) for name, sums in self._sums.items()]
 

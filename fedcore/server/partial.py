@@ -242,7 +242,7 @@ class PartialSums:
         return batch, [(client, shorten(reason)) for client, reason in sent.rejected]
 
     def _require_own(self, partial: PartialSum, own: set[ClientId] | None) -> None:
-        registry = self._state.store.registry
+        registry = self._state.registry
         # An unregistered sender may be rejected too: an edge below this one.
         rejected = [client for client, _ in partial.rejected if client in registry]
         for client in (*partial.clients, *rejected) if own is not None else ():
@@ -251,7 +251,7 @@ class PartialSums:
 
     def _checked(self, partial: PartialSum) -> UpdateBatch:
         """Check all but the weights; return the updates as a summed batch. Cost: reads 16 n bytes twice."""
-        settings, registry, number = self._settings, self._state.store.registry, self._state.snapshot.round_number
+        settings, registry, number = self._settings, self._state.registry, self._state.snapshot.round_number
         limits = settings.asked
         n, p, k = settings.layout.n, settings.layout.n_parameters, len(partial.clients)
         if partial.round != number:
@@ -353,7 +353,7 @@ class PartialSums:
     ) -> PartialSum:
         """Return the round's sum and claims as a value."""
         words, changes, batch = *total.words(), UpdateBatch.joined(folded)
-        batch = batch.ordered(self._state.store.registry.numbers(batch.clients))
+        batch = batch.ordered(self._state.registry.numbers(batch.clients))
         if (batch.sources == WEIGHTED).any():
             raise RangeError("weight: partial sums weight updates by the method; leave Update.weight out")
         number = self._state.snapshot.round_number

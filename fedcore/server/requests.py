@@ -359,6 +359,14 @@ class Total(VectorQuery):
 
 
 @dataclass(frozen=True)
+class Shared(Query):
+    """The snapshot without the vectors of the model: what all shards of a server share."""
+
+    def __call__(self, state: State, now: Snapshot) -> Any:
+        return now.shared()
+
+
+@dataclass(frozen=True)
 class CountersQuery(Query):
     """The integer counters and constants by name."""
 

@@ -19,6 +19,7 @@ import numpy as np
 from fedcore.arrays import F32, BufferPool, FileMemory, core, ieee
 from fedcore.errors import (
     AlgorithmError,
+    ClusterError,
     FedcoreError,
     RangeError,
     RoundError,
@@ -26,31 +27,26 @@ from fedcore.errors import (
     UnknownClientError,
     UnknownNameError,
 )
-from fedcore.options import Callback, Compute, Settings, Storage
+from fedcore.options import Callback, Settings, Storage
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
-from fedcore.server.aggregation import NO_COUNT, Result, UpdateBatch
+from fedcore.server.aggregation import NO_COUNT, UpdateBatch
 from fedcore.server.compatibility import require_compatible
 from fedcore.server.folder import Journal
 from fedcore.server.partial import PartialSum, PartialSums
 from fedcore.server.report import (
     Attendance,
-    Diagnosis,
-    Diagnostics,
-    Document,
     Rejected,
     Report,
     diversity_of,
     report_of,
-    round_facts,
     staleness,
     tell,
     warn_if_all_rejected,
     warn_if_capped,
 )
 from fedcore.server.state import NewClients, State
-from fedcore.server.step import PreparedStep, Snapshot
-from fedcore.server.update import KINDS, Incoming, Kind, Staging, Update, bytes_of, first_not_finite, immutable_copy
+from fedcore.server.update import KINDS, Incoming, Kind, Staging, Update, bytes_of, immutable_copy
 from fedcore.server.validation import (
     NO_START,
     NOT_FINITE,
@@ -198,26 +194,37 @@ class Round(OpenRound):
 
     def __init__(
         self,
-        settings: Settings,
-        number: int,
-        batch_size: int,
+        state: State,
         *,
+        batch_size: int,
         may_hold: bool,
         callbacks: Sequence[Callback] = (),
         logger: logging.Logger = LOGGER,
     ) -> None:
-        super().__init__(number, callbacks, logger)
-        self._settings, self._batch_size, self._may_hold = settings, batch_size, may_hold
+        state.prefetch(())  # raises StoreError if the store is closed
+        super().__init__(state.round_number, callbacks, logger)
+        settings = self._settings = state.settings
+        self._state, self._batch_size, self._may_hold = state, batch_size, may_hold
+        self._reader, self._weighing = state.reader(settings, state), Weighing(settings, state)
+        self._partials = PartialSums(settings, state, self._weighing)
         # The clients of held and folded updates, or (order, client) of each where clients may send several.
         self._known: set[Any] = set()
+        self._summed: set[ClientId] = set()  # the clients of partial sums
         self._arrivals = 0  # the order of the next valid update
         self._newcomers: NewClients = ()
+        self._held: list[UpdateBatch] = []
+        self._undecided: list[UpdateBatch] = []
+        self._folded: list[UpdateBatch] = []
+        self._keeps_vectors = settings.rules.robust is not None  # until the step
+        self._has_examples = False  # whether an update of the round has a number of examples or a weight
+        self._most_steps: int | None = None
         # The last update that each client began, and how often it replaced one that was open.
         self._begun: dict[ClientId, ref[Incoming]] = {}
         self._replaced: Counter[ClientId] = Counter()
+        on_host = BufferPool(settings.layout.n) if state.upload is not None else state.update_buffers
+        self._staging = Staging(on_host, batch_size, state.folder)
         self._journal: Journal | None = None
         self._rates: SentRates  # of a round with a journal
-        self._staging: Staging
         self.attendance = Attendance(settings.policy)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -282,8 +289,7 @@ class Round(OpenRound):
 
     @property
     def _accepted(self) -> set[Any]:
-        """The entries of ``_known``, with the clients of partial sums."""
-        return self._known
+        return self._known | self._summed if self._summed else self._known
 
     def _note_arrivals(self) -> None:
         if self.attendance.policy.grace:
@@ -405,11 +411,10 @@ class Round(OpenRound):
                 raise RoundError(f"client {client!r}: {most} updates are open; begin it later, or raise max_open")
 
     @property
-    @abstractmethod
     def _clients(self) -> Registry:
-        """The registered clients."""
+        return self._state.registry
 
-    @abstractmethod
+    @ieee
     def add_batch(self, updates: Sequence[Update]) -> list[bool]:
         """Add the updates of some clients, in one pass where they can be held.
 
@@ -419,7 +424,12 @@ class Round(OpenRound):
         Raises:
             RoundError, UnknownClientError, UnknownNameError, RangeError: as ``add``.
         """
+        if len(updates) > 1 and self._journal is None and (taken := self._add_plain(list(updates))) is not None:
+            return taken
+        return [self.add_group([update])[0] for update in updates]
 
+    @ieee
+    @one_call
     def add_partial_sum(
         self, partial: PartialSum | bytes, sender: ClientId, clients: Iterable[ClientId] | None = None
     ) -> None:
@@ -438,8 +448,30 @@ class Round(OpenRound):
             RangeError: as ``Server.require_partial_sums``.
             UnknownClientError: one of ``clients`` is not registered.
         """
-        raise RangeError("add_partial_sum: not supported with shards; use Compute(shards=1)")
+        self._require_open()
+        has_noise = isinstance(partial, PartialSum) and partial.noise > 0
+        self._require_partial_sums("masked sums" if has_noise else "edges")
+        own = None if clients is None else {self._clients.check(client) for client in clients}
+        self._fold_held()
+        joined = self._partials.join(self._sum, partial, own, self._known | self._summed, self._settle_examples)
+        if isinstance(joined, str):
+            self._rejected.append((sender, joined), is_known=sender in self._clients)
+            return
+        batch, rejected = joined
+        for one in rejected:  # of an edge, which may name any client
+            self._rejected.append(one, is_known=one[0] in self._clients)
+        if len(batch):
+            self._summed.update(batch.clients)
+            self._folded.append(batch)
+        self._note_arrivals()
 
+    def _require_partial_sums(self, feature: str) -> None:
+        """Raise RangeError if the server does not combine with partial sums of this kind."""
+        storage = Storage(medium="mmap", journal=self._journal is not None)
+        require_compatible(self._settings, storage, self._state.compute, feature)
+
+    @ieee
+    @one_call
     def partial_sum(self) -> PartialSum:
         """Close the round without a step; return its sum and claims, for ``add_partial_sum`` of the upper server.
 
@@ -451,9 +483,15 @@ class Round(OpenRound):
 
         Cost: reads and writes 16 n bytes.
         """
-        raise RangeError("partial_sum: not supported with shards; use Compute(shards=1)")
+        self._require_open()
+        self._require_partial_sums("edges")
+        self._fold_held(last=True)
+        partial = self._partials.collect(self._sum, self._folded, tuple(self._rejected), self._bytes)
+        before = self._state.snapshot  # rules compare the updates of the next round with those of this one
+        self._state.snapshot = before._replace(norms={**before.norms, **self._validator.remembered()})
+        self._abort()
+        return partial
 
-    @abstractmethod
     def buffer(self) -> F32:
         """Return an uninitialised vector for one client's y, float32[n], on the server's device.
 
@@ -478,6 +516,8 @@ class Round(OpenRound):
         >>> server.x
         array([0.5, 4. ], dtype=float32)
         """
+        self._require_open()
+        return self._state.update_buffers.get()
 
     @one_call
     def reject(self, client: ClientId, reason: str) -> None:
@@ -518,12 +558,13 @@ class Round(OpenRound):
             return update._replace(weight=weight)
         return update._replace(lr=rate, weight=weight)
 
-    def _write_to_journal(self, client: ClientId, update: Update, vector: Any, control: Any) -> str | None:
+    def _write_to_journal(self, client: ClientId, update: Update, batch: UpdateBatch) -> str | None:
         """Number a valid update, and write it to the journal, if any; return why it is rejected if this fails."""
         order, self._arrivals = self._arrivals, self._arrivals + 1
         if self._journal is not None:
             try:
                 checked = self._checked(update)._replace(client=client)
+                vector, control = map(self._reader.whole, (batch.vectors[0], batch.controls[0]))
                 self._journal.append(self._number, order, checked, vector, control, self._newcomers)
             except FedcoreError as error:
                 return f"journal: {error}"
@@ -545,16 +586,33 @@ class Round(OpenRound):
             except StoreError as error:
                 self._logger.warning("journal: %s", error)
 
-    @abstractmethod
+    @ieee
     def start(self, newcomers: NewClients) -> None:
         """Start the round, after the server has made it the open one."""
+        self._newcomers = newcomers if isinstance(newcomers, Mapping) else list(newcomers)
+        try:
+            self._sum = self._state.begin(self._newcomers)
+            settings, remembered = self._settings, self._state.snapshot.norms
+            unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
+            self._by_claims = self._weighing.reads_examples
+            caps = self._by_claims and "examples" in settings.rules.needs
+            examples = settings.rules.window("examples", remembered) if caps else None
+            square = self._state.buffers_square
+            rules = settings.rules.at(self._state.snapshot.ledger)
+            self._validator = Validator(settings.limits, rules, unit, remembered, examples, square)
+            if (most := settings.policy.buffer) is not None and not settings.repeats:  # one update of each client
+                self.attendance.full = max(1, settings.policy.min_clients, min(most, len(self._clients)))
+        except BaseException:
+            self._abort()
+            raise
 
-    @abstractmethod
     def _fold_held(self, *, last: bool = False) -> None:
-        """Fold the held updates; with ``last``, also decide on those that wait for a median."""
+        held, self._held = self._held, []
+        if held or (last and self._undecided):
+            self._fold(held, last=last)
 
     def _counts(self) -> dict[str, int]:
-        return {"accepted": len(self._known), "rejected": len(self._rejected)}
+        return {"accepted": len(self._known) + len(self._summed), "rejected": len(self._rejected)}
 
     def _is_second(self, client: ClientId) -> bool:
         """Whether the round has an update of the client already, and accepts no second one."""
@@ -581,78 +639,13 @@ class Round(OpenRound):
             raise RangeError(f"count={update.count!r}: must be {allowed}")
         return client
 
-
-class LocalRound(Round):
-    """A round of a server without shards, or of one shard."""
-
-    def __init__(
-        self, settings: Settings, state: State, *, reader: type[UpdateReader] = UpdateReader, **options: Any
-    ) -> None:
-        super().__init__(settings, state.snapshot.round_number, **options)
-        self._state = state
-        self._reader, self._weighing = reader(settings, state), Weighing(settings, state)
-        self._partials = PartialSums(settings, state, self._weighing)
-        on_host = BufferPool(settings.layout.n) if state.upload is not None else state.update_buffers
-        self._staging = Staging(on_host, self._batch_size, state.store.path)
-        self._held: list[UpdateBatch] = []
-        self._undecided: list[UpdateBatch] = []
-        self._folded: list[UpdateBatch] = []
-        self._summed: set[ClientId] = set()  # the clients of partial sums
-        self._keeps_vectors = settings.rules.robust is not None  # until the step
-        self._is_in_files = isinstance(settings.device, FileMemory)
-        self._has_examples = False  # whether an update of the round has a number of examples or a weight
-        self._most_steps: int | None = None
-
-    @ieee
-    def start(self, newcomers: NewClients) -> None:
-        """See ``Round``. A second call restarts the sums."""
-        self._newcomers = newcomers if isinstance(newcomers, Mapping) else list(newcomers)
-        try:
-            self._sum = self._state.begin(self._newcomers)
-            settings, remembered = self._settings, self._state.snapshot.norms
-            unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
-            self._by_claims = self._weighing.reads_examples
-            caps = self._by_claims and "examples" in settings.rules.needs
-            examples = settings.rules.window("examples", remembered) if caps else None
-            square = self._state.buffers_square
-            rules = settings.rules.at(self._state.snapshot.ledger)
-            self._validator = Validator(settings.limits, rules, unit, remembered, examples, square)
-            if (most := settings.policy.buffer) is not None and not settings.repeats:  # one update of each client
-                self.attendance.full = max(1, settings.policy.min_clients, min(most, len(self._clients)))
-        except BaseException:
-            self._abort()
-            raise
-
-    @property
-    def _clients(self) -> Registry:
-        return self._state.store.registry
-
-    @property
-    def _accepted(self) -> set[Any]:
-        return self._known | self._summed if self._summed else self._known
-
-    @property
-    def received(self) -> int:
-        """The bytes received from clients so far."""
-        return self._bytes
-
-    def _counts(self) -> dict[str, int]:
-        return {"accepted": len(self._known) + len(self._summed), "rejected": len(self._rejected)}
-
     def _require_open(self) -> None:
         super()._require_open()
         try:
-            self._state.store.require_files()
-        except StoreError:
+            self._state.require_open_round()
+        except FedcoreError:
             self._abort()
             raise
-
-    @ieee
-    def add_batch(self, updates: Sequence[Update]) -> list[bool]:
-        """See ``Round``."""
-        if len(updates) > 1 and self._journal is None and (taken := self._add_plain(list(updates))) is not None:
-            return taken
-        return [self.add_group([update])[0] for update in updates]
 
     @ieee
     @one_call
@@ -662,13 +655,12 @@ class LocalRound(Round):
         self._require_open()
         with span("read", self._state):
             read = [self._read(update) for update in updates]
-        reasons = self._state.reducer.rejections([reason for _, _, _, reason in read])
         at_once = False
         taken: list[bool] = []
         keys: list[Any] = []
-        for update, (client, batch, fixed, _), reason in zip(updates, read, reasons, strict=True):
+        for update, (client, batch, fixed, reason) in zip(updates, read, strict=True):
             if batch is not None and reason is None:
-                reason = self._write_to_journal(client, update, batch.vectors[0], batch.controls[0])
+                reason = self._write_to_journal(client, update, batch)
                 reason = reason or self._settle_examples(batch)
             keys += [client] if batch is None else self._keys_of(batch, self._arrivals - 1)
             taken.append(batch is not None and reason is None)
@@ -680,7 +672,7 @@ class LocalRound(Round):
             self._known.add(keys[-1])
             self._held.append(batch)
             is_safe = self._may_hold or update.keep is True or fixed
-            if self._keeps_vectors and (self._is_in_files or not is_safe):
+            if self._keeps_vectors and (isinstance(self._settings.device, FileMemory) or not is_safe):
                 batch.vectors = [immutable_copy(y, self._settings.device) for y in batch.vectors]
                 batch.controls = [immutable_copy(control, self._settings.device) for control in batch.controls]
             at_once |= not (is_safe or self._keeps_vectors)
@@ -701,14 +693,15 @@ class LocalRound(Round):
 
     def _read(self, update: Update) -> tuple[ClientId, UpdateBatch | None, bool, str | None]:
         """Return the client, the update, whether its memory is immutable, and the reason of a rejection."""
-        client = self._check(update, self._state.store.registry)
+        client = self._check(update, self._clients)
         if client in self._summed:  # not an error, which would abort the round: an edge may list a client by mistake
             return client, None, False, IN_PARTIAL
         if self._is_second(client):
             return client, None, False, SECOND
+        self._reader.require_form(update)
         try:
             return (client, *self._reader.read(update, client), None)
-        except AlgorithmError:  # an error of the server's own rate or weights
+        except (AlgorithmError, ClusterError):  # an error of the server's own rate or weights; a lost shard
             raise
         except FedcoreError as error:
             return client, None, False, rejection_reason(error)
@@ -719,10 +712,9 @@ class LocalRound(Round):
             return None
         if self._has_examples:
             return NO_EXAMPLES
-        layout, vectors = self._settings.layout, [y for y in batch.vectors if y is not None]  # a partial sum has None
-        name = next((found for y in vectors if (found := first_not_finite(y, layout))), None)
-        if not self._state.reducer.agree(name is None):  # an invalid update must not displace others
-            return NOT_FINITE if name is None else f"{NOT_FINITE}, in {name}"
+        vectors = [y for y in batch.vectors if y is not None]  # a partial sum has None
+        for name in filter(None, map(self._state.first_not_finite, vectors)):
+            return f"{NOT_FINITE}, in {name}"  # an invalid update must not displace others
         self._has_examples = True
         before = [*self._held, *self._folded, *self._undecided]
         if dropped := [client for part in before for client in part.clients]:
@@ -753,59 +745,12 @@ class LocalRound(Round):
         self._arrivals += len(batch)
         self._known.update(keys)
         self._bytes += batch.vectors[0].nbytes * len(batch)
-        if self._keeps_vectors and (self._is_in_files or not self._may_hold):
+        if self._keeps_vectors and (isinstance(self._settings.device, FileMemory) or not self._may_hold):
             batch.vectors = [immutable_copy(y, self._settings.device) for y in batch.vectors]
         self._fold([batch])
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
         return [key in self._known for key in keys]
-
-    @ieee
-    @one_call
-    def add_partial_sum(
-        self, partial: PartialSum | bytes, sender: ClientId, clients: Iterable[ClientId] | None = None
-    ) -> None:
-        """See ``Round``."""
-        self._require_open()
-        has_noise = isinstance(partial, PartialSum) and partial.noise > 0
-        place = Storage(medium="mmap", journal=self._journal is not None)
-        require_compatible(self._settings, place, Compute(), "masked sums" if has_noise else "edges")
-        own = None if clients is None else {self._state.store.registry.check(client) for client in clients}
-        self._fold_held()
-        joined = self._partials.join(self._sum, partial, own, self._known | self._summed, self._settle_examples)
-        if isinstance(joined, str):
-            self._rejected.append((sender, joined), is_known=sender in self._clients)
-            return
-        batch, rejected = joined
-        for one in rejected:  # of an edge, which may name any client
-            self._rejected.append(one, is_known=one[0] in self._clients)
-        if len(batch):
-            self._summed.update(batch.clients)
-            self._folded.append(batch)
-        self._note_arrivals()
-
-    @ieee
-    @one_call
-    def partial_sum(self) -> PartialSum:
-        """See ``Round``."""
-        self._require_open()
-        require_compatible(self._settings, Storage(medium="mmap", journal=False), Compute(), "edges")
-        self._fold_held(last=True)
-        partial = self._partials.collect(self._sum, self._folded, tuple(self._rejected), self._bytes)
-        before = self._state.snapshot  # rules compare the updates of the next round with those of this one
-        self._state.snapshot = before._replace(norms={**before.norms, **self._validator.remembered()})
-        self._abort()
-        return partial
-
-    def buffer(self) -> F32:
-        """See ``Round``."""
-        self._require_open()
-        return self._state.update_buffers.get()
-
-    def _fold_held(self, *, last: bool = False) -> None:
-        held, self._held = self._held, []
-        if held or (last and self._undecided):
-            self._fold(held, last=last)
 
     @ieee
     def settle(self) -> None:
@@ -838,7 +783,7 @@ class LocalRound(Round):
                     self._weighing.count_known_examples(batch)
                 self._weighing.weigh(batch)
             if at_end:
-                batch = batch.ordered(self._state.store.registry.numbers(batch.clients))
+                batch = batch.ordered(self._clients.numbers(batch.clients))
             lengths = self._sum.try_fold(batch)
             if waiting:
                 self._undecided = []
@@ -857,7 +802,8 @@ class LocalRound(Round):
             self._abort()
             raise
         if len(batch):
-            batch.count(squares, discounts=self._sum.discounts(batch), keep=self._keeps_vectors)
+            discounts = batch.discounts(self._settings.policy, self._number)
+            batch.count(squares, discounts=discounts, keep=self._keeps_vectors)
             self._folded.append(batch)
 
     def _leave_out(self, batch: UpdateBatch, decision: Decision) -> None:
@@ -865,7 +811,7 @@ class LocalRound(Round):
         immutable."""
         keys = self._keys_of(batch) if decision.rejected else []
         for i, reason in sorted(decision.rejected.items()):
-            if reason == NOT_FINITE and (name := first_not_finite(batch.vectors[i], self._settings.layout)):
+            if reason == NOT_FINITE and (name := self._state.first_not_finite(batch.vectors[i])):
                 reason = f"{reason}, in {name}"
             self._known.discard(keys[i])
             self._rejected.append((batch.clients[i], reason))
@@ -905,14 +851,17 @@ class LocalRound(Round):
         self._require_enough()
         batch = UpdateBatch.joined(self._folded)
         if self._settings.is_exact or self._keeps_vectors:  # the order of the updates must have no effect
-            batch = batch.ordered(self._state.store.registry.numbers(batch.clients))
-        result = self._result(batch)
+            batch = batch.ordered(self._clients.numbers(batch.clients))
+        now, has_noise = self._state.snapshot, len(batch) > 0 and self._summed.issuperset(batch.clients)
+        result = self._sum.total(batch, self._settings.rules, now.ledger, now.center, has_noise=has_noise)
+        batch.drop()
+        self._folded = [batch]
         try:
-            with uninterrupted():
+            with uninterrupted() if self._state.defers_signals else nullcontext():
                 if self._is_ending:
                     raise RoundError("round: a signal handler aborted it before it was finished")
                 norms, rejected = self._validator.remembered(), tuple(self._rejected)
-                prepared, found = take_step(self._state, self, result, batch, norms, rejected)
+                prepared, found = self._state.take_step(self, result, batch, norms, rejected)
                 self._most_steps = prepared.most_steps
                 spent = self._seconds + time.perf_counter() - began, self._bytes
                 stale = staleness(prepared)
@@ -926,22 +875,6 @@ class LocalRound(Round):
                 self._release()
         self._empty_journal()
         return self.report
-
-    def _result(self, batch: UpdateBatch) -> Result:
-        """Return the sums of all accepted updates, the robust combination, or the sums with noise.
-
-        Raise RangeError for too few updates.
-        """
-        ledger = self._state.snapshot.ledger
-        if (private := self._settings.rules.at(ledger).private) is not None:
-            has_noise = len(batch) > 0 and self._summed.issuperset(batch.clients)  # of the clients
-            return self._sum.noised(batch, private, ledger, has_noise=has_noise)
-        if not self._keeps_vectors or not len(batch):
-            return self._sum.result()
-        result = self._sum.combined(batch, self._settings.rules, self._state.snapshot.center)
-        batch.drop()
-        self._folded = [batch]
-        return result
 
     def _abort(self) -> None:
         if self.is_open:
@@ -959,41 +892,13 @@ class LocalRound(Round):
             del self._sum, self._validator
 
 
-def take_step(
-    state: State,
-    opened: "LocalRound | WholeRound",
-    result: Result,
-    batch: UpdateBatch,
-    norms: Mapping[str, Any],
-    rejected: Sequence[tuple[ClientId, str]] = (),
-) -> tuple[PreparedStep, Diagnostics]:
-    """Take the server's step, measure it and commit it; see ``State.prepare``."""
-    prepared, offset = state.prepare(result, batch, norms), state.shared_offset()
-    found = Diagnosis(state.settings, state.store, prepared, batch, offset, state.reducer).measure()
-    facts = None
-    if state.settings.audit:
-        joined = [client for client in batch.clients if client in state.newcomers.ids]
-        facts = round_facts(state.settings, prepared, batch, rejected, joined)
-    commit(state, prepared.after, opened, facts)
-    after = prepared.after._replace(audited=state.snapshot.audited)
-    return prepared._replace(after=after), found
-
-
-def commit(state: State, after: Snapshot, opened: "LocalRound | WholeRound", facts: Document | None = None) -> None:
-    """Commit a round's snapshot, and close the round."""
-    if not opened.is_open:
-        raise RoundError("round: it was aborted before it was finished")
-    state.accept(after, facts)
-    opened.is_open = False
-
-
 def log_round(
     report: Report, state: State, weighing: Weighing, most_steps: int | None, logger: logging.Logger = LOGGER
 ) -> None:
     """Log the warnings of a finished round."""
     warn_if_all_rejected(report, logger)
     warn_if_capped(report.round, weighing.lowered, most_steps, logger)
-    state.waiting.log(report.waiting_for, state.store, logger)
+    state.waiting.log(report.waiting_for, state, logger)
 
 
 class WholeRound:
@@ -1038,10 +943,10 @@ def whole_round(
         if not all(core.column_range(column)[1] < math.inf for column in columns):  # also false for a NaN
             return None
         sums.accept(batch)
-        batch.count(lengths.parameters, discounts=sums.discounts(batch))
+        batch.count(lengths.parameters, discounts=batch.discounts(settings.policy, state.round_number))
         # A method without rows commits by one assignment, which a signal cannot interrupt.
         with uninterrupted() if settings.algorithm.keeps_rows else nullcontext():
-            prepared, found = take_step(state, opened, sums.result(), batch, {})
+            prepared, found = state.take_step(opened, sums.result(), batch, {}, ())
         spent = time.perf_counter() - began, received
         stale = staleness(prepared)
         return report_of(*(settings, prepared, batch, found, stale, (), *spent), attendance=opened.attendance), weighing
@@ -1085,7 +990,7 @@ def _step_by_mean(
         closed=opened.attendance.reason(clients, ()),
         missing=opened.attendance.missing(clients, ()),
     )
-    commit(state, after, opened)
+    state.commit(after, opened)
     return report
 
 

@@ -65,7 +65,7 @@ from fedcore.server.opening import (
 )
 from fedcore.server.partial import PartialSum
 from fedcore.server.report import UNASKED, Attendance, Report, tell
-from fedcore.server.round import LOGGER, LocalRound, Round, RoundLock, WholeRound, log_round, whole_round
+from fedcore.server.round import LOGGER, Round, RoundLock, WholeRound, log_round, whole_round
 from fedcore.server.state import NewClients, State
 from fedcore.server.update import Update, as_vector, in_float32, kept_batches, require_finite
 from fedcore.server.validation import is_flag, never_negative
@@ -168,9 +168,9 @@ class Server(Represented, Unpicklable):
         if layout.groups:
             backend = groups.new_state(model, settings, ids, sizes, place)
         elif compute.is_sharded:
-            from fedcore.cluster import backend as shards  # not at the top: the cluster's modules import those here
+            from fedcore.cluster import state as shards  # not at the top: a server in one part needs no cluster
 
-            backend = shards.new_backend(model, settings, ids, sizes, place, compute)
+            backend = shards.new_state(model, settings, ids, sizes, place, compute)
         else:
             backend = new_state(model, settings, ids, sizes, place, given)
         try:
@@ -190,7 +190,7 @@ class Server(Represented, Unpicklable):
         return server
 
     def _start(self, backend: Any, callbacks: Sequence[Callback], model: Any = None) -> None:
-        self._backend: State = backend  # or a ShardedBackend, which has the same methods
+        self._backend: State = backend
         self.callbacks = tuple(callbacks)
         base = model.tensors if isinstance(model, Model) else model
         self._base = base if isinstance(base, Safetensors) else None
@@ -380,9 +380,9 @@ class Server(Represented, Unpicklable):
         backend: Any
         saved: Mapping[str, Any]
         if manifest is not None:
-            from fedcore.cluster import backend as shards
+            from fedcore.cluster import state as shards
 
-            backend, saved = shards.saved_backend(manifest, given, storage, compute)
+            backend, saved = shards.saved_state(manifest, given, storage, compute)
             medium, compute = storage.medium or "mmap", replace(compute, executor=backend.coordinator.placement)
         elif folder is not None and part_of(folder / GROUPS) is not None:
             backend, saved = groups.saved_state(folder, given, storage, compute)
@@ -959,12 +959,10 @@ class Server(Represented, Unpicklable):
         may_hold: bool,
         newcomers: NewClients = (),
         expected: Iterable[ClientId] | None = None,
-        kind: type[LocalRound] = LocalRound,
+        kind: type[Round] = Round,
     ) -> Round:
-        make = partial(
-            self._backend.new_round, kind, batch_size=batch_size, may_hold=may_hold, callbacks=self.callbacks
-        )
-        opened: Round = self._round_lock.open(self.round_number, make)
+        make = partial(kind, self._backend, batch_size=batch_size, may_hold=may_hold, callbacks=self.callbacks)
+        opened = self._round_lock.open(self.round_number, make)
         opened.attendance = self._attendance(expected)
         try:
             self._start_round(opened, newcomers)
@@ -992,7 +990,7 @@ class Server(Represented, Unpicklable):
         opened.resume(journal)
 
 
-class EdgeRound(LocalRound):
+class EdgeRound(Round):
     """An open round of an edge. It ends with ``partial_sum``, since the upper server takes the step."""
 
     def finish(self) -> Report:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from logging import INFO, WARNING, Logger
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,7 @@ from fedcore.errors import (
     StoreError,
 )
 from fedcore.kernels import ExactSum, Linear
-from fedcore.options import Settings
+from fedcore.options import Compute, Settings
 from fedcore.profiling import begin, span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import (
@@ -49,7 +50,16 @@ from fedcore.server.aggregation import (
     longest_update,
 )
 from fedcore.server.broadcast import SentVectors, WholeVectors
-from fedcore.server.report import Document, document_of, public_key, signer_of, undo_document
+from fedcore.server.report import (
+    Diagnosis,
+    Diagnostics,
+    Document,
+    document_of,
+    public_key,
+    round_facts,
+    signer_of,
+    undo_document,
+)
 from fedcore.server.step import (
     History,
     ModelStep,
@@ -63,7 +73,7 @@ from fedcore.server.step import (
     step_length,
     usual_distance,
 )
-from fedcore.server.update import as_sent, digest_of_numbers, digest_of_text, in_float32
+from fedcore.server.update import as_sent, digest_of_numbers, digest_of_text, first_not_finite, in_float32
 from fedcore.server.validation import Buffers, UpdateReader, settled
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
@@ -262,18 +272,18 @@ class AwaitedClients:
         self._last = (0, 0)
         self._warned = False
 
-    def log(self, waiting_for: int, store: ClientStore, logger: Logger) -> None:
+    def log(self, waiting_for: int, state: "State", logger: Logger) -> None:
         """Log the clients without a row for which x waits, if they have changed; warn once if they have not.
 
         Cost: for each logged line, a pass over the clients' slots.
         """
-        now = waiting_for, len(store.registry)
+        now = waiting_for, len(state.registry)
         changed, self._last = now != self._last, now
         warns = not changed and not self._warned
         if not waiting_for or not (changed or warns) or not logger.isEnabledFor(WARNING if warns else INFO):
             return
         self._warned |= warns
-        missing = store.without_row(self.NAMED)
+        missing = state.without_row(self.NAMED)
         others = f", and {waiting_for - len(missing)} others" if waiting_for > len(missing) else ""
         line = f"x is unchanged: waiting for {waiting_for} of {now[1]} clients: {', '.join(map(repr, missing))}{others}"
         if changed:
@@ -282,10 +292,20 @@ class AwaitedClients:
             logger.warning("%s; use MIFA(wait=False) to start without them, or remove_client() to remove one", line)
 
 
+class OpenStep(Protocol):
+    """A round as its commit sees it."""
+
+    is_open: bool
+
+
 class State:
     """The current snapshot and the rows. A round prepares a step, measures it and commits it."""
 
     reader: type[UpdateReader] = UpdateReader
+    compute = Compute()
+    """Where the state is: here, in one part."""
+    defers_signals = True
+    """Whether a signal waits until a step is committed."""
 
     def __init__(
         self, settings: Settings, snapshot: Snapshot, store: ClientStore, reducer: Reducer | None = None
@@ -356,6 +376,23 @@ class State:
         """Whether the store has open files."""
         return self.store.medium == "mmap"
 
+    @property
+    def folder(self) -> Path | None:
+        """The server's folder, if it has one."""
+        return self.store.path
+
+    def require_open_round(self) -> None:
+        """Raise an error if the open round cannot go on: the store is closed, or a file was cut short."""
+        self.store.require_files()
+
+    def first_not_finite(self, y: Any) -> str | None:
+        """Return the name of the first tensor of an update's vector with a NaN or infinity, or None."""
+        return first_not_finite(y, self.settings.layout)
+
+    def without_row(self, most: int) -> list[ClientId]:
+        """Return at most this many of the clients without a row."""
+        return self.store.without_row(most)
+
     def facts(self) -> dict[str, Any]:
         """Return the entries of a repr."""
         device, path = self.settings.device, self.store.path
@@ -421,11 +458,6 @@ class State:
     def keeps_journal(self, on: bool) -> None:
         """Set whether later rounds have a journal; the folder has the setting from the next commit on."""
         self.settings = replace(self.settings, journal=on)
-
-    def new_round(self, kind: Any, **options: Any) -> Any:
-        """Return a round that has not begun. Raise StoreError if the store is closed."""
-        self.prefetch(())
-        return kind(self.settings, self, reader=self.reader, **options)
 
     def may_be_whole(self) -> bool:
         """Whether a round may be one native call: rows in memory, and no rule or norm limit that can reject."""
@@ -703,6 +735,31 @@ class State:
             x=x, x_prev=x, momentum=model.v(), round_number=now.round_number + 1, gamma=gamma, changed={}
         )
         return after, squares, v_square / (1 / W * W) ** 2
+
+    def take_step(
+        self,
+        opened: OpenStep,
+        result: Any,
+        batch: UpdateBatch,
+        norms: Mapping[str, Floats],
+        rejected: Sequence[tuple[ClientId, str]],
+    ) -> tuple[PreparedStep, Diagnostics]:
+        """Take the step of a round, measure it and commit it; see ``prepare``. ``rejected`` is for the audit."""
+        prepared, offset = self.prepare(result, batch, norms), self.shared_offset()
+        found = Diagnosis(self.settings, self.store, prepared, batch, offset, self.reducer).measure()
+        facts = None
+        if self.settings.audit:
+            joined = [client for client in batch.clients if client in self.newcomers.ids]
+            facts = round_facts(self.settings, prepared, batch, rejected, joined)
+        self.commit(prepared.after, opened, facts)
+        return prepared._replace(after=prepared.after._replace(audited=self.snapshot.audited)), found
+
+    def commit(self, after: Snapshot, opened: OpenStep, facts: Document | None = None) -> None:
+        """Commit a round's snapshot, and close the round."""
+        if not opened.is_open:
+            raise RoundError("round: it was aborted before it was finished")
+        self.accept(after, facts)
+        opened.is_open = False
 
     def accept(self, after: Snapshot, facts: Document | None = None) -> None:
         """Commit the step of a round; ``facts`` are those of its audit document.

@@ -469,6 +469,13 @@ class Snapshot(NamedTuple):
             exact_total=ExactSum.zeros(p, device=device) if settings.is_exact and algorithm.keeps_total else None,
         )
 
+    def shared(self) -> "Snapshot":
+        """Return the snapshot without the vectors of the model; ``past`` keeps its rounds."""
+        nothing: F32 = np.empty(0, np.float32)
+        past = dict.fromkeys(self.past, nothing)
+        kept = {name: getattr(self, name) for name in _SHARED}
+        return Snapshot(nothing, nothing, nothing, None, (), past=past, **kept)
+
     def with_replacement(self) -> "Snapshot":
         """Return the snapshot with one more replacement of x in ``changed``."""
         return self._replace(changed={**self.changed, "x": self.changed.get("x", 0) + 1})
@@ -601,6 +608,12 @@ def vectors_of(store: ClientStore, device: str = CPU) -> dict[str, Vector]:
         vectors[name] = vector if name.startswith(("v/", "population/")) else copied(vector, device=device)
         vectors[name].flags.writeable = name.partition("/")[0] in ("total", "momentum")
     return vectors
+
+
+_SHARED = (
+    *("counters", "population", "norms", "starts", "round_number", "gamma", "transactions", "changed", "audited"),
+    *("documents", "ledger"),
+)
 
 
 class PreparedStep(NamedTuple):

@@ -85,6 +85,28 @@ class Slices:
                 raise RangeError(f"{name}: expected a {what} for each of {shards} shards, got {len(entries)}")
 
 
+@dataclass(frozen=True, slots=True)
+class SlicedVector:
+    """A client's vector as an open round of a sharded server holds it.
+
+    Attributes:
+        parts: the slice of each shard, in the form that is sent to it.
+        nbytes: the bytes that the client sent.
+        is_immutable: whether nobody will change it.
+        whole: the vector, if the client sent it whole; else None.
+    """
+
+    parts: Sequence[Any]
+    nbytes: int
+    is_immutable: bool
+    whole: Any = None
+
+    def kept(self) -> "SlicedVector":
+        """Return the vector with copies of slices that are views of the caller's memory."""
+        kept = [immutable_copy(part, CPU) if isinstance(part, np.ndarray) else part for part in self.parts]
+        return SlicedVector(kept, self.nbytes, is_immutable=True)
+
+
 @dataclass(frozen=True)
 class SentSlices:
     """References to the vectors of a broadcast, one per shard, for workers that read them.
@@ -376,6 +398,8 @@ def immutable_copy(y: Any, device: str) -> Any:
         return y
     if isinstance(y, list):
         return [immutable_copy(piece, device) for piece in y]
+    if isinstance(y, SlicedVector):
+        return y.kept()
     if isinstance(device, FileMemory) and isinstance(y, np.ndarray):
         return y if device_of(y) is device else copied(y, device=device)
     if is_device_array(y):

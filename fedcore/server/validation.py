@@ -525,7 +525,7 @@ class Weighing:
         population, claimed = self._state.population, batch.claims.examples
         if not population.is_sized:
             return claimed
-        known = population.examples(self._state.store.registry, batch.clients)
+        known = population.examples(self._state.registry, batch.clients)
         claims_less = (batch.sources == COUNTED) & (claimed < known)
         return np.where(claims_less | (batch.sources == WEIGHTED), claimed, known)
 
@@ -550,7 +550,7 @@ class Weighing:
     def weigh(self, batch: UpdateBatch) -> None:
         """Set the updates' weights by their claims, shares and ages."""
         number, population = self._state.snapshot.round_number, self._state.population
-        registry, clients, claims = self._state.store.registry, batch.clients, batch.claims
+        registry, clients, claims = self._state.registry, batch.clients, batch.claims
         shares, ages = population.shares(registry, clients), population.ages(registry, clients, number)
         cutoff = self._algorithm.cutoff
         intervals = None if cutoff is None else population.intervals(registry, clients, number, cutoff)
@@ -655,7 +655,7 @@ class UpdateReader:
         if is_late and algorithm.mixes_models and kind != "model":
             raise RangeError(f"kind={kind!r}: a late update must be a model, because {algorithm} keeps no past models")
         if algorithm.own_starts:
-            started = int(self._state.population.starts(self._state.store.registry.numbers([client]))[0])
+            started = int(self._state.population.starts(self._state.registry.numbers([client]))[0])
         if kind != "gradient":
             self.check_buffers(y, kind, started)
         counters = settle_counters(settings.layout, self._read_counters(update), now.counters, kind)
@@ -685,7 +685,17 @@ class UpdateReader:
             starts=np.array([started]),
             digests=[digest_of_numbers(y) if settings.audit else None],
         )
-        return batch, fixed and (control is None or core.are_immutable([control]))
+        return batch, fixed and (control is None or self._is_immutable(control))
+
+    def _is_immutable(self, vector: Any) -> bool:
+        return core.are_immutable([vector])
+
+    def require_form(self, update: Update) -> None:
+        """Raise RangeError if the caller sent vectors in a form that the server does not take."""
+
+    def whole(self, vector: Any) -> Any:
+        """Return a whole vector of a batch, or None."""
+        return vector
 
     def read_all(self, updates: list[Update]) -> UpdateBatch | None:
         """Return the updates as a batch if ``read_columns`` supports them, else None."""
@@ -727,7 +737,7 @@ class UpdateReader:
         if settings.algorithm.needs_loss or settings.algorithm.own_starts:
             return None
         index, of_lr = (
-            self._state.store.registry.index,
+            self._state.registry.index,
             (limits.max_client_lr is not None, limits.max_client_lr or self._lr),
         )
         number = self._state.snapshot.round_number
