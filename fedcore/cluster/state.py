@@ -26,7 +26,7 @@ from fedcore.files import resolve_own_links
 from fedcore.model import Layout
 from fedcore.options import Compute, Settings, Storage, checked_objects
 from fedcore.rules import Chain
-from fedcore.server.aggregation import Lengths, UpdateBatch
+from fedcore.server.aggregation import Counters, Lengths, UpdateBatch
 from fedcore.server.broadcast import SentVectors
 from fedcore.server.folder import JOURNAL, Journal
 from fedcore.server.opening import require_named_rates, require_saved
@@ -70,13 +70,19 @@ class SliceReader(UpdateReader):
                         "vector, or load the server with Storage(journal=False)"
                     )
 
+    def bytes_of(self, update: Update) -> int:
+        """See ``UpdateReader``; slices count as float32."""
+        layout = self._settings.layout
+        n = layout.n_parameters if update.kind == "gradient" else layout.n
+        return 4 * n if isinstance(update.value, Slices) else super().bytes_of(update)
+
     def whole(self, vector: SlicedVector | None) -> Any:
         """See ``UpdateReader``."""
         return None if vector is None else vector.whole
 
     def check_buffers(self, y: SlicedVector, kind: Kind, started: int) -> None:
         """See ``UpdateReader``; the last shard has the buffers."""
-        if self._settings.nonnegative:
+        if self._settings.layout.n > self._settings.layout.n_parameters:
             self._state.check("check_buffers", y, kind, started)
 
     def start_of(self, round: int) -> int:
@@ -95,6 +101,9 @@ class SliceReader(UpdateReader):
         is_fixed |= self._state.update_buffers.owns(vector)
         sliced = self._state.slices_of(vector, has_buffers=has_buffers, is_immutable=is_fixed)
         return sliced, sliced.is_immutable
+
+    def _read_counters(self, update: Update) -> Counters:
+        return {} if isinstance(update.value, Slices) else super()._read_counters(update)
 
     def _read_control(self, control: Any) -> Any:
         if self._settings.algorithm.second_vector is None:

@@ -46,7 +46,7 @@ from fedcore.server.report import (
     warn_if_capped,
 )
 from fedcore.server.state import NewClients, State
-from fedcore.server.update import KINDS, Incoming, Kind, Staging, Update, bytes_of, immutable_copy
+from fedcore.server.update import KINDS, Incoming, Kind, Staging, Update, immutable_copy
 from fedcore.server.validation import (
     NO_START,
     NOT_FINITE,
@@ -666,7 +666,7 @@ class Round(OpenRound):
             taken.append(batch is not None and reason is None)
             if batch is None or reason is not None:
                 self._rejected.append((client, str(reason)))
-                self._bytes += bytes_of(update.value)
+                self._bytes += self._reader.bytes_of(update)
                 continue
             self._bytes += batch.bytes
             self._known.add(keys[-1])

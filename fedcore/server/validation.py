@@ -29,6 +29,7 @@ from fedcore.server.update import (
     Kind,
     Update,
     as_vector,
+    bytes_of,
     digest_of_numbers,
     in_float32,
     raises_fedcore_errors,
@@ -692,6 +693,10 @@ class UpdateReader:
 
     def require_form(self, update: Update) -> None:
         """Raise RangeError if the caller sent vectors in a form that the server does not take."""
+
+    def bytes_of(self, update: Update) -> int:
+        """Return the bytes of an update's vector as sent; 0 if unknown."""
+        return bytes_of(update.value)
 
     def whole(self, vector: Any) -> Any:
         """Return a whole vector of a batch, or None."""

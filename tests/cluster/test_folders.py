@@ -10,7 +10,7 @@ import pytest
 
 from fedcore import ClientStore, Compute, Server, Storage
 from fedcore.cluster import coordinator, manifest, reshard
-from fedcore.cluster.backend import ShardedBackend
+from fedcore.cluster.state import ShardedState
 from fedcore.cluster.manifest import INTENT
 from fedcore.errors import (
     CheckpointError,
@@ -106,7 +106,7 @@ def test_the_next_save_deletes_leftovers_of_a_killed_one(tmp_path, monkeypatch, 
             elif moment == "before the manifest":
                 patched.setattr(manifest.Manifest, "write", killed)
             else:
-                patched.setattr(ShardedBackend, "_delete", killed)
+                patched.setattr(ShardedState, "_delete", killed)
             with pytest.raises(Killed):
                 server.save(home)
         assert len(names(home)) == 6
