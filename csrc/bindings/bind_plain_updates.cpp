@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <utility>
 #include <vector>
 
+#include "base/blocks.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/client_id.h"
 #include "bindings/registered.h"
+#include "kernels/norms.h"
 
 namespace fedcore::bindings {
 namespace {
@@ -138,6 +141,19 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
     return py::make_tuple(list_of(clients), list_of(ys), steps, examples, distances, starts);
 }
 
+// Copies a vector of float32 and returns its squared norm, which is not finite if the vector is not.
+double copy_measured(const py::array& source, const py::array& out) {
+    const auto n = static_cast<std::int64_t>(out.size());
+    if (!is_plain_vector(source, n) || !is_plain_vector(out, n) || !out.writeable())
+        raise("ArrayError", "out: expected two float32 vectors of one length");
+    auto* const copy = static_cast<float*>(const_cast<void*>(out.data()));
+    std::memcpy(copy, source.data(), static_cast<std::size_t>(4 * n));
+    std::vector<double> scratch(static_cast<std::size_t>(block_count(n)));
+    double square = 0;
+    fedcore::squared_norms(&copy, 1, n, scratch.data(), &square);
+    return square;
+}
+
 }  // namespace
 
 void bind_plain_updates(py::module_& module) {
@@ -145,6 +161,7 @@ void bind_plain_updates(py::module_& module) {
                py::arg("n"), py::arg("lr"), py::arg("max_steps"), py::arg("max_examples"), py::arg("own_rates"),
                py::arg("max_lr"), py::arg("oldest") = 0, py::arg("newest") = -1, py::arg("absent") = 0,
                py::arg("repeats") = false);
+    module.def("copy_measured", &copy_measured, py::arg("source"), py::arg("out"));
 }
 
 }  // namespace fedcore::bindings

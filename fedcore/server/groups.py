@@ -66,7 +66,7 @@ class GroupReader(UpdateReader):
         self._state.require_set(client, self._state.sent_groups(batch.vectors[0]))
         return batch, fixed
 
-    def read_all(self, updates: list[Update]) -> None:
+    def read_columns(self, updates: list[Update]) -> None:
         """Return None: models are cut into groups one by one."""
 
     @raises_fedcore_errors

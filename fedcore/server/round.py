@@ -1,7 +1,6 @@
 """An open round: updates are read, validated and added to the sums as they arrive; they are not stored."""
 
 import logging
-import math
 import time
 from abc import abstractmethod
 from collections import Counter
@@ -27,7 +26,7 @@ from fedcore.errors import (
     UnknownClientError,
     UnknownNameError,
 )
-from fedcore.options import Callback, Settings, Storage
+from fedcore.options import Callback, Storage
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import NO_COUNT, UpdateBatch
@@ -38,7 +37,6 @@ from fedcore.server.report import (
     Attendance,
     Rejected,
     Report,
-    diversity_of,
     report_of,
     staleness,
     tell,
@@ -51,14 +49,11 @@ from fedcore.server.validation import (
     NO_START,
     NOT_FINITE,
     Decision,
-    PlainColumns,
     SentRates,
-    UpdateReader,
     Validator,
     Weighing,
     check_claims,
     check_distance,
-    usual,
 )
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import Represented, check_number, describe_integers, is_integer, rejection_reason
@@ -67,6 +62,11 @@ LOGGER = logging.getLogger("fedcore.server")
 SECOND = "update: the round already has an update of this client; only the first counts"
 NO_EXAMPLES = "examples: missing, but other updates of the round report a number"
 UNLISTED = "round %d: it rejects more updates than it lists; the report has the first ones"
+SMALL = 1 << 17
+"""The most bytes of a vector that a round copies to hold it."""
+USUAL = 1e30
+"""The bound of the squared norm of a copied vector. The fold decides at once on longer updates."""
+CHANGED = "update: the caller has changed it while the round held it; leave vectors of keep=True unchanged"
 MOST_REPLACED = 100
 """How many open updates a client may replace in a round by beginning another one."""
 IN_PARTIAL = "client: already part of a partial sum of this round; limit an edge with add_partial_sum(clients=...)"
@@ -212,10 +212,14 @@ class Round(OpenRound):
         self._summed: set[ClientId] = set()  # the clients of partial sums
         self._arrivals = 0  # the order of the next valid update
         self._newcomers: NewClients = ()
-        self._held: list[UpdateBatch] = []
+        self._plain: list[tuple[Update, int]] = []  # held updates that ``read_columns`` reads, in order of arrival
+        self._held: list[UpdateBatch] = []  # before these
         self._undecided: list[UpdateBatch] = []
         self._folded: list[UpdateBatch] = []
         self._keeps_vectors = settings.rules.robust is not None  # until the step
+        # Whether small updates are copied, so that one pass folds several. No rule may reject one of them later.
+        is_small, is_free = 4 * settings.layout.n <= SMALL, settings.limits.max_norm is None and settings.rules.is_plain
+        self._copies_small = is_small and is_free and state.upload is None
         self._has_examples = False  # whether an update of the round has a number of examples or a weight
         self._most_steps: int | None = None
         # The last update that each client began, and how often it replaced one that was open.
@@ -424,9 +428,12 @@ class Round(OpenRound):
         Raises:
             RoundError, UnknownClientError, UnknownNameError, RangeError: as ``add``.
         """
-        if len(updates) > 1 and self._journal is None and (taken := self._add_plain(list(updates))) is not None:
+        listed = list(updates)
+        if self._journal is None and (taken := self._add_plain(listed)) is not None:
             return taken
-        return [self.add_group([update])[0] for update in updates]
+        if len(listed) == 1:
+            return [self._add_one(listed[0])]
+        return [self.add_batch([update])[0] for update in listed]
 
     @ieee
     @one_call
@@ -607,6 +614,7 @@ class Round(OpenRound):
             raise
 
     def _fold_held(self, *, last: bool = False) -> None:
+        self._read_plain()
         held, self._held = self._held, []
         if held or (last and self._undecided):
             self._fold(held, last=last)
@@ -647,41 +655,42 @@ class Round(OpenRound):
             self._abort()
             raise
 
-    @ieee
     @one_call
-    def add_group(self, updates: Sequence[Update]) -> list[bool]:
-        """Add updates of different clients, in one pass if they can be held."""
+    def _add_one(self, update: Update) -> bool:
+        """Add an update of any form."""
         began = time.perf_counter()
         self._require_open()
         with span("read", self._state):
-            read = [self._read(update) for update in updates]
-        at_once = False
-        taken: list[bool] = []
-        keys: list[Any] = []
-        for update, (client, batch, fixed, reason) in zip(updates, read, strict=True):
-            if batch is not None and reason is None:
-                reason = self._write_to_journal(client, update, batch)
-                reason = reason or self._settle_examples(batch)
-            keys += [client] if batch is None else self._keys_of(batch, self._arrivals - 1)
-            taken.append(batch is not None and reason is None)
-            if batch is None or reason is not None:
-                self._rejected.append((client, str(reason)))
-                self._bytes += self._reader.bytes_of(update)
-                continue
-            self._bytes += batch.bytes
-            self._known.add(keys[-1])
-            self._held.append(batch)
-            is_safe = self._may_hold or update.keep is True or fixed
-            if self._keeps_vectors and (isinstance(self._settings.device, FileMemory) or not is_safe):
-                batch.vectors = [immutable_copy(y, self._settings.device) for y in batch.vectors]
-                batch.controls = [immutable_copy(control, self._settings.device) for control in batch.controls]
-            at_once |= not (is_safe or self._keeps_vectors)
-        if at_once or len(self._held) >= self._batch_size:
-            self._fold_held()
+            client, batch, fixed, reason = self._read(update)
+        if batch is not None:
+            reason = self._write_to_journal(client, update, batch) or self._settle_examples(batch)
+        if batch is None or reason is not None:
+            self._rejected.append((client, str(reason)))
+            self._bytes += self._reader.bytes_of(update)
+        else:
+            self._hold(batch, is_safe=self._may_hold or update.keep is True or fixed)
         self._keep_in_journal(self._known)
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
-        return [new and key in self._known for new, key in zip(taken, keys, strict=True)]
+        return batch is not None and reason is None and self._keys_of(batch)[0] in self._known
+
+    def _hold(self, batch: UpdateBatch, *, is_safe: bool) -> None:
+        """Hold a batch of one update, or fold it now if nobody keeps its memory."""
+        self._known.update(self._keys_of(batch, self._arrivals - 1))
+        self._bytes += batch.bytes
+        self._read_plain()
+        self._held.append(batch)
+        if self._keeps_vectors:
+            self._own(batch, is_safe=is_safe)
+        if not (is_safe or self._keeps_vectors) or len(self._held) >= self._batch_size:
+            self._fold_held()
+
+    def _own(self, batch: UpdateBatch, *, is_safe: bool) -> None:
+        """Replace vectors that the caller may change by copies, since the round keeps them until its end."""
+        device = self._settings.device
+        if not is_safe or isinstance(device, FileMemory):
+            batch.vectors = [immutable_copy(y, device) for y in batch.vectors]
+            batch.controls = [immutable_copy(control, device) for control in batch.controls]
 
     def _keys_of(self, batch: UpdateBatch, first: int | None = None) -> list[Any]:
         """Return the entries of ``_known`` for a batch, after numbering its updates from ``first`` on."""
@@ -716,6 +725,7 @@ class Round(OpenRound):
         for name in filter(None, map(self._state.first_not_finite, vectors)):
             return f"{NOT_FINITE}, in {name}"  # an invalid update must not displace others
         self._has_examples = True
+        self._read_plain()
         before = [*self._held, *self._folded, *self._undecided]
         if dropped := [client for part in before for client in part.clients]:
             self._rejected += [(client, NO_EXAMPLES) for client in dropped]
@@ -727,30 +737,88 @@ class Round(OpenRound):
 
     @one_call
     def _add_plain(self, updates: list[Update]) -> list[bool] | None:
-        """Fold the updates and return whether each is accepted, if all are flat float32 models; else return None."""
+        """Add updates and return whether each is accepted, if all are flat float32 models; else return None."""
         began = time.perf_counter()
         self._require_open()
         with span("read", self._state):
-            batch = self._reader.read_all(updates) if not self._held else None
-        if batch is None or not (self._settings.repeats or (self._known | self._summed).isdisjoint(batch.clients)):
+            columns = self._reader.read_columns(updates)
+        if columns is None:
+            return None
+        clients, ys, _, examples, _, _ = columns
+        if not (self._settings.repeats or (self._known.isdisjoint(clients) and self._summed.isdisjoint(clients))):
             return None
         if self._by_claims:  # in a round, all updates must have examples, or none
-            have = bool(batch.sources.all())  # NO_COUNT is 0
-            if not have and batch.sources.any():
+            missing = np.isnan(examples)
+            have = not missing.any()
+            if (missing.any() and have) or (not have and not missing.all()):
                 return None
             if (self._known or self._summed) and have != self._has_examples:
                 return None
             self._has_examples = have
-        keys = self._keys_of(batch, self._arrivals)
-        self._arrivals += len(batch)
+        first, self._arrivals = self._arrivals, self._arrivals + len(clients)
+        keys = list(enumerate(clients, first)) if self._settings.repeats else clients
         self._known.update(keys)
-        self._bytes += batch.vectors[0].nbytes * len(batch)
-        if self._keeps_vectors and (isinstance(self._settings.device, FileMemory) or not self._may_hold):
-            batch.vectors = [immutable_copy(y, self._settings.device) for y in batch.vectors]
-        self._fold([batch])
+        self._bytes += ys[0].nbytes * len(ys)
+        kept = self._kept(updates, ys) if len(updates) < self._batch_size else None
+        if kept is None:
+            self._read_plain()
+            batch = self._reader.batch_of_columns(columns)
+            batch.orders = np.arange(first, self._arrivals)
+            if self._keeps_vectors:
+                self._own(batch, is_safe=self._may_hold)
+            self._held.append(batch)
+            self._fold_held()
+        else:
+            self._plain += zip(kept, range(first, self._arrivals), strict=True)
+            if len(self._plain) >= self._batch_size:
+                self._fold_held()
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
         return [key in self._known for key in keys]
+
+    def _kept(self, updates: list[Update], ys: list[Any]) -> list[Update] | None:
+        """Return the updates as the round may hold them: unchanged if nobody will change them, or small copies.
+
+        Return None for others, and for small ones with a number that the fold may reject.
+        """
+        if self._may_hold or all(update.keep is True for update in updates) or core.are_immutable(ys):
+            return updates
+        buffers = self._state.update_buffers
+        if all(map(buffers.owns, ys)):
+            return updates
+        if not self._copies_small:
+            return None
+        kept = []
+        for update, y in zip(updates, ys, strict=True):
+            copy = buffers.get()
+            if not core.copy_measured(y, copy) < USUAL:  # also false for a NaN
+                return None
+            kept.append(update._replace(value=copy))
+        return kept
+
+    def _read_plain(self) -> None:
+        """Read the held plain updates into a batch."""
+        held, self._plain = self._plain, []
+        if not held:
+            return
+        updates, orders = map(list, zip(*held, strict=True))
+        batch = self._reader.read_all(updates)
+        if batch is None:
+            self._read_changed(held)
+        else:
+            batch.orders = np.array(orders)
+            self._held.append(batch)
+
+    def _read_changed(self, held: list[tuple[Update, int]]) -> None:
+        """Read updates one by one, and reject those that are no longer plain: the caller has changed them."""
+        for update, order in held:
+            batch = self._reader.read_all([update])
+            if batch is not None:
+                batch.orders = np.array([order])
+                self._held.append(batch)
+            else:
+                self._known.discard((order, update.client) if self._settings.repeats else update.client)
+                self._rejected.append((update.client, CHANGED))
 
     @ieee
     def settle(self) -> None:
@@ -879,6 +947,7 @@ class Round(OpenRound):
     def _abort(self) -> None:
         if self.is_open:
             self.is_open = False
+            self._plain.clear()
             self._held.clear()
             self._undecided.clear()
             self._state.abandon()
@@ -901,109 +970,13 @@ def log_round(
     state.waiting.log(report.waiting_for, state, logger)
 
 
-class WholeRound:
-    """The open round of the server while one call runs it. ``is_open``: whether it can still be aborted."""
-
-    __slots__ = ("__weakref__", "attendance", "is_open")
-
-    def __init__(self, attendance: Attendance) -> None:
-        self.attendance, self.is_open = attendance, True
-
-    def abort(self, *, keep: bool = False) -> None:
-        """Abort the round unless it is committed."""
-        self.is_open = False
-
-
-@ieee
-def whole_round(
-    state: State, updates: list[Update], opened: WholeRound, began: float
-) -> tuple[Report, Weighing] | None:
-    """Run a round of plain updates, begun at ``began``, in one call; other threads may abort ``opened``.
-
-    Return None, with the server unchanged, if the round needs a ``LocalRound``.
-    """
-    settings = state.settings
-    weighing = Weighing(settings, state)
-    try:
-        sums, reader = state.begin(()), UpdateReader(settings, state)
-        if settings.steps_by_mean and not state.population.is_sized:
-            report = _step_by_mean(state, settings, reader.read_columns(updates), opened, began)
-            return None if report is None else (report, weighing)
-        batch = reader.read_all(updates)
-        if batch is None:
-            return None
-        if settings.algorithm.weighs_claims:
-            if not state.population.is_sized and len(set(batch.sources.tolist())) > 1:
-                return None  # only some updates have examples
-            weighing.count_known_examples(batch)
-        weighing.weigh(batch)
-        received = batch.vectors[0].nbytes * len(batch)
-        lengths = sums.try_fold(batch)
-        columns = [column for column in lengths if column is not None]
-        if not all(core.column_range(column)[1] < math.inf for column in columns):  # also false for a NaN
-            return None
-        sums.accept(batch)
-        batch.count(lengths.parameters, discounts=batch.discounts(settings.policy, state.round_number))
-        # A method without rows commits by one assignment, which a signal cannot interrupt.
-        with uninterrupted() if settings.algorithm.keeps_rows else nullcontext():
-            prepared, found = state.take_step(opened, sums.result(), batch, {}, ())
-        spent = time.perf_counter() - began, received
-        stale = staleness(prepared)
-        return report_of(*(settings, prepared, batch, found, stale, (), *spent), attendance=opened.attendance), weighing
-    finally:
-        if opened.is_open:
-            state.abandon()
-        weighing.close()
-
-
-def _step_by_mean(
-    state: State, settings: Settings, columns: PlainColumns | None, opened: WholeRound, began: float
-) -> Report | None:
-    """Run a round that only moves x along the mean of the updates; None as for ``whole_round``."""
-    if columns is None:
-        return None
-    clients, ys, steps, examples, distances, _ = columns
-    ones, _, _, factors, ages = usual(len(ys))
-    weights = examples if settings.algorithm.weighs_claims else ones
-    if not core.column_range(weights)[0] > 0:  # also false for a NaN, which means no examples
-        if not np.isnan(weights).all():
-            return None
-        weights = ones
-    stepped = state.step_by_mean(ys, ones if settings.averages_models else 1 / distances, weights)
-    if stepped is None:
-        return None
-    after, squares, mean_square = stepped
-    norms, before = np.sqrt(squares), state.snapshot
-    report = Report(
-        round=before.round_number,
-        accepted=tuple(clients),
-        steps=int(core.column_sum(0.0, steps, None)),
-        norms=norms / distances if settings.averages_models else norms,
-        weights=weights,
-        factors=factors,
-        ages=ages,
-        diversity=diversity_of(weights, squares, mean_square),
-        gamma=after.gamma,
-        seconds=time.perf_counter() - began,
-        bytes=ys[0].nbytes * len(ys),
-        changed=dict(before.changed) or None,
-        closed=opened.attendance.reason(clients, ()),
-        missing=opened.attendance.missing(clients, ()),
-    )
-    state.commit(after, opened)
-    return report
-
-
-RoundT = TypeVar("RoundT", bound=Round | WholeRound)
-
-
 class RoundLock:
     """The last round that was opened, and locks for the calls that open the next one and that push updates."""
 
     def __init__(self) -> None:
         self._opening, self.pushing = Lock(), RLock()
         # A weak reference, so that a dropped round does not stay open.
-        self._last: Callable[[], Round | WholeRound | None] = lambda: None
+        self._last: Callable[[], Round | None] = lambda: None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RoundLock":
         """Return new locks; a copy of a server has no open round, unless it is asynchronous."""
@@ -1014,12 +987,12 @@ class RoundLock:
         self._last = ref(opened)
 
     @property
-    def opened(self) -> Round | WholeRound | None:
+    def opened(self) -> Round | None:
         """The open round, or None."""
         last = self._last()
         return last if last is not None and last.is_open else None
 
-    def open(self, round: int, make: Callable[[], RoundT]) -> RoundT:
+    def open(self, round: int, make: Callable[[], Round]) -> Round:
         """Make and return the open round, or raise RoundError if a round is open or being opened."""
         if self._opening.locked():
             raise RoundError(f"round {round}: another call is opening it already")

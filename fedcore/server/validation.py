@@ -632,7 +632,8 @@ class UpdateReader:
         self._settings, self._state, self._weights = settings, state, settings.rules.weights
         self._rates = SentRates(settings.lr, settings.limits)
         self._starts: dict[int, F32] = {}
-        self._lr = self._rates.sent(state.snapshot.round_number)
+        self._lr = self._rates.sent(state.round_number)
+        self._plain = self._plain_limits()
 
     def read(self, update: Update, client: ClientId) -> tuple[UpdateBatch, bool]:
         """Return the update as a batch of one, and whether its vectors are immutable; raise if it is invalid."""
@@ -704,10 +705,12 @@ class UpdateReader:
 
     def read_all(self, updates: list[Update]) -> UpdateBatch | None:
         """Return the updates as a batch if ``read_columns`` supports them, else None."""
-        read = self.read_columns(updates)
-        if read is None:
-            return None
-        clients, ys, steps, examples, distances, starts = read
+        columns = self.read_columns(updates)
+        return None if columns is None else self.batch_of_columns(columns)
+
+    def batch_of_columns(self, columns: PlainColumns) -> UpdateBatch:
+        """Return the updates of ``read_columns`` as a batch."""
+        clients, ys, steps, examples, distances, starts = columns
         k, number = len(clients), self._state.snapshot.round_number
         ones, sources, _, _, _ = usual(k)
         if self._settings.policy.buffer is None:
@@ -734,27 +737,28 @@ class UpdateReader:
 
         The columns are the clients, their ys, steps, examples (NaN for no number), eta_i K_i and start rounds.
         """
-        settings, limits = self._settings, self._settings.asked
-        if settings.algorithm.second_vector is not None or settings.layout.outside or not updates:
+        if self._plain is None or not updates:
             return None
-        if self._weights is not None or settings.audit:
-            return None
-        if settings.algorithm.needs_loss or settings.algorithm.own_starts:
-            return None
-        index, of_lr = (
-            self._state.registry.index,
-            (limits.max_client_lr is not None, limits.max_client_lr or self._lr),
-        )
-        number = self._state.snapshot.round_number
-        rounds = number, number, number
-        if settings.policy.buffer is not None:
-            same = isinstance(settings.lr, Constant) and not settings.algorithm.needs_plain_steps
-            rounds = self.oldest() if same else number, number, UNNAMED
+        n, claims, of_lr, rounds = self._plain
         read: PlainColumns | None = core.read_plain_updates(
-            *(updates, Update, index, settings.layout.n, self._lr, limits.max_steps, limits.max_examples),
-            *(*of_lr, *rounds, settings.repeats),
+            updates, Update, self._state.registry.index, n, *claims, *of_lr, *rounds, self._settings.repeats
         )
         return None if read is None or not self._state.buffers.allow(read[1]) else read
+
+    def _plain_limits(self) -> tuple[Any, ...] | None:
+        """Return the limits of ``read_columns``; None if the server needs more of an update."""
+        settings, limits, algorithm = self._settings, self._settings.asked, self._settings.algorithm
+        if algorithm.second_vector is not None or algorithm.needs_loss or algorithm.own_starts:
+            return None
+        if settings.layout.outside or settings.audit or self._weights is not None:
+            return None
+        number = self._state.round_number
+        rounds = number, number, number
+        if settings.policy.buffer is not None:
+            same = isinstance(settings.lr, Constant) and not algorithm.needs_plain_steps
+            rounds = self.oldest() if same else number, number, UNNAMED
+        of_lr = limits.max_client_lr is not None, limits.max_client_lr or self._lr
+        return settings.layout.n, (self._lr, limits.max_steps, limits.max_examples), of_lr, rounds
 
     def check_buffers(self, y: Any, kind: Kind, started: int) -> None:
         """Raise RangeError if a model or a difference makes a buffer negative that must not be."""
