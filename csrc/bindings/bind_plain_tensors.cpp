@@ -79,14 +79,17 @@ py::object read_npy(const py::object& datas, const py::object& heads, const py::
     return arrays;
 }
 
-// Float32 vectors over tensors, if each is NumPy's own array of that shape, in C order; else None.
+// Float32 vectors over tensors, if each is an array of NumPy's own class, or a tensor of torch's in CPU memory, of that
+// shape and in C order; else None.
 py::object read_plain_tensors(const py::object& tensors, const py::object& shapes) {
     const py::tuple listed = items_of(tensors, "tensors");
     const auto k = static_cast<py::ssize_t>(listed.size());
     const py::tuple shape = items_of(shapes, "shapes", k);
     py::list vectors(k);
     for (py::ssize_t i = 0; i < k; ++i) {
-        PyObject* const tensor = PyTuple_GET_ITEM(listed.ptr(), i);
+        py::object array = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(listed.ptr(), i));
+        if (!is_array(array.ptr()) && !(array = view_of_torch(array))) return py::none();
+        PyObject* const tensor = array.ptr();
         if (!is_plain(tensor) || !has_shape(tensor, PyTuple_GET_ITEM(shape.ptr(), i))) return py::none();
         const auto* proxy = array_proxy(tensor);
         py::ssize_t n = 1;

@@ -40,17 +40,8 @@ double rate(PyObject* object, double sent, bool own, double most) {
 // A model as a plain NumPy vector of n float32: the array, or torch's NumPy view of a tensor; else null.
 py::object plain_model(PyObject* model, std::int64_t n) {
     if (is_plain_vector(model, n)) return py::reinterpret_borrow<py::object>(model);
-    const py::handle y = model;
-    try {
-        const py::object module = py::type::handle_of(y).attr("__module__");
-        if (!PyUnicode_Check(module.ptr()) || PyUnicode_CompareWithASCIIString(module.ptr(), "torch") != 0) return {};
-        py::object view = y.attr("detach")().attr("numpy")();
-        if (!is_plain_vector(view, n)) return {};
-        return has_memory(y, py::reinterpret_borrow<py::array>(view).data(), 4 * n) ? view : py::object();
-    } catch (const py::error_already_set& error) {  // for example a tensor on a device
-        if (!error.matches(PyExc_Exception)) throw;
-        return {};
-    }
+    py::object view = view_of_torch(model);
+    return view && is_plain_vector(view, n) ? view : py::object();
 }
 
 // A plain int within oldest..newest, or `absent` for None; else kNoRound.

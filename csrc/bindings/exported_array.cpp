@@ -303,6 +303,26 @@ bool has_memory(py::handle tensor, const void* first, std::int64_t bytes) {
     }
 }
 
+py::object view_of_torch(py::handle tensor) {
+    static PyObject *const module_name = PyUnicode_InternFromString("__module__"),
+                           *const detach = PyUnicode_InternFromString("detach"),
+                           *const numpy = PyUnicode_InternFromString("numpy");
+    try {
+        const py::object module = py::type::handle_of(tensor).attr(module_name);
+        const auto is = [&](const char* name) {
+            return PyUnicode_Check(module.ptr()) && PyUnicode_CompareWithASCIIString(module.ptr(), name) == 0;
+        };
+        if (!is("torch") && !is("torch.nn.parameter")) return {};
+        py::object view = call(call(tensor, detach), numpy);
+        if (!py::isinstance<py::array>(view)) return {};
+        const auto array = py::reinterpret_borrow<py::array>(view);
+        return has_memory(tensor, array.data(), array.nbytes()) ? view : py::object();
+    } catch (const py::error_already_set& error) {  // for example a tensor on a device
+        if (!error.matches(PyExc_Exception)) throw;
+        return {};
+    }
+}
+
 bool has_memory(py::handle tensor) {
     static PyObject *const sizes = PyUnicode_InternFromString("shape"),
                            *const stride = PyUnicode_InternFromString("stride"),

@@ -739,10 +739,8 @@ class UpdateReader:
         """
         if self._plain is None or not updates:
             return None
-        n, claims, of_lr, rounds = self._plain
-        read: PlainColumns | None = core.read_plain_updates(
-            updates, Update, self._state.registry.index, n, *claims, *of_lr, *rounds, self._settings.repeats
-        )
+        index = self._state.registry.index
+        read: PlainColumns | None = core.read_plain_updates(updates, Update, index, *self._plain)
         return None if read is None or not self._state.buffers.allow(read[1]) else read
 
     def _plain_limits(self) -> tuple[Any, ...] | None:
@@ -758,7 +756,7 @@ class UpdateReader:
             same = isinstance(settings.lr, Constant) and not algorithm.needs_plain_steps
             rounds = self.oldest() if same else number, number, UNNAMED
         of_lr = limits.max_client_lr is not None, limits.max_client_lr or self._lr
-        return settings.layout.n, (self._lr, limits.max_steps, limits.max_examples), of_lr, rounds
+        return settings.layout.n, self._lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, settings.repeats
 
     def check_buffers(self, y: Any, kind: Kind, started: int) -> None:
         """Raise RangeError if a model or a difference makes a buffer negative that must not be."""
