@@ -36,9 +36,9 @@ def test_representations_on_one_line():
     assert "MIFA" in shown
     assert "server_lr=Constant(value=0.5)" in repr(server(server_lr=0.5))
     assert "round_number=0, n=600, clients=10, lr=Exponential(initial=0.1, decay=0.9), rows=0, storage='ram'" in shown
-    assert repr(opened) == "LocalRound(round=0, is_open=True, accepted=1, rejected=0)"
+    assert repr(opened) == "Round(round=0, is_open=True, accepted=1, rejected=0)"
     report = opened.finish()
-    assert repr(opened) == f"LocalRound(is_open=False, report={report!r})"
+    assert repr(opened) == f"Round(is_open=False, report={report!r})"
     assert repr(report).startswith("Report(round=0, accepted=(0,), rejected=(), steps=1, norms=float64[1], ")
     assert repr(made.layout) == "Layout(n=600, n_parameters=600, tensors=1, counters=1, constants=0, library='numpy')"
     assert repr(made.clients) == "Clients(count=10, first=(0, 1, 2, 3, 4, 5))"

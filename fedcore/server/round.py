@@ -682,7 +682,12 @@ class Round(OpenRound):
         self._held.append(batch)
         if self._keeps_vectors:
             self._own(batch, is_safe=is_safe)
-        if not (is_safe or self._keeps_vectors) or len(self._held) >= self._batch_size:
+        if not (is_safe or self._keeps_vectors):
+            self._fold_held()
+        self._fold_if_full()
+
+    def _fold_if_full(self) -> None:
+        if len(self._plain) + sum(map(len, self._held)) >= self._batch_size:
             self._fold_held()
 
     def _own(self, batch: UpdateBatch, *, is_safe: bool) -> None:
@@ -770,8 +775,7 @@ class Round(OpenRound):
             self._fold_held()
         else:
             self._plain += zip(kept, range(first, self._arrivals), strict=True)
-            if len(self._plain) >= self._batch_size:
-                self._fold_held()
+            self._fold_if_full()
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
         return [key in self._known for key in keys]

@@ -10,8 +10,8 @@ import pytest
 
 from fedcore import ClientStore, Compute, Server, Storage
 from fedcore.cluster import coordinator, manifest, reshard
-from fedcore.cluster.state import ShardedState
 from fedcore.cluster.manifest import INTENT
+from fedcore.cluster.state import ShardedState
 from fedcore.errors import (
     CheckpointError,
     ClusterError,

@@ -7,7 +7,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from fedcore import Compute, Server, Storage, Update, algorithms, cluster
+from fedcore import Compute, RoundPolicy, Server, Storage, Update, algorithms, cluster
 from fedcore.algorithms import Step
 from fedcore.cluster.coordinator import ANSWERS
 from fedcore.errors import RangeError
@@ -18,11 +18,12 @@ from fedcore.rules import (
     ClipToMedian,
     GeometricMedian,
     Krum,
+    Mean,
     NearestNeighborMixing,
     TrimmedMean,
 )
 from fedcore.testing import ServerContract
-from tests.cluster.pairs import METHODS, N, algorithm_of, alike, both, made, n, nearly_alike, one_round, same
+from tests.cluster.pairs import METHODS, N, algorithm_of, alike, both, made, n, nearly_alike, one_round, same, told
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 SHARDS = (1, 2, 3, 7)
@@ -300,3 +301,41 @@ def test_a_robust_round_with_too_few_updates_stays_open():
             pass
     same(one, many)
     many.close()
+
+
+BUFFERS = [
+    ("FedAvg", RoundPolicy(buffer=3, max_staleness=3)),
+    ("FedAvg", RoundPolicy(buffer=2, max_staleness=4, discount=0.5)),
+    ("FedAsync", RoundPolicy(buffer=1, max_staleness=5)),
+    ("MIFA", RoundPolicy(buffer=2, max_staleness=4)),
+    ("SCAFFOLD", RoundPolicy(buffer=2, max_staleness=4)),
+    ("MimiC", RoundPolicy(buffer=3, max_staleness=3)),
+]
+
+
+@pytest.mark.parametrize(("method", "policy"), BUFFERS)
+def test_buffers(tmp_path, method, policy):
+    """Late updates start from models of which only the shards have the slices; a folder is loaded in between."""
+    one, many = made(method, X0, policy=policy), made(method, X0, shards=3, path=tmp_path / "run", policy=policy)
+
+    def push(server):
+        rng, reports = np.random.default_rng(server.round_number), []
+        for client in (0, 1, 0, 3, 2, 1):
+            y = server.x + rng.normal(size=n).astype(np.float32)
+            started = max(0, server.round_number - int(rng.integers(3)))
+            reports += server.push([Update(client, y, 2, examples=client + 1, round=started)])
+        return tuple(told(report) for report in reports)
+
+    assert both(one, many, push)
+    many.close()
+    many = Server.load(tmp_path / "run")
+    one.open_buffer().abort()
+    both(one, many, push)
+    same(one, many, opened_again=True)
+    many.close()
+
+
+def test_weights_of_a_mean():
+    weights = Mean({client: client + 0.5 for client in range(N)})
+    one, many = made("FedAvg", X0, aggregation=[weights]), made("FedAvg", X0, shards=3, aggregation=[weights])
+    compared(one, many, 3)

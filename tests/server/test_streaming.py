@@ -130,6 +130,38 @@ def test_at_most_batch_size_kept_updates_are_held():
     assert len(server.round(trained()).accepted) == 50
 
 
+def test_small_updates_are_copied_and_folded_in_one_pass(monkeypatch):
+    passes = count_folds(monkeypatch)
+    for size, due in ((4, [5]), (2**15, [5]), (2**15 + 1, [1] * 5)):  # 128 KiB is small
+        server, y = Server(np.zeros(size, np.float32), "FedAvg", clients=5, lr=1), np.empty(size, np.float32)
+        with server.open_round() as round:
+            for client in range(5):
+                y[:] = client
+                assert round.add(client, y, steps=1)
+        assert (passes, server.x.tolist()) == (due, [2.0] * size)
+        passes.clear()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_a_small_update_that_is_not_finite_is_rejected_at_once(bad):
+    server = Server(np.zeros(3, np.float32), "FedAvg", clients=3, lr=1)
+    with server.open_round() as round:
+        assert round.add(0, np.ones(3, np.float32), steps=1)
+        assert not round.add(1, np.float32([1, bad, 1]), steps=1)
+        assert round.add(1, np.full(3, 3, np.float32), steps=1)
+    assert server.x.tolist() == [2, 2, 2]
+
+
+def test_a_kept_update_that_is_no_longer_a_model_is_rejected():
+    server, y = Server(np.zeros(3, np.float32), "FedAvg", clients=3, lr=1), np.ones(3, np.float32)
+    with server.open_round() as round:
+        assert round.add(0, y, steps=1, keep=True)
+        assert round.add(1, np.ones(3, np.float32), steps=1, keep=True)
+        y.dtype = np.int32
+    assert (round.report.accepted, server.x.tolist()) == ((1,), [1, 1, 1])
+    assert "the caller has changed it" in round.report.rejected[0][1]
+
+
 def test_a_writable_buffer_is_folded_before_add_returns():
     server = Server(np.zeros(2, np.float32), "MIFA", clients=2, lr=1)
     buffer = np.float32([-1, -1])
@@ -209,7 +241,7 @@ def test_held_updates_are_folded_in_one_pass(monkeypatch):
     assert passes == [20]
     passes.clear()
     server.round(Update(client, y.copy(), steps=1) for client in range(3))
-    assert passes == [1, 1, 1]
+    assert passes == [3]
 
 
 METHODS = {
