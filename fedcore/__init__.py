@@ -6,7 +6,7 @@ from fedcore.model.merging import merge
 from fedcore.options import Compute, Limits, RoundPolicy, Storage
 from fedcore.profiling import profile, profile_program
 from fedcore.runtime import __version__, build_info, isa, set_threads, threads
-from fedcore.server import Broadcast, EdgeAggregator, PartialSum, Report, Round, Server, Update
+from fedcore.server import Broadcast, EdgeAggregator, PartialSum, Reply, Report, Round, Server, Update
 from fedcore.server.compatibility import combines
 from fedcore.sim import participation
 from fedcore.sim.network import Network, NetworkReport, NetworkRound, topology
@@ -24,6 +24,7 @@ __all__ = [
     "NetworkReport",
     "NetworkRound",
     "PartialSum",
+    "Reply",
     "Report",
     "Round",
     "RoundPolicy",

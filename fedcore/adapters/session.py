@@ -228,7 +228,7 @@ def add_reply(round: Round, client: ClientId, read: Callable[[], Update]) -> boo
     try:
         with span("decode"):
             update = read()
-        return round.add_batch([update])[0]
+        return bool(round.add_batch([update])[0])
     except Exception as error:
         if not round.is_open:
             raise

@@ -5,6 +5,16 @@ from fedcore.server.partial import PartialSum
 from fedcore.server.report import Report, rejection_summary
 from fedcore.server.round import Round
 from fedcore.server.server import EdgeAggregator, Server
-from fedcore.server.update import Update
+from fedcore.server.update import Reply, Update
 
-__all__ = ["Broadcast", "EdgeAggregator", "PartialSum", "Report", "Round", "Server", "Update", "rejection_summary"]
+__all__ = [
+    "Broadcast",
+    "EdgeAggregator",
+    "PartialSum",
+    "Reply",
+    "Report",
+    "Round",
+    "Server",
+    "Update",
+    "rejection_summary",
+]

@@ -231,7 +231,7 @@ def combines(*features: str) -> Combination:
         UnknownNameError: there is no feature, method or rule of that name.
 
     >>> from fedcore import combines
-    >>> bool(combines("shards", "journal")), bool(combines("shards", "buffer"))
+    >>> bool(combines("shards", "journal")), bool(combines("shards", "audit"))
     (True, False)
     >>> print(combines("resident", "shards"))
     resident: does not combine with shards, because each shard has its own memory; leave it out

@@ -117,10 +117,14 @@ class Rejected:
 
     Args:
         warn: called once, for the first one that is not listed. Default: nothing.
+
+    Attributes:
+        last: the last client and reason, also if they are not listed.
     """
 
     def __init__(self, warn: Callable[[], object] = int) -> None:
         self._warn, self._total = warn, 0
+        self.last: tuple[Any, str] = None, ""
         self._listed: list[tuple[Any, str]] = []
         self._counts: Counter[Any] = Counter()  # of listed ones, by client
 
@@ -131,6 +135,11 @@ class Rejected:
     def __iter__(self) -> Iterator[tuple[Any, str]]:
         return iter(self._listed)
 
+    def since(self, count: int) -> dict[Any, str]:
+        """Return the reasons by client of the rejections after the first ``count``, as far as they are listed."""
+        new = max(0, len(self._listed) - (self._total - count))
+        return {**dict(self._listed[new:]), self.last[0]: self.last[1]}
+
     def __iadd__(self, rejected: Iterable[tuple[Any, str]]) -> Self:
         for one in rejected:
             self.append(one)
@@ -138,7 +147,7 @@ class Rejected:
 
     def append(self, rejected: tuple[Any, str], *, is_known: bool = True) -> None:
         """List a client and the reason; ``is_known``: whether it is registered."""
-        client, reason = rejected
+        client, reason = self.last = rejected
         if not is_known:
             is_plain = isinstance(client, int | np.integer) and -(2**63) <= client < 2**64
             client = client if is_plain else short_id(client)

@@ -44,7 +44,7 @@ from fedcore.server.report import (
     warn_if_capped,
 )
 from fedcore.server.state import NewClients, State
-from fedcore.server.update import KINDS, Incoming, Kind, Staging, Update, immutable_copy
+from fedcore.server.update import ACCEPTED, HELD, KINDS, Incoming, Kind, Reply, Staging, Update, immutable_copy
 from fedcore.server.validation import (
     NO_START,
     NOT_FINITE,
@@ -323,7 +323,7 @@ class Round(OpenRound):
         keep: bool = False,
         weight: float | None = None,
         loss: float | None = None,
-    ) -> bool:
+    ) -> Reply:
         """Add one client's update; the arguments are those of ``Update``.
 
         An update with invalid content (value, steps, examples, lr, control, round, loss) is rejected and listed in the
@@ -331,8 +331,8 @@ class Round(OpenRound):
         except in an asynchronous round, and an update of a client that is part of an edge's partial sum.
 
         Returns:
-            Whether the update is accepted so far. A held update can still be rejected when it is folded;
-            ``report.rejected`` is final.
+            A ``Reply``: true if the update is accepted so far, else false with the reason. A held update can still be
+            rejected when it is folded; ``report.rejected`` is final.
 
         Raises:
             RoundError: the round is closed.
@@ -419,11 +419,11 @@ class Round(OpenRound):
         return self._state.registry
 
     @ieee
-    def add_batch(self, updates: Sequence[Update]) -> list[bool]:
+    def add_batch(self, updates: Sequence[Update]) -> list[Reply]:
         """Add the updates of some clients, in one pass where they can be held.
 
         Returns:
-            For each update, whether it is accepted so far; ``report.rejected`` is final.
+            For each update, whether it is accepted so far, as ``add``; ``report.rejected`` is final.
 
         Raises:
             RoundError, UnknownClientError, UnknownNameError, RangeError: as ``add``.
@@ -656,9 +656,9 @@ class Round(OpenRound):
             raise
 
     @one_call
-    def _add_one(self, update: Update) -> bool:
+    def _add_one(self, update: Update) -> Reply:
         """Add an update of any form."""
-        began = time.perf_counter()
+        began, before = time.perf_counter(), len(self._rejected)
         self._require_open()
         with span("read", self._state):
             client, batch, fixed, reason = self._read(update)
@@ -672,7 +672,21 @@ class Round(OpenRound):
         self._keep_in_journal(self._known)
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
-        return batch is not None and reason is None and self._keys_of(batch)[0] in self._known
+        if batch is None or reason is not None:
+            return Reply("rejected", str(reason))
+        return self._replies(self._keys_of(batch), [client], before)[0]
+
+    def _replies(self, keys: Sequence[Any], clients: Sequence[ClientId], before: int) -> list[Reply]:
+        """Return the replies to updates that were just held or folded; ``before`` is the number of rejections then."""
+        known = [key in self._known for key in keys]
+        reply = HELD if self._plain or self._held or self._undecided else ACCEPTED
+        if all(known):
+            return [reply] * len(known)
+        reasons = self._rejected.since(before)
+        return [
+            reply if is_known else Reply("rejected", reasons.get(client, ""))
+            for is_known, client in zip(known, clients, strict=True)
+        ]
 
     def _hold(self, batch: UpdateBatch, *, is_safe: bool) -> None:
         """Hold a batch of one update, or fold it now if nobody keeps its memory."""
@@ -741,9 +755,9 @@ class Round(OpenRound):
         return None
 
     @one_call
-    def _add_plain(self, updates: list[Update]) -> list[bool] | None:
-        """Add updates and return whether each is accepted, if all are flat float32 models; else return None."""
-        began = time.perf_counter()
+    def _add_plain(self, updates: list[Update]) -> list[Reply] | None:
+        """Add updates and return the replies, if all are flat float32 models; else return None."""
+        began, before = time.perf_counter(), len(self._rejected)
         self._require_open()
         with span("read", self._state):
             columns = self._reader.read_columns(updates)
@@ -778,7 +792,7 @@ class Round(OpenRound):
             self._fold_if_full()
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
-        return [key in self._known for key in keys]
+        return self._replies(keys, clients, before)
 
     def _kept(self, updates: list[Update], ys: list[Any]) -> list[Update] | None:
         """Return the updates as the round may hold them: unchanged if nobody will change them, or small copies.

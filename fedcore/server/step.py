@@ -803,10 +803,9 @@ class ModelStep:
         if ahead is not None:
             x_square += kernels.squared_norms([ahead])[0]
         v_square = float(self._reducer.add(Squares(np.array(squares), room))[0][0])
-        longest = "" if self._settings.rules.private else batch.longest()
         past = self._past_dtype(x if ahead is None else ahead) if gamma else None
         if not self._reducer.agree(math.isfinite(x_square) and past is None):
-            past, by = past or "x", ""
+            past, by, longest = past or "x", "", "" if self._settings.rules.private else batch.longest()
             if optimizer is not None and type(optimizer) not in optimizers.OWN:
                 past, by = f"{past} or a moment", f"{name_of(optimizer)}: "
             raise DivergedError(

@@ -239,6 +239,41 @@ class Update(NamedTuple):
         return f"Update({', '.join(f'{name}={describe_value(value)}' for name, value in values.items())})"
 
 
+class Reply:
+    """What a round answers to an update: true if the update counts so far, else false.
+
+    Attributes:
+        status: "accepted", or "held" if the round has not decided yet and ``Report.rejected`` may still name the
+            client, or "rejected".
+        reason: why the update is rejected, else "".
+
+    >>> bool(Reply("held")), Reply("accepted") == True, Reply("rejected", "steps: missing")
+    (True, True, Reply('rejected', 'steps: missing'))
+    """
+
+    __slots__ = "reason", "status"
+
+    def __init__(self, status: Literal["accepted", "held", "rejected"], reason: str = "") -> None:
+        self.status, self.reason = status, reason
+
+    def __bool__(self) -> bool:
+        return self.status != "rejected"
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, bool):
+            return bool(self) is other
+        return isinstance(other, Reply) and (self.status, self.reason) == (other.status, other.reason)
+
+    def __hash__(self) -> int:
+        return hash(bool(self))
+
+    def __repr__(self) -> str:
+        return f"Reply({self.status!r}{f', {self.reason!r}' if self.reason else ''})"
+
+
+ACCEPTED, HELD = Reply("accepted"), Reply("held")
+
+
 def kept_batches(updates: Iterable[Update], most: int) -> Iterator[list[Update]]:
     """Yield the updates in order, in one reused list of up to ``most`` updates with ``keep``."""
     batch: list[Update] = []
@@ -458,7 +493,7 @@ class OpenForUpdates(Protocol):
 
     is_open: bool
 
-    def add_batch(self, updates: Sequence[Update]) -> list[bool]:
+    def add_batch(self, updates: Sequence[Update]) -> list[Reply]:
         """See ``Round``."""
 
     def reject(self, client: ClientId, reason: str) -> None:
@@ -478,7 +513,7 @@ class Incoming:
     ...     incoming.write("w", np.float32([3, 4]), start=2)
     ...     incoming.write("w", np.float32([1, 2]))
     ...     incoming.done()
-    True
+    Reply('held')
     >>> server.x
     array([1., 2., 3., 4.], dtype=float32)
     """
@@ -536,11 +571,11 @@ class Incoming:
         else:
             tensor.scatter(codes, at)
 
-    def done(self) -> bool:
+    def done(self) -> Reply:
         """Add the update to the round as ``Round.add`` does, or reject it if a part is missing.
 
         Returns:
-            Whether the update is accepted so far.
+            Whether the update is accepted so far, and if not, why.
 
         Cost: a tensor that did not arrive in float32 is converted in place.
         """
@@ -552,8 +587,9 @@ class Incoming:
         due = [*tensors.values(), *([] if second is None else [second])]
         if missing := [tensor.name for tensor in due if tensor.size < len(tensor.memory)]:
             others = f" and {len(missing) - 3} others" if len(missing) > 3 else ""
-            self._round.reject(claims.client, f"update: parts are missing of {', '.join(missing[:3])}{others}")
-            return False
+            reason = f"update: parts are missing of {', '.join(missing[:3])}{others}"
+            self._round.reject(claims.client, reason)
+            return Reply("rejected", reason)
         for tensor in due:
             tensor.decode()
         value: Any = vector
