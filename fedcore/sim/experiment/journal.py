@@ -28,7 +28,7 @@ from fedcore.sim.experiment.results import (
     started,
 )
 from fedcore.sim.experiment.schema import Evaluate, Trial
-from fedcore.store.files.folder import Carried, carried, put, remove
+from fedcore.store import Carried, carried, put, remove
 
 SECONDS = 10
 """The minimum time between two checkpoints."""
