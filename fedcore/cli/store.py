@@ -42,7 +42,6 @@ from fedcore.server.folder import (
     transactions,
 )
 from fedcore.server.report import ROUND, checked, read_lines, write_lines
-from fedcore.server.requests import SentChecksums
 from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.files.inventory import INDEX
@@ -269,7 +268,7 @@ def _replayed(path: Path, key: bytes | None) -> tuple[dict[str, Any], list[str]]
     with Server.load(path, storage=Storage(medium="ram", audit_key=key)) as server:
         with closing(Journal(at, server.settings, readonly=True)) as journal:
             x, number, missing = copied(server.x), server.round_number, None
-            journal.begin(number, server._backend.read(SentChecksums()))
+            journal.begin(number, server.sent_checksums())
             round = server.open_round(newcomers=journal.newcomers(number, [], server.clients))
             round.replay(journal)
             try:

@@ -10,18 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.algorithms import MEAN_GRADIENT, Algorithm, FedAvgM, LocalDescent, MimiC, is_computed_locally
-from fedcore.algorithms.local_rules import (
-    Indices,
-    LocalRule,
-    Sgd,
-    Table,
-    batch_of,
-    full_steps_of,
-    in_table,
-    minibatch_table,
-    minibatches,
-)
+from fedcore.algorithms import MEAN_GRADIENT, Algorithm, FedAvgM, LocalDescent, MimiC, is_computed_locally, local_rules
+from fedcore.algorithms.local_rules import Indices, LocalRule, Sgd, Table
 from fedcore.arrays import F32, copy_into, to_host
 from fedcore.errors import FedcoreError, RangeError, StoreError, UnknownClientError
 from fedcore.files import reading, replacing
@@ -223,21 +213,15 @@ class Parts:
 
     def batch(self, local_rule: LocalRule) -> int:
         """Return the size of a minibatch under a local rule."""
-        return batch_of(local_rule, self._sizes.batch)
+        return local_rules.batch_of(local_rule, self._sizes.batch)
 
     def minibatches(
         self, round: int, client: int, local_rule: LocalRule, steps: int | None = None
     ) -> Iterator[Indices]:
         """Return a client's minibatches in a round as indices into its part: ``steps`` of them. Default: E."""
-        return minibatches(
-            len(self[client]),
-            self.batch(local_rule),
-            epochs=self._sizes.epochs if steps is None else None,
-            steps=self._sizes.steps if steps is None else steps,
-            seed=self.seed,
-            round=round,
-            client=client,
-        )
+        stream = {"seed": self.seed, "round": round, "client": client}
+        length = {"epochs": self._sizes.epochs, "steps": self._sizes.steps} if steps is None else {"steps": steps}
+        return local_rules.minibatches(len(self[client]), self.batch(local_rule), **length, **stream)
 
     def table(self, round: int, client: int, local_rule: LocalRule, steps: int) -> Table:
         """Return a client's minibatches as a table. The width affects bits; it depends only on the client's size."""
@@ -245,15 +229,15 @@ class Parts:
         power = 1 << (len(part) - 1).bit_length()
         size = self.batch(local_rule)
         width = max(2, min(size, power))  # torch computes a product with a single column differently.
-        table = minibatch_table(len(part), size, steps=steps, width=width, seed=self.seed, round=round, client=client)
-        table = in_table(local_rule, table, len(part))
+        drawn = {"steps": steps, "width": width, "seed": self.seed, "round": round, "client": client}
+        table = local_rules.in_table(local_rule, local_rules.minibatch_table(len(part), size, **drawn), len(part))
         return Table(part[table.indices], table.sizes)
 
     def _full_steps(self, clients: Iterable[int], local_rule: LocalRule) -> Indices:
         """Return E of each client."""
         batch, epochs, own, _ = self._sizes
-        steps = [full_steps_of(local_rule, len(self[one]), batch, epochs=epochs, steps=own) for one in clients]
-        return np.array(steps, np.int64)
+        full, length = local_rules.full_steps_of, {"epochs": epochs, "steps": own}
+        return np.array([full(local_rule, len(self[one]), batch, **length) for one in clients], np.int64)
 
 
 class EngineWrapper:

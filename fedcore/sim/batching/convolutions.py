@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,17 @@ from fedcore.sim.sgd import CPU
 
 Pair = tuple[int, ...]
 """Two numbers, one for each axis of an image."""
+
+
+class Kernel(NamedTuple):
+    """The size and the steps of a convolution and of the pooling after it, for both axes of an image, or for one."""
+
+    size: Pair
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    pool: Pair = (1, 1)
+    pool_stride: Pair = (1, 1)
 
 
 @dataclass(frozen=True)
@@ -60,22 +72,12 @@ class Windows:
     width: int
 
     @classmethod
-    def of(
-        cls,
-        image: tuple[int, int, int],
-        kernel: Pair,
-        *,
-        stride: Pair = (1, 1),
-        padding: Pair = (0, 0),
-        dilation: Pair = (1, 1),
-        pool: Pair = (1, 1),
-        pool_stride: Pair = (1, 1),
-    ) -> "Windows | None":
+    def of(cls, image: tuple[int, int, int], kernel: Kernel) -> "Windows | None":
         """Return the windows of a convolution and a max pooling without padding; None if the result is empty."""
         channels, *sizes = image
         pixels = math.prod(image)
         (y_places, ys), (x_places, xs) = (
-            _axis(*numbers) for numbers in zip(sizes, kernel, stride, padding, dilation, pool, pool_stride, strict=True)
+            _axis(*numbers) for numbers in zip(sizes, zip(*kernel, strict=True), strict=True)
         )
         if not ys.size or not xs.size:
             return None
@@ -88,7 +90,7 @@ class Windows:
         places = places + x_places[None, :, None, None, :]  # [pool y, pool x, channel, kernel y, kernel x]
         return cls(
             table.reshape(channels * shape[0] * shape[1], -1),
-            places.reshape(pool[0] * pool[1], -1),
+            places.reshape(kernel.pool[0] * kernel.pool[1], -1),
             pixels,
             ys.shape[1],
             xs.shape[1],
@@ -103,13 +105,12 @@ class Windows:
         return order[: counts.sum()], np.concatenate([[0], np.cumsum(counts)[:-1]])
 
 
-def _axis(
-    size: int, kernel: int, stride: int, padding: int, dilation: int, pool: int, pool_stride: int
-) -> tuple[Indices, Indices]:
+def _axis(size: int, of_axis: tuple[int, ...]) -> tuple[Indices, Indices]:
     """Return the places of the kernel's taps in the window and the pixels of each window, for one axis.
 
     The places are int64[pool, kernel]; the pixels are int64[window, positions], with -1 for the padding.
     """
+    kernel, stride, padding, dilation, pool, pool_stride = of_axis
     offsets = np.add.outer(stride * np.arange(pool), dilation * np.arange(kernel))
     reach, places = np.unique(offsets, return_inverse=True)
     outputs = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
@@ -371,15 +372,8 @@ def _convolution(
             pool = child
         relu = relu or isinstance(child, nn.ReLU)
         children.pop(0)
-    windows = Windows.of(
-        image,
-        module.kernel_size,
-        stride=module.stride,
-        padding=module.padding,
-        dilation=module.dilation,
-        pool=(1, 1) if pool is None else _pair(pool.kernel_size),
-        pool_stride=(1, 1) if pool is None else _pair(pool.stride),
-    )
+    pooling = ((1, 1), (1, 1)) if pool is None else (_pair(pool.kernel_size), _pair(pool.stride))
+    windows = Windows.of(image, Kernel(module.kernel_size, module.stride, module.padding, module.dilation, *pooling))
     if windows is None:
         return None
     bias = None if module.bias is None else starts[f"{name}.bias"]

@@ -85,11 +85,7 @@ _ROWS: dict[str, Source] = {
     ),
 }
 REGISTRY: Registry[Source] = Registry(
-    "data",
-    _ROWS,
-    expected="a fedcore.sim.data.Source",
-    fits=lambda row: isinstance(row, Source),
-    group="fedcore.data",
+    "data", _ROWS, expected="a fedcore.sim.data.Source", fits=lambda row: isinstance(row, Source), group="fedcore.data"
 )
 """The data sets, keyed by name."""
 FILLED_IN = ("clients", "seed")
