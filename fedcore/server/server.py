@@ -556,7 +556,7 @@ class Server(Represented, Unpicklable):
         return self._backend.holds_files
 
     def sent_checksums(self) -> list[npt.NDArray[Any]]:
-        """Return the checksums of the vectors that all clients of the next round get; a journal is for one such round."""
+        """Return the checksums of the vectors that all clients of the next round get, which a journal stores."""
         sent: list[npt.NDArray[Any]] = self._backend.read(requests.SentChecksums())
         return sent
 

@@ -240,37 +240,20 @@ class Parts:
         return np.array([full(local_rule, len(self[one]), batch, **length) for one in clients], np.int64)
 
 
+def _inner(name: str) -> Any:
+    """Return a member of an engine's wrapper: that of the inner engine."""
+    return property(lambda wrapper: getattr(wrapper.inner, name), doc=f"See ``Engine.{name}``.")
+
+
 class EngineWrapper:
-    """Base class of engines that forward calls to an inner engine; subclasses define ``updates``."""
+    """Base class of engines that forward calls to an ``inner`` engine; subclasses define ``updates``."""
+
+    together, waited = _inner("together"), _inner("waited")
+    gradients, evaluate = _inner("gradients"), _inner("evaluate")
+    most_steps, close = _inner("most_steps"), _inner("close")
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def gradients(self, broadcast: Broadcast, minibatches: int | None = None) -> dict[ClientId, F32]:
-        """See ``Engine.gradients``."""
-        return self._engine.gradients(broadcast, minibatches)
-
-    def evaluate(self, x: F32) -> Evaluation:
-        """See ``Engine.evaluate``."""
-        return self._engine.evaluate(x)
-
-    def most_steps(self, local_rule: LocalRule) -> int:
-        """See ``Engine.most_steps``."""
-        return self._engine.most_steps(local_rule)
-
-    @property
-    def together(self) -> bool:
-        """See ``Engine.together``."""
-        return self._engine.together
-
-    @property
-    def waited(self) -> float:
-        """See ``Engine.waited``."""
-        return self._engine.waited
-
-    def close(self) -> None:
-        """See ``Engine.close``."""
-        self._engine.close()
+        self.inner = engine
 
 
 class KeepingClients(EngineWrapper):
@@ -297,7 +280,7 @@ class KeepingClients(EngineWrapper):
         self._next.clear()
         change = broadcast.second_vector is not None
         sent = self._with_rows(broadcast) if change else _without_rows(broadcast)
-        for update in self._engine.updates(sent, active):
+        for update in self.inner.updates(sent, active):
             yield self._with_change(update) if change else self._with_correction(update, broadcast)
 
     def _with_rows(self, broadcast: Broadcast) -> Broadcast:
@@ -337,7 +320,7 @@ class KeepingClients(EngineWrapper):
 
     def gradients(self, broadcast: Broadcast, minibatches: int | None = None) -> dict[ClientId, F32]:
         """Return the gradients from which the server starts; the clients' rows start from them too."""
-        gradients = self._engine.gradients(_without_rows(broadcast), minibatches)
+        gradients = self.inner.gradients(_without_rows(broadcast), minibatches)
         self.rows = {client: gradient.copy() for client, gradient in gradients.items()}
         return gradients
 
@@ -418,7 +401,7 @@ class RecoveringClients(KeepingClients):
             self._know_g |= ids
             along = self._share * self._g
             on_host = _with_offsets(on_host, lambda _: along)
-        yield from self._engine.updates(on_host, active)
+        yield from self.inner.updates(on_host, active)
 
     def after(self, server: Server, report: Report) -> None:
         """Store the length of the server's step for the clients."""
@@ -455,7 +438,7 @@ class AtWork(EngineWrapper):
 
     def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
         """Train the clients of a broadcast, without a clock; see ``Engine.updates``."""
-        yield from self._engine.updates(broadcast, active)
+        yield from self.inner.updates(broadcast, active)
 
     def start(self, server: Server) -> int:
         """Train the clients that start now; return the bytes that they receive."""
@@ -561,7 +544,7 @@ class NodesEngine(EngineWrapper):
         """Train the nodes of a broadcast; see ``Engine.updates``."""
         for place, node in enumerate(broadcast.ids):
             own = None if active is None else active.only(np.arange(len(active)) == place)
-            yield from self._engine.updates(self._nodes.of(int(node)), own)
+            yield from self.inner.updates(self._nodes.of(int(node)), own)
 
     @property
     def together(self) -> bool:

@@ -20,28 +20,9 @@ from fedcore.sim.checks import Checked, Real, Whole
 from fedcore.sim.traces import Generated, Law, Logged, Recorded, read_traces
 from fedcore.validation import Registry, Represented, arguments_of, check_integer, check_number
 
-__all__ = [
-    "REGISTRY",
-    "Active",
-    "Always",
-    "AtLeast",
-    "Bernoulli",
-    "Fluctuating",
-    "Generated",
-    "Markov",
-    "OverSelection",
-    "Participation",
-    "Recorded",
-    "RoundRobin",
-    "Schedule",
-    "TimeVarying",
-    "Trace",
-    "Uniform",
-    "Weighted",
-    "class_chances",
-    "named",
-    "read_traces",
-]
+__all__ = ["REGISTRY", "Active", "Always", "AtLeast", "Bernoulli", "Fluctuating", "Generated", "Markov"]
+__all__ += ["OverSelection", "Participation", "Recorded", "RoundRobin", "Schedule", "TimeVarying", "Trace", "Uniform"]
+__all__ += ["Weighted", "class_chances", "named", "read_traces"]
 
 Clients = npt.NDArray[np.int64]
 

@@ -15,6 +15,7 @@ from importlib import resources
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,11 +64,11 @@ class Published:
 
 def _published() -> dict[str, Published]:
     tables = tomllib.loads((resources.files("fedcore.sim.data") / "published.toml").read_text(encoding="utf-8"))
-    lists = ("files", "digests", "shape")
-    return {
-        name: Published(**{key: tuple(value) if key in lists else value for key, value in table.items()})
-        for name, table in tables.items()
-    }
+    return {name: Published(**{key: _frozen(value) for key, value in own.items()}) for name, own in tables.items()}
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 PUBLISHED = _published()

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
 from io import BytesIO
 from pathlib import Path
 from statistics import fmean
@@ -37,7 +36,7 @@ STYLES = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 INK = "#333333"
 TITLE, NOTE, NAME = 12, 9.5, 10
 """The font sizes of titles, of notes below them, and of the names of axes and curves, in points."""
-STYLE = rc_params_from_file(resources.files("fedcore.sim.reports") / "report.mplstyle", use_default_template=False)
+STYLE = rc_params_from_file(Path(__file__).with_name("report.mplstyle"), use_default_template=False)
 METADATA: dict[str, dict[str, None]] = {
     "pdf": {"CreationDate": None},
     "svg": dict.fromkeys(("Creator", "Date", "Format", "Type")),

@@ -48,7 +48,7 @@ def test_rows_at_the_clients_give_the_same_model(method):
     at_clients, ours, parts = run(trial_of(method, placement="client"))
     assert isinstance(parts.engine, KeepingClients)
     assert not parts.server.algorithm.keeps_rows
-    start = parts.engine._engine.initial
+    start = parts.engine.inner.initial
     assert np.linalg.norm(at_clients - at_server) < 1e-4 * np.linalg.norm(at_server - start)
     assert [line.uploadings for line in ours] == [line.uploadings for line in theirs]
     if "FedAvgM" not in method:
