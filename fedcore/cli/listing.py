@@ -110,12 +110,9 @@ def _described(kind: str) -> list[dict[str, Any]]:
         one = {"name": name, "about": about}
         if isinstance(row, Source):
             one |= {"shape": row.shape, "classes": row.classes}
-        own = inspect.signature(row.load if isinstance(row, Source) else row).parameters.values()
-        options = {
-            option.name: {} if option.default is option.empty else {"default": option.default}
-            for option in own
-            if option.name not in filled_in
-        }
+        own = list(inspect.signature(row.load if isinstance(row, Source) else row).parameters.values())
+        own = [option for option in own if option.name not in filled_in]
+        options = {one.name: {} if one.default is one.empty else {"default": one.default} for one in own}
         found.append(one | {"options": options})
     return found
 

@@ -369,17 +369,10 @@ def _repair(hands: list[list[int]]) -> None:
             hand[hand.index(surplus)], partner[partner.index(taken)] = taken, surplus
 
 
+_PARTITIONS: tuple[Any, ...] = (shards, label_k, dirichlet, one_label, iid, iid_pareto, natural)
 REGISTRY: Registry[Callable[..., list[Indices]]] = Registry(
     "partition",
-    {
-        "shards": shards,
-        "label-k": label_k,
-        "dirichlet": dirichlet,
-        "one-label": one_label,
-        "iid": iid,
-        "iid-pareto": iid_pareto,
-        "natural": natural,
-    },
+    {make.__name__.replace("_", "-"): make for make in _PARTITIONS},
     expected="a function of (labels, clients, *, seed)",
     fits=callable,
     group="fedcore.partitions",

@@ -166,18 +166,12 @@ class Network(Represented, Unpicklable):
             assert isinstance(row, np.ndarray)  # true for float32 rows
             row[:] = model
         rows.commit(round=state.round_number)
-        rows.save(
-            path,
-            vectors={"W": self.W.ravel(), "q": self.q, **{f"counter/{k}": v for k, v in state.counters.items()}},
-            state={
-                "what": WHAT,
-                "layout": self.layout.to_state(),
-                "lr": options.describe("lr", self._graph.lr),
-                "next_rate": options.next_rate("lr", self._graph.lr, state.round_number),
-                "limits": options.limits_to_state(self._graph.limits, Chain()),
-                "round_number": state.round_number,
-            },
-        )
+        lr, number = self._graph.lr, state.round_number
+        vectors = {"W": self.W.ravel(), "q": self.q, **{f"counter/{k}": v for k, v in state.counters.items()}}
+        saved: dict[str, Any] = {"what": WHAT, "layout": self.layout.to_state(), "lr": options.describe("lr", lr)}
+        saved |= {"next_rate": options.next_rate("lr", lr, number)}
+        saved |= {"limits": options.limits_to_state(self._graph.limits, Chain()), "round_number": number}
+        rows.save(path, vectors=vectors, state=saved)
 
     @classmethod
     def load(
