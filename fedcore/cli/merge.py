@@ -107,9 +107,8 @@ def _rules(names: list[str], options: dict[str, Any]) -> list[Rule]:
     kinds: list[Any] = [REGISTRY.find(spelled(name)) for name in names]
     known = [{field.name for field in fields(kind)} for kind in kinds]
     try:
-        rules = [
-            kind(**{key: options[key] for key in own & options.keys()}) for kind, own in zip(kinds, known, strict=True)
-        ]
+        given = [{key: options[key] for key in own & options.keys()} for own in known]
+        rules = [kind(**own) for kind, own in zip(kinds, given, strict=True)]
     except TypeError as error:
         raise ConfigError(f"--rule: {error}; pass the option with --set KEY=VALUE") from None
     for key in set().union(*known) & options.keys():
@@ -121,9 +120,8 @@ def _optimizer(name: str | None, options: dict[str, Any]) -> Any:
     """Return the server optimizer with its options, or None."""
     if name is None:
         if options:
-            raise ConfigError(
-                f"--set: no rule has the option {next(iter(options))!r}, and --server-optimizer is missing"
-            )
+            first = next(iter(options))
+            raise ConfigError(f"--set: no rule has the option {first!r}, and --server-optimizer is missing")
         return None
     try:
         return optimizers.named(name, **options)

@@ -329,9 +329,7 @@ def undo(options: Options) -> None:
         stores = [stack.enter_context(_open(folder, options.path, keep_previous=True)) for folder in folders]
         found = _required(stores[0])
         if len(stores) > 1 and len({saved.transactions(store) for store in stores}) > 1:
-            raise StoreError(
-                f"{options.path}: the last change is incomplete; load the server once, which rolls it back"
-            )
+            raise StoreError(f"{options.path}: the last change is incomplete; load the server once to roll it back")
         for store in stores:  # after an interrupt, the next load rolls back the others
             store.undo()
     print(f"rolled back {found.transaction}; the store is at {found.before}")

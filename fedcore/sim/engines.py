@@ -50,6 +50,7 @@ class Engine(Protocol):
     @property
     def waited(self) -> float:
         """Total seconds of waiting for updates from other processes; 0 for an engine in this process."""
+        return 0.0
 
     def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
         """Train the clients of a broadcast, each when its update is read.
@@ -77,6 +78,7 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release resources other than memory, such as processes."""
+        return
 
 
 def check_method(algorithm: Algorithm) -> None:
@@ -90,9 +92,7 @@ def check_method(algorithm: Algorithm) -> None:
 
 def _check_clients_can(keeps_row: bool, second: str | None) -> None:
     if keeps_row:
-        raise RangeError(
-            "placement: must be 'server', because engines.KeepingClients keeps only the rows of MimiC and the SCAFFOLDs"
-        )
+        raise RangeError("placement: must be 'server', since clients keep only the rows of MimiC and SCAFFOLDs")
     if not is_computed_locally(second):
         raise RangeError(
             f"second_vector={second!r}: simulated clients can send only {MEAN_GRADIENT!r} in addition to y; write your "
@@ -165,10 +165,8 @@ class Parts:
             if not len(part):
                 raise RangeError(f"parts: client {client} has no examples")
             if not 0 <= part.min() <= part.max() < examples:
-                raise RangeError(
-                    f"parts: client {client} has indices {part.min()} .. {part.max()}; they must be in 0 .. "
-                    f"{examples - 1}"
-                )
+                found = f"{part.min()} .. {part.max()}"
+                raise RangeError(f"parts: client {client} has indices {found}; they must be in 0 .. {examples - 1}")
         self._held = list(held)
         self.largest = max(map(len, held))
         self.seed, self.options, self._sizes = sizes.seed, options, sizes
@@ -246,9 +244,9 @@ def _inner(name: str) -> Any:
 
 
 class EngineWrapper:
-    """Base class of engines that forward calls to an ``inner`` engine; subclasses define ``updates``."""
+    """Base class of engines that forward calls to an ``inner`` engine."""
 
-    together, waited = _inner("together"), _inner("waited")
+    updates, together, waited = _inner("updates"), _inner("together"), _inner("waited")
     gradients, evaluate = _inner("gradients"), _inner("evaluate")
     most_steps, close = _inner("most_steps"), _inner("close")
 
@@ -435,10 +433,6 @@ class AtWork(EngineWrapper):
         super().__init__(engine)
         self.arrivals = arrivals
         self._updates: dict[int, Update] = {}
-
-    def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
-        """Train the clients of a broadcast, without a clock; see ``Engine.updates``."""
-        yield from self.inner.updates(broadcast, active)
 
     def start(self, server: Server) -> int:
         """Train the clients that start now; return the bytes that they receive."""

@@ -24,7 +24,7 @@ from fedcore.server.broadcast import Instructions
 from fedcore.sim.batching.batched_sgd import Way, batched_sgd, in_groups, net_of
 from fedcore.sim.batching.layers import Net
 from fedcore.sim.data import Dataset
-from fedcore.sim.engines import Evaluation, Minibatches, Parts, Plan, standing
+from fedcore.sim.engines import Engine, Evaluation, Minibatches, Parts, Plan, standing
 from fedcore.sim.participation import Active
 from fedcore.sim.sgd import FlatModel, LocalOptions, Work, mean_loss, on_host, repeatable, seeded, sgd, torch_device
 from fedcore.store.registry import ClientId
@@ -44,7 +44,7 @@ B = TypeVar("B")
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-class InProcess:
+class InProcess(Engine):
     """The engine that trains the clients of a round in this process.
 
     On the CPU, one call trains many clients together if the model is a perceptron (``layers.Perceptron.of``) or a
@@ -186,14 +186,6 @@ class InProcess:
                 correct += int((scores.argmax(1) == labels).sum())
                 loss += float(cross_entropy(scores, labels, reduction="sum"))
         return Evaluation(correct / len(all_labels), loss / len(all_labels))
-
-    def close(self) -> None:
-        """Do nothing: this engine holds only memory."""
-
-    @property
-    def waited(self) -> float:
-        """0 seconds; see ``Engine``."""
-        return 0.0
 
     @property
     def together(self) -> bool:

@@ -546,10 +546,8 @@ class Schedule(Participation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.moves = arrivals, departures = (
-            self._rounds("arrivals", self.arrivals),
-            self._rounds("departures", self.departures),
-        )
+        arrivals, departures = (self._rounds(name, getattr(self, name)) for name in ("arrivals", "departures"))
+        self.moves = arrivals, departures
         vars(self).update(arrivals=arrivals, departures=departures)
         self._first = np.zeros(self.clients, np.int64)
         self._end = np.full(self.clients, np.iinfo(np.int64).max)

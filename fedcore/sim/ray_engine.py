@@ -98,9 +98,7 @@ class Ray(EngineWrapper, AbstractContextManager["Ray"]):
         if device not in ("cpu", "cuda"):
             raise RangeError(f"device={device!r}: must be 'cpu' or 'cuda', the GPU that Ray gives a worker")
         if device != "cpu" and not gpus:
-            raise RangeError(
-                f"gpus=0: must be > 0 for workers on {device!r}; use 1, or for example 0.25 if four workers share a GPU"
-            )
+            raise RangeError(f"gpus=0: must be > 0 on {device!r}; use 1, or 0.25 if four workers share a GPU")
         options["device"] = device
         self._session = Session(address, cpus=workers * cpus)
         try:

@@ -76,9 +76,7 @@ class Windows:
         """Return the windows of a convolution and a max pooling without padding; None if the result is empty."""
         channels, *sizes = image
         pixels = math.prod(image)
-        (y_places, ys), (x_places, xs) = (
-            _axis(*numbers) for numbers in zip(sizes, zip(*kernel, strict=True), strict=True)
-        )
+        (y_places, ys), (x_places, xs) = map(_axis, sizes, zip(*kernel, strict=True))
         if not ys.size or not xs.size:
             return None
         c = np.arange(channels)

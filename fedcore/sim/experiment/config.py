@@ -83,9 +83,7 @@ def variants(file: str, tables: Tables) -> dict[str, Tables]:
             chosen = merged(chosen, {key: value for key, value in entry.items() if key not in ("about", "varies")})
         varying = [position for position, (_, entry) in enumerate(choice) if "varies" in entry]
         if len(varying) > 1 or any(len(choice[position][1]["varies"]) != 1 for position in varying):
-            raise ConfigError(
-                f"{file}: 'varies' may appear in only one table of variants, and must have exactly one entry"
-            )
+            raise ConfigError(f"{file}: 'varies' must be in one table of variants, with exactly one entry")
         for position in varying:
             others = choice[:position] + choice[position + 1 :]
             ((label, value),) = choice[position][1]["varies"].items()

@@ -473,9 +473,7 @@ class Method(FromRegistry):
         check_table(made)
         check_method(made)
         if self.warm_start and not made.takes_warm_start:
-            raise RangeError(
-                f"warm_start={self.warm_start}: must be false, because {self.name} has no state to initialize"
-            )
+            raise RangeError(f"warm_start={self.warm_start}: must be false, as {self.name} has no state to start")
 
     @pydantic.model_validator(mode="after")
     def _label(self) -> Self:
@@ -586,9 +584,8 @@ class Local(Section):
     @pydantic.model_validator(mode="after")
     def _one_length(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
-            raise problem(
-                f"set exactly one of 'epochs' and 'steps', got {'neither' if self.epochs is None else 'both'}"
-            )
+            got = "neither" if self.epochs is None else "both"
+            raise problem(f"set exactly one of 'epochs' and 'steps', got {got}")
         return self
 
 

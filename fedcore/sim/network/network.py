@@ -89,10 +89,8 @@ class Network(Represented, Unpicklable):
         matrix, zeta = mixing_matrix(W, len(models))
         matrix.flags.writeable = False
         weights = _weights(q, len(models))
-        self._graph, self.callbacks = (
-            Graph(layout, matrix, zeta, weights, as_rate(lr), options.as_limits(limits)),
-            tuple(callbacks),
-        )
+        self._graph = Graph(layout, matrix, zeta, weights, as_rate(lr), options.as_limits(limits))
+        self.callbacks = tuple(callbacks)
         flat = [layout.flatten(model, empty(layout.n)) for model in models]
         for node, finite in enumerate(kernels.all_finite(flat)):
             if not finite:

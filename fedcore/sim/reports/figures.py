@@ -253,10 +253,8 @@ def draw_holdings(counts: Counts, path: Path, *, title: str) -> None:
         bars.grid(visible=False)
         heat.grid(visible=False)
         # The square root makes small counts visible next to large counts; only zero is white.
-        blues, root = (
-            ListedColormap(colormaps["Blues"](np.linspace(0.2, 1, 256))),
-            PowerNorm(0.5, 0, max(counts.max(), 1)),
-        )
+        blues = ListedColormap(colormaps["Blues"](np.linspace(0.2, 1, 256)))
+        root = PowerNorm(0.5, 0, max(counts.max(), 1))
         shades = heat.imshow(np.ma.masked_equal(counts.T, 0), aspect="auto", cmap=blues, norm=root)
         heat.set_xlabel("client")
         heat.set_ylabel("class")
