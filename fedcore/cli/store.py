@@ -148,28 +148,17 @@ def info(options: Options) -> None:
         _check_age(age, options)
         return
     rows = f"{found.rows:,} of {found.n:,} elements, {found.codec}, {terminal.bytes_text(found.row_bytes)} each"
-    terminal.print_pairs(
-        [
-            ("path", found.path),
-            ("format", found.format),
-            ("last round", "none yet" if found.round is None or _is_new(opened.state) else found.round),
-            ("last commit", f"{age:,.0f} s ago"),
-            ("clients", f"{found.clients:,}"),
-            ("rows", rows),
-            ("free slots", f"{found.free:,}"),
-            ("on disk", terminal.bytes_text(found.bytes)),
-            *([("open round", f"{len(waiting):,} updates in the journal")] if waiting else []),
-            *([("newest audit document", newest)] if newest else []),
-            ("undo", "nothing to roll back" if undo is None else f"{undo.transaction}, back to {undo.before}"),
-            *(("read by", f"process {process}, {behind:,} commits behind") for process, behind in found.readers),
-            *(("cannot be loaded", problem) for problem in problems),
-            *(("to load it", hint) for hint in hints),
-            *(
-                (f"vector {name}", f"{dtype}[{', '.join(map(str, shape))}]")
-                for name, (dtype, shape) in found.vectors.items()
-            ),
-        ]
-    )
+    last_round = "none yet" if found.round is None or _is_new(opened.state) else found.round
+    pairs = [("path", found.path), ("format", found.format), ("last round", last_round)]
+    pairs += [("last commit", f"{age:,.0f} s ago"), ("clients", f"{found.clients:,}"), ("rows", rows)]
+    pairs += [("free slots", f"{found.free:,}"), ("on disk", terminal.bytes_text(found.bytes))]
+    pairs += [("open round", f"{len(waiting):,} updates in the journal")] if waiting else []
+    pairs += [("newest audit document", newest)] if newest else []
+    pairs += [("undo", "nothing to roll back" if undo is None else f"{undo.transaction}, back to {undo.before}")]
+    pairs += [("read by", f"process {process}, {behind:,} commits behind") for process, behind in found.readers]
+    pairs += [("cannot be loaded", problem) for problem in problems] + [("to load it", hint) for hint in hints]
+    shapes = {name: f"{dtype}[{', '.join(map(str, shape))}]" for name, (dtype, shape) in found.vectors.items()}
+    terminal.print_pairs([*pairs, *((f"vector {name}", shape) for name, shape in shapes.items())])
     _check_age(age, options)
 
 

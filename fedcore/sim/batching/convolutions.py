@@ -17,18 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 from fedcore.algorithms.local_rules import Indices
-from fedcore.sim.batching.layers import (
-    DEVICE_BYTES,
-    Block,
-    Gradients,
-    Layered,
-    Linear,
-    Net,
-    is_flatten,
-    linear_layers,
-    plain_sequence,
-    starts,
-)
+from fedcore.sim.batching import layers as shared
+from fedcore.sim.batching.layers import Block, Gradients, Layered, Linear, Net, starts
 from fedcore.sim.nets import MaxPool2
 from fedcore.sim.sgd import CPU
 
@@ -305,25 +295,25 @@ class ConvNet(Layered):
         ``Flatten``, then ``Linear`` layers, each with or without ``ReLU``. It has no groups, dropout, normalisation,
         shared or frozen weights, or hooks; convolutions may have zero padding, poolings none.
         """
-        children = plain_sequence(module)
+        children = shared.plain_sequence(module)
         if not children or len(shape) != 3:
             return None
         layers: list[Linear] = []
         image = (shape[0], shape[1], shape[2])
-        while children and not is_flatten(children[0][1]):
+        while children and not shared.is_flatten(children[0][1]):
             layer = _convolution(children, image, starts(module))
             if layer is None:
                 return None
             layers.append(layer)
             image = (layer.outputs, layer.windows.height, layer.windows.width)
-        behind = linear_layers(children[1:], image[0] * image[1] * image[2], starts(module))
+        behind = shared.linear_layers(children[1:], image[0] * image[1] * image[2], starts(module))
         return net if layers and behind and (net := cls([*layers, *behind])).covers(module) else None
 
     def most_clients(self, b: int, device: torch.device = CPU) -> int:
         """Return the maximum number of clients of one call, for minibatches of b examples.
 
         On the CPU this is ``CLIENTS``, or fewer if only these fit into ``BYTES``; on a GPU, the number that fits into
-        ``DEVICE_BYTES``.
+        ``shared.DEVICE_BYTES``.
         """
         numbers = 2 * self.n
         for layer in self.layers:
@@ -332,7 +322,7 @@ class ConvNet(Layered):
                 numbers += min(b, PIECE) * positions * (taps + 3 * q * layer.outputs) + 2 * q * layer.outputs * taps
         if device.type == "cpu":
             return max(1, min(CLIENTS, BYTES // (4 * numbers)))
-        return max(1, DEVICE_BYTES // (4 * numbers))
+        return max(1, shared.DEVICE_BYTES // (4 * numbers))
 
     def gradients(self, m: int, b: int, device: torch.device = CPU) -> Gradients:
         """Return the function that computes the gradients of m models on minibatches of b examples."""

@@ -19,7 +19,7 @@ from fedcore.runtime import build_info
 from fedcore.sim.experiment.changes import changes, combined, differences
 from fedcore.sim.experiment.journal import lengthen
 from fedcore.sim.experiment.results import CONFIG, RECORDS, parse_tables, read_header, readable
-from fedcore.sim.experiment.schema import Experiment, FromRegistry, changed, trials
+from fedcore.sim.experiment.schema import Experiment, FromRegistry, changed, error_of, trials
 from fedcore.validation import shorten
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def _config(folder: Path) -> Experiment | None:
     try:
         return Experiment.model_validate_json(read_text(path)) if path.exists() else None
     except ValueError as error:
-        raise ConfigError(f"{path}: is damaged: {shorten(str(error))}; restore the file") from None
+        raise ConfigError(f"{path}: is damaged: {shorten(error_of(error)[0])}; restore the file") from None
 
 
 def _check_results(folder: Path, begun: Experiment, experiment: Experiment) -> None:

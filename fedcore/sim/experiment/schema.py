@@ -71,6 +71,17 @@ def moved(errors: Iterable[ErrorDetails], *place: str, known: Collection[str] | 
     return ValidationError.from_exception_data("experiment", details)
 
 
+def error_of(error: ValueError) -> list[str]:
+    """Return the problems that a validation found, a line for each: where, what, and the value instead."""
+    if not isinstance(error, ValidationError):
+        return [str(error)]
+    lines = []
+    for one in error.errors():
+        text = one["msg"] if one["type"] in ("problem", "missing") else f"{one['msg']}, got {one['input']!r:.100}"
+        lines.append(": ".join([*filter(None, [".".join(map(str, one["loc"]))]), text]))
+    return list(dict.fromkeys(lines))  # several methods may have the same problem
+
+
 @contextmanager
 def at(*place: str) -> Iterator[None]:
     """Convert errors into problems at a place in the validated value."""
