@@ -313,7 +313,7 @@ class ConvNet(Layered):
         """Return the maximum number of clients of one call, for minibatches of b examples.
 
         On the CPU this is ``CLIENTS``, or fewer if only these fit into ``BYTES``; on a GPU, the number that fits into
-        ``shared.DEVICE_BYTES``.
+        ``DEVICE_BYTES``.
         """
         numbers = 2 * self.n
         for layer in self.layers:
