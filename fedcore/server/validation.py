@@ -13,23 +13,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedcore import kernels
+from fedcore import arrays, kernels
 from fedcore.algorithms import Claims, check_weights
 from fedcore.algorithms.rates import Constant, Rate, rate_at, rate_of_steps
-from fedcore.arrays import (
-    CPU,
-    F32,
-    F64,
-    Bools,
-    BufferPool,
-    copy_into,
-    core,
-    device_of,
-    dtype_name,
-    freeze,
-    ieee,
-    to_host,
-)
+from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, copy_into, core, device_of, dtype_name, freeze, to_host
 from fedcore.errors import DtypeError, RangeError
 from fedcore.model import Layout, Slice
 from fedcore.model.policy import INTEGERS, are_equal
@@ -844,7 +831,7 @@ class ModelReader:
         self._rates = SentRates(rate, limits)
         self._rates.sent(number)
 
-    @ieee
+    @arrays.ieee
     def read(self, update: Update, x: F32, now: Counters, out: F32) -> OwnModel:
         """Write the model of an update into ``out``, float32[n]; ``require_measured`` checks its numbers later.
 
