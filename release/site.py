@@ -70,7 +70,8 @@ def public(package):
         if room.rpartition(".")[2] in INNER:
             continue
         for node in ast.parse(init.read_text()).body:
-            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            target = getattr(node, "target", None) or getattr(node, "targets", [None])[0]
+            if getattr(target, "id", "") == "__all__" and hasattr(node, "value"):
                 yield from (f"{room}.{name}" for name in ast.literal_eval(node.value))
 
 

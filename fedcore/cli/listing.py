@@ -4,6 +4,7 @@ import inspect
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedcore.cli import terminal
@@ -14,16 +15,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-KINDS = ("presets", "methods", "data", "partitions", "models", "participation", "attacks", "rates", "optimizers")
+MODULES = {"methods": "algorithms", "data": "sim.data", "partitions": "sim.data.partitions", "models": "sim.nets"}
+MODULES |= {"participation": "sim.participation", "attacks": "sim.attacks", "rates": "algorithms.rates"}
+MODULES |= {"optimizers": "algorithms.optimizers"}
+KINDS = ("presets", *MODULES)
 
 
 def add_arguments(top: Parser) -> None:
     """Add the command."""
     parser = top.add_command("list", run, needs=terminal.SIMULATOR)
-    kinds = (*KINDS, "combinations")
-    parser.add_argument(
-        "kind", nargs="?", choices=kinds, metavar="KIND", help="the kind, such as presets or combinations"
-    )
+    about = "the kind, such as presets or combinations"
+    parser.add_argument("kind", nargs="?", choices=(*KINDS, "combinations"), metavar="KIND", help=about)
     terminal.add_imports(parser)
     terminal.add_json(parser)
 
@@ -68,17 +70,7 @@ def run(options: Options) -> None:
 
 def _module(kind: str) -> Any:
     """Return the module with the registry of a kind."""
-    from fedcore import algorithms
-    from fedcore.algorithms import optimizers, rates
-    from fedcore.sim import attacks, data, participation
-
-    if kind == "models":
-        from fedcore.sim import nets
-
-        return nets
-    modules = {"methods": algorithms, "participation": participation, "rates": rates, "optimizers": optimizers}
-    modules["attacks"] = attacks
-    return (modules | {"data": data, "partitions": data.partitions})[kind]
+    return import_module(f"fedcore.{MODULES[kind]}")
 
 
 def _as_json(kind: str | None) -> dict[str, Any]:
@@ -118,12 +110,9 @@ def _described(kind: str) -> list[dict[str, Any]]:
         one = {"name": name, "about": about}
         if isinstance(row, Source):
             one |= {"shape": row.shape, "classes": row.classes}
-        own = inspect.signature(row.load if isinstance(row, Source) else row).parameters.values()
-        options = {
-            option.name: {} if option.default is option.empty else {"default": option.default}
-            for option in own
-            if option.name not in filled_in
-        }
+        own = list(inspect.signature(row.load if isinstance(row, Source) else row).parameters.values())
+        own = [option for option in own if option.name not in filled_in]
+        options = {one.name: {} if one.default is one.empty else {"default": one.default} for one in own}
         found.append(one | {"options": options})
     return found
 

@@ -19,13 +19,8 @@ def add_arguments(top: Parser) -> None:
     """Add the command."""
     parser = top.add_command("merge", run)
     parser.add_argument("out", type=expand_home, metavar="OUT", help="new folder for the result and its report")
-    parser.add_argument(
-        "inputs",
-        nargs="+",
-        type=expand_home,
-        metavar="MODEL",
-        help="safetensors or .npz file, folder with a model (sharded or not), or torch file",
-    )
+    about = "safetensors or .npz file, folder with a model (sharded or not), or torch file"
+    parser.add_argument("inputs", nargs="+", type=expand_home, metavar="MODEL", help=about)
     parser.add_argument("--weights", metavar="W,W,...", help="weights of the models, such as numbers of examples")
     parser.add_argument("--base", type=expand_home, metavar="MODEL", help="model from which the others were trained")
     parser.add_argument("--key", metavar="KEY", help="key of the state_dict in torch files, such as model")
@@ -66,18 +61,11 @@ def run(options: Options) -> None:
     options_given = _options(options.changes)
     rules = _rules(options.rules, options_given)
     weights = None if options.weights is None else [_number(text) for text in options.weights.split(",")]
+    how = {key: getattr(options, key) for key in ("base", "key", "server_lr", "clip_norm")}
+    optimizer = _optimizer(options.server_optimizer, options_given)
     with terminal.progress("bytes read") as show:
         report = merge(
-            options.out,
-            options.inputs,
-            weights,
-            base=options.base,
-            key=options.key,
-            optimizer=_optimizer(options.server_optimizer, options_given),
-            server_lr=options.server_lr,
-            clip_norm=options.clip_norm,
-            rule=rules or None,
-            progress=show,
+            options.out, options.inputs, weights, optimizer=optimizer, rule=rules or None, progress=show, **how
         )
     inputs = list(zip(options.inputs, report["inputs"], strict=True))
     for path, one in inputs:
@@ -119,9 +107,8 @@ def _rules(names: list[str], options: dict[str, Any]) -> list[Rule]:
     kinds: list[Any] = [REGISTRY.find(spelled(name)) for name in names]
     known = [{field.name for field in fields(kind)} for kind in kinds]
     try:
-        rules = [
-            kind(**{key: options[key] for key in own & options.keys()}) for kind, own in zip(kinds, known, strict=True)
-        ]
+        given = [{key: options[key] for key in own & options.keys()} for own in known]
+        rules = [kind(**own) for kind, own in zip(kinds, given, strict=True)]
     except TypeError as error:
         raise ConfigError(f"--rule: {error}; pass the option with --set KEY=VALUE") from None
     for key in set().union(*known) & options.keys():
@@ -133,9 +120,8 @@ def _optimizer(name: str | None, options: dict[str, Any]) -> Any:
     """Return the server optimizer with its options, or None."""
     if name is None:
         if options:
-            raise ConfigError(
-                f"--set: no rule has the option {next(iter(options))!r}, and --server-optimizer is missing"
-            )
+            first = next(iter(options))
+            raise ConfigError(f"--set: no rule has the option {first!r}, and --server-optimizer is missing")
         return None
     try:
         return optimizers.named(name, **options)

@@ -110,9 +110,8 @@ def run(options: Options) -> None:
     else:
         experiments = [load_preset(name, overrides, scale=options.scale) for name in names]
     sweep = options.sweep or len(experiments) > 1 or any(experiments[0].grid.values())
-    default = (
-        Path("runs", f"sweep-{'best' if options.best else options.scale}") if sweep else default_folder(experiments[0])
-    )
+    name = f"sweep-{'best' if options.best else options.scale}"
+    default = Path("runs", name) if sweep else default_folder(experiments[0])
     _run(options, experiments, options.out or default, sweep=sweep)
 
 

@@ -24,25 +24,8 @@ from fedcore.model import FORMS, Safetensors, form_of, write_model
 from fedcore.model.safetensors import StoredFile
 from fedcore.options import Storage
 from fedcore.server import Server
-from fedcore.server.folder import (
-    SERVER,
-    Journal,
-    common_transaction,
-    folder_problems,
-    group_folders,
-    journal_of,
-    journal_problems,
-    last_change,
-    loading_hints,
-    loading_problems,
-    open_part,
-    open_updates,
-    read_audit,
-    read_model,
-    transactions,
-)
+from fedcore.server import folder as saved
 from fedcore.server.report import ROUND, checked, read_lines, write_lines
-from fedcore.server.requests import SentChecksums
 from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.files.inventory import INDEX
@@ -65,75 +48,69 @@ HELP_OF_AUDIT = """
 
 def add_arguments(top: Parser) -> None:
     """Add the commands."""
-    group = top.add_command("store", help=HELP)
+    add_store(top.add_command("store", help=HELP))
+    group = top.add_command("audit", help=HELP_OF_AUDIT)
     group.add_commands()
-    for name, run in {"info": info, "verify": verify, "compact": compact, "undo": undo, "recover": recover}.items():
+    add = group.add_command("check", check).add_argument
+    add("file", type=expand_home, metavar="FILE", help="JSON lines of `fedcore store audit --export`")
+    about = "a digest that was published: the log must contain its document; repeatable"
+    add("--anchor", type=_digest, action="append", default=[], metavar="DIGEST", help=about)
+    about = "the public key that must sign each document, in hexadecimal digits"
+    add("--signer", type=_digest, metavar="PUBLIC", help=about)
+    add("--client", metavar="ID", help="list the rounds that count an update of this client")
+
+
+def add_store(group: Parser) -> None:
+    """Add the commands of ``fedcore store``."""
+    group.add_commands()
+    whole = terminal.whole_number(1)
+    folders = _argument("--folders", help="folders of the shards, if not next to the manifest", nargs="+")
+    key = _argument("--audit-key", metavar="FILE", help="file with the 32 bytes of the key that signs the audit log")
+
+    def command(name: str, run: terminal.Run, about: str, *more: Callable[[Parser], object]) -> Parser:
         parser = group.add_command(name, run)
-        parser.add_argument("path", type=expand_home, metavar="PATH", help="folder of a store or a cluster")
-        if run in (info, verify, compact):
-            _add_folders(parser, "--folders", "folders of the shards, if not next to the manifest")
-        if run in (info, verify):
-            terminal.add_json(parser)
-        if run is verify:
-            about = "compute the result of the open round from its journal, without a commit"
-            parser.add_argument("--round", action="store_true", help=about)
-        if run is info:
-            about = "exit with status 1 if the last commit is older than SECONDS"
-            parser.add_argument("--max-age", type=terminal.whole_number(1), metavar="SECONDS", help=about)
-        if run is compact:
-            terminal.add_imports(parser)
-            about = "also erase all bytes of removed clients and replaced rows from the files"
-            parser.add_argument("--erase", action="store_true", help=about)
-        if run in (verify, compact):
-            _add_audit_key(parser)
-    # The last parser of the loop is that of recover.
+        metavar = "STATE" if about.startswith("folder of a server") else "PATH"
+        for add in (_argument("path", metavar=metavar, help=about), *more):
+            add(parser)
+        return parser
+
+    about, state = "folder of a store or a cluster", "folder of a server with an mmap store"
+    parser = command("info", info, about, folders, terminal.add_json)
+    stale = "exit with status 1 if the last commit is older than SECONDS"
+    parser.add_argument("--max-age", type=whole, metavar="SECONDS", help=stale)
+    parser = command("verify", verify, about, folders, terminal.add_json)
+    journal = "compute the result of the open round from its journal, without a commit"
+    parser.add_argument("--round", action="store_true", help=journal)
+    key(parser)
+    parser = command("compact", compact, about, folders, terminal.add_imports)
+    erase = "also erase all bytes of removed clients and replaced rows from the files"
+    parser.add_argument("--erase", action="store_true", help=erase)
+    key(parser)
+    command("undo", undo, about)
+    parser = command("recover", recover, about)
     parser.add_argument("--accept-loss", action="store_true", help="discard the lost commits (default: dry run)")
-    parser = group.add_command("export", export)
-    parser.add_argument("path", type=expand_home, metavar="STATE", help="folder of a server")
-    parser.add_argument("file", type=expand_home, metavar="FILE", help="output: .safetensors, .pt, .pth or .npz")
-    parser = group.add_command("remove-client", remove_client)
-    parser.add_argument("path", type=expand_home, metavar="STATE", help="folder of a server with an mmap store")
+    written = _argument("file", metavar="FILE", help="output: .safetensors, .pt, .pth or .npz")
+    command("export", export, "folder of a server", written)
+    parser = command("remove-client", remove_client, state)
     parser.add_argument("client", metavar="ID", help="id of the client")
     parser.add_argument("--keep-in-objective", action="store_true", help="keep the weights of the other clients")
     parser.add_argument("--erase", action="store_true", help="erase the client's id, rows and updates from the files")
     terminal.add_imports(parser)
-    _add_audit_key(parser)
-    parser = group.add_command("replace", replace)
-    parser.add_argument("path", type=expand_home, metavar="STATE", help="folder of a server with an mmap store")
-    parser.add_argument("model", type=expand_home, metavar="MODEL", help="safetensors file or folder")
-    terminal.add_imports(parser)
-    _add_audit_key(parser)
-    parser = group.add_command("audit", audit)
-    parser.add_argument("path", type=expand_home, metavar="STATE", help="folder of a server with an audit log")
-    parser.add_argument("--export", type=expand_home, metavar="FILE", help="write the documents as JSON lines")
-    parser = group.add_command("reshard", reshard)
-    parser.add_argument(
-        "path", type=expand_home, metavar="PATH", help="manifest or folder of a cluster, or a server's folder"
-    )
-    count = terminal.whole_number(1)
-    parser.add_argument("--shards", type=count, required=True, metavar="N", help="new number of shards")
-    parser.add_argument("--to", type=expand_home, metavar="FOLDER", help="folder of the new cluster; PATH is kept")
-    _add_folders(parser, "--folders", "folders of the new shards (default: next to the manifest)")
-    _add_folders(parser, "--current-folders", "folders of the present shards, if not next to the manifest")
-
-    group = top.add_command("audit", help=HELP_OF_AUDIT)
-    group.add_commands()
-    parser = group.add_command("check", check)
-    parser.add_argument("file", type=expand_home, metavar="FILE", help="JSON lines of `fedcore store audit --export`")
-    about = "a digest that was published: the log must contain its document; repeatable"
-    parser.add_argument("--anchor", type=_digest, action="append", default=[], metavar="DIGEST", help=about)
-    about = "the public key that must sign each document, in hexadecimal digits"
-    parser.add_argument("--signer", type=_digest, metavar="PUBLIC", help=about)
-    parser.add_argument("--client", metavar="ID", help="list the rounds that count an update of this client")
+    key(parser)
+    model = _argument("model", metavar="MODEL", help="safetensors file or folder")
+    command("replace", replace, state, model, terminal.add_imports, key)
+    lines = _argument("--export", metavar="FILE", help="write the documents as JSON lines")
+    command("audit", audit, "folder of a server with an audit log", lines)
+    parser = command("reshard", reshard, "manifest or folder of a cluster, or a server's folder")
+    parser.add_argument("--shards", type=whole, required=True, metavar="N", help="new number of shards")
+    _argument("--to", help="folder of the new cluster; PATH is kept")(parser)
+    _argument("--folders", nargs="+", help="folders of the new shards (default: next to the manifest)")(parser)
+    _argument("--current-folders", nargs="+", help="folders of the present shards, if not next to the manifest")(parser)
 
 
-def _add_folders(parser: Parser, name: str, about: str) -> None:
-    parser.add_argument(name, nargs="+", type=expand_home, metavar="FOLDER", help=about)
-
-
-def _add_audit_key(parser: Parser) -> None:
-    about = "file with the 32 bytes of the key that signs the audit log"
-    parser.add_argument("--audit-key", type=expand_home, metavar="FILE", help=about)
+def _argument(name: str, *, metavar: str = "FOLDER", **how: Any) -> Callable[[Parser], object]:
+    """Return a function that adds an argument, a path, to a parser."""
+    return lambda parser: parser.add_argument(name, type=expand_home, metavar=metavar, **how)
 
 
 def _audit_key(options: Options) -> bytes | None:
@@ -156,11 +133,11 @@ def info(options: Options) -> None:
     age = _age(options.path)
     with ClientStore.open(options.path, readonly=True) as opened:
         found, undo = opened.info(), _undo(opened)
-        problems = loading_problems(opened, read=False)
-        hints = [] if problems else loading_hints(opened)
-        waiting, damage = _or_problem(open_updates, options.path, opened.state)
+        problems = saved.loading_problems(opened, read=False)
+        hints = [] if problems else saved.loading_hints(opened)
+        waiting, damage = _or_problem(saved.open_updates, options.path, opened.state)
         problems += damage
-    log, damage = _or_problem(read_audit, options.path)
+    log, damage = _or_problem(saved.read_audit, options.path)
     problems += damage
     newest = log[-1][0] if log else None
     if options.json:
@@ -171,39 +148,28 @@ def info(options: Options) -> None:
         _check_age(age, options)
         return
     rows = f"{found.rows:,} of {found.n:,} elements, {found.codec}, {terminal.bytes_text(found.row_bytes)} each"
-    terminal.print_pairs(
-        [
-            ("path", found.path),
-            ("format", found.format),
-            ("last round", "none yet" if found.round is None or _is_new(opened.state) else found.round),
-            ("last commit", f"{age:,.0f} s ago"),
-            ("clients", f"{found.clients:,}"),
-            ("rows", rows),
-            ("free slots", f"{found.free:,}"),
-            ("on disk", terminal.bytes_text(found.bytes)),
-            *([("open round", f"{len(waiting):,} updates in the journal")] if waiting else []),
-            *([("newest audit document", newest)] if newest else []),
-            ("undo", "nothing to roll back" if undo is None else f"{undo.transaction}, back to {undo.before}"),
-            *(("read by", f"process {process}, {behind:,} commits behind") for process, behind in found.readers),
-            *(("cannot be loaded", problem) for problem in problems),
-            *(("to load it", hint) for hint in hints),
-            *(
-                (f"vector {name}", f"{dtype}[{', '.join(map(str, shape))}]")
-                for name, (dtype, shape) in found.vectors.items()
-            ),
-        ]
-    )
+    last_round = "none yet" if found.round is None or _is_new(opened.state) else found.round
+    pairs = [("path", found.path), ("format", found.format), ("last round", last_round)]
+    pairs += [("last commit", f"{age:,.0f} s ago"), ("clients", f"{found.clients:,}"), ("rows", rows)]
+    pairs += [("free slots", f"{found.free:,}"), ("on disk", terminal.bytes_text(found.bytes))]
+    pairs += [("open round", f"{len(waiting):,} updates in the journal")] if waiting else []
+    pairs += [("newest audit document", newest)] if newest else []
+    pairs += [("undo", "nothing to roll back" if undo is None else f"{undo.transaction}, back to {undo.before}")]
+    pairs += [("read by", f"process {process}, {behind:,} commits behind") for process, behind in found.readers]
+    pairs += [("cannot be loaded", problem) for problem in problems] + [("to load it", hint) for hint in hints]
+    shapes = {name: f"{dtype}[{', '.join(map(str, shape))}]" for name, (dtype, shape) in found.vectors.items()}
+    terminal.print_pairs([*pairs, *((f"vector {name}", shape) for name, shape in shapes.items())])
     _check_age(age, options)
 
 
 def _stores(path: Path) -> list[Path]:
     """Return the folder of a store or a server, and those of a server's groups."""
-    return [path, *group_folders(path)]
+    return [path, *saved.group_folders(path)]
 
 
 def _open(folder: Path, named: Path, **how: Any) -> ClientStore:
     """Open the store in the folder that the caller has named, or in a part of it."""
-    return ClientStore.open(folder, **how) if folder == named else open_part(folder, **how)
+    return ClientStore.open(folder, **how) if folder == named else saved.open_part(folder, **how)
 
 
 def _or_problem(read: Callable[..., list[Any]], *arguments: Any) -> tuple[list[Any], list[str]]:
@@ -250,10 +216,10 @@ def verify(options: Options) -> None:
     problems, rows, vectors, hints = [], 0, 0, list[str]()
     for folder in _stores(options.path):
         with _open(folder, options.path, readonly=True) as opened:
-            problems += (opened.verify() or folder_problems(opened)) + journal_problems(folder)
+            problems += (opened.verify() or saved.folder_problems(opened)) + saved.journal_problems(folder)
             rows, vectors = rows + len(opened), vectors + len(opened.vector_names())
-            hints = [] if problems else hints or loading_hints(opened)
-    problems += [] if problems else _or_problem(read_audit, options.path)[1]
+            hints = [] if problems else hints or saved.loading_hints(opened)
+    problems += [] if problems else _or_problem(saved.read_audit, options.path)[1]
     facts: dict[str, Any] = {"to_load": hints, "rows": rows, "vectors": vectors}
     lines = [f"sound: {rows:,} rows and {vectors} vectors", *(f"to load it, {hint}" for hint in hints)]
     if options.round and not problems:
@@ -264,12 +230,12 @@ def verify(options: Options) -> None:
 
 def _replayed(path: Path, key: bytes | None) -> tuple[dict[str, Any], list[str]]:
     """Finish the open round of a server's folder in memory; return facts and lines to print."""
-    if (at := journal_of(path)) is None:
+    if (at := saved.journal_of(path)) is None:
         raise StoreError(f"{path}: has no journal; a server with Storage(journal=True) writes one")
     with Server.load(path, storage=Storage(medium="ram", audit_key=key)) as server:
-        with closing(Journal(at, server.settings, readonly=True)) as journal:
+        with closing(saved.Journal(at, server.settings, readonly=True)) as journal:
             x, number, missing = copied(server.x), server.round_number, None
-            journal.begin(number, server._backend.read(SentChecksums()))
+            journal.begin(number, server.sent_checksums())
             round = server.open_round(newcomers=journal.newcomers(number, [], server.clients))
             round.replay(journal)
             try:
@@ -303,7 +269,7 @@ def compact(options: Options) -> None:
     for shard in infos:
         shard.require_inside()
     shards = [Path(shard.folder or "") for shard in infos]
-    journal = journal_of(options.path if at is None else at[0].parent)
+    journal = saved.journal_of(options.path if at is None else at[0].parent)
     journals = [] if journal is None else [journal]
     stores = [*(shards or _stores(options.path)), *journals]
     before = sum(map(_bytes, stores))
@@ -321,7 +287,7 @@ def compact(options: Options) -> None:
 
 def _is_server(folder: Path) -> bool:
     state = state_of(folder)
-    return isinstance(state, dict) and state.get("what") == SERVER
+    return isinstance(state, dict) and state.get("what") == saved.SERVER
 
 
 def _bytes(folder: Path) -> int:
@@ -351,10 +317,8 @@ def undo(options: Options) -> None:
     with ExitStack() as stack:
         stores = [stack.enter_context(_open(folder, options.path, keep_previous=True)) for folder in folders]
         found = _required(stores[0])
-        if len(stores) > 1 and len({transactions(store) for store in stores}) > 1:
-            raise StoreError(
-                f"{options.path}: the last change is incomplete; load the server once, which rolls it back"
-            )
+        if len(stores) > 1 and len({saved.transactions(store) for store in stores}) > 1:
+            raise StoreError(f"{options.path}: the last change is incomplete; load the server once to roll it back")
         for store in stores:  # after an interrupt, the next load rolls back the others
             store.undo()
     print(f"rolled back {found.transaction}; the store is at {found.before}")
@@ -408,7 +372,7 @@ def export(options: Options) -> None:
     _require_unsharded("export", options.path, "load it, and use write_model(server.tensors(), file)")
     file: Path = options.file
     form = form_of(file)
-    model = read_model(options.path)
+    model = saved.read_model(options.path)
     narrow = sorted({piece.dtype for piece in model.layout.slices if piece.dtype in NARROW})
     library: Literal["torch", "numpy"] = "numpy"
     if "numpy" not in FORMS[form] or (form == ".safetensors" and narrow):
@@ -435,7 +399,7 @@ def audit(options: Options) -> None:
       fedcore store audit state --export log.jsonl
     """
     _require_unsharded("audit", options.path, "they keep no audit log")
-    if not (log := read_audit(options.path)):
+    if not (log := saved.read_audit(options.path)):
         raise StoreError(f"{options.path}: has no documents; a server with Storage(audit=True) writes them")
     if options.export is not None:
         write_lines(options.export, [document for _, document in log])
@@ -527,12 +491,12 @@ def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
     pairs = [("manifest", str(file)), ("parameters", f"{layout.n_parameters:,} of {layout.n:,} elements")]
     for shard, span in zip(shards, manifest.ranges, strict=True):
         with shard.open(readonly=True) as opened:
-            found, last = opened.info(), transactions(opened)
+            found, last = opened.info(), saved.transactions(opened)
             state = opened.state
         facts.append(asdict(found) | {"transactions": last._asdict(), "range": span._asdict()})
         held = f"transaction {last.last}, {found.rows:,} rows, {terminal.bytes_text(found.bytes)} on disk"
         pairs.append((f"shard {shard.shard}", f"[{span.start:,}, {span.stop:,}), {held}, {shard.folder}"))
-    waiting, problems = _or_problem(open_updates, file.parent, state)
+    waiting, problems = _or_problem(saved.open_updates, file.parent, state)
     pairs += [("cannot be loaded", problem) for problem in problems]
     if waiting:
         pairs.append(("open round", f"{len(waiting):,} updates in the journal"))
@@ -550,13 +514,13 @@ def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:
     shards = manifest.shards(file.parent, options.folders)
     for shard in shards:
         with shard.open(readonly=True) as opened:
-            found = opened.verify() or folder_problems(opened)
-            held.append(transactions(opened))
+            found = opened.verify() or saved.folder_problems(opened)
+            held.append(saved.transactions(opened))
             rows = max(rows, len(opened))
         problems += [f"shard {shard.shard}: {problem}" for problem in found]
-    problems += journal_problems(file.parent)
+    problems += saved.journal_problems(file.parent)
     try:
-        to = common_transaction(held, [shard.folder for shard in shards])
+        to = saved.common_transaction(held, [shard.folder for shard in shards])
     except CheckpointError as error:
         problems.append(str(error))
     ahead = sum(one.last != to for one in held)
@@ -588,8 +552,8 @@ def _undo(opened: ClientStore) -> _Undo | None:
         return None
     commit, before = _commit(found.commit, found.round), _commit(previous.commit, previous.round)
     with suppress(CheckpointError):  # a store without a server
-        if change := last_change(opened):
-            last = transactions(opened)
+        if change := saved.last_change(opened):
+            last = saved.transactions(opened)
             commit, before = f"{change} (transaction {last.last}, {commit})", f"transaction {last.before} ({before})"
     return _Undo(commit, before)
 

@@ -72,30 +72,25 @@ class Parser(argparse.ArgumentParser):
         return parser
 
 
+def _parsed(text: str, kind: Callable[[str], float], least: float, what: str) -> Any:
+    """Return a number of at least ``least``, or raise ArgumentTypeError."""
+    try:
+        number = kind(text)
+    except ValueError:
+        number = math.nan
+    if not least <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be {what}")
+    return number
+
+
 def whole_number(least: int) -> Callable[[str], int]:
     """Return an argument type for integers of at least ``least``."""
-
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{text!r}: must be an integer of at least {least}")
-        return number
-
-    return parse
+    return lambda text: _parsed(text, int, least, f"an integer of at least {least}")
 
 
 def share(text: str) -> float:
     """Parse a finite number of at least 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a finite number of at least 0")
-    return number
+    return float(_parsed(text, float, 0, "a finite number of at least 0"))
 
 
 def add_changes(parser: Parser) -> None:

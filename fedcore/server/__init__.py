@@ -3,18 +3,20 @@
 from fedcore.server.broadcast import Broadcast
 from fedcore.server.partial import PartialSum
 from fedcore.server.report import Report, rejection_summary
-from fedcore.server.round import Round
+from fedcore.server.round import OpenRound, Round, one_call
 from fedcore.server.server import EdgeAggregator, Server
-from fedcore.server.update import Reply, Update
+from fedcore.server.update import Reply, SentSlices, Update
+from fedcore.server.validation import ModelReader, OwnModel
 
 __all__ = [
     "Broadcast",
     "EdgeAggregator",
+    "ModelReader",
+    "OpenRound",
+    "OwnModel",
     "PartialSum",
     "Reply",
     "Report",
     "Round",
-    "Server",
-    "Update",
-    "rejection_summary",
 ]
+__all__ += ["SentSlices", "Server", "Update", "one_call", "rejection_summary"]

@@ -147,6 +147,11 @@ class OpenRound(Represented):
     def _empty_journal(self) -> None:
         """Drop the updates that a later round would start with."""
 
+    def _announce(self, report: Report) -> None:
+        """Warn if the round rejected all updates, and call the callbacks."""
+        warn_if_all_rejected(report, self._logger)
+        tell(self._callbacks, report, self._logger)
+
     def _require_open(self) -> None:
         if not self.is_open:
             raise RoundError("round: it is finished or aborted; open a new round")

@@ -554,6 +554,11 @@ class Server(Represented, Unpicklable):
     def _in_files(self) -> bool:
         return self._backend.holds_files
 
+    def sent_checksums(self) -> list[npt.NDArray[Any]]:
+        """Return the checksums of the vectors that all clients of the next round get, which a journal stores."""
+        sent: list[npt.NDArray[Any]] = self._backend.read(requests.SentChecksums())
+        return sent
+
     def tensors(self, *, library: Library | None = None, copy: bool = True, sent: bool = False) -> Any:
         """Return the model by name, in its library and dtypes; counters keep their integer types.
 
@@ -951,7 +956,7 @@ class Server(Represented, Unpicklable):
         if journal is None:
             opened.start(given)
             return
-        journal.begin(number, self._backend.read(requests.SentChecksums()))
+        journal.begin(number, self.sent_checksums())
         newcomers = journal.newcomers(number, given, self._backend.registry)
         with nullcontext() if newcomers is given or given else journal_errors(journal.path):
             opened.start(newcomers)

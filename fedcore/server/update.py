@@ -233,6 +233,24 @@ class Update(NamedTuple):
     weight: float | None = None
     loss: float | None = None
 
+    def vector(self, name: Literal["value", "control"], n: int) -> F32:
+        """Return a vector of the update as float32[n] in host memory; raise ShapeError if it is a model of tensors."""
+        sent = getattr(self, name)
+        vector = as_vector(name, sent, n)
+        if vector is None:
+            raise ShapeError(f"{name}: must be float32[{n}], got {describe_value(sent)}; flatten the tensors")
+        return in_float32(vector)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of ``value`` in bytes, or 0 if unknown, as for a sparse tensor."""
+        return bytes_of(self.value)
+
+    def require_kind(self) -> None:
+        """Raise UnknownNameError if ``kind`` is unknown."""
+        if self.kind not in KINDS:
+            raise UnknownNameError.of("kind", self.kind, KINDS)
+
     def __repr__(self) -> str:
         defaults = self._field_defaults
         values = {name: value for name, value in self._asdict().items() if value is not defaults.get(name, self)}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedcore import kernels
+from fedcore import arrays, kernels
 from fedcore.algorithms import Claims, check_weights
 from fedcore.algorithms.rates import Constant, Rate, rate_at, rate_of_steps
 from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, copy_into, core, device_of, dtype_name, freeze, to_host
@@ -24,13 +24,15 @@ from fedcore.options import Limits, Settings
 from fedcore.rules import Chain, Group
 from fedcore.rules.base import Weights
 from fedcore.rules.windows import FEW, PARTS, ClaimWindow, NormWindow, as_float32, least_logged
-from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Counters, Lengths, UpdateBatch
+from fedcore.server.aggregation import COUNTED, LONGEST, NO_COUNT, WEIGHTED, Counters, Lengths, UpdateBatch
 from fedcore.server.update import (
     Kind,
     Update,
+    as_sent,
     as_vector,
     bytes_of,
     digest_of_numbers,
+    first_not_finite,
     in_float32,
     raises_fedcore_errors,
     read_counters,
@@ -817,3 +819,80 @@ def _size_of(update: Update) -> tuple[float, int]:
 
 def _column(number: Any) -> F64:
     return np.array([number], np.float64)
+
+
+# Updates of clients that start from models of their own.
+
+
+class OwnModel(NamedTuple):
+    """An update that a ``ModelReader`` has read: K, eta K, the counters, and the bytes of its vector."""
+
+    steps: int
+    distance: float
+    counters: dict[str, npt.NDArray[Any]]
+    bytes: int
+
+
+class ModelReader:
+    """Reads the updates of a round whose clients start from models of their own, as the nodes of a network do.
+
+    Args:
+        layout: the layout of all models.
+        limits: ``max_steps`` and ``max_client_lr`` of an update.
+        rate: the rate of the steps; it must have a value for the round.
+        number: the round.
+    """
+
+    def __init__(self, layout: Layout, limits: Limits, rate: Rate, number: int) -> None:
+        self._layout, self._limits, self._number = layout, limits, number
+        self._rates = SentRates(rate, limits)
+        self._rates.sent(number)
+
+    @arrays.ieee
+    def read(self, update: Update, x: F32, now: Counters, out: F32) -> OwnModel:
+        """Write the model of an update into ``out``, float32[n]; ``require_measured`` checks its numbers later.
+
+        Args:
+            x: float32[n], the model from which the client started.
+            now: the counters and constants before the round.
+
+        Raises:
+            FedcoreError: the vector, or another field of the update, is invalid.
+        """
+        layout, number, p = self._layout, self._number, self._layout.n_parameters
+        y = in_float32(read_vector(update, layout, apart=False)[0])
+        update = check_claims(update, self._limits, range(number, number + 1))
+        distance = self._rates.read(update, number) * update.steps
+        counters = settle_counters(layout, read_counters(update, layout), now, update.kind)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if update.kind == "model":
+                np.copyto(out, y)
+            elif update.kind == "delta":
+                kernels.combine([as_sent(layout, x), y], [1.0, 1.0], out)
+            else:
+                kernels.combine([as_sent(layout, x)[:p], y], [1.0, -distance], out[:p])
+                out[p:] = x[p:]
+        return OwnModel(update.steps, distance, counters, y.nbytes)
+
+    def require_measured(self, y: F32, square: float) -> None:
+        """Raise RangeError if a model y, at the square distance ``square`` from x, is not finite."""
+        if not math.sqrt(square) < LONGEST or not kernels.all_finite([y[self._layout.n_parameters :]])[0]:
+            name = first_not_finite(y, self._layout)
+            raise RangeError(f"{NOT_FINITE}, in {name}" if name else NOT_FINITE)
+
+    def infinite_tensor(self, x: F32) -> str | None:
+        """Return the name of the first tensor of a finite model that is not finite in its dtype, or None."""
+        if not self._layout.narrow or kernels.all_finite([sent := as_sent(self._layout, x)])[0]:
+            return None
+        return first_not_finite(sent, self._layout)
+
+    def settle(self, now: Counters, sent: Sequence[Counters]) -> dict[str, npt.NDArray[Any]]:
+        """Return the counters and constants after a round: the largest counters, and flags as ``settled`` does."""
+        after = dict(now)
+        for name, before in now.items():
+            values = [counters[name] for counters in sent if name in counters]
+            if any(name == piece.name for piece in self._layout.counters):
+                after[name] = np.asarray(np.maximum.reduce([before, *values]))
+            else:
+                after[name] = agreed(before, values, len(sent))
+        return after

@@ -23,15 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.arrays import F32
-from fedcore.errors import ShapeError
 from fedcore.kernels import squared_norms
 from fedcore.runtime import generator
 from fedcore.server import Broadcast, Update
-from fedcore.server.update import as_vector, in_float32
 from fedcore.sim.checks import Checked, Real, Whole
 from fedcore.sim.data import Dataset
 from fedcore.store.registry import ClientId
-from fedcore.validation import Registry, describe_value
+from fedcore.validation import Registry
 
 Factor = Annotated[float, Real("(-inf, inf)")]
 Labels = npt.NDArray[np.int64]
@@ -282,9 +280,9 @@ class Liars:
             is_honest = update.client not in self.clients
             if not is_honest or self.attack.sees_honest:
                 x = sent.start(update.client)
-                y = _vector("value", update.value, p if update.kind == "gradient" else len(x))
+                y = update.vector("value", p if update.kind == "gradient" else len(x))
                 moved = y - x if update.kind == "model" else y.copy()
-                control = None if update.control is None else _vector("control", update.control, p).copy()
+                control = None if update.control is None else update.vector("control", p).copy()
                 vectors = Vectors(moved[:p], control)
                 if is_honest:
                     honest.append(vectors)
@@ -304,13 +302,6 @@ class Liars:
     def _lie(self, update: Update, round: int, own: F32, honest: Sequence[Any]) -> F32:
         client = self.clients.index(update.client)
         return self.attack.vector(own, honest, seed=self.seed, round=round, client=client)
-
-
-def _vector(name: str, value: Any, n: int) -> F32:
-    vector = as_vector(name, value, n)
-    if vector is None:
-        raise ShapeError(f"{name}: an attack needs float32[{n}], got {describe_value(value)}; flatten the tensors")
-    return in_float32(vector)
 
 
 def norm(vector: F32) -> float:

@@ -102,9 +102,7 @@ class Clock(Participation):
         self.cohort = None if cohort is None else check_integer("cohort", cohort, 1, self.clients)
         unused = replace(self.policy, over_selection=1.0, min_share=1.0, grace=0.0, deadline=None)
         if unused != NO_POLICY:
-            raise RangeError(
-                f"policy={self.policy!r}: the clock uses only over_selection, min_share, grace and deadline"
-            )
+            raise RangeError(f"policy={self.policy!r}: it uses only over_selection, min_share, grace and deadline")
         if self.cohort is None and self.policy.over_selection != 1:
             raise RangeError(f"over_selection={self.policy.over_selection:g}: needs cohort, the number of clients")
         if self.cohort is not None and self.policy.min_share != 1:

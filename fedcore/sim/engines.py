@@ -10,18 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.algorithms import MEAN_GRADIENT, Algorithm, FedAvgM, LocalDescent, MimiC, is_computed_locally
-from fedcore.algorithms.local_rules import (
-    Indices,
-    LocalRule,
-    Sgd,
-    Table,
-    batch_of,
-    full_steps_of,
-    in_table,
-    minibatch_table,
-    minibatches,
-)
+from fedcore.algorithms import MEAN_GRADIENT, Algorithm, FedAvgM, LocalDescent, MimiC, is_computed_locally, local_rules
+from fedcore.algorithms.local_rules import Indices, LocalRule, Sgd, Table
 from fedcore.arrays import F32, copy_into, to_host
 from fedcore.errors import FedcoreError, RangeError, StoreError, UnknownClientError
 from fedcore.files import reading, replacing
@@ -60,6 +50,7 @@ class Engine(Protocol):
     @property
     def waited(self) -> float:
         """Total seconds of waiting for updates from other processes; 0 for an engine in this process."""
+        return 0.0
 
     def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
         """Train the clients of a broadcast, each when its update is read.
@@ -87,6 +78,7 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release resources other than memory, such as processes."""
+        return
 
 
 def check_method(algorithm: Algorithm) -> None:
@@ -100,9 +92,7 @@ def check_method(algorithm: Algorithm) -> None:
 
 def _check_clients_can(keeps_row: bool, second: str | None) -> None:
     if keeps_row:
-        raise RangeError(
-            "placement: must be 'server', because engines.KeepingClients keeps only the rows of MimiC and the SCAFFOLDs"
-        )
+        raise RangeError("placement: must be 'server', since clients keep only the rows of MimiC and SCAFFOLDs")
     if not is_computed_locally(second):
         raise RangeError(
             f"second_vector={second!r}: simulated clients can send only {MEAN_GRADIENT!r} in addition to y; write your "
@@ -175,10 +165,8 @@ class Parts:
             if not len(part):
                 raise RangeError(f"parts: client {client} has no examples")
             if not 0 <= part.min() <= part.max() < examples:
-                raise RangeError(
-                    f"parts: client {client} has indices {part.min()} .. {part.max()}; they must be in 0 .. "
-                    f"{examples - 1}"
-                )
+                found = f"{part.min()} .. {part.max()}"
+                raise RangeError(f"parts: client {client} has indices {found}; they must be in 0 .. {examples - 1}")
         self._held = list(held)
         self.largest = max(map(len, held))
         self.seed, self.options, self._sizes = sizes.seed, options, sizes
@@ -223,21 +211,15 @@ class Parts:
 
     def batch(self, local_rule: LocalRule) -> int:
         """Return the size of a minibatch under a local rule."""
-        return batch_of(local_rule, self._sizes.batch)
+        return local_rules.batch_of(local_rule, self._sizes.batch)
 
     def minibatches(
         self, round: int, client: int, local_rule: LocalRule, steps: int | None = None
     ) -> Iterator[Indices]:
         """Return a client's minibatches in a round as indices into its part: ``steps`` of them. Default: E."""
-        return minibatches(
-            len(self[client]),
-            self.batch(local_rule),
-            epochs=self._sizes.epochs if steps is None else None,
-            steps=self._sizes.steps if steps is None else steps,
-            seed=self.seed,
-            round=round,
-            client=client,
-        )
+        stream = {"seed": self.seed, "round": round, "client": client}
+        length = {"epochs": self._sizes.epochs, "steps": self._sizes.steps} if steps is None else {"steps": steps}
+        return local_rules.minibatches(len(self[client]), self.batch(local_rule), **length, **stream)
 
     def table(self, round: int, client: int, local_rule: LocalRule, steps: int) -> Table:
         """Return a client's minibatches as a table. The width affects bits; it depends only on the client's size."""
@@ -245,48 +227,31 @@ class Parts:
         power = 1 << (len(part) - 1).bit_length()
         size = self.batch(local_rule)
         width = max(2, min(size, power))  # torch computes a product with a single column differently.
-        table = minibatch_table(len(part), size, steps=steps, width=width, seed=self.seed, round=round, client=client)
-        table = in_table(local_rule, table, len(part))
+        drawn = {"steps": steps, "width": width, "seed": self.seed, "round": round, "client": client}
+        table = local_rules.in_table(local_rule, local_rules.minibatch_table(len(part), size, **drawn), len(part))
         return Table(part[table.indices], table.sizes)
 
     def _full_steps(self, clients: Iterable[int], local_rule: LocalRule) -> Indices:
         """Return E of each client."""
         batch, epochs, own, _ = self._sizes
-        steps = [full_steps_of(local_rule, len(self[one]), batch, epochs=epochs, steps=own) for one in clients]
-        return np.array(steps, np.int64)
+        full, length = local_rules.full_steps_of, {"epochs": epochs, "steps": own}
+        return np.array([full(local_rule, len(self[one]), batch, **length) for one in clients], np.int64)
+
+
+def _inner(name: str) -> Any:
+    """Return a member of an engine's wrapper: that of the inner engine."""
+    return property(lambda wrapper: getattr(wrapper.inner, name), doc=f"See ``Engine.{name}``.")
 
 
 class EngineWrapper:
-    """Base class of engines that forward calls to an inner engine; subclasses define ``updates``."""
+    """Base class of engines that forward calls to an ``inner`` engine."""
+
+    updates, together, waited = _inner("updates"), _inner("together"), _inner("waited")
+    gradients, evaluate = _inner("gradients"), _inner("evaluate")
+    most_steps, close = _inner("most_steps"), _inner("close")
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def gradients(self, broadcast: Broadcast, minibatches: int | None = None) -> dict[ClientId, F32]:
-        """See ``Engine.gradients``."""
-        return self._engine.gradients(broadcast, minibatches)
-
-    def evaluate(self, x: F32) -> Evaluation:
-        """See ``Engine.evaluate``."""
-        return self._engine.evaluate(x)
-
-    def most_steps(self, local_rule: LocalRule) -> int:
-        """See ``Engine.most_steps``."""
-        return self._engine.most_steps(local_rule)
-
-    @property
-    def together(self) -> bool:
-        """See ``Engine.together``."""
-        return self._engine.together
-
-    @property
-    def waited(self) -> float:
-        """See ``Engine.waited``."""
-        return self._engine.waited
-
-    def close(self) -> None:
-        """See ``Engine.close``."""
-        self._engine.close()
+        self.inner = engine
 
 
 class KeepingClients(EngineWrapper):
@@ -313,7 +278,7 @@ class KeepingClients(EngineWrapper):
         self._next.clear()
         change = broadcast.second_vector is not None
         sent = self._with_rows(broadcast) if change else _without_rows(broadcast)
-        for update in self._engine.updates(sent, active):
+        for update in self.inner.updates(sent, active):
             yield self._with_change(update) if change else self._with_correction(update, broadcast)
 
     def _with_rows(self, broadcast: Broadcast) -> Broadcast:
@@ -353,7 +318,7 @@ class KeepingClients(EngineWrapper):
 
     def gradients(self, broadcast: Broadcast, minibatches: int | None = None) -> dict[ClientId, F32]:
         """Return the gradients from which the server starts; the clients' rows start from them too."""
-        gradients = self._engine.gradients(_without_rows(broadcast), minibatches)
+        gradients = self.inner.gradients(_without_rows(broadcast), minibatches)
         self.rows = {client: gradient.copy() for client, gradient in gradients.items()}
         return gradients
 
@@ -434,7 +399,7 @@ class RecoveringClients(KeepingClients):
             self._know_g |= ids
             along = self._share * self._g
             on_host = _with_offsets(on_host, lambda _: along)
-        yield from self._engine.updates(on_host, active)
+        yield from self.inner.updates(on_host, active)
 
     def after(self, server: Server, report: Report) -> None:
         """Store the length of the server's step for the clients."""
@@ -468,10 +433,6 @@ class AtWork(EngineWrapper):
         super().__init__(engine)
         self.arrivals = arrivals
         self._updates: dict[int, Update] = {}
-
-    def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
-        """Train the clients of a broadcast, without a clock; see ``Engine.updates``."""
-        yield from self._engine.updates(broadcast, active)
 
     def start(self, server: Server) -> int:
         """Train the clients that start now; return the bytes that they receive."""
@@ -545,14 +506,9 @@ class Nodes:
             round=self.round_number,
             lr=self.network.lr,
             lr_of_step=self.network.lr_of_step,
-            a=self.algorithm.direction.a,
-            b=self.algorithm.direction.b,
-            mu=self.algorithm.direction.mu,
-            second_vector=None,
+            **{name: getattr(self.algorithm.direction, name) for name in ("a", "b", "mu")},
             local_rule=self.algorithm.local_rule,
-            keeps_row=False,
             has_offset=False,
-            plain=False,
             bytes=count,
             vectors=WholeVectors(x, None, lambda client, out: zeros),
         )
@@ -577,7 +533,7 @@ class NodesEngine(EngineWrapper):
         """Train the nodes of a broadcast; see ``Engine.updates``."""
         for place, node in enumerate(broadcast.ids):
             own = None if active is None else active.only(np.arange(len(active)) == place)
-            yield from self._engine.updates(self._nodes.of(int(node)), own)
+            yield from self.inner.updates(self._nodes.of(int(node)), own)
 
     @property
     def together(self) -> bool:

@@ -24,19 +24,9 @@ from fedcore.server.broadcast import Instructions
 from fedcore.sim.batching.batched_sgd import Way, batched_sgd, in_groups, net_of
 from fedcore.sim.batching.layers import Net
 from fedcore.sim.data import Dataset
-from fedcore.sim.engines import Evaluation, Minibatches, Parts, Plan, standing
+from fedcore.sim.engines import Engine, Evaluation, Minibatches, Parts, Plan, standing
 from fedcore.sim.participation import Active
-from fedcore.sim.sgd import (
-    FlatModel,
-    LocalOptions,
-    Work,
-    mean_loss,
-    on_host,
-    repeatable,
-    seeded,
-    sgd,
-    torch_device,
-)
+from fedcore.sim.sgd import FlatModel, LocalOptions, Work, mean_loss, on_host, repeatable, seeded, sgd, torch_device
 from fedcore.store.registry import ClientId
 from fedcore.validation import check_integer
 
@@ -54,7 +44,7 @@ B = TypeVar("B")
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-class InProcess:
+class InProcess(Engine):
     """The engine that trains the clients of a round in this process.
 
     On the CPU, one call trains many clients together if the model is a perceptron (``layers.Perceptron.of``) or a
@@ -153,9 +143,8 @@ class InProcess:
     def _updates(self, plan: Plan) -> Iterator[Update]:
         keep = self.together or self._device.type != "cpu"
         for (client, y, work), count in zip(self.trained(plan), plan.counts, strict=True):
-            claims: dict[str, Any] = {"lr": work.lr, "control": work.control, "loss": work.loss}
-            claims["examples"] = len(self.parts[client])
-            yield Update(client, y, work.steps, count=count, keep=keep, **claims)
+            sent: dict[str, Any] = {"count": count, "control": work.control, "loss": work.loss, "keep": keep}
+            yield Update(client, y, work.steps, len(self.parts[client]), work.lr, **sent)
 
     def trained(self, plan: Plan) -> Iterator[Trained]:
         """Train clients by a plan, as ``updates`` does; yield the y and the work of each."""
@@ -198,14 +187,6 @@ class InProcess:
                 loss += float(cross_entropy(scores, labels, reduction="sum"))
         return Evaluation(correct / len(all_labels), loss / len(all_labels))
 
-    def close(self) -> None:
-        """Do nothing: this engine holds only memory."""
-
-    @property
-    def waited(self) -> float:
-        """0 seconds; see ``Engine``."""
-        return 0.0
-
     @property
     def together(self) -> bool:
         """Whether clients are trained together."""
@@ -224,15 +205,9 @@ class InProcess:
             batches = along(rule, own, len(part))
             masks = seeded(seed, "local: dropout", round=round, client=client, device=self._device)
             with masks if self._drops_out else nullcontext(), repeatable(self._device):
-                work = sgd(
-                    self._model,
-                    *self._train,
-                    (part[indices] for indices in batches),
-                    told,
-                    x=x[: self._model.layout.n_parameters],
-                    previous=previous,
-                    options=self.parts.options,
-                )
+                options: dict[str, Any] = {"x": x[: self._model.layout.n_parameters], "options": self.parts.options}
+                own_batches = (part[indices] for indices in batches)
+                work = sgd(self._model, *self._train, own_batches, told, previous=previous, **options)
             yield client, on_host(self._model.flat), work
 
     def _in_groups(self, net: Net, plan: Plan) -> Iterator[Trained]:
@@ -250,14 +225,13 @@ class InProcess:
             yield from trained
 
     def _train_group(self, net: Net, x: F32, group: Group) -> list[Trained]:
-        clients, tables, instructions = zip(*group, strict=True)
-        ys = np.tile(x, (len(group), 1))
-        for y, told in zip(ys, instructions, strict=True):
+        ys, work = np.tile(x, (len(group), 1)), [(table, told) for _, table, told in group]
+        for y, (_, told) in zip(ys, work, strict=True):
             if told.start is not None:
                 y[:] = told.start
         with repeatable(self._device):
-            works = batched_sgd(net, ys, *self._train, tables, instructions, x=x, options=self.parts.options)
-        return list(zip(clients, ys, works, strict=True))
+            works = batched_sgd(net, ys, self._train, work, x=x, options=self.parts.options)
+        return [(client, y, own) for (client, _, _), y, own in zip(group, ys, works, strict=True)]
 
     def most_steps(self, local_rule: LocalRule) -> int:
         """Return the maximum of E over all clients; see ``Engine``."""

@@ -208,16 +208,8 @@ class VGG11(nn.Module):
             if number in self.POOLED:
                 layers.append(MaxPool2())
         self.features = nn.Sequential(*layers)
-        self.classifier = nn.Sequential(
-            nn.Flatten(),
-            nn.Dropout(dropout),
-            nn.Linear(512, 512),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(512, 512),
-            nn.ReLU(),
-            nn.Linear(512, 10),
-        )
+        hidden = [layer for _ in range(2) for layer in (nn.Dropout(dropout), nn.Linear(512, 512), nn.ReLU())]
+        self.classifier = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(512, 10))
 
     def forward(self, images: Tensor) -> Tensor:
         """Map float32[b, 3, 32, 32] to scores float32[b, 10]."""
@@ -225,20 +217,12 @@ class VGG11(nn.Module):
         return scores
 
 
+_MODELS: dict[str, Callable[..., nn.Module]] = {"lenet": LeNet, "vgg11": VGG11, "logistic": logistic, "mlp": MLP}
+_MODELS |= {"mlp-mnist": mlp_mnist, "cnn-emnist": CNNEMNIST, "cnn-cifar10": CNNCIFAR10, "mlp-cifar10": mlp_cifar10}
+_MODELS |= {"relu-mnist": relu_mnist, "resnet18": ResNet18}
 REGISTRY: Registry[Callable[..., nn.Module]] = Registry(
     "model",
-    {
-        "lenet": LeNet,
-        "vgg11": VGG11,
-        "logistic": logistic,
-        "mlp": MLP,
-        "mlp-mnist": mlp_mnist,
-        "cnn-emnist": CNNEMNIST,
-        "cnn-cifar10": CNNCIFAR10,
-        "mlp-cifar10": mlp_cifar10,
-        "relu-mnist": relu_mnist,
-        "resnet18": ResNet18,
-    },
+    _MODELS,
     expected="a class or function that makes a torch.nn.Module",
     fits=callable,
     group="fedcore.models",

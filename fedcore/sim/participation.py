@@ -20,28 +20,9 @@ from fedcore.sim.checks import Checked, Real, Whole
 from fedcore.sim.traces import Generated, Law, Logged, Recorded, read_traces
 from fedcore.validation import Registry, Represented, arguments_of, check_integer, check_number
 
-__all__ = [
-    "REGISTRY",
-    "Active",
-    "Always",
-    "AtLeast",
-    "Bernoulli",
-    "Fluctuating",
-    "Generated",
-    "Markov",
-    "OverSelection",
-    "Participation",
-    "Recorded",
-    "RoundRobin",
-    "Schedule",
-    "TimeVarying",
-    "Trace",
-    "Uniform",
-    "Weighted",
-    "class_chances",
-    "named",
-    "read_traces",
-]
+__all__ = ["REGISTRY", "Active", "Always", "AtLeast", "Bernoulli", "Fluctuating", "Generated", "Markov"]
+__all__ += ["OverSelection", "Participation", "Recorded", "RoundRobin", "Schedule", "TimeVarying", "Trace", "Uniform"]
+__all__ += ["Weighted", "class_chances", "named", "read_traces"]
 
 Clients = npt.NDArray[np.int64]
 
@@ -565,10 +546,8 @@ class Schedule(Participation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.moves = arrivals, departures = (
-            self._rounds("arrivals", self.arrivals),
-            self._rounds("departures", self.departures),
-        )
+        arrivals, departures = (self._rounds(name, getattr(self, name)) for name in ("arrivals", "departures"))
+        self.moves = arrivals, departures
         vars(self).update(arrivals=arrivals, departures=departures)
         self._first = np.zeros(self.clients, np.int64)
         self._end = np.full(self.clients, np.iinfo(np.int64).max)

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from fedcore.arrays import F32
+from fedcore.cluster import Slices, digest_of
 from fedcore.cluster.workers import MOST_TRIES, ArgumentLostError, LostError, Pool, Session, Stats, Worker
 from fedcore.errors import ClusterError, RangeError
 from fedcore.profiling import timed
 from fedcore.runtime import hide_warnings_of_others, set_threads
-from fedcore.server import Broadcast, Update
+from fedcore.server import Broadcast, SentSlices, Update
 from fedcore.server.broadcast import Instructions
-from fedcore.server.update import SentSlices, Slices, digest_of
 from fedcore.sim.data import Dataset
 from fedcore.sim.engines import EngineWrapper, Plan, standing
 from fedcore.sim.in_process import InProcess
@@ -98,9 +98,7 @@ class Ray(EngineWrapper, AbstractContextManager["Ray"]):
         if device not in ("cpu", "cuda"):
             raise RangeError(f"device={device!r}: must be 'cpu' or 'cuda', the GPU that Ray gives a worker")
         if device != "cpu" and not gpus:
-            raise RangeError(
-                f"gpus=0: must be > 0 for workers on {device!r}; use 1, or for example 0.25 if four workers share a GPU"
-            )
+            raise RangeError(f"gpus=0: must be > 0 on {device!r}; use 1, or 0.25 if four workers share a GPU")
         options["device"] = device
         self._session = Session(address, cpus=workers * cpus)
         try:
@@ -110,10 +108,8 @@ class Ray(EngineWrapper, AbstractContextManager["Ray"]):
             self.initial = self._local.initial
             self.ordered = ordered
             self._group = (TOGETHER if self.together else 1) if group is None else check_integer("group", group, 1)
-            none = slice(0, 0)
-            training = replace(
-                dataset, test_x=dataset.test_x[none], test_y=dataset.test_y[none], parts=None, test_parts=None
-            )
+            no_test: dict[str, Any] = {"test_x": dataset.test_x[:0], "test_y": dataset.test_y[:0], "test_parts": None}
+            training = replace(dataset, parts=None, **no_test)
             shared = tuple(map(self._session.put, (tuple(imports), pickled, training, list(parts), options)))
             self._pool = Pool(self._session, Trainer, workers, cpus=cpus, gpus=gpus, arguments=shared)
         except BaseException:
@@ -226,13 +222,8 @@ class Ray(EngineWrapper, AbstractContextManager["Ray"]):
         work = zip(span, vectors, trained.steps, trained.rates, trained.losses, strict=True)
         for place, (y, control), steps, lr, loss in work:
             client = plan.clients[place]
-            claims: dict[str, Any] = {
-                "examples": len(self._local.parts[client]),
-                "lr": lr,
-                "control": control,
-                "loss": loss,
-            }
-            yield Update(client, y, steps, count=plan.counts[place], keep=True, **claims)
+            sent: dict[str, Any] = {"count": plan.counts[place], "control": control, "loss": loss, "keep": True}
+            yield Update(client, y, steps, len(self._local.parts[client]), lr, **sent)
 
 
 class Done(NamedTuple):

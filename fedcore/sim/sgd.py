@@ -111,6 +111,27 @@ def mean_rate(instructions: Instructions, steps: int) -> float:
     return sum(map(of_step, range(steps))) / steps if of_step and steps else rate_of(instructions, 0)
 
 
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """The vectors of a ``Descent``, float32[n] each, on the device of ``y``; offset and x may also be in host memory.
+
+    Attributes:
+        y: changed in place.
+        grad: the buffer that holds the gradient at y before each step; on a GPU the step overwrites it.
+        grad_prev: the buffer with the gradient at x_{t-1}, including weight decay.
+        control: the buffer to which each step adds the gradient, including weight decay.
+        velocity: m of the local momentum, changed in place.
+    """
+
+    y: Tensor
+    grad: Tensor
+    offset: Tensor | F32 | None = None
+    x: Tensor | F32 | None = None
+    grad_prev: Tensor | None = None
+    control: Tensor | None = None
+    velocity: Tensor | None = None
+
+
 class Descent:
     """Steps y <- y - lr (a (grad + weight_decay y) + b grad_prev + offset + mu (y - x)), or along their momentum.
 
@@ -118,41 +139,25 @@ class Descent:
     torch's operations compute the same formula with different rounding.
 
     Args:
-        y: changed in place.
-        grad: the buffer that holds the gradient at y before each step; on a GPU the step overwrites it.
+        vectors: y and the others.
         numbers: a, b and mu.
         options: weight decay and momentum; the caller clips the gradient.
-        offset, x: on y's device or in host memory.
-        grad_prev: the buffer with the gradient at x_{t-1}, including weight decay.
-        control: the buffer to which each step adds the gradient, including weight decay.
-        velocity: m of the local momentum, changed in place.
 
     Cost: on a CPU one pass of ``kernels.direction_step``, with ``control`` one more, with momentum four more; on a GPU
         two to eight operations, without waiting.
     """
 
-    def __init__(
-        self,
-        y: Tensor,
-        grad: Tensor,
-        numbers: tuple[float, float, float],
-        options: LocalOptions,
-        *,
-        offset: Tensor | F32 | None = None,
-        x: Tensor | F32 | None = None,
-        grad_prev: Tensor | None = None,
-        control: Tensor | None = None,
-        velocity: Tensor | None = None,
-    ) -> None:
+    def __init__(self, vectors: Vectors, numbers: tuple[float, float, float], options: LocalOptions) -> None:
         def placed(vector: Tensor | F32 | None) -> Any:
             if on_cpu:
                 return on_host(vector) if isinstance(vector, Tensor) else vector
-            return moved(vector, y.device) if isinstance(vector, np.ndarray) else vector
+            return moved(vector, device) if isinstance(vector, np.ndarray) else vector
 
-        on_cpu = y.device.type == "cpu"
+        device = vectors.y.device
+        on_cpu = device.type == "cpu"
         (self._a, self._b, self._mu), self._options = numbers, options
-        self._y, self._grad, self._offset, self._x = map(placed, (y, grad, offset, x))
-        self._grad_prev, self._control, self._velocity = map(placed, (grad_prev, control, velocity))
+        self._y, self._grad, self._offset, self._x, *buffers = map(placed, vars(vectors).values())
+        self._grad_prev, self._control, self._velocity = buffers
         self.step = self._step_on_cpu if on_cpu else self._step_on_gpu
         """Take a step with a given rate along the gradients in the buffers."""
 
@@ -163,18 +168,9 @@ class Descent:
             if decay:
                 self._control += np.float32(decay) * y
         before = None if self._velocity is None else y.copy()
-        direction_step(
-            y,
-            self._grad,
-            lr=lr if before is None else 1.0,
-            a=self._a,
-            b=self._b,
-            mu=self._mu,
-            weight_decay=decay,
-            grad_prev=self._grad_prev,
-            offset=self._offset,
-            x=self._x,
-        )
+        numbers = {"lr": lr if before is None else 1.0, "a": self._a, "b": self._b, "mu": self._mu}
+        vectors = {"grad_prev": self._grad_prev, "offset": self._offset, "x": self._x}
+        direction_step(y, self._grad, weight_decay=decay, **numbers, **vectors)
         if before is not None:
             self._velocity *= np.float32(self._options.momentum)
             self._velocity += before - y
@@ -248,17 +244,10 @@ def sgd(
     control = torch.zeros_like(model.parameters) if instructions.second else None
     if not instructions.b:
         previous = None
-    descent = Descent(
-        model.parameters,
-        model.grad,
-        (instructions.a, instructions.b, instructions.mu),
-        options,
-        offset=instructions.offset,
-        x=x,
-        grad_prev=None if previous is None else previous.grad,
-        control=control,
-        velocity=torch.zeros_like(model.parameters) if options.momentum else None,
-    )
+    velocity = torch.zeros_like(model.parameters) if options.momentum else None
+    grad_prev = None if previous is None else previous.grad
+    vectors = Vectors(model.parameters, model.grad, instructions.offset, x, grad_prev, control, velocity)
+    descent = Descent(vectors, (instructions.a, instructions.b, instructions.mu), options)
     device = model.device
     for batch in map(torch.from_numpy, batches) if device.type == "cpu" else split_on(device, list(batches)):
         examples = inputs.index_select(0, batch), labels.index_select(0, batch)

@@ -165,14 +165,13 @@ def read_durations(source: str | Path, clients: int) -> tuple[F64, ...]:
         raise MissingDataError(f"trace: {source}: expected the header client,seconds")
     found: list[list[float]] = [[] for _ in range(clients)]
     for line, (name, seconds) in rows[1:]:
+        at = f"trace: {source}: line {line}"
         if not name.isdecimal() or len(name) > len(str(clients)) or int(name) >= clients:
-            raise MissingDataError(
-                f"trace: {source}: line {line}: expected a client in 0 .. {clients - 1}, got {name[:100]!r}"
-            )
+            raise MissingDataError(f"{at}: expected a client in 0 .. {clients - 1}, got {name[:100]!r}")
         try:
             found[int(name)].append(check_number("seconds", float(seconds), "(0, inf)"))
         except ValueError as error:  # A RangeError is a ValueError too.
-            raise MissingDataError(f"trace: {source}: line {line}: {error}") from None
+            raise MissingDataError(f"{at}: {error}") from None
     if missing := [client for client, own in enumerate(found) if not own]:
         raise MissingDataError(f"trace: {source}: client {missing[0]} has no row; each client needs one")
     return tuple(np.array(own) for own in found)

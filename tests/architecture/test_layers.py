@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fedcore
 
 ROOT = Path(fedcore.errors.__file__).parent
@@ -122,6 +124,50 @@ def test_optional_packages_stay_in_their_folders():
         for name in imports(file):
             rooms = OPTIONAL.get(name.partition(".")[0])
             assert rooms is None or room(file) in rooms, f"{file.relative_to(ROOT)} imports {name}"
+
+
+API = ROOT.parent / "docs" / "api"
+PUBLIC = {page for file in API.glob("*.md") for page in re.findall(r"^::: ([\w.]+)", file.read_text(), re.MULTILINE)}
+"""The modules and names that have a page of the API."""
+
+
+def is_public(module):
+    """Whether a page documents the module, or it is a package, or a module with its own row in docs/design.md."""
+    inside = module.removeprefix("fedcore.")
+    return module in {"fedcore", *PUBLIC} or (ROOT / Path(*inside.split("."))).is_dir() or inside in LAYER
+
+
+OWN = ("self", "cls", "super()")
+OF_NAMED_TUPLES = ("_asdict", "_replace")
+
+
+def privates(node, known=frozenset(OF_NAMED_TUPLES)):
+    """Yield the private attributes that are read outside the class that has them."""
+    if isinstance(node, ast.ClassDef):
+        read = (one for one in ast.walk(node) if isinstance(one, ast.Attribute))
+        known = {one.attr for one in read if ast.unparse(one.value) in OWN}.union(OF_NAMED_TUPLES)
+    is_private = isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr) and node.attr not in known
+    if is_private and ast.unparse(node.value) not in OWN:
+        yield ast.unparse(node)
+    for child in ast.iter_child_nodes(node):
+        yield from privates(child, known)
+
+
+@pytest.mark.parametrize("folder", ["sim", "cli"])
+def test_simulator_and_commands_read_no_privates(folder):
+    for file in (ROOT / folder).rglob("*.py"):
+        assert list(privates(ast.parse(file.read_text()))) == [], file.relative_to(ROOT)
+
+
+def test_simulator_imports_only_public_names():
+    for file in (ROOT / "sim").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not f"{node.module}.".startswith("fedcore."):
+                continue
+            names = {alias.name for alias in node.names}
+            assert not [name for name in names if re.match("_[^_]", name)], f"{file.relative_to(ROOT)}: {names}"
+            if not f"{node.module}.".startswith("fedcore.sim."):
+                assert is_public(node.module), f"{file.relative_to(ROOT)}: {node.module} is internal"
 
 
 def test_an_adapter_imports_only_its_framework():

@@ -87,6 +87,7 @@ def test_a_block_returns_its_rows():
 
 RANDOM = torch.Generator().manual_seed(0)
 INPUTS, LABELS = torch.rand(200, 1, 4, 5, generator=RANDOM), torch.randint(6, (200,), generator=RANDOM)
+EXAMPLES = INPUTS, LABELS
 DIRECTIONS = {
     "plain": {},
     "proximal": dict(mu=0.3),
@@ -141,7 +142,7 @@ def test_batched_sgd_equals_sgd_except_for_rounding(direction, options, hidden):
     ys = np.tile(x, (4, 1))
     x_prev = previous.flat.numpy().copy()
     assignments = [instructions_of(**how, offset=offset, x_prev=x_prev) for offset in offsets]
-    works = batched_sgd(net, ys, INPUTS, LABELS, tables, assignments, x=x, options=OPTIONS[options])
+    works = batched_sgd(net, ys, EXAMPLES, list(zip(tables, assignments, strict=True)), x=x, options=OPTIONS[options])
     for i in range(4):
         y, work = one_by_one(x, tables[i], hidden, assignments[i], previous=previous, options=OPTIONS[options])
         np.testing.assert_allclose(ys[i], y, rtol=1e-3, atol=1e-5)
@@ -164,8 +165,8 @@ def test_a_client_s_bits_do_not_depend_on_the_others(sizes, steps, one, hidden):
     net, x = net_of(module, (1, 4, 5)), FlatModel(module).flat.numpy().copy()
     tables = [table(i, size, steps[i]) for i, size in enumerate(sizes)]
     ys, y = np.tile(x, (len(sizes), 1)), x[None].copy()
-    batched_sgd(net, ys, INPUTS, LABELS, tables, [instructions_of()] * len(tables))
-    batched_sgd(net, y, INPUTS, LABELS, [tables[one]], [instructions_of()])
+    batched_sgd(net, ys, EXAMPLES, [(each, instructions_of()) for each in tables])
+    batched_sgd(net, y, EXAMPLES, [(tables[one], instructions_of())])
     np.testing.assert_array_equal(ys[one], y[0])
 
 
@@ -173,11 +174,10 @@ def test_a_client_s_bits_do_not_depend_on_the_others(sizes, steps, one, hidden):
 def test_a_diverging_client_does_not_change_the_others(hidden):
     module = network(hidden)
     net, x = net_of(module, (1, 4, 5)), FlatModel(module).flat.numpy().copy()
-    tables = [table(0, 30, 4), table(1, 30, 4)]
-    offsets = [np.full(net.n, 3e38, np.float32), None]
     ys, expected = np.tile(x, (2, 1)), np.tile(x, (2, 1))
-    batched_sgd(net, ys, INPUTS, LABELS, tables, [instructions_of(1.0, offset=offset) for offset in offsets])
-    batched_sgd(net, expected, INPUTS, LABELS, tables, [instructions_of(1.0)] * 2)
+    for out, offset in ((ys, np.full(net.n, 3e38, np.float32)), (expected, None)):
+        offsets = enumerate((offset, None))
+        batched_sgd(net, out, EXAMPLES, [(table(i, 30, 4), instructions_of(1.0, offset=own)) for i, own in offsets])
     assert not np.isfinite(ys[0]).all()
     np.testing.assert_array_equal(ys[1], expected[1])
 
@@ -186,9 +186,10 @@ def test_tables_of_several_widths_are_rejected():
     net = Perceptron.of(network(), (1, 4, 5))
     ys = np.zeros((2, net.n), np.float32)
     with pytest.raises(ShapeError, match=r"^tables\b.*\[8, 16\]"):
-        batched_sgd(net, ys, INPUTS, LABELS, [table(0, 5, 1), table(1, 5, 1, width=16)], [instructions_of()] * 2)
+        wide = table(1, 5, 1, width=16)
+        batched_sgd(net, ys, EXAMPLES, [(table(0, 5, 1), instructions_of()), (wide, instructions_of())])
     with pytest.raises(ShapeError, match=r"^tables\b.*\[8\]"):
-        batched_sgd(net, ys, INPUTS, LABELS, [table(0, 5, 1)], [instructions_of()])
+        batched_sgd(net, ys, EXAMPLES, [(table(0, 5, 1), instructions_of())])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedcore.sim.batching.convolutions import PIECE, ConvNet, Windows
+from fedcore.sim.batching.convolutions import PIECE, ConvNet, Kernel, Windows
 from fedcore.sim.batching.layers import Block
 from fedcore.sim.nets import build
 from tests.sim.kit import Doubled, check_gradients, frozen, hooked
@@ -20,7 +20,7 @@ KINDS = dict(kernel=pairs, stride=pairs, padding=pairs, dilation=pairs)
 
 @given(**KINDS)
 def test_windows_without_pooling_equal_torch_s_unfold(kernel, stride, padding, dilation):
-    windows = Windows.of((2, 7, 6), kernel, stride=stride, padding=padding, dilation=dilation)
+    windows = Windows.of((2, 7, 6), Kernel(kernel, stride, padding, dilation))
     image = torch.rand(1, 2, 7, 6)
     expected = torch.nn.functional.unfold(image, kernel, dilation, padding, stride)[0]
     got = np.append(image.numpy().ravel(), 0)[windows.table]
@@ -32,7 +32,8 @@ def test_windows_without_pooling_equal_torch_s_unfold(kernel, stride, padding, d
 @given(**KINDS, pool=pairs, pool_stride=pairs)
 def test_a_pooled_window_covers_the_windows_of_its_outputs(kernel, stride, padding, dilation, pool, pool_stride):
     image, how = (2, 7, 6), dict(stride=stride, padding=padding, dilation=dilation)
-    one, pooled = Windows.of(image, kernel, **how), Windows.of(image, kernel, **how, pool=pool, pool_stride=pool_stride)
+    one = Windows.of(image, Kernel(kernel, **how))
+    pooled = Windows.of(image, Kernel(kernel, **how, pool=pool, pool_stride=pool_stride))
     if one is None or one.height < pool[0] or one.width < pool[1]:
         assert pooled is None
         return
@@ -48,7 +49,7 @@ def test_a_pooled_window_covers_the_windows_of_its_outputs(kernel, stride, paddi
 
 @given(**KINDS, pool=pairs)
 def test_covering_lists_each_pixel_s_places(kernel, stride, padding, dilation, pool):
-    windows = Windows.of((2, 7, 6), kernel, stride=stride, padding=padding, dilation=dilation, pool=pool)
+    windows = Windows.of((2, 7, 6), Kernel(kernel, stride, padding, dilation, pool))
     if windows is None:
         return
     order, begins = windows.covering
@@ -57,7 +58,7 @@ def test_covering_lists_each_pixel_s_places(kernel, stride, padding, dilation, p
 
 
 def test_a_5x5_kernel_with_2x2_pooling_has_6x6_windows():
-    windows = Windows.of((1, 28, 28), (5, 5), pool=(2, 2), pool_stride=(2, 2))
+    windows = Windows.of((1, 28, 28), Kernel((5, 5), pool=(2, 2), pool_stride=(2, 2)))
     assert windows.table.shape == (36, 144)
     assert windows.places.shape == (4, 25)
     assert windows.places[3].tolist() == [6 * (1 + a) + 1 + b for a in range(5) for b in range(5)]

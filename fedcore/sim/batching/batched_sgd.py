@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from time import perf_counter
@@ -15,22 +16,10 @@ from fedcore.algorithms.local_rules import Table
 from fedcore.arrays import F32
 from fedcore.errors import RangeError, ShapeError
 from fedcore.server.broadcast import Instructions
+from fedcore.sim import sgd
 from fedcore.sim.batching.convolutions import ConvNet
 from fedcore.sim.batching.layers import Block, Functional, Net, Perceptron
-from fedcore.sim.sgd import (
-    CPU,
-    Descent,
-    FlatModel,
-    LocalOptions,
-    Work,
-    mean_rate,
-    moved,
-    on_host,
-    rate_of,
-    repeatable,
-    sgd,
-    synchronize,
-)
+from fedcore.sim.sgd import CPU, FlatModel, LocalOptions, Work, mean_rate, moved, on_host, repeatable, synchronize
 
 MOST_PARAMETERS = 1_000_000
 """The clients of larger networks are trained one by one. Speedup of batched training for perceptrons, on one thread,
@@ -66,10 +55,8 @@ def in_groups(
 def batched_sgd(
     net: Net,
     models: F32,
-    inputs: Tensor,
-    labels: Tensor,
-    tables: Sequence[Table],
-    instructions: Sequence[Instructions],
+    examples: tuple[Tensor, Tensor],
+    work: Sequence[tuple[Table, Instructions]],
     *,
     x: F32 | None = None,
     options: LocalOptions | None = None,
@@ -80,9 +67,9 @@ def batched_sgd(
 
     Args:
         models: float32[S, n] in host memory, x_t in every row, and afterwards the clients' y.
-        inputs, labels: float32[m, ...] and int64[m] on the device of the steps, read-only.
-        tables: the minibatches of each client as indices of examples; all tables have the same width.
-        instructions: the instructions to each client, which may differ only in the offset.
+        examples: inputs float32[m, ...] and labels int64[m] on the device of the steps, read-only.
+        work: for each client its minibatches as indices of examples, and its instructions, which may differ only in the
+            offset. All tables have the same width.
         x: float32[n], x_t; needed if ``mu`` is not 0.
 
     Returns:
@@ -94,11 +81,13 @@ def batched_sgd(
     Cost: 8 n bytes per client, 4 n more for each of offsets, second, momentum and mu, 8 n more for b; and 12 bytes for
         each example of each step. All data is copied to a GPU once; the call waits at the end.
     """
+    tables, instructions = zip(*work, strict=True)
+    inputs, labels = examples
     widths = [table.indices.shape[1] for table in tables]
     if len(tables) != len(models) or len(set(widths)) > 1:
         raise ShapeError(f"tables: must be {len(models)} tables of the same width, got widths {widths}")
     options = options or LocalOptions()
-    examples = inputs.reshape(len(inputs), -1), labels.unsqueeze(1)
+    flat = inputs.reshape(len(inputs), -1), labels.unsqueeze(1)
     order = sorted(range(len(tables)), key=lambda i: -len(tables[i].sizes))
     device = inputs.device
     ys, fixed = torch.from_numpy(models[order]).to(device), {}
@@ -114,11 +103,9 @@ def batched_sgd(
     kept = {"control": shared.second, "velocity": options.momentum}
     carried = {name: torch.zeros_like(ys) for name, is_needed in kept.items() if is_needed}
     steps = [len(tables[i].sizes) for i in order]
-    done = 0
+    call, done = _Call(net, shared, options, fixed, carried), 0
     for m, last in _phases(steps):
-        minibatches = _Minibatches(examples, [tables[i] for i in order[:m]], done, last)
-        rates = [rate_of(shared, step) for step in range(done, last)]
-        _phase(net, ys[:m], minibatches, rates, fixed, carried, (shared.a, shared.b, shared.mu), options)
+        call.phase(ys[:m], _Minibatches(flat, [tables[i] for i in order[:m]], range(done, last)))
         done = last
     models[order] = on_host(ys)
     controls = on_host(carried["control"]) if shared.second else None
@@ -138,12 +125,12 @@ def _phases(steps: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class _Minibatches:
-    """The examples of m clients from step ``first`` to step ``last``."""
+    """The examples of m clients in some steps."""
 
-    def __init__(self, examples: tuple[Tensor, Tensor], tables: Sequence[Table], first: int, last: int) -> None:
-        self._inputs, self._labels = examples
-        indices = np.stack([table.indices[first:last] for table in tables], axis=1)
-        sizes = np.stack([table.sizes[first:last] for table in tables], axis=1)[:, :, None]
+    def __init__(self, examples: tuple[Tensor, Tensor], tables: Sequence[Table], steps: range) -> None:
+        self.steps, (self._inputs, self._labels), rows = steps, examples, slice(steps.start, steps.stop)
+        indices = np.stack([table.indices[rows] for table in tables], axis=1)
+        sizes = np.stack([table.sizes[rows] for table in tables], axis=1)[:, :, None]
         counted = np.arange(indices.shape[2]) < sizes
         self._indices = torch.from_numpy(indices).to(self._labels.device)
         weights = torch.from_numpy((counted / sizes).astype(np.float32))
@@ -162,43 +149,38 @@ class _Minibatches:
             yield inputs, self._labels.index_select(0, indices).view(m, b, 1), weights
 
 
-def _phase(
-    net: Net,
-    ys: Tensor,
-    minibatches: _Minibatches,
-    rates: Sequence[float],
-    fixed: dict[str, Tensor],
-    carried: dict[str, Tensor],
-    numbers: tuple[float, float, float],
-    options: LocalOptions,
-) -> None:
-    """Do the steps of m clients; ``ys`` and the first m rows of ``carried`` are changed in place."""
-    m, device = len(ys), ys.device
-    y, grad = Block(net, m, device).fill(ys), Block(net, m, device)
-    blocks = {name: Block(net, m, device).fill(rows[:m]) for name, rows in (fixed | carried).items()}
-    x_prev = blocks.pop("x_prev", None)
-    grad_prev = None if x_prev is None else Block(net, m, device)
-    a, b, mu = numbers
-    descent = Descent(
-        y.flat,
-        grad.flat,
-        (a, 0.0 if grad_prev is None else b, mu),
-        options,
-        grad_prev=None if grad_prev is None else grad_prev.flat,
-        **{name: block.flat for name, block in blocks.items()},
-    )
-    gradients = net.gradients(m, minibatches.width, device)
-    for minibatch, lr in zip(minibatches, rates, strict=True):
-        gradients(y, *minibatch, grad)
-        _clip(grad, options)
-        if x_prev is not None and grad_prev is not None:
-            gradients(x_prev, *minibatch, grad_prev)
-            _clip(grad_prev, options)
-            grad_prev.flat.add_(x_prev.flat, alpha=options.weight_decay)
-        descent.step(lr)
-    y.empty_into(ys)
-    for name, rows in carried.items():
-        blocks[name].empty_into(rows[:m])
+@dataclass(frozen=True)
+class _Call:
+    """What all steps of a call share: the instructions without offsets, and vectors by name with a row per client."""
+
+    net: Net
+    shared: Instructions
+    options: LocalOptions
+    fixed: dict[str, Tensor]
+    carried: dict[str, Tensor]
+
+    def phase(self, ys: Tensor, minibatches: _Minibatches) -> None:
+        """Do the steps of m clients; ``ys`` and the first m rows of ``carried`` are changed in place."""
+        net, shared, options, m, device = self.net, self.shared, self.options, len(ys), ys.device
+        y, grad = Block(net, m, device).fill(ys), Block(net, m, device)
+        blocks = {name: Block(net, m, device).fill(rows[:m]) for name, rows in (self.fixed | self.carried).items()}
+        x_prev = blocks.pop("x_prev", None)
+        grad_prev = None if x_prev is None else Block(net, m, device)
+        flat = {name: block.flat for name, block in blocks.items()}
+        vectors = sgd.Vectors(y.flat, grad.flat, grad_prev=None if grad_prev is None else grad_prev.flat, **flat)
+        descent = sgd.Descent(vectors, (shared.a, 0.0 if grad_prev is None else shared.b, shared.mu), options)
+        gradients = net.gradients(m, minibatches.width, device)
+        for step, minibatch in zip(minibatches.steps, minibatches, strict=True):
+            gradients(y, *minibatch, grad)
+            _clip(grad, options)
+            if x_prev is not None and grad_prev is not None:
+                gradients(x_prev, *minibatch, grad_prev)
+                _clip(grad_prev, options)
+                grad_prev.flat.add_(x_prev.flat, alpha=options.weight_decay)
+            descent.step(sgd.rate_of(shared, step))
+        y.empty_into(ys)
+        for name, rows in self.carried.items():
+            blocks[name].empty_into(rows[:m])
 
 
 def _clip(grad: Block, options: LocalOptions) -> None:
@@ -295,10 +277,10 @@ def seconds_of_ways(
     x = model.flat.cpu().numpy().copy()
 
     def together(net: Net, ys: F32) -> None:
-        batched_sgd(net, ys, inputs, labels, [table] * len(ys), [instructions] * len(ys))
+        batched_sgd(net, ys, (inputs, labels), [(table, instructions)] * len(ys))
 
     ways: dict[Way, tuple[Callable[[], object], int]] = {
-        False: (partial(sgd, model, inputs, labels, table.indices, instructions), 1)
+        False: (partial(sgd.sgd, model, inputs, labels, table.indices, instructions), 1)
     }
     for way, net in nets.items():
         clients = min(cohort, net.most_clients(batch, device))

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,23 +17,24 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 from fedcore.algorithms.local_rules import Indices
-from fedcore.sim.batching.layers import (
-    DEVICE_BYTES,
-    Block,
-    Gradients,
-    Layered,
-    Linear,
-    Net,
-    is_flatten,
-    linear_layers,
-    plain_sequence,
-    starts,
-)
+from fedcore.sim.batching import layers as shared
+from fedcore.sim.batching.layers import Block, Gradients, Layered, Linear, Net, starts
 from fedcore.sim.nets import MaxPool2
 from fedcore.sim.sgd import CPU
 
 Pair = tuple[int, ...]
 """Two numbers, one for each axis of an image."""
+
+
+class Kernel(NamedTuple):
+    """The size and the steps of a convolution and of the pooling after it, for both axes of an image, or for one."""
+
+    size: Pair
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    pool: Pair = (1, 1)
+    pool_stride: Pair = (1, 1)
 
 
 @dataclass(frozen=True)
@@ -60,23 +62,11 @@ class Windows:
     width: int
 
     @classmethod
-    def of(
-        cls,
-        image: tuple[int, int, int],
-        kernel: Pair,
-        *,
-        stride: Pair = (1, 1),
-        padding: Pair = (0, 0),
-        dilation: Pair = (1, 1),
-        pool: Pair = (1, 1),
-        pool_stride: Pair = (1, 1),
-    ) -> "Windows | None":
+    def of(cls, image: tuple[int, int, int], kernel: Kernel) -> "Windows | None":
         """Return the windows of a convolution and a max pooling without padding; None if the result is empty."""
         channels, *sizes = image
         pixels = math.prod(image)
-        (y_places, ys), (x_places, xs) = (
-            _axis(*numbers) for numbers in zip(sizes, kernel, stride, padding, dilation, pool, pool_stride, strict=True)
-        )
+        (y_places, ys), (x_places, xs) = map(_axis, sizes, zip(*kernel, strict=True))
         if not ys.size or not xs.size:
             return None
         c = np.arange(channels)
@@ -88,7 +78,7 @@ class Windows:
         places = places + x_places[None, :, None, None, :]  # [pool y, pool x, channel, kernel y, kernel x]
         return cls(
             table.reshape(channels * shape[0] * shape[1], -1),
-            places.reshape(pool[0] * pool[1], -1),
+            places.reshape(kernel.pool[0] * kernel.pool[1], -1),
             pixels,
             ys.shape[1],
             xs.shape[1],
@@ -103,13 +93,12 @@ class Windows:
         return order[: counts.sum()], np.concatenate([[0], np.cumsum(counts)[:-1]])
 
 
-def _axis(
-    size: int, kernel: int, stride: int, padding: int, dilation: int, pool: int, pool_stride: int
-) -> tuple[Indices, Indices]:
+def _axis(size: int, of_axis: tuple[int, ...]) -> tuple[Indices, Indices]:
     """Return the places of the kernel's taps in the window and the pixels of each window, for one axis.
 
     The places are int64[pool, kernel]; the pixels are int64[window, positions], with -1 for the padding.
     """
+    kernel, stride, padding, dilation, pool, pool_stride = of_axis
     offsets = np.add.outer(stride * np.arange(pool), dilation * np.arange(kernel))
     reach, places = np.unique(offsets, return_inverse=True)
     outputs = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
@@ -306,18 +295,18 @@ class ConvNet(Layered):
         ``Flatten``, then ``Linear`` layers, each with or without ``ReLU``. It has no groups, dropout, normalisation,
         shared or frozen weights, or hooks; convolutions may have zero padding, poolings none.
         """
-        children = plain_sequence(module)
+        children = shared.plain_sequence(module)
         if not children or len(shape) != 3:
             return None
         layers: list[Linear] = []
         image = (shape[0], shape[1], shape[2])
-        while children and not is_flatten(children[0][1]):
+        while children and not shared.is_flatten(children[0][1]):
             layer = _convolution(children, image, starts(module))
             if layer is None:
                 return None
             layers.append(layer)
             image = (layer.outputs, layer.windows.height, layer.windows.width)
-        behind = linear_layers(children[1:], image[0] * image[1] * image[2], starts(module))
+        behind = shared.linear_layers(children[1:], image[0] * image[1] * image[2], starts(module))
         return net if layers and behind and (net := cls([*layers, *behind])).covers(module) else None
 
     def most_clients(self, b: int, device: torch.device = CPU) -> int:
@@ -333,7 +322,7 @@ class ConvNet(Layered):
                 numbers += min(b, PIECE) * positions * (taps + 3 * q * layer.outputs) + 2 * q * layer.outputs * taps
         if device.type == "cpu":
             return max(1, min(CLIENTS, BYTES // (4 * numbers)))
-        return max(1, DEVICE_BYTES // (4 * numbers))
+        return max(1, shared.DEVICE_BYTES // (4 * numbers))
 
     def gradients(self, m: int, b: int, device: torch.device = CPU) -> Gradients:
         """Return the function that computes the gradients of m models on minibatches of b examples."""
@@ -371,15 +360,8 @@ def _convolution(
             pool = child
         relu = relu or isinstance(child, nn.ReLU)
         children.pop(0)
-    windows = Windows.of(
-        image,
-        module.kernel_size,
-        stride=module.stride,
-        padding=module.padding,
-        dilation=module.dilation,
-        pool=(1, 1) if pool is None else _pair(pool.kernel_size),
-        pool_stride=(1, 1) if pool is None else _pair(pool.stride),
-    )
+    pooling = ((1, 1), (1, 1)) if pool is None else (_pair(pool.kernel_size), _pair(pool.stride))
+    windows = Windows.of(image, Kernel(module.kernel_size, module.stride, module.padding, module.dilation, *pooling))
     if windows is None:
         return None
     bias = None if module.bias is None else starts[f"{name}.bias"]

@@ -115,7 +115,8 @@ def plain_sequence(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
         return None
     if any(has_hooks(part) for part in module.modules()):
         return None
-    return list(module._modules.items()) if all(tensor.requires_grad for tensor in module.parameters()) else None
+    children = [(name, part) for name, part in module.named_modules(remove_duplicate=False) if name and "." not in name]
+    return children if all(tensor.requires_grad for tensor in module.parameters()) else None
 
 
 def linear_layers(children: Sequence[tuple[str, nn.Module]], width: int, starts: dict[str, int]) -> list[Linear] | None:
@@ -271,13 +272,13 @@ class Functional:
 
         def gradients(models: Block, inputs: Tensor, labels: Tensor, weights: Tensor, out: Block) -> None:
             inputs = inputs.view(m, b, *self._shape)
-            grads = take(self._by_name(models), inputs, labels.squeeze(2), weights.squeeze(2))
-            for name, part in self._by_name(out).items():
+            grads = take(self.by_name(models), inputs, labels.squeeze(2), weights.squeeze(2))
+            for name, part in self.by_name(out).items():
                 part.copy_(grads[name])
 
         return gradients
 
-    def _by_name(self, models: Block) -> dict[str, Tensor]:
+    def by_name(self, models: Block) -> dict[str, Tensor]:
         """Return the parameters of m models by name, float32[m, ...], as views of a block."""
         pairs = zip(self._shapes.items(), models.parts, strict=True)
         return {name: part.view(len(part), *size) for (name, size), part in pairs}
@@ -315,7 +316,7 @@ def _is_separable(net: Functional, module: nn.Module, shape: tuple[int, ...], de
     models, out = Block(net, 2, device), Block(net, 2, device)
     with repeatable(device):
         with torch.no_grad():
-            for name, part in net._by_name(models).items():
+            for name, part in net.by_name(models).items():
                 part.copy_(tensors[name].expand_as(part))
             net.gradients(2, TRIAL, device)(models, inputs.flatten(2), labels, weights, out)
         for client, size in enumerate(sizes):
@@ -323,7 +324,7 @@ def _is_separable(net: Functional, module: nn.Module, shape: tuple[int, ...], de
             with torch.enable_grad():
                 loss = cross_entropy(module(inputs[client, :size]), labels[client, :size, 0])
                 loss.backward()  # type: ignore[no-untyped-call]
-            for name, part in net._by_name(out).items():
+            for name, part in net.by_name(out).items():
                 exact = tensors[name].grad
                 if exact is None or not bool((part[client] - exact).norm() <= 1e-3 * exact.norm() + 1e-6):
                     return False

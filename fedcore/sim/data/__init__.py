@@ -9,7 +9,7 @@ from typing import Any
 from fedcore.errors import RangeError
 from fedcore.sim.data import synthetic
 from fedcore.sim.data.arrays import Dataset, from_arrays, from_hf, from_torch, holdings
-from fedcore.sim.data.datasets import PUBLISHED, find_files, load_cifar10, load_digits, load_idx
+from fedcore.sim.data.datasets import PUBLISHED, Published, find_files, load_cifar10, load_digits, load_idx
 from fedcore.sim.data.partitions import (
     dirichlet,
     divide,
@@ -23,26 +23,8 @@ from fedcore.sim.data.partitions import (
 )
 from fedcore.validation import Registry
 
-__all__ = [
-    "REGISTRY",
-    "Dataset",
-    "Source",
-    "dirichlet",
-    "divide",
-    "find",
-    "from_arrays",
-    "from_flower",
-    "from_hf",
-    "from_torch",
-    "holdings",
-    "iid",
-    "iid_pareto",
-    "label_k",
-    "load",
-    "natural",
-    "one_label",
-    "shards",
-]
+__all__ = ["REGISTRY", "Dataset", "Source", "dirichlet", "divide", "find", "from_arrays", "from_flower", "from_hf"]
+__all__ += ["from_torch", "holdings", "iid", "iid_pareto", "label_k", "load", "natural", "one_label", "shards"]
 
 
 @dataclass(frozen=True)
@@ -65,31 +47,20 @@ class Source:
     find: Callable[[], list[Path]] | None = None
 
 
+def _source(name: str, published: Published) -> Source:
+    reader = load_cifar10 if name == "cifar-10" else partial(load_idx, name)
+    return Source(reader, published.about, published.shape, published.classes, find=partial(find_files, name))
+
+
+_generated = partial(Source, shape=(synthetic.FEATURES,), classes=synthetic.CLASSES, generated=True)
 _ROWS: dict[str, Source] = {
     "digits": Source(load_digits, "1,797 handwritten digits, in scikit-learn", (1, 8, 8), 10),
-    **{
-        name: Source(
-            load_cifar10 if name == "cifar-10" else partial(load_idx, name),
-            published.about,
-            published.shape,
-            published.classes,
-            find=partial(find_files, name),
-        )
-        for name, published in PUBLISHED.items()
-    },
-    "synthetic": Source(
-        synthetic.load, "SYNTHETIC(alpha, beta), a law for each client", (synthetic.FEATURES,), 10, generated=True
-    ),
-    "synthetic-iid": Source(
-        synthetic.load_iid, "SYNTHETIC, one law for all clients", (synthetic.FEATURES,), 10, generated=True
-    ),
+    **{name: _source(name, published) for name, published in PUBLISHED.items()},
+    "synthetic": _generated(synthetic.load, "SYNTHETIC(alpha, beta), a law for each client"),
+    "synthetic-iid": _generated(synthetic.load_iid, "SYNTHETIC, one law for all clients"),
 }
 REGISTRY: Registry[Source] = Registry(
-    "data",
-    _ROWS,
-    expected="a fedcore.sim.data.Source",
-    fits=lambda row: isinstance(row, Source),
-    group="fedcore.data",
+    "data", _ROWS, expected="a fedcore.sim.data.Source", fits=lambda row: isinstance(row, Source), group="fedcore.data"
 )
 """The data sets, keyed by name."""
 FILLED_IN = ("clients", "seed")

@@ -210,9 +210,7 @@ def _parts_of(clients: Any, examples: int) -> tuple[tuple[str, ...], list[Indice
     """Return the names of the clients in ascending order, and the indices of each client's examples."""
     array = _array("clients", clients)
     if array.shape != (examples,):
-        raise ShapeError(
-            f"clients: must have shape [{examples}], one client per training example, got shape {list(array.shape)}"
-        )
+        raise ShapeError(f"clients: must have shape [{examples}], one per training example, got {list(array.shape)}")
     if not (array.dtype.kind in "iuU" or all(isinstance(client, str) for client in array)):
         odd = next((client for client in array.tolist() if not isinstance(client, str)), None)
         raise DtypeError(f"clients: must be integers or strings, got {odd!r}")

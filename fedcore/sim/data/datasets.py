@@ -6,13 +6,16 @@ import math
 import os
 import shutil
 import tarfile
+import tomllib
 import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,63 +62,17 @@ class Published:
     transposed: bool = False
 
 
-def _idx_files(train: str, test: str) -> tuple[str, ...]:
-    return tuple(f"{part}-{kind}-ubyte.gz" for part in (train, test) for kind in ("images-idx3", "labels-idx1"))
+def _published() -> dict[str, Published]:
+    tables = tomllib.loads((resources.files("fedcore.sim.data") / "published.toml").read_text(encoding="utf-8"))
+    return {name: Published(**{key: _frozen(value) for key, value in own.items()}) for name, own in tables.items()}
 
 
-PUBLISHED = {
-    "mnist": Published(
-        "mnist",
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "70,000 handwritten digits",
-        _idx_files("train", "t10k"),
-        (
-            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-        ),
-    ),
-    "fashion-mnist": Published(
-        "fashion-mnist",
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-        "70,000 articles of clothing",
-        _idx_files("train", "t10k"),
-        (
-            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-        ),
-    ),
-    "cifar-10": Published(
-        "cifar-10",
-        "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-        "60,000 photographs of animals and vehicles",
-        (*(f"cifar-10-batches-bin/data_batch_{k}.bin" for k in range(1, 6)), "cifar-10-batches-bin/test_batch.bin"),
-        (
-            "55a61f79a40ece2ceda9fb5f9f7078f6ea2fc4952489cef56682bcf92cfcc260",
-            "325704b01eb92e1e2a6215ae6a916bb7db7de054af0c496be1c7be2e0fcfbf5f",
-        ),
-        md5="c32a1d4ab5d03f1284b67883e8d87530",
-        shape=(3, 32, 32),
-    ),
-    **{
-        f"emnist-{split}": Published(
-            "emnist",
-            "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-            "handwritten characters",
-            _idx_files(f"gzip/emnist-{split}-train", f"gzip/emnist-{split}-test"),
-            md5="58c8d27c78d21e728a6bc7b3cc06412e",
-            classes=classes,
-            first=int(split == "letters"),
-            transposed=True,
-        )
-        for split, classes in {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10}.items()
-    },
-}
-"""The data sets with files. EMNIST ``byclass`` has 0-9, A-Z, a-z; ``bymerge`` and ``balanced`` merge the upper and
-lower case of 15 letters."""
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+PUBLISHED = _published()
+"""The data sets with files, keyed by name."""
 
 
 def load_digits() -> Dataset:
@@ -281,9 +238,8 @@ def find_files(name: str) -> list[Path]:
         return _download(published)
     folder = absolute(directory) / published.folder
     if missing := [file for file in published.files if not (folder / file).is_file()]:
-        how = (
-            f"download them from {published.address}" if published.md5 is None else f"unpack {published.address} there"
-        )
+        address = published.address
+        how = f"download them from {address}" if published.md5 is None else f"unpack {address} there"
         raise MissingDataError(
             f"{published.folder}: expected {', '.join(missing)} in {folder}; {how}, "
             "or unset FEDCORE_DATA_DIR to download the files automatically"

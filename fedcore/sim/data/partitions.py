@@ -133,9 +133,7 @@ def dirichlet(labels: Labels, clients: int, alpha: float, *, seed: int, least: i
     check_number("alpha", alpha, "(0, inf)")
     labels = _checked(labels, clients)
     if len(labels) < clients * least:
-        raise RangeError(
-            f"labels: expected at least {clients * least} examples ({least} per client), got {len(labels)}"
-        )
+        raise RangeError(f"labels: expected {clients * least} examples, {least} for each client, got {len(labels)}")
     random = generator(seed, "data: dirichlet")
     hands: list[list[int]] = [[] for _ in range(clients)]
     for pool in _by_class(labels, random).values():
@@ -334,9 +332,7 @@ def shards(
     if len(classes) > total:
         raise RangeError(f"labels: expected 1 .. {total} classes for {total} one-class shards, got {len(classes)}")
     if distinct_classes and shards_per_client > len(classes):
-        raise RangeError(
-            f"shards_per_client={shards_per_client}: must be at most {len(classes)}, the number of classes"
-        )
+        raise RangeError(f"shards_per_client={shards_per_client}: must be at most {len(classes)}, the classes")
     counts = np.full(len(classes), total // len(classes))
     counts[np.argsort(-sizes, kind="stable")[: total % len(classes)]] += 1
     random = generator(seed, "data: shards")
@@ -369,17 +365,10 @@ def _repair(hands: list[list[int]]) -> None:
             hand[hand.index(surplus)], partner[partner.index(taken)] = taken, surplus
 
 
+_PARTITIONS: tuple[Any, ...] = (shards, label_k, dirichlet, one_label, iid, iid_pareto, natural)
 REGISTRY: Registry[Callable[..., list[Indices]]] = Registry(
     "partition",
-    {
-        "shards": shards,
-        "label-k": label_k,
-        "dirichlet": dirichlet,
-        "one-label": one_label,
-        "iid": iid,
-        "iid-pareto": iid_pareto,
-        "natural": natural,
-    },
+    {make.__name__.replace("_", "-"): make for make in _PARTITIONS},
     expected="a function of (labels, clients, *, seed)",
     fits=callable,
     group="fedcore.partitions",

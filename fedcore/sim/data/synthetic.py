@@ -65,13 +65,7 @@ def load(
 
 
 def load_iid(
-    *,
-    clients: int,
-    seed: int,
-    sizes: Law = "pareto",
-    smallest: int = 50,
-    largest: int = 2000,
-    test_share: float = 0.1,
+    *, clients: int, seed: int, sizes: Law = "pareto", smallest: int = 50, largest: int = 2000, test_share: float = 0.1
 ) -> Dataset:
     """Generate SYNTHETIC with one law for all clients: W and b ~ N(0, 1) are shared, and v_k = 0.
 

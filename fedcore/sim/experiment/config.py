@@ -25,7 +25,7 @@ from fedcore.errors import ConfigError, FedcoreError, UnknownNameError
 from fedcore.sim import data
 from fedcore.sim.data import Dataset
 from fedcore.sim.experiment.changes import NO_RESULT, Changes, at_point, changes, combined, value_at
-from fedcore.sim.experiment.schema import Experiment, Method, Trial, unknown_key
+from fedcore.sim.experiment.schema import Experiment, Method, Trial, error_of, unknown_key
 from fedcore.validation import add_to_path, expand_home, shallow
 
 Tables = dict[str, Any]
@@ -83,9 +83,7 @@ def variants(file: str, tables: Tables) -> dict[str, Tables]:
             chosen = merged(chosen, {key: value for key, value in entry.items() if key not in ("about", "varies")})
         varying = [position for position, (_, entry) in enumerate(choice) if "varies" in entry]
         if len(varying) > 1 or any(len(choice[position][1]["varies"]) != 1 for position in varying):
-            raise ConfigError(
-                f"{file}: 'varies' may appear in only one table of variants, and must have exactly one entry"
-            )
+            raise ConfigError(f"{file}: 'varies' must be in one table of variants, with exactly one entry")
         for position in varying:
             others = choice[:position] + choice[position + 1 :]
             ((label, value),) = choice[position][1]["varies"].items()
@@ -353,11 +351,7 @@ def _natural_clients(where: str, tables: Tables) -> int | None:
 
 def config_error(where: str, error: ValidationError) -> ConfigError:
     """Return an error that lists all problems in an experiment's tables, one per line."""
-    lines = []
-    for one in error.errors():
-        text = one["msg"] if one["type"] in ("problem", "missing") else f"{one['msg']}, got {one['input']!r:.100}"
-        lines.append(": ".join([*filter(None, [".".join(map(str, one["loc"]))]), text]))
-    lines = list(dict.fromkeys(lines))  # several methods may have the same problem
+    lines = error_of(error)
     if len(lines) == 1:
         return ConfigError(f"{where}: {lines[0]}")
     return ConfigError(f"{where}: {len(lines)} problems\n" + "\n".join(f"  {line}" for line in lines))

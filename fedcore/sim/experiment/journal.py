@@ -16,19 +16,10 @@ from fedcore.model import write_model
 from fedcore.runtime import __version__
 from fedcore.server import Server
 from fedcore.sim.engines import AtWork, Engine, KeepingClients, Nodes
-from fedcore.sim.experiment.results import (
-    RECORDS,
-    Header,
-    RoundRecord,
-    Writer,
-    have_ended,
-    is_torn,
-    read,
-    read_header,
-    started,
-)
+from fedcore.sim.experiment import results
+from fedcore.sim.experiment.results import RECORDS, Header, RoundRecord, Writer, have_ended, started
 from fedcore.sim.experiment.schema import Evaluate, Trial
-from fedcore.store.files.folder import Carried, carried, put, remove
+from fedcore.store import Carried, carried, put, remove
 
 SECONDS = 10
 """The minimum time between two checkpoints."""
@@ -152,7 +143,7 @@ class FolderJournal(Journal):
 
     def _check_hashes(self, begun: Begun) -> None:
         """Reject data or traces that changed since the trial began, and put their hashes into the header."""
-        recorded = read_header(self._path)
+        recorded = results.read_header(self._path)
         for name in ("data", "traces"):
             before, now = getattr(recorded, name, None), getattr(begun, name)
             if before is not None and before != now:
@@ -238,7 +229,7 @@ def record_of(trial: Trial, folder: Path) -> Path:
 def is_complete(trial: Trial, folder: Path) -> bool:
     """Whether a trial's record has all its rounds."""
     path = folder / RECORDS / trial.file_name
-    return path.exists() and started(path) and have_ended(read(path).rounds, trial.experiment.rounds)
+    return path.exists() and started(path) and have_ended(results.read(path).rounds, trial.experiment.rounds)
 
 
 def header_of(trial: Trial) -> Header:
@@ -261,11 +252,11 @@ def rounds_before(path: Path, header: Header, evaluate: Evaluate) -> list[RoundR
     if not path.exists():
         return None
     if not started(path):
-        if not is_torn(path):
+        if not results.is_torn(path):
             raise ConfigError(f"{path}: is not a record of a trial; move the file elsewhere")
         path.unlink()
         return None
-    record = read(path)
+    record = results.read(path)
     header = replace(header, data=record.header.data, traces=record.header.traces)
     if record.header.rounds < header.rounds and replace(record.header, rounds=header.rounds) == header:
         lines = [

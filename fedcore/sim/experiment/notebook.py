@@ -59,12 +59,11 @@ class Run(Represented):
             measure: "accuracy" or "loss".
             settings: ``band`` and ``smooth``, as in the configuration's table ``report``.
         """
-        from fedcore.sim.reports.figures import curves
+        from fedcore.sim.reports.figures import Drawing, curves
         from fedcore.sim.reports.report import read_run
 
         records, config = read_run(self.folder, settings)
-        over = config.pictures.over
-        return curves(records, measure=measure, settings=config.report, over=over, shifts=config.shifts)
+        return curves(records, None, Drawing(config.report, config.pictures.over, "", measure, config.shifts))
 
     def report(self, **settings: Any) -> Path:
         """Write the report into the folder; return the path of ``report.html``. See ``reports.write_report``."""

@@ -14,8 +14,8 @@ from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationErr
 from fedcore.errors import MissingDataError, MissingDependencyError, StoreError
 from fedcore.files import SAFE, draft_of, inside, read_bytes, read_text, reading
 from fedcore.sim.experiment.changes import NO_RESULT, SIZES, number_of
-from fedcore.sim.experiment.schema import WINDOW, Line
-from fedcore.validation import absolute, shallow
+from fedcore.sim.experiment.schema import WINDOW, Line, error_of
+from fedcore.validation import absolute, shallow, shorten
 
 if TYPE_CHECKING:
     import pandas
@@ -287,14 +287,10 @@ def _complete_lines(path: Path) -> tuple[list[str], bool]:
 def _parse(path: Path, number: int, line: str, kind: TypeAdapter[T], noun: str) -> T:
     try:
         return kind.validate_json(line)
-    except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        if first["type"] == "json_invalid":
-            raise MissingDataError(f"{path}: line {number} is damaged: {first['msg']}") from None
-        key = ".".join(map(str, first["loc"]))[:100]
-        raise MissingDataError(f"{path}: line {number} is not {noun}: {key}: {first['msg']}") from None
-    except ValueError as error:  # the text contains a lone surrogate
-        raise MissingDataError(f"{path}: line {number} is damaged: {str(error)[:100]}") from None
+    except ValueError as error:  # no JSON, a lone surrogate, or other fields
+        is_json = isinstance(error, ValidationError) and error.errors()[0]["type"] != "json_invalid"
+        what = f"is not {noun}" if is_json else "is damaged"
+        raise MissingDataError(f"{path}: line {number} {what}: {shorten(error_of(error)[0])}") from None
 
 
 def runs_in(folder: Path) -> list[Path]:

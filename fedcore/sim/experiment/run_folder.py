@@ -19,7 +19,7 @@ from fedcore.runtime import build_info
 from fedcore.sim.experiment.changes import changes, combined, differences
 from fedcore.sim.experiment.journal import lengthen
 from fedcore.sim.experiment.results import CONFIG, RECORDS, parse_tables, read_header, readable
-from fedcore.sim.experiment.schema import Experiment, FromRegistry, changed, trials
+from fedcore.sim.experiment.schema import Experiment, FromRegistry, changed, error_of, trials
 from fedcore.validation import shorten
 
 if TYPE_CHECKING:
@@ -66,9 +66,7 @@ def _lock(folder: Path, how: int, stack: ExitStack) -> None:
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise LockedError(
-            f"{folder}: is in use by another run; wait, stop that run, or choose a different folder"
-        ) from None
+        raise LockedError(f"{folder}: is in use by another run; wait, stop it, or choose another folder") from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
@@ -277,7 +275,7 @@ def _config(folder: Path) -> Experiment | None:
     try:
         return Experiment.model_validate_json(read_text(path)) if path.exists() else None
     except ValueError as error:
-        raise ConfigError(f"{path}: is damaged: {shorten(str(error))}; restore the file") from None
+        raise ConfigError(f"{path}: is damaged: {shorten(error_of(error)[0])}; restore the file") from None
 
 
 def _check_results(folder: Path, begun: Experiment, experiment: Experiment) -> None:
@@ -296,9 +294,7 @@ def _check_results(folder: Path, begun: Experiment, experiment: Experiment) -> N
 def _check_rounds(folder: Path, begun: Experiment, experiment: Experiment, recorded: Iterable[tuple[str, int]]) -> None:
     was, now = begun.rounds, experiment.rounds
     if now < was:
-        raise ConfigError(
-            f"rounds={now}: must be at least {was}, as in {folder}; for fewer rounds choose a different folder"
-        )
+        raise ConfigError(f"rounds={now}: must be at least {was}, as in {folder}; choose a different folder")
     if now == was:
         return
     parts: dict[str, FromRegistry | None] = {"participation": experiment.participation}

@@ -13,20 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self, TypeVar, cast
 
 import numpy as np
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    SerializerFunctionWrapHandler,
-    TypeAdapter,
-    ValidationError,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+import pydantic
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict
 
@@ -83,6 +71,17 @@ def moved(errors: Iterable[ErrorDetails], *place: str, known: Collection[str] | 
     return ValidationError.from_exception_data("experiment", details)
 
 
+def error_of(error: ValueError) -> list[str]:
+    """Return the problems that a validation found, a line for each: where, what, and the value instead."""
+    if not isinstance(error, ValidationError):
+        return [str(error)]
+    lines = []
+    for one in error.errors():
+        text = one["msg"] if one["type"] in ("problem", "missing") else f"{one['msg']}, got {one['input']!r:.100}"
+        lines.append(": ".join([*filter(None, [".".join(map(str, one["loc"]))]), text]))
+    return list(dict.fromkeys(lines))  # several methods may have the same problem
+
+
 @contextmanager
 def at(*place: str) -> Iterator[None]:
     """Convert errors into problems at a place in the validated value."""
@@ -108,9 +107,9 @@ class Section(BaseModel):
 
     model_config = STRICT
 
-    @model_validator(mode="wrap")
+    @pydantic.model_validator(mode="wrap")
     @classmethod
-    def _name_nearest_keys(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+    def _name_nearest_keys(cls, value: Any, validate: Callable[[Any], Self]) -> Self:
         try:
             return validate(value)
         except ValidationError as error:
@@ -143,7 +142,7 @@ class FromRegistry(Section):
         """Raise a ``FedcoreError`` if the options contradict each other. Must be fast."""
         self.make()
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _gather_options(cls, data: Any) -> Any:
         table = {"name": data} if isinstance(data, str) else data
@@ -155,13 +154,13 @@ class FromRegistry(Section):
         own = {key: table[key] for key in fields if key in table}
         return own | {"options": {key: value for key, value in table.items() if key not in fields}}
 
-    @field_validator("name")
+    @pydantic.field_validator("name")
     @classmethod
     def _exists(cls, name: str) -> str:
         _find(cls.registry(), name)
         return name
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _check_options(self) -> Self:
         self._check_types()
         with at():
@@ -193,8 +192,8 @@ class FromRegistry(Section):
             own = sorted(type(self).model_fields.keys() - {"options"})
             raise moved(first.values(), known=[*own, *kinds]) from None
 
-    @model_serializer(mode="wrap")
-    def _spread_options(self, default: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    @pydantic.model_serializer(mode="wrap")
+    def _spread_options(self, default: Callable[[Self], dict[str, Any]]) -> dict[str, Any]:
         flat = default(self)
         return {key: value for key, value in flat.items() if key != "options"} | dict(self.options)
 
@@ -312,7 +311,7 @@ class LearningRate(FromRegistry):
 
     registry = staticmethod(lambda: rates.REGISTRY)
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _number_is_constant(cls, value: Any) -> Any:
         if is_number(value):
@@ -358,7 +357,7 @@ class Rate(Section):
     server_lr: LearningRate | None = None
     optimizer: ServerOptimizer | None = None
 
-    @field_validator("lr")
+    @pydantic.field_validator("lr")
     @classmethod
     def _of_the_round_only(cls, lr: LearningRate) -> LearningRate:
         if lr.per_cohort:
@@ -465,7 +464,7 @@ class Method(FromRegistry):
     objective: Objective | None = None
     warm_start: bool | Count = False
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _name_stands_for_optimizer(cls, data: Any) -> Any:
         table: Any = {"name": data} if isinstance(data, str) else data
@@ -485,11 +484,9 @@ class Method(FromRegistry):
         check_table(made)
         check_method(made)
         if self.warm_start and not made.takes_warm_start:
-            raise RangeError(
-                f"warm_start={self.warm_start}: must be false, because {self.name} has no state to initialize"
-            )
+            raise RangeError(f"warm_start={self.warm_start}: must be false, as {self.name} has no state to start")
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _label(self) -> Self:
         if not self.label:
             options = [f"{key}={value}" for key, value in self.options.items()]
@@ -558,7 +555,7 @@ class Model(FromRegistry):
 
         return nets.REGISTRY
 
-    @field_validator("name")
+    @pydantic.field_validator("name")
     @classmethod
     def _exists(cls, name: str) -> str:
         """Check a plain name without torch, whose import takes seconds."""
@@ -595,12 +592,11 @@ class Local(Section):
     momentum: float = Field(default=0.0, ge=0, lt=1)
     clip: float | None = Field(default=None, gt=0, le=LARGEST_STEP)
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _one_length(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
-            raise problem(
-                f"set exactly one of 'epochs' and 'steps', got {'neither' if self.epochs is None else 'both'}"
-            )
+            got = "neither" if self.epochs is None else "both"
+            raise problem(f"set exactly one of 'epochs' and 'steps', got {got}")
         return self
 
 
@@ -646,7 +642,7 @@ class VirtualClock(Section):
     concurrency: Count | None = None
     policy: Mapping[str, Any] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _buffer_is_complete(self) -> Self:
         keys = ("buffer", "max_staleness", "discount")
         if self.concurrency is None:
@@ -712,7 +708,7 @@ class Evaluate(Section):
     patience: Count | None = None
     min_delta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
-    @field_validator("metric", mode="before")
+    @pydantic.field_validator("metric", mode="before")
     @classmethod
     def _is_recorded(cls, metric: Any) -> Any:
         if metric not in ("accuracy", "loss"):
@@ -801,7 +797,7 @@ class Experiment(Represented, Section):
     changes: tuple[Change, ...] = Field(default=(), strict=False)
     inherited: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _tables_fit(self) -> Self:
         """Validate the tables together. The model is last, because only its check imports torch."""
         checks: list[Callable[[], object]] = [

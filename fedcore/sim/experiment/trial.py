@@ -224,19 +224,12 @@ def problem_of(trial: Trial) -> Problem:
 def make_executor(trial: Trial, problem: Problem, make_engine: MakeEngine) -> Engine:
     """Return the engine that trains the clients of a trial."""
     experiment, local, algorithm, liars = trial.experiment, trial.local, trial.method.make(), problem.liars
-    engine = make_engine(
-        problem.module,
-        problem.dataset if liars is None else liars.poisoned(problem.dataset, problem.parts),
-        problem.parts,
-        batch=local.batch,
-        epochs=local.epochs,
-        steps=local.steps,
-        seed=trial.seed,
-        options=LocalOptions(local.weight_decay, local.momentum, local.clip),
-        together=True if experiment.together is None else experiment.together,
-        threads=experiment.threads,
-        device=experiment.device or CPU,
-    )
+    dataset = problem.dataset if liars is None else liars.poisoned(problem.dataset, problem.parts)
+    how: dict[str, Any] = {"together": True if experiment.together is None else experiment.together}
+    how |= {"threads": experiment.threads, "device": experiment.device or CPU}
+    how |= {"options": LocalOptions(local.weight_decay, local.momentum, local.clip), "seed": trial.seed}
+    sizes = local.model_dump(include={"batch", "epochs", "steps"})
+    engine = make_engine(problem.module, dataset, problem.parts, **sizes, **how)
     if isinstance(problem.course, Arrivals):
         return AtWork(engine, problem.course)
     if algorithm.rows_at_clients:
@@ -412,6 +405,8 @@ def rounds(
         evaluation = parts.evaluate(round, server.x) if evaluate.is_due(round, count) else None
         done = perf_counter()
         uploads += work.sent * server.algorithm.uploads
+        seconds = {"broadcast": work.broadcast, "local": work.local - waited, "aggregate": work.aggregate}
+        seconds |= {"evaluate": done - start} | ({"waited": waited} if waited else {})
         yield RoundRecord(
             round=round,
             active=work.active,
@@ -425,13 +420,7 @@ def rounds(
             uploads=uploads,
             norm=finite(float(np.mean(report.norms))) if len(report.norms) else None,
             bytes=report.bytes,
-            seconds={
-                "broadcast": work.broadcast,
-                "local": work.local - waited,
-                "aggregate": work.aggregate,
-                "evaluate": done - start,
-                **({"waited": waited} if waited else {}),
-            },
+            seconds=seconds,
             uploadings=(round + 1) * server.algorithm.uploads + (parts.uploads > 0),
             bytes_down=work.bytes_down,
             diversity=finite(report.diversity),

@@ -2,33 +2,24 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import ReferenceType, ref
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore import kernels
+from fedcore import kernels, options
 from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
-from fedcore.arrays import F32, Library, copied, empty, ieee, own_classes
+from fedcore.arrays import F32, F64, Library, copied, empty, ieee, own_classes
 from fedcore.errors import ArrayError, CheckpointError, DtypeError, FedcoreError, RangeError, RoundError, ShapeError
 from fedcore.model import Layout
-from fedcore.options import (
-    Callback,
-    Limits,
-    as_limits,
-    check_rate,
-    describe,
-    limits_from_state,
-    limits_to_state,
-    next_rate,
-    revive,
-)
+from fedcore.options import Callback, Limits
 from fedcore.profiling import span, timed
 from fedcore.rules import Chain
 from fedcore.runtime import Unpicklable
 from fedcore.server import Update
-from fedcore.sim.network.round import Models, NetworkReport, NetworkRound, mixing_matrix
+from fedcore.sim.network.round import Graph, Models, NetworkReport, NetworkRound, mixing_matrix
 from fedcore.store import ClientStore
 from fedcore.validation import Represented, check_integer, is_integer
 
@@ -92,18 +83,19 @@ class Network(Represented, Unpicklable):
     ) -> None:
         if not isinstance(models, list | tuple) or not models:
             raise ArrayError("models: must be a list or tuple of at least one model")
-        self.layout = Layout.of(models[0])
-        if self.layout.n_parameters < 1:
+        layout = Layout.of(models[0])
+        if layout.n_parameters < 1:
             raise ShapeError("models[0]: has no parameters")
-        self.W, self.zeta = mixing_matrix(W, len(models))
-        self.W.flags.writeable = False
-        self.q = _weights(q, len(models))
-        self._lr, self.callbacks, self._limits = as_rate(lr), tuple(callbacks), as_limits(limits)
-        flat = [self.layout.flatten(model, empty(self.layout.n)) for model in models]
+        matrix, zeta = mixing_matrix(W, len(models))
+        matrix.flags.writeable = False
+        weights = _weights(q, len(models))
+        self._graph = Graph(layout, matrix, zeta, weights, as_rate(lr), options.as_limits(limits))
+        self.callbacks = tuple(callbacks)
+        flat = [layout.flatten(model, empty(layout.n)) for model in models]
         for node, finite in enumerate(kernels.all_finite(flat)):
             if not finite:
                 raise ArrayError(f"models[{node}]: a number is NaN or infinite")
-        self._state = Models(flat, self.layout.read_counters(models[0]))
+        self._state = Models(flat, layout.read_counters(models[0]))
         # A weak reference, so that an abandoned round does not stay open.
         self._round: ReferenceType[NetworkRound] | None = None
 
@@ -111,6 +103,26 @@ class Network(Represented, Unpicklable):
 
     def _facts(self) -> dict[str, Any]:
         return {"nodes": len(self.W), "n": self.layout.n, "round_number": self.round_number, "zeta": self.zeta}
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of all models."""
+        return self._graph.layout
+
+    @property
+    def W(self) -> F64:
+        """The mixing matrix, float64[p, p], read-only."""
+        return self._graph.W
+
+    @property
+    def zeta(self) -> float:
+        """max(|lambda_2|, |lambda_p|) of W."""
+        return self._graph.zeta
+
+    @property
+    def q(self) -> F64:
+        """The nodes' weights, float64[p], read-only."""
+        return self._graph.q
 
     @property
     def models(self) -> tuple[F32, ...]:
@@ -128,12 +140,12 @@ class Network(Represented, Unpicklable):
     @property
     def lr(self) -> float:
         """eta, the rate of the next round's local steps, or of its first step if the rates differ."""
-        return rate_at(self._lr, self.round_number)
+        return rate_at(self._graph.lr, self.round_number)
 
     @property
     def lr_of_step(self) -> Callable[[int], float] | None:
         """The rates of the next round's steps as a function, or None if all are equal; see ``Broadcast.lr_of_step``."""
-        return rate_of_steps(self._lr, self.round_number)
+        return rate_of_steps(self._graph.lr, self.round_number)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the state after the last finished round to a folder.
@@ -152,18 +164,12 @@ class Network(Represented, Unpicklable):
             assert isinstance(row, np.ndarray)  # true for float32 rows
             row[:] = model
         rows.commit(round=state.round_number)
-        rows.save(
-            path,
-            vectors={"W": self.W.ravel(), "q": self.q, **{f"counter/{k}": v for k, v in state.counters.items()}},
-            state={
-                "what": WHAT,
-                "layout": self.layout.to_state(),
-                "lr": describe("lr", self._lr),
-                "next_rate": next_rate("lr", self._lr, state.round_number),
-                "limits": limits_to_state(self._limits, Chain()),
-                "round_number": state.round_number,
-            },
-        )
+        lr, number = self._graph.lr, state.round_number
+        vectors = {"W": self.W.ravel(), "q": self.q, **{f"counter/{k}": v for k, v in state.counters.items()}}
+        saved: dict[str, Any] = {"what": WHAT, "layout": self.layout.to_state(), "lr": options.describe("lr", lr)}
+        saved |= {"next_rate": options.next_rate("lr", lr, number)}
+        saved |= {"limits": options.limits_to_state(self._graph.limits, Chain()), "round_number": number}
+        rows.save(path, vectors=vectors, state=saved)
 
     @classmethod
     def load(
@@ -187,26 +193,23 @@ class Network(Represented, Unpicklable):
                 raise CheckpointError(f"{path}: is not the folder of a network")
             models = [copied(saved.read(node)) for node in range(len(saved.registry))]
         try:
-            rate, number, q = (
-                revive("lr", state["lr"], None if lr is None else as_rate(lr)),
-                state["round_number"],
-                vectors["q"],
-            )
-            check_rate("lr", rate, state.get("next_rate"), number)
-            network = cls(models, vectors["W"].reshape(len(models), -1), lr=rate, q=q, callbacks=callbacks)
+            rate = options.revive("lr", state["lr"], None if lr is None else as_rate(lr))
+            number, q, limits = state["round_number"], vectors["q"], options.limits_from_state(state)[0]
+            options.check_rate("lr", rate, state.get("next_rate"), number)
+            W = vectors["W"].reshape(len(models), -1)
+            network = cls(models, W, lr=rate, q=q, limits=limits, callbacks=callbacks)
             layout = Layout.from_state(state["layout"])
             counters = {k.removeprefix("counter/"): v for k, v in vectors.items() if k.startswith("counter/")}
             if layout.n != network.layout.n or counters.keys() != {piece.name for piece in layout.outside}:
                 raise RangeError("layout: does not fit the models and counters")
             if not is_integer(number, 0, 2**63) or not np.allclose(q, network.q, rtol=1e-9, atol=0):
                 raise RangeError(f"round_number={number!r}, sum of q {q.sum():g}: one of them is invalid")
-            network._limits = limits_from_state(state)[0]
         except CheckpointError:
             raise
         except (FedcoreError, LookupError, TypeError, ValueError) as error:  # intact files that ``save`` did not write
             raise CheckpointError(f"{path}: does not hold the state of a network: {error!r}") from None
-        network.layout, network.q = layout, q  # q is not scaled again
-        network.q.flags.writeable = False
+        q.flags.writeable = False
+        network._graph = replace(network._graph, layout=layout, q=q)  # q is not scaled again
         network._state = Models(models, counters, number)
         return network
 
@@ -237,7 +240,7 @@ class Network(Represented, Unpicklable):
         before = self._round() if self._round is not None else None
         if before is not None and before.is_open:
             raise RoundError(f"round {self.round_number} is already open; finish or abort it")
-        opened = NetworkRound(self)
+        opened = NetworkRound(self._graph, self._state, self.callbacks)
         self._round = ref(opened)
         return opened
 

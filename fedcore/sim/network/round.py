@@ -4,40 +4,21 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
+from fedcore.algorithms.rates import Rate
 from fedcore.arrays import F32, F64, empty, ieee, own_classes, zeros
-from fedcore.errors import (
-    DivergedError,
-    DtypeError,
-    FedcoreError,
-    RangeError,
-    ShapeError,
-    UnknownClientError,
-    UnknownNameError,
-)
+from fedcore.errors import DivergedError, DtypeError, FedcoreError, RangeError, ShapeError, UnknownClientError
+from fedcore.model import Layout
+from fedcore.options import Callback, Limits
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
-from fedcore.server import Report, Update
-from fedcore.server.aggregation import LONGEST
-from fedcore.server.report import tell, warn_if_all_rejected
-from fedcore.server.round import SECOND, OpenRound, one_call
-from fedcore.server.update import (
-    KINDS,
-    Kind,
-    as_sent,
-    bytes_of,
-    first_not_finite,
-    in_float32,
-    read_counters,
-    read_vector,
-)
-from fedcore.server.validation import NOT_FINITE, SentRates, agreed, check_claims, settle_counters
+from fedcore.server import ModelReader, OpenRound, OwnModel, Report, Update, one_call
 from fedcore.sim.network.topology import Topology, second_eigenvalue
 from fedcore.validation import describe_integers, is_integer, rejection_reason, short_repr
 
@@ -111,23 +92,35 @@ class NetworkReport(Report):
 LOGGER = logging.getLogger("fedcore.sim.network")
 
 
-class Models:
-    """The state of a network between rounds, and spare vectors."""
+SECOND = "update: the round already has an update of this client; only the first counts"
 
-    def __init__(
-        self, models: list[F32], counters: dict[str, npt.NDArray[np.integer[Any]]], round_number: int = 0
-    ) -> None:
-        self.models = models
-        self.spares: list[F32 | None] = [None] * len(models)
-        self.counters = counters
-        self.round_number = round_number
+
+@dataclass(eq=False)
+class Models:
+    """The state of a network between rounds; ``spares`` are vectors for the nodes' next models."""
+
+    models: list[F32]
+    counters: dict[str, npt.NDArray[Any]]
+    round_number: int = 0
+    spares: dict[int, F32] = field(default_factory=dict)
 
     def spare(self, node: int) -> F32:
         """Return a vector for the node's next model."""
-        buffer = self.spares[node]
-        if buffer is None:
-            buffer = self.spares[node] = empty(len(self.models[node]))
-        return buffer
+        if node not in self.spares:
+            self.spares[node] = empty(len(self.models[node]))
+        return self.spares[node]
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """What the rounds of a network have in common: ``Network`` has the arguments; ``zeta`` is that of W."""
+
+    layout: Layout
+    W: F64
+    zeta: float
+    q: F64
+    lr: Rate
+    limits: Limits
 
 
 class NetworkRound(OpenRound):
@@ -143,18 +136,14 @@ class NetworkRound(OpenRound):
 
     report: NetworkReport | None
 
-    def __init__(self, network: Any) -> None:  # a Network, which imports this module
-        super().__init__(network.round_number, network.callbacks, LOGGER)
-        self._layout, self._state = network.layout, network._state
-        self._W, self._q, self._limits = network.W, network.q, network._limits
-        self._zeta: float = network.zeta
-        self._shares = np.ones(len(self._q)) if (self._q == self._q[0]).all() else self._q * len(self._q)  # p q_j
-        self._rates = SentRates(network._lr, network._limits)
-        self._rates.sent(self._state.round_number)  # raises if the rate has no value for this round
-        self._sum: F32 = zeros(self._layout.n_parameters)  # of q_j (x_j - y_j)
-        self._spare_sum: F32 = empty(self._layout.n_parameters)
-        self._accepted: dict[int, tuple[float, int, float]] = {}  # |x_j - y_j|^2, K_j, eta_j K_j
-        self._counters: list[dict[str, npt.NDArray[np.integer[Any]]]] = []
+    def __init__(self, graph: Graph, state: Models, callbacks: Sequence[Callback]) -> None:
+        super().__init__(state.round_number, callbacks, LOGGER)
+        self._graph, self._state, p = graph, state, graph.layout.n_parameters
+        self._reader = ModelReader(graph.layout, graph.limits, graph.lr, state.round_number)
+        self._shares = np.ones(len(graph.q)) if (graph.q == graph.q[0]).all() else graph.q * len(graph.q)  # p q_j
+        self._sum: F32 = zeros(p)  # of q_j (x_j - y_j)
+        self._spare_sum: F32 = empty(p)
+        self._accepted: dict[int, tuple[float, OwnModel]] = {}  # |x_j - y_j|^2, and the update
 
     def _counts(self) -> dict[str, int]:
         return {"accepted": len(self._accepted), "rejected": len(self._rejected)}
@@ -165,7 +154,7 @@ class NetworkRound(OpenRound):
         value: Any,
         *,
         steps: int,
-        kind: Kind = "model",
+        kind: Literal["model", "delta", "gradient"] = "model",
         lr: float | None = None,
         round: int | None = None,
     ) -> bool:
@@ -201,7 +190,7 @@ class NetworkRound(OpenRound):
             self._bytes += self._take(update, node)
         except FedcoreError as error:
             self._rejected.append((node, rejection_reason(error)))
-            self._bytes += bytes_of(update.value)
+            self._bytes += update.nbytes
         self._seconds += time.perf_counter() - began
         return not known and node in self._accepted
 
@@ -220,8 +209,8 @@ class NetworkRound(OpenRound):
             began = time.perf_counter()
             self._require_open()
             self.is_open = False
-            accepted = sorted(self._accepted)
-            left = self._W if len(accepted) == len(self._W) else among(self._W, accepted)
+            accepted, W = sorted(self._accepted), self._graph.W
+            left = W if len(accepted) == len(W) else among(W, accepted)
             mixed = [self._state.spare(node) for node in accepted]
             with span("diagnose"):
                 diversity = self._diversity()  # before its sum is overwritten
@@ -234,107 +223,71 @@ class NetworkRound(OpenRound):
                 round=self._state.round_number,
                 accepted=tuple(self._accepted),
                 rejected=tuple(self._rejected),
-                steps=sum(steps for _, steps, _ in self._accepted.values()),
-                norms=np.array([math.sqrt(square) / distance for square, _, distance in self._accepted.values()]),
+                steps=sum(own.steps for _, own in self._accepted.values()),
+                norms=np.array([math.sqrt(square) / own.distance for square, own in self._accepted.values()]),
                 diversity=diversity,
                 bytes=self._bytes,
                 zeta=self._zeta_among(left),
                 consensus=self._consensus(models),
             )
+            counters = [own.counters for _, own in self._accepted.values()]
             with uninterrupted():
-                for node in accepted:
-                    self._state.spares[node] = self._state.models[node]
+                self._state.spares |= {node: self._state.models[node] for node in accepted}
                 self._state.models = models
-                self._count()
+                self._state.counters = self._reader.settle(self._state.counters, counters)
                 self._state.round_number += 1
                 self.report = replace(report, seconds=self._seconds + time.perf_counter() - began)
-            report = self.report
-        warn_if_all_rejected(report, LOGGER)
-        tell(self._callbacks, report, LOGGER)
-        return report
+        self._announce(self.report)
+        return self.report
 
     def _check_caller(self, update: Update) -> int:
         """Return the update's node; raise an error for the caller's mistakes."""
-        p = len(self._W)
+        p = len(self._graph.W)
         if not is_integer(update.client, 0, p - 1):
             raise UnknownClientError(f"node={short_repr(update.client)}: must be {describe_integers(0, p - 1)}")
-        node = int(update.client)
-        if update.kind not in KINDS:
-            raise UnknownNameError.of("kind", update.kind, KINDS)
+        update.require_kind()
         if not is_integer(update.count, 1, 1):
             raise RangeError(f"count={update.count!r}: must be 1, because a node is drawn once")
-        return node
+        return int(update.client)
 
     def _take(self, update: Update, node: int) -> int:
         """Stage x_j + p q_j (y_j - x_j), add q_j (x_j - y_j) to the sum, and return the number of bytes sent."""
+        x, staged, p = self._state.models[node], self._state.spare(node), self._graph.layout.n_parameters
         with span("read", self._state):
-            kind, y = update.kind, in_float32(read_vector(update, self._layout, apart=False)[0])
-        number = self._state.round_number
-        update = check_claims(update, self._limits, range(number, number + 1))
-        distance = self._rates.read(update, number) * int(update.steps)
-        sent = read_counters(update, self._layout)
-        counters = settle_counters(self._layout, sent, self._state.counters, kind)
-        x, staged, p = self._state.models[node], self._state.spare(node), self._layout.n_parameters
-        with np.errstate(over="ignore", invalid="ignore"):  # numbers that are not finite are rejected below
-            if kind == "model":
-                np.copyto(staged, y)
-            elif kind == "delta":
-                kernels.combine([as_sent(self._layout, x), y], [1.0, 1.0], staged)
-            else:
-                kernels.combine([as_sent(self._layout, x)[:p], y], [1.0, -distance], staged[:p])
-                staged[p:] = x[p:]
-        q = self._q[node : node + 1]
+            own = self._reader.read(update, x, self._state.counters, staged)
+        q = self._graph.q[node : node + 1]
         with span("fold", self._state, (self._sum, x, staged, self._spare_sum)):
             (square,) = kernels.accumulate(self._sum, [x[:p]], [staged[:p]], np.ones(1), q, out=self._spare_sum)
-        if not math.sqrt(square) < LONGEST or not kernels.all_finite([staged[p:]])[0]:
-            name = first_not_finite(staged, self._layout)
-            raise RangeError(f"{NOT_FINITE}, in {name}" if name else NOT_FINITE)
+        self._reader.require_measured(staged, square)
         if (share := self._shares[node]) != 1:
             kernels.combine([staged[:p], x[:p]], [share, 1 - share], staged[:p])
         self._sum, self._spare_sum = self._spare_sum, self._sum
-        self._accepted[node] = (float(square), int(update.steps), distance)
-        self._counters.append(counters)
-        return y.nbytes
+        self._accepted[node] = float(square), own
+        return own.bytes
 
     def _diversity(self) -> float | None:
         """Return sum (q_j / Q) |h_j|^2 / |sum (q_j / Q) h_j|^2 over the accepted nodes, Q = sum of their q_j."""
         (square,) = kernels.squared_norms([self._sum])
         if square == 0:
             return None
-        weights = {node: float(self._q[node]) for node in self._accepted}
+        weights = {node: float(self._graph.q[node]) for node in self._accepted}
         squares = sum(weight * self._accepted[node][0] for node, weight in weights.items())
         return squares * sum(weights.values()) / float(square)
 
     def _zeta_among(self, left: F64) -> float:
-        if len(left) == len(self._W):
-            return self._zeta
+        if len(left) == len(self._graph.W):
+            return self._graph.zeta
         return second_eigenvalue(left) if len(left) else 1.0
 
     def _consensus(self, models: list[F32]) -> float:
         """Return the root mean square distance of the models from their mean; raise if a model is not finite."""
-        p = self._layout.n_parameters
-        parameters = [model[:p] for model in models]
-        weights = np.full(len(models), 1 / len(models))
+        p, count = self._graph.layout.n_parameters, len(models)
+        parameters, weights = [model[:p] for model in models], np.full(count, 1 / count)
         mean = kernels.weighted_sum(parameters, weights.astype(np.float32), self._sum, accumulate="float64")
-        squares = kernels.accumulate(
-            None, [mean] * len(models), parameters, np.ones(len(models)), weights, out=self._spare_sum
-        )
+        squares = kernels.accumulate(None, [mean] * count, parameters, np.ones(count), weights, out=self._spare_sum)
         total, number = float(squares @ weights), self._state.round_number
         if not math.isfinite(total):
             raise DivergedError(f"round {number}: mixing would make a model infinite; lower the rates")
-        for model in models if self._layout.narrow else ():
-            if not kernels.all_finite([sent := as_sent(self._layout, model)])[0]:
-                name = first_not_finite(sent, self._layout)
-                raise DivergedError(f"round {number}: mixing would make {name} infinite in its dtype; lower the rates")
+        for name in filter(None, map(self._reader.infinite_tensor, models)):
+            raise DivergedError(f"round {number}: mixing would make {name} infinite in its dtype; lower the rates")
         return math.sqrt(total)
-
-    def _count(self) -> None:
-        """Set each counter to its largest value in the network and in the accepted updates; flags as a server does."""
-        now, sent = self._state.counters, self._counters
-        for piece in self._layout.counters:
-            for counters in sent:
-                if piece.name in counters:
-                    now[piece.name] = np.asarray(np.maximum(now[piece.name], counters[piece.name]))
-        for piece in self._layout.constants:
-            values = [counters[piece.name] for counters in sent if piece.name in counters]
-            now[piece.name] = agreed(now[piece.name], values, len(sent))

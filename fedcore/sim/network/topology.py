@@ -66,13 +66,8 @@ def erdos_renyi(nodes: int, probability: float, seed: int = 0) -> tuple[Any, str
     return graph, f"erdos-renyi(nodes={nodes}, probability={float(probability):g}, seed={seed})"
 
 
-GRAPHS: dict[str, Callable[..., tuple[Any, str]]] = {
-    "complete": complete,
-    "erdos-renyi": erdos_renyi,
-    "ring": ring,
-    "star": star,
-    "torus": torus,
-}
+_GRAPHS: tuple[Any, ...] = (complete, erdos_renyi, ring, star, torus)
+GRAPHS: dict[str, Callable[..., tuple[Any, str]]] = {make.__name__.replace("_", "-"): make for make in _GRAPHS}
 
 
 def _count(nodes: int) -> int:

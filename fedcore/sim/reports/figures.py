@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib import colormaps, rc_context
+from matplotlib import colormaps, rc_context, rc_params_from_file
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
@@ -32,20 +33,10 @@ Counts = npt.NDArray[np.int64]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
 """Okabe and Ito's colour-blind-safe palette. Line styles also distinguish the two blues and the two oranges."""
 STYLES = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
-INK, FAINT = "#333333", "#dddddd"
+INK = "#333333"
 TITLE, NOTE, NAME = 12, 9.5, 10
 """The font sizes of titles, of notes below them, and of the names of axes and curves, in points."""
-STYLE: dict[Any, Any] = {
-    **{f"axes.spines.{side}": False for side in ("top", "right", "left")},
-    **{f"{axis}tick.{which}.size": 0 for axis in "xy" for which in ("major", "minor")},
-    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("axes.edgecolor", "grid.color"), FAINT),
-    **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "axes.titlelocation": "left"},
-    **{"axes.titlesize": NOTE, "axes.labelsize": NAME, "legend.fontsize": NAME, "legend.frameon": False},
-    **{"figure.constrained_layout.use": True, "figure.dpi": 150, "savefig.dpi": "figure", "lines.linewidth": 1.8},
-    "text.parse_math": False,  # a title may contain dollar signs
-    **{"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "fedcore"},  # text stays text; equal bytes
-}
+STYLE = rc_params_from_file(Path(__file__).with_name("report.mplstyle"), use_default_template=False)
 METADATA: dict[str, dict[str, None]] = {
     "pdf": {"CreationDate": None},
     "svg": dict.fromkeys(("Creator", "Date", "Format", "Type")),
@@ -55,7 +46,6 @@ BANDS = {
     "se": "band: standard error of the mean",
     "95%": "band: 95 % interval of the mean",
 }
-_SETTINGS = ReportSettings()
 WIDTH, HEIGHT = 8.0, 4.8
 WIDE = 10
 """The least ratio of an axis's largest to its smallest value that makes the axis logarithmic."""
@@ -74,6 +64,29 @@ KINDS = {
 BARS, NO_BAR = "▁▂▃▄▅▆▇█", "·"
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """How a plot of curves is drawn.
+
+    Attributes:
+        settings: the kind of the band, and the number of rounds over which curves are smoothed.
+        over: the x axis, "rounds", "uploadings" or "seconds"; records of older versions have only rounds. On the
+            virtual clock, a round is at its mean time over the seeds.
+        changed: the experiment's changes to its preset.
+        measure: "accuracy" or "loss".
+        shifts: the rounds in which the objective changes, drawn as dashed lines on an axis of rounds.
+    """
+
+    settings: ReportSettings = ReportSettings()  # noqa: RUF009  # a frozen value
+    over: str = "rounds"
+    changed: str = ""
+    measure: str = "accuracy"
+    shifts: Sequence[int] = ()
+
+
+DRAWING = Drawing()
+
+
 class Picture(Figure):
     """A figure that notebooks show."""
 
@@ -81,31 +94,16 @@ class Picture(Figure):
         return _saved(self, "png")
 
 
-def draw_curves(
-    records: Sequence[Record],
-    path: Path,
-    paper: Comparison | None = None,
-    *,
-    settings: ReportSettings = _SETTINGS,
-    **options: Any,
-) -> str:
-    """Write a plot of curves as PNG and in the formats of the settings; return it as SVG. See ``curves``."""
-    figure = curves(records, paper, settings=settings, **options)
-    for suffix in ("png", *settings.formats):
+def draw_curves(records: Sequence[Record], path: Path, paper: Comparison | None = None, **options: Any) -> str:
+    """Write a plot of curves as PNG and in the formats of the settings; return it as SVG. See ``Drawing``."""
+    drawing = Drawing(**options)
+    figure = curves(records, paper, drawing)
+    for suffix in ("png", *drawing.settings.formats):
         _save(figure, path.with_suffix(f".{suffix}"))
     return _saved(figure, "svg").decode()
 
 
-def curves(
-    records: Sequence[Record],
-    paper: Comparison | None = None,
-    *,
-    settings: ReportSettings = _SETTINGS,
-    over: str = "rounds",
-    changed: str = "",
-    measure: Literal["accuracy", "loss"] = "accuracy",
-    shifts: Sequence[int] = (),
-) -> Picture:
+def curves(records: Sequence[Record], paper: Comparison | None = None, drawing: Drawing = DRAWING) -> Picture:
     """Return a figure with a line for the mean of each algorithm and a band over its seeds.
 
     A curve ends with its shortest seed, so that the mean does not jump when a seed stops early. In SVG, the parts of
@@ -113,18 +111,15 @@ def curves(
 
     Args:
         records: the records of one experiment.
-        settings: the kind of the band, and the number of rounds over which curves are smoothed.
         paper: a comparison whose final accuracies are drawn as dotted lines.
-        over: the x axis, "rounds", "uploadings" or "seconds"; records of older versions have only rounds. On the
-            virtual clock, a round is at its mean time over the seeds.
-        changed: the experiment's changes to its preset.
-        shifts: the rounds in which the objective changes, drawn as dashed lines on an axis of rounds.
+        drawing: how the curves are drawn.
     """
+    settings, over, measure, changed = drawing.settings, drawing.over, drawing.measure, drawing.changed
     accuracy = paper.accuracy if paper and measure == "accuracy" else {}
     needed = {"uploadings": "uploadings", "seconds": "clock"}.get(over, "round")
     if any(getattr(line, needed) is None for record in records for line in record.rounds):
         over = "rounds"
-    shifts = shifts if over == "rounds" else ()
+    shifts = drawing.shifts if over == "rounds" else ()
     groups, means, waits = by_algorithm(records), [], False
     names = [_name(label) for label in groups]
     with rc_context(STYLE):
@@ -135,24 +130,18 @@ def curves(
             if curve.empty:
                 continue
             colour, style = look(group[0].header.order)
-            shade: dict[str, Any] = {"color": colour, "alpha": 0.13, "linewidth": 0, "gid": f"curve-{number}-band"}
+            part = f"curve-{number}"
+            shade: dict[str, Any] = {"color": colour, "alpha": 0.13, "linewidth": 0, "gid": f"{part}-band"}
             axes.fill_between(curve.index, curve["low"], curve["high"], **shade)
-            axes.plot(curve["mean"], color=colour, linestyle=style, label=name, gid=f"curve-{number}-line")
+            axes.plot(curve["mean"], color=colour, linestyle=style, label=name, gid=f"{part}-line")
             at = _positions(group, over)
             waited = curve[curve.index.isin({at[line.round] for one in group for line in one.rounds if line.pending})]
             if len(waited):
                 waits = True
-                crosses: dict[str, Any] = {
-                    "linestyle": "none",
-                    "marker": "x",
-                    "markersize": 5,
-                    "gid": f"curve-{number}-waits",
-                }
-                axes.plot(waited["mean"], color=colour, **crosses)
+                axes.plot(waited["mean"], "x", color=colour, markersize=5, gid=f"{part}-waits")
             means += list(curve["mean"])
             if label in accuracy:
-                dotted: dict[str, Any] = {"linestyle": ":", "linewidth": 1, "gid": f"curve-{number}-paper"}
-                axes.axhline(accuracy[label], color=colour, **dotted)
+                axes.axhline(accuracy[label], color=colour, linestyle=":", linewidth=1, gid=f"{part}-paper")
         for shift in shifts:
             axes.axvline(shift + 1, color="0.5", linestyle="--", linewidth=1, zorder=0)
         seeds = len({record.header.seed for record in records})
@@ -177,7 +166,7 @@ def curves(
 
 
 def band(
-    group: Sequence[Record], over: str, measure: str = "accuracy", settings: ReportSettings = _SETTINGS
+    group: Sequence[Record], over: str, measure: str = "accuracy", settings: ReportSettings = DRAWING.settings
 ) -> DataFrame:
     """Return the mean and the ends of the band in the plot's unit, by the x position; rounds count from 1."""
     _, curve_of, unit = MEASURES[measure]
@@ -232,10 +221,8 @@ def draw_family(path: Path, title: str, notes: str, label: str, figures: DataFra
                 axes.errorbar(positions, line["mean"], bars, color=colour, linestyle=style, **options)
                 printed = line["paper"].notna()
                 if printed.any():
-                    hollow = {"marker": "D", "markersize": 6, "markerfacecolor": "white"}
-                    axes.plot(
-                        positions[printed], line["paper"][printed], color=colour, linestyle=":", linewidth=1, **hollow
-                    )
+                    hollow = {"markersize": 6, "markerfacecolor": "white", "linewidth": 1}
+                    axes.plot(positions[printed], line["paper"][printed], "D:", color=colour, **hollow)
             if kind in (RECOVERY, CROSSING):
                 axes.set_ylim(bottom=0)
             elif kind == POINTS:
@@ -266,12 +253,9 @@ def draw_holdings(counts: Counts, path: Path, *, title: str) -> None:
         bars.grid(visible=False)
         heat.grid(visible=False)
         # The square root makes small counts visible next to large counts; only zero is white.
-        shades = heat.imshow(
-            np.ma.masked_equal(counts.T, 0),
-            aspect="auto",
-            cmap=ListedColormap(colormaps["Blues"](np.linspace(0.2, 1, 256))),
-            norm=PowerNorm(0.5, 0, max(counts.max(), 1)),
-        )
+        blues = ListedColormap(colormaps["Blues"](np.linspace(0.2, 1, 256)))
+        root = PowerNorm(0.5, 0, max(counts.max(), 1))
+        shades = heat.imshow(np.ma.masked_equal(counts.T, 0), aspect="auto", cmap=blues, norm=root)
         heat.set_xlabel("client")
         heat.set_ylabel("class")
         for axis in (heat.xaxis, heat.yaxis):

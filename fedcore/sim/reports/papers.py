@@ -118,17 +118,10 @@ class Comparison:
 
     def table(self) -> DataFrame:
         """Return a table with a row per figure."""
-        rows = [
-            (
-                line.name,
-                line.paper,
-                Statistic(line.ours).text(),
-                line.spread,
-                Statistic(line.last_round).text(),
-                str(len(line.values)),
-            )
-            for line in self.lines
-        ]
+        rows = []
+        for line in self.lines:
+            ours, last = (Statistic(value).text() for value in (line.ours, line.last_round))
+            rows.append((line.name, line.paper, ours, line.spread, last, str(len(line.values))))
         here = "here, CUT SHORT" if self.short else "here"
         return stats.frame(("figure", "paper", here, "spread", "last round", "seeds"), rows)
 

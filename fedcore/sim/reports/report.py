@@ -145,15 +145,10 @@ class Config:
                 for moves in (pattern.get("arrivals"), pattern.get("departures")):
                     shifts |= {t for t in moves.values() if isinstance(t, int)} if isinstance(moves, dict) else set()
                 pattern = pattern.get("among")
-            return cls(
-                text,
-                Pictures.model_validate({} if pictures is None else pictures),
-                of_tables(tables),
-                tuple(sorted(shifts - {0})),
-                ReportSettings.model_validate(tables.get("report", {})),
-                str(tables.get("note", "")),
-                inherited_text(tables),
-            )
+            read = Pictures.model_validate({} if pictures is None else pictures), of_tables(tables)
+            settings = ReportSettings.model_validate(tables.get("report", {}))
+            notes = str(tables.get("note", "")), inherited_text(tables)
+            return cls(text, *read, tuple(sorted(shifts - {0})), settings, *notes)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise MissingDataError(f"{preset}: its {CONFIG} is damaged: {error}") from None
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import sqrt
 from statistics import fmean, median, stdev
 from typing import Any
@@ -232,20 +233,11 @@ def summarise(records: Sequence[Record], changed: str = "", notes: Iterable[str]
     """Return the statistics of one experiment's records, at least one; ``notes`` precede the notes on the records."""
     groups = by_algorithm(records)
     first = {record.header.seed: record for record in records if record.header.order == 0}
-    return Summary(
-        title=records[0].header.title,
-        rows=tuple(_row(label, group, first) for label, group in groups.items()),
-        notes=(
-            *notes,
-            *(note for record in records for note in _notes(record)),
-            *_window_notes(records),
-            *(note for label, group in groups.items() for note in _rejection_notes(label, group)),
-            *(note for label, group in groups.items() for note in _waiting_notes(label, group)),
-        ),
-        window=records[0].window,
-        changed=changed,
-        inherited=inherited,
-    )
+    rows = tuple(_row(label, group, first) for label, group in groups.items())
+    own = [*notes, *chain.from_iterable(map(_notes, records)), *_window_notes(records)]
+    for notes_on in (_rejection_notes, _waiting_notes):
+        own += chain.from_iterable(notes_on(label, group) for label, group in groups.items())
+    return Summary(records[0].header.title, rows, tuple(own), records[0].window, changed, inherited)
 
 
 def legend(*summaries: Summary) -> str:
@@ -266,24 +258,15 @@ def frame(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> DataFrame:
 def summary_table(summary: Summary) -> DataFrame:
     """Return the summary as a table for readers, with rounded percentages."""
     headings = ("algorithm", "accuracy %", "last round %", f"vs {summary.rows[0].algorithm}", "oscillation")
-    return frame(
-        (*headings, "best %", "test loss", "seeds", "rounds", "s / trial"),
-        [
-            (
-                row.algorithm,
-                row.final.text(100),
-                row.last_round.text(100),
-                "" if row.difference is None else row.difference.text(100, "+.1f"),
-                row.oscillation.text(100),
-                row.best.text(100),
-                row.loss.text(1, ".3f" if (row.loss.mean or 0) < 1e4 else ".3g", ".3g"),
-                str(len(row.seeds)),
-                str(row.rounds),
-                Statistic(row.seconds.mean).text(),
-            )
-            for row in summary.rows
-        ],
-    )
+    rows = []
+    for row in summary.rows:
+        accuracies = [row.algorithm, row.final.text(100), row.last_round.text(100)]
+        accuracies.append("" if row.difference is None else row.difference.text(100, "+.1f"))
+        accuracies += [row.oscillation.text(100), row.best.text(100)]
+        loss = row.loss.text(1, ".3f" if (row.loss.mean or 0) < 1e4 else ".3g", ".3g")
+        counts = str(len(row.seeds)), str(row.rounds), Statistic(row.seconds.mean).text()
+        rows.append((*accuracies, loss, *counts))
+    return frame((*headings, "best %", "test loss", "seeds", "rounds", "s / trial"), rows)
 
 
 def summary_csv(summary: Summary) -> str:

@@ -22,17 +22,8 @@ from pandas import DataFrame, notna
 
 from fedcore.errors import ConfigError, MissingDataError
 from fedcore.files import inside, write_text
-from fedcore.sim.experiment.changes import (
-    NO_RESULT,
-    Change,
-    Changes,
-    changes,
-    combined,
-    differences,
-    incomparable,
-    of_tables,
-    text_of,
-)
+from fedcore.sim.experiment import changes as made
+from fedcore.sim.experiment.changes import NO_RESULT, Change, Changes, differences, incomparable, of_tables, text_of
 from fedcore.sim.experiment.config import from_tables
 from fedcore.sim.experiment.results import CONFIG, Record, runs_in
 from fedcore.sim.experiment.schema import Experiment, Varied
@@ -270,7 +261,7 @@ def _united(tables: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         methods.append(
             {key: own[key] for key in ("limits", "aggregation") if key in own and key not in shared} | method
         )
-    listed = combined(of_tables(first), changes(first, shared | {"algorithms": methods}))
+    listed = made.combined(of_tables(first), made.changes(first, shared | {"algorithms": methods}))
     return shared | {"algorithms": methods, "grid": {}, "changes": [change.model_dump() for change in listed]}
 
 

@@ -9,9 +9,9 @@ import pytest
 from fedcore.errors import ConfigError
 from fedcore.sim.engines import KeepingClients
 from fedcore.sim.experiment import load_preset
-from fedcore.sim.experiment.results import read
 from fedcore.sim.experiment.schema import Evaluate, Trial
-from fedcore.sim.experiment.trial import build, rounds, run_trial
+from fedcore.sim.experiment.trial import build, rounds
+from tests.sim.experiment.kit import assert_resumes
 
 METHODS = {
     "FedAvgM": {"beta": 0.5},
@@ -48,7 +48,7 @@ def test_rows_at_the_clients_give_the_same_model(method):
     at_clients, ours, parts = run(trial_of(method, placement="client"))
     assert isinstance(parts.engine, KeepingClients)
     assert not parts.server.algorithm.keeps_rows
-    start = parts.engine._engine.initial
+    start = parts.engine.inner.initial
     assert np.linalg.norm(at_clients - at_server) < 1e-4 * np.linalg.norm(at_server - start)
     assert [line.uploadings for line in ours] == [line.uploadings for line in theirs]
     if "FedAvgM" not in method:
@@ -76,20 +76,12 @@ def test_a_rejected_client_keeps_its_row():
 @pytest.mark.parametrize("method", ["MimiC", "SCAFFOLD", "FedAvgM"])
 def test_a_resumed_trial_has_its_clients_rows(tmp_path, method):
     trial = trial_of(method, placement="client")
-    run_trial(trial, tmp_path / "straight")
-
-    def stop(line):
-        if line.round == 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_trial(trial, tmp_path / "stopped", stop, checkpoint_seconds=0)
-    kept = list((tmp_path / "stopped" / "checkpoints").glob("*.npz"))
-    assert len(kept) == 1
-    run_trial(trial, tmp_path / "stopped")
-    one, two = (read(tmp_path / name / "records" / trial.file_name) for name in ("straight", "stopped"))
-    assert [(line.norm, line.accuracy) for line in one.rounds] == [(line.norm, line.accuracy) for line in two.rounds]
-    assert not list((tmp_path / "stopped" / "checkpoints").glob("*"))
+    files = []
+    resumed = assert_resumes(
+        trial, tmp_path, [6], before_resume=lambda path: files.extend(path.parent.parent.glob("checkpoints/*.npz"))
+    )
+    assert (len(files), len(resumed)) == (1, 12)
+    assert not list((tmp_path / "interrupted" / "checkpoints").glob("*"))
 
 
 def test_a_warm_start_sets_the_clients_rows():

@@ -1,5 +1,6 @@
 """Helpers of the tests of experiments."""
 
+import json
 import time
 from dataclasses import replace
 from functools import cache
@@ -7,7 +8,7 @@ from functools import cache
 import pytest
 
 from fedcore.sim.experiment import Sweep, load_preset, run_sweep
-from fedcore.sim.experiment.results import read
+from fedcore.sim.experiment.results import read, read_folder
 from fedcore.sim.experiment.trial import run_trial
 
 FEDAVG = ["rounds=2", "seeds=[0]", "algorithms=['FedAvg']", "local.epochs=1"]
@@ -36,6 +37,16 @@ def records_in(folder):
         for path in sorted(folder.rglob("*.jsonl"))
         for record in [read(path)]
     }
+
+
+def facts(folder, name="config.json"):
+    """A JSON file of a run."""
+    return json.loads((folder / name).read_text())
+
+
+def rounds_in(folder):
+    """The rounds of all records of a run, without their wall time."""
+    return timeless(line for record in read_folder(folder) for line in record.rounds)
 
 
 def write_times(folder):

@@ -1,7 +1,5 @@
 """Runs on a GPU: the engine's device, the folder's facts, and resumption."""
 
-import json
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from fedcore.sim.experiment.results import read_folder
 from fedcore.sim.experiment.runner import processes_for
 from fedcore.sim.in_process import InProcess
 from tests.cli.command import invoke
-from tests.sim.experiment.kit import timeless
+from tests.sim.experiment.kit import facts, rounds_in
 from tests.sim.simulated_gpu import SimulatedGpu
 
 CHANGES = ["rounds=2", "seeds=[0]", "algorithms=['FedAvg', 'MIFA']"]
@@ -20,14 +18,6 @@ CHANGES = ["rounds=2", "seeds=[0]", "algorithms=['FedAvg', 'MIFA']"]
 
 def small(*more):
     return load_preset("quickstart", [*CHANGES, *more])
-
-
-def facts(folder, name):
-    return json.loads((folder / name).read_text())
-
-
-def rounds(folder):
-    return timeless(line for record in read_folder(folder) for line in record.rounds)
 
 
 @pytest.fixture
@@ -55,7 +45,7 @@ def test_records_on_a_gpu_differ_only_in_rounding(tmp_path, gpu):
     for name, more in (("cpu", ()), ("gpu", ["device='cuda'"])):
         assert run_experiment(small(*more), tmp_path / name, make_engine=make_engine) == []
     assert [engine._device.type for engine in made] == ["cpu", "cpu", "cuda", "cuda"]
-    for on_cpu, on_gpu in zip(rounds(tmp_path / "cpu"), rounds(tmp_path / "gpu"), strict=True):
+    for on_cpu, on_gpu in zip(rounds_in(tmp_path / "cpu"), rounds_in(tmp_path / "gpu"), strict=True):
         assert on_gpu.active == on_cpu.active
         assert on_gpu.loss == pytest.approx(on_cpu.loss, rel=1e-4)
         assert on_gpu.norm == pytest.approx(on_cpu.norm, rel=1e-4)
@@ -72,10 +62,10 @@ def test_run_does_not_resume_on_another_kind_of_device(tmp_path, gpu, first, the
     with pytest.raises(ConfigError, match=message):
         run_experiment(other, tmp_path / "run", resume=True, jobs=0)
     assert run_sweep(Sweep([begun], tmp_path / "sweep"), jobs=0) == []
-    before = rounds(tmp_path / "sweep" / "quickstart")
+    before = rounds_in(tmp_path / "sweep" / "quickstart")
     with pytest.raises(ConfigError, match=message):
         run_sweep(Sweep([other], tmp_path / "sweep"), jobs=0)
-    assert rounds(tmp_path / "sweep" / "quickstart") == before
+    assert rounds_in(tmp_path / "sweep" / "quickstart") == before
 
 
 def test_run_resumes_on_another_device_of_the_same_kind(tmp_path, gpu):

@@ -4,22 +4,40 @@ import tomllib
 from fnmatch import fnmatch
 from functools import cache
 from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import NamedTuple
 
 import pytest
 
 from fedcore.sim.experiment import config
 from tests.sim.experiment import kit
-from tests.sim.experiment.paper_numbers import NUMBERS, SHIFTING_SIZES
 
 FOLDER = resources.files("fedcore.sim.experiment") / "presets"
 UNMARKED = ("about", "varies", "label")
 """Keys that are not part of the configuration."""
+TYPED = tomllib.loads(Path(__file__).with_name("paper_numbers.toml").read_text())
+"""The numbers, typed from the papers."""
+
+
+class Number(NamedTuple):
+    presets: str
+    key: str
+    value: object
+    place: str
+
+
+def patterns(text):
+    return Template(text).substitute(TYPED["groups"])
+
+
+NUMBERS = [Number(patterns(presets), *number) for rows in TYPED["papers"].values() for presets, *number in rows]
 OURS = ("steps", "smallest", "largest")
 """Keys on marked lines of Ruan et al.'s presets that are not the paper's."""
 
 
-def is_for(patterns, preset):
-    parts = patterns.split()
+def is_for(listed, preset):
+    parts = listed.split()
     left_out = any(fnmatch(preset, part[1:]) for part in parts if part[0] == "!")
     return not left_out and any(fnmatch(preset, part) for part in parts if part[0] != "!")
 
@@ -54,7 +72,7 @@ def test_preset_has_the_number_of_the_paper(number):
 
 
 def test_sizes_are_equal_as_in_the_paper():
-    for preset in filter(lambda preset: is_for(SHIFTING_SIZES, preset), config.names()):
+    for preset in filter(lambda preset: is_for(patterns(TYPED["sizes"]["equal"]), preset), config.names()):
         table = "data" if "synthetic" in preset or "table5" in preset else "partition"
         assert flat(preset)[f"{table}.smallest"] == flat(preset)[f"{table}.largest"], preset
 

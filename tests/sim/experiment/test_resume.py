@@ -17,14 +17,15 @@ from fedcore.sim.experiment.schema import Trial
 from fedcore.sim.experiment.trial import run_trial
 from tests.sim.experiment.kit import assert_resumes, quick, records_in, wait_until
 
-METHODS = ["FedAvg", "MIFA", "MimiC", "SCAFFOLD", "FedAvgMVR", "SCAFFOLDMVR"]
+METHODS = ["'FedAvg'", "'MIFA'", "'MimiC'", "'SCAFFOLD'", "'FedAvgMVR'", "'SCAFFOLDMVR'"]
+METHODS += ["{name='QFedAvg', q=1.0}", "'FedAWE'", "'FedAU'", "'FedACG'"]
+MARKOV = "participation={name='Markov', p_up=0.3, p_down=0.3}"
 
 
-@pytest.mark.parametrize(
-    ("method", "seconds"), [*((method, 0) for method in METHODS), ("SCAFFOLD", 1e9)], ids=lambda value: f"{value}"
-)
+@pytest.mark.parametrize(("method", "seconds"), [*((method, 0) for method in METHODS), ("'SCAFFOLD'", 1e9)], ids=str)
 def test_interrupted_trial_resumes_bit_for_bit(tmp_path, method, seconds):
-    trial = Trial(quick("rounds=7", f"algorithms=['{method}']", "seeds=[0]"), 0, 0)
+    pattern = [MARKOV] if METHODS.index(method) > 5 else []
+    trial = Trial(quick("rounds=7", f"algorithms=[{method}]", "seeds=[0]", *pattern), 0, 0)
     lines = assert_resumes(trial, tmp_path, (2, 5), seconds)
     assert [line.round for line in lines] == list(range(7))
     assert not list((tmp_path / "interrupted" / "checkpoints").glob("*"))

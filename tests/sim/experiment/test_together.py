@@ -9,8 +9,7 @@ from fedcore.errors import ConfigError
 from fedcore.sim import nets
 from fedcore.sim.experiment import Sweep, load_preset, run_experiment, run_folder, run_sweep
 from fedcore.sim.experiment.config import points
-from fedcore.sim.experiment.results import read_folder
-from tests.sim.experiment.kit import timeless
+from tests.sim.experiment.kit import facts, rounds_in
 
 CHANGES = ["rounds=2", "seeds=[0]", "algorithms=['FedAvg', 'MIFA']", "model='convolution'", "name='conv'"]
 
@@ -43,18 +42,10 @@ def conv(*more):
     return load_preset("quickstart", [*CHANGES, *more])
 
 
-def config(folder):
-    return json.loads((folder / "config.json").read_text())
-
-
-def rounds(folder):
-    return timeless(line for record in read_folder(folder) for line in record.rounds)
-
-
 def test_run_stores_the_measured_choice(tmp_path):
     assert run_experiment(conv(), tmp_path, jobs=0) == []
-    assert config(tmp_path)["together"] in (True, False)
-    assert {line.together for line in rounds(tmp_path)} == {config(tmp_path)["together"]}
+    assert facts(tmp_path)["together"] in (True, False)
+    assert {line.together for line in rounds_in(tmp_path)} == {facts(tmp_path)["together"]}
 
 
 @pytest.mark.parametrize("found", [True, False])
@@ -64,14 +55,14 @@ def test_stored_choice_is_used_when_the_configuration_runs_again(tmp_path, measu
     measured.answer = not found
     again = load_preset(tmp_path / "first" / "config.json")
     assert run_experiment(again, tmp_path / "again", jobs=0) == []
-    assert rounds(tmp_path / "again") == rounds(tmp_path / "first")
+    assert rounds_in(tmp_path / "again") == rounds_in(tmp_path / "first")
     assert measured.calls == 1
     assert again.changes == conv().changes  # no result depends on it
 
 
 def test_configured_choice_and_perceptrons_are_not_measured(tmp_path, measured, small):
     assert run_experiment(conv("together=false"), tmp_path, jobs=0) == []
-    assert {line.together for line in rounds(tmp_path)} == {False}
+    assert {line.together for line in rounds_in(tmp_path)} == {False}
     assert run_folder.choose_batching(small, tmp_path) == small
     assert not measured.calls
 
@@ -81,15 +72,15 @@ def test_run_without_the_choice_resumes_with_that_of_its_records(tmp_path, measu
     """Older versions stored it only in the records."""
     measured.answer = found
     assert run_experiment(conv(), tmp_path, jobs=0) == []
-    expected = rounds(tmp_path)
-    tables = config(tmp_path)
+    expected = rounds_in(tmp_path)
+    tables = facts(tmp_path)
     del tables["together"]
     (tmp_path / "config.json").write_text(json.dumps(tables))
     (tmp_path / "records" / "0-fedavg-seed0.jsonl").unlink()
     measured.answer = not found
     assert run_experiment(load_preset(tmp_path / "config.json"), tmp_path, resume=True, jobs=0) == []
-    assert rounds(tmp_path) == expected
-    assert config(tmp_path)["together"] == found
+    assert rounds_in(tmp_path) == expected
+    assert facts(tmp_path)["together"] == found
 
 
 def test_damaged_record_has_no_choice(tmp_path, measured):
@@ -105,11 +96,11 @@ def test_sweep_keeps_the_choice_of_each_folder(tmp_path, measured):
     experiment = conv("grid={'rate.lr'=[0.1, 0.2]}")
     assert run_sweep(Sweep([experiment], tmp_path), jobs=0) == []
     folders = [tmp_path / "conv" / point.name for point in points(experiment)]
-    assert [config(folder)["together"] for folder in folders] == [True, True]
+    assert [facts(folder)["together"] for folder in folders] == [True, True]
     measured.answer = False
     more = experiment.model_copy(update={"seeds": (0, 1)})
     assert run_sweep(Sweep([more], tmp_path), jobs=0) == []
-    assert {line.together for folder in folders for line in rounds(folder)} == {True}
-    assert [config(folder)["together"] for folder in folders] == [True, True]
+    assert {line.together for folder in folders for line in rounds_in(folder)} == {True}
+    assert [facts(folder)["together"] for folder in folders] == [True, True]
     with pytest.raises(ConfigError, match="settings"):
         run_sweep(Sweep([conv("grid={'rate.lr'=[0.1, 0.2]}", "together=false")], tmp_path), jobs=0)

@@ -82,23 +82,6 @@ def test_probabilities_follow_from_the_clients_classes():
         load_preset("quickstart", [pattern.replace("halves", "halfs")])
 
 
-@pytest.mark.parametrize("method", ["{name='QFedAvg', q=1.0}", "'FedAWE'", "'FedAU'", "'FedACG'"])
-def test_a_resumed_trial_of_each_new_method_equals_the_straight_one(tmp_path, method):
-    changes = [
-        "rounds=3",
-        "local.epochs=1",
-        f"algorithms=[{method}]",
-        "participation={name='Markov', p_up=0.3, p_down=0.3}",
-    ]
-    trial = Trial(load_preset("quickstart", changes), 0, 0)
-    run_trial(trial, tmp_path / "straight")
-    interrupt(trial, tmp_path / "resumed", 1)
-    run_trial(trial, tmp_path / "resumed")
-    straight = timeless(rounds_of(trial, tmp_path / "straight"))
-    assert timeless(rounds_of(trial, tmp_path / "resumed")) == straight
-    assert straight[-1].accuracy != straight[0].accuracy
-
-
 def test_a_clock_that_does_not_fit_is_rejected():
     for clock, message in (
         ("{cohort=31}", r"clock: cohort=31"),
