@@ -159,7 +159,23 @@ def ieee(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        return core.in_ieee_mode(function, *args, **kwargs)
+        result: R = core.in_ieee_mode(function, *args, **kwargs)
+        return result
+
+    return called
+
+
+def native(declaration: Callable[P, R]) -> Callable[P, R]:
+    """Decorate the declaration of a function of the native module, which has the same name and parameters.
+
+    It runs in IEEE mode (``ieee``). The declaration's docstring is its contract.
+    """
+    name = declaration.__name__
+
+    @wraps(declaration)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = core.in_ieee_mode(getattr(core, name), *args, **kwargs)
+        return result
 
     return called
 
