@@ -103,7 +103,7 @@ stub: $(STUB)
 $(STUB): $(INSTALLED)
 	@$(BIN)/pybind11-stubgen fedcore._core -o build/stub
 	@sed -i -E '/^__all__/d; s/^(\w+: str) = .*/\1/; s/numpy\.ndarray/numpy.typing.NDArray[typing.Any]/' $@
-	@$(BIN)/ruff check -q --fix $@
+	@$(BIN)/ruff check -q --select I --fix $@
 	@$(BIN)/ruff format -q $@
 
 ## make format        rewrite the sources as lint wants them
