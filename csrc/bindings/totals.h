@@ -1,4 +1,4 @@
-// Totals over clients, from Python: float32[n], float64[n], or a fedcore.kernels.ExactSum.
+// Sums over clients, from Python: float32[n], float64[n], or a fedcore.kernels.ExactSum.
 #pragma once
 
 #include "bindings/arrays.h"

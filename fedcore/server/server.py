@@ -233,8 +233,6 @@ class Server(Represented, Unpicklable):
         """The checked options, frozen."""
         return self._backend.settings
 
-    _settings = settings
-
     def _checked(self, options: Mapping[str, Any]) -> Settings:
         """Return the settings with changed options; raise RangeError if they do not combine."""
         changed = self.settings.changed(options)
@@ -1099,7 +1097,7 @@ class EdgeAggregator:
             raise ArrayError("x: a number is NaN or infinite")
         freeze(vector)
         self._state.snapshot = self._state.snapshot._replace(x=vector, x_prev=vector, round_number=number)
-        return server._open(server._settings.batch_size, may_hold=False, kind=EdgeRound)
+        return server._open(server.settings.batch_size, may_hold=False, kind=EdgeRound)
 
     def fold(self, x: Any, updates: Iterable[Update], *, round: int) -> PartialSum:
         """Run a round in one call, and return its partial sum. The arguments are those of ``open_round``."""
