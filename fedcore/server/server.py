@@ -35,6 +35,7 @@ from fedcore.options import (
     Limits,
     Openings,
     RoundPolicy,
+    ServerOptions,
     Settings,
     Storage,
     checked_objects,
@@ -159,9 +160,8 @@ class Server(Represented, Unpicklable):
             raise UnknownNameError(f"algorithm={algorithm!r}: must be an Algorithm or the name of one")
         if layout.n_parameters < 1:
             raise ShapeError("model: it has no parameters")
-        options: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer, "limits": limits}
-        options |= {"compute": compute, "audit": place.audit, "journal": bool(place.journal), "policy": policy}
-        settings = Settings.of(method, layout, aggregation=aggregation, **options)
+        options = ServerOptions(lr, server_lr, optimizer, aggregation, limits, place, compute, policy)
+        settings = Settings.of(method, layout, options)
         self._place: tuple[Any, ...] = place, compute, *(["ClientStore"] if given is not None else [])
         require_compatible(settings, *self._place)
         backend: Any
