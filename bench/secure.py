@@ -56,7 +56,7 @@ def fold_exactly(x, ys, count):
 
     def work():
         for _ in range(count // len(ys)):
-            kernels.accumulate_exact(total, [x] * len(ys), ys, ones, ones * WEIGHT, out=spare)
+            kernels.accumulate(total, [x] * len(ys), ys, ones, ones * WEIGHT, out=spare)
 
     return work
 

@@ -159,7 +159,23 @@ def ieee(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        return core.in_ieee_mode(function, *args, **kwargs)
+        result: R = core.in_ieee_mode(function, *args, **kwargs)
+        return result
+
+    return called
+
+
+def native(declaration: Callable[P, R]) -> Callable[P, R]:
+    """Decorate the declaration of a function of the native module, which has the same name and parameters.
+
+    It runs in IEEE mode (``ieee``). The declaration's docstring is its contract.
+    """
+    name = declaration.__name__
+
+    @wraps(declaration)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = core.in_ieee_mode(getattr(core, name), *args, **kwargs)
+        return result
 
     return called
 
@@ -632,7 +648,7 @@ def _memory_of(array: Any) -> str:
         elif isinstance(array, memoryview):
             array = array.obj
         elif isinstance(array, _Owner):
-            array = array._memory.vector
+            array = array.memory.vector
         else:
             return CPU
     return array.files if isinstance(array, _FileMap) else CPU
@@ -832,7 +848,7 @@ class BufferPool:
             return self._on_device.owns(vector)
         while isinstance(vector, np.ndarray):
             vector = _BASE(vector)  # NumPy's ``base``: a derived class may override it, and the loop might never end
-        return isinstance(vector, _Owner) and vector._free is self._free
+        return isinstance(vector, _Owner) and vector.free is self._free
 
 
 class Memory(NamedTuple):
@@ -863,14 +879,14 @@ class _FreeList(list[Memory]):
 class _Owner:
     """The base object of a vector and of all its views; its deletion returns the buffer to the pool."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "_free", "_memory")
+    __slots__ = ("__array_interface__", "__weakref__", "free", "memory")
 
     def __init__(self, memory: Memory, free: _FreeList) -> None:
-        self._memory, self._free = memory, free
+        self.memory, self.free = memory, free
         self.__array_interface__ = memory.interface
 
     def __del__(self) -> None:
-        self._free.add(self._memory)
+        self.free.add(self.memory)
 
 
 class _DevicePool:

@@ -508,38 +508,25 @@ class Settings:
         return self.server_lr is None and self.algorithm.averages
 
     @classmethod
-    def of(
-        cls,
-        algorithm: Algorithm,
-        layout: Layout,
-        *,
-        lr: float | Rate,
-        server_lr: float | Rate | None,
-        optimizer: Optimizer | str | None,
-        limits: Limits,
-        aggregation: "str | Sequence[Rule | str] | Chain | None",
-        compute: Compute,
-        audit: bool = False,
-        journal: bool = False,
-        policy: RoundPolicy,
-    ) -> "Settings":
-        """Return the checked settings of a new server; the arguments are ``Server``'s."""
+    def of(cls, algorithm: Algorithm, layout: Layout, options: ServerOptions) -> "Settings":
+        """Return the checked settings of a new server."""
         check_table(algorithm)
+        compute, storage = options.compute, options.storage
         return cls(
             algorithm=algorithm,
             layout=layout,
-            lr=as_rate(lr),
-            server_lr=None if server_lr is None else as_rate(server_lr),
-            optimizer=optimizers.as_optimizer(optimizer),
-            limits=as_limits(limits),
-            rules=Chain.of(aggregation),
+            lr=as_rate(options.lr),
+            server_lr=None if options.server_lr is None else as_rate(options.server_lr),
+            optimizer=optimizers.as_optimizer(options.optimizer),
+            limits=as_limits(options.limits),
+            rules=Chain.of(options.aggregation),
             batch_size=compute.batch_size or max(BATCH, BATCH_BYTES // (4 * layout.n)),
             accumulator=compute.accumulator or "float32",
             diagnostics=bool(compute.diagnostics),
             device=compute.device or CPU,
-            audit=bool(audit),
-            journal=journal,
-            policy=as_policy(policy),
+            audit=bool(storage.audit),
+            journal=bool(storage.journal),
+            policy=as_policy(options.policy),
         )
 
     def changed(self, options: Mapping[str, Any]) -> "Settings":

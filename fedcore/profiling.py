@@ -143,7 +143,7 @@ class _Running:
             caller.bytes += self.bytes if is_part else 0
         done = self.phase, *self.place, _thread.number, self.start, end, end - self.start - self.inner, self.bytes
         for one in () if is_part else [one for one in self.profiles if one in _profiles]:
-            one._take(done)
+            one.take(done)
 
 
 def span(phase: str, owner: Any = None, arrays: Sequence[Any] = ()) -> Any:
@@ -307,15 +307,19 @@ class Profile:
             self._count()
             return Recorded(os.getpid(), self._counts.copy(), self._numbers[:], dict(_thread_names))
 
-    def _take(self, span: tuple[int, ...]) -> None:
+    def take(self, span: tuple[int, ...]) -> None:
         """Add a span of any thread; a signal handler may call this method at any time."""
         self._waiting.append(span)
         if len(self._waiting) >= 1000:  # spans are counted in batches
             with _lock:
                 self._count()
 
+    def absorb(self, recorded: Recorded) -> None:
+        """Add the recording of a different process."""
+        self._others.append(recorded)
+
     def _count(self) -> None:
-        room = self._room()
+        room = self.room()
         with suppress(IndexError):
             while True:
                 span = self._waiting.pop(0)
@@ -323,7 +327,7 @@ class Profile:
                 self._numbers.extend(span[: room * _COLUMNS])
                 room -= room > 0
 
-    def _room(self) -> int:
+    def room(self) -> int:
         """Return the number of spans that still fit into the timeline."""
         kept = sum((len(part.numbers) for part in self._others), len(self._numbers))
         return max(0, self.timeline - kept // _COLUMNS)
@@ -389,13 +393,13 @@ def profile(*, timeline: int = 1_000_000) -> Profile:
 
 def room() -> int | None:
     """Return the number of spans that still fit into an open profile's timeline, or None if no profile is open."""
-    return max((one._room() for one in _profiles), default=None)
+    return max((one.room() for one in _profiles), default=None)
 
 
 def absorb(recorded: Recorded) -> None:
     """Add the recording of a different process to the open profiles."""
     for one in _profiles:
-        one._others.append(recorded)
+        one.absorb(recorded)
 
 
 def profile_program() -> None:
@@ -476,24 +480,24 @@ def _events(parts: Sequence[Recorded]) -> Iterator[dict[str, Any]]:
     rounds, servers = _rounds_of(parts)
     zero = min((span[4] for part in parts for span in part.spans()), default=0)
 
-    def event(cat: str, name: str, process: int, thread: int, args: Any, start: int = zero, end: int = zero) -> Any:
-        of = {"ph": "X" if cat else "M", "cat": cat, "name": name, "pid": process, "tid": thread, "args": args}
+    def event(cat: str, name: str, at: tuple[int, int], args: Any, start: int = zero, end: int = zero) -> Any:
+        of = {"ph": "X" if cat else "M", "cat": cat, "name": name, "pid": at[0], "tid": at[1], "args": args}
         return of | {"ts": (start - zero) / 1e3, "dur": (end - start) / 1e3}  # in microseconds
 
     for part in parts:
-        yield event("", "process_name", part.process, 0, {"name": f"fedcore, process {part.process}"})
+        yield event("", "process_name", (part.process, 0), {"name": f"fedcore, process {part.process}"})
         for thread, name in part.threads.items():
-            yield event("", "thread_name", part.process, thread, {"name": name})
+            yield event("", "thread_name", (part.process, thread), {"name": name})
     for (process, _), number in servers.items():
-        yield event("", "thread_name", process, _ROUNDS + number, {"name": f"rounds of server {number}"})
+        yield event("", "thread_name", (process, _ROUNDS + number), {"name": f"rounds of server {number}"})
     for (process, server, round), (start, end, _) in rounds.items():
         args = {"server": servers[process, server], "round": round}
-        yield event("round", f"round {round}", process, _ROUNDS + args["server"], args, start, end)
+        yield event("round", f"round {round}", (process, _ROUNDS + args["server"]), args, start, end)
     for part in parts:
         for phase, server, round, thread, start, end, _, moved in part.spans():
             args = {"server": servers[part.process, server], "round": round} if round >= 0 else {}
             args |= {"bytes": moved} if moved else {}
-            yield event("phase", PHASES[phase], part.process, thread, args, start, end)
+            yield event("phase", PHASES[phase], (part.process, thread), args, start, end)
 
 
 def _after_fork() -> None:

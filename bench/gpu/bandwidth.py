@@ -94,11 +94,11 @@ class Lines:
         each = k * (4 + 2 * ROWS[codec]) + 4 + (32 if is_exact else 16) + 4 * anchored  # x and v count once
         n = self.size(each)
         acc, out = (exact(n) if is_exact else empty(n, "float64") for _ in range(2))
-        x, v, kernel = empty(n), empty(n), kernels.exchange_exact if is_exact else kernels.exchange
+        x, v = empty(n), empty(n)
         sent = [empty(n) for _ in range(k)]
         old, new, anchors = [row(codec, n) for _ in sent], [row(codec, n) for _ in sent], [v if anchored else None] * k
         keys, numbers = np.arange(2 * k, dtype=np.uint64).reshape(k, 2), np.full(k, 0.1)
-        call = partial(kernel, acc, [x] * k, sent, numbers, numbers, old, anchors, new, out=out, keys=keys)
+        call = partial(kernels.exchange, acc, [x] * k, sent, numbers, numbers, old, anchors, new, out=out, keys=keys)
         what = f"exchange of {k} {codec} rows, {'MimiC' if anchored else 'MIFA'}" + ", exact sum" * is_exact
         return self.measure(what, call, n * each, 0.9)
 
@@ -118,8 +118,7 @@ class Lines:
         n = self.size(each)
         acc, out = (exact(n) if is_exact else empty(n) for _ in range(2))
         x, sent, numbers = empty(n), [empty(n) for _ in range(k)], np.full(k, 0.1)
-        kernel = kernels.accumulate_exact if is_exact else kernels.accumulate
-        call = partial(kernel, acc, [x] * k, sent, numbers, numbers, out=out)
+        call = partial(kernels.accumulate, acc, [x] * k, sent, numbers, numbers, out=out)
         return self.measure(f"accumulate, {k} clients" + ", exact sum" * is_exact, call, n * each)
 
     def robust(self, what, k):

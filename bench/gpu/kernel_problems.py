@@ -48,15 +48,15 @@ def sent(problems, kind, arrays_each, most=11):
     return k, n, arrays, problems.rng.normal(size=k), problems.rng.normal(size=k)
 
 
-def accumulate(problems, kind, kernel=kernels.accumulate, dtypes=("float32", "float64")):
+def accumulate(problems, kind, dtypes=("float32", "float64"), name="accumulate"):
     _, n, arrays, scales, weights = sent(problems, kind, 2)
     dtype = str(problems.rng.choice(dtypes))
     arrays |= {"acc": problems.sum(n, dtype) if problems.chance(0.7) else None, "out": problems.poisoned_sum(n, dtype)}
 
     def run(a):
-        return kernel(a["acc"], a["bases"], a["ys"], scales, weights, out=a["out"])
+        return kernels.accumulate(a["acc"], a["bases"], a["ys"], scales, weights, out=a["out"])
 
-    problems.compare(kernel.__name__, run, arrays, ["out"], lambda due: {} if np.isfinite(due).all() else {"out"})
+    problems.compare(name, run, arrays, ["out"], lambda due: {} if np.isfinite(due).all() else {"out"})
 
 
 def robust(problems, kind):
@@ -81,10 +81,10 @@ def robust(problems, kind):
 
 
 def accumulate_exact(problems, kind):
-    accumulate(problems, kind, kernels.accumulate_exact, ["int64"])
+    accumulate(problems, kind, ["int64"], "accumulate_exact")
 
 
-def exchange(problems, kind, kernel=kernels.exchange, dtype="float64"):
+def exchange(problems, kind, dtype="float64", name="exchange"):
     k, n, arrays, scales, weights = sent(problems, kind, 4)
     codec = str(problems.rng.choice(CODECS))
     plain = problems.chance(0.7)  # all rows have one codec
@@ -102,7 +102,8 @@ def exchange(problems, kind, kernel=kernels.exchange, dtype="float64"):
 
     def run(a):
         rows = a["old"], a["anchors"], a["new"]
-        return kernel(a["acc"], a["bases"], a["ys"], scales, weights, *rows, out=a["out"], keys=keys, **forms)
+        given = a["acc"], a["bases"], a["ys"], scales, weights
+        return kernels.exchange(*given, *rows, out=a["out"], keys=keys, **forms)
 
     parts = 2 if codec == "int8" else 1  # the arrays of a row
 
@@ -110,11 +111,11 @@ def exchange(problems, kind, kernel=kernels.exchange, dtype="float64"):
         bad = np.flatnonzero(~np.isfinite(due))
         return {("new", parts * i + part) for i in bad for part in range(parts)} | ({"out"} if len(bad) else set())
 
-    problems.compare(kernel.__name__, run, arrays, ["new", "out"], worthless)
+    problems.compare(name, run, arrays, ["new", "out"], worthless)
 
 
 def exchange_exact(problems, kind):
-    exchange(problems, kind, kernels.exchange_exact, "int64")
+    exchange(problems, kind, "int64", "exchange_exact")
 
 
 def row_of(problems, n, codec):

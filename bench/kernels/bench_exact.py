@@ -30,7 +30,7 @@ def bench_accumulate_exact(versus, size, k):
     acc, out, exact, spare = memory.zeros(n, np.float64), memory.full(n, 0, np.float64), written(n), written(n)
     versus(
         f"exact fold of models, {k} x {n / 1e6:.2f} M",
-        lambda: kernels.accumulate_exact(exact, [x] * k, ys, ones, wide, out=spare),
+        lambda: kernels.accumulate(exact, [x] * k, ys, ones, wide, out=spare),
         {"the float64 fold": lambda: kernels.accumulate(acc, [x] * k, ys, ones, wide, out=out)},
         targets={"the float64 fold": 1 / 1.4},
         bytes=(4 * k + 36) * n,
@@ -46,11 +46,7 @@ def bench_masked_words(versus, size):
     versus(
         f"masked words, {k} x {n / 1e6:.2f} M",
         lambda: [core.add_words(sum, words[start : start + 4]) for start in range(0, k, 4)],
-        {
-            "the exact fold": lambda: kernels.accumulate_exact(
-                exact, [x] * k, ys, ones, weights.astype(np.float64), out=spare
-            )
-        },
+        {"the exact fold": lambda: kernels.accumulate(exact, [x] * k, ys, ones, weights.astype(np.float64), out=spare)},
         targets={"the exact fold": 0.5},
         bytes=(8 * k + 16 * k // 4) * n,
     )
@@ -64,7 +60,7 @@ def bench_exchange_exact(versus, size):
     acc, out, exact, spare = memory.zeros(n, np.float64), memory.full(n, 0, np.float64), written(n), written(n)
     versus(
         f"MIFA exchange, exact sum, {k} rows x {n / 1e6:.2f} M",
-        lambda: kernels.exchange_exact(exact, *given, rows, none, slots, out=spare),
+        lambda: kernels.exchange(exact, *given, rows, none, slots, out=spare),
         {"the float64 exchange": lambda: kernels.exchange(acc, *given, rows, none, slots, out=out)},
         targets={"the float64 exchange": 1 / 1.2},
         bytes=(12 * k + 36) * n,

@@ -1,5 +1,6 @@
 #include <pybind11/numpy.h>
 
+#include <type_traits>
 #include <vector>
 
 #include "base/blocks.h"
@@ -7,6 +8,7 @@
 #include "bindings/bind.h"
 #include "bindings/client_updates.h"
 #include "bindings/partials.h"
+#include "bindings/totals.h"
 #include "bindings/where_arrays_lie.h"
 #include "kernels/aggregate.h"
 #include "kernels/cuda/kernels.h"
@@ -58,6 +60,8 @@ void cut(std::int64_t sum, std::int64_t n, std::vector<Piece>& pieces) {
         pieces.push_back({sum, begin, std::min(begin + kBlock, n)});
 }
 
+using Norms = py::typing::Optional<py::array_t<double>>;  // float64[k + 1], or None if they are not wanted
+
 // Sums whose inputs have been read; outputs are read last, and compared with all inputs.
 struct Job {
     std::vector<RowSum> sums;
@@ -76,8 +80,7 @@ struct Job {
         sums.push_back(sum);
     }
 
-    // float64[k + 1] with norms, else None
-    py::object run(Arrays& arrays, const std::vector<double>& weights, bool float64, bool norms) const {
+    Norms run(Arrays& arrays, const std::vector<double>& weights, bool float64, bool norms) const {
         const auto k = static_cast<std::int64_t>(weights.size()), count = static_cast<std::int64_t>(pieces.size());
         const auto tensors = static_cast<std::int64_t>(sums.size());
         const Precision precision = float64 ? Precision::float64 : Precision::float32;
@@ -96,8 +99,8 @@ struct Job {
     }
 };
 
-py::object weighted_sum(const py::object& rows, const py::object& weights, const py::object& out,
-                        const py::object& base, bool float64, bool norms) {
+Norms weighted_sum(const py::object& rows, const py::object& weights, const py::object& out, const py::object& base,
+                   bool float64, bool norms) {
     const py::tuple listed = items_of(rows, "rows");
     const auto k = static_cast<std::int64_t>(listed.size());
     Arrays arrays(Devices::any);
@@ -111,8 +114,8 @@ py::object weighted_sum(const py::object& rows, const py::object& weights, const
     return sums.run(arrays, weight, float64, norms);
 }
 
-py::object weighted_sum_segments(const py::object& models, const py::object& weights, const py::object& outs,
-                                 const py::object& base, bool float64, bool norms) {
+Norms weighted_sum_segments(const py::object& models, const py::object& weights, const py::object& outs,
+                            const py::object& base, bool float64, bool norms) {
     const py::tuple listed = items_of(models, "models");
     const auto k = static_cast<std::int64_t>(listed.size());
     const py::tuple out = items_of(outs, "outs");
@@ -144,36 +147,46 @@ Span<const T> optional(Arrays& arrays, const py::object& array, Name name, std::
     return array.is_none() ? Span<const T>{nullptr, n, kNothing} : arrays.input<T>(array, name, n);
 }
 
-template <class Sum>
-py::array_t<double> accumulate(const py::object& acc, const py::object& out, const py::object& bases,
-                               const py::object& ys, const py::object& scales, const py::object& weights,
-                               const py::object& partials) {
+// Adds to the sum `out`, from `acc` or from zeros.
+template <class Number, class Accumulate>
+py::array_t<double> add_to(const py::object& acc, const py::object& out, const Accumulate& accumulate) {
     Arrays arrays(Devices::any);
-    const auto sum = optional<Sum>(arrays, acc, {"acc"}, acc.is_none() ? length(out, {"out"}) : kAnyLength);
-    const ClientTensors read = read_client_updates(arrays, bases, ys, scales, weights, sum.n, true);
-    const auto result = arrays.output<Sum>(out, {"out"}, sum.n, sum.number);
-    const std::int64_t k = read.k;
-    std::vector<Fold<Sum>> folds;
-    std::vector<Piece> pieces;
-    std::vector<std::int64_t> sizes;
-    for (std::size_t s = 0; s + 1 < read.starts.size(); ++s) {
-        const std::int64_t start = read.starts[s], n = read.starts[s + 1] - start;
-        folds.push_back({sum.data == nullptr ? nullptr : sum.data + start, result.data + start,
-                         read.sent.data() + static_cast<std::int64_t>(s) * k});
-        cut(static_cast<std::int64_t>(s), n, pieces);
-        sizes.push_back(n);
-    }
-    const auto count = static_cast<std::int64_t>(pieces.size());
-    py::array_t<double> norms(k);
-    double* norm = norms.mutable_data();
-    const Partials shares(arrays, partials, count, k);
-    run_where_arrays_lie(
-        arrays, [&] { fedcore::accumulate(folds.data(), k, pieces.data(), count, shares.data(), norm); },
-        [&](cuda::Queue& queue) {
-            const auto tensors = static_cast<std::int64_t>(sizes.size());
-            cuda::accumulate(queue, folds.data(), sizes.data(), tensors, k, shares.data(), norm);
-        });
-    return norms;
+    using Total = Totals<Number>;
+    return accumulate(arrays, acc.is_none() ? Total(Total::length_of(out)) : Total(arrays, acc));
+}
+
+py::array_t<double> accumulate(const py::object& acc, const py::object& bases, const py::object& ys,
+                               const py::object& scales, const py::object& weights, const py::object& out,
+                               const py::object& partials) {
+    const auto run = [&](Arrays& arrays, auto total) {
+        const ClientTensors read = read_client_updates(arrays, bases, ys, scales, weights, total.n, true);
+        total.write(arrays, out);
+        const std::int64_t k = read.k;
+        std::vector<decltype(total.fold(0, nullptr))> folds;
+        std::vector<Piece> pieces;
+        std::vector<std::int64_t> sizes;
+        for (std::size_t s = 0; s + 1 < read.starts.size(); ++s) {
+            const auto tensor = static_cast<std::int64_t>(s);
+            folds.push_back(total.fold(read.starts[s], read.sent.data() + tensor * k));
+            sizes.push_back(read.starts[s + 1] - read.starts[s]);
+            cut(tensor, sizes.back(), pieces);
+        }
+        const auto count = static_cast<std::int64_t>(pieces.size());
+        py::array_t<double> norms(k);
+        double* norm = norms.mutable_data();
+        const Partials shares(arrays, partials, count, k);
+        run_where_arrays_lie(
+            arrays, [&] { fedcore::accumulate(folds.data(), k, pieces.data(), count, shares.data(), norm); },
+            [&](cuda::Queue& queue) {
+                const auto tensors = static_cast<std::int64_t>(sizes.size());
+                cuda::accumulate(queue, folds.data(), sizes.data(), tensors, k, shares.data(), norm);
+            });
+        return norms;
+    };
+    if (is_exact(out)) return add_to<std::int64_t>(acc, out, run);
+    // The sum's dtype chooses the precision; other dtypes are rejected as not float64.
+    return is_float32(acc.is_none() ? out : acc, acc.is_none() ? "out" : "acc") ? add_to<float>(acc, out, run)
+                                                                                : add_to<double>(acc, out, run);
 }
 
 // The coefficients, in the order of fedcore.kernels.Linear: A, B, T, g, v.
@@ -187,29 +200,34 @@ Linear read_linear(const py::object& form, const char* name) {
     return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]};
 }
 
-template <class Sum>
-py::tuple server_step(const py::object& sum, const py::object& total, const py::object& momentum,
-                      const py::object& control, const py::object& x, const py::object& v, const py::object& total_out,
-                      const py::object& x_out, const Step& step, const py::object& partials) {
+py::typing::Tuple<double, double> server_step(const py::object& sum, const py::object& total, const py::object& x,
+                                              const py::object& v_of, const py::object& total_of, double gamma,
+                                              const py::object& momentum, const py::object& control,
+                                              const py::object& v, const py::object& total_out, const py::object& x_out,
+                                              const py::object& partials) {
+    const Step step{read_linear(v_of, "v_of"), read_linear(total_of, "total_of"), gamma};
     Arrays arrays(Devices::any);
-    const auto a = arrays.input<Sum>(sum, {"sum"});
-    const auto x_in = arrays.input<float>(x, {"x"}, a.n);
-    const auto t = optional<double>(arrays, total, {"total"}, a.n);
-    const auto g = optional<float>(arrays, momentum, {"momentum"}, a.n);
-    const auto b = optional<double>(arrays, control, {"control"}, a.n);
-    if (total.is_none() != total_out.is_none())
-        raise("ArrayError", "total_out: expected an array exactly where total is one");
-    StepOutputs to{};
-    if (!total.is_none()) to.total = arrays.output<double>(total_out, {"total_out"}, a.n, t.number).data;
-    to.v = arrays.output<float>(v, {"v"}, a.n, g.number).data;
-    to.x = arrays.output<float>(x_out, {"x_out"}, a.n, x_in.number).data;
-    const StepInputs<Sum> from{a.data, t.data, g.data, b.data, x_in.data};
-    const Partials shares(arrays, partials, block_count(a.n), 2);
-    double squares[2];
-    run_where_arrays_lie(
-        arrays, [&] { fedcore::server_step<Sum>(step, from, to, a.n, shares.data(), squares); },
-        [&](cuda::Queue& queue) { cuda::server_step<Sum>(queue, step, from, to, a.n, shares.data(), squares); });
-    return py::make_tuple(squares[0], squares[1]);
+    const auto take = [&](const auto& a) {
+        using Sum = std::remove_const_t<std::remove_pointer_t<decltype(a.data)>>;
+        const auto x_in = arrays.input<float>(x, {"x"}, a.n);
+        const auto t = optional<double>(arrays, total, {"total"}, a.n);
+        const auto g = optional<float>(arrays, momentum, {"momentum"}, a.n);
+        const auto b = optional<double>(arrays, control, {"control"}, a.n);
+        if (total.is_none() != total_out.is_none())
+            raise("ArrayError", "total_out: expected an array exactly where total is one");
+        StepOutputs to{};
+        if (!total.is_none()) to.total = arrays.output<double>(total_out, {"total_out"}, a.n, t.number).data;
+        to.v = arrays.output<float>(v, {"v"}, a.n, g.number).data;
+        to.x = arrays.output<float>(x_out, {"x_out"}, a.n, x_in.number).data;
+        const StepInputs<Sum> from{a.data, t.data, g.data, b.data, x_in.data};
+        const Partials shares(arrays, partials, block_count(a.n), 2);
+        double squares[2];
+        run_where_arrays_lie(
+            arrays, [&] { fedcore::server_step<Sum>(step, from, to, a.n, shares.data(), squares); },
+            [&](cuda::Queue& queue) { cuda::server_step<Sum>(queue, step, from, to, a.n, shares.data(), squares); });
+        return py::make_tuple(squares[0], squares[1]);
+    };
+    return is_float32(sum, "sum") ? take(arrays.input<float>(sum, {"sum"})) : take(arrays.input<double>(sum, {"sum"}));
 }
 
 }  // namespace
@@ -219,31 +237,12 @@ void bind_aggregate(py::module_& module) {
                py::arg("base"), py::arg("float64"), py::arg("norms"));
     module.def("weighted_sum_segments", &weighted_sum_segments, py::arg("models"), py::arg("weights"), py::arg("outs"),
                py::kw_only(), py::arg("base"), py::arg("float64"), py::arg("norms"));
-    // The sum's dtype chooses the precision; other dtypes are rejected as not float64.
-    module.def(
-        "accumulate",
-        [](const py::object& acc, const py::object& out, const py::object& bases, const py::object& ys,
-           const py::object& scales, const py::object& weights, const py::object& partials) {
-            return (is_float32(acc.is_none() ? out : acc, acc.is_none() ? "out" : "acc")
-                        ? accumulate<float>
-                        : accumulate<double>)(acc, out, bases, ys, scales, weights, partials);
-        },
-        py::arg("acc"), py::arg("out"), py::arg("bases"), py::arg("ys"), py::arg("scales"), py::arg("weights"),
-        py::arg("partials"));
-    module.def(
-        "server_step",
-        [](const py::object& sum, const py::object& total, const py::object& momentum, const py::object& control,
-           const py::object& x, const py::object& v, const py::object& total_out, const py::object& x_out,
-           const py::object& v_of, const py::object& total_of, double gamma, const py::object& partials) {
-            return (is_float32(sum, "sum")
-                        ? server_step<float>
-                        : server_step<double>)(sum, total, momentum, control, x, v, total_out, x_out,
-                                               {read_linear(v_of, "v_of"), read_linear(total_of, "total_of"), gamma},
-                                               partials);
-        },
-        py::arg("sum"), py::arg("total"), py::arg("momentum"), py::arg("control"), py::arg("x"), py::arg("v"),
-        py::arg("total_out"), py::arg("x_out"), py::kw_only(), py::arg("v_of"), py::arg("total_of"), py::arg("gamma"),
-        py::arg("partials"));
+    module.def("accumulate", &accumulate, py::arg("acc"), py::arg("bases"), py::arg("ys"), py::arg("scales"),
+               py::arg("weights"), py::kw_only(), py::arg("out"), py::arg("partials") = py::none());
+    module.def("server_step", &server_step, py::arg("sum"), py::arg("total"), py::arg("x"), py::kw_only(),
+               py::arg("v_of"), py::arg("total_of") = py::make_tuple(0.0, 0.0, 1.0, 0.0, 0.0), py::arg("gamma"),
+               py::arg("momentum") = py::none(), py::arg("control") = py::none(), py::arg("v"), py::arg("total_out"),
+               py::arg("x_out"), py::arg("partials") = py::none());
 }
 
 }  // namespace fedcore::bindings

@@ -18,6 +18,8 @@ namespace {
 constexpr std::int64_t kMostCounted = std::int64_t{1} << 62;
 
 using Numbers = py::array_t<std::int64_t>;
+using Id = py::typing::Union<py::int_, py::str>;
+using Ids = py::typing::List<Id>;
 
 py::object made(const ClientId& id) {
     if (!id.is_text) return py::reinterpret_steal<py::object>(PyLong_FromUnsignedLongLong(id.number));
@@ -63,27 +65,27 @@ Numbers numbers(const Registered& index, const py::object& clients) {
 }
 
 // None if no client has the number.
-py::object id_of(const Registered& index, std::int64_t number) {
+py::typing::Optional<Id> id_of(const Registered& index, std::int64_t number) {
     const OneThread scope(index);
     if (!index.taken(number)) return py::none();
     return made(index.id_of(number));
 }
 
 // The ids of the clients with numbers in [start, stop), in order. Needs the scope of one thread.
-py::list ids_in(const ClientIndex& index, std::int64_t start, std::int64_t stop) {
-    py::list out;
+Ids ids_in(const ClientIndex& index, std::int64_t start, std::int64_t stop) {
+    Ids out;
     for (std::int64_t number = std::max<std::int64_t>(start, 0); number < std::min(stop, index.capacity()); ++number)
         if (index.taken(number)) out.append(made(index.id_of(number)));
     return out;
 }
 
-py::list ids(const Registered& index, std::int64_t start, std::int64_t stop) {
+Ids ids(const Registered& index, std::int64_t start, std::int64_t stop) {
     const OneThread scope(index);
     return ids_in(index, start, stop);
 }
 
 // The numbers and ids of the clients that are listed one by one.
-py::tuple listed(const Registered& index) {
+py::typing::Tuple<Numbers, Ids> listed(const Registered& index) {
     const OneThread scope(index);
     std::vector<std::int64_t> found;
     for (std::int64_t number = index.count(); number < index.capacity(); ++number)
@@ -170,7 +172,9 @@ class Added {
 };
 
 // Returns (all numbers, None), or changes nothing and returns (None, the first id that is already registered).
-py::tuple add_all(Registered& index, const py::object& clients, const py::object& canonical) {
+py::typing::Tuple<py::typing::Optional<Numbers>, py::typing::Optional<Id>> add_all(Registered& index,
+                                                                                   const py::object& clients,
+                                                                                   const py::object& canonical) {
     if (py::isinstance<py::array>(clients)) {
         Arrays arrays;
         const AnySpan ids = arrays.input(clients, {"clients"}, {"uint64"});

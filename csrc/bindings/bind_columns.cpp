@@ -14,7 +14,7 @@ Span<const double> read_column(Arrays& arrays, py::handle column, const char* na
 }
 
 // The minimum and maximum of a column; NaN if it has one, and inf and -inf if it is empty.
-py::tuple column_range(const py::object& column) {
+py::typing::Tuple<double, double> column_range(const py::object& column) {
     Arrays arrays;
     const IeeeMode mode;
     const auto read = read_column(arrays, column, "column");

@@ -12,7 +12,7 @@ namespace fedcore::bindings {
 namespace {
 
 // bytes(heads[i]) + bytes(payloads[i]) for each i, copied by all threads.
-py::list joined_bytes(const py::object& heads, const py::object& payloads) {
+py::typing::List<py::bytes> joined_bytes(const py::object& heads, const py::object& payloads) {
     const py::tuple listed = items_of(payloads, "payloads");
     const auto k = static_cast<std::int64_t>(listed.size());
     const py::tuple head = items_of(heads, "heads", k);

@@ -126,7 +126,7 @@ void await_arrays(const py::object& arrays) {
     }
 }
 
-py::object cuda_reason() {
+py::typing::Optional<py::str> cuda_reason() {
     try {
         const WithoutGil scope;
         cuda::Device::get(0);
@@ -136,7 +136,7 @@ py::object cuda_reason() {
     }
 }
 
-py::list cuda_devices() {
+py::typing::List<py::typing::Tuple<py::str, int, std::int64_t>> cuda_devices() {
     int count = 0;
     cuda::check(cuda::driver().cuDeviceGetCount(&count), "counting GPUs");
     py::list listed;
@@ -147,7 +147,7 @@ py::list cuda_devices() {
     return listed;
 }
 
-py::object choose_stream(const std::optional<std::intptr_t>& number) {
+py::typing::Optional<py::int_> choose_stream(const std::optional<std::intptr_t>& number) {
     std::optional<cuda::Stream>& chosen = chosen_stream();
     const py::object before = chosen.has_value() ? py::object(py::int_(stream_number(*chosen))) : py::none();
     if (number.has_value())
@@ -208,7 +208,7 @@ void bind_devices(py::module_& module) {
         .def("copy_to", &DeviceArray::copy_to, py::arg("out"))
         .def("to_host", &DeviceArray::to_host)
         .def("__array__",
-             [](const DeviceArray&, const py::args&, const py::kwargs&) -> py::object {
+             [](const DeviceArray&, const py::Args<py::object>&, const py::KWArgs<py::object>&) -> py::array {
                  raise("ArrayError", "expected an array in CPU memory, got one on a CUDA device; to_host() copies it");
              })
         .def("__dlpack_device__",

@@ -21,8 +21,8 @@ const float* counted(Arrays& arrays, const py::object& vector, const char* name,
     return coefficient == 0 ? nullptr : data;
 }
 
-void direction_step(const py::object& y, const py::object& grad, const py::object& grad_prev, const py::object& offset,
-                    const py::object& x, double lr, double a, double b, double mu, double weight_decay) {
+void direction_step(const py::object& y, const py::object& grad, double lr, double a, double b, double mu,
+                    double weight_decay, const py::object& grad_prev, const py::object& offset, const py::object& x) {
     const IeeeMode mode;  // because coefficients are rounded here, and a flushing caller would lose subnormal ones
     Arrays arrays(Devices::any);
     const auto gradient = arrays.input<float>(grad, {"grad"});
@@ -45,9 +45,9 @@ void direction_step(const py::object& y, const py::object& grad, const py::objec
 }  // namespace
 
 void bind_direction(py::module_& module) {
-    module.def("direction_step", &direction_step, py::arg("y"), py::arg("grad"), py::arg("grad_prev"),
-               py::arg("offset"), py::arg("x"), py::arg("lr"), py::arg("a"), py::arg("b"), py::arg("mu"),
-               py::arg("weight_decay"));
+    module.def("direction_step", &direction_step, py::arg("y"), py::arg("grad"), py::kw_only(), py::arg("lr"),
+               py::arg("a") = 1.0, py::arg("b") = 0.0, py::arg("mu") = 0.0, py::arg("weight_decay") = 0.0,
+               py::arg("grad_prev") = py::none(), py::arg("offset") = py::none(), py::arg("x") = py::none());
 }
 
 }  // namespace fedcore::bindings

@@ -35,7 +35,7 @@ py::array_t<double> squared_norms(const py::object& rows, const py::object& part
 }  // namespace
 
 void bind_norms(py::module_& module) {
-    module.def("squared_norms", &squared_norms, py::arg("rows"), py::arg("partials"));
+    module.def("squared_norms", &squared_norms, py::arg("rows"), py::kw_only(), py::arg("partials") = py::none());
 }
 
 }  // namespace fedcore::bindings

@@ -12,9 +12,9 @@
 namespace fedcore::bindings {
 namespace {
 
-double optimizer_step(const py::object& v, const py::object& m, const py::object& s, const py::object& x,
-                      const py::object& m_out, const py::object& s_out, const py::object& x_out, double from_m,
+double optimizer_step(const py::object& v, const py::object& m, const py::object& s, const py::object& x, double from_m,
                       double from_v, double from_s, double from_square, bool yogi, double tau, double gamma,
+                      const py::object& m_out, const py::object& s_out, const py::object& x_out,
                       const py::object& partials) {
     const IeeeMode mode;  // because coefficients are rounded here, and a flushing caller would lose subnormal ones
     if (s.is_none() != s_out.is_none()) raise("ArrayError", "s_out: expected an array exactly where s is one");
@@ -50,10 +50,10 @@ double optimizer_step(const py::object& v, const py::object& m, const py::object
 }  // namespace
 
 void bind_optimizer(py::module_& module) {
-    module.def("optimizer_step", &optimizer_step, py::arg("v"), py::arg("m"), py::arg("s"), py::arg("x"),
-               py::arg("m_out"), py::arg("s_out"), py::arg("x_out"), py::kw_only(), py::arg("from_m"),
-               py::arg("from_v"), py::arg("from_s"), py::arg("from_square"), py::arg("yogi"), py::arg("tau"),
-               py::arg("gamma"), py::arg("partials"));
+    module.def("optimizer_step", &optimizer_step, py::arg("v"), py::arg("m"), py::arg("s"), py::arg("x"), py::kw_only(),
+               py::arg("from_m"), py::arg("from_v"), py::arg("from_s") = 1.0, py::arg("from_square") = 1.0,
+               py::arg("yogi") = false, py::arg("tau") = 0.0, py::arg("gamma"), py::arg("m_out"), py::arg("s_out"),
+               py::arg("x_out"), py::arg("partials") = py::none());
 }
 
 }  // namespace fedcore::bindings

@@ -13,6 +13,8 @@ using py::detail::array_descriptor_proxy;
 using py::detail::array_proxy;
 using py::detail::npy_api;
 
+using Read = py::typing::Optional<py::typing::List<py::array>>;
+
 bool is_array(PyObject* object) {
     return Py_TYPE(object) == npy_api::get().PyArray_Type_;
 }
@@ -54,7 +56,7 @@ bool has_shape(PyObject* array, const py::handle& shape) {
 }
 
 // The arrays in the bytes of `.npy` files after known headers; None if a file is of another form.
-py::object read_npy(const py::object& datas, const py::object& heads, const py::object& shapes) {
+Read read_npy(const py::object& datas, const py::object& heads, const py::object& shapes) {
     const py::tuple data = items_of(datas, "datas");
     const auto k = static_cast<py::ssize_t>(data.size());
     const py::tuple head = items_of(heads, "heads", k), shape = items_of(shapes, "shapes", k);
@@ -81,7 +83,7 @@ py::object read_npy(const py::object& datas, const py::object& heads, const py::
 
 // Float32 vectors over tensors, if each is an array of NumPy's own class, or a tensor of torch's in CPU memory, of that
 // shape and in C order; else None.
-py::object read_plain_tensors(const py::object& tensors, const py::object& shapes) {
+Read read_plain_tensors(const py::object& tensors, const py::object& shapes) {
     const py::tuple listed = items_of(tensors, "tensors");
     const auto k = static_cast<py::ssize_t>(listed.size());
     const py::tuple shape = items_of(shapes, "shapes", k);

@@ -78,15 +78,19 @@ bool is_loss(PyObject* object) {
     return PyFloat_CheckExact(object) && PyFloat_AS_DOUBLE(object) >= 0 && std::isfinite(PyFloat_AS_DOUBLE(object));
 }
 
+// Clients, models, and the columns of steps, examples, distances and rounds.
+using Objects = py::typing::List<py::object>;
+using Columns = py::typing::Optional<py::typing::Tuple<Objects, Objects, py::array_t<double>, py::array_t<double>,
+                                                       py::array_t<double>, py::array_t<std::int64_t>>>;
+
 // Reads a list of updates at once, if each is of the usual form: a model as a float32 vector of n elements, of NumPy or
 // torch, from one draw of a registered client, of a round within oldest..newest, without a control, and with a valid
 // loss or none. A missing round is `absent`, or unusual if that is kNoRound. Unless `repeats`, the clients must differ.
 // Otherwise returns None, and Python reads the updates one by one and reports errors. This saves time on small models,
 // for which reading takes most of a round. Missing numbers of examples are NaN.
-py::object read_plain_updates(const py::object& updates, const py::handle& type, const Registered& index,
-                              std::int64_t n, double lr, double max_steps, double max_examples, bool own_rates,
-                              double max_lr, std::int64_t oldest, std::int64_t newest, std::int64_t absent,
-                              bool repeats) {
+Columns read_plain_updates(const py::object& updates, const py::handle& type, const Registered& index, std::int64_t n,
+                           double lr, double max_steps, double max_examples, bool own_rates, double max_lr,
+                           std::int64_t oldest, std::int64_t newest, std::int64_t absent, bool repeats) {
     const bool named = PyType_Check(type.ptr()) &&
                        PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_TPFLAGS_TUPLE_SUBCLASS);
     if (!named) raise("ArrayError", "type: expected a type of named tuples");

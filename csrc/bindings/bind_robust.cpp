@@ -43,8 +43,8 @@ Updates updates_of(const ClientTensors& read) {
     return {read.sent.data(), read.starts.data(), static_cast<std::int64_t>(read.starts.size()) - 1, read.k};
 }
 
-py::array_t<double> gram(const py::object& bases, const py::object& ys, const py::object& scales,
-                         const py::object& partials) {
+py::array_t<double> gram_matrix(const py::object& bases, const py::object& ys, const py::object& scales,
+                                const py::object& partials) {
     Arrays arrays(Devices::any);
     const auto [read, n] = read_updates(arrays, bases, ys, scales);
     const Partials shares(arrays, partials, block_count(n), read.k * (read.k + 1) / 2);
@@ -82,7 +82,8 @@ void column_statistic(const py::object& bases, const py::object& ys, const py::o
 }  // namespace
 
 void bind_robust(py::module_& module) {
-    module.def("gram", &gram, py::arg("bases"), py::arg("ys"), py::arg("scales"), py::arg("partials"));
+    module.def("gram_matrix", &gram_matrix, py::arg("bases"), py::arg("ys"), py::arg("scales"), py::kw_only(),
+               py::arg("partials") = py::none());
     module.def("column_statistic", &column_statistic, py::arg("bases"), py::arg("ys"), py::arg("scales"),
                py::arg("out"), py::kw_only(), py::arg("mixing"), py::arg("rows"), py::arg("first"), py::arg("last"),
                py::arg("nearest"));

@@ -23,7 +23,7 @@ void call_letting_go() {
 }
 
 // Without a limit (0), `function` is never called. Kernels call it between two pieces of work.
-void limit_residency(std::int64_t bytes, const py::function& function) {
+void limit_residency(std::int64_t bytes, const py::typing::Callable<py::object()>& function) {
     check_range("bytes", bytes, 0);
     if (letting_go == nullptr) letting_go = py::object(function).release().ptr();
     let_go.store(&call_letting_go);
@@ -46,7 +46,9 @@ PyObject* in_ieee_mode(PyObject*, PyObject* const* arguments, Py_ssize_t count, 
 }
 
 PyMethodDef methods[] = {{"in_ieee_mode", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&in_ieee_mode)),
-                          METH_FASTCALL | METH_KEYWORDS, nullptr},
+                          METH_FASTCALL | METH_KEYWORDS,
+                          "in_ieee_mode(function: collections.abc.Callable[..., typing.Any], *args: typing.Any, "
+                          "**kwargs: typing.Any) -> typing.Any"},
                          {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

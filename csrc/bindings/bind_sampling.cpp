@@ -76,9 +76,11 @@ Drawn uniform(std::int64_t population, std::int64_t k, const py::object& key) {
     return out;
 }
 
+using Draws = py::typing::Optional<Drawn>;  // None if a weight or a probability is invalid
+
 // draw(tree, out) fills out and returns the number of draws, at most `longest`.
 template <class Draw>
-py::object weighted(const Span<const double>& weights, std::int64_t longest, const Draw& draw) {
+Draws weighted(const Span<const double>& weights, std::int64_t longest, const Draw& draw) {
     Drawn out = room_for<std::int64_t>("k", longest);
     std::int64_t* next = out.mutable_data();
     std::int64_t drawn = 0;
@@ -94,7 +96,7 @@ py::object weighted(const Span<const double>& weights, std::int64_t longest, con
     return out;
 }
 
-py::object weighted_without(const py::object& weights, std::int64_t k, const py::object& key) {
+Draws weighted_without(const py::object& weights, std::int64_t k, const py::object& key) {
     const Key words = key_of(key);
     Arrays arrays;
     const auto w = arrays.input<double>(weights, {"weights"});
@@ -104,7 +106,7 @@ py::object weighted_without(const py::object& weights, std::int64_t k, const py:
     });
 }
 
-py::object weighted_with(const py::object& weights, std::int64_t k, const py::object& key) {
+Draws weighted_with(const py::object& weights, std::int64_t k, const py::object& key) {
     const Key words = key_of(key);
     Arrays arrays;
     const auto w = arrays.input<double>(weights, {"weights"});
@@ -115,7 +117,7 @@ py::object weighted_with(const py::object& weights, std::int64_t k, const py::ob
     });
 }
 
-py::object bernoulli_set(std::int64_t population, const py::object& p, const py::object& key) {
+Draws bernoulli_set(std::int64_t population, const py::object& p, const py::object& key) {
     check_range("population", population, 0);
     const Key words = key_of(key);
     Arrays arrays;
@@ -170,7 +172,7 @@ py::array_t<std::uint32_t> chacha20_words(const py::object& key, std::uint32_t c
     return out;
 }
 
-void add_noise(const py::object& sum, const py::object& out, double grid, std::int64_t sigma, const py::object& key) {
+void add_noise(const py::object& sum, double grid, std::int64_t sigma, const py::object& key, const py::object& out) {
     const auto words = little_endian_words<8>(key, "key");
     check_range("sigma", sigma, 1, kMostSigma);
     int exponent;
@@ -188,8 +190,8 @@ void bind_sampling(py::module_& module) {
     // Only for the known-answer tests.
     module.def("random_words", &words, py::arg("key"), py::arg("use"), py::arg("first"), py::arg("blocks"));
     module.def("chacha20", &chacha20_words, py::arg("key"), py::arg("counter"), py::arg("nonce"), py::arg("groups"));
-    module.def("add_discrete_gaussian", &add_noise, py::arg("sum"), py::arg("out"), py::arg("grid"), py::arg("sigma"),
-               py::arg("key"));
+    module.def("add_discrete_gaussian", &add_noise, py::arg("sum"), py::arg("grid"), py::arg("sigma"), py::arg("key"),
+               py::kw_only(), py::arg("out"));
     module.def("without_replacement", &uniform, py::arg("population"), py::arg("k"), py::arg("key"));
     module.def("weighted_without_replacement", &weighted_without, py::arg("weights"), py::arg("k"), py::arg("key"));
     module.def("with_replacement", &weighted_with, py::arg("weights"), py::arg("k"), py::arg("key"));

@@ -140,7 +140,7 @@ void DeviceArray::copy_to(const py::object& out) const {
     });
 }
 
-py::object DeviceArray::to_host() const {
+py::array DeviceArray::to_host() const {
     const py::array out(py::dtype(dtype_->name), n_);
     copy_to(out);
     return out;

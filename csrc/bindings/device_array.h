@@ -40,7 +40,7 @@ class DeviceArray {
     void fill_with_zeros();
     void copy_from(const py::object& source);
     void copy_to(const py::object& out) const;
-    py::object to_host() const;
+    py::array to_host() const;
     py::capsule to_dlpack(const std::optional<std::intptr_t>& stream, const py::object& max_version,
                           const py::object& dl_device, const py::object& copy) const;
 

@@ -28,8 +28,8 @@ double largest_coefficient(const Forms& forms) {
     return larger(larger(larger(0, forms.adds.row * forms.row.h), forms.adds.h), forms.adds.row);
 }
 
-void accumulate_exact(const ExactFold* folds, std::int64_t k, const Piece* pieces, std::int64_t count, double* scratch,
-                      double* squared_norms) {
+void accumulate(const ExactFold* folds, std::int64_t k, const Piece* pieces, std::int64_t count, double* scratch,
+                double* squared_norms) {
     const auto loop = table().accumulate_exact;
     std::int64_t n = 0;
     for (std::int64_t p = 0; p < count; ++p) n += pieces[p].end - pieces[p].begin;
@@ -44,8 +44,8 @@ void accumulate_exact(const ExactFold* folds, std::int64_t k, const Piece* piece
     for (std::int64_t i = 0; i < k; ++i) squared_norms[i] = held(squared_norms[i], folds[0].sent[i].weight);
 }
 
-void exchange_exact(ConstExactSum acc, ExactSum out, const ClientUpdate* sent, const RowExchange* rows,
-                    const Forms& forms, std::int64_t k, std::int64_t n, double* scratch, double* squared_norms) {
+void exchange(ConstExactSum acc, ExactSum out, const ClientUpdate* sent, const RowExchange* rows, const Forms& forms,
+              std::int64_t k, std::int64_t n, double* scratch, double* squared_norms) {
     const Table& loops = table();
     const std::int64_t bytes = (12 * k + 36) * n;
     static Tuner tuner(kExchangeTilings);

@@ -40,8 +40,8 @@ double largest_coefficient(const Forms& forms);
 // out[j] = acc[j] + sum_i rounded(weight_i * h_i[j]), `weight * h` in float64; otherwise as `accumulate`.
 //   A squared norm is also infinite if |weight_i h_i| >= kLongestExact.
 //   Moves (4 k + 4 + 32) n bytes.
-void accumulate_exact(const ExactFold* folds, std::int64_t k, const Piece* pieces, std::int64_t count, double* scratch,
-                      double* squared_norms);
+void accumulate(const ExactFold* folds, std::int64_t k, const Piece* pieces, std::int64_t count, double* scratch,
+                double* squared_norms);
 
 // As `exchange`, but each term of `adds` is rounded separately, with its coefficient times the client's weight:
 //     out[j] = acc[j] + sum_i sum over the terms of rounded((weight_i * coefficient) * term_i[j])
@@ -49,8 +49,8 @@ void accumulate_exact(const ExactFold* folds, std::int64_t k, const Piece* piece
 // anchors are below 2^40, since earlier calls accepted them.
 //   A squared norm is also infinite if |weight_i h_i| >= kLongestExact, or if a weighted element of row' is 2^40 or
 //   more. Moves 16 n bytes more than `exchange`.
-void exchange_exact(ConstExactSum acc, ExactSum out, const ClientUpdate* sent, const RowExchange* rows,
-                    const Forms& forms, std::int64_t k, std::int64_t n, double* scratch, double* squared_norms);
+void exchange(ConstExactSum acc, ExactSum out, const ClientUpdate* sent, const RowExchange* rows, const Forms& forms,
+              std::int64_t k, std::int64_t n, double* scratch, double* squared_norms);
 
 // A term of a combination: a sum, or a vector that is rounded to the grid; `values` is null for a sum.
 struct ExactTerm {

@@ -337,7 +337,7 @@ REGISTRY: Registry[type[Any]] = Registry(
 
 
 @ieee
-def as_rate(rate: float | Rate) -> Rate:
+def as_rate(rate: float | Rate | None) -> Rate:
     """Return a positive number as a constant rate, and a function of the round unchanged; else raise RangeError."""
     if isinstance(rate, PerCohort):
         raise RangeError(f"rate={rate!r}: needs the cohorts' sizes; call its method over()")

@@ -5,14 +5,7 @@ write nothing. Their results are bit-identical on every ISA level and thread cou
 """
 
 from fedcore.kernels.aggregate import Summed, accumulate, weighted_sum, weighted_sum_segments
-from fedcore.kernels.exact import (
-    ExactSum,
-    accumulate_exact,
-    combine_exact,
-    exchange_exact,
-    read_exact,
-    sum_of_partials_exact,
-)
+from fedcore.kernels.exact import ExactSum, combine_exact, read_exact, sum_of_partials_exact
 from fedcore.kernels.forms import Linear, Terms
 from fedcore.kernels.norms import all_finite, squared_norms, sum_of_partials
 from fedcore.kernels.robust import gram_matrix, mean_near_median, trimmed_mean
@@ -34,7 +27,6 @@ __all__ = [
     "Summed",
     "Terms",
     "accumulate",
-    "accumulate_exact",
     "add_discrete_gaussian",
     "all_finite",
     "combine",
@@ -43,7 +35,6 @@ __all__ = [
     "dequantise",
     "direction_step",
     "exchange",
-    "exchange_exact",
     "gram_matrix",
     "mean_near_median",
     "mix",

@@ -3,16 +3,21 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 
 from fedcore import arrays as memory
-from fedcore.arrays import F64, Bools, Floats, core, ieee
+from fedcore.arrays import F64, Bools, Floats, core, ieee, native
 from fedcore.errors import ShapeError, UnknownNameError
+from fedcore.kernels.exact import ExactSum
 from fedcore.validation import check_list, length, numbers
 
-Accumulate: TypeAlias = Literal["float32", "float64"]
+Precision: TypeAlias = Literal["float32", "float64"]
+Rows: TypeAlias = Sequence[Any]
+Models: TypeAlias = Sequence[Sequence[Any]]
+Outs: TypeAlias = Sequence[Any] | None
+Total = TypeVar("Total", Floats, ExactSum)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,32 +67,20 @@ class Summed:
 
 @overload
 def weighted_sum(
-    rows: Sequence[Any],
-    weights: Any,
-    out: Any = None,
-    *,
-    base: Any = None,
-    accumulate: Accumulate = "float32",
-    norms: Literal[False] = False,
-) -> Any: ...
+    rows: Rows, weights: Any, out: Any = ..., *, base: Any = ..., accumulate: Precision = ..., norms: Literal[True]
+) -> Summed: ...
 @overload
 def weighted_sum(
-    rows: Sequence[Any],
-    weights: Any,
-    out: Any = None,
-    *,
-    base: Any = None,
-    accumulate: Accumulate = "float32",
-    norms: Literal[True],
-) -> Summed: ...
+    rows: Rows, weights: Any, out: Any = ..., *, base: Any = ..., accumulate: Precision = ..., norms: bool = ...
+) -> Any: ...
 @ieee
 def weighted_sum(
-    rows: Sequence[Any],
+    rows: Rows,
     weights: Any,
     out: Any = None,
     *,
     base: Any = None,
-    accumulate: Accumulate = "float32",
+    accumulate: Precision = "float32",
     norms: bool = False,
 ) -> Any:
     """Return the weighted sum of separate rows, sum_i w_i h_i with h_i = rows[i] or base - rows[i].
@@ -122,38 +115,38 @@ def weighted_sum(
     >>> round(summed.diversity, 3)
     2.778
     """
-    total, squares, weights = _sum_rows(rows, weights, out, base, accumulate, norms)
-    return Summed.of(total, squares, weights) if norms else total
+    weights, float64 = _as_weights(weights, accumulate)
+    if out is None:
+        rows = check_list("rows", rows)
+        if not rows:
+            raise ShapeError("rows: must not be empty without out")
+        out = memory.empty_beside(rows[0], length("rows[0]", rows[0]), _sum_dtype(rows[0], float64))
+    squares = core.weighted_sum(rows, weights, out, base=base, float64=float64, norms=norms)
+    return out if squares is None else Summed.of(out, squares, weights)
 
 
 @overload
 def weighted_sum_segments(
-    models: Sequence[Sequence[Any]],
+    models: Models,
     weights: Any,
-    outs: Sequence[Any] | None = None,
+    outs: Outs = ...,
     *,
-    base: Sequence[Any] | None = None,
-    accumulate: Accumulate = "float32",
-    norms: Literal[False] = False,
-) -> Sequence[Any]: ...
-@overload
-def weighted_sum_segments(
-    models: Sequence[Sequence[Any]],
-    weights: Any,
-    outs: Sequence[Any] | None = None,
-    *,
-    base: Sequence[Any] | None = None,
-    accumulate: Accumulate = "float32",
+    base: Outs = ...,
+    accumulate: Precision = ...,
     norms: Literal[True],
 ) -> Summed: ...
+@overload
+def weighted_sum_segments(
+    models: Models, weights: Any, outs: Outs = ..., *, base: Outs = ..., accumulate: Precision = ..., norms: bool = ...
+) -> Any: ...
 @ieee
 def weighted_sum_segments(
-    models: Sequence[Sequence[Any]],
+    models: Models,
     weights: Any,
-    outs: Sequence[Any] | None = None,
+    outs: Outs = None,
     *,
-    base: Sequence[Any] | None = None,
-    accumulate: Accumulate = "float32",
+    base: Outs = None,
+    accumulate: Precision = "float32",
     norms: bool = False,
 ) -> Sequence[Any] | Summed:
     """Return the weighted sum of models given as lists of tensors: outs[s] = sum_i w[i] models[i][s].
@@ -180,26 +173,6 @@ def weighted_sum_segments(
     >>> summed.squared_norms, summed.squared_norm_of_sum
     (array([25.]), 100.0)
     """
-    totals, squares, weights = _sum_models(models, weights, outs, base, accumulate, norms)
-    return Summed.of(totals, squares, weights) if norms else totals
-
-
-def _sum_rows(
-    rows: Sequence[Any], weights: Any, out: Any, base: Any, accumulate: str, norms: bool
-) -> tuple[Any, Any, Any]:
-    weights, float64 = _as_weights(weights, accumulate)
-    if out is None:
-        rows = check_list("rows", rows)
-        if not rows:
-            raise ShapeError("rows: must not be empty without out")
-        out = memory.empty_beside(rows[0], length("rows[0]", rows[0]), _sum_dtype(rows[0], float64))
-    squares = core.weighted_sum(rows, weights, out, base=base, float64=float64, norms=norms)
-    return out, squares, weights
-
-
-def _sum_models(
-    models: Sequence[Sequence[Any]], weights: Any, outs: Any, base: Any, accumulate: str, norms: bool
-) -> tuple[Sequence[Any], Any, Any]:
     weights, float64 = _as_weights(weights, accumulate)
     if outs is None:
         models = check_list("models", models)
@@ -207,16 +180,16 @@ def _sum_models(
             raise ShapeError("models: must not be empty without outs")
         outs = [_sum_like(tensor, float64) for tensor in check_list("models[0]", models[0])]
     squares = core.weighted_sum_segments(models, weights, outs, base=base, float64=float64, norms=norms)
-    return outs, squares, weights
+    return outs if squares is None else Summed.of(outs, squares, weights)
 
 
 def _as_weights(weights: Any, accumulate: str) -> tuple[Any, bool]:
     if accumulate not in ("float32", "float64"):
         raise UnknownNameError.of("accumulate", accumulate, ["float32", "float64"])
-    is_list = isinstance(weights, list | tuple)
-    return numbers(
-        "weights", weights, np.float64 if accumulate == "float64" else np.float32
-    ) if is_list else weights, accumulate == "float64"
+    float64 = accumulate == "float64"
+    if isinstance(weights, list | tuple):
+        weights = numbers("weights", weights, np.float64 if float64 else np.float32)
+    return weights, float64
 
 
 def _sum_like(tensor: Any, float64: bool) -> Any:
@@ -231,21 +204,24 @@ def _sum_dtype(row: Any, float64: bool) -> type[np.floating[Any]]:
     return np.float64 if float64 and dtype in ("float64", "d") else np.float32
 
 
-@ieee
+@native
 def accumulate(
-    acc: Floats | None,
+    acc: Total | None,
     bases: Sequence[Any],
     ys: Sequence[Any],
     scales: F64,
     weights: F64,
     *,
-    out: Floats,
+    out: Total,
     partials: F64 | None = None,
 ) -> F64:
     """Add clients' mean gradients to a sum: out = acc + sum_i weights[i] h_i, h_i = (bases[i] - ys[i]) scales[i].
 
+    For an ``ExactSum`` each term is rounded: out = acc + sum_i rounded(weights[i] h_i). The caller must keep the sum of
+    the norms of all terms below ``MOST_EXACT``.
+
     Args:
-        acc: the sum so far, float32[n] or float64[n], or None for zeros.
+        acc: the sum so far, float32[n], float64[n] or an ``ExactSum``, or None for zeros.
         bases: k entries: client i's initial model, float32[n], or None if ``ys[i]`` is a difference; then
             h_i = -ys[i] scales[i].
         ys: the clients' k arrays [n]: float32, float64, float16 or bfloat16 (torch.bfloat16, by DLPack), rounded to
@@ -253,18 +229,22 @@ def accumulate(
             same tensor sizes.
         scales: float64[k]; with 1 / (eta_i K_i), h_i is the mean gradient of client i's steps.
         weights: float64[k].
-        out: output with the dtype and length of ``acc``, or ``acc`` itself; float32 or float64 if ``acc`` is None. It
-            is disjoint from the other arguments.
+        out: output of the type and length of ``acc``, or ``acc`` itself. It is disjoint from the other arguments.
         partials: output in host memory, float64[blocks, k]: the share of each block of 16,384 elements in each
-            |h_i|^2, for ``sum_of_partials``. blocks = ceil(n / 16,384); for lists, each tensor has its own blocks, in
-            the order of the tensors. Default: no output.
+            |h_i|^2, for ``sum_of_partials``, or for ``sum_of_partials_exact`` with an exact sum. blocks =
+            ceil(n / 16,384); for lists, each tensor has its own blocks, in the order of the tensors. Default: no
+            output.
 
     Returns:
-        float64[k], the squared norms |h_i|^2. A norm is not finite if and only if ``ys[i]`` has a NaN or an infinity.
-        ``out`` is then invalid; a separate ``acc`` stays valid.
+        float64[k], the squared norms |h_i|^2. A norm is not finite if and only if ``ys[i]`` has a NaN or an infinity,
+        or the sum is exact and |weights[i] h_i| >= ``LONGEST_EXACT``. ``out`` is then invalid; a separate ``acc`` stays
+        valid.
 
     Determinism: h_i is float32. The sum has the dtype of ``out``, in the order of the clients; a batch is
-        bit-identical to single calls.
-    Cost: reads the ys once (4 k n bytes in float32), 4 n bytes and ``acc``, and writes ``out`` once.
+        bit-identical to single calls. An exact sum is bit-identical for any order and any partition into partial sums;
+        its error is below 2^-61 per term, plus one rounding when the sum is read.
+    Cost: reads the ys once (4 k n bytes in float32), 4 n bytes and ``acc``, and writes ``out`` once. An exact sum has
+        16 n bytes.
+    Reference: Demmel and Nguyen, "Parallel Reproducible Summation", 2015, for the exact sum. Its bins are integers on a
+        fixed grid here.
     """
-    return core.accumulate(acc, out, bases, ys, scales, weights, partials)

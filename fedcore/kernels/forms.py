@@ -45,6 +45,14 @@ class Linear(NamedTuple):
         return _shown(self)
 
 
+REPLACED, CHANGE = Terms(h=1), Terms(row=1, r=-1)
+"""The usual forms: the new row is h, and the sum adds the change of the row."""
+ANCHORED = CHANGE._replace(q=1)
+"""The form that adds the change of the row and the anchor."""
+KEPT = Linear(T=1)
+"""The form of an unchanged running total."""
+
+
 def _shown(form: Terms | Linear) -> str:
     given = ", ".join(f"{name}={value!r}" for name, value in form._asdict().items() if value)
     return f"{type(form).__name__}({given})"

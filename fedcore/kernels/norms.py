@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.arrays import F64, Bools, core, ieee
+from fedcore.arrays import F64, Bools, ieee, native
 
 
-@ieee
+@native
 def squared_norms(rows: Sequence[Any], *, partials: F64 | None = None) -> F64:
     """Return the squared Euclidean norm of each row, float64[k].
 
@@ -22,7 +22,6 @@ def squared_norms(rows: Sequence[Any], *, partials: F64 | None = None) -> F64:
     >>> squared_norms([np.float32([3, 4])])
     array([25.])
     """
-    return core.squared_norms(rows, partials)
 
 
 @ieee

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.arrays import F32, F64, Bfloat16Array, core, ieee
+from fedcore.arrays import F32, F64, Bfloat16Array, core, ieee, native
 from fedcore.errors import RangeError
 from fedcore.validation import check_integer, check_list, length
 
@@ -13,7 +13,7 @@ BLOCK = 16_384
 """The elements of a block, whose share of a sum is added at once."""
 
 
-@ieee
+@native
 def gram_matrix(bases: Sequence[Any], ys: Sequence[Any], scales: F64, *, partials: F64 | None = None) -> F64:
     """Return the inner products of k clients' updates, float64[k, k]: G[i, j] = sum over the elements of h_i h_j.
 
@@ -33,8 +33,6 @@ def gram_matrix(bases: Sequence[Any], ys: Sequence[Any], scales: F64, *, partial
     array([[5., 3.],
            [3., 9.]])
     """
-    products: F64 = core.gram(bases, ys, scales, partials)
-    return products
 
 
 def symmetric(triangle: F64, k: int) -> F64:

@@ -7,16 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import arrays as memory
-from fedcore.arrays import F64, Floats, core, ieee
+from fedcore.arrays import F64, core, ieee, native
 from fedcore.errors import DtypeError, RangeError, UnknownNameError
-from fedcore.kernels.forms import Terms
+from fedcore.kernels.aggregate import Total
+from fedcore.kernels.forms import ANCHORED, REPLACED, Terms
 from fedcore.kernels.norms import all_finite
 from fedcore.validation import check_integer, length
 
-REPLACED, CHANGE = Terms(h=1), Terms(row=1, r=-1)
-"""The usual forms: the new row is h, and the sum adds the change of the row."""
-ANCHORED = CHANGE._replace(q=1)
-"""The form that adds the change of the row and the anchor."""
 BLOCK = 64  # elements of an int8 row that share a scale
 DTYPES: dict[str, type] = {"bf16": np.uint16, "f16": np.uint16, "int8": np.int8}
 
@@ -36,9 +33,9 @@ class Codes(NamedTuple):
     scales: Any = None
 
 
-@ieee
+@native
 def exchange(
-    acc: Floats,
+    acc: Total,
     bases: Sequence[Any],
     ys: Sequence[Any],
     scales: F64,
@@ -47,7 +44,7 @@ def exchange(
     anchors: Sequence[Any],
     new_rows: Sequence[Any],
     *,
-    out: Floats,
+    out: Total,
     row: Terms = REPLACED,
     adds: Terms = ANCHORED,
     keys: npt.NDArray[np.uint64] | None = None,
@@ -63,8 +60,13 @@ def exchange(
     By default r_i' = h_i, the client's last mean gradient, and the sum adds r_i' - r_i + q_i. Rows are float32 or
     quantised. The sum uses r_i and r_i' as stored and decoded, so it follows the stored rows exactly.
 
+    For an ``ExactSum`` each term of ``adds`` is rounded separately, to rounded((weights[i] adds.term) term). With
+    weights of 1 and ``adds`` of 1 and -1, replaced rows are subtracted exactly. So a running total of many exchanges is
+    the exact sum of the current rows.
+
     Args:
-        acc, out: float64[n]; the same array, or disjoint arrays.
+        acc, out: float64[n] or an ``ExactSum``; the same sum, or disjoint sums. For an exact sum the weighted elements
+            of old rows and anchors must be below 2^40; the calls that wrote them checked this.
         bases, ys, scales, weights: as for ``accumulate``, which also defines h_i and the dtypes of the ys.
         old_rows: k entries r_i: float32[n], ``Codes`` of n elements, or None for a row of zeros.
         anchors: k entries q_i: float32[n], or None for zeros.
@@ -82,14 +84,16 @@ def exchange(
 
     Returns:
         float64[k], the squared norms |h_i|^2 before any rounding. A norm is not finite if ``ys[i]`` or the stored r_i'
-        is not finite. The stored r_i' is not finite either if r_i is not, or if a number exceeds the codec's range. If
-        a norm is not finite, ``out`` and the new row are invalid.
+        is not finite. The stored r_i' is not finite either if r_i is not, or if a number exceeds the codec's range. For
+        an exact sum, a norm is also infinite if |weights[i] h_i| >= ``LONGEST_EXACT``, or if an element of a new row
+        times its weight is 2^40 or more. If a norm is not finite, ``out`` and the new row are invalid.
 
     Determinism: h_i and r_i' in float32, sums in float64, formulas from left to right, one client after the other.
         The terms of row.r, row.q, adds.h and adds.q are omitted if their coefficients are 0. A batch is bit-identical
-        to single calls.
+        to single calls. Exact sums as for ``accumulate``.
     Cost: for float32 ys and b bytes per element of a row (4 for float32, 2 for bf16 and f16, 1 + 1/16 for int8), reads
-        (4 + b) k n (4 k n more with anchors) + 12 n bytes and writes b k n + 8 n bytes.
+        (4 + b) k n (4 k n more with anchors) + 12 n bytes and writes b k n + 8 n bytes; 16 n
+        more for an exact sum.
     Reference: Gu et al., "Fast Federated Learning in the Presence of Arbitrary Device Unavailability" (MIFA), the
         memory-efficient form; Sun, Mao, Zhang, "MimiC", arXiv 2306.12212, Algorithm 1; Karimireddy et al., "SCAFFOLD:
         Stochastic Controlled Averaging for Federated Learning", Algorithm 1, option II (r' = h + r - c).
@@ -100,23 +104,6 @@ def exchange(
     >>> total, row
     (array([2., 3.]), array([3., 4.], dtype=float32))
     """
-    return core.exchange(
-        acc,
-        out,
-        bases,
-        ys,
-        scales,
-        weights,
-        old_rows,
-        anchors,
-        new_rows,
-        row=row,
-        adds=adds,
-        keys=keys,
-        sums=sums,
-        first=first,
-        partials=partials,
-    )
 
 
 @ieee

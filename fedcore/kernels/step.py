@@ -6,16 +6,13 @@ from typing import Any
 import numpy as np
 
 from fedcore import arrays as memory
-from fedcore.arrays import F32, F64, I64, Floats, core, ieee
+from fedcore.arrays import F32, F64, I64, Floats, core, ieee, native
 from fedcore.errors import DtypeError, RangeError, ShapeError
-from fedcore.kernels.forms import Linear
+from fedcore.kernels.forms import KEPT, Linear
 from fedcore.validation import check_list, length, numbers
 
-KEPT = Linear(T=1)
-"""The form of an unchanged running total."""
 
-
-@ieee
+@native
 def server_step(
     sum: Floats,
     total: F64 | None,
@@ -54,23 +51,9 @@ def server_step(
         uses the rounded v.
     Cost: reads 12 n bytes (8 n more with a total, 4 n with a momentum, 8 n with a control) and writes 8 n (16 n).
     """
-    return core.server_step(
-        sum,
-        total,
-        momentum,
-        control,
-        x,
-        v,
-        total_out,
-        x_out,
-        v_of=v_of,
-        total_of=total_of,
-        gamma=gamma,
-        partials=partials,
-    )
 
 
-@ieee
+@native
 def optimizer_step(
     v: F32,
     m: F32,
@@ -118,23 +101,6 @@ def optimizer_step(
     >>> x, m, s
     (array([0.5, 0.5], dtype=float32), array([3., 4.], dtype=float32), array([ 9., 16.], dtype=float32))
     """
-    return core.optimizer_step(
-        v,
-        m,
-        s,
-        x,
-        m_out,
-        s_out,
-        x_out,
-        from_m=from_m,
-        from_v=from_v,
-        from_s=from_s,
-        from_square=from_square,
-        yogi=yogi,
-        tau=tau,
-        gamma=gamma,
-        partials=partials,
-    )
 
 
 @ieee
@@ -195,7 +161,7 @@ def combined_square(terms: Sequence[Any], coefficients: Sequence[float], *, part
     return core.combined_square(terms, numbers("coefficients", coefficients, np.float64), partials)
 
 
-@ieee
+@native
 def direction_step(
     y: Any,
     grad: Any,
@@ -237,7 +203,6 @@ def direction_step(
     >>> y
     array([0.5, 0.5], dtype=float32)
     """
-    core.direction_step(y, grad, grad_prev, offset, x, lr, a, b, mu, weight_decay)
 
 
 @ieee
@@ -299,7 +264,7 @@ def compressed_rows(W: Any, p: int) -> tuple[I64, I64, F32]:
     return starts, columns[order].astype(np.int64), weights[order]
 
 
-@ieee
+@native
 def add_discrete_gaussian(sum: F64, grid: float, sigma: int, key: bytes, *, out: F64) -> None:
     """Write (round(sum / grid) + y) grid, with y from the discrete Gaussian of standard deviation ``sigma``.
 
@@ -321,4 +286,3 @@ def add_discrete_gaussian(sum: F64, grid: float, sigma: int, key: bytes, *, out:
     >>> noise
     array([ 0.5, -2. ,  0. ])
     """
-    core.add_discrete_gaussian(sum, out, grid, sigma, key)

@@ -15,7 +15,7 @@ from fedcore.algorithms import Claims
 from fedcore.algorithms.base import NOTHING, H
 from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, Floats, core, device_of, empty, set_to_zero, zeros
 from fedcore.kernels import ExactSum, Terms
-from fedcore.kernels.rows import CHANGE
+from fedcore.kernels.forms import CHANGE
 from fedcore.options import RoundPolicy, Settings
 from fedcore.profiling import span
 from fedcore.rules import Chain, PrivateMean
@@ -217,18 +217,17 @@ PART = 256
 def exchange(
     acc: Any, *columns: Any, out: Any, keys: Any = None, sums: Any = None, partials: F64 | None = None, **options: Any
 ) -> F64:
-    """Return ``kernels.exchange`` or ``kernels.exchange_exact`` of any number of disjoint rows, with the same bits.
+    """Return ``kernels.exchange`` of any number of disjoint rows, with the same bits.
 
     The columns are bases, ys, scales, weights, old rows, anchors and new rows; the options are those of the kernels.
     """
     bases, ys, _, _, *rows = columns
     squares = np.empty(len(ys))
-    kernel: Any = kernels.exchange_exact if isinstance(acc, ExactSum) else kernels.exchange
     with span("fold", None, (acc, bases, ys, *rows, out)):
         for start in range(0, len(ys), PART):
             some = slice(start, start + PART)
             part = partials if partials is None or len(ys) <= PART else np.empty_like(partials[:, some], order="C")
-            squares[some] = kernel(
+            squares[some] = kernels.exchange(
                 out if start else acc,
                 *[column[some] for column in columns],
                 out=out,
@@ -692,10 +691,9 @@ class Sum:
                 some = bases[run], ys[run], scales[run], weights[run]
                 squares[run] = self._add(out if run.start else acc, *some, out).here
             return Squares(squares)
-        kernel: Any = kernels.accumulate_exact if self._exact else kernels.accumulate
         room = self._reducer.room(len(out.high if self._exact else out), len(ys))
         with span("fold", None, (acc, bases, ys, out)):
-            return Squares(kernel(acc, bases, ys, scales, weights, out=out, partials=room), room)
+            return Squares(kernels.accumulate(acc, bases, ys, scales, weights, out=out, partials=room), room)
 
     def _zero(self) -> None:
         """Write zeros if the sum is empty; a first fold of ``_accumulate`` does not need them."""

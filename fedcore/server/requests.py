@@ -245,8 +245,7 @@ class WarmStart(Change):
                 arguments = total, none, ys, minus, ones, none, none, new
                 exchange_whole(store, clients, *arguments, out=total, keys=keys, reducer=state.reducer)
             else:
-                kernel: Any = kernels.accumulate if now.exact_total is None else kernels.accumulate_exact
-                kernel(total, none, ys, minus, ones, out=total)
+                kernels.accumulate(total, none, ys, minus, ones, out=total)
             if now.exact_total is not None:
                 after, total = after._replace(exact_total=total), kernels.read_exact(total)
             after, mean, share = after._replace(total=total), total, 1 / len(store.registry)

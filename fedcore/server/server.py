@@ -34,6 +34,7 @@ from fedcore.options import (
     Limits,
     Openings,
     RoundPolicy,
+    ServerOptions,
     Settings,
     Storage,
     checked_objects,
@@ -158,9 +159,8 @@ class Server(Represented, Unpicklable):
             raise UnknownNameError(f"algorithm={algorithm!r}: must be an Algorithm or the name of one")
         if layout.n_parameters < 1:
             raise ShapeError("model: it has no parameters")
-        options: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer, "limits": limits}
-        options |= {"compute": compute, "audit": place.audit, "journal": bool(place.journal), "policy": policy}
-        settings = Settings.of(method, layout, aggregation=aggregation, **options)
+        options = ServerOptions(lr, server_lr, optimizer, aggregation, limits, place, compute, policy)
+        settings = Settings.of(method, layout, options)
         self._place: tuple[Any, ...] = place, compute, *(["ClientStore"] if given is not None else [])
         require_compatible(settings, *self._place)
         backend: Any
@@ -231,8 +231,6 @@ class Server(Represented, Unpicklable):
     def settings(self) -> Settings:
         """The checked options, frozen."""
         return self._backend.settings
-
-    _settings = settings
 
     def _checked(self, options: Mapping[str, Any]) -> Settings:
         """Return the settings with changed options; raise RangeError if they do not combine."""
@@ -1070,7 +1068,7 @@ class EdgeAggregator:
             raise ArrayError("x: a number is NaN or infinite")
         freeze(vector)
         self._state.snapshot = self._state.snapshot._replace(x=vector, x_prev=vector, round_number=number)
-        return server._open(server._settings.batch_size, may_hold=False, kind=EdgeRound)
+        return server._open(server.settings.batch_size, may_hold=False, kind=EdgeRound)
 
     def fold(self, x: Any, updates: Iterable[Update], *, round: int) -> PartialSum:
         """Run a round in one call, and return its partial sum. The arguments are those of ``open_round``."""

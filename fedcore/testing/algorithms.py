@@ -17,7 +17,7 @@ from fedcore.options import Compute, describe
 from fedcore.server import Server, Update
 from fedcore.server.broadcast import Instructions
 from fedcore.testing.contract import Contract, check, require, same
-from fedcore.testing.rounds import N, cohort_of, look, run_rounds, updates_of
+from fedcore.testing.rounds import N, by_adding, cohort_of, look, run_rounds, updates_of
 
 n, ROUNDS = 70, 6
 
@@ -100,9 +100,7 @@ class AlgorithmContract(Contract):
             updates = updates_of(servers[0], cohort_of(t))
             servers[0].round(updates)
             for server in servers[1:]:
-                with server.open_round() as opened:
-                    for update in updates:
-                        opened.add_batch([update])
+                by_adding(server, updates)
                 same(look(server), look(servers[0]), f"updates one by one in round {t}")
 
     def test_aborted_rounds_and_rejected_updates_change_nothing(self) -> None:
@@ -110,8 +108,7 @@ class AlgorithmContract(Contract):
         server, other = run_rounds(self.server(), 3), run_rounds(self.server(), 3)
         before, updates = look(server), updates_of(server, range(N))
         with server.open_round() as opened:
-            for update in updates:
-                opened.add_batch([update])
+            opened.add_batch(updates)
             opened.abort()
         same(look(server), before, "server after an aborted round")
         report = server.round([updates[0], updates[1]._replace(value=np.full(n, np.nan, np.float32)), *updates[2:]])

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.arrays import to_host
-from fedcore.server import Server, Update
+from fedcore.server import Report, Server, Update
 
 N, STEPS = 6, 3
 
@@ -30,6 +30,27 @@ def updates_of(server: Server, cohort: Iterable[Any], newcomers: Iterable[Any] =
         loss = 1.0 + i if method.needs_loss else None
         updates.append(Update(client, y, steps=steps, examples=1 + i, control=control, loss=loss))
     return updates
+
+
+def by_adding(server: Server, updates: list[Update], newcomers: Any = ()) -> Report:
+    """Run a round with ``Round.add``; the caller uses the memory of each vector again."""
+    with server.open_round(newcomers=newcomers) as opened:
+        for update in updates:
+            given = {
+                name: v.copy() for name, v in (("value", update.value), ("control", update.control)) if v is not None
+            }
+            opened.add(**update._replace(**given)._asdict())
+            for vector in given.values():
+                vector[:] = np.nan
+        return opened.finish()
+
+
+def by_batches(server: Server, updates: list[Update], newcomers: Any = ()) -> Report:
+    """Run a round with ``Round.add_batch``, of one update and of the others."""
+    with server.open_round(newcomers=newcomers) as opened:
+        opened.add_batch(updates[:1])
+        opened.add_batch(updates[1:])
+        return opened.finish()
 
 
 def run_rounds(server: Server, rounds: int) -> Server:

@@ -12,7 +12,7 @@ from fedcore.options import Compute
 from fedcore.rules import ClipToMedian, Rule
 from fedcore.server import Report, Server, Update
 from fedcore.testing.contract import Contract, require, same
-from fedcore.testing.rounds import look
+from fedcore.testing.rounds import by_adding, look
 
 K, n = 11, 70
 
@@ -80,11 +80,7 @@ class RuleContract(Contract):
         """Updates one by one and all at once give the same bits (docs/design.md, "Principles")."""
         for t, (one, other) in enumerate([(self.server(), self.server())] * 4):
             updates = self.updates(one)
-            due = one.round(updates)
-            with other.open_round() as opened:
-                for update in updates:
-                    opened.add_batch([update])
-                got = opened.finish()
+            due, got = one.round(updates), by_adding(other, updates)
             self.same(other, one, got, due, f"updates one by one in round {t}")
 
     def test_nothing_is_altered(self) -> None:

@@ -19,30 +19,9 @@ from fedcore.options import Compute, Limits, RoundPolicy
 from fedcore.rules import CapExamples, ClipToMedian, RejectLong, TrimmedMean
 from fedcore.server import Report, Server, Update
 from fedcore.testing.contract import Contract, require, same
-from fedcore.testing.rounds import N, cohort_of, look, run_rounds, updates_of
+from fedcore.testing.rounds import N, by_adding, by_batches, cohort_of, look, run_rounds, updates_of
 
 SIZES = {i: 1 + i for i in range(N)}
-
-
-def by_adding(server: Server, updates: list[Update], newcomers: Any = ()) -> Report:
-    """Run a round with ``Round.add``; the caller uses the memory of each vector again."""
-    with server.open_round(newcomers=newcomers) as opened:
-        for update in updates:
-            given = {
-                name: v.copy() for name, v in (("value", update.value), ("control", update.control)) if v is not None
-            }
-            opened.add(**update._replace(**given)._asdict())
-            for vector in given.values():
-                vector[:] = np.nan
-        return opened.finish()
-
-
-def by_batches(server: Server, updates: list[Update], newcomers: Any = ()) -> Report:
-    """Run a round with ``Round.add_batch``, of one update and of the others."""
-    with server.open_round(newcomers=newcomers) as opened:
-        opened.add_batch(updates[:1])
-        opened.add_batch(updates[1:])
-        return opened.finish()
 
 
 def by_pieces(server: Server, updates: list[Update], newcomers: Any = ()) -> Report:

@@ -1,5 +1,9 @@
 """Arguments that a kernel rejects by name; ``test_hostile_arrays`` tries the same wrong arrays on all kernels."""
 
+import ast
+import inspect
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +11,7 @@ import pytest
 import scipy.sparse
 import torch
 
+import fedcore
 from fedcore import errors, kernels
 from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError, UnknownNameError
 from fedcore.kernels import Codes, ExactSum
@@ -35,7 +40,7 @@ def accumulate(ys, out=None, partials=None):
 
 
 def accumulate_exact(acc=None, out=WORDS):
-    return kernels.accumulate_exact(acc, [None], [SINGLE], ONE, ONE, out=out)
+    return kernels.accumulate(acc, [None], [SINGLE], ONE, ONE, out=out)
 
 
 def exchange(**change):
@@ -330,3 +335,26 @@ def test_a_new_row_over_an_array_of_another_client_is_refused():
         with pytest.raises(errors.ArrayError, match=match):
             kernels.exchange(np.zeros(8), *given, out=np.zeros(8))
         np.testing.assert_array_equal(row, np.ones(8))
+
+
+STUB = Path(fedcore.__file__).with_name("_core.pyi")
+FACES = [
+    name
+    for file in Path(kernels.__file__).parent.glob("*.py")
+    for name in re.findall(r"^@native\ndef (\w+)", file.read_text(), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("name", sorted(FACES))
+def test_a_declaration_has_the_parameters_of_the_native_function(name):
+    (native,) = (node for node in ast.parse(STUB.read_text()).body if getattr(node, "name", None) == name)
+    declared = inspect.signature(getattr(kernels, name)).parameters
+    by_position = [one.name for one in declared.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    assert by_position == [one.arg for one in native.args.args]
+    by_name = {one.name: one.default for one in declared.values() if one.kind is one.KEYWORD_ONLY}
+    assert [*by_name] == [one.arg for one in native.args.kwonlyargs]
+    for default, found in zip(by_name.values(), native.args.kw_defaults, strict=True):
+        due = inspect.Parameter.empty if found is None else ast.literal_eval(found)
+        assert (list(default) if isinstance(default, tuple) else default) == (
+            list(due) if due.__class__ is tuple else due
+        )

@@ -77,11 +77,11 @@ def digest_of(lengths, place=lambda array: array):
         for codes in (False, True):
             words = [place(np.full(n, 3)) for _ in range(4)]
             sum, spare = kernels.ExactSum(*words[:2]), kernels.ExactSum(*words[2:])
-            digest.update(kernels.accumulate_exact(sum, bases, mixed if codes else ys, scales, weights, out=spare))
+            digest.update(kernels.accumulate(sum, bases, mixed if codes else ys, scales, weights, out=spare))
             for form in ("replaced", "general"):
                 made = [kernels.quantise(row, "int8") for row in old] if codes else new
                 given = sum, [x] * 9, ys, scales, weights, old, anchors, made
-                digest.update(kernels.exchange_exact(*given, out=spare, keys=keys, **FORMS[form]))
+                digest.update(kernels.exchange(*given, out=spare, keys=keys, **FORMS[form]))
                 kernels.combine_exact([sum, spare, ys[0]], [1, -2, 5], sum)
                 for word in (*sum, *spare, kernels.read_exact(sum)):
                     digest.update(word)

@@ -43,7 +43,7 @@ def test_more_terms_than_a_word_holds():
     acc, none, ones = ExactSum.zeros(n), [None] * k, np.ones(k)
     given = [none, ys, -ones, ones], [none, none, list(np.empty((k, n), np.float32))]
     whole_sum = [sum(on_grid(float(y[j])) for y in ys) for j in range(n)]
-    for out in (kernels.accumulate_exact, lambda *a, out: kernels.exchange_exact(*a, *given[1], out=out)):
+    for out in (kernels.accumulate, lambda *a, out: kernels.exchange(*a, *given[1], out=out)):
         found = exact(n)
         out(acc, *given[0], out=found)
         assert [whole(found, j) for j in range(n)] == whole_sum
@@ -53,7 +53,7 @@ def test_more_terms_than_a_word_holds():
 def test_a_fold_is_the_integer_sum_of_rounded_terms():
     acc, bases, ys, scales, weights = problem(9, 300, seed=5)
     out = exact(300)
-    kernels.accumulate_exact(acc, bases, ys, scales, weights, out=out)
+    kernels.accumulate(acc, bases, ys, scales, weights, out=out)
     for j in range(300):
         terms = []
         for x, y, scale, weight in zip(bases, ys, scales, weights, strict=True):
@@ -69,9 +69,9 @@ def test_a_term_is_rounded_to_the_grid(value, exponent):
     if abs(y[0]) >= 2.0**39:
         return
     out = exact(1)
-    kernels.accumulate_exact(None, [None], [y], -np.ones(1), np.ones(1), out=out)
+    kernels.accumulate(None, [None], [y], -np.ones(1), np.ones(1), out=out)
     assert whole(out, 0) == on_grid(float(y[0]))
-    kernels.accumulate_exact(out, [None], [y], np.ones(1), np.ones(1), out=out)
+    kernels.accumulate(out, [None], [y], np.ones(1), np.ones(1), out=out)
     assert whole(out, 0) == 0
 
 
@@ -94,7 +94,7 @@ def test_sixty_orders_and_trees_have_one_hash_and_float64_has_many():
             some, order = order[:size], order[size:]
             given = [bases[i] for i in some], [ys[i] for i in some], scales[some], weights[some]
             parts.append(exact(n))
-            kernels.accumulate_exact(None, *given, out=parts[-1])
+            kernels.accumulate(None, *given, out=parts[-1])
         total = joined(parts, rng)
         hashes.add(hashlib.sha256(total.high.tobytes() + total.low.tobytes()).hexdigest())
         order = rng.permutation(k)
@@ -111,7 +111,7 @@ def test_the_error_is_not_above_float64s():
     k, n = 48, 400
     _, bases, ys, scales, weights = problem(k, n)
     out, wide = exact(n), np.zeros(n)
-    kernels.accumulate_exact(None, bases, ys, scales, weights, out=out)
+    kernels.accumulate(None, bases, ys, scales, weights, out=out)
     kernels.accumulate(wide, bases, ys, scales, weights, out=wide)
     errors_of = {"exact": [], "float64": []}
     for j in range(n):
@@ -137,7 +137,7 @@ def test_a_running_total_is_the_sum_of_the_rows_however_often_they_are_replaced(
         keys = rng.integers(0, 2**62, (k, 2)).astype(np.uint64)
         old = [rows[i] for i in some]
         given = total, none, ys, -np.ones(k), np.ones(k), old, none, new
-        assert np.isfinite(kernels.exchange_exact(*given, out=total, keys=keys, adds=Terms(row=1, r=-1))).all()
+        assert np.isfinite(kernels.exchange(*given, out=total, keys=keys, adds=Terms(row=1, r=-1))).all()
         for i, row in zip(some, new, strict=True):
             rows[i] = row
     due = ExactSum.zeros(n)
@@ -191,11 +191,11 @@ def test_reading_rounds_once():
 def test_every_dtype_is_rounded_to_float32_first(dtype):
     acc, bases, _, scales, weights = problem(5, 5001)
     ys, due, out = Numbers(5001).many(5, dtype), exact(5001), exact(5001)
-    kernels.accumulate_exact(acc, bases, [np.float32(oracle.numbers(y)) for y in ys], scales, weights, out=due)
-    kernels.accumulate_exact(acc, bases, ys, scales, weights, out=out)
+    kernels.accumulate(acc, bases, [np.float32(oracle.numbers(y)) for y in ys], scales, weights, out=due)
+    kernels.accumulate(acc, bases, ys, scales, weights, out=out)
     same(out, due)
     apart = [[y[:1000].reshape(10, 100), y[1000:1003], y[1003:]] for y in ys]
-    kernels.accumulate_exact(acc, bases, apart, scales, weights, out=out)
+    kernels.accumulate(acc, bases, apart, scales, weights, out=out)
     same(out, due)
 
 
@@ -204,27 +204,27 @@ def test_a_row_past_the_grid_has_an_infinite_norm_and_keeps_the_old_sum(value):
     acc, _, ys, *_ = problem(3, 5000)
     before = ExactSum(acc.high.copy(), acc.low.copy())
     ys[1][4000] = value
-    norms = kernels.accumulate_exact(acc, [None] * 3, ys, np.ones(3), np.ones(3), out=exact(5000))
+    norms = kernels.accumulate(acc, [None] * 3, ys, np.ones(3), np.ones(3), out=exact(5000))
     assert np.isfinite(norms).tolist() == [True, False, True]
     same(acc, before)
     new = [np.empty(5000, np.float32) for _ in range(3)]
     given = acc, [None] * 3, ys, np.ones(3), np.ones(3), [None] * 3, [None] * 3, new
-    assert np.isfinite(kernels.exchange_exact(*given, out=exact(5000))).tolist() == [True, False, True]
-    control = kernels.exchange_exact(*given, out=exact(5000), row=Terms(h=1, r=1, q=1))
+    assert np.isfinite(kernels.exchange(*given, out=exact(5000))).tolist() == [True, False, True]
+    control = kernels.exchange(*given, out=exact(5000), row=Terms(h=1, r=1, q=1))
     assert np.isfinite(control).tolist() == [True, False, True]
 
 
 def test_the_grids_range_includes_the_weight():
     y, out = np.float32([2.0**20]), exact(1)
     for weight, held in ((2.0**18, True), (2.0**19, False), (-(2.0**19), False), (0.0, True)):
-        norms = kernels.accumulate_exact(None, [None], [y], np.ones(1), np.array([weight]), out=out)
+        norms = kernels.accumulate(None, [None], [y], np.ones(1), np.array([weight]), out=out)
         assert np.isfinite(norms[0]) == held
-        assert np.isfinite(oracle.accumulate_exact(None, out, [None], [y], [1.0], [weight])[0]) == held
+        assert np.isfinite(oracle.accumulate(None, [None], [y], [1.0], [weight], out=out)[0]) == held
     rows = [None], [None], [np.empty(1, np.float32)]
     large = [np.float32([2.0**38.5])]
     given = ExactSum.zeros(1), [None], [np.float32([2.0**38])], np.ones(1), np.ones(1)
-    assert np.isfinite(kernels.exchange_exact(*given, *rows, out=out))[0]
+    assert np.isfinite(kernels.exchange(*given, *rows, out=out))[0]
     rows = large, [None], [np.empty(1, np.float32)]  # a row that becomes the sum of two large numbers
-    held = kernels.exchange_exact(*given, *rows, out=out, row=Terms(h=-3, r=3), adds=Terms(row=1, r=-1))
+    held = kernels.exchange(*given, *rows, out=out, row=Terms(h=-3, r=3), adds=Terms(row=1, r=-1))
     assert not np.isfinite(held[0])
     assert LONGEST_EXACT == 2.0**39

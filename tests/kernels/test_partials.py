@@ -61,7 +61,7 @@ def test_a_fold_in_parts_has_the_bits_of_one(dtype, parts):
     bases = [*vectors(rng, K - 1, n), None]
     if dtype == "exact":
         acc, whole, made = ExactSum.zeros(n), ExactSum.empty(n), ExactSum.empty(n)
-        fold, total = kernels.accumulate_exact, partial(kernels.sum_of_partials_exact, weights=weights)
+        fold, total = kernels.accumulate, partial(kernels.sum_of_partials_exact, weights=weights)
     else:
         acc, whole, made = rng.normal(size=n).astype(dtype), np.empty(n, dtype), np.empty(n, dtype)
         fold, total = kernels.accumulate, kernels.sum_of_partials
@@ -95,7 +95,7 @@ def test_an_exchange_in_parts_has_the_bits_of_one(exact, codec, form, parts):
     rows, made_rows = [empty_row(codec, n) for _ in ys], [empty_row(codec, n) for _ in ys]
     if exact:
         acc, whole, made = ExactSum.zeros(n), ExactSum.empty(n), ExactSum.empty(n)
-        swap, total = kernels.exchange_exact, partial(kernels.sum_of_partials_exact, weights=weights, **FORMS[form])
+        swap, total = kernels.exchange, partial(kernels.sum_of_partials_exact, weights=weights, **FORMS[form])
     else:
         acc, whole, made = rng.normal(size=n), np.empty(n), np.empty(n)
         swap, total = kernels.exchange, kernels.sum_of_partials
@@ -204,9 +204,9 @@ def test_an_update_too_long_only_as_a_whole(form):
     def call(span, partials):
         given = cut(ExactSum.zeros(n), span), [None] * 4, cut(ys, span), np.ones(4), weights
         if form is None:
-            return kernels.accumulate_exact(*given, out=cut(out, span), partials=partials)
+            return kernels.accumulate(*given, out=cut(out, span), partials=partials)
         rows_of_part = [None] * 4, [None] * 4, cut(rows, span)
-        return kernels.exchange_exact(*given, *rows_of_part, out=cut(out, span), partials=partials, **forms)
+        return kernels.exchange(*given, *rows_of_part, out=cut(out, span), partials=partials, **forms)
 
     of_parts = [call(slice(i * BLOCK, (i + 1) * BLOCK), partials[i : i + 1]) for i in (0, 1)]
     whole = call(slice(0, n), None)

@@ -108,7 +108,7 @@ struct Words {
 void exact_folds(Problem& p, const std::vector<ClientUpdate>& sent) {
     Words sum(p.n), other(p.n);
     const ExactFold fold{sum.read(), sum.sum(), sent.data()};
-    made([&] { accumulate_exact(&fold, kRows, p.pieces.data(), p.count(), p.scratch.data(), p.norms.data()); });
+    made([&] { accumulate(&fold, kRows, p.pieces.data(), p.count(), p.scratch.data(), p.norms.data()); });
     sum.show("accumulate_exact");
     show("  norms", p.norms);
     const ExactTerm terms[] = {{sum.read(), nullptr, 3}, {other.read(), nullptr, -5000}, {{}, p.x.data(), 7}};
@@ -176,8 +176,8 @@ void exchanges(Problem& p, const std::vector<ClientUpdate>& sent, Codec codec, c
     show("  checksums", checksums);
     Words exact(p.n);
     made([&] {
-        exchange_exact(exact.read(), exact.sum(), sent.data(), row_exchanges.data(), forms, kRows, p.n,
-                       p.scratch.data(), p.norms.data());
+        exchange(exact.read(), exact.sum(), sent.data(), row_exchanges.data(), forms, kRows, p.n, p.scratch.data(),
+                 p.norms.data());
     });
     exact.show("exchange_exact");
     show("  norms", p.norms);

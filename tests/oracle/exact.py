@@ -1,14 +1,16 @@
 """Reference implementations of the kernels of exact sums."""
 
 from collections.abc import Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore.arrays import F32, F64
-from fedcore.kernels import Terms
-from tests.oracle.kernels import BLOCK, added, decoded, exchange, gradient, sizes_of, squares_of_blocks, whole
+from fedcore.kernels.forms import ANCHORED, REPLACED
+from tests.oracle import kernels as floats
+from tests.oracle.kernels import BLOCK, added, decoded, gradient, sizes_of, squares_of_blocks, whole
 
 Words = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -49,16 +51,12 @@ def held(squares: F64, weights: F64) -> F64:
         return np.where(squares < longest * longest, squares, np.inf)
 
 
-def accumulate_exact(
-    acc: Words | None,
-    out: Words,
-    bases: Sequence[F32 | None],
-    ys: Sequence[Any],
-    scales: F64,
-    weights: F64,
-    partials: F64 | None = None,
-) -> F64:
+@wraps(floats.accumulate)
+def accumulate(acc: Any, *given: Any, out: Any, partials: F64 | None = None) -> F64:
     """Set out = acc + sum_i rounded(weights[i] h_i), with acc = 0 for None. Return the squared norm of each h_i."""
+    if not isinstance(out, tuple):
+        return floats.accumulate(acc, *given, out=out, partials=partials)
+    bases, ys, scales, weights = given
     begin(acc, out)
     hs = [gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)]
     for h, weight in zip(hs, weights, strict=True):
@@ -66,48 +64,20 @@ def accumulate_exact(
     return held(added(squares_of_blocks(hs, sizes_of(ys)), partials), weights)
 
 
-def exchange_exact(
-    acc: Words,
-    out: Words,
-    bases: Sequence[F32 | None],
-    ys: Sequence[Any],
-    scales: F64,
-    weights: F64,
-    old_rows: Sequence[Any],
-    anchors: Sequence[F32 | None],
-    new_rows: Sequence[Any],
-    *,
-    row: Terms,
-    adds: Terms,
-    keys: npt.NDArray[np.uint64] | None,
-    sums: npt.NDArray[np.uint64] | None = None,
-    first: int = 0,
-    partials: F64 | None = None,
-) -> F64:
-    """Do as ``exchange``, with each term of ``adds`` multiplied by (weights[i] coefficient) and rounded separately."""
+@wraps(floats.exchange)
+def exchange(acc: Any, *given: Any, out: Any, partials: F64 | None = None, **options: Any) -> F64:
+    """Do as for floats, with each term of ``adds`` multiplied by (weights[i] coefficient) and rounded separately."""
+    if not isinstance(out, tuple):
+        return floats.exchange(acc, *given, out=out, partials=partials, **options)
+    bases, ys, scales, weights, old_rows, anchors, new_rows = given
+    row, adds = options.get("row", REPLACED), options.get("adds", ANCHORED)
     begin(acc, out)
     hs = [gradient(*sent) for sent in zip(bases, ys, scales, strict=True)]
     n = len(out[0])
     before = [decoded(old, n) for old in old_rows]
     unused = np.zeros(n)
     shares = np.empty((-(-n // BLOCK), len(hs)))
-    exchange(
-        unused,
-        unused,
-        bases,
-        ys,
-        scales,
-        weights,
-        old_rows,
-        anchors,
-        new_rows,
-        row=row,
-        adds=adds,
-        keys=keys,
-        sums=sums,
-        first=first,
-        partials=shares,
-    )
+    floats.exchange(unused, *given, out=unused, partials=shares, **options)
     most = max(abs(adds.row * row.h), abs(adds.h), abs(adds.row))
     for i, (h, weight) in enumerate(zip(hs, weights, strict=True)):
         stored = decoded(new_rows[i], n)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fedcore.arrays import F32, F64
 from fedcore.kernels import Linear, Terms
+from fedcore.kernels.forms import ANCHORED, KEPT, REPLACED
 
 Sum: TypeAlias = npt.NDArray[np.floating[Any]]
 
@@ -101,11 +102,12 @@ def whole(y: Any) -> Any:
 
 def accumulate(
     acc: Sum | None,
-    out: Sum,
     bases: Sequence[F32 | None],
     ys: Sequence[Any],
     scales: F64,
     weights: F64,
+    *,
+    out: Sum,
     partials: F64 | None = None,
 ) -> F64:
     """Set out = acc + sum_i weights[i] h_i in its dtype, with acc = 0 for None. Return the squared norm of each h_i."""
@@ -116,7 +118,7 @@ def accumulate(
     return added(squares_of_blocks(hs, sizes_of(ys)), partials)
 
 
-def gram(bases: Sequence[F32 | None], ys: Sequence[Any], scales: F64, partials: F64 | None) -> F64:
+def gram_matrix(bases: Sequence[F32 | None], ys: Sequence[Any], scales: F64, *, partials: F64 | None = None) -> F64:
     """Return the inner products of all h_i, added on 8 lanes in each block, folded in a tree, block by block."""
     h = np.array([gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)], np.float64)
     total = np.zeros((len(h), len(h)))
@@ -173,7 +175,6 @@ def decoded(row: Any, n: int) -> F32:
 
 def exchange(
     acc: F64,
-    out: F64,
     bases: Sequence[F32 | None],
     ys: Sequence[Any],
     scales: F64,
@@ -182,9 +183,10 @@ def exchange(
     anchors: Sequence[F32 | None],
     new_rows: Sequence[Any],
     *,
-    row: Terms,
-    adds: Terms,
-    keys: npt.NDArray[np.uint64] | None,
+    out: F64,
+    row: Terms = REPLACED,
+    adds: Terms = ANCHORED,
+    keys: npt.NDArray[np.uint64] | None = None,
     sums: npt.NDArray[np.uint64] | None = None,
     first: int = 0,
     partials: F64 | None = None,
@@ -225,16 +227,16 @@ def exchange(
 def server_step(
     sum: Sum,
     total: F64 | None,
-    momentum: F32 | None,
-    control: F64 | None,
     x: F32,
+    *,
+    v_of: Linear,
+    total_of: Linear = KEPT,
+    gamma: float,
+    momentum: F32 | None = None,
+    control: F64 | None = None,
     v: F32,
     total_out: F64 | None,
     x_out: F32,
-    *,
-    v_of: Linear,
-    total_of: Linear,
-    gamma: float,
     partials: F64 | None = None,
 ) -> tuple[float, float]:
     """Set v = v_of(A, T, g, B), T' = total_of(T, A, B, g, v) and x' = x - gamma v. Return (|v|^2, |x'|^2)."""
@@ -250,21 +252,22 @@ def server_step(
     if total_out is not None:
         total_out[:] = combined(total_of, "TABgv" if total_of.g else "TABv")
     x_out[:] = x_wide - gamma * wide["v"]
-    v_square, x_square = squared_norms([v, x_out], partials)
+    v_square, x_square = squared_norms([v, x_out], partials=partials)
     return float(v_square), float(x_square)
 
 
 def direction_step(
     y: F32,
     grad: F32,
-    grad_prev: F32 | None,
-    offset: F32 | None,
-    x: F32 | None,
+    *,
     lr: float,
-    a: float,
-    b: float,
-    mu: float,
-    weight_decay: float,
+    a: float = 1.0,
+    b: float = 0.0,
+    mu: float = 0.0,
+    weight_decay: float = 0.0,
+    grad_prev: F32 | None = None,
+    offset: F32 | None = None,
+    x: F32 | None = None,
 ) -> None:
     """Compute y -= lr (a (grad + weight_decay y) + b grad_prev + offset + mu (y - x)) in float32, in this order."""
     rate, of_grad, of_prev, of_drift, decay = map(np.float32, (lr, a, b, mu, weight_decay))
@@ -301,17 +304,17 @@ def optimizer_step(
     m: F32,
     s: F32 | None,
     x: F32,
-    m_out: F32,
-    s_out: F32 | None,
-    x_out: F32,
     *,
     from_m: float,
     from_v: float,
-    from_s: float,
-    from_square: float,
-    yogi: bool,
-    tau: float,
+    from_s: float = 1.0,
+    from_square: float = 1.0,
+    yogi: bool = False,
+    tau: float = 0.0,
     gamma: float,
+    m_out: F32,
+    s_out: F32 | None,
+    x_out: F32,
     partials: F64 | None = None,
 ) -> float:
     """Set m', s' and x' in float32, and return |x'|^2.
@@ -330,7 +333,7 @@ def optimizer_step(
         u = m_next / (np.sqrt(s_out) + np.float32(tau))
     m_out[:] = m_next
     x_out[:] = x - np.float32(gamma) * u
-    return float(squared_norms([x_out], partials)[0])
+    return float(squared_norms([x_out], partials=partials)[0])
 
 
 def mix(models: Sequence[F32], starts: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], weights: F32) -> None:
@@ -416,7 +419,7 @@ def dequantise(codes: npt.NDArray[Any], scales: F32 | None, codec: str, out: F32
         out[:] = (codes.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def squared_norms(rows: Sequence[Sum], partials: F64 | None = None) -> F64:
+def squared_norms(rows: Sequence[Sum], *, partials: F64 | None = None) -> F64:
     """Return |row|^2 of each row in float64, added block by block; write each block's sum to ``partials``."""
     return added(squares_of_blocks(rows), partials)
 

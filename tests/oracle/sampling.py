@@ -210,7 +210,7 @@ def _alias_table(masses: list[int], column: int) -> list[tuple[int, int]]:
     return table
 
 
-def add_discrete_gaussian(sum: F64, out: F64, grid: float, sigma: int, key: bytes) -> None:
+def add_discrete_gaussian(sum: F64, grid: float, sigma: int, key: bytes, *, out: F64) -> None:
     """Write (round(sum / grid) + y) grid, with y by rejection from 512 intervals of a power of two integers."""
     bits = max(0, sigma.bit_length() - 5)  # 2^bits <= sigma / 16
     scale = 0.5 / float(sigma**2)

@@ -52,7 +52,7 @@ def test_the_bits_of_the_oracle(sigma):
     sums = np.random.default_rng(0).normal(scale=1e3, size=16384 + 300)
     out, due = np.empty_like(sums), np.empty_like(sums)
     kernels.add_discrete_gaussian(sums, 0.25, sigma, KEY, out=out)
-    oracle.add_discrete_gaussian(sums, due, 0.25, sigma, KEY)
+    oracle.add_discrete_gaussian(sums, 0.25, sigma, KEY, out=due)
     np.testing.assert_array_equal(out, due)
 
 

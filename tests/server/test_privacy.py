@@ -41,7 +41,7 @@ def noise_of(rule, round, clip, dimension=n):
     grid = 2.0 ** (math.floor(math.log2(z * clip)) - 24)
     sigma = math.ceil(z * (clip * (1 + 2**-12) + math.sqrt(dimension) * grid) / grid)
     noise, key = np.zeros(dimension), hashlib.blake2b(f"{rule.seed} {round} sum".encode(), digest_size=32).digest()
-    oracle.add_discrete_gaussian(noise, noise, grid, sigma, key)
+    oracle.add_discrete_gaussian(noise, grid, sigma, key, out=noise)
     return noise
 
 
@@ -124,7 +124,7 @@ def test_the_clip_follows_the_quantile():
     server = server_of(rule)
     report = server.round(updates())
     key, count = hashlib.blake2b(b"3 0 count", digest_size=32).digest(), np.zeros(1)
-    oracle.add_discrete_gaussian(count, count, 2.0**-24, 2**24, key)
+    oracle.add_discrete_gaussian(count, 2.0**-24, 2**24, key, out=count)
     clip = 2.0 * math.exp(-0.4 * ((2 + count[0]) / 4 - 0.5))  # 2 of 4 are not clipped
     assert report.privacy["clip"] == pytest.approx(clip, rel=1e-12)
     z = (0.5**-2 - 2.0**-2) ** -0.5

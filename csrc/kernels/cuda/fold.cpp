@@ -124,14 +124,14 @@ void exchange(Queue& queue, const double* acc, double* out, const ClientUpdate* 
     fold_all(queue, &fold, &n, 1, rows, forms, k, partials, squared_norms);
 }
 
-void accumulate_exact(Queue& queue, const ExactFold* folds, const std::int64_t* n, std::int64_t count, std::int64_t k,
-                      double* partials, double* squared_norms) {
+void accumulate(Queue& queue, const ExactFold* folds, const std::int64_t* n, std::int64_t count, std::int64_t k,
+                double* partials, double* squared_norms) {
     fold_all(queue, folds, n, count, nullptr, Forms{}, k, partials, squared_norms);
     for (std::int64_t i = 0; i < k; ++i) squared_norms[i] = held(squared_norms[i], folds[0].sent[i].weight);
 }
 
-void exchange_exact(Queue& queue, ConstExactSum acc, ExactSum out, const ClientUpdate* sent, const RowExchange* rows,
-                    const Forms& forms, std::int64_t k, std::int64_t n, double* partials, double* squared_norms) {
+void exchange(Queue& queue, ConstExactSum acc, ExactSum out, const ClientUpdate* sent, const RowExchange* rows,
+              const Forms& forms, std::int64_t k, std::int64_t n, double* partials, double* squared_norms) {
     const ExactFold fold{acc, out, sent};
     fold_all(queue, &fold, &n, 1, rows, forms, k, partials, squared_norms);
     const double most = largest_coefficient(forms);

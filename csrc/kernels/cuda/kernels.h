@@ -24,11 +24,11 @@ void accumulate(Queue& queue, const Fold<Sum>* folds, const std::int64_t* n, std
 void exchange(Queue& queue, const double* acc, double* out, const ClientUpdate* sent, const RowExchange* rows,
               const Forms& forms, std::int64_t k, std::int64_t n, double* partials, double* squared_norms);
 
-void accumulate_exact(Queue& queue, const ExactFold* folds, const std::int64_t* n, std::int64_t count, std::int64_t k,
-                      double* partials, double* squared_norms);
+void accumulate(Queue& queue, const ExactFold* folds, const std::int64_t* n, std::int64_t count, std::int64_t k,
+                double* partials, double* squared_norms);
 
-void exchange_exact(Queue& queue, ConstExactSum acc, ExactSum out, const ClientUpdate* sent, const RowExchange* rows,
-                    const Forms& forms, std::int64_t k, std::int64_t n, double* partials, double* squared_norms);
+void exchange(Queue& queue, ConstExactSum acc, ExactSum out, const ClientUpdate* sent, const RowExchange* rows,
+              const Forms& forms, std::int64_t k, std::int64_t n, double* partials, double* squared_norms);
 
 template <class Sum>
 void server_step(Queue& queue, const Step& step, const StepInputs<Sum>& in, const StepOutputs& out, std::int64_t n,

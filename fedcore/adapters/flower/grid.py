@@ -35,9 +35,10 @@ class Messages(UserList[Message]):
     @cached_property
     def data(self) -> list[Message]:  # type: ignore[override]
         """All messages."""
-        return list(self._take())
+        return list(self.take())
 
-    def _take(self) -> Iterator[Message]:
+    def take(self) -> Iterator[Message]:
+        """Return the unread messages, which are then read; raise RoundError if they were read before."""
         stream, self._stream = self._stream, None
         if stream is None:
             raise RoundError(
@@ -54,7 +55,7 @@ class Messages(UserList[Message]):
 
 def each(messages: Iterable[Message]) -> Iterator[Message]:
     """Yield the messages. Unread ``Messages`` are yielded as they arrive, and not kept."""
-    return messages._take() if isinstance(messages, Messages) and "data" not in vars(messages) else iter(messages)
+    return messages.take() if isinstance(messages, Messages) and "data" not in vars(messages) else iter(messages)
 
 
 def _forwarded(name: str) -> Any:

@@ -71,8 +71,8 @@ void accumulate_on_both(const std::vector<Fold<Sum>>* folds, const std::vector<s
     const auto parts = static_cast<std::int64_t>(pieces.size()), count = static_cast<std::int64_t>(sizes.size());
     HostQueue queue;
     if constexpr (std::is_same_v<Sum, std::int64_t>) {
-        accumulate_exact(folds[0].data(), k, pieces.data(), parts, scratch.data(), due);
-        cuda::accumulate_exact(queue, folds[1].data(), sizes.data(), count, k, shares, found);
+        accumulate(folds[0].data(), k, pieces.data(), parts, scratch.data(), due);
+        cuda::accumulate(queue, folds[1].data(), sizes.data(), count, k, shares, found);
     } else {
         accumulate(folds[0].data(), k, pieces.data(), parts, scratch.data(), due);
         cuda::accumulate(queue, folds[1].data(), sizes.data(), count, k, shares, found);

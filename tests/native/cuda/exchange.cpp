@@ -86,9 +86,8 @@ void try_exchange(const Case& c, std::uint32_t seed, bool aligned, Numbers numbe
     double* const share = wanted ? shares.data() : nullptr;
     HostQueue queue;
     if constexpr (std::is_same_v<Sum, std::int64_t>) {
-        exchange_exact(acc.read(), out.data(), sent.data(), rows[0].data(), c.forms, k, n, scratch.data(), due.data());
-        cuda::exchange_exact(queue, acc.read(), acc.data(), sent.data(), rows[1].data(), c.forms, k, n, share,
-                             found.data());
+        exchange(acc.read(), out.data(), sent.data(), rows[0].data(), c.forms, k, n, scratch.data(), due.data());
+        cuda::exchange(queue, acc.read(), acc.data(), sent.data(), rows[1].data(), c.forms, k, n, share, found.data());
     } else {
         exchange(acc.data(), out.data(), sent.data(), rows[0].data(), c.forms, k, n, scratch.data(), due.data());
         cuda::exchange(queue, acc.data(), acc.data(), sent.data(), rows[1].data(), c.forms, k, n, share, found.data());

@@ -78,7 +78,7 @@ void try_accumulate(const char* kinds, bool in_place, std::int64_t n, std::size_
     const auto count = static_cast<std::int64_t>(pieces.size());
     Array<double> scratch = make.empty<double>(count * k), norms = make.empty<double>(k);
     const ExactFold fold{acc.read(), out.words(), sent.data()};
-    accumulate_exact(&fold, k, pieces.data(), count, scratch.data(), norms.data());
+    accumulate(&fold, k, pieces.data(), count, scratch.data(), norms.data());
     CHECK(are(out, due));
 }
 
@@ -127,8 +127,7 @@ TEST(exact_exchanges_of_every_size_and_place) {
                 }
             }
             Array<double> scratch = make.empty<double>(block_count(n) * 5), norms = make.empty<double>(5);
-            exchange_exact(acc.read(), out.words(), sent.data(), rows.data(), forms, 5, n, scratch.data(),
-                           norms.data());
+            exchange(acc.read(), out.words(), sent.data(), rows.data(), forms, 5, n, scratch.data(), norms.data());
             CHECK(are(out, due));
         }
     });
