@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from fedcore import Compute, EdgeAggregator, RoundPolicy, Server, Storage, Update
 from fedcore.algorithms import FedAvg, FedNova, MimiC
@@ -71,16 +70,6 @@ def test_a_client_rejected_for_missing_examples_may_try_again():
         assert round.add(1, THREE, steps=1, examples=2)
         assert round.add(0, ONE, steps=1, examples=2)
     assert server.x[0] == 2
-
-
-@pytest.mark.parametrize("of", [np.float16, np.float64, torch.bfloat16, bytes], ids=str)
-def test_the_first_examples_may_come_with_any_form_of_update(of):
-    sent = (
-        THREE.tobytes() if of is bytes else torch.tensor([3.0], dtype=of) if of is torch.bfloat16 else THREE.astype(of)
-    )
-    server = Server(X0, "FedAvg", 2, lr=0.1)
-    assert played(server, (0, ONE, {}), (1, sent, {"examples": 5})).accepted == (1,)
-    assert server.x[0] == 3
 
 
 @pytest.mark.parametrize("shards", [0, 2])
