@@ -122,3 +122,13 @@ def test_methods_that_weigh_by_shares_need_sizes():
     for wrong in ({0: 1}, {0: 1, 1: 2, 2: 3}, {0: 1, 5: 2}):
         with pytest.raises((RangeError, UnknownClientError), match=r"^clients\b"):
             Server(vector(0), "FlexibleFedAvg", clients=wrong, lr=1.0, storage=ClientStore(2, 1))
+
+
+@pytest.mark.parametrize("method", [algorithms.SCAFFOLD, algorithms.SCAFFOLDM, algorithms.SCAFFOLDMVR])
+def test_warm_start_of_clients_that_keep_their_rows(method):
+    servers = [Server(vector(0), method(placement=at), clients=4, lr=1.0) for at in ("server", "client")]
+    for server in servers:
+        server.warm_start({0: vector(4), 2: vector(8)})
+    at_server, at_client = (server.broadcast([0]) for server in servers)
+    from_row = at_server.from_row
+    assert at_client.offset(0) + from_row * 4 == pytest.approx(at_server.offset(0))  # the client adds what it keeps

@@ -271,3 +271,11 @@ def test_a_huge_update_cannot_end_the_round_of_others(kind):
     assert report.accepted == (1,)
     assert [client for client, why in report.rejected if "norm" in why] == [0, 2]
     np.testing.assert_array_equal(server.x, [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("name", ["MIFA", "MimiC"])
+def test_a_gradient_that_float32_cannot_hold_is_rejected(name):
+    server = warm(name, max_client_lr=100.0)
+    report = server.round([Update(0, np.full(n, 3e38, np.float32), steps=1, lr=1e-9)])
+    assert report.accepted == ()
+    assert "norm" in report.rejected[0][1]

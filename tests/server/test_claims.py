@@ -238,3 +238,25 @@ def test_bounds_of_draws():
     once = Server(np.zeros(n, np.float32), algorithms.MIFA(), 2, lr=0.1)
     with pytest.raises(errors.RangeError, match=r"^count\b"):
         once.round([step(once, 0, steps=1, count=2)])
+
+
+def test_client_rates_are_saved(tmp_path):
+    for own in (False, True):
+        server_of(max_client_lr=100.0 if own else None).save(tmp_path / str(own))
+        server = Server.load(tmp_path / str(own))
+        assert bool(server.round([step(server, 0, lr=0.3)]).accepted) == own
+
+
+def test_the_cap_of_steps_counts_draws():
+    server = Server(np.zeros(3, np.float32), "FedAvgM", 10, lr=0.1, aggregation=[CapSteps(10)])
+    draws = [Update(0, server.x + 1, 5, count=8), *(Update(i, server.x + 1, 10**6) for i in (1, 2))]
+    assert server.round(draws).gamma == pytest.approx(0.1 * (8 * 5 + 2 * 50) / 10)
+
+
+def test_the_largest_rate_may_be_a_numpy_float():
+    server = Server(np.zeros(3, np.float32), "FedAvg", 2, lr=0.1, limits=Limits(max_client_lr=np.float64(3)))
+    with server.open_round() as round:
+        round.add(0, np.ones(3, np.float32), steps=1, lr=5.0)
+        round.add(1, np.ones(3, np.float32), steps=1, lr=2.0)
+    assert round.report.accepted == (1,)
+    assert rejected_arguments(round.report) == [(0, "lr")]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import fedcore
 from fedcore import Limits, Server, Update
 from tests.server.rounds import METHODS, N, go_on, made, n
 
@@ -99,3 +100,12 @@ def test_the_formula_of_the_client_step_holds_for_every_method(method):
         assert sent.offset(0) is sent.offset(1)
         with pytest.raises(ValueError, match="read-only"):
             sent.offset(0)[:] = 1
+
+
+def test_fedavg_uniform_with_a_server_rate_steps_along_the_mean_gradient():
+    server = Server(vector(1), fedcore.algorithms.FedAvg("uniform"), clients=2, lr=LR, server_lr=0.1)
+    # h_0 = (1 - 0) / (.5 * 2) = 1 and h_1 = (1 + 5) / (.5 * 4) = 3
+    report = server.round([Update(0, vector(0), steps=2, examples=9), Update(1, vector(-5), steps=4)])
+    np.testing.assert_allclose(server.x, [1 - 0.1 * 2], rtol=1e-7)
+    np.testing.assert_allclose(report.norms, [1, 3])
+    assert report.gamma == 0.1

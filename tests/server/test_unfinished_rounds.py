@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcore import Server
-from fedcore.errors import RoundError
+from fedcore.errors import RoundError, StoreError
 from tests.server.stopping import (
     CLIENTS,
     METHODS,
@@ -105,6 +105,13 @@ def test_two_threads_cannot_open_two_rounds(finishes):
         while attempt(at):
             at += 1
     assert at > 20
+
+
+def test_a_closed_server_opens_no_round(tmp_path):
+    server = a_server("FedAvg", f"mmap:{tmp_path / 'store'}")
+    server.close()
+    with pytest.raises(StoreError, match=r"/store\b"):
+        server.open_round()
 
 
 @pytest.mark.parametrize("stride", [37, pytest.param(1, marks=pytest.mark.endurance)])

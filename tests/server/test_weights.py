@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from fedcore import Compute, EdgeAggregator, RoundPolicy, Server, Storage, Update
 from fedcore.algorithms import FedAvg, FedNova, MimiC
@@ -246,3 +247,13 @@ def test_weights_set_between_rounds_are_needed_on_loading(tmp_path):
     server.change(aggregation=None)
     server.save(tmp_path / "run")
     assert Server.load(tmp_path / "run").aggregation == (Mean(),)
+
+
+@pytest.mark.parametrize("of", [np.float16, np.float64, torch.bfloat16, bytes], ids=str)
+def test_the_first_examples_may_come_with_any_form_of_update(of):
+    sent = (
+        THREE.tobytes() if of is bytes else torch.tensor([3.0], dtype=of) if of is torch.bfloat16 else THREE.astype(of)
+    )
+    server = Server(X0, "FedAvg", 2, lr=0.1)
+    assert played(server, (0, ONE, {}), (1, sent, {"examples": 5})).accepted == (1,)
+    assert server.x[0] == 3

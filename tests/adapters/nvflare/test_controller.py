@@ -340,3 +340,9 @@ def test_nvflare_builds_a_component_from_the_json_of_its_attributes(component, t
     assert [rule.ratio for rule in options.aggregation if isinstance(rule, RejectLong)] == [30]
     with pytest.raises(ValueError, match="instantiate"):
         Builder().build_component({**config, "args": {"storage": mappings["storage"]}})
+
+
+def test_the_default_is_mimic():
+    controller = LocalController(sites(), x0(), num_rounds=2)
+    controller.run()
+    np.testing.assert_array_equal(controller.server.x, straight("MimiC", 2, [[0, 1, 2]] * 2).x)
