@@ -76,7 +76,7 @@ test-newest-%:
 	build/newest/$*/bin/pip install -q -U -e ".[$*,sim]" pytest hypothesis ml_dtypes
 	build/newest/$*/bin/python -m pytest -W default tests/adapters/$* tests/adapters/test_contract.py
 
-## make test-endurance the long forms of tests of which `make test` runs short ones: kills, storms, losses of power (hours);
+## make test-endurance the long forms of tests of which `make test` runs short ones: kills, failing calls, losses of power (hours);
 ##                    ROOMS="tests/cluster tests/store" says which
 test-endurance: $(INSTALLED)
 	$(BIN)/python -m pytest -m endurance $(ROOMS)

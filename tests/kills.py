@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 import traceback
 
 from fedcore.store.files import disk as system_calls
@@ -73,8 +72,8 @@ def calls_of(act, calls=CALLS):
         return int(pipe.read())
 
 
-def killed(act, kill_at=None):
-    """Run this in a forked process, and perhaps kill it after some seconds; return whether it was killed."""
+def killed(act):
+    """Run this in a forked process; return whether it was killed."""
     if (child := os.fork()) == 0:
         try:
             act()
@@ -83,9 +82,6 @@ def killed(act, kill_at=None):
             traceback.print_exc()
         finally:
             os._exit(3)
-    if kill_at is not None:
-        time.sleep(kill_at)
-        os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "an error in the process"
     return os.WIFSIGNALED(status)

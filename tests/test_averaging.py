@@ -39,15 +39,6 @@ def test_the_average_matches_a_loop_in_torch():
         assert all(torch.equal(model[name], then[name]) for name in model)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-def test_every_float_dtype_is_kept(dtype):
-    models = [{"w": torch.randn(7, 3).to(dtype)} for _ in range(3)]
-    averaged = fedcore.aggregate(models, [1, 2, 3])["w"]
-    due = sum(w * m["w"].double() for w, m in zip([1, 2, 3], models, strict=True)) / 6
-    assert averaged.dtype == dtype
-    torch.testing.assert_close(averaged, due.to(dtype))
-
-
 def test_large_counters_stay_exact():
     assert fedcore.aggregate([{"n": np.array(2**62 + 1)}, {"n": np.array(5)}])["n"] == 2**62 + 1
 
@@ -85,11 +76,7 @@ GOOD = {"a": np.ones(2, np.float32), "b": np.ones((2, 3), np.float32)}
     ("bad", "error", "message"),
     [
         ({"a": GOOD["a"]}, errors.ArrayError, r"^client 2\b.*missing.*\(b\)"),
-        (
-            GOOD | {"c": GOOD["a"]},
-            errors.ArrayError,
-            r"^client 2\b.*unexpected.*\(c\)",
-        ),
+        (GOOD | {"c": GOOD["a"]}, errors.ArrayError, r"^client 2\b.*unexpected.*\(c\)"),
         (GOOD | {"b": np.ones((3, 2), np.float32)}, errors.ShapeError, r"^client 2, b\b"),
         (GOOD | {"a": np.ones(2, np.int64)}, errors.DtypeError, r"^client 2, a\b"),
         (GOOD | {"a": [1, 2]}, errors.ArrayError, r"^client 2\b.*\(a\).*\(a.0, a.1\)"),
@@ -181,15 +168,6 @@ def test_the_next_average_does_not_change_the_last_one(made):
     for _ in range(3):
         fedcore.aggregate([{"w": 2 * made(1000), "b": made(3)}])
     assert kept.tolist() == [1.0] * 990
-
-
-def test_a_lazily_negated_tensor_keeps_its_sign():
-    negated = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj().imag
-    assert negated.is_neg()
-    made = fedcore.aggregate([{"w": negated}, {"w": torch._neg_view(torch.tensor([2.0, -4.0]))}])
-    assert made["w"].tolist() == [-2.0, 4.0]
-    one = {"w": torch._neg_view(torch.tensor([2.0, -4.0])), "b": torch.ones(3)}  # beside one that is not
-    assert fedcore.aggregate([one, one])["w"].tolist() == [-2.0, 4.0]
 
 
 def test_messages_are_short_for_any_input():

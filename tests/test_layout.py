@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore import Layout, Model, Server, errors
-from fedcore.algorithms import MIFA, FedAvg, MimiC
 
 
 def batch_norm_net():
@@ -61,11 +60,7 @@ def test_tied_parameters_are_one():
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
-        (
-            {"w": np.zeros(2, np.complex64)},
-            errors.DtypeError,
-            r"^w\b",
-        ),
+        ({"w": np.zeros(2, np.complex64)}, errors.DtypeError, r"^w\b"),
         ({"w": torch.zeros(2, dtype=torch.float8_e5m2)}, errors.DtypeError, r"^w\b"),
         ({"w": [1.0, 2.0]}, errors.ArrayError, r"^w.0\b"),
         ({1: np.float32([1]), "1": np.float32([2])}, errors.ArrayError, r"^model\b.*'1'"),
@@ -81,16 +76,8 @@ def test_objects_that_are_no_models(model, error, message):
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
-        (
-            {"w": np.zeros((2, 1), np.float32)},
-            errors.ArrayError,
-            r"^model\b.*\(t\)",
-        ),
-        (
-            {"w": np.zeros(2, np.float32), "t": np.array(3)},
-            errors.ShapeError,
-            r"^w\b",
-        ),
+        ({"w": np.zeros((2, 1), np.float32)}, errors.ArrayError, r"^model\b.*\(t\)"),
+        ({"w": np.zeros(2, np.float32), "t": np.array(3)}, errors.ShapeError, r"^w\b"),
         ({"w": np.zeros((2, 1), np.int32), "t": np.array(3)}, errors.DtypeError, r"^w\b"),
         ({"w": np.zeros((2, 1), np.float32), "t": np.array(3.0)}, errors.DtypeError, r"^t\b"),
     ],
@@ -109,39 +96,6 @@ def test_outputs_are_checked():
         layout.flatten(np.ones(3, np.float32), out=np.zeros(4, np.float32))
     with pytest.raises(errors.ShapeError, match=r"^flat\b"):
         layout.unflatten(np.zeros(2, np.float32))
-
-
-@pytest.mark.parametrize("algorithm", [FedAvg(), MIFA(wait=False), MimiC()])
-def test_a_server_averages_buffers_and_keeps_counters(algorithm):
-    net = batch_norm_net()
-    server = Server(net, algorithm, clients=3, lr=0.1)
-    p, n = server.layout.n_parameters, server.layout.n
-    assert server.store.n == p
-    x0 = server.x.copy()
-
-    def trained(shift, batches):
-        state = {key: torch.as_tensor(value) + shift for key, value in server.tensors(library="numpy").items()}
-        state["1.num_batches_tracked"] = torch.tensor(batches)
-        return state
-
-    for t in range(3):
-        with server.open_round() as round:
-            round.add(0, trained(1.0, 7 + t), steps=8)
-            round.add(2, trained(3.0, 5), steps=16)
-            round.add(1, {**trained(1.0, 50), "1.running_var": torch.full((4,), torch.nan)}, steps=50)
-        assert round.report.accepted == (0, 2)
-        # the plain average over clients, for any method
-        np.testing.assert_allclose(server.x[p:n], x0[p:n] + 2 * (t + 1), rtol=1e-6)
-    tensors = server.tensors(library="numpy")
-    assert tensors["1.num_batches_tracked"].dtype == np.int64
-    assert tensors["1.num_batches_tracked"] == 9
-    net.load_state_dict({key: torch.from_numpy(value) for key, value in tensors.items()})
-    # a mean gradient has no buffers: they stay
-    before = server.x[p:n].copy()
-    server.round([])
-    with server.open_round() as round:
-        round.add(0, value=np.ones(p, np.float32), kind="gradient", steps=1)
-    np.testing.assert_array_equal(server.x[p:n], before)
 
 
 @pytest.mark.parametrize(

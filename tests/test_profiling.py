@@ -200,18 +200,6 @@ def test_times_add_up_and_spans_nest(method):
         ends.append(end)
 
 
-def test_rounds_of_several_servers():
-    servers = [make_server(), make_server("FedAvg"), make_server()]
-    servers[0].round(updates(servers[0]))
-    with fedcore.profile() as profile:
-        for server in (*servers, *servers):
-            server.broadcast(range(3))
-            server.round(updates(server))
-    assert [one[:2] for one in profile.rounds] == [(0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1)]
-    lines = [line.split()[:2] for line in profile.table(by_round=True).splitlines()]
-    assert lines[:2] == [["server", "round"], ["0", "1"]]
-
-
 def test_nested_server_has_its_own_rounds():
     outer, inner = make_server("FedAvg"), make_server("FedAvg")
 
@@ -396,34 +384,6 @@ def test_trace_file_that_cannot_be_written(tmp_path):
         with pytest.raises(ConfigError, match="path"):
             profile.save(path)
     assert [path.name for path in tmp_path.iterdir()] == ["folder.json"]
-
-
-@needs_fork
-@pytest.mark.parametrize("killed", [False, True])
-def test_interrupted_write_keeps_the_old_file(tmp_path, monkeypatch, killed):
-    path, dumps, count, server = tmp_path / "trace.json", json.dumps, 0, make_server()
-    with fedcore.profile() as profile:
-        server.round(updates(server))
-    before = saved(profile, path)
-
-    def broken(event):
-        nonlocal count
-        count += 1
-        if count == 5 and killed:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if count == 5:
-            raise KeyboardInterrupt
-        return dumps(event)
-
-    child = os.fork()
-    if not child:
-        profiling.json.dumps = broken
-        with suppress(KeyboardInterrupt):
-            profile.save(path)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (-signal.SIGKILL if killed else 0)
-    assert json.loads(path.read_text()) == before
-    assert killed or list(tmp_path.iterdir()) == [path]
 
 
 def test_recording_of_another_process(tmp_path):

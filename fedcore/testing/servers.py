@@ -13,7 +13,7 @@ import numpy as np
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Adam
 from fedcore.algorithms.rates import Exponential
-from fedcore.arrays import copy_into
+from fedcore.arrays import copy_into, to_host
 from fedcore.errors import DivergedError, FedcoreError
 from fedcore.options import Compute, Limits, RoundPolicy
 from fedcore.rules import CapExamples, ClipToMedian, RejectLong, TrimmedMean
@@ -105,6 +105,7 @@ class ServerContract(Contract):
     changes: ClassVar[Mapping[str, Callable[[Server], Any]]] = {
         "errors of the caller": with_errors,
         "a lower rate": lambda server: server.change(lr=0.05),
+        "another x": lambda server: server.replace_x(np.array(to_host(server.x)) * np.float32(0.5)),
         "a wrong rate": lambda server: server.change(lr=0),
         "an unknown rule": lambda server: server.change(aggregation="medain"),
         "a short limit": lambda server: server.change(limits=Limits(max_norm=1.5)),

@@ -6,11 +6,11 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from fedcore import Limits, Server, Storage, Update, errors
+from fedcore import Limits, Update, errors
 from fedcore.adapters.session import beyond_plain_steps
 from fedcore.algorithms import MIFA, SCAFFOLD, FedAvg
 from fedcore.options import ServerOptions
-from fedcore.rules import CapSteps, RejectLong
+from fedcore.rules import RejectLong
 from fedcore.testing import AdapterContract
 from fedcore.testing.adapters import honest
 from tests.adapters import corrections
@@ -89,26 +89,6 @@ def test_a_client_cannot_report_more_steps_than_it_was_asked_for(place):
     work = lambda t, i, *sent: honest(t, i, *sent)._replace(steps=4 + (i == 1))  # noqa: E731
     _, [report], _ = place.run("MIFA", work, rounds=1, **how)
     assert rejected_arguments(report) == [(place.ids(3)[1], "steps")]
-
-
-def test_a_later_run_resumes_after_the_last_finished_round(place, tmp_path, monkeypatch):
-    """The folder is relative and then below "~"; rules that the later run does not give stay as saved."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    whole, reports, model = place.run("MimiC", honest, rounds=4, aggregation=[CapSteps(10)])
-    seen = []
-    for until, how in ((2, {"storage": "rows", "aggregation": [CapSteps(10)]}), (4, {"storage": {"path": "~/rows"}})):
-        part, reports, end = place.run("MimiC", honest, rounds=until, callbacks=[seen.append], **how)
-        part.close()
-        monkeypatch.chdir("/")
-    monkeypatch.chdir(tmp_path)
-    assert [report.round for report in seen] == [0, 1, 2, 3]
-    assert [report.round for report in reports] == [2, 3]
-    assert reports[0].changed is None
-    for name in model:
-        np.testing.assert_array_equal(np.asarray(end[name]), np.asarray(model[name]))
-    found = Server.load("rows", storage=Storage(medium="ram"))
-    assert_same(found, whole, place.ids(3))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fedcore.model import merging, windows
 from fedcore.rules import GeometricMedian
 from tests.cli.command import invoke as run
 from tests.kills import calls_of, die_at, killed
-from tests.model.kill_merges import CALLS, content, in_child, models, small_steps, storm
+from tests.model.kill_merges import CALLS, content, in_child, models, small_steps
 
 WEIGHTS = [3, 1, 2]
 
@@ -448,13 +448,6 @@ def test_a_killed_merge_starts_again_where_it_cannot_continue(tmp_path, monkeypa
     merge(tmp_path / "due", paths[1:], weights, base=paths[0], **OPTIONS)
     merge(tmp_path / "out", paths[1:], weights, base=paths[0], **OPTIONS)
     assert content(tmp_path / "out") == content(tmp_path / "due")
-
-
-@pytest.mark.parametrize("kills", [5, pytest.param(500, marks=pytest.mark.endurance)])
-def test_merges_that_are_killed_at_random(tmp_path, kills):
-    merges, count = storm(kills, 1, tmp_path)
-    assert merges
-    assert count >= kills
 
 
 @pytest.mark.parametrize("stride", [19, pytest.param(1, marks=pytest.mark.endurance)])

@@ -30,9 +30,7 @@ def _head(**fields):
 
 
 def _vector(name, **fields):
-    return {
-        "head": lambda head: replace(head, vectors={**head.vectors, name: replace(head.vectors[name], **fields)}),
-    }
+    return {"head": lambda head: replace(head, vectors={**head.vectors, name: replace(head.vectors[name], **fields)})}
 
 
 def _state(*keys):

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from pathlib import Path
 from threading import Thread
 
@@ -111,27 +110,6 @@ def test_two_clients_by_hand():
     assert server.x == 5
     server.push([Update(1, numbers(9), 1, round=0)])  # age 2: 1 / (1 + 1)
     assert server.x == 6
-
-
-def test_the_order_in_the_reports_gives_the_same_bits():
-    course, data = arrivals(3, 12, 6, 3), Clients(3)
-    make = lambda: Server(start_of(3), "FedAvg", N, lr=0.1, policy=RoundPolicy(buffer=6, max_staleness=3, discount=1))  # noqa: E731
-    server, sent, came, reports = make(), [], defaultdict(list), []
-    for t, buffer in enumerate(course):
-        sent.append(server.x)
-        updates = []
-        for i, start, steps in buffer:
-            y = data.train(i, sent[start], 0.1, steps)[0].astype(np.float32)
-            updates.append(Update(i, y, steps, examples=i + 1, round=start))
-            came[i, start].append(updates[-1])
-        assert server.round_number == t
-        reports += server.push(updates)
-    again = make()
-    for one in reports:
-        for client, age in zip(one.accepted, one.ages.tolist(), strict=True):
-            again.push([came[client, one.round - age].pop(0)])
-    assert not any(came.values())
-    assert np.array_equal(again.x, server.x)
 
 
 def test_a_batch_is_read_at_once_and_counts_like_single_updates():

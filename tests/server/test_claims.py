@@ -102,13 +102,6 @@ def test_a_client_reports_the_mean_or_the_first_rate_of_its_steps(deliver):
     assert why_second.startswith("steps")
 
 
-def test_client_rates_are_saved(tmp_path):
-    for own in (False, True):
-        server_of(max_client_lr=100.0 if own else None).save(tmp_path / str(own))
-        server = Server.load(tmp_path / str(own))
-        assert bool(server.round([step(server, 0, lr=0.3)]).accepted) == own
-
-
 @pytest.mark.parametrize("deliver", WAYS)
 @pytest.mark.parametrize("method", GRADIENT_UNITS)
 def test_one_false_step_count_of_ten_at_most_doubles_gamma(method, deliver):
@@ -211,34 +204,6 @@ def test_growing_client_rates_are_not_mistaken_for_steps(caplog):
     assert not caplog.records
 
 
-def test_the_cap_of_steps_counts_draws():
-    server = Server(np.zeros(3, np.float32), "FedAvgM", 10, lr=0.1, aggregation=[CapSteps(10)])
-    draws = [Update(0, server.x + 1, 5, count=8), *(Update(i, server.x + 1, 10**6) for i in (1, 2))]
-    assert server.round(draws).gamma == pytest.approx(0.1 * (8 * 5 + 2 * 50) / 10)
-
-
-def test_step_counts_of_an_aborted_round_are_discarded():
-    server, without = (
-        Server(np.zeros(3, np.float32), "MimiC", 10, lr=0.1, aggregation=[CapSteps(10)]) for _ in range(2)
-    )
-    for t in range(3):
-        opened = server.open_round()
-        opened.add(0, server.x + 1, steps=1000)
-        opened.abort()
-        reports = [each.round([Update(i, each.x + 1, 5 + i) for i in range(t + 1)]) for each in (server, without)]
-        assert reports[0].gamma == reports[1].gamma
-        assert server._backend.snapshot.norms["steps"].tobytes() == without._backend.snapshot.norms["steps"].tobytes()
-
-
-def test_the_largest_rate_may_be_a_numpy_float():
-    server = Server(np.zeros(3, np.float32), "FedAvg", 2, lr=0.1, limits=Limits(max_client_lr=np.float64(3)))
-    with server.open_round() as round:
-        round.add(0, np.ones(3, np.float32), steps=1, lr=5.0)
-        round.add(1, np.ones(3, np.float32), steps=1, lr=2.0)
-    assert round.report.accepted == (1,)
-    assert rejected_arguments(round.report) == [(0, "lr")]
-
-
 @pytest.mark.parametrize(
     ("name", "least", "most"),
     [
@@ -273,3 +238,25 @@ def test_bounds_of_draws():
     once = Server(np.zeros(n, np.float32), algorithms.MIFA(), 2, lr=0.1)
     with pytest.raises(errors.RangeError, match=r"^count\b"):
         once.round([step(once, 0, steps=1, count=2)])
+
+
+def test_client_rates_are_saved(tmp_path):
+    for own in (False, True):
+        server_of(max_client_lr=100.0 if own else None).save(tmp_path / str(own))
+        server = Server.load(tmp_path / str(own))
+        assert bool(server.round([step(server, 0, lr=0.3)]).accepted) == own
+
+
+def test_the_cap_of_steps_counts_draws():
+    server = Server(np.zeros(3, np.float32), "FedAvgM", 10, lr=0.1, aggregation=[CapSteps(10)])
+    draws = [Update(0, server.x + 1, 5, count=8), *(Update(i, server.x + 1, 10**6) for i in (1, 2))]
+    assert server.round(draws).gamma == pytest.approx(0.1 * (8 * 5 + 2 * 50) / 10)
+
+
+def test_the_largest_rate_may_be_a_numpy_float():
+    server = Server(np.zeros(3, np.float32), "FedAvg", 2, lr=0.1, limits=Limits(max_client_lr=np.float64(3)))
+    with server.open_round() as round:
+        round.add(0, np.ones(3, np.float32), steps=1, lr=5.0)
+        round.add(1, np.ones(3, np.float32), steps=1, lr=2.0)
+    assert round.report.accepted == (1,)
+    assert rejected_arguments(round.report) == [(0, "lr")]

@@ -1,11 +1,9 @@
 """Opening and closing: a folder is one commit, is locked until the server is closed, and is released after errors."""
 
 import gc
-import itertools
 import os
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -77,39 +75,6 @@ def test_only_the_medium_is_read_before_the_folder_is_opened(tmp_path, monkeypat
         require_one_commit(loaded)
         play(loaded, 3)
         require_one_commit(loaded)
-
-
-WRITER = """
-import sys
-import tests.server.test_closing as t
-server = t.made(sys.argv[1])
-print("up", flush=True)
-while True:
-    t.play(server)
-"""
-
-
-def test_many_servers_are_loaded_beside_a_writing_process(tmp_path):
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    program = [sys.executable, "-c", WRITER, tmp_path / "run"]
-    writer = subprocess.Popen(program, env=env, stdout=subprocess.PIPE, text=True)
-    try:
-        assert writer.stdout.readline() == "up\n"
-        seen = set()
-        until = time.monotonic() + 120  # the writer may be slow on a busy machine
-        for turn in itertools.count():
-            if turn >= 60 and (len(seen) > 5 or time.monotonic() > until):
-                break
-            loaded = Server.load(tmp_path / "run", storage=Storage(medium="ram"))
-            if loaded.store.round:
-                require_one_commit(loaded)
-                play(loaded, 2)
-            seen.add(loaded.round_number)
-        assert len(seen) > 5
-    finally:
-        writer.kill()
-        writer.wait()
-        writer.stdout.close()
 
 
 def test_a_server_is_closed_and_opened_again(tmp_path):
@@ -198,8 +163,7 @@ def test_a_closed_round_keeps_no_store_open(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
-    [({"algorithm": "FlexibleFedAvg"}, errors.RangeError), ({"clients": 0}, errors.RangeError)],
+    ("options", "error"), [({"algorithm": "FlexibleFedAvg"}, errors.RangeError), ({"clients": 0}, errors.RangeError)]
 )
 def test_a_failed_creation_leaves_no_folder(tmp_path, options, error):
     arguments = {"algorithm": "MIFA", "clients": N} | options

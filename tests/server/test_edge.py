@@ -1,11 +1,9 @@
 """A hierarchy of one level has the bits of one server over several rounds, with norms and rejections."""
 
-import re
-
 import numpy as np
 import pytest
 
-from fedcore import Compute, EdgeAggregator, Layout, Limits, Model, RoundPolicy, Server, Update, errors, rules
+from fedcore import Compute, EdgeAggregator, Layout, Limits, RoundPolicy, Server, Update, errors, rules
 from fedcore.algorithms.rates import InverseStep, rate_of_steps
 from tests.rejections import rejected_arguments
 
@@ -59,33 +57,6 @@ def test_bfloat16_and_named_tensors_reach_an_edge():
     assert Layout.of(x0).n == 65
 
 
-def test_edges_without_updates_change_nothing():
-    server, straight = (
-        Server(np.zeros(N, np.float32), "FedAvg", CLIENTS, lr=0.1, compute=Compute(accumulator="exact")) for _ in "ab"
-    )
-    edges = [EdgeAggregator(np.zeros(N, np.float32), "FedAvg", own, lr=0.1) for own in OWN]
-    sent = [update(server.x, 5, client) for client in OWN[0]]
-    bad = Update(1, np.full(N, np.nan, np.float32), steps=1, examples=1)
-    due = straight.round([*sent, bad])
-    with server.open_round() as round:
-        for edge, own in zip(edges, (sent, [bad], []), strict=True):
-            round.add_partial_sum(edge.fold(server.x, own, round=0).to_bytes(), "edge")
-        report = round.finish()
-    assert server.x.tobytes() == straight.x.tobytes()
-    assert (report.accepted, report.rejected) == (due.accepted, due.rejected)
-
-
-def test_a_sum_of_another_model_is_rejected():
-    server = Server(np.zeros(N, np.float32), "FedAvg", CLIENTS, lr=0.1, compute=Compute(accumulator="exact"))
-    edge = EdgeAggregator(np.zeros(N, np.float32), "FedAvg", [0, 1], lr=0.1)
-    with server.open_round() as round:
-        sent = [update(server.x, 5, 0)]
-        round.add_partial_sum(edge.fold(np.ones(N, np.float32), sent, round=0), "edge")
-        round.add_partial_sum(edge.fold(server.x, sent, round=1), "edge")
-        reasons = [reason for _, reason in round.finish().rejected]
-    assert [re.split("[:=]", reason)[0] for reason in reasons] == ["made_under", "round"]
-
-
 @pytest.mark.parametrize(("lr", "rejected"), [(0.01, []), (0.5, []), (0.5000001, [("edge", "eta_steps")])])
 def test_the_upper_server_limits_client_rates(lr, rejected):
     exact, zeros = Compute(accumulator="exact"), np.zeros(N, np.float32)
@@ -120,15 +91,6 @@ def test_an_edge_accepts_the_rates_that_the_server_accepts(lr, most, reported):
             round.add_partial_sum(edge.fold(upper.x, sent, round=0), "edge")
         assert (round.report.accepted, round.report.rejected) == (due.accepted, ()) == ((0, 1), ())
         assert upper.x.tobytes() == direct.x.tobytes()
-
-
-def test_a_sum_of_another_rate_is_rejected():
-    for lr in (0.05, 0.2):
-        server = Server(np.zeros(N, np.float32), "FedAvg", 2, lr=0.1, compute=Compute(accumulator="exact"))
-        edge = EdgeAggregator(np.zeros(N, np.float32), "FedAvg", [0, 1], lr=lr)
-        with server.open_round() as round:
-            round.add_partial_sum(edge.fold(server.x, [update(server.x, 5, 0)], round=0), "edge")
-            assert rejected_arguments(round.finish()) == [("edge", "eta_steps")]
 
 
 def test_an_edge_takes_no_step():
@@ -303,9 +265,6 @@ def test_rules_at_an_edge_remember_earlier_rounds(rule):
         report = round.report
         assert (report.accepted, report.rejected) == (due.accepted, due.rejected)
         assert upper.x.tobytes() == direct.x.tobytes()
-
-
-GROUPS = Model({"w": np.zeros(2, np.float32), "h": np.zeros(2, np.float32)}, partial={"g": ["h"]})
 
 
 def test_an_edge_refuses_weights_at_once():

@@ -119,11 +119,7 @@ STRUCTURES = {
     "groups": {"partial": {"A": "a.*"}},
     "resident": {"storage": half},
 }
-POLICIES = {
-    "": {},
-    "late": {"max_staleness": 4},
-    "buffer": {"buffer": len(NAMES), "max_staleness": 4},
-}
+POLICIES = {"": {}, "late": {"max_staleness": 4}, "buffer": {"buffer": len(NAMES), "max_staleness": 4}}
 LONG = 70_000  # two blocks of shards
 
 

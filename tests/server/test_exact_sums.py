@@ -158,11 +158,7 @@ def high_short(head):
 
 @pytest.mark.parametrize(
     ("head", "said"),
-    [
-        (without_low, r"\btotal\b"),
-        (low_as_floats, "total/low"),
-        (high_short, r"\bvectors\b"),
-    ],
+    [(without_low, r"\btotal\b"), (low_as_floats, "total/low"), (high_short, r"\bvectors\b")],
     ids=["without low", "low as floats", "high short"],
 )
 def test_an_invalid_exact_total_in_a_folder_is_rejected(head, said, tmp_path):
@@ -171,21 +167,6 @@ def test_an_invalid_exact_total_in_a_folder_is_rejected(head, said, tmp_path):
     server.save(tmp_path / "run")
     forge(tmp_path / "run", head=head)
     with pytest.raises(errors.CheckpointError, match=said):
-        Server.load(tmp_path / "run")
-
-
-@pytest.mark.parametrize("word", ["high", "low"])
-def test_a_flipped_bit_on_disk_is_detected(word, tmp_path):
-    """The words stay in range, but their checksums are wrong."""
-    server = server_of("MIFA")
-    server.round(updates(server, 0))
-    server.save(tmp_path / "run")
-    written = getattr(server._backend.snapshot.exact_total, word).tobytes()
-    (file,) = [path for path in (tmp_path / "run").glob("vectors-*.slots") if written in path.read_bytes()]
-    content = bytearray(file.read_bytes())
-    content[content.index(written) + 8] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(errors.CorruptionError):
         Server.load(tmp_path / "run")
 
 

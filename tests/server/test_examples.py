@@ -122,21 +122,6 @@ def test_only_claims_far_above_the_median_are_logged(ratio, listed, caplog):
     assert re.findall("reported: (.+?);", caplog.text) == listed
 
 
-def test_claims_of_an_aborted_round_are_discarded():
-    server, without = server_of(), server_of()
-    for t in range(2):
-        opened = server.open_round()
-        for update in replies(server, [1000] * 9, t):
-            opened.add_batch([update])
-        opened.abort()
-        for one in (server, without):
-            one.round(replies(one, [10, 11, 12], t))
-        assert (
-            server._backend.snapshot.norms["examples"].tobytes()
-            == without._backend.snapshot.norms["examples"].tobytes()
-        )
-
-
 def test_claims_of_the_same_range_change_a_full_window():
     window = ClaimWindow(1.0)
     for claims in (np.repeat([1.0, 100.0], [600, 400]), np.repeat([1.0, 100.0], [1, 500])):

@@ -32,11 +32,7 @@ def server(model=None, clients=3, **more):
     return Server(state() if model is None else model, clients=clients, lr=0.1, **more)
 
 
-WAYS = {
-    "plain": {},
-    "shards": {"compute": Compute(shards=2)},
-    "median": {"aggregation": "median"},
-}
+WAYS = {"plain": {}, "shards": {"compute": Compute(shards=2)}, "median": {"aggregation": "median"}}
 
 
 def flag_after(made, flags, **more):

@@ -5,8 +5,6 @@ import signal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedcore import Compute, Limits, Model, RoundPolicy, Server, Storage
 from fedcore.algorithms import FlexibleFedAvg
@@ -281,27 +279,6 @@ def test_a_set_is_fixed_by_the_first_update_that_counts(folder_in_memory):
     assert all("text, rest" in reason for _, reason in opened.report.rejected)
 
 
-@settings(max_examples=20)
-@given(st.lists(st.lists(st.sets(st.sampled_from(THREE)), min_size=4, max_size=4), min_size=1, max_size=3))
-def test_any_subsets_average_like_plain_means(rounds):
-    """FedAvg of any subsets equals the float64 mean of each tensor over the clients that sent it."""
-    server = new_server("FedAvg", clients=4)
-    expected, sets = {name: np.float64(one) for name, one in first(THREE).items() if one.ndim}, {}
-    for number, sent in enumerate(rounds):
-        with server.open_round() as opened:
-            updates = {}
-            for client, groups in enumerate(sent):
-                took = opened.add(client, update := update_of(client, number, groups), steps=1)
-                assert took == (bool(groups) and sets.setdefault(client, groups) == groups)
-                updates |= {client: update} if took else {}
-        for name in expected:
-            if given := [update[name] for update in updates.values() if name in update]:
-                expected[name] = np.mean(np.float64(given), axis=0)
-    for name, tensor in expected.items():
-        near = 1e-3 if server.tensors()[name].dtype == np.float16 else 1e-6  # clients start from a rounded model
-        np.testing.assert_allclose(server.layout.unflatten(server.x)[name], tensor, rtol=near)
-
-
 def test_a_step_that_diverges_in_one_group_changes_none():
     """The step of "body" ends at 120,000, which float16 cannot hold."""
     model = {"text.w": np.zeros(1, np.float32), "body": np.zeros(1, np.float16)}
@@ -428,18 +405,3 @@ def test_commands_read_the_folder(folder_in_memory, capsys):
             )
     with pytest.raises(CheckpointError):
         Server.load(folder)
-
-
-def test_save_and_load(folder_in_memory):
-    server, sets = new_server("MimiC"), sets_of(THREE)
-    for _ in range(2):
-        run_round(server, sets)
-    server.save(folder_in_memory / "copy")
-    loaded = Server.load(folder_in_memory / "copy")
-    assert loaded.layout == server.layout
-    for _ in range(2):
-        assert run_round(loaded, sets).groups.keys() == run_round(server, sets).groups.keys()
-    assert bytes_of(loaded) == bytes_of(server)
-    assert server.verify() == []
-    server.save(folder_in_memory / "copy")  # over the older copy
-    assert bytes_of(Server.load(folder_in_memory / "copy")) == bytes_of(server)

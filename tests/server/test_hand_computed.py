@@ -34,36 +34,6 @@ def test_fedavg_weighs_models_by_examples():
     assert report.diversity == pytest.approx(64 / 58)
 
 
-def test_fedavg_uniform_with_a_server_rate_steps_along_the_mean_gradient():
-    server = Server(vector(1), fedcore.algorithms.FedAvg("uniform"), clients=2, lr=LR, server_lr=0.1)
-    # h_0 = (1 - 0) / (.5 * 2) = 1 and h_1 = (1 + 5) / (.5 * 4) = 3
-    report = server.round([Update(0, vector(0), steps=2, examples=9), Update(1, vector(-5), steps=4)])
-    np.testing.assert_allclose(server.x, [1 - 0.1 * 2], rtol=1e-7)
-    np.testing.assert_allclose(report.norms, [1, 3])
-    assert report.gamma == 0.1
-
-
-def test_a_client_drawn_twice_counts_twice():
-    server = Server(vector(0), "FedAvg", clients=2, lr=LR)
-    server.round([Update(0, vector(3), steps=1, count=2), Update(1, vector(6), steps=1)])
-    np.testing.assert_array_equal(server.x, [4])
-
-
-def test_mifa_by_hand():
-    server = Server(vector(0), fedcore.algorithms.MIFA(wait=False), clients=2, lr=LR)
-    one_round(server, c0=4)  # rows (4, 0): v = 2
-    assert server.x == [-2]
-    one_round(server, c1=6)  # rows (4, 6): v = 5
-    assert server.x == [-7]
-    one_round(server, c0=2)  # rows (2, 6): v = 4
-    assert server.x == [-11]
-    report = one_round(server)  # no clients: along the mean of the rows
-    assert server.x == [-15]
-    assert report.gamma == 1
-    assert (server.store.read(0), server.store.read(1)) == ([2], [6])
-    assert server.round_number == 4
-
-
 def test_mifa_waits_for_the_first_update_of_every_client():
     server = Server(vector(10), "MIFA", clients=2, lr=LR)
     assert one_round(server, c0=4).gamma == 0
@@ -73,15 +43,6 @@ def test_mifa_waits_for_the_first_update_of_every_client():
     assert one_round(server, c1=6).gamma == 1
     assert server.x == [5]
     assert server.round_number == 3
-
-
-def test_mifa_multiplies_rows_by_the_current_rate():
-    rates = {0: 0.5, 1: 0.25}
-    server = Server(vector(0), fedcore.algorithms.MIFA(wait=False), clients=2, lr=rates.__getitem__)
-    one_round(server, c0=4)  # eta K = 1
-    server.round([Update(1, server.x - np.float32(3), steps=2)])  # eta K = .5: h = 6, v = (4 + 6) / 2, gamma = .5
-    assert server.store.read(1) == [6]
-    assert server.x == [-2 - 0.5 * 5]
 
 
 def test_mimic_by_hand():
@@ -139,3 +100,12 @@ def test_the_formula_of_the_client_step_holds_for_every_method(method):
         assert sent.offset(0) is sent.offset(1)
         with pytest.raises(ValueError, match="read-only"):
             sent.offset(0)[:] = 1
+
+
+def test_fedavg_uniform_with_a_server_rate_steps_along_the_mean_gradient():
+    server = Server(vector(1), fedcore.algorithms.FedAvg("uniform"), clients=2, lr=LR, server_lr=0.1)
+    # h_0 = (1 - 0) / (.5 * 2) = 1 and h_1 = (1 + 5) / (.5 * 4) = 3
+    report = server.round([Update(0, vector(0), steps=2, examples=9), Update(1, vector(-5), steps=4)])
+    np.testing.assert_allclose(server.x, [1 - 0.1 * 2], rtol=1e-7)
+    np.testing.assert_allclose(report.norms, [1, 3])
+    assert report.gamma == 0.1

@@ -5,9 +5,6 @@ import copy
 import itertools
 import json
 import os
-import random
-import signal
-import subprocess
 import sys
 import time
 import zipfile
@@ -34,7 +31,6 @@ from tests.store.kit import CALLS, broken, fail_at, full
 from tests.store.recording import Recorder, put
 
 ROOT = Path(__file__).parents[2]
-KILLS = [6, pytest.param(300, marks=pytest.mark.endurance)]
 
 
 def interrupted(server, path, updates):
@@ -62,20 +58,6 @@ def test_an_interrupted_round_ends_as_a_straight_one(method, tmp_path):
         server._between_rounds()
         go_on(straight, 1)
         assert everything(server) == everything(straight)
-
-
-def test_it_works_with_shards(tmp_path):
-    x0 = np.zeros(40_000, np.float32)
-    straight = made("MimiC", x0)
-    server = made("MimiC", x0, path=tmp_path / "s", journal=True, shards=2)
-    for _ in range(2):
-        updates = list(updates_of(straight))
-        server = interrupted(server, tmp_path / "s", updates[:2])
-        with server.open_round() as round:
-            round.add_batch(updates[2:])
-        go_on(straight, 1)
-        assert np.array_equal(server.x, straight.x)
-    server.close()
 
 
 def test_every_form_of_an_update_is_kept(tmp_path):
@@ -118,44 +100,6 @@ def test_every_form_of_an_update_is_kept(tmp_path):
     assert {n: t.tolist() for n, t in kept.tensors().items()} == {n: t.tolist() for n, t in straight.tensors().items()}
     assert list(kept.clients) == ["a", "b", "c", "new"]
     kept.close()
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")
-@pytest.mark.parametrize("kills", KILLS)
-def test_no_accepted_update_is_lost_by_a_kill(kills, tmp_path):
-    straight, moments = made("MimiC"), random.Random(0)
-    made("MimiC", path=tmp_path / "s", journal=True).close()
-    accepted, finished, count = {}, set(), 0
-    rounds = 2 * kills
-    while True:
-        command = [sys.executable, "-m", "tests.server.rounds", str(tmp_path / "s"), str(rounds), "journal"]
-        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ)
-        assert child.stdout.readline() == "loaded\n"
-        lines = []
-        if count < kills:
-            lines = [child.stdout.readline() for _ in range(moments.randrange(9))]
-            time.sleep(moments.uniform(0, 0.004))
-            child.send_signal(signal.SIGKILL)
-        for line in [*lines, *child.stdout.read().splitlines()]:
-            round, what = line.split()
-            if what == "finished":
-                finished.add(int(round))
-            else:
-                assert what not in accepted.setdefault(int(round), []), "an update was taken twice"
-                accepted[int(round)].append(what)
-        child.stdout.close()
-        assert child.wait() in (0, -signal.SIGKILL)
-        count += 1
-        with Server.load(tmp_path / "s") as server:
-            now = server.round_number
-            assert max(finished, default=-1) < now
-            kept = {str(client) for client in open_updates(tmp_path / "s", state_of(tmp_path / "s"))}
-            assert kept >= set(accepted.get(now, []))
-            if now == rounds:
-                go_on(straight, rounds)
-                assert everything(server) == everything(straight)
-                break
-    assert count > kills // 2
 
 
 @pytest.mark.parametrize("after", [False, True])

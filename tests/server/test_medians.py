@@ -107,26 +107,8 @@ def test_a_direction_leaves_with_its_last_row(history):
     assert dict(later.references) == {0: 5, 2: 2, 4: 2}
 
 
-def test_a_direction_stays_while_a_row_refers_to_it():
-    v = np.float32([1, 2])
-    history = History().after(3, v, 2, [None, None])
-    assert history.get(3) is v
-    assert history.get(None) is None
-    later = history.after(4, v, 1, [3])
-    assert (list(later), dict(later.references)) == ([3, 4], {3: 1, 4: 1})
-    gone = later.without([3])
-    assert list(gone) == [4]
-    assert gone.get(3) is None
-    assert len(history) == 1  # a history is never changed
-
-
 def test_a_round_without_references_keeps_no_direction():
     assert len(History().after(0, np.zeros(1, np.float32), 0, [])) == 0
-
-
-def test_another_update_of_a_client_moves_its_reference():
-    history = History().after(0, np.zeros(1, np.float32), 1, [None]).after(1, np.ones(1, np.float32), 1, [0])
-    assert list(history) == [1]
 
 
 def test_a_population_by_hand():
@@ -157,3 +139,21 @@ def test_a_population_without_sizes():
     assert none.arrived[0][:, 0].tolist() == [0, 3]
     gone = none.without_client(0, "a", from_objective=False)
     assert (gone.arrived, gone.total, dict(gone.included)) == ((), 0, {})
+
+
+def test_a_direction_stays_while_a_row_refers_to_it():
+    v = np.float32([1, 2])
+    history = History().after(3, v, 2, [None, None])
+    assert history.get(3) is v
+    assert history.get(None) is None
+    later = history.after(4, v, 1, [3])
+    assert (list(later), dict(later.references)) == ([3, 4], {3: 1, 4: 1})
+    gone = later.without([3])
+    assert list(gone) == [4]
+    assert gone.get(3) is None
+    assert len(history) == 1  # a history is never changed
+
+
+def test_another_update_of_a_client_moves_its_reference():
+    history = History().after(0, np.zeros(1, np.float32), 1, [None]).after(1, np.ones(1, np.float32), 1, [0])
+    assert list(history) == [1]

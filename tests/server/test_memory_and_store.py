@@ -11,7 +11,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Update
+from fedcore import Server, Update
 from fedcore.errors import RoundError, StoreError
 from fedcore.runtime import uninterrupted
 from tests.server.stopping import (
@@ -230,21 +230,6 @@ def test_a_signal_handler_may_not_add_during_add():
         signal.signal(signal.SIGTERM, before)
     assert said == [signal.SIGTERM]
     assert opened.report.accepted == ("a",)
-
-
-def test_removed_clients_are_back_after_a_rollback(tmp_path):
-    for at in range(3):
-        with ClientStore(["a", "b", "c"], 2) as store:
-            for number, client in enumerate("abc"):
-                store.stage(client)[:] = number
-            store.commit(0)
-            before = store.registry.explicit()
-            store.forget("abc"[at])
-            store.add_all(["x", "y"])
-            store.forget("x")
-            store.rollback()
-            assert store.registry.explicit() == before
-            assert [store.read(client)[0] for client in "abc"] == [0, 1, 2]
 
 
 def test_all_deferred_handlers_run():

@@ -7,7 +7,6 @@ from fedcore import Server, Update, errors
 from fedcore.algorithms import REGISTRY, FlexibleFedAvg, named
 from tests.kit import place
 from tests.server.invariant import contradictions
-from tests.server.runaway import Runaway
 
 P = 4
 X0 = np.zeros(P, np.float32)
@@ -88,33 +87,6 @@ def test_shares_are_of_the_accepted_newcomers(scheme):
         assert reports[0].diversity == pytest.approx(reports[1].diversity, rel=1e-5)
     np.testing.assert_allclose(silent.x, alone.x, rtol=1e-6)
     assert silent._backend.snapshot.population.total == 8
-
-
-@pytest.mark.parametrize("medium", ["ram", "mmap"])
-@pytest.mark.parametrize("end", ["abort", "error", "dropped", "diverged"])
-def test_an_aborted_round_registers_no_newcomers(tmp_path, medium, end):
-    store = "ram" if medium == "ram" else f"mmap:{tmp_path / 'store'}"
-    server = a_server("MIFA", store, optimizer=Runaway() if end == "diverged" else None)
-    a_round(server, ["a"], ["a"])
-    round = server.open_round(newcomers=["b", "c"])
-    round.add("b", server.x + np.float32(1e6), steps=1)
-    if end == "abort":
-        round.abort()
-    elif end == "diverged":
-        server.settings.optimizer.factor = 3e38
-        with pytest.raises(errors.DivergedError):
-            round.finish()
-        server.settings.optimizer.factor = 1.0
-    elif end == "error":
-        with pytest.raises(ZeroDivisionError), round:
-            _ = 1 / 0
-    del round
-    server.add_clients("z")  # which commits
-    assert list(server.clients) == ["a", "z"]
-    assert contradictions(server) == []
-    a_round(server, ["b"], ["b", "c"])
-    assert set(server.clients) == {"a", "b", "z"}
-    server.close()
 
 
 def test_invalid_newcomers_are_rejected():

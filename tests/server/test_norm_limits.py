@@ -158,17 +158,24 @@ def test_a_round_of_long_updates_equals_an_empty_one(method, limit):
     assert everything(server, range(N)) == everything(empty, range(N))
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD, two vectors"])
-def test_norms_of_an_aborted_round_are_discarded(method):
-    server, untouched = server_of(method), server_of(method)
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *((method, {}) for method in ("FedAvg", "MIFA", "MimiC", "SCAFFOLD, two vectors")),
+        *(("MIFA", {"reject_long": None, "cap_steps": 10}), ("FedAvg", {"reject_long": None, "cap_examples": 10})),
+    ],
+)
+def test_norms_and_claims_of_an_aborted_round_are_discarded(method, options):
+    server, untouched = server_of(method, **options), server_of(method, **options)
     for waits in (3, 11):
         round = server.open_round()
         for update in honest(server, range(waits), np.random.default_rng(1)):
-            round.add_batch([lying(server, update)])
+            round.add_batch([lying(server, update)._replace(steps=1000, examples=1000)])
         round.abort()
     for one in (server, untouched):
-        report = one.round(honest(one, range(5), np.random.default_rng(2)))
-        assert report.rejected == ()
+        for t in range(3):
+            report = one.round(honest(one, range(t, t + 5), np.random.default_rng(2)))
+            assert report.rejected == ()
     assert everything(server, range(N)) == everything(untouched, range(N))
 
 
@@ -305,11 +312,6 @@ def test_invalid_limits(change, message):
         Server(np.zeros(1, np.float32), "FedAvg", clients=1, lr=1, **flat(**change))
 
 
-def test_the_median_of_few_norms_ignores_zeros():
-    assert NormWindow().median([0.0, 3.0]) == 3.0
-    assert NormWindow().median([0.0, 0.0, 3.0]) is None
-
-
 def test_without_a_median_no_update_is_too_long():
     server = Server(np.zeros(1, np.float32), "FedAvg", clients=9, lr=1, aggregation=[RejectLong(2)])
     report = server.round([Update(i, np.float32([9 * (i == 0)]), 1) for i in range(9)])
@@ -355,3 +357,8 @@ def test_a_minority_of_long_updates_never_counts(tmp_path):
     for _ in range(2):
         with server.open_round() as round:
             assert not any(round.add(0, server.x + 1000, steps=1) for _ in range(1000))
+
+
+def test_the_median_of_few_norms_ignores_zeros():
+    assert NormWindow().median([0.0, 3.0]) == 3.0
+    assert NormWindow().median([0.0, 0.0, 3.0]) is None

@@ -8,49 +8,15 @@ import pytest
 import torch
 
 from fedcore import Server, Update, algorithms
-from tests.rejections import rejected_arguments
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR")
 n = 5
 
 
-def sparse_and_nested():
-    yield torch.zeros(n).to_sparse()
+def nested():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, that nested tensors are a prototype
-        yield torch.nested.nested_tensor([torch.zeros(n)])
-    yield torch.zeros(n, 1).to_sparse_csr()
-
-
-@pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC"])
-@pytest.mark.parametrize("form", range(3))
-@pytest.mark.parametrize("way", ["add", "add_batch", "round"])
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_sparse_and_nested_tensors_are_rejected(name, form, way):
-    server = Server(np.arange(n, dtype=np.float32), name, clients=2, lr=0.1)
-    odd, good = list(sparse_and_nested())[form], server.x + np.float32(1)
-    if way == "round":
-        report = server.round([Update(0, odd, 1), Update(1, good, 1)])
-    else:
-        with server.open_round() as round:
-            if way == "add":
-                round.add(0, odd, steps=1)
-                round.add(1, good, steps=1)
-            else:
-                round.add_batch([Update(0, odd, 1), Update(1, good, 1)])
-        report = round.report
-    assert report.accepted == (1,)
-    [(client, why)] = report.rejected
-    assert client == 0
-    assert why.startswith("model")
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_sparse_and_nested_tensors_in_a_mapping_are_rejected():
-    for odd in sparse_and_nested():
-        server = Server({"a": np.zeros(n, np.float32)}, "MIFA", clients=2, lr=0.1)
-        report = server.round([Update(0, {"a": odd}, 1), Update(1, {"a": np.ones(n, np.float32)}, 1)])
-        assert report.accepted == (1,)
-        assert rejected_arguments(report) == [(0, "a")]
+        return torch.nested.nested_tensor([torch.zeros(n)])
 
 
 class Array:
@@ -125,6 +91,9 @@ HOSTILE = {
     "flags that lie": lambda: claiming(np.zeros(2 * n, np.float32)[::2], flags=ones.flags),
     "a shape of more that lies": lambda: claiming(np.zeros(4 * n, np.float32), **shape, flags=ones.flags),
     "a class": lambda: np.ndarray,
+    "sparse": lambda: torch.zeros(n).to_sparse(),
+    "sparse rows": lambda: torch.zeros(n, 1).to_sparse_csr(),
+    "nested": nested,
 }
 
 

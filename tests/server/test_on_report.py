@@ -51,10 +51,7 @@ def test_an_error_of_a_callback_is_logged_and_the_round_stays(caplog, tmp_path):
 
     plain = made()
     play(plain, 3)
-    with (
-        caplog.at_level(logging.ERROR, "fedcore"),
-        made(callbacks=[fail], storage=tmp_path / "state") as server,
-    ):
+    with caplog.at_level(logging.ERROR, "fedcore"), made(callbacks=[fail], storage=tmp_path / "state") as server:
         reports = play(server, 3)
         assert server.x.tobytes() == plain.x.tobytes()
     assert [report.round for report in reports] == [0, 1, 2]

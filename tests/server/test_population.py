@@ -37,25 +37,6 @@ def test_a_round_writes_no_sizes(tmp_path):
     assert len(str(server.store.state)) < 3000  # and of the clients there is no list in what each commit writes
 
 
-def test_a_resumed_server_has_sizes_and_arrivals(tmp_path):
-    servers = [flexible(f"mmap:{tmp_path / 'state'}"), flexible()]
-    for server in servers:
-        hear(server, 0, 1)
-        server.add_clients({"a": 3, "b": 4})
-        server.remove_client(5)
-        server.remove_client(6, from_objective=False)
-        hear(server, 7, "a")
-    servers[0].close()
-    servers[0] = Server.load(tmp_path / "state")
-    for server in servers:
-        server.add_clients({6: 9})  # its share comes back to it
-        hear(server, "b", 6, 8)
-    assert servers[0].x.tobytes() == servers[1].x.tobytes()
-    assert servers[0]._backend.snapshot.population.total == servers[1]._backend.snapshot.population.total
-    ages = servers[1]._backend.snapshot.population.ages(servers[1].store.registry, ["a", "b", 6, 8], 3)
-    assert ages.tolist() == [3, 3, np.inf, np.inf]
-
-
 def test_clients_added_together_or_one_by_one_are_the_same():
     together, in_turn = flexible(), flexible()
     for server in (together, in_turn):
@@ -96,12 +77,7 @@ def test_an_empty_list_adds_no_clients():
 
 def test_folders_that_listed_sizes_and_arrivals_are_read():
     registry = Registry([10, 20, "x"])
-    listed = {
-        "sizes": [[10, 4], [20, 6], ["x", 5]],
-        "arrived": [["x", 3]],
-        "included": [["gone", 5]],
-        "total": 20,
-    }
+    listed = {"sizes": [[10, 4], [20, 6], ["x", 5]], "arrived": [["x", 3]], "included": [["gone", 5]], "total": 20}
     population = Population.from_state(listed, {}, registry)
     assert population.shares(registry, ["x", 10]).tolist() == [5 / 20, 4 / 20]
     assert population.ages(registry, ["x", 10], 5).tolist() == [3, np.inf]

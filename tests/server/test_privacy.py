@@ -338,14 +338,6 @@ def test_a_kill_between_the_commit_and_the_journal_leaves_no_update_after_a_load
     assert (-rows[0]).tobytes() not in journal.read_bytes()
 
 
-def test_no_update_stays_in_a_journal_after_its_round(tmp_path):
-    server = server_of(storage=Storage(tmp_path / "s", journal=True))
-    rows = np.random.default_rng(0).random((N, n), np.float32)
-    server.round(updates(rows))
-    left = b"".join(file.read_bytes() for file in (tmp_path / "s").rglob("*") if file.is_file())
-    assert not any(row.tobytes() in left or (-row).tobytes() in left for row in rows)
-
-
 def test_the_default_noise_of_the_count():
     for expected, due in ((100, 5.0), (10, 1.0)):
         assert PrivateMean(1.0, 1.0, expected, quantile=0.5).count_noise == due

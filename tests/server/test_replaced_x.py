@@ -286,33 +286,6 @@ def test_limits_on_buffers_follow_the_new_model():
     assert server.round([Update(0, named(2.0, 1.0, -2.0), 1)]).accepted == (0,)
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "SCAFFOLDMVR", "FedACG"])
-def test_shards_have_the_bits_of_one_server(method, tmp_path):
-    size = 40_000
-    x0 = np.random.default_rng(0).normal(size=size).astype(np.float32)
-    options = {"lr": 0.1, "optimizer": optimizers.Adam() if method == "FedAvg" else None}
-    one = Server(x0, algorithms.named(method), 2, **options)
-    cut = Server(x0, algorithms.named(method), 2, compute=Compute(shards=2), storage=tmp_path / "s", **options)
-
-    def turn(server, t):
-        x = server.broadcast([0]).x
-        control = x * np.float32(0.1) if server.broadcast([0]).second else None
-        return server.round([Update(i, x * np.float32(0.9) + i + t, 1, control=control) for i in (0, 1)])
-
-    for server in (one, cut):
-        turn(server, 0)
-        server.replace_x(another(size))
-        assert server.broadcast([0]).x.tobytes() == one.broadcast([0]).x.tobytes()
-    with pytest.raises(ArrayError):
-        cut.replace_x(x0 * np.float32(np.inf))
-    cut.close()
-    cut = Server.load(tmp_path / "s")
-    reports = [turn(server, 1) for server in (one, cut)]
-    assert [report.replaced for report in reports] == [True, True]
-    assert (one.x.tobytes(), one.v.tobytes()) == (cut.x.tobytes(), cut.v.tobytes())
-    cut.close()
-
-
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA"])
 def test_groups_are_servers_of_their_tensors(method, tmp_path):
     """A model may lack groups, as an update may; these stay."""
@@ -341,27 +314,6 @@ def test_groups_are_servers_of_their_tensors(method, tmp_path):
             assert server.tensors()[name].tobytes() == one.x.tobytes()
         with pytest.raises(ArrayError):
             server.replace_x({"a": X0 * np.nan, "bn.num_batches_tracked": np.int64(9)})
-
-
-@pytest.mark.parametrize("resident", [1 << 12, None])
-def test_vectors_in_files(resident, tmp_path):
-    storage = Storage(tmp_path / "s", resident=resident)
-    server, other = made("MIFA", storage=storage), made("MIFA")
-    for one in (server, other):
-        go_on(one, 2)
-        one.replace_x(another())
-        go_on(one, 2)
-    assert everything(server) == everything(other)
-    server.close()
-
-
-def test_a_device(cuda_device):
-    server, other = made("MIFA", compute=Compute(device=cuda_device)), made("MIFA")
-    for one in (server, other):
-        go_on(one, 2)
-        one.replace_x(another())
-        go_on(one, 2)
-    assert np.array(server.x).tobytes() == other.x.tobytes()
 
 
 def test_a_private_server_keeps_its_ledger():

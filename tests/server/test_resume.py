@@ -1,6 +1,5 @@
 """A saved, copied or killed server continues with the same bits."""
 
-import copy
 import os
 import random
 import signal
@@ -12,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import fedcore
 from fedcore import ClientStore, Compute, Limits, Model, RoundPolicy, Server, Storage, Update, algorithms, errors
 from fedcore.algorithms import optimizers, rates
-from fedcore.errors import CheckpointError, LockedError, StoreError
+from fedcore.errors import CheckpointError, StoreError
 from fedcore.options import Settings
 from fedcore.rules import CapSteps
 from tests.server.rounds import everything, go_on, made
@@ -59,44 +57,6 @@ def test_a_server_killed_at_any_moment_ends_as_the_straight_one(method, tmp_path
         reached.append(server.round_number)
     assert everything(server) == everything(straight)
     assert len(set(reached)) > 3  # it was stopped half-way
-
-
-def test_a_server_killed_in_its_first_round_starts_again(tmp_path):
-    server = made("MIFA", path=tmp_path / "s")
-    with pytest.raises(KeyboardInterrupt), server.open_round() as round:
-        round.add(0, server.x + 1, steps=1)
-        raise KeyboardInterrupt
-    server.close()
-    again = Server.load(tmp_path / "s")
-    assert again.round_number == 0
-    assert len(again.store) == 0
-
-
-def test_changes_of_clients_and_late_updates_are_saved(tmp_path):
-    server = made("FlexibleFedAvg", max_staleness=2)
-    go_on(server, 3)
-    server.add_clients({"late": 4})
-    server.remove_client(0)
-    server.save(tmp_path / "s")
-    again = Server.load(tmp_path / "s")
-    for one in (server, again):
-        one.round([Update("late", one.x + 1, 1, round=1), Update(1, one.x + 1, 1)])
-        assert one.round_number == 4
-    assert list(again.clients) == list(server.clients)
-    np.testing.assert_array_equal(again.x, server.x)
-
-
-def test_counters_and_names_are_saved(tmp_path):
-    model = {"w": np.zeros((2, 3), np.float32), "running_mean": np.ones(2, np.float32), "seen": np.array(3, np.int64)}
-    server = Server(model, "FedAvg", clients=2, lr=1.0)
-    server.round([Update(0, model | {"seen": np.array(9, np.int64)}, 1)])
-    server.save(tmp_path / "s")
-    again = Server.load(tmp_path / "s")
-    assert {k: (v.shape, str(v.dtype)) for k, v in again.tensors().items()} == {
-        k: (v.shape, str(v.dtype)) for k, v in server.tensors().items()
-    }
-    assert again.tensors()["seen"] == 9
-    assert again.layout.n_parameters == 6
 
 
 def test_methods_and_optimizers_may_be_named(tmp_path):
@@ -211,55 +171,6 @@ def test_an_older_folder_has_no_options_of_custom_methods(tmp_path):
     state = Server(np.zeros(2, np.float32), Own(), clients=2, lr=0.1).settings.to_state()
     del state["algorithm"]["class"], state["algorithm"]["options"], state["next_rates"]
     assert Settings.from_state(state, none | {"algorithm": Own(0.7)}).algorithm.alpha == 0.7
-
-
-def test_a_folder_without_a_server_is_rejected(tmp_path):
-    with pytest.raises(StoreError):
-        Server.load(tmp_path / "nothing")
-    ClientStore(2, 3, medium="mmap", path=tmp_path / "rows").close()
-    with pytest.raises(CheckpointError, match="Server"):
-        Server.load(tmp_path / "rows")
-    server = made("MIFA", path=tmp_path / "busy")
-    with pytest.raises(LockedError):
-        Server.load(tmp_path / "busy")
-    with server.open_round(), pytest.raises(fedcore.errors.RoundError):
-        server.save(tmp_path / "copy")
-
-
-COPIED = [
-    ("FedAvg", {}),
-    ("FedAvg", {"optimizer": optimizers.Adam()}),
-    ("FedAvg", {"compute": Compute(accumulator="exact")}),
-    ("FedAvg", {"policy": RoundPolicy(max_staleness=3)}),
-    *((name, {}) for name in ("MIFA", "MimiC", "SCAFFOLD", "FedExP", "FedDyn", "FedNova")),
-]
-
-
-@pytest.mark.parametrize(("method", "how"), COPIED)
-@pytest.mark.parametrize("seed", range(4))
-def test_a_server_and_its_copy_in_memory_are_independent(method, how, seed):
-    rng, n = random.Random(seed), 300
-
-    def made():
-        return Server(np.zeros(n, np.float32), method, 2, lr=0.1, **how)
-
-    def one_round(server, value):
-        more = {"control": np.full(n, value, np.float32)} if server.algorithm.second_vector is not None else {}
-        server.round([Update(c, np.full(n, value + c, np.float32), 1, **more) for c in (0, 1)])
-
-    first, values = made(), [rng.random() for _ in range(rng.randint(1, 4))]
-    for value in values:
-        one_round(first, value)
-    both = [(first, list(values)), (copy.deepcopy(first), list(values))]
-    for _ in range(8):
-        server, heard = rng.choice(both)
-        heard.append(rng.random())
-        one_round(server, heard[-1])
-    for server, heard in both:
-        alone = made()
-        for value in heard:
-            one_round(alone, value)
-        np.testing.assert_array_equal(server.x, alone.x)
 
 
 X0 = {"a": np.zeros(3, np.float32), "b": np.zeros(2, np.float32)}

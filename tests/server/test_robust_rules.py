@@ -345,15 +345,6 @@ def test_the_order_of_arrival_has_no_effect(name, orders):
         assert (x0.tobytes() not in found) or kind in ("ties", "opposite pairs", "subnormal")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["median", "trimmed mean", "MeaMed"])
-def test_statistics_of_columns_do_not_depend_on_the_order_of_clients(name, kind):
-    rng, make = np.random.default_rng(0), DEFINITIONS[name][0]
-    h = cohort(kind, rng)
-    found = {combined(make(2), rng.permutation(h)).tobytes() for _ in range(100)}
-    assert len(found) == 1
-
-
 @pytest.mark.parametrize("method", sorted(set(REGISTRY) - REFUSED - BOUNDED))
 def test_the_median_moves_x_by_the_median(method):
     models = np.array([flat(update.value) for update in sent()])
@@ -432,29 +423,6 @@ def test_too_few_updates_leave_the_round_open():
     with one.open_round():
         pass
     assert one.round_number == 2  # without updates, x stays
-
-
-def test_a_folder_keeps_the_rule_and_its_last_result(tmp_path):
-    chain = [NearestNeighborMixing(1), CentredClipping(0.5)]
-    one, other = server(chain, storage=tmp_path / "s"), server(chain)
-    one.round(sent())
-    one.close()
-    with Server.load(tmp_path / "s") as again:
-        assert again.aggregation == tuple(chain)
-        again.round(sent(seed=1))
-        for seed in (0, 1):
-            other.round(sent(seed=seed))
-        np.testing.assert_array_equal(again.x, other.x)
-    fresh = server(chain)
-    fresh.round(sent(seed=1))
-    assert (fresh.x != other.x).any()
-
-
-def with_controls(updates, one):
-    """The updates, with a second vector for methods that need one."""
-    if one.algorithm.second_vector is None:
-        return updates
-    return [update._replace(control=np.full(43, i + 1, np.float32)) for i, update in enumerate(updates)]
 
 
 @pytest.mark.parametrize("method", sorted(BOUNDED))
@@ -539,21 +507,17 @@ def test_a_chain_with_medians_does_not_depend_on_the_order_of_arrival(rules, met
 
 
 class Faulty(RobustRule):
-    """A robust rule of a user; ``made`` is what it returns for k vectors."""
-
-    made = None
+    """A robust rule of a user; a test replaces its methods."""
 
     def combine(self, k, products):
-        return self.made(k)
+        return Combination(trim=0)
 
 
 class FaultyMixing(MixingRule):
     """A mixing rule of a user."""
 
-    made = None
-
     def matrix(self, k, products, round):
-        return self.made(k)
+        return np.eye(k)
 
 
 WRONG = {
@@ -569,42 +533,20 @@ WRONG = {
     "a negative vector": lambda k: Combination(chosen=np.array([-1])),
     "no vector": lambda k: Combination(chosen=np.arange(0)),
 }
-WRONG_MIXING = {
-    "raises": lambda k: 1 / 0,
-    "none": lambda k: None,
-    "NaN": lambda k: np.full((k, k), np.nan),
-    "a shape": lambda k: np.eye(k + 1),
-}
+MATRICES = [lambda k: 1 / 0, lambda k: None, lambda k: np.full((k, k), np.nan), lambda k: np.eye(k + 1)]
+NUMBERS = [lambda: 1 / 0, lambda: None, lambda: np.nan, lambda: -1, lambda: ""]
+FAULTS = [
+    *((Faulty, "combine", lambda self, k, products, made=made: made(k)) for made in WRONG.values()),
+    *((FaultyMixing, "matrix", lambda self, k, *_, made=made: made(k)) for made in MATRICES),
+    *((FaultyMixing, "size", lambda self, k, made=made: made()) for made in NUMBERS),
+    *((Faulty, "least", property(lambda self, made=made: made())) for made in NUMBERS),
+]
 
 
-@pytest.mark.parametrize("made", WRONG.values(), ids=WRONG)
-def test_faults_of_an_own_robust_rule_end_the_round(made, monkeypatch):
-    monkeypatch.setattr(Faulty, "made", staticmethod(made))
-    check_faulty([Faulty()])
-
-
-@pytest.mark.parametrize("made", WRONG_MIXING.values(), ids=WRONG_MIXING)
-def test_faults_of_an_own_mixing_rule_end_the_round(made, monkeypatch):
-    monkeypatch.setattr(FaultyMixing, "made", staticmethod(made))
-    check_faulty([FaultyMixing(), Median()])
-
-
-NUMBERS = {
-    "raises": lambda: 1 / 0,
-    "none": lambda: None,
-    "NaN": lambda: np.nan,
-    "below 0": lambda: -1,
-    "text": lambda: "",
-}
-
-
-@pytest.mark.parametrize("made", NUMBERS.values(), ids=NUMBERS)
-def test_faults_of_the_numbers_of_own_rules_end_the_round(made, monkeypatch):
-    monkeypatch.setattr(FaultyMixing, "made", staticmethod(np.eye))
-    monkeypatch.setattr(FaultyMixing, "size", lambda self, k: made())
-    check_faulty([FaultyMixing(), Median()])
-    monkeypatch.setattr(Faulty, "least", property(lambda self: made()))
-    check_faulty([Faulty()])
+@pytest.mark.parametrize(("kind", "name", "method"), FAULTS)
+def test_faults_of_an_own_rule_end_the_round(kind, name, method, monkeypatch):
+    monkeypatch.setattr(kind, name, method)
+    check_faulty([Faulty()] if kind is Faulty else [FaultyMixing(), Median()])
 
 
 def check_faulty(chain):

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Storage, errors
-from fedcore.algorithms import optimizers
 from fedcore.server.folder import Transactions, go_back, last_change, transactions
-from tests.server.invariant import contradictions
 from tests.server.rounds import N, everything, go_on, made, n
 
 
@@ -37,26 +35,6 @@ def arrival(server):
 
 def departure(server):
     server.remove_client(2)
-
-
-@pytest.mark.parametrize(("method", "codec"), [("MIFA", "f32"), ("MimiC, short history", "int8"), ("SCAFFOLD", "bf16")])
-@pytest.mark.parametrize("act", [one_round, arrival, departure])
-def test_a_rolled_back_transaction_leaves_no_trace(act, method, codec, tmp_path):
-    rows = ClientStore(N, n, medium="mmap", path=tmp_path / "run", codec=codec, keep_previous=True)
-    server = made(method, storage=rows, optimizer=optimizers.Adam())
-    go_on(server, 4)
-    before, count = known(server), server.transactions
-    act(server)
-    after = known(server)
-    server.close()
-    with ClientStore.open(tmp_path / "run", readonly=True) as rows:
-        assert transactions(rows) == (count + 1, count)
-    server = take_back(tmp_path / "run", count)
-    assert (known(server), server.transactions) == (before, count)
-    server.close()
-    with Server.load(tmp_path / "run") as server:
-        act(server)
-        assert (known(server), contradictions(server)) == (after, [])
 
 
 @pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "SCAFFOLDMVR"])
@@ -186,15 +164,6 @@ def test_the_folder_stores_keep_previous(tmp_path):
     assert goes_on()
     with pytest.raises(errors.RangeError, match=r"^keep_previous\b"):
         Server.load(tmp_path / "run", storage=Storage(medium="ram", keep_previous=True))
-
-
-def test_keep_previous_needs_a_folder(tmp_path):
-    with pytest.raises(errors.RangeError, match=r"^keep_previous\b"):
-        made("MIFA", keep_previous=True)
-    with ClientStore(N, n, medium="mmap", path=tmp_path / "kept", keep_previous=True) as rows:
-        server = made("MIFA", storage=rows)
-        go_on(server, 1)
-        assert rows.previous.round == 0
 
 
 def test_a_server_is_loaded_from_an_open_store(tmp_path):

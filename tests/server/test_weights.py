@@ -73,16 +73,6 @@ def test_a_client_rejected_for_missing_examples_may_try_again():
     assert server.x[0] == 2
 
 
-@pytest.mark.parametrize("of", [np.float16, np.float64, torch.bfloat16, bytes], ids=str)
-def test_the_first_examples_may_come_with_any_form_of_update(of):
-    sent = (
-        THREE.tobytes() if of is bytes else torch.tensor([3.0], dtype=of) if of is torch.bfloat16 else THREE.astype(of)
-    )
-    server = Server(X0, "FedAvg", 2, lr=0.1)
-    assert played(server, (0, ONE, {}), (1, sent, {"examples": 5})).accepted == (1,)
-    assert server.x[0] == 3
-
-
 @pytest.mark.parametrize("shards", [0, 2])
 def test_a_rejected_update_with_examples_rejects_no_others(shards):
     x0 = np.zeros(40_000, np.float32)
@@ -257,3 +247,13 @@ def test_weights_set_between_rounds_are_needed_on_loading(tmp_path):
     server.change(aggregation=None)
     server.save(tmp_path / "run")
     assert Server.load(tmp_path / "run").aggregation == (Mean(),)
+
+
+@pytest.mark.parametrize("of", [np.float16, np.float64, torch.bfloat16, bytes], ids=str)
+def test_the_first_examples_may_come_with_any_form_of_update(of):
+    sent = (
+        THREE.tobytes() if of is bytes else torch.tensor([3.0], dtype=of) if of is torch.bfloat16 else THREE.astype(of)
+    )
+    server = Server(X0, "FedAvg", 2, lr=0.1)
+    assert played(server, (0, ONE, {}), (1, sent, {"examples": 5})).accepted == (1,)
+    assert server.x[0] == 3

@@ -1,4 +1,4 @@
-"""Small disks of real file systems, in image files: made, mounted, filled, and cut off from power."""
+"""Small disks of real file systems, in image files: made, mounted, and filled."""
 
 import os
 import shutil
@@ -41,12 +41,6 @@ def image(kind, folder):
         file.truncate(SIZES[kind])
     subprocess.run([make, "-q", path], check=True, capture_output=True)
     return path
-
-
-def cut(source, target):
-    """The image that a loss of power leaves now: only the data that reached the disk."""
-    subprocess.run(["cp", "--sparse=always", source, target], check=True)
-    return target
 
 
 def fill(folder, leave):

@@ -75,26 +75,6 @@ def test_the_draft_of_a_dead_process_is_deleted(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize("act", [made, saved])
-def test_a_store_with_the_name_of_a_draft_stays(tmp_path, act):
-    """Another user of the parent folder can rename it; its lock file shows that it is not a draft."""
-    made(tmp_path / "thesis")
-    (tmp_path / "thesis").rename(tmp_path / DRAFT)
-    before = tree(tmp_path)
-    act(tmp_path / "run")
-    saved(tmp_path / "run", 2)
-    assert before.items() <= tree(tmp_path).items()
-
-
-def test_a_draft_of_another_user_stays(tmp_path):
-    if os.geteuid() != 0:
-        pytest.skip("only root can give a folder away")
-    os.chown(left_behind(tmp_path), 1001, 1001)
-    before = tree(tmp_path)
-    saved(tmp_path / "run")
-    assert before.items() <= tree(tmp_path).items()
-
-
 def test_a_folder_without_a_store_is_not_removed(tmp_path):
     folder = tmp_path / "data"
     (folder / "readers").mkdir(parents=True)
@@ -105,24 +85,52 @@ def test_a_folder_without_a_store_is_not_removed(tmp_path):
     assert tree(tmp_path) == before
 
 
+def renamed(parent):
+    """A store that another user of the parent folder has renamed; its lock file shows that it is not a draft."""
+    made(parent / "thesis")
+    (parent / "thesis").rename(parent / DRAFT)
+
+
+def given_away(parent):
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    os.chown(left_behind(parent), 1001, 1001)
+
+
+def files_and_links(parent):
+    (parent / DRAFT).symlink_to(left_behind(parent, "kept"))
+    (parent / "run.draft-111111111111").write_text("a file")
+    (parent / "run.draft-222222222222").symlink_to(parent / "nowhere")
+
+
+def with_entry(add):
+    return lambda parent: add(left_behind(parent))
+
+
+STAYS = {
+    "a store": renamed,
+    "another user's": given_away,
+    "files and links": files_and_links,
+    "with a text": with_entry(lambda draft: (draft / "thesis.tex").touch()),
+    "with a folder": with_entry(lambda draft: (draft / "chapters").mkdir()),
+    "with a text among the readers": with_entry(lambda draft: (draft / "readers" / "1.tex").touch()),
+    "with a link": with_entry(lambda draft: (draft / "vectors-8.slots").symlink_to(draft.parent / "elsewhere")),
+    "with a folder for a file": with_entry(lambda draft: [(draft / "lock").unlink(), (draft / "lock").mkdir()]),
+    **{
+        f"the name -{name}": lambda parent, name=name: left_behind(parent, f"run.draft-{name}")
+        for name in ("notes", "2024", "0123456789abc", "0123456789aB", "")
+    },
+}
+
+
 @pytest.mark.parametrize("act", [made, saved])
-@pytest.mark.parametrize(
-    "name", ["run.draft-notes", "run.draft-2024", "run.draft-0123456789abc", "run.draft-0123456789aB", "run.draft-"]
-)
-def test_a_folder_of_another_name_stays(tmp_path, act, name):
-    left_behind(tmp_path, name)
+@pytest.mark.parametrize("what", STAYS)
+def test_what_is_no_draft_of_a_dead_process_stays(tmp_path, what, act):
+    STAYS[what](tmp_path)
     before = tree(tmp_path)
     act(tmp_path / "run")
-    assert {path: before[path] for path in before} == {path: tree(tmp_path)[path] for path in before}
-
-
-OTHER_ENTRIES = {
-    "a text": lambda draft: (draft / "thesis.tex").touch(),
-    "a folder": lambda draft: (draft / "chapters").mkdir(),
-    "a text among the readers": lambda draft: (draft / "readers" / "1.tex").touch(),
-    "a link": lambda draft: (draft / "vectors-8.slots").symlink_to(draft.parent / "elsewhere"),
-    "a folder for a file": lambda draft: [(draft / "lock").unlink(), (draft / "lock").mkdir()],
-}
+    saved(tmp_path / "run", 2)
+    assert before.items() <= tree(tmp_path).items()
 
 
 @pytest.mark.parametrize(
@@ -146,25 +154,6 @@ def test_a_folder_with_only_a_marked_lock_is_deleted(tmp_path):
     WriterLock(tmp_path / DRAFT, disposable=True).close()
     made(tmp_path / "run")
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
-
-
-@pytest.mark.parametrize("entry", OTHER_ENTRIES)
-def test_a_draft_with_other_entries_stays(tmp_path, entry):
-    OTHER_ENTRIES[entry](left_behind(tmp_path))
-    before = tree(tmp_path)
-    made(tmp_path / "run")
-    assert before.items() <= tree(tmp_path).items()
-
-
-def test_files_and_links_with_names_of_drafts_stay(tmp_path):
-    real = left_behind(tmp_path, "kept")
-    (tmp_path / DRAFT).symlink_to(real)
-    (tmp_path / "run.draft-111111111111").write_text("a file")
-    (tmp_path / "run.draft-222222222222").symlink_to(tmp_path / "nowhere")
-    before = tree(tmp_path)
-    made(tmp_path / "run")
-    saved(tmp_path / "run")
-    assert before.items() <= tree(tmp_path).items()
 
 
 def test_brackets_in_a_name_are_not_a_pattern(tmp_path):
@@ -283,16 +272,6 @@ def test_a_link_is_followed_and_stays_a_link(tmp_path, act):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["big", "run"]
 
 
-def test_a_server_is_saved_through_a_link(tmp_path):
-    server = Server(np.zeros(8, np.float32), "MIFA", clients=2, lr=0.1)
-    server.save(tmp_path / "real")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    for _ in range(2):
-        server.save(tmp_path / "link")
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link", "real"]
-    assert Server.load(tmp_path / "link").round_number == 0
-
-
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
 @pytest.mark.parametrize("over", [True, False])
 def test_an_error_at_the_end_of_a_save_is_raised(tmp_path, monkeypatch, error, over):
@@ -404,12 +383,6 @@ def test_an_unchanged_folder_is_read_once(tmp_path, monkeypatch):
     assert len(looked) == 1
 
 
-def test_the_error_for_a_server_without_its_first_commit(tmp_path):
-    ClientStore(3, N, medium="mmap", path=tmp_path / "state").close()  # its first commit is still to come
-    with pytest.raises(errors.CheckpointError, match="load it again"):
-        Server.load(tmp_path / "state", storage=Storage(medium="ram"))
-
-
 @pytest.mark.parametrize("links", [False, True])
 def test_a_run_is_not_replaced_by_a_copy_of_another(tmp_path, links):
     """A copy has no commits since it was written. A link in a shared folder may lead to a run."""
@@ -424,16 +397,6 @@ def test_a_run_is_not_replaced_by_a_copy_of_another(tmp_path, links):
             save(place if links else run)
     assert tree(run)["rows.slots"] == before["rows.slots"]
     assert Server.load(run, storage=Storage(medium="ram")).round_number == 1
-
-
-def test_a_copy_with_later_rounds_is_not_a_copy(tmp_path):
-    server = Server(np.zeros(N, np.float32), "FedAvg", 3, lr=0.1)
-    server.save(tmp_path / "copy")
-    server.save(tmp_path / "copy")
-    with Server.load(tmp_path / "copy", storage=Storage(medium="mmap")) as run:
-        run.round([Update(i, np.ones(N, np.float32), 5) for i in range(3)])
-    with pytest.raises(errors.StoreError, match="a store with commits"):
-        server.save(tmp_path / "copy")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")

@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Storage, Update, errors
+from fedcore import ClientStore, Server, Update, errors
 from fedcore.store.files import disk
-from tests.kit import with_history
-from tests.store.disks import SIZES, cut, fill, image, mounted
+from tests.store.disks import SIZES, fill, image, mounted
 from tests.store.kit import CALLS, broken, content, each_call, fail_at, full, write
 
 N = 20_000
@@ -353,61 +352,12 @@ def test_a_disk_that_fills_up_while_a_round_is_open(mounted_disk, tmp_path):
         assert (store.read(0) == due).all()
 
 
-def test_a_disk_that_is_full_before_a_round(mounted_disk):
-    with ClientStore(400, N, medium="mmap", path=mounted_disk / "store") as store:
-        for client in range(20):
-            write(store, client, content(N, client))
-        store.commit(0, {"x": content(N, 0)})
-        filler = fill(mounted_disk, leave=0)
-        with pytest.raises(errors.StoreError, match=r"No space left on device|the disk is full"):
-            for round in range(1, 200):
-                for client in range(20):
-                    write(store, 20 * round % 380 + client, content(N, client))
-                store.commit(round, {"x": content(N, round)})
-        assert store.verify() == []
-        filler.unlink()
-        before = store.round
-        store.close()
-    with ClientStore.open(mounted_disk / "store") as store:
-        assert store.round >= before
-        write(store, 0, content(N, 1))
-        store.commit(999)
-        assert store.verify() == []
-
-
 @pytest.mark.parametrize("durability", ["round", "checkpoint"])
 @pytest.mark.parametrize("kills", [25, pytest.param(400, marks=pytest.mark.endurance)])
 def test_killed_at_any_moment(mounted_disk, kills, durability):
     done = run(sys.executable, HERE / "killed.py", mounted_disk, durability, kills, 3)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rounds"] > 0
-
-
-@pytest.mark.parametrize("kind", SIZES)
-@pytest.mark.parametrize("method", ["MIFA", "MimiC"])
-def test_the_power_fails(tmp_path, kind, method):
-    """The disk has every finished round, and the server continues from it."""
-    source, n = image(kind, tmp_path), 5000
-    with mounted(source, tmp_path / "disk") as mounted_disk:
-        server = Server(np.zeros(n, np.float32), with_history(method, 2), 5, lr=0.1, storage=mounted_disk / "run")
-        expected = []
-        for round in range(6):
-            server.round([Update(i, server.x + np.float32(1 + i + round), 1) for i in range(5) if (i + round) % 3])
-            if round == 3:
-                server.save(mounted_disk / "copy")
-            expected.append((server.round_number, server.x.copy(), cut(source, tmp_path / f"cut{round}.{kind}")))
-        server.round([])
-        server.close()
-    for number, x, left in expected:
-        with mounted(left, tmp_path / f"left{number}") as place:
-            with Server.load(place / "run") as again:
-                assert again.round_number == number
-                np.testing.assert_array_equal(again.x, x)
-                assert again.store.verify() == []
-                again.round([Update(i, again.x + 1, 1) for i in range(5)])
-            if number > 3:
-                assert Server.load(place / "copy", storage=Storage(medium="ram")).round_number == 4
-        left.unlink()
 
 
 def test_new_files_are_overwritten_in_place_where_the_file_system_copies(tmp_path):

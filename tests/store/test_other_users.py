@@ -303,15 +303,6 @@ def test_a_file_with_a_second_hard_link_is_not_written(folder, name, content):
         ClientStore.open(folder).close()
 
 
-def test_a_server_is_not_loaded_through_links(tmp_path):
-    Server(np.zeros(4, np.float32), "MIFA", 4, lr=0.1, storage=tmp_path / "run").close()
-    (tmp_path / "real").mkdir()
-    shutil.move(tmp_path / "run" / "lock", tmp_path / "real" / "lock")
-    (tmp_path / "run" / "lock").symlink_to(tmp_path / "real" / "lock")
-    with pytest.raises(errors.StoreError, match="symbolic link"):
-        Server.load(tmp_path / "run")
-
-
 def test_only_the_notes_of_readers_are_open_to_others(tmp_path):
     before = os.umask(0o077)
     try:

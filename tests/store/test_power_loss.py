@@ -16,71 +16,14 @@ from tests.store.kit import content, write
 from tests.store.recording import Recorder, put
 
 N = 20
-# A round writes these rows (with the round as the key), and these vectors; or something else happens.
+# A round writes these rows (with the round as the key) : and these vectors; or something else happens.
 STEPS = {
-    "round": [
-        ("a", "x"),
-        ("ab", "x"),
-        ("bc", "xy"),
-        "forget a",
-        ("c", "y"),
-        "add d",
-        ("cd", "xz"),
-        "compact",
-        ("b", ""),
-        ("d", "x"),
-    ],
-    "checkpoint": [
-        ("a", ""),
-        ("ab", ""),
-        "checkpoint",
-        ("a", "x"),
-        ("a", "x"),
-        "forget b",
-        "checkpoint",
-        ("", "x"),
-        ("", "x"),
-        "add d",
-        ("d", ""),
-        "compact",
-        ("d", ""),
-        "checkpoint",
-    ],
+    "round": "a:x ab:x bc:xy -a c:y +d cd:xz compact b: d:x",
+    "checkpoint": "a: ab: checkpoint a:x a:x -b checkpoint :x :x +d d: compact d: checkpoint",
 }
 UNDOABLE = {
-    "round": [
-        ("ab", "x"),
-        "undo",
-        ("bc", "xy"),
-        "forget a",
-        ("c", "y"),
-        "undo",
-        "add d",
-        ("ad", "xz"),
-        ("d", ""),
-        "undo",
-        "compact",
-        ("b", ""),
-        "undo",
-        ("d", "x"),
-    ],
-    "checkpoint": [
-        ("ab", "x"),
-        "checkpoint",
-        ("a", ""),
-        "forget b",
-        ("c", "y"),
-        "checkpoint",
-        "undo",
-        ("b", "x"),
-        "add d",
-        ("d", "x"),
-        "checkpoint",
-        "compact",
-        ("d", ""),
-        "checkpoint",
-        "undo",
-    ],
+    "round": "ab:x undo bc:xy -a c:y undo +d ad:xz d: undo compact b: undo d:x",
+    "checkpoint": "ab:x checkpoint a: -b c:y checkpoint undo b:x +d d:x checkpoint compact d: checkpoint undo",
 }
 
 
@@ -109,10 +52,27 @@ class Model:
 def run(store, recorder, model, steps):
     """Do the steps."""
     recorder.upcoming = model
-    for round, step in enumerate(steps, 1):
+    for round, step in enumerate(steps.split(), 1):
         now = model.now
-        match step:
-            case (clients, vectors):
+        match step.partition(":"):
+            case ("compact", "", _):
+                model.tell(store)
+                model.previous = None
+                store.compact()
+            case ("checkpoint", "", _):
+                model.tell(store)
+                store.checkpoint()
+            case ("undo", "", _):
+                model.undo()
+                assert store.undo()
+            case (change, "", _) if change.startswith("-"):
+                store.forget(step[-1])
+                now["rows"].pop(step[-1], None)
+                now["clients"].remove(step[-1])
+            case (_, "", _):
+                store.add(step[-1])
+                now["clients"].append(step[-1])
+            case (clients, _, vectors):
                 for client in clients:
                     write(store, client, content(N, client, round))
                     now["rows"][client] = round
@@ -122,23 +82,6 @@ def run(store, recorder, model, steps):
                 model.tell(store, synced=store.durability == "round")
                 named = {name: content(N, name, round) for name in vectors} if vectors else None
                 store.commit(round, named, {"round": round})
-            case "compact":
-                model.tell(store)
-                model.previous = None
-                store.compact()
-            case "checkpoint":
-                model.tell(store)
-                store.checkpoint()
-            case "undo":
-                model.undo()
-                assert store.undo()
-            case _ if step.startswith("forget"):
-                store.forget(step[-1])
-                now["rows"].pop(step[-1], None)
-                now["clients"].remove(step[-1])
-            case _:
-                store.add(step[-1])
-                now["clients"].append(step[-1])
 
 
 def assert_is_any(store, *models):

@@ -40,16 +40,6 @@ def test_a_count_registers_its_numbers():
     assert "2" not in registry
 
 
-def test_ids_get_numbers_in_their_order_and_keep_them():
-    registry = Registry(IDS)
-    registry.remove("7")
-    assert registry.add("late") == 4  # the lowest that is free
-    assert registry.add("later") == len(IDS)
-    assert [registry.number(client) for client in IDS if client != "7"] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
-    assert list(registry) == ["late" if client == "7" else client for client in IDS] + ["later"]
-    assert [registry.id_of(number) for number in range(registry.capacity)] == list(registry)
-
-
 def test_an_empty_registry_fills_up():
     for empty in (Registry(), Registry(0), Registry([]), Registry(np.zeros(0, np.uint64)), Registry(iter(()))):
         assert (len(empty), empty.capacity, list(empty)) == (0, 0, [])
@@ -57,26 +47,6 @@ def test_an_empty_registry_fills_up():
         with pytest.raises(errors.UnknownClientError, match=r"^client=0: .*0 clients"):
             empty.number(0)
         assert [empty.add("a"), empty.add(0)] == [0, 1]
-
-
-def test_a_counted_client_returns_to_its_own_number():
-    registry = Registry(4)
-    assert registry.remove(1) == 1
-    assert registry.add("x") == 4
-    assert (1 in registry, len(registry), registry.capacity) == (False, 4, 5)
-    with pytest.raises(errors.UnknownClientError, match=r"^client=1: .*4 clients"):
-        registry.number(1)
-    assert registry.add(1) == 1
-    assert list(registry) == [0, 1, 2, 3, "x"]
-
-
-def test_removing_the_highest_numbers_lowers_the_capacity():
-    for leavers in (("b", "c", "d"), ("d", "c", "b"), ("c", "d", "b")):
-        registry = Registry(["a", "b", "c", "d"])
-        for client in leavers:
-            registry.remove(client)
-        assert registry.capacity == 1
-        assert [registry.add(client) for client in ("e", "f", "g", "h")] == [1, 2, 3, 4]
 
 
 def test_add_at_leaves_the_numbers_between_free():

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore import ClientStore, Server, Update, errors, kernels
+from fedcore import ClientStore, Server, errors, kernels
 from fedcore.store.files import disk, slot_file
 from fedcore.store.files.slot_file import SlotFile
 from fedcore.store.slots import CHUNK, GRAINS, VERSION, Geometry, checksums
@@ -303,17 +303,6 @@ def test_more_than_a_chunk_of_small_rows(tmp_path, page):
         store.commit(0)
         for client in (0, geometry.per_chunk - 1, geometry.per_chunk, clients - 1):
             assert (store.read(client) == client).all()
-
-
-@pytest.mark.parametrize("method", ["MIFA", "MimiC"])
-def test_a_server(tmp_path, page, method):
-    with Server(np.zeros(20_000, np.float32), method, 3, lr=0.1, storage=tmp_path / "run") as server:
-        for round in range(4):
-            server.round([Update(i, server.x + np.float32(i + round), 1) for i in range(3)])
-        x = server.x.copy()
-    with Server.load(tmp_path / "run") as again:
-        np.testing.assert_array_equal(again.x, x)
-        again.round([Update(i, again.x + 1, 1) for i in range(3)])
 
 
 @pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])

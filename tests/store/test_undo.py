@@ -16,104 +16,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fedcore import ClientStore, Server, Update, errors
+from fedcore import ClientStore, errors
 from fedcore.store import inspect as recovery
 from fedcore.store.registry import Registry
 from tests.cli.command import invoke
-from tests.kit import with_history
-from tests.server.invariant import contradictions
-from tests.server.stopping import immutable_copy
-from tests.store.kit import (
-    CALLS,
-    N,
-    assert_is_at,
-    broken,
-    content,
-    died,
-    each_call,
-    fail_at,
-    full,
-    made,
-    play,
-    write,
-)
+from tests.store.kit import CALLS, N, assert_is_at, broken, content, died, each_call, fail_at, full, made, play, write
 
 
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "store"
-
-
-@pytest.mark.parametrize("reopened", [False, True])
-def test_undo_restores_the_previous_commit(path, reopened):
-    store = made(path)
-    play(store, 0)
-    play(store, 1, [1, "a"])
-    before = store.registry.explicit()
-    store.forget(1)
-    store.add_all(["new", 7])
-    play(store, 2, [0, "a", "new"])
-    if reopened:
-        died(store)
-        store = ClientStore.open(path, keep_previous=True)
-    assert (store.previous.round, store.previous.state, store.previous.rows) == (1, {"round": 1}, 3)
-    assert store.undo()
-    for _ in range(2):
-        assert_is_at(store, 1, {0: 0, 1: 1, "a": 1})
-        assert store.registry.explicit() == before
-        assert store.previous is None
-        assert not store.undo()
-    died(store)
-    with ClientStore.open(path, keep_previous=True) as store:
-        assert_is_at(store, 1, {0: 0, 1: 1, "a": 1})
-        assert store.registry.explicit() == before
-        assert not store.undo()
-        play(store, 2, [2])
-        assert_is_at(store, 2, {0: 0, 1: 1, "a": 1, 2: 2})
-        assert store.undo()
-        assert_is_at(store, 1, {0: 0, 1: 1, "a": 1})
-
-
-def test_undo_with_counted_clients(path):
-    with ClientStore(5, N, medium="mmap", path=path, keep_previous=True) as store:
-        store.forget(3)
-        store.forget(4)
-        store.commit(0)
-        store.add(3)
-        store.forget(0)
-        store.add("visitor")
-        store.commit(1)
-        assert store.undo()
-        assert list(store.registry) == [0, 1, 2]
-        assert store.add("visitor") is None
-        assert store.registry.number("visitor") == 5
-    with ClientStore.open(path, keep_previous=True) as store:
-        assert list(store.registry) == [0, 1, 2, "visitor"]
-        assert store.undo()  # of the close, which wrote the new client
-        assert list(store.registry) == [0, 1, 2]
-
-
-def test_undo_begins_with_a_rollback(path):
-    with made(path) as store:
-        assert store.undo() is False
-        play(store, 0)
-        assert (store.previous.round, store.previous.state) == (None, None)
-        assert store.undo()
-        assert_is_at(store, None, {})
-        play(store, 0)
-        play(store, 1)
-        write(store, 2, content(N, "x"))
-        store.add("new")
-        store.forget("a")
-        assert store.undo()
-        assert_is_at(store, 0, {0: 0, 1: 0})
-        assert list(store.registry) == [0, 1, 2, "a"]
-        write(store, 2, content(N, "x"))
-        store.add("new")
-        assert not store.undo()
-        assert "new" not in store.registry
-        store.commit(1)
-        assert store.round_of(2) is None
 
 
 def test_keep_previous_needs_slots_for_one_more_cohort(path, tmp_path):
@@ -158,71 +70,6 @@ def test_keep_previous_adds_no_syncs_and_few_bytes(tmp_path, monkeypatch):
     assert logs[True] < 1.25 * logs[False]
 
 
-def test_readers_and_held_vectors_during_undos(path):
-    with made(path) as store:
-        play(store, 0)
-        play(store, 1)
-        held = store.vector("x")
-        with ClientStore.open(path, readonly=True) as reader:
-            assert reader.previous.round == 0
-            store.undo()
-            for round in (1, 2, 3):
-                play(store, round, [0, 1, 2])
-                store.undo()
-                play(store, round, [0, "a"])
-            assert_is_at(reader, 1, {0: 1, 1: 1})
-            reader.refresh()
-            assert_is_at(reader, 3, {0: 3, 1: 0, "a": 3})
-            store.undo()
-            assert_is_at(reader, 3, {0: 3, 1: 0, "a": 3})
-            reader.refresh()
-            assert_is_at(reader, 2, {0: 2, 1: 0, "a": 2})
-            with pytest.raises(errors.StoreError, match="readonly"):
-                reader.undo()
-        np.testing.assert_array_equal(held, content(100, 1))
-
-
-def test_a_commit_without_keep_previous_drops_what_was_kept(path):
-    with made(path) as store:
-        play(store, 0)
-        play(store, 1)
-    with ClientStore.open(path) as store:
-        assert store.previous.round == 0
-        with pytest.raises(errors.StoreError, match="keep_previous=True"):
-            store.undo()
-        write(store, 2, content(N, "x"))  # in a slot that is not kept
-    with ClientStore.open(path, keep_previous=True) as store:
-        assert store.undo()
-        assert_is_at(store, 0, {0: 0, 1: 0})
-        play(store, 1)
-    with ClientStore.open(path) as store:
-        play(store, 2)
-        assert store.previous is None
-        high = store._content.rows.slots.high
-        for round in range(3, 6):
-            play(store, round)
-        assert store._content.rows.slots.high == high
-    with ClientStore.open(path, keep_previous=True) as store:
-        assert not store.undo()
-
-
-def test_a_copy_and_a_compaction_have_nothing_to_undo(path, tmp_path):
-    with made(path) as store:
-        for round in range(4):
-            play(store, round, [0, 1, 2, "a"])
-        store.save(tmp_path / "copy")
-        assert store._content.rows.slots.high == 12
-        store.compact()
-        assert store._content.rows.slots.high == 4
-        assert (store.previous, store.undo()) == (None, False)
-    for folder in (path, tmp_path / "copy"):
-        with ClientStore.open(folder, keep_previous=True) as store:
-            assert not store.undo()
-            assert_is_at(store, 3, dict.fromkeys([0, 1, 2, "a"], 3))
-    with ClientStore.open(tmp_path / "copy", medium="ram") as loaded:
-        assert loaded.previous is None
-
-
 def test_a_recovery_leaves_nothing_to_undo(path, tmp_path):
     """Damage to the previous commit by a lost one is no reason to reject the last one."""
     with made(path) as store:
@@ -242,41 +89,6 @@ def test_a_recovery_leaves_nothing_to_undo(path, tmp_path):
         assert_is_at(store, 1, {0: 1, 1: 1})
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_with_checkpoints_undo_goes_back_to_the_checkpoint_before_the_last_commit(path, checkpoint):
-    store = made(path, durability="checkpoint")
-    play(store, 0)
-    play(store, 1, [1, 2])
-    store.checkpoint()
-    play(store, 2, [0])
-    store.forget(2)
-    play(store, 3, ["a", 0])
-    assert_is_at(store, 3, {0: 3, 1: 1, "a": 3})
-    if checkpoint:
-        store.checkpoint()
-    assert (store.previous.round, store.undo()) == (1, True)
-    assert_is_at(store, 1, {0: 0, 1: 1, 2: 1})
-    store.checkpoint()
-    assert not store.undo()
-    play(store, 2, [2])
-    play(store, 3, [0])
-    died(store)
-    with ClientStore.open(path, keep_previous=True, durability="checkpoint") as store:
-        assert_is_at(store, 3, {0: 3, 1: 1, 2: 2})
-        assert store.undo()
-        assert_is_at(store, 1, {0: 0, 1: 1, 2: 1})
-
-
-def test_a_row_that_was_never_published_frees_its_slot(path):
-    with made(path, durability="checkpoint") as store:
-        for round in range(6):
-            play(store, round, ["a"])
-            store.forget("a")
-            store.checkpoint()
-            store.add("a")
-        assert store._content.rows.slots.high == 1
-
-
 def test_keep_previous_needs_a_writable_folder(path):
     with pytest.raises(errors.RangeError, match=r'keep_previous=True: .*medium="ram"'):
         ClientStore(3, N, keep_previous=True)
@@ -284,38 +96,6 @@ def test_keep_previous_needs_a_writable_folder(path):
     for options in ({"medium": "ram"}, {"readonly": True}):
         with pytest.raises(errors.RangeError, match="keep_previous=True"):
             ClientStore.open(path, keep_previous=True, **options)
-
-
-@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD"])
-@pytest.mark.parametrize("reopened", [False, True])
-def test_a_round_is_undone_and_repeated(path, method, reopened):
-    """With the bits of a server without the round, and of one that kept it."""
-
-    def a_round(server):
-        t = server.round_number
-        accepted = [client for i, client in enumerate(sorted(server.clients, key=str)) if (i + t) % 3]
-        server.round([Update(c, server.x + np.float32(1 + t + i), 1) for i, c in enumerate(accepted)])
-
-    rows = ClientStore(5, 60, medium="mmap", path=path, keep_previous=True)
-    server = Server(np.zeros(60, np.float32), with_history(method, 2), lr=0.1, storage=rows)
-    states = []
-    for t in range(5):
-        if t == 3:
-            server.remove_client(1)
-            server.add_clients("new")
-        a_round(server)
-        states.append(immutable_copy(server))
-    if reopened:
-        server.close()
-        rows = ClientStore.open(path, keep_previous=True)
-    assert rows.previous.state["numbers"]["round_number"] == 4
-    assert rows.undo()
-    died(rows)
-    with Server.load(path) as again:
-        assert immutable_copy(again) == states[3]
-        assert contradictions(again) == []
-        a_round(again)
-        assert immutable_copy(again) == states[4]
 
 
 def test_info_shows_the_previous_commit(path):

@@ -139,15 +139,15 @@ def query(message, context):
 OVERRIDES = {}
 
 
-def override(make):
-    """Register a function that returns a strategy of a base class; or a class that ``make`` derives from it."""
+def override(made):
+    """Register a class that stands before a base class, or a function that derives a class from it."""
 
     def strategy(base, **options):
-        made = make(base)
-        return made(**options)
+        kind = type(made.__name__, (made, base), {}) if isinstance(made, type) else made(base)
+        return kind(**options)
 
-    OVERRIDES[make.__name__] = strategy
-    return make
+    OVERRIDES[re.sub(r"(?<!^)(?=[A-Z])", "_", made.__name__).lower()] = strategy
+    return made
 
 
 @override
@@ -156,81 +156,63 @@ def nothing(base):
 
 
 @override
-def loop_over_messages(base):
-    class Strategy(base):
-        def configure_train(self, server_round, arrays, config, grid):
-            messages = super().configure_train(server_round, arrays, config, grid)
-            self.sent = [message.metadata.dst_node_id for message in messages]
-            assert len(messages) == NODES
-            return messages
-
-    return Strategy
+class LoopOverMessages:
+    def configure_train(self, server_round, arrays, config, grid):
+        messages = super().configure_train(server_round, arrays, config, grid)
+        self.sent = [message.metadata.dst_node_id for message in messages]
+        assert len(messages) == NODES
+        return messages
 
 
 @override
-def change_the_content_of_messages(base):
+class ChangeTheContentOfMessages:
     """Which all messages of Flower's FedAvg share."""
 
-    class Strategy(base):
-        def configure_train(self, server_round, arrays, config, grid):
-            messages = super().configure_train(server_round, arrays, config, grid)
-            for message in messages:
-                message.content["config"] = ConfigRecord({**message.content["config"], "epochs": 2})
-            return messages
-
-    return Strategy
+    def configure_train(self, server_round, arrays, config, grid):
+        messages = super().configure_train(server_round, arrays, config, grid)
+        for message in messages:
+            message.content["config"] = ConfigRecord({**message.content["config"], "epochs": 2})
+        return messages
 
 
 @override
-def content_of_each_node(base):
-    class Strategy(base):
-        def configure_train(self, server_round, arrays, config, grid):
-            messages = list(super().configure_train(server_round, arrays, config, grid))
-            messages.sort(key=lambda message: message.metadata.dst_node_id)
-            for number, message in enumerate(messages):
-                own = ConfigRecord({**message.content["config"], "epochs": 1 + number % 2})
-                message.content = RecordDict({**message.content, "config": own})
-            return messages
-
-    return Strategy
+class ContentOfEachNode:
+    def configure_train(self, server_round, arrays, config, grid):
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        messages.sort(key=lambda message: message.metadata.dst_node_id)
+        for number, message in enumerate(messages):
+            own = ConfigRecord({**message.content["config"], "epochs": 1 + number % 2})
+            message.content = RecordDict({**message.content, "config": own})
+        return messages
 
 
 @override
-def messages_of_its_own(base):
-    class Strategy(base):
-        def configure_train(self, server_round, arrays, config, grid):
-            for message in super().configure_train(server_round, arrays, config, grid):
-                content = RecordDict({**message.content})
-                yield Message(content=content, message_type="train", dst_node_id=message.metadata.dst_node_id)
-
-    return Strategy
+class MessagesOfItsOwn:
+    def configure_train(self, server_round, arrays, config, grid):
+        for message in super().configure_train(server_round, arrays, config, grid):
+            content = RecordDict({**message.content})
+            yield Message(content=content, message_type="train", dst_node_id=message.metadata.dst_node_id)
 
 
 @override
-def filter_messages(base):
-    class Strategy(base):
-        def configure_train(self, server_round, arrays, config, grid):
-            messages = super().configure_train(server_round, arrays, config, grid)
-            return sorted(messages, key=lambda message: message.metadata.dst_node_id)[server_round % 2 :]
-
-    return Strategy
+class FilterMessages:
+    def configure_train(self, server_round, arrays, config, grid):
+        messages = super().configure_train(server_round, arrays, config, grid)
+        return sorted(messages, key=lambda message: message.metadata.dst_node_id)[server_round % 2 :]
 
 
 @override
-def sample_without_super(base):
-    class Strategy(base):
-        def configure_train(self, server_round, arrays, config, grid):
-            nodes, _ = sample_nodes(grid, self.min_available_nodes, NODES)
-            config["server-round"] = server_round
-            record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-            return self._construct_messages(record, sorted(nodes)[1:], "train")
+class SampleWithoutSuper:
+    def configure_train(self, server_round, arrays, config, grid):
+        nodes, _ = sample_nodes(grid, self.min_available_nodes, NODES)
+        config["server-round"] = server_round
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return self._construct_messages(record, sorted(nodes)[1:], "train")
 
-        def configure_evaluate(self, server_round, arrays, config, grid):
-            config["server-round"] = server_round
-            record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-            return self._construct_messages(record, sorted(grid.get_node_ids())[1:], "evaluate")
-
-    return Strategy
+    def configure_evaluate(self, server_round, arrays, config, grid):
+        config["server-round"] = server_round
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return self._construct_messages(record, sorted(grid.get_node_ids())[1:], "evaluate")
 
 
 class Part(Grid):
@@ -246,170 +228,131 @@ class Part(Grid):
 
 
 @override
-def sample_by_a_grid(base):
-    class Strategy(base):
-        def configure_train(self, server_round, arrays, config, grid):
-            self.min_train_nodes = self.min_available_nodes = NODES - 1
-            return super().configure_train(server_round, arrays, config, Part(grid))
-
-    return Strategy
+class SampleByAGrid:
+    def configure_train(self, server_round, arrays, config, grid):
+        self.min_train_nodes = self.min_available_nodes = NODES - 1
+        return super().configure_train(server_round, arrays, config, Part(grid))
 
 
 @override
-def decay_the_rate(base):
-    class Strategy(base):
-        def configure_train(self, server_round, arrays, config, grid):
-            if server_round > 1:
-                config["lr"] *= 0.5
-            return super().configure_train(server_round, arrays, config, grid)
-
-    return Strategy
+class DecayTheRate:
+    def configure_train(self, server_round, arrays, config, grid):
+        if server_round > 1:
+            config["lr"] *= 0.5
+        return super().configure_train(server_round, arrays, config, grid)
 
 
 @override
-def rate_of_each_round(base):
-    class Strategy(base):
-        def configure_train(self, server_round, arrays, config, grid):
-            own = ConfigRecord({"lr": LR / server_round})
-            return super().configure_train(server_round, arrays, own, grid)
-
-    return Strategy
+class RateOfEachRound:
+    def configure_train(self, server_round, arrays, config, grid):
+        own = ConfigRecord({"lr": LR / server_round})
+        return super().configure_train(server_round, arrays, own, grid)
 
 
 @override
-def add_to_the_configuration(base):
-    class Strategy(base):
-        def configure_train(self, server_round, arrays, config, grid):
-            messages = super().configure_train(server_round, arrays, config, grid)
-            config["epochs"] = server_round
-            return messages
-
-    return Strategy
+class AddToTheConfiguration:
+    def configure_train(self, server_round, arrays, config, grid):
+        messages = super().configure_train(server_round, arrays, config, grid)
+        config["epochs"] = server_round
+        return messages
 
 
 @override
-def list_replies(base):
-    class Strategy(base):
-        def aggregate_train(self, server_round, replies):
-            replies = list(replies)
-            self.received = len(replies)
-            return super().aggregate_train(server_round, replies)
+class ListReplies:
+    def aggregate_train(self, server_round, replies):
+        replies = list(replies)
+        self.received = len(replies)
+        return super().aggregate_train(server_round, replies)
 
-        def aggregate_evaluate(self, server_round, replies):
-            replies = list(replies)
-            return super().aggregate_evaluate(server_round, iter(replies))
-
-    return Strategy
+    def aggregate_evaluate(self, server_round, replies):
+        replies = list(replies)
+        return super().aggregate_evaluate(server_round, iter(replies))
 
 
 @override
-def loop_over_replies(base):
-    class Strategy(base):
-        def aggregate_train(self, server_round, replies):
-            self.losses = [reply.content["metrics"]["train_loss"] for reply in replies if reply.has_content()]
-            return super().aggregate_train(server_round, replies)
+class LoopOverReplies:
+    def aggregate_train(self, server_round, replies):
+        self.losses = [reply.content["metrics"]["train_loss"] for reply in replies if reply.has_content()]
+        return super().aggregate_train(server_round, replies)
 
-        def aggregate_evaluate(self, server_round, replies):
-            self.left = [reply.content["metrics"]["loss"] for reply in replies if reply.has_content()]
-            return super().aggregate_evaluate(server_round, replies)
-
-    return Strategy
+    def aggregate_evaluate(self, server_round, replies):
+        self.left = [reply.content["metrics"]["loss"] for reply in replies if reply.has_content()]
+        return super().aggregate_evaluate(server_round, replies)
 
 
 @override
-def count_replies(base):
-    class Strategy(base):
-        def aggregate_train(self, server_round, replies):
-            assert replies
-            assert replies[0].has_content()
-            out = super().aggregate_train(server_round, replies)
-            assert len(replies) == NODES
-            return out
-
-    return Strategy
+class CountReplies:
+    def aggregate_train(self, server_round, replies):
+        assert replies
+        assert replies[0].has_content()
+        out = super().aggregate_train(server_round, replies)
+        assert len(replies) == NODES
+        return out
 
 
 @override
-def filter_replies(base):
+class FilterReplies:
     """As the example whisper-federated-finetuning does."""
 
-    class Strategy(base):
-        def aggregate_train(self, server_round, replies):
-            kept = []
-            for reply in replies:
-                if reply.has_content() and reply.content["more"]["trained"]:
-                    kept.append(reply)
-            assert len(kept) == len(replies) - 1
-            return super().aggregate_train(server_round, kept)
-
-    return Strategy
+    def aggregate_train(self, server_round, replies):
+        kept = []
+        for reply in replies:
+            if reply.has_content() and reply.content["more"]["trained"]:
+                kept.append(reply)
+        assert len(kept) == len(replies) - 1
+        return super().aggregate_train(server_round, kept)
 
 
 @override
-def filter_replies_as_they_come(base):
-    class Strategy(base):
-        def aggregate_train(self, server_round, replies):
-            return super().aggregate_train(server_round, (one for one in replies if one.content["more"]["trained"]))
-
-    return Strategy
+class FilterRepliesAsTheyCome:
+    def aggregate_train(self, server_round, replies):
+        return super().aggregate_train(server_round, (one for one in replies if one.content["more"]["trained"]))
 
 
 @override
-def valid_replies(base):
-    class Strategy(base):
-        def aggregate_train(self, server_round, replies):
-            valid, _ = self._check_and_log_replies(replies, is_train=True)
-            return super().aggregate_train(server_round, valid)
-
-    return Strategy
+class ValidReplies:
+    def aggregate_train(self, server_round, replies):
+        valid, _ = self._check_and_log_replies(replies, is_train=True)
+        return super().aggregate_train(server_round, valid)
 
 
 @override
-def change_weights(base):
-    class Strategy(base):
-        def aggregate_train(self, server_round, replies):
-            for reply in replies:
-                reply.content["metrics"]["num-examples"] = 1.0
-            return super().aggregate_train(server_round, replies)
-
-    return Strategy
+class ChangeWeights:
+    def aggregate_train(self, server_round, replies):
+        for reply in replies:
+            reply.content["metrics"]["num-examples"] = 1.0
+        return super().aggregate_train(server_round, replies)
 
 
 @override
-def change_replies(base):
+class ChangeReplies:
     """Clip each update."""
 
-    class Strategy(base):
-        def configure_train(self, server_round, arrays, config, grid):
-            self.current = arrays.to_torch_state_dict()
-            return super().configure_train(server_round, arrays, config, grid)
+    def configure_train(self, server_round, arrays, config, grid):
+        self.current = arrays.to_torch_state_dict()
+        return super().configure_train(server_round, arrays, config, grid)
 
-        def aggregate_train(self, server_round, replies):
-            for reply in replies:
-                model = reply.content["arrays"].to_torch_state_dict()
-                clipped = {name: x + (model[name] - x).clamp(-0.1, 0.1) for name, x in self.current.items()}
-                reply.content["arrays"] = ArrayRecord(clipped)
-            return super().aggregate_train(server_round, replies)
-
-    return Strategy
+    def aggregate_train(self, server_round, replies):
+        for reply in replies:
+            model = reply.content["arrays"].to_torch_state_dict()
+            clipped = {name: x + (model[name] - x).clamp(-0.1, 0.1) for name, x in self.current.items()}
+            reply.content["arrays"] = ArrayRecord(clipped)
+        return super().aggregate_train(server_round, replies)
 
 
 @override
-def checkpoints(base):
+class Checkpoints:
     """Before and after ``super()``, as most apps save models."""
 
-    class Strategy(base):
-        def configure_train(self, server_round, arrays, config, grid):
-            self.before = arrays.to_torch_state_dict()
-            return super().configure_train(server_round, arrays, config, grid)
+    def configure_train(self, server_round, arrays, config, grid):
+        self.before = arrays.to_torch_state_dict()
+        return super().configure_train(server_round, arrays, config, grid)
 
-        def aggregate_train(self, server_round, replies):
-            arrays, metrics = super().aggregate_train(server_round, replies)
-            self.after = arrays.to_torch_state_dict()
-            assert any((self.before[name] != x).any() for name, x in self.after.items())
-            return arrays, metrics
-
-    return Strategy
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        self.after = arrays.to_torch_state_dict()
+        assert any((self.before[name] != x).any() for name, x in self.after.items())
+        return arrays, metrics
 
 
 def changed(base, change):
@@ -444,57 +387,45 @@ def frozen_layer(base):
 
 
 @override
-def change_in_place(base):
-    class Strategy(base):
-        def aggregate_train(self, server_round, replies):
-            arrays, metrics = super().aggregate_train(server_round, replies)
-            arrays["layer.bias"] = Array(arrays["layer.bias"].numpy() / 2)
-            return arrays, metrics
-
-    return Strategy
+class ChangeInPlace:
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        arrays["layer.bias"] = Array(arrays["layer.bias"].numpy() / 2)
+        return arrays, metrics
 
 
 @override
-def reject_a_round(base):
-    class Strategy(base):
-        def aggregate_train(self, server_round, replies):
-            arrays, metrics = super().aggregate_train(server_round, replies)
-            return (None if server_round == 2 else arrays), metrics
-
-    return Strategy
+class RejectARound:
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        return (None if server_round == 2 else arrays), metrics
 
 
 @override
-def aggregate_without_super(base):
-    class Strategy(base):
-        def aggregate_train(self, server_round, replies):
-            valid, _ = self._check_and_log_replies(replies, is_train=True)
-            contents = [reply.content for reply in valid]
-            for content in contents:  # of fedcore's clients
-                for name in [*content.array_records]:
-                    if name != "arrays":
-                        del content[name]
-            arrays = aggregate_arrayrecords(contents, self.weighted_by_key)
-            return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
-
-    return Strategy
+class AggregateWithoutSuper:
+    def aggregate_train(self, server_round, replies):
+        valid, _ = self._check_and_log_replies(replies, is_train=True)
+        contents = [reply.content for reply in valid]
+        for content in contents:  # of fedcore's clients
+            for name in [*content.array_records]:
+                if name != "arrays":
+                    del content[name]
+        arrays = aggregate_arrayrecords(contents, self.weighted_by_key)
+        return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
 
 @override
-def metrics_of_its_own(base):
-    class Strategy(base):
-        def aggregate_evaluate(self, server_round, replies):
-            losses = [reply.content["metrics"]["loss"] for reply in replies]
-            metrics = super().aggregate_evaluate(server_round, replies)
-            metrics["worst"] = max(losses)
-            return metrics
+class MetricsOfItsOwn:
+    def aggregate_evaluate(self, server_round, replies):
+        losses = [reply.content["metrics"]["loss"] for reply in replies]
+        metrics = super().aggregate_evaluate(server_round, replies)
+        metrics["worst"] = max(losses)
+        return metrics
 
-        def aggregate_train(self, server_round, replies):
-            arrays, metrics = super().aggregate_train(server_round, replies)
-            metrics["round"] = server_round
-            return arrays, metrics
-
-    return Strategy
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        metrics["round"] = server_round
+        return arrays, metrics
 
 
 @override
@@ -512,13 +443,10 @@ def functions_for_metrics(base):
 
 
 @override
-def summary(base):
-    class Strategy(base):
-        def summary(self):
-            logging.getLogger("flwr").info("my strategy")
-            super().summary()
-
-    return Strategy
+class Summary:
+    def summary(self):
+        logging.getLogger("flwr").info("my strategy")
+        super().summary()
 
 
 class StopError(Exception):
@@ -526,43 +454,37 @@ class StopError(Exception):
 
 
 @override
-def stop_in_an_evaluation(base):
-    class Strategy(base):
-        def aggregate_train(self, server_round, replies):
-            self.best, metrics = super().aggregate_train(server_round, replies)
-            return self.best, metrics
+class StopInAnEvaluation:
+    def aggregate_train(self, server_round, replies):
+        self.best, metrics = super().aggregate_train(server_round, replies)
+        return self.best, metrics
 
-        def aggregate_evaluate(self, server_round, replies):
-            metrics = super().aggregate_evaluate(server_round, replies)
-            if server_round == 2:
-                raise StopError
-            return metrics
+    def aggregate_evaluate(self, server_round, replies):
+        metrics = super().aggregate_evaluate(server_round, replies)
+        if server_round == 2:
+            raise StopError
+        return metrics
 
-        def start(self, *args, **options):
-            try:
-                return super().start(*args, **options)
-            except StopError:
-                return Result(arrays=self.best)
-
-    return Strategy
+    def start(self, *args, **options):
+        try:
+            return super().start(*args, **options)
+        except StopError:
+            return Result(arrays=self.best)
 
 
 @override
-def stop_in_evaluate_fn(base):
-    class Strategy(base):
-        def start(self, *args, evaluate_fn=None, **options):
-            def evaluate(server_round, arrays):
-                evaluate_fn(server_round, arrays)
-                self.best = arrays
-                if server_round == 1:
-                    raise StopError
+class StopInEvaluateFn:
+    def start(self, *args, evaluate_fn=None, **options):
+        def evaluate(server_round, arrays):
+            evaluate_fn(server_round, arrays)
+            self.best = arrays
+            if server_round == 1:
+                raise StopError
 
-            try:
-                return super().start(*args, evaluate_fn=evaluate, **options)
-            except StopError:
-                return Result(arrays=self.best)
-
-    return Strategy
+        try:
+            return super().start(*args, evaluate_fn=evaluate, **options)
+        except StopError:
+            return Result(arrays=self.best)
 
 
 @override
@@ -582,38 +504,30 @@ def continue_from_a_checkpoint(base):
 
 
 @override
-def metrics_of_start(base):
-    class Strategy(base):
-        def start(self, *args, **options):
-            result = super().start(*args, **options)
-            self.saved = {round: dict(record) for round, record in result.train_metrics_clientapp.items()}
-            return result
-
-    return Strategy
+class MetricsOfStart:
+    def start(self, *args, **options):
+        result = super().start(*args, **options)
+        self.saved = {round: dict(record) for round, record in result.train_metrics_clientapp.items()}
+        return result
 
 
 @override
-def loop_of_its_own(base):
+class LoopOfItsOwn:
     """As the example advanced-pytorch does, which writes Flower's loop again."""
 
-    class Strategy(base):
-        def start(self, grid, initial_arrays, num_rounds, timeout=3600, train_config=None, evaluate_fn=None):
-            result, arrays, evaluate_config = Result(), initial_arrays, ConfigRecord()
-            self.summary()
-            evaluate_fn(0, arrays)
-            for number in range(1, num_rounds + 1):
-                replies = grid.send_and_receive(
-                    self.configure_train(number, arrays, train_config, grid), timeout=timeout
-                )
-                arrays, result.train_metrics_clientapp[number] = self.aggregate_train(number, replies)
-                result.arrays = arrays
-                messages = self.configure_evaluate(number, arrays, evaluate_config, grid)
-                replies = grid.send_and_receive(messages, timeout=timeout)
-                result.evaluate_metrics_clientapp[number] = self.aggregate_evaluate(number, replies)
-                evaluate_fn(number, arrays)
-            return result
-
-    return Strategy
+    def start(self, grid, initial_arrays, num_rounds, timeout=3600, train_config=None, evaluate_fn=None):
+        result, arrays, evaluate_config = Result(), initial_arrays, ConfigRecord()
+        self.summary()
+        evaluate_fn(0, arrays)
+        for number in range(1, num_rounds + 1):
+            replies = grid.send_and_receive(self.configure_train(number, arrays, train_config, grid), timeout=timeout)
+            arrays, result.train_metrics_clientapp[number] = self.aggregate_train(number, replies)
+            result.arrays = arrays
+            messages = self.configure_evaluate(number, arrays, evaluate_config, grid)
+            replies = grid.send_and_receive(messages, timeout=timeout)
+            result.evaluate_metrics_clientapp[number] = self.aggregate_evaluate(number, replies)
+            evaluate_fn(number, arrays)
+        return result
 
 
 class Delegating(Strategy):

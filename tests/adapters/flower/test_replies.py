@@ -78,25 +78,6 @@ def test_float64_and_fortran_order_count():
     np.testing.assert_array_equal(strategy.server.x, expected.x)
 
 
-def test_incomplete_work_counts_by_scheme_C():
-    steps = [4, 1, 4, 2, 3]
-    dataset, parts = make_data()
-    sizes = {NODES[i]: len(part) for i, part in enumerate(parts)}
-    strategy, _ = run("FlexibleFedAvg", make_grid(steps=steps), 1, client_sizes=sizes.get)
-    from fedcore import Server
-    from tests.adapters.flower.federation import BATCH, SEED, InProcess, make_module
-
-    server = Server(make_module(), strategy.algorithm, dict(enumerate([len(part) for part in parts])), lr=0.1)
-    sent, updates = server.broadcast(ORDER), []
-    for i in ORDER:
-        engine = InProcess(make_module(), dataset, parts, batch=BATCH, steps=steps[i], seed=SEED)
-        [update] = engine.updates(server.broadcast([i]))
-        updates.append(update._replace(value=update.value.copy()))
-    assert sent.round == 0
-    server.round(updates)
-    np.testing.assert_array_equal(strategy.server.x, server.x)
-
-
 def test_nodes_report_their_examples_to_a_query_also_in_a_later_round():
     grid = make_grid()
     grid.dead = {NODES[1]}

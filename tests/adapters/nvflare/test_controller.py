@@ -17,7 +17,7 @@ from nvflare.fuel.utils.component_builder import ComponentBuilder
 
 from fedcore import Compute, Limits, RoundPolicy, Server, Storage, Update, errors
 from fedcore.adapters.nvflare import Aggregator, Controller, SecureController, Trainer, order, reply
-from fedcore.algorithms import SCAFFOLD, FlexibleFedAvg, MimiC
+from fedcore.algorithms import FlexibleFedAvg
 from fedcore.algorithms.local_rules import minibatches
 from fedcore.rules import RejectLong
 from tests.adapters.drivers import Raw
@@ -63,13 +63,6 @@ def test_wrong_methods_and_optimizers_fail_before_the_job(kind):
         kind("SCAFFOLDD")
     with pytest.raises(errors.RangeError, match=r"^optimizer"):
         kind("FedAvg", optimizer={"name": "SGD"})
-
-
-@pytest.mark.parametrize("algorithm", [SCAFFOLD(control="sent"), MimiC(units="update")])
-def test_options(algorithm):
-    controller = LocalController(sites(), x0(), algorithm, lr=0.1, num_rounds=2)
-    controller.run()
-    np.testing.assert_array_equal(controller.server.x, straight(algorithm, 2, [[0, 1, 2]] * 2).x)
 
 
 @pytest.mark.parametrize("scheme", ["A", "B", "C"])
@@ -297,12 +290,6 @@ def test_a_job_with_too_few_sites_stops():
         Controller(policy={"min_share": 2})
 
 
-def test_the_default_is_mimic():
-    controller = LocalController(sites(), x0(), num_rounds=2)
-    controller.run()
-    np.testing.assert_array_equal(controller.server.x, straight("MimiC", 2, [[0, 1, 2]] * 2).x)
-
-
 def test_vectors_by_name():
     seen = {}
 
@@ -353,3 +340,9 @@ def test_nvflare_builds_a_component_from_the_json_of_its_attributes(component, t
     assert [rule.ratio for rule in options.aggregation if isinstance(rule, RejectLong)] == [30]
     with pytest.raises(ValueError, match="instantiate"):
         Builder().build_component({**config, "args": {"storage": mappings["storage"]}})
+
+
+def test_the_default_is_mimic():
+    controller = LocalController(sites(), x0(), num_rounds=2)
+    controller.run()
+    np.testing.assert_array_equal(controller.server.x, straight("MimiC", 2, [[0, 1, 2]] * 2).x)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).with_name("failing_calls.c")
-ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
+ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EMFILE": errno.EMFILE}
 
 
 def built(folder):

@@ -1,4 +1,4 @@
-"""Every call into the system that a server makes fails once, with EIO and with ENOSPC; memory and folder never part."""
+"""Every call into the system that a server makes fails once, with each error; memory and folder never part."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from tests.store.calls.failing import ERRORS, built
 
 LONG = pytest.mark.endurance
 CASES = [("MIFA", "mmap", "EIO", 29), ("MimiC", "mmap", "ENOSPC", 29), ("MimiC", "ram", "EIO", 19)]
+CASES += [("SCAFFOLD", "mmap", "EMFILE", 37)]
 CASES += [
     pytest.param(method, medium, error, 1, marks=LONG)
     for method in ("MIFA", "MimiC", "SCAFFOLD")

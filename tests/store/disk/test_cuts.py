@@ -7,10 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Storage, Update, errors
+from fedcore import Server, Storage, Update, errors
 from fedcore.store.files import disk as calls
 from tests.server.invariant import contradictions
-from tests.store.disk import scenario, undo_scenario
+from tests.store.disk import scenario
 from tests.store.disk.cuts import cuts
 from tests.store.disk.failing import built, failing_disk
 from tests.store.disks import SIZES, mounted
@@ -102,49 +102,6 @@ def plays(folder, method, output):
             traceback.print_exc()
             os._exit(98)
     return 0
-
-
-FEW_UNDO = [("ext4", 30), ("xfs", 60)]
-EVERY_UNDO = [pytest.param(kind, 1, marks=LONG) for kind in SIZES]
-
-
-def check(place, states, why):
-    """The folder is as after one of these steps, can undo it, and continues."""
-    with ClientStore.open(place / "run", keep_previous=True) as store:
-        found = undo_scenario.digest(store)
-        assert store.verify() == [], why
-        possible = {previous for now, previous in states if now == found}
-        assert possible, (why, store.round)
-        went_back = store.undo()
-        assert (undo_scenario.digest(store) if went_back else None) in possible, (why, went_back)
-        assert not store.undo(), why
-        before = undo_scenario.digest(store)
-        undo_scenario.a_round(store, 99)
-        assert store.verify() == [], why
-        assert store.undo(), why
-        assert undo_scenario.digest(store) == before, why
-
-
-@pytest.mark.parametrize(("kind", "stride"), [*FEW_UNDO, *EVERY_UNDO])
-def test_the_power_fails_after_any_write_of_an_undo_history(tmp_path, kind, stride):
-    program = built(tmp_path)
-    log, base, image = tmp_path / "log", tmp_path / f"base.{kind}", tmp_path / f"left.{kind}"
-    states = []
-    with failing_disk(program, kind, tmp_path / "whole") as disk:
-        disk.record(log, base)
-
-        def acknowledged(*state):
-            states.append(state)
-            disk.tell(f"mark {len(states) - 1}")
-
-        undo_scenario.play(disk.folder, acknowledged)
-    checked = 0
-    for cut, (last, why) in enumerate(cuts(log, base, image, stride, seed=1)):
-        with mounted(image, tmp_path / f"cut{cut}") as place:
-            if last >= 1:  # before, it was being made
-                check(place, states[last : last + 2], why)
-                checked += 1
-    assert checked > 60 / stride
 
 
 N = 2000
