@@ -5,8 +5,11 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter, defaultdict
 from importlib.util import find_spec
+from itertools import combinations
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -42,6 +45,40 @@ def encodable(value):
 def pytest_report_to_serializable():
     """Make each report one that pytest-xdist can send, whatever malformed text a test logs or shows."""
     return encodable((yield))
+
+
+def pytest_configure(config):
+    """Close a worker's channel in processes that a test forks: a worker that ends then fails the test that it runs."""
+    channels = [p.channel for p in config.pluginmanager.get_plugins() if hasattr(p, "channel")]
+    files = [file for each in channels for file in (each.gateway._io.infile, each.gateway._io.outfile)]
+    os.register_at_fork(after_in_child=lambda: [os.close(files.pop().fileno()) for _ in range(len(files))])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark the cases of tests with the marker ``sample`` that are not in the sample as ``endurance`` tests."""
+    tests = defaultdict(list)
+    for item in items:
+        if (marker := item.get_closest_marker("sample")) and not item.get_closest_marker("endurance"):
+            tests[item.nodeid.partition("[")[0], marker.args].append(item)
+    for (_, arguments), cases in tests.items():
+        for item in {*cases} - sample(cases, *arguments):
+            item.add_marker("endurance")
+
+
+def sample(cases, together, times=1):
+    """The cases that meet each combination of the values of ``together`` parameters at least ``times`` times."""
+    cases = sorted(cases, key=lambda item: crc32(item.nodeid.encode()))
+    values = {item: [(name, repr(value)) for name, value in sorted(item.callspec.params.items())] for item in cases}
+    kept, met = {}, Counter()
+    most = len([*combinations(values[cases[0]], together)])
+    assert most, f"{cases[0].nodeid}: has fewer than {together} parameters"
+    for least in range(most, 0, -1):  # first the cases with the most new combinations
+        for item in cases:
+            new = [each for each in combinations(values[item], together) if met[each] < times]
+            if item not in kept and len(new) >= least:
+                kept[item] = met.update(new)
+    return kept.keys()
 
 
 @pytest.fixture(autouse=True, scope="module")
