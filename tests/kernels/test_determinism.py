@@ -194,7 +194,9 @@ def digests(request):
     """The digests of each level, and of the best level with two forced tilings, from processes that run at once."""
     keys = [(level, "") for level in LEVELS] + [(LEVELS[-1], tiling) for tiling in ("4x65536", "3x32768")]
     processes = {
-        (level, tiling): start(PROGRAM, request.param, FEDCORE_ISA=level, **{"FEDCORE_TILING": tiling} if tiling else {})
+        (level, tiling): start(
+            PROGRAM, request.param, FEDCORE_ISA=level, **{"FEDCORE_TILING": tiling} if tiling else {}
+        )
         for level, tiling in keys
     }
     found = {}

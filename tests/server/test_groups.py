@@ -147,6 +147,7 @@ class TestGroups(ServerContract):
 
 @pytest.mark.parametrize("groups", [TWO, THREE], ids=len)
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.sample(1)
 def test_each_group_is_a_server_of_its_own(method, groups):
     options = {"algorithm": method.split()[0], "clients": N, "lr": 0.1} | METHODS[method]
     server, sets = new_server(method, groups, **options), sets_of(groups)
