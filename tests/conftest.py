@@ -25,6 +25,7 @@ if find_spec("torch"):  # release/installed.py runs some tests without torch
 
 # Ray ends workers if a machine's memory is nearly full, even if other programs use it.
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # starts no workers that no test uses
 
 # Runs are repeatable: a failure in one clone is a failure in all. `--hypothesis-profile=explore` tries more.
 settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -16,6 +16,7 @@ from fedcore.errors import CheckpointError, DivergedError, StoreError
 from fedcore.server.folder import read_model
 from fedcore.store import ClientStore
 from fedcore.testing import ServerContract
+from tests.kills import ended
 
 N, ROUNDS = 7, 5
 PARTIAL = {"text": "text.*", "image": ("image.*", "pool")}
@@ -318,7 +319,7 @@ def test_a_step_that_diverges_in_one_group_changes_none():
 def killed_at(commit, folder, sets):
     """Run a round in a child that is killed before its n-th commit; return whether it was killed."""
     if child := os.fork():
-        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        return os.WIFSIGNALED(ended(child))
     original, due = ClientStore.commit, iter(range(1, 100))
 
     def commits(self, *arguments, **options):
