@@ -7,7 +7,7 @@ import signal
 import tempfile
 from collections import Counter, defaultdict
 from importlib.util import find_spec
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from zlib import crc32
 
@@ -57,29 +57,36 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark the cases of tests with the marker ``sample`` that are not in the sample as ``endurance`` tests."""
-    tests = defaultdict(list)
+    """Mark the cases of a test or class marked by ``sample`` that are not in the sample as ``endurance`` tests."""
+    products = defaultdict(list)
     for item in items:
-        if (marker := item.get_closest_marker("sample")) and not item.get_closest_marker("endurance"):
-            tests[item.nodeid.partition("[")[0], marker.args].append(item)
-    for (_, arguments), cases in tests.items():
+        if not item.get_closest_marker("endurance"):
+            for node, marker in islice(item.iter_markers_with_node("sample"), 1):
+                products[node.nodeid.partition("[")[0], marker.args].append(item)
+    for (_, arguments), cases in products.items():
         for item in {*cases} - sample(cases, *arguments):
             item.add_marker("endurance")
 
 
 def sample(cases, together, times=1):
-    """The cases that meet each combination of the values of ``together`` parameters at least ``times`` times."""
+    """The cases that meet each combination of ``together`` values at least ``times`` times.
+
+    Values are those of the parameters, and a class's tests.
+    """
     cases = sorted(cases, key=lambda item: crc32(item.nodeid.encode()))
-    values = {item: [(name, repr(value)) for name, value in sorted(item.callspec.params.items())] for item in cases}
+    combined = {item: [*combinations(values_of(item), together)] for item in cases}
     kept, met = {}, Counter()
-    most = len([*combinations(values[cases[0]], together)])
-    assert most, f"{cases[0].nodeid}: has fewer than {together} parameters"
-    for least in range(most, 0, -1):  # first the cases with the most new combinations
+    for least in range(max(map(len, combined.values())), 0, -1):  # first the cases with the most new combinations
         for item in cases:
-            new = [each for each in combinations(values[item], together) if met[each] < times]
+            new = [each for each in combined[item] if met[each] < times]
             if item not in kept and len(new) >= least:
                 kept[item] = met.update(new)
     return kept.keys()
+
+
+def values_of(item):
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return [("test", item.originalname), *((name, repr(params[name])) for name in sorted(params))]
 
 
 @pytest.fixture(autouse=True, scope="module")
