@@ -23,11 +23,7 @@ class Machines:
         from ray.cluster_utils import Cluster
 
         ray._private.ray_constants.ENABLE_RAY_CLUSTER = False  # so that they listen on the loopback interface alone
-        quick = {
-            "health_check_initial_delay_ms": 0,
-            "health_check_period_ms": 500,
-            "health_check_failure_threshold": 3,
-        }
+        quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
         head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES} | head
         self._cluster = Cluster(initialize_head=True, head_node_args=head | {"_system_config": quick})
         self.address = self._cluster.address

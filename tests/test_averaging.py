@@ -85,11 +85,7 @@ GOOD = {"a": np.ones(2, np.float32), "b": np.ones((2, 3), np.float32)}
     ("bad", "error", "message"),
     [
         ({"a": GOOD["a"]}, errors.ArrayError, r"^client 2\b.*missing.*\(b\)"),
-        (
-            GOOD | {"c": GOOD["a"]},
-            errors.ArrayError,
-            r"^client 2\b.*unexpected.*\(c\)",
-        ),
+        (GOOD | {"c": GOOD["a"]}, errors.ArrayError, r"^client 2\b.*unexpected.*\(c\)"),
         (GOOD | {"b": np.ones((3, 2), np.float32)}, errors.ShapeError, r"^client 2, b\b"),
         (GOOD | {"a": np.ones(2, np.int64)}, errors.DtypeError, r"^client 2, a\b"),
         (GOOD | {"a": [1, 2]}, errors.ArrayError, r"^client 2\b.*\(a\).*\(a.0, a.1\)"),

@@ -61,11 +61,7 @@ def test_tied_parameters_are_one():
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
-        (
-            {"w": np.zeros(2, np.complex64)},
-            errors.DtypeError,
-            r"^w\b",
-        ),
+        ({"w": np.zeros(2, np.complex64)}, errors.DtypeError, r"^w\b"),
         ({"w": torch.zeros(2, dtype=torch.float8_e5m2)}, errors.DtypeError, r"^w\b"),
         ({"w": [1.0, 2.0]}, errors.ArrayError, r"^w.0\b"),
         ({1: np.float32([1]), "1": np.float32([2])}, errors.ArrayError, r"^model\b.*'1'"),
@@ -81,16 +77,8 @@ def test_objects_that_are_no_models(model, error, message):
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
-        (
-            {"w": np.zeros((2, 1), np.float32)},
-            errors.ArrayError,
-            r"^model\b.*\(t\)",
-        ),
-        (
-            {"w": np.zeros(2, np.float32), "t": np.array(3)},
-            errors.ShapeError,
-            r"^w\b",
-        ),
+        ({"w": np.zeros((2, 1), np.float32)}, errors.ArrayError, r"^model\b.*\(t\)"),
+        ({"w": np.zeros(2, np.float32), "t": np.array(3)}, errors.ShapeError, r"^w\b"),
         ({"w": np.zeros((2, 1), np.int32), "t": np.array(3)}, errors.DtypeError, r"^w\b"),
         ({"w": np.zeros((2, 1), np.float32), "t": np.array(3.0)}, errors.DtypeError, r"^t\b"),
     ],

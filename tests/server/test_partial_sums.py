@@ -170,10 +170,7 @@ BAD = {
     "one unit everywhere": (spoilt(high=lambda high: high + 1, squares=tiny), "high"),
     "all elements as long as all": (spoilt(high=as_long_as_nearly_all), "high"),
     "buffers without a sender": (spoilt(has_buffers=np.zeros_like), "high of buffers"),
-    "buffers past what sums take": (
-        spoilt(high=with_entry(2**10 * 3002 * 2**39 // 1000, -1)),
-        "high of buffers",
-    ),
+    "buffers past what sums take": (spoilt(high=with_entry(2**10 * 3002 * 2**39 // 1000, -1)), "high of buffers"),
     "an infinite norm": (spoilt(squares=with_entry(np.inf)), "squares"),
     "a negative norm": (spoilt(squares=with_entry(-1)), "squares"),
     "a norm past the grid": (spoilt(squares=with_entry(2.0**90)), "weights"),

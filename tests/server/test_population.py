@@ -96,12 +96,7 @@ def test_an_empty_list_adds_no_clients():
 
 def test_folders_that_listed_sizes_and_arrivals_are_read():
     registry = Registry([10, 20, "x"])
-    listed = {
-        "sizes": [[10, 4], [20, 6], ["x", 5]],
-        "arrived": [["x", 3]],
-        "included": [["gone", 5]],
-        "total": 20,
-    }
+    listed = {"sizes": [[10, 4], [20, 6], ["x", 5]], "arrived": [["x", 3]], "included": [["gone", 5]], "total": 20}
     population = Population.from_state(listed, {}, registry)
     assert population.shares(registry, ["x", 10]).tolist() == [5 / 20, 4 / 20]
     assert population.ages(registry, ["x", 10], 5).tolist() == [3, np.inf]

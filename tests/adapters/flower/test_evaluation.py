@@ -49,10 +49,7 @@ def mean(nodes):
 
 
 WRONG = {
-    "two records": (
-        lambda content: content.update({"again": MetricRecord({"num-examples": 1})}),
-        "2 metric records",
-    ),
+    "two records": (lambda content: content.update({"again": MetricRecord({"num-examples": 1})}), "2 metric records"),
     "none": (lambda content: [content.pop(name) for name in [*content]], "0 metric records"),
     "a record of another name": (lambda content: content.update(m=content.pop("metrics")), "names or lengths"),
     "a metric too many": (reporting(loss=1), "names or lengths"),
@@ -61,23 +58,14 @@ WRONG = {
     "no examples": (lambda content: content["metrics"].pop("num-examples"), "num-examples="),
     "examples in a list": (reporting(num_examples=[1]), "num-examples="),
     "zero examples": (reporting(num_examples=0), "num-examples="),
-    "examples below zero": (
-        reporting(num_examples=-sum(SIZES.values()) + SIZES[BAD]),
-        "num-examples=",
-    ),
+    "examples below zero": (reporting(num_examples=-sum(SIZES.values()) + SIZES[BAD]), "num-examples="),
     "too many examples": (reporting(num_examples=2**62), "num-examples="),
     "NaN examples": (reporting(num_examples=float("nan")), "num-examples="),
     "a NaN": (reporting(accuracy=float("nan")), "metric 'accuracy'"),
     "an infinity": (reporting(accuracy=float("inf")), "metric 'accuracy'"),
-    "a number past float32's range": (
-        reporting(accuracy=1e300),
-        "metric 'accuracy'",
-    ),
+    "a number past float32's range": (reporting(accuracy=1e300), "metric 'accuracy'"),
     "10^5 numbers": (reporting(accuracy=[0.5] * 10**5), "metrics: 800"),
-    "10^4 metrics": (
-        lambda content: content["metrics"].update({f"m{i}": i for i in range(10**4)}),
-        "bytes",
-    ),
+    "10^4 metrics": (lambda content: content["metrics"].update({f"m{i}": i for i in range(10**4)}), "bytes"),
 }
 
 

@@ -78,15 +78,7 @@ def is_of(process, folder):
 def start(folder, rounds, event=""):
     env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     env |= {"HOME": str(folder), "NVFLARE_POC_WORKSPACE": str(folder / f"poc{rounds}")}
-    words = [
-        *LOOPBACK,
-        sys.executable,
-        "-m",
-        "tests.adapters.nvflare.test_real_sites",
-        str(folder),
-        str(rounds),
-        event,
-    ]
+    words = [*LOOPBACK, sys.executable, "-m", "tests.adapters.nvflare.test_real_sites", str(folder), str(rounds), event]
     with (folder / "log").open("a") as log:
         subprocess.run(words, env=env, cwd=ROOT, stdout=log, stderr=log, check=True, timeout=450)
 
