@@ -12,6 +12,9 @@ CORES := $(shell nproc)
 # Processes of tests or of mypy: each takes up to a GB.
 WORKERS := $(shell nproc | awk '{ print $$1 < 16 ? $$1 : 16 }')
 LEVELS := native
+# A test that takes longer hangs: its process shows where and ends, and pytest-xdist names the test.
+LONGEST := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+TESTS := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 $(LONGEST)
 CXX_FILES := $(shell find csrc tests/native bench -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
 # For every Python and platform at once; the installing user chooses the index.
@@ -39,18 +42,21 @@ quickstart: $(SIMULATOR)
 tutorials: $(SIMULATOR)
 	@for each in docs/tutorials/*.py; do MPLBACKEND=agg $(BIN)/python $$each || exit 1; done
 
-## make test          install the rest (every framework and linter), then lint and run all tests, one process a core
-test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
+## make test          install the rest (every framework and linter), then run all tests, one process a core, and lint
+##                    beside them
+test: $(INSTALLED)
+	@mkdir -p build; $(MAKE) lint >build/lint.log 2>&1 & lint=$$!; \
+		$(TESTS); tests=$$?; \
+		wait $$lint; lint=$$?; cat build/lint.log; exit $$((tests || lint))
 
 ## make test-device   the tests of kernels again, their arrays on a CUDA device, which is emulated (minutes); with an
 ##                    empty FEDCORE_CUDA_DRIVER on a GPU
 test-device: $(INSTALLED)
-	FEDCORE_TESTS_ON=cuda $(BIN)/python -m pytest tests/kernels -n $(WORKERS) --dist worksteal --durations=10
+	FEDCORE_TESTS_ON=cuda $(TESTS) tests/kernels
 
 ## make test-level    the tests of kernels and sampling at LEVEL=baseline, avx2 or avx512
 test-level: $(INSTALLED)
-	FEDCORE_ISA=$(LEVEL) $(BIN)/python -m pytest tests/kernels tests/sampling -n $(WORKERS) --dist worksteal --durations=10
+	FEDCORE_ISA=$(LEVEL) $(TESTS) tests/kernels tests/sampling
 
 ## make test-deployment the adapters with the frameworks' real processes (minutes)
 test-deployment: $(INSTALLED)

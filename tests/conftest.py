@@ -5,8 +5,11 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter, defaultdict
 from importlib.util import find_spec
+from itertools import combinations, islice
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +25,7 @@ if find_spec("torch"):  # release/installed.py runs some tests without torch
 
 # Ray ends workers if a machine's memory is nearly full, even if other programs use it.
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # starts no workers that no test uses
 
 # Runs are repeatable: a failure in one clone is a failure in all. `--hypothesis-profile=explore` tries more.
 settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -42,6 +46,47 @@ def encodable(value):
 def pytest_report_to_serializable():
     """Make each report one that pytest-xdist can send, whatever malformed text a test logs or shows."""
     return encodable((yield))
+
+
+def pytest_configure(config):
+    """Close a worker's channel in processes that a test forks: a worker that ends then fails the test that it runs."""
+    channels = [p.channel for p in config.pluginmanager.get_plugins() if hasattr(p, "channel")]
+    files = [file for each in channels for file in (each.gateway._io.infile, each.gateway._io.outfile)]
+    os.register_at_fork(after_in_child=lambda: [os.close(files.pop().fileno()) for _ in range(len(files))])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark the cases of a test or class marked by ``sample`` that are not in the sample as ``endurance`` tests."""
+    products = defaultdict(list)
+    for item in items:
+        if not item.get_closest_marker("endurance"):
+            for node, marker in islice(item.iter_markers_with_node("sample"), 1):
+                products[node.nodeid.partition("[")[0], marker.args].append(item)
+    for (_, arguments), cases in products.items():
+        for item in {*cases} - sample(cases, *arguments):
+            item.add_marker("endurance")
+
+
+def sample(cases, together, times=1):
+    """The cases that meet each combination of ``together`` values at least ``times`` times.
+
+    Values are those of the parameters, and a class's tests.
+    """
+    cases = sorted(cases, key=lambda item: crc32(item.nodeid.encode()))
+    combined = {item: [*combinations(values_of(item), together)] for item in cases}
+    kept, met = {}, Counter()
+    for least in range(max(map(len, combined.values())), 0, -1):  # first the cases with the most new combinations
+        for item in cases:
+            new = [each for each in combined[item] if met[each] < times]
+            if item not in kept and len(new) >= least:
+                kept[item] = met.update(new)
+    return kept.keys()
+
+
+def values_of(item):
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return [("test", item.originalname), *((name, repr(params[name])) for name in sorted(params))]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,6 +1,7 @@
 """Processes that are killed after a time, or at their so many-th call into the system."""
 
 import os
+import select
 import signal
 import traceback
 
@@ -82,6 +83,19 @@ def killed(act):
             traceback.print_exc()
         finally:
             os._exit(3)
-    status = os.waitpid(child, 0)[1]
+    status = ended(child)
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "an error in the process"
     return os.WIFSIGNALED(status)
+
+
+def ended(child, seconds=300):
+    """The status of a forked process, which must end by then."""
+    watched = os.pidfd_open(child) if hasattr(os, "pidfd_open") else None
+    if watched is not None:
+        ready, _, _ = select.select([watched], [], [], seconds)
+        os.close(watched)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise TimeoutError(f"the forked process {child} hangs: it has not ended within {seconds} s")
+    return os.waitpid(child, 0)[1]

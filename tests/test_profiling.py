@@ -24,6 +24,7 @@ from fedcore.errors import ConfigError, RangeError
 from fedcore.profiling import PHASES, span
 from fedcore.sim.experiment import load_preset, run_experiment
 from tests.cli.command import invoke
+from tests.kills import ended
 from tests.server.invariant import contradictions
 from tests.server.stopping import Stopped, a_round, check, each_line, expected
 from tests.server.stopping import a_server as a_server_to_stop
@@ -308,14 +309,17 @@ def test_profiles_open_and_close_during_rounds():
         except BaseException as error:
             errors.append(error)
 
-    worker = threading.Thread(target=rounds)
+    worker = threading.Thread(target=rounds, daemon=True)
     worker.start()
-    for _ in range(50):
-        with fedcore.profile() as profile, fedcore.profile():
-            time.sleep(0.001)
-        assert sum(one.seconds for one in profile.phases if one.calls) <= profile.seconds
-    over.set()
-    worker.join()
+    try:
+        for _ in range(50):
+            with fedcore.profile() as profile, fedcore.profile():
+                time.sleep(0.001)
+            assert sum(one.seconds for one in profile.phases if one.calls) <= profile.seconds
+    finally:
+        over.set()
+        worker.join(60)
+    assert not worker.is_alive()
     assert errors == []
 
 
@@ -476,7 +480,7 @@ def test_fork_is_not_profiled():
             with fedcore.profile() as own:
                 server.round(updates(server))
             os._exit(0 if not calls(profile) and calls(own)["round"] == 1 else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert os.waitstatus_to_exitcode(ended(child)) == 0
     assert calls(profile) == {}
 
 

@@ -1,25 +1,14 @@
 """The table of ``tests/server/liars.py`` over a framework: ten clients as functions, one of which lies."""
 
-from itertools import product
-
 import numpy as np
-import pytest
 
 from tests.server import liars
-from tests.server.liars import LIAR, LIES, METHODS, MODEL, OPTIONS, N, bound, distance, is_refused
+from tests.server.liars import LIAR, LIES, MODEL, OPTIONS, N, bound, distance, is_refused
 
 ROUNDS = 3
 KINDS = ["honest", *LIES]
 OF_THREE_ROUNDS = {"examples": 0.6}
 """Other bounds after three rounds: steps of half the length have more of the way left."""
-
-
-def cases(methods=METHODS, kinds=KINDS):
-    """Each method with honest clients and with every third lie; the others are marked as endurance tests."""
-    short = {(m, k) for i, m in enumerate(methods) for j, k in enumerate(kinds) if k == "honest" or (i + j) % 3 == 0}
-    return [
-        pytest.param(*case, marks=[] if case in short else pytest.mark.endurance) for case in product(methods, kinds)
-    ]
 
 
 def since(method):

@@ -57,37 +57,17 @@ def test_the_tables_of_custom_methods_are_valid(name):
         (dict(adds=Terms(h=1, r=-1)), AlgorithmError, r"^Mine.adds\b"),
         (dict(sums_changes=True), AlgorithmError, r"^Mine.sums_changes\b"),
         (dict(placement="nowhere"), UnknownNameError, r"^Mine.placement\b.*'nowhere'"),
-        (
-            dict(second_vector=True),
-            AlgorithmError,
-            r"^Mine.second_vector\b",
-        ),
+        (dict(second_vector=True), AlgorithmError, r"^Mine.second_vector\b"),
         (dict(second_vector=""), AlgorithmError, r"^Mine.second_vector\b"),
         (dict(keeps_total=1), AlgorithmError, r"^Mine.keeps_total\b"),
         (dict(local_rule=None), AlgorithmError, r"^Mine\.local_rule\b"),
         (dict(direction={"a": 1}), AlgorithmError, r"^Mine.direction\b"),
-        (
-            dict(direction=Direction(mu=np.nan)),
-            AlgorithmError,
-            r"^Mine.direction\b",
-        ),
+        (dict(direction=Direction(mu=np.nan)), AlgorithmError, r"^Mine.direction\b"),
         (dict(direction=Direction(a="1")), AlgorithmError, r"^Mine.direction\b"),
         (dict(direction=Direction(from_row=-1)), AlgorithmError, r"^Mine.direction\b.*from_row"),
-        (
-            dict(direction=Direction(from_mean=1)),
-            AlgorithmError,
-            r"^Mine.direction\b.*from_mean",
-        ),
-        (
-            dict(row=Terms(h=1), adds=Terms(row=1, q=1), anchor="v[t]"),
-            AlgorithmError,
-            r"^Mine.keeps_total\b.*anchor",
-        ),
-        (
-            dict(row=Terms(h=1), second_vector=MEAN_GRADIENT),
-            AlgorithmError,
-            r"^Mine.row\b",
-        ),
+        (dict(direction=Direction(from_mean=1)), AlgorithmError, r"^Mine.direction\b.*from_mean"),
+        (dict(row=Terms(h=1), adds=Terms(row=1, q=1), anchor="v[t]"), AlgorithmError, r"^Mine.keeps_total\b.*anchor"),
+        (dict(row=Terms(h=1), second_vector=MEAN_GRADIENT), AlgorithmError, r"^Mine.row\b"),
         (dict(row=Terms(h=1), placement="client"), AlgorithmError, r"^Mine.row\b"),
         (dict(sums_changes=0), AlgorithmError, r"^Mine.sums_changes\b"),
         (dict(takes_server_rate=None), AlgorithmError, r"^Mine.takes_server_rate\b"),
@@ -174,8 +154,7 @@ def test_a_negative_weight_in_a_strided_array_is_rejected():
 
 def test_a_total_with_momentum_needs_keeps_momentum():
     late = method(
-        dict(keeps_total=True),
-        step=lambda self, cohort: Step(v=Linear(A=1), T=Linear(T=1, g=float(cohort.S == 3))),
+        dict(keeps_total=True), step=lambda self, cohort: Step(v=Linear(A=1), T=Linear(T=1, g=float(cohort.S == 3)))
     )
     server = server_of(late)
     server.round([Update(i, server.x + 1, steps=1) for i in range(2)])

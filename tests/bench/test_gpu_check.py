@@ -109,10 +109,12 @@ def test_no_step_starts_after_the_time_limit(steps, monkeypatch):
     assert steps.results["steps"]["late"] == {"status": None, "said": ["not reached"]}
 
 
+@pytest.mark.endurance
 def test_a_rehearsal_of_all_steps(tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "FEDCORE_CUDA_DRIVER"}
     env |= {"GPU_CHECK_REHEARSAL": "1", "OUT": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-m", "bench.gpu.day"], cwd=ROOT, env=env, capture_output=True, text=True)
+    command = [sys.executable, "-m", "bench.gpu.day"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "gpu-check.json").read_text())
     assert found["well"]

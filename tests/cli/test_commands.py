@@ -208,12 +208,7 @@ def test_version():
 
 @pytest.mark.parametrize(
     ("words", "sweep"),
-    [
-        ([], False),
-        (["--sweep"], True),
-        (["--set", "grid={'rate.lr'=[0.1, 0.2]}"], True),
-        (["--set", "grid={}"], False),
-    ],
+    [([], False), (["--sweep"], True), (["--set", "grid={'rate.lr'=[0.1, 0.2]}"], True), (["--set", "grid={}"], False)],
 )
 def test_grid_or_option_makes_a_sweep(tmp_path, words, sweep):
     output_of("run", "quickstart", *SMALL, *words, "--out", tmp_path / "out")

@@ -78,10 +78,7 @@ def test_resumed_trial_is_logged_from_the_end_of_its_record(fakes, tmp_path):
 
 @pytest.mark.parametrize(
     ("kinds", "message"),
-    [
-        (["prometheus"], "--log 'prometheus': must be KIND or KIND=WHERE"),
-        (["mlflow", "mlflow=x"], "--log mlflow: "),
-    ],
+    [(["prometheus"], "--log 'prometheus': must be KIND or KIND=WHERE"), (["mlflow", "mlflow=x"], "--log mlflow: ")],
 )
 def test_invalid_logger_is_rejected_before_anything_is_written(fakes, tmp_path, kinds, message):
     words = [word for one in kinds for word in ("--log", one)]

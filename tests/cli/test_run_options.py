@@ -61,17 +61,14 @@ def test_best_settings_of_a_sweep_run_with_more_seeds(tmp_path):
     changes = [methods, grid, "local.epochs=none", "local.steps=2", "local.clip=0.5"]
     options = [word for change in changes for word in ("--set", change)]
     output_of("run", "quickstart", "--rounds", "1", "--seeds", "1", "--workers", "0", *options, "--out", sweep)
-    points = {
-        "FedAvg": "rate.lr=0.2,rate.optimizer=SGD",
-        "MIFA": "rate.lr=0.05,rate.optimizer=Adam",
-    }
+    points = {"FedAvg": "rate.lr=0.2,rate.optimizer=SGD", "MIFA": "rate.lr=0.05,rate.optimizer=Adam"}
     for order, (label, point) in enumerate(points.items()):  # make these points the best ones
         path = sweep / "quickstart" / point / "records" / f"{order}-{label.lower()}-seed0.jsonl"
         header, line = path.read_text().splitlines()
         path.write_text(f"{header}\n{json.dumps(json.loads(line) | {'accuracy': 1.0})}\n")
     output_of("run", sweep, "--best", "--seeds", "2", "--workers", "0", "--out", final)
     assert [(one.header.algorithm, one.header.seed) for one in read_folder(final)] == [
-        *(("FedAvg", 0), ("FedAvg", 1), ("MIFA", 0), ("MIFA", 1)),
+        *(("FedAvg", 0), ("FedAvg", 1), ("MIFA", 0), ("MIFA", 1))
     ]
     for label, point in points.items():
         assert of_label(final, label) == of_label(sweep / "quickstart" / point, label)

@@ -46,9 +46,15 @@ def cut_between(one, many, run, to, rounds=2):
     return many
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method(run, method):
-    place = sorted(METHODS).index(method)
+def by_day():
+    """Twelve methods, one for each codec and each pair of numbers of shards; the others are endurance tests."""
+    for place, method in enumerate(sorted(METHODS)):
+        marks = [] if 12 <= place < 24 else pytest.mark.endurance
+        yield pytest.param(place, method, marks=marks, id=method)
+
+
+@pytest.mark.parametrize(("place", "method"), [*by_day()])
+def test_every_method(run, place, method):
     options = dict(clients=SIZES, diagnostics=True, codec=("f32", "bf16", "int8")[place % 3])
     since, to = ((1, 3), (2, 7), (3, 2), (7, 1))[place % 4]
     cut_between(made(method, X0, **options), made(method, X0, shards=since, path=run, **options), run, to).close()

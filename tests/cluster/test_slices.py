@@ -23,13 +23,11 @@ from fedcore.sim.data import Dataset
 from fedcore.sim.engines import KeepingClients
 from fedcore.sim.ray_engine import Ray
 from tests.cluster.pairs import alike
-from tests.sim.engines.ray.problems import Problem, program
+from tests.sim.engines.ray.problems import MANY_VECTORS, OTHERS, Problem, program
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
 
 from fedcore.cluster import OnRay
-
-METHODS = sorted(algorithms.REGISTRY.own - {"FedAWE"})  # its clients start from different models
 
 
 class Kept(OnRay):
@@ -89,7 +87,7 @@ def sliced(t, update):
     assert not any(hasattr(part, "dtype") for part in update.value.parts)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*MANY_VECTORS, *(pytest.param(m, marks=pytest.mark.endurance) for m in OTHERS)])
 def test_every_method(one_by_one, shards, method):
     assert not one_by_one.there.together
     due = one_by_one.run(one_by_one.here, method, 3, x0=normed())

@@ -119,8 +119,9 @@ class Page:
                     load_preset(name, asked["changes"], scale=asked["scale"])
                 return ""
             words += [word for pair in SHORT if pair[0] not in words for word in pair]
-        elif words[0] == "run":
-            words += SHORT[-1]
+        elif words[0] == "run":  # goes on with one more round or seed
+            more = {"--rounds": "3", "--seeds": "2"}
+            words = [more.get(before, word) for before, word in zip(["", *words], words, strict=False)] + [*SHORT[-1]]
         done = invoke(*words)
         # The doctor exits with status 1 if a requested package is missing.
         assert done.status in ((0, 1) if words[0] == "doctor" else (0,)), f"{line}\n{done.output}\n{done.errors}"

@@ -153,9 +153,7 @@ CALLS = {
         any_shape=("ys[0][0]", "ys[0][1]", "ys[1][0]", "ys[1][1]"),
     ),
     "gram_matrix": Call(
-        lambda a: kernels.gram_matrix([None, a["bases[1]"]], numbered(a, "ys"), a["scales"]),
-        updates,
-        lambda rng, n: {},
+        lambda a: kernels.gram_matrix([None, a["bases[1]"]], numbered(a, "ys"), a["scales"]), updates, lambda rng, n: {}
     ),
     "trimmed_mean": Call(
         lambda a: kernels.trimmed_mean([None, a["bases[1]"]], numbered(a, "ys"), a["scales"], 0, out=a["out"]),

@@ -6,11 +6,7 @@ ON_DEVICE = os.environ.get("FEDCORE_TESTS_ON") == "cuda"
 
 # Tests without a meaning on a device, or with a faster equivalent; the emulation is slow.
 LEFT_OUT = {
-    "unusual arrays in host memory": [
-        "test_changing_lists.py",
-        "test_hostile_arrays.py",
-        "test_torch_export.py",
-    ],
+    "unusual arrays in host memory": ["test_changing_lists.py", "test_hostile_arrays.py", "test_torch_export.py"],
     "separate processes": ["test_determinism.py"],
     "thousands of clients or calls": [
         "test_more_terms_than_a_word_holds",

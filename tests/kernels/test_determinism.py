@@ -162,19 +162,20 @@ def at(offset, apart):
         return placed
     return place
 
+DAY = sys.argv[1] == "day"
 print(fedcore.isa())
-for threads in (1, 2, 3, 7, 1):
+for threads in (1, 7) if DAY else (1, 2, 3, 7, 1):
     fedcore.set_threads(threads)
     print("long", digest_of(LENGTHS))
     if "FEDCORE_TILING" in os.environ:
         sys.exit()
 fedcore.set_threads(7)
-for offset, apart in ((4, 12), (60, 20)):
+for offset, apart in ((4, 12),) if DAY else ((4, 12), (60, 20)):
     print("long", digest_of(LENGTHS, at(offset, apart)))
 fedcore.set_threads(3)
 SHORT = LENGTHS[:-1]
 print("short", digest_of(SHORT))
-for offset in range(0, 64, 4):  # all arrays at one offset
+for offset in range(0, 64, 28 if DAY else 4):  # all arrays at one offset
     print("short", digest_of(SHORT, at(offset, 0)))
 for apart in (4, 12, 20, 60, 68, 4092):  # all arrays at different offsets
     print("short", digest_of(SHORT, at(0, apart)))
@@ -183,24 +184,24 @@ print("short", digest_of(SHORT))
 )
 
 
-def start(code, **environment):
-    environment = os.environ | environment
-    return subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def start(code, *words, **environment):
+    command, pipes = [sys.executable, "-c", code, *words], dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, env=os.environ | environment, text=True, **pipes)
 
 
-@pytest.fixture(scope="module")
-def digests():
+@pytest.fixture(scope="module", params=["day", pytest.param("night", marks=pytest.mark.endurance)])
+def digests(request):
     """The digests of each level, and of the best level with two forced tilings, from processes that run at once."""
     keys = [(level, "") for level in LEVELS] + [(LEVELS[-1], tiling) for tiling in ("4x65536", "3x32768")]
     processes = {
-        (level, tiling): start(PROGRAM, FEDCORE_ISA=level, **{"FEDCORE_TILING": tiling} if tiling else {})
+        (level, tiling): start(
+            PROGRAM, request.param, FEDCORE_ISA=level, **{"FEDCORE_TILING": tiling} if tiling else {}
+        )
         for level, tiling in keys
     }
     found = {}
     for (level, tiling), process in processes.items():
-        out, errors = process.communicate(timeout=1200)
+        out, errors = process.communicate(timeout=500)
         assert process.returncode == 0, errors
         active, *lines = out.splitlines()
         assert active == level
@@ -214,9 +215,9 @@ def of_kind(digests, kind):
 
 
 def test_every_level_and_thread_count_gives_the_same_bits(digests):
-    """On 1, 2, 3, 7 and again 1 threads, and on 7 at two other addresses, on every level."""
+    """On 1, 2, 3, 7 and again 1 threads, and on 7 at two other addresses, on every level; by day, some of these."""
     lines = of_kind(digests, "long")
-    assert len(lines) == 7 * len(LEVELS)
+    assert len(lines) in (3 * len(LEVELS), 7 * len(LEVELS))
     assert len(set(lines)) == 1
 
 
@@ -230,7 +231,7 @@ def test_every_tiling_gives_the_same_bits(digests):
 def test_every_address_gives_the_same_bits(digests):
     """A loop that first takes single elements up to an aligned address must round them alike."""
     lines = of_kind(digests, "short")
-    assert len(lines) == 24 * len(LEVELS)
+    assert len(lines) in (11 * len(LEVELS), 24 * len(LEVELS))
     assert len(set(lines)) == 1
 
 
@@ -244,7 +245,7 @@ def test_every_address_gives_the_same_bits(digests):
 def test_a_variable_with_a_wrong_value_is_an_error(environment, expected):
     code = "import numpy, fedcore; fedcore.kernels.weighted_sum([numpy.ones(4)], [1.0])"
     process = start(code, **{"FEDCORE_ISA": LEVELS[-1]} | environment)
-    _, errors = process.communicate(timeout=1200)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode != 0
     assert expected in errors
     assert environment[expected].strip() in errors

@@ -31,6 +31,7 @@ def results(given, codecs, form):
 
 @pytest.mark.parametrize("offset", [0, 4, 60])  # bytes behind the beginning of a cache line
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.sample(1)
 def test_rows_too_many_for_the_caches_have_the_bits_of_the_oracle(form, offset):
     """The kernel then stores new rows past the caches, in whole lines."""
     n, k = 262_147, 25  # 80 MB and more
@@ -46,6 +47,7 @@ def test_rows_too_many_for_the_caches_have_the_bits_of_the_oracle(form, offset):
 @pytest.mark.parametrize("n", [0, 1, 15, 16, 511, 513, 16_383, 16_384, 16_385, 40_001, 262_147])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("place", ["other rows", "a line's middle", "in place"])
+@pytest.mark.sample(2)
 def test_checksums_are_those_of_the_new_rows(n, form, place):
     """Includes rows stored past the caches (80 MB and more), in whole lines or not."""
     k = 25 if n > 10**5 else 5
@@ -135,6 +137,7 @@ def test_stochastic_rows_are_unbiased(codec):
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("where", [0, 511, 2047, 4999])
+@pytest.mark.sample(2)
 def test_a_bad_update_has_an_infinite_norm_and_does_not_affect_others(bad, codec, form, where):
     given = problem(3, 5000, [codec])
     before, ys = given[0].copy(), given[2]
@@ -198,6 +201,7 @@ def test_the_control_form_by_hand():
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("first", CODECS)
 @pytest.mark.parametrize("second", CODECS)
+@pytest.mark.sample(2)
 def test_neighbours_do_not_affect_a_client(form, first, second):
     """Whether neighbours share a pass depends on their bases, rows and anchors."""
     g = Numbers(2100)

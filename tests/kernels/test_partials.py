@@ -86,6 +86,7 @@ def hs(bases, ys, scales):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("codec", ["f32", "bf16", "f16", "int8"])
 @pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.sample(2)
 def test_an_exchange_in_parts_has_the_bits_of_one(exact, codec, form, parts):
     n, rng = cuts(parts, parts + 9)[-1].stop, np.random.default_rng(parts)
     ys, bases, anchors, old = (vectors(rng, K, n) for _ in range(4))

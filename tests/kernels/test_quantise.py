@@ -60,10 +60,7 @@ def test_every_code_of_16_bits_comes_back():
     codes = np.arange(2**16).astype(np.uint16)
     with np.errstate(invalid="ignore"):  # it contains a signalling NaN, which Arm reports
         f16 = codes.view(np.float16).astype(np.float32)
-    for codec, due in [
-        ("f16", f16),
-        ("bf16", torch.from_numpy(codes).view(torch.bfloat16).float().numpy()),
-    ]:
+    for codec, due in [("f16", f16), ("bf16", torch.from_numpy(codes).view(torch.bfloat16).float().numpy())]:
         out = kernels.dequantise(Codes(codec, codes))
         assert_same_bits(out, due)
         for seed in (None, 3):  # what needs no rounding is not changed by dither either

@@ -4,13 +4,20 @@ import os
 
 import pytest
 
+import fedcore
 from tests.native.build import LEVELS, is_current, native_tests, run, tool
 
+OTHERS = "|".join(f"kernels_{level}" for level in LEVELS if level != fedcore.build_info()["isa_best"])
 
-def test_the_core_without_python():
-    """On every level, with arrays next to unreadable pages, on the package's own build if it is up to date."""
+
+@pytest.mark.parametrize("left_out", [OTHERS, pytest.param("none", marks=pytest.mark.endurance)])
+def test_the_core_without_python(left_out):
+    """On every level, by day the kernels on the best one; on the package's own build if it is up to date.
+
+    Arrays lie next to unreadable pages.
+    """
     options = ["--parallel", len(os.sched_getaffinity(0)), "--output-on-failure", "--no-tests=error"]
-    run(tool("ctest"), "--test-dir", native_tests(), *options)
+    run(tool("ctest"), "--test-dir", native_tests(), *options, "--exclude-regex", left_out or "none")
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def cut_short(folder):
 def test_an_interrupted_run_resumes(straight, tmp_path):
     folder = shutil.copytree(straight, tmp_path / "run")
     cut_short(folder)
-    fedcore("run", folder, "--resume", "--workers", 1)
+    fedcore("run", folder, "--resume", "--workers", 0)
     assert figures(folder) == figures(straight)
 
 
@@ -94,7 +94,7 @@ def test_by_an_import_in_every_worker(straight, tmp_path):
     assert figures(run) == figures(straight)
     assert "unknown" in fedcore("run", run, "--resume", fails=True).stderr
     cut_short(run)
-    fedcore("run", run, "--resume", "--import", HOUSE / "mine" / "registers.py", "--workers", 1)
+    fedcore("run", run, "--resume", "--import", HOUSE / "mine" / "registers.py", "--workers", 0)
     assert figures(run) == figures(straight)
 
 
@@ -104,7 +104,7 @@ def test_by_entry_points(straight, tmp_path):
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     path = (HOUSE, tmp_path)
-    fedcore("run", registered_file(tmp_path), "--workers", 1, "--out", tmp_path / "run", path=path)
+    fedcore("run", registered_file(tmp_path), "--workers", 0, "--out", tmp_path / "run", path=path)
     assert figures(tmp_path / "run") == figures(straight)
     listed = fedcore("list", path=path).stdout
     assert all(name in listed for name in NAMES.values())

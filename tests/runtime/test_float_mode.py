@@ -153,10 +153,7 @@ KERNELS = {
     "combine": lambda: kernels.combine([LARGE, TINY, WIDE], [1e-40, 0.5, 1e-320]),
     "combined_square": lambda: kernels.combined_square([WIDE, TINY], [1e-160, 1e-160]),
     "optimizer_step": turned,
-    "mix": lambda: [
-        mixed([[1e-40, 1.0], [0.0, 1.0]]),
-        *(mixed(W) for W in MATRICES),
-    ],
+    "mix": lambda: [mixed([[1e-40, 1.0], [0.0, 1.0]]), *(mixed(W) for W in MATRICES)],
     "quantise": lambda: [codes(codec) for codec in ("bf16", "f16", "int8")],
     "dequantise": lambda: kernels.dequantise(kernels.Codes("int8", np.int8([3] * 8), SCALE)),
     "gram_matrix": lambda: kernels.gram_matrix([None, LARGE], [TINY, SHORT], SCALES),
@@ -303,6 +300,7 @@ def tiny_x0():
 
 @pytest.mark.parametrize("optimizer", [None, *optimizers.REGISTRY])
 @pytest.mark.parametrize("method", rounds.METHODS)
+@pytest.mark.sample(1, 2)
 def test_rounds_of_every_method_and_optimiser(method, optimizer, tiny_x0):
     options = dict(optimizer=None if optimizer is None else optimizers.named(optimizer), diagnostics=True)
     if optimizer in ("Adagrad", "Adam", "Yogi"):

@@ -11,6 +11,7 @@ import pytest
 
 import fedcore
 from fedcore import kernels
+from tests.kills import ended
 
 N = 1_000_003
 ROWS = [np.full(N, i, np.float32) for i in range(4)]
@@ -56,7 +57,7 @@ def test_fork_while_another_thread_is_in_a_kernel():
             child = os.fork()
             if child == 0:
                 os._exit(0 if total() == DUE else 1)
-            assert os.waitpid(child, 0)[1] == 0
+            assert ended(child) == 0
     finally:
         stop.set()
         busy.join()

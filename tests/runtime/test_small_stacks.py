@@ -9,7 +9,7 @@ import pytest
 from fedcore import _core
 
 LEVELS = ["baseline", "avx2", "avx512"]
-LEVELS = LEVELS[: LEVELS.index(_core.best_isa()) + 1]
+LEVELS, LONG = LEVELS[: LEVELS.index(_core.best_isa()) + 1], pytest.mark.endurance
 KIB = 64  # half of what musl gives; Python and NumPy themselves need some of it
 
 EVERY_CALL = """
@@ -79,7 +79,7 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", [LEVELS[-1], *(pytest.param(each, marks=LONG) for each in LEVELS[:-1])])
 def test_every_kernel_on_a_small_stack(level):
     code = EVERY_CALL.replace("KIB", str(KIB))
     done = subprocess.run(

@@ -166,10 +166,7 @@ def test_pairs_of_places_are_even(population):
         (lambda: sampling.without_replacement(5, 1, seed=0, round=-1), "round=-1"),
         (lambda: sampling.permutation(0, seed=0, round=0), "population"),
         (lambda: sampling.permutation(5, seed=0, round=0, stop=6), r"stop=6: must be an integer in 0\.\.5"),
-        (
-            lambda: sampling.permutation(5, seed=0, round=0, start=3, stop=2),
-            r"start=3: must be an integer in 0\.\.2",
-        ),
+        (lambda: sampling.permutation(5, seed=0, round=0, start=3, stop=2), r"start=3: must be an integer in 0\.\.2"),
         (lambda: sampling.bernoulli(-1, 0.5, seed=0, round=0), "population"),
         (lambda: sampling.bernoulli(5, 1.5, seed=0, round=0), r"p=1\.5: must be a number in \[0, 1\]"),
         (lambda: sampling.bernoulli(5, float("nan"), seed=0, round=0), r"p=nan"),

@@ -58,18 +58,22 @@ class InFolder(ServerContract):
         return server
 
 
+@pytest.mark.sample(1, 5)
 class TestInFolder(InFolder):
     algorithms = TestInMemory.algorithms
 
 
+@pytest.mark.sample(1, 2)
 class TestInFolderAsBf16(InFolder):
     codec = "bf16"
 
 
+@pytest.mark.sample(1, 2)
 class TestInFolderAsInt8(InFolder):
     codec = "int8"
 
 
+@pytest.mark.sample(1, 2)
 class TestInFiles(InFolder):
     """Vectors are in files, and computed in windows."""
 
@@ -85,6 +89,7 @@ class TestInFiles(InFolder):
         return Server.load(folder, storage=Storage(resident=1))
 
 
+@pytest.mark.sample(1, 2)
 class TestOnDevice(ServerContract):
     test_copies = None  # only servers in host memory
 

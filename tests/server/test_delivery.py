@@ -79,6 +79,7 @@ SCENARIOS = {
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
 @pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.sample(1)
 def test_every_delivery_has_the_bits_of_a_list(scenario, batch_size):
     make, updates = SCENARIOS[scenario]
 

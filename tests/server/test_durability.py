@@ -128,8 +128,9 @@ def test_a_loss_of_power(durability, one_of, tmp_path, monkeypatch, caplog):
     server.close()
 
 
+@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.endurance)])
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_a_kill_while_the_folder_is_created(structure, folder_in_memory):
+def test_a_kill_while_the_folder_is_created(structure, stride, folder_in_memory):
     """A job that loads its server if it is there, and else creates it, always starts."""
 
     def act(path):
@@ -138,7 +139,7 @@ def test_a_kill_while_the_folder_is_created(structure, folder_in_memory):
     calls = calls_of(lambda: act(folder_in_memory / "whole"))
     assert calls > 10
     created = set()
-    for call in range(1, calls + 1, 3):
+    for call in range(1, calls + 1, stride):
         path = folder_in_memory / str(call)
 
         def dies(path=path, call=call):
@@ -159,6 +160,7 @@ def test_a_kill_while_the_folder_is_created(structure, folder_in_memory):
 
 
 @pytest.mark.parametrize(("structure", "durability"), combined(STRUCTURES, ["round", "checkpoint"]))
+@pytest.mark.sample(1)
 def test_a_kill_while_x_is_replaced(structure, durability, folder_in_memory):
     """The folder has the old x or the new one, at every call."""
     new = np.full(N, 7, np.float32)

@@ -14,6 +14,7 @@ from fedcore.errors import CheckpointError, DivergedError, StoreError
 from fedcore.server.folder import read_model
 from fedcore.store import ClientStore
 from fedcore.testing import ServerContract
+from tests.kills import ended
 
 N, ROUNDS = 7, 5
 PARTIAL = {"text": "text.*", "image": ("image.*", "pool")}
@@ -145,6 +146,7 @@ class TestGroups(ServerContract):
 
 @pytest.mark.parametrize("groups", [TWO, THREE], ids=len)
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.sample(1)
 def test_each_group_is_a_server_of_its_own(method, groups):
     options = {"algorithm": method.split()[0], "clients": N, "lr": 0.1} | METHODS[method]
     server, sets = new_server(method, groups, **options), sets_of(groups)
@@ -294,7 +296,7 @@ def test_a_step_that_diverges_in_one_group_changes_none():
 def killed_at(commit, folder, sets):
     """Run a round in a child that is killed before its n-th commit; return whether it was killed."""
     if child := os.fork():
-        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        return os.WIFSIGNALED(ended(child))
     original, due = ClientStore.commit, iter(range(1, 100))
 
     def commits(self, *arguments, **options):

@@ -56,6 +56,7 @@ def test_the_direction_of_a_removed_client_goes(tmp_path):
 @pytest.mark.parametrize(("codec", "near"), [("f32", 1e-5), ("bf16", 0.02), ("int8", 0.05)])
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.sample(1)
 def test_a_short_history_ends_at_the_same_x(medium, codec, near, most, tmp_path):
     """Folding changes rows but no corrections, except by the codec's rounding; the total follows."""
     optima = np.random.default_rng(1).normal(size=(12, 70)).astype(np.float32)

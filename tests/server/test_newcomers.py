@@ -53,6 +53,7 @@ SILENT = ["x", "y", 7]
 
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", [name for name in REGISTRY if not named(name).needs_shares])
+@pytest.mark.sample(1)
 def test_newcomers_without_an_update_have_no_effect(tmp_path, method, medium):
     """Bit for bit, in memory and in the folder."""
     servers = []

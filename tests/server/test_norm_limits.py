@@ -40,6 +40,7 @@ def lying(server, update, times=1000):
 
 @pytest.mark.parametrize("of", [4, 10])
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.sample(1)
 def test_one_long_update_is_rejected_and_changes_no_bits(method, of):
     for at in range(of):
         server, without = server_of(method), server_of(method)
@@ -149,6 +150,7 @@ def test_infinite_and_zero_lengths_do_not_count_in_the_median():
 
 @pytest.mark.parametrize("limit", [dict(max_norm=0.5), dict(max_norm=0.5, reject_long=10)])
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.sample(1)
 def test_a_round_of_long_updates_equals_an_empty_one(method, limit):
     server, empty = server_of(method, **dict(reject_long=None) | limit), server_of(method)
     report = server.round(honest(server, range(10), np.random.default_rng(0)))

@@ -226,6 +226,7 @@ def cohort_of(way, method, path, **options):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("method", "claim"), [("FedAvg", "examples"), ("FedVARP", "steps")])
+@pytest.mark.sample(1)
 def test_caps_rise_again_when_the_clients_of_a_day_return(way, method, claim, tmp_path):
     """Over 200 rounds, clients that report 100 by day and 5 by night alternate; the first one always reports 5."""
     run, most = cohort_of(way, method, tmp_path / "s", aggregation="open"), []

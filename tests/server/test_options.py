@@ -131,6 +131,7 @@ def require_refused(error, argument, name):
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(("argument", "name", "value"), [*options(CHANGED)])
+@pytest.mark.sample(1)
 def test_a_changed_option_has_the_bits_of_a_server_made_with_it(kind, argument, name, value, tmp_path):
     """From the first round on; from the fourth on, in the running server, after a load, and if loading changes it."""
     option = given(argument, name, value)
@@ -168,6 +169,7 @@ def test_a_changed_option_has_the_bits_of_a_server_made_with_it(kind, argument, 
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(("argument", "name", "value"), [*options(LOADED)])
+@pytest.mark.sample(1)
 def test_an_option_of_load_has_an_effect_or_is_refused(kind, argument, name, value, tmp_path):
     with made(kind, tmp_path / "run") as server:
         played(server, 2)

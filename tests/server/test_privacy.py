@@ -17,7 +17,7 @@ from fedcore.server.folder import Journal, open_updates
 from fedcore.server.report import ROUND
 from fedcore.store.inspect import state_of
 from tests import oracle
-from tests.kills import calls_of, die_at, killed
+from tests.kills import calls_of, die_at, ended, killed
 
 n, N = 5, 4
 RULE = PrivateMean(clip=2.0, noise=1.5, expected=4, rate=0.5, rounds=10)
@@ -330,7 +330,7 @@ def test_a_kill_between_the_commit_and_the_journal_leaves_no_update_after_a_load
             server.round(updates(rows))
         finally:
             os._exit(3)
-    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    assert os.WIFSIGNALED(ended(pid))
     journal = tmp_path / "s" / "round" / "rows.slots"
     assert (-rows[0]).tobytes() in journal.read_bytes()
     with Server.load(tmp_path / "s") as server:

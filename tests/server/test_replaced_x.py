@@ -55,6 +55,7 @@ def test_the_moments_of_an_optimizer_stay():
 
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.sample(1)
 def test_every_method_takes_a_model_or_names_the_choice(method, medium, tmp_path):
     """After a load the server is the same; rows, sums and moments are those from before."""
     storage = Storage(tmp_path / "s") if medium == "mmap" else Storage()

@@ -108,7 +108,7 @@ def assert_holds(store, model):
 
 @pytest.mark.parametrize(
     ("keep_previous", "one_of"),
-    [(False, 2), (True, 8), *(pytest.param(keeps, 1, marks=pytest.mark.endurance) for keeps in (False, True))],
+    [(False, 6), (True, 12), *(pytest.param(keeps, 1, marks=pytest.mark.endurance) for keeps in (False, True))],
 )
 @pytest.mark.parametrize("durability", ["round", "checkpoint"])
 def test_every_disk_that_a_loss_of_power_can_leave(tmp_path, monkeypatch, durability, keep_previous, one_of):

@@ -23,6 +23,7 @@ def straight(method, codec, rounds, **options):
 @pytest.mark.parametrize(("method", "accumulator"), METHODS)
 @pytest.mark.parametrize(("first", "second"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda:1")])
 @pytest.mark.parametrize("codec", ["f32", "int8"])
+@pytest.mark.sample(1)
 def test_a_run_moves_between_devices(cuda_device, tmp_path, method, accumulator, first, second, codec):
     due = straight(method, codec, 5, accumulator=accumulator)
     for i, medium in enumerate(PLACES[first]):

@@ -60,6 +60,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("method", "codec", "accumulator"), CASES)
+@pytest.mark.sample(1)
 def test_every_method_has_the_bits_of_the_cpu(cuda_device, tmp_path, method, codec, accumulator):
     cpu = server(method, "ram", codec, "cpu", accumulator=accumulator)
     with server(method, MEDIA[codec], codec, "cuda", tmp_path / "rows", accumulator=accumulator) as gpu:

@@ -130,10 +130,7 @@ class Contradictory(FedAvg):
 
 @pytest.mark.parametrize(
     ("method", "message"),
-    [
-        (OwnVector, r"second_vector='g \+ alpha \(x - y\)'"),
-        (Contradictory, r"Contradictory.direction\b.*from_row"),
-    ],
+    [(OwnVector, r"second_vector='g \+ alpha \(x - y\)'"), (Contradictory, r"Contradictory.direction\b.*from_row")],
 )
 def test_custom_method_that_cannot_be_simulated_is_rejected_on_loading(method, message, monkeypatch):
     monkeypatch.setitem(algorithms.REGISTRY, method.__name__, method)

@@ -30,11 +30,7 @@ def test_newcomer_counts_from_its_arrival_on():
 
 @pytest.mark.parametrize(
     ("make", "order", "rates"),
-    [
-        (arriving, 0, [1, 2, 3, 1, 2, 3]),
-        (departing, 0, [1, 2, 3, 4, 5, 6]),
-        (departing, 1, [1, 2, 3, 1, 2, 3]),
-    ],
+    [(arriving, 0, [1, 2, 3, 1, 2, 3]), (departing, 0, [1, 2, 3, 4, 5, 6]), (departing, 1, [1, 2, 3, 1, 2, 3])],
     ids=["arrival", "include", "exclude"],
 )
 def test_rate_restarts_only_when_the_objective_changes(tmp_path, make, order, rates):

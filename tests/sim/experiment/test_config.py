@@ -138,10 +138,7 @@ def test_quick_scale_is_merged_last():
     assert at_scale(tables, "quick") == {"rounds": 9, "local": {"steps": 1}}
     assert at_scale(tables, "full") == {"rounds": 9, "local": {"steps": 3}}
     assert at_scale({"rounds": 9}, "quick") is None
-    for scale, error, message in (
-        ("quick", ConfigError, "no table 'quick'"),
-        ("tiny", UnknownNameError, "scale"),
-    ):
+    for scale, error, message in (("quick", ConfigError, "no table 'quick'"), ("tiny", UnknownNameError, "scale")):
         with pytest.raises(error, match=message):
             load_preset("quickstart", scale=scale)
 

@@ -39,10 +39,7 @@ def test_recovery_counts_from_the_shift(record):
 def test_crossing_uses_the_test_losses(record):
     """Ruan et al., Table 5; the accuracies are the other way round here."""
     falling = [0.9 - 0.02 * round for round in range(20)]
-    trials = {
-        "include": record("include", 0, 0, [0.5] * 20),
-        "exclude": record("exclude", 1, 0, [0.3] * 20),
-    }
+    trials = {"include": record("include", 0, 0, [0.5] * 20), "exclude": record("exclude", 1, 0, [0.3] * 20)}
     lines = [replace(line, loss=loss) for line, loss in zip(trials["exclude"].rounds, falling, strict=True)]
     trials["exclude"] = replace(trials["exclude"], rounds=lines)
     (line,) = compare(list(trials.values()), Figures("P", shift=10, crossing={"exclude - include": 27}))

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 from torch import nn
 
-from fedcore import Compute, Server
+from fedcore import Compute, Server, algorithms
 from fedcore.errors import RangeError
 from fedcore.sim.data import Dataset
 from fedcore.sim.in_process import InProcess
@@ -19,6 +19,10 @@ from fedcore.sim.nets import build
 from fedcore.sim.participation import Active
 from fedcore.sim.ray_engine import Ray
 
+METHODS = sorted(algorithms.REGISTRY.own - {"FedAWE"})  # its clients start from different models
+MANY_VECTORS = ["FedAvg", "FedAvgMVR", "MBSTORM", "MimiC", "SCAFFOLD"]
+"""Methods that send each kind of vector: offsets for all or for each client, x_prev, and second vectors."""
+OTHERS = [method for method in METHODS if method not in MANY_VECTORS]
 SHAPES = {"mlp": (64,), "lenet": (1, 28, 28)}
 MARK = 7.0
 """The first input of the marked client."""

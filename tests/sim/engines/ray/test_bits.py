@@ -1,6 +1,7 @@
 """The engine on Ray has the bits of the engine in this process."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,11 +13,7 @@ from fedcore.errors import RangeError, UnknownClientError
 from fedcore.sim.in_process import InProcess
 from fedcore.sim.participation import Active
 from fedcore.sim.ray_engine import Ray
-from tests.sim.engines.ray.problems import noise
-
-METHODS = sorted(algorithms.REGISTRY.own - {"FedAWE"})  # its clients start from different models
-MANY_VECTORS = ["FedAvg", "FedAvgMVR", "MBSTORM", "MimiC", "SCAFFOLD"]
-"""Methods that send each kind of vector: offsets for all or for each client, x_prev, and second vectors."""
+from tests.sim.engines.ray.problems import MANY_VECTORS, OTHERS, noise
 
 
 def make_server(problem, method="FedAvg", **options):
@@ -29,10 +26,11 @@ def unordered(together, monkeypatch):
     return together.there
 
 
-@pytest.mark.parametrize(
-    ("problem", "method"),
-    [*(("together", method) for method in METHODS), *(("one_by_one", method) for method in MANY_VECTORS)],
-)
+CASES = [*product(["together", "one_by_one"], MANY_VECTORS)]
+CASES += [pytest.param("together", method, marks=pytest.mark.endurance) for method in OTHERS]
+
+
+@pytest.mark.parametrize(("problem", "method"), CASES)
 def test_every_method_has_the_same_bits(problem, method, request):
     problem = request.getfixturevalue(problem)
     assert problem.there.together == problem.here.together == (problem.clients == 12)

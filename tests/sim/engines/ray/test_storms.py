@@ -9,10 +9,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from fedcore import algorithms
-from tests.sim.engines.ray.problems import Problem, program, results
-
-METHODS = sorted(algorithms.REGISTRY.own - {"FedAWE"})  # its clients start from different models
+from tests.sim.engines.ray.problems import METHODS, Problem, program, results
 
 
 class Storm:
