@@ -22,12 +22,12 @@ class Seconds(NamedTuple):
     after_pause: float
 
 
-def turn(operation, calls=1):
+def turn(operation, calls=1, clock=time.perf_counter):
     """Wait until other threads sleep; then time the operation immediately and after a warm-up."""
     pause()
-    after_pause = seconds(operation, calls)
+    after_pause = seconds(operation, calls, clock)
     warm_up(operation)
-    return Seconds(seconds(operation, calls), after_pause)
+    return Seconds(seconds(operation, calls, clock), after_pause)
 
 
 def pause():
@@ -49,9 +49,9 @@ def warm_up(operation):
             return result
 
 
-def seconds(operation, calls=1):
+def seconds(operation, calls=1, clock=time.perf_counter):
     """Return the seconds per call of ``calls`` consecutive calls."""
-    began = time.perf_counter()
+    began = clock()
     for _ in range(calls):
         operation()
-    return (time.perf_counter() - began) / calls
+    return (clock() - began) / calls
