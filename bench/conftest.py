@@ -22,11 +22,12 @@ def pytest_addoption(parser):
     group = parser.getgroup("fedcore benchmarks")
     group.addoption("--short", action="store_true", help="small arrays, few rounds, no targets, and as --in-turn-only")
     group.addoption("--in-turn-only", action="store_true", help="no processes for rivals alone")
-    group.addoption("--cpu", action="store_true", help="CPU time on one thread, for a busy machine; floors: wall time")
+    group.addoption("--cpu", action="store_true", help="CPU time on one thread, for a busy machine")
     group.addoption("--against", action="append", metavar="RIVAL", help="time these rivals only; may be repeated")
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "one_thread: as in the processes of ``fedcore run``, one per core")
     config.addinivalue_line("markers", "cpu: operations that are mostly Python, timed by the CPU time on one thread")
     if "OMP_WAIT_POLICY" in os.environ:
         raise pytest.UsageError("OMP_WAIT_POLICY: expected unset, so that torch's threads wait as they do by default")
@@ -55,10 +56,10 @@ def clock(request):
 
 
 @pytest.fixture(autouse=True)
-def same_threads(clock):
-    """Give torch the same number of threads as fedcore, one if the CPU time counts."""
+def same_threads(request, clock):
+    """Give torch the same number of threads as fedcore: one for CPU times and benchmarks marked ``one_thread``."""
     before = fedcore.threads(), torch.get_num_threads()
-    if clock is time.process_time:
+    if clock is time.process_time or request.node.get_closest_marker("one_thread"):
         fedcore.set_threads(1)
     torch.set_num_threads(fedcore.threads())
     yield

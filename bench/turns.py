@@ -3,6 +3,8 @@
 import time
 from typing import NamedTuple
 
+WALL = time.perf_counter
+
 PAUSE_SECONDS = 0.05
 """The least pause before a turn. After an operation torch's threads spin for milliseconds, OpenBLAS's for 200 ms."""
 
@@ -22,7 +24,7 @@ class Seconds(NamedTuple):
     after_pause: float
 
 
-def turn(operation, calls=1, clock=time.perf_counter):
+def turn(operation, calls=1, clock=WALL):
     """Wait until other threads sleep; then time the operation immediately and after a warm-up."""
     pause()
     after_pause = seconds(operation, calls, clock)
@@ -49,7 +51,7 @@ def warm_up(operation):
             return result
 
 
-def seconds(operation, calls=1, clock=time.perf_counter):
+def seconds(operation, calls=1, clock=WALL):
     """Return the seconds per call of ``calls`` consecutive calls."""
     began = clock()
     for _ in range(calls):

@@ -1,6 +1,5 @@
 """Comparison of fedcore with rivals and the floor, in turns within one run."""
 
-import time
 from contextlib import ExitStack
 from functools import partial
 
@@ -11,22 +10,11 @@ from bench.alone import Rival
 from bench.line import ALONE, OURS, Line
 from bench.machine import OtherPrograms, huge_page_share
 from bench.probe import Floor
-from bench.turns import pause, seconds, turn, warm_up
+from bench.turns import WALL, pause, seconds, turn, warm_up
 
 
 def compare(
-    benchmark,
-    title,
-    ours,
-    rivals,
-    *,
-    bytes,
-    targets=None,
-    calls=1,
-    rounds=11,
-    agree=None,
-    alone=True,
-    clock=time.perf_counter,
+    benchmark, title, ours, rivals, *, bytes, targets=None, calls=1, rounds=11, agree=None, alone=True, clock=WALL
 ):
     """Time ``ours`` against rivals that do the same work, and return the ``Line``.
 
@@ -51,8 +39,7 @@ def compare(
         agree: the relative tolerance of the rivals' results from ours, in the second call, since an operation may have
             a state. Default: results are not compared.
         alone: whether to start processes for rivals that can be timed alone.
-        clock: the function that times an operation. With ``time.process_time`` other programs do not disturb a line;
-            floors use the wall time.
+        clock: the function that times an operation. With ``time.process_time`` other programs do not disturb a line.
     """
     others = OtherPrograms()
     expected = None if agree is None else _second(ours)
@@ -60,7 +47,7 @@ def compare(
         turns = {}
         for name, rival in rivals.items():
             if isinstance(rival, Floor):
-                rival.choose()
+                rival.choose(clock)
                 turns[name] = rival.turn
                 continue
             run = rival.here() if isinstance(rival, Rival) else rival
@@ -89,7 +76,7 @@ def compare(
         benchmark.pedantic(run_ours, setup=before_ours, rounds=rounds, iterations=1)
         line = _line(title, took, np.array(mine), np.array(first))
         line.huge_pages = huge_page_share()
-    if clock is time.perf_counter:
+    if clock is WALL:
         line.others = others.share()
     line.bytes, line.targets = bytes, targets or {}
     return line

@@ -38,13 +38,12 @@ class Rounds:
     def single(self, v):
         return v.float() if self.library is torch else v.astype(np.float32, copy=False)
 
-    def move(self, v):
-        """Take the step x - v, and return v."""
-        v = self.single(v)
+    def moved(self, v):
+        """Return x after the step x - v."""
         if not math.isfinite(self.norm(v)):
             raise ValueError("step: must be finite")
-        self.x = self.x - v
-        return v
+        self.x = self.x - self.single(v)
+        return self.x
 
 
 class FedAvg(Rounds):
@@ -53,8 +52,7 @@ class FedAvg(Rounds):
         for _, h in self.distances():
             acc += h
         acc /= len(self.ys)
-        self.move(acc)
-        return self.x
+        return self.moved(acc)
 
 
 class WithRows(Rounds):
@@ -73,8 +71,7 @@ class MIFA(WithRows):
             self.total += h
             self.total -= self.rows[i]
             self.keep(i)
-        self.move(self.total / (2 * len(self.ys)))
-        return self.x
+        return self.moved(self.total / (2 * len(self.ys)))
 
 
 class MimiC(WithRows):
@@ -86,8 +83,8 @@ class MimiC(WithRows):
             acc += self.c
             self.keep(i)
         acc /= len(self.ys)
-        self.c = self.move(acc)
-        return self.x
+        self.c = self.single(acc)
+        return self.moved(self.c)
 
 
 class SCAFFOLD(WithRows):
@@ -97,10 +94,9 @@ class SCAFFOLD(WithRows):
             h -= self.c
             acc += h
             self.rows[i] += h
-        self.move(acc / len(self.ys) + self.c)
-        self.total += acc
+        v, self.total = acc / len(self.ys) + self.c, self.total + acc
         self.c = self.single(self.total / (2 * len(self.ys)))
-        return self.x
+        return self.moved(v)
 
 
 class Stacked(FedAvg):
@@ -111,8 +107,7 @@ class Stacked(FedAvg):
         self.norms = h.norm(dim=1).tolist()
         if not all(map(math.isfinite, self.norms)):
             raise ValueError("models: must be finite")
-        self.move(h.mean(0))
-        return self.x
+        return self.moved(h.mean(0))
 
 
 def by_tensor(models):
