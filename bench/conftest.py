@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from threadpoolctl import threadpool_limits
 
 import fedcore
 from bench import machine
@@ -57,12 +58,13 @@ def clock(request):
 
 @pytest.fixture(autouse=True)
 def same_threads(request, clock):
-    """Give torch the same number of threads as fedcore: one for CPU times and benchmarks marked ``one_thread``."""
+    """Give torch and BLAS the same number of threads as fedcore: one for CPU times and benchmarks marked ``one_thread``."""
     before = fedcore.threads(), torch.get_num_threads()
     if clock is time.process_time or request.node.get_closest_marker("one_thread"):
         fedcore.set_threads(1)
     torch.set_num_threads(fedcore.threads())
-    yield
+    with threadpool_limits(fedcore.threads()):  # NumPy's BLAS
+        yield
     fedcore.set_threads(before[0])
     torch.set_num_threads(before[1])
     gc.collect()  # some benchmarks hold gigabytes
