@@ -58,7 +58,7 @@ def clock(request):
 
 @pytest.fixture(autouse=True)
 def same_threads(request, clock):
-    """Give torch and BLAS the same number of threads as fedcore: one for CPU times and benchmarks marked ``one_thread``."""
+    """Give torch and BLAS as many threads as fedcore: one for CPU times and benchmarks marked ``one_thread``."""
     before = fedcore.threads(), torch.get_num_threads()
     if clock is time.process_time or request.node.get_closest_marker("one_thread"):
         fedcore.set_threads(1)
