@@ -42,7 +42,7 @@ def compare(
         clock: the function that times an operation. With ``time.process_time`` other programs do not disturb a line.
     """
     others = OtherPrograms()
-    expected = None if agree is None else _second(ours)
+    expected = None if agree is None else (ours(), ours())[1]
     with ExitStack() as processes:
         turns = {}
         for name, rival in rivals.items():
@@ -52,7 +52,7 @@ def compare(
                 continue
             run = rival.here() if isinstance(rival, Rival) else rival
             if agree is not None:
-                _require_agreement(expected, name, _second(run), agree)
+                _require_agreement(expected, name, (run(), run())[1], agree)
             turns[name] = partial(turn, run, calls, clock)
             if alone and isinstance(rival, Rival):
                 turns[name + ALONE] = processes.enter_context(rival.alone(fedcore.threads(), calls)).turn
@@ -93,11 +93,6 @@ def _line(title, took, mine, first):
         if is_turn:
             line.after_pause[name] = float(np.median(ways[:, 1] / first))
     return line
-
-
-def _second(run):
-    run()
-    return run()
 
 
 def _require_agreement(ours, name, theirs, rtol):

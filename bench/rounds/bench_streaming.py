@@ -54,10 +54,7 @@ def bench_streaming(versus, size, method, delivery):
         server.round([Update(client, y, 1) for client, y in enumerate(ys)])
         return server.x
 
-    if delivery in NAMED:
-        same = rounds.by_tensor(ys)
-    else:
-        same = getattr(rounds, method)(torch, [torch.from_numpy(row) for row in rows])
+    same = rounds.by_tensor(ys) if delivery in NAMED else getattr(rounds, method)(torch, [*map(torch.from_numpy, rows)])
     versus(
         f"{method} round, {S} x {n / 1e6:.2f} M, streaming, {delivery}",
         streaming,
