@@ -23,6 +23,7 @@ from ctypes import (
 from functools import lru_cache, wraps
 from importlib import import_module
 from itertools import cycle
+from tempfile import TemporaryFile
 from threading import Lock
 from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
 from weakref import finalize, ref
@@ -589,8 +590,6 @@ M = TypeVar("M", bound=mmap.mmap)
 
 def map_file(folder: str, size: int, kind: type[M]) -> M:
     """Return a shared mapping of a new unlinked file with reserved disk space; raise StoreError if the disk is full."""
-    from tempfile import TemporaryFile  # slow to import
-
     try:
         with TemporaryFile(dir=folder, buffering=0) as file:
             reserve = getattr(os, "posix_fallocate", lambda fd, _, size: os.truncate(fd, size))

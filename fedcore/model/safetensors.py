@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,7 +181,7 @@ class StoredTensor:
         try:
             os.posix_fadvise(fd, at, memory.size, os.POSIX_FADV_SEQUENTIAL)
             if len(spans) > 1:
-                with futures.ThreadPoolExecutor(READERS) as pool:
+                with ThreadPoolExecutor(READERS) as pool:
                     list(pool.map(lambda span: read_at(fd, at + span[0], memory[slice(*span)], self.file.path), spans))
             else:
                 read_at(fd, at, memory, self.file.path)

@@ -3,7 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,8 +71,8 @@ class Windows:
         """Yield the parts and rows of each window from number ``first`` on. Rows are valid until the next window."""
         plan = iter(self.plan[first:])
         buffers: list[Any] = [[np.empty(0, np.uint8)] * len(self._models) for _ in range(AHEAD + 1)]
-        coming: deque[tuple[list[Part], list[futures.Future[Any]], list[Any]]] = deque()
-        with futures.ThreadPoolExecutor(READERS) as pool:
+        coming: deque[tuple[list[Part], list[Future[Any]], list[Any]]] = deque()
+        with ThreadPoolExecutor(READERS) as pool:
 
             def request() -> None:
                 if (parts := next(plan, None)) is not None:

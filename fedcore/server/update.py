@@ -11,6 +11,7 @@ from hashlib import blake2b
 from importlib import import_module
 from mmap import mmap
 from operator import itemgetter
+from tempfile import gettempdir
 from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, get_args
 from weakref import ref
 
@@ -424,8 +425,6 @@ class Staging:
             vector = self._pool.get()
             self._used.append(ref(vector.base))
             return vector
-        from tempfile import gettempdir  # slow to import
-
         folder = gettempdir() if self._folder is None else str(self._folder)
         return np.frombuffer(map_file(folder, max(4 * self._pool.length, 1), mmap), np.float32)
 

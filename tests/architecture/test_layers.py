@@ -165,7 +165,7 @@ def test_fedcore_needs_only_numpy():
     assert "sound: 0 rows" in done.stdout
 
 
-SLOW = {"fedcore.cluster", "fedcore.sim", "fedcore.model.merging", "importlib.metadata", "multiprocessing", "tempfile"}
+SLOW = {"fedcore.cluster", "fedcore.sim", "fedcore.model.merging", "importlib.metadata", "multiprocessing", "difflib"}
 
 
 def test_importing_fedcore_leaves_out_what_many_programs_do_not_use():
