@@ -1,6 +1,6 @@
 """Masked sums: the server's rate beside exact sums, the cost of unmasking, and a client beside Flower's SecAgg+.
 
-python -m bench.secure --clients 32 --n 11700000 --dropping 3 --turns 5
+python -m bench.secure --clients 32 --n 11700000 --dropping 3 --turns 11
 """
 
 import argparse
@@ -129,20 +129,22 @@ def time_client(count, n, turns):
         flowers.append(seconds(work))
         own, message = clients[0], server.messages[0]
         ours.append(seconds(lambda own=own, m=message: own.answer(m, own.encoding.encode(x, y, steps=1, examples=9))))
-    middle, others = statistics.median(ours), statistics.median(flowers)
-    print(
-        f"client, {count} masks: {middle:.3f} s; Flower's SecAgg+: {others:.3f} s, {others / middle:.1f} times as long"
-    )
+    ratio = statistics.median(flowers) / statistics.median(ours)
+    print(f"client, {count} masks: {shown(ours)}; Flower's SecAgg+: {shown(flowers)}, {ratio:.1f} times as long")
+
+
+def shown(times):
+    return f"{statistics.median(times):.3f} s ({min(times):.3f} to {max(times):.3f}, {len(times)} turns)"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("clients", 32), ("n", 11_700_000), ("dropping", 3), ("turns", 5)):
+    for name, default in (("clients", 32), ("n", 11_700_000), ("dropping", 3), ("turns", 11)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     print(f"{options.clients} x {options.n / 1e6:.2f} M, {fedcore.threads()} threads, {fedcore.isa()}")
     time_server(options.clients, options.n, options.dropping, options.turns)
-    time_client(options.clients, options.n, max(1, options.turns // 2))
+    time_client(options.clients, options.n, options.turns)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import time
 from typing import NamedTuple
 
+WALL = time.perf_counter
+
 PAUSE_SECONDS = 0.05
 """The least pause before a turn. After an operation torch's threads spin for milliseconds, OpenBLAS's for 200 ms."""
 
@@ -22,12 +24,12 @@ class Seconds(NamedTuple):
     after_pause: float
 
 
-def turn(operation, calls=1):
+def turn(operation, calls=1, clock=WALL):
     """Wait until other threads sleep; then time the operation immediately and after a warm-up."""
     pause()
-    after_pause = seconds(operation, calls)
+    after_pause = seconds(operation, calls, clock)
     warm_up(operation)
-    return Seconds(seconds(operation, calls), after_pause)
+    return Seconds(seconds(operation, calls, clock), after_pause)
 
 
 def pause():
@@ -49,9 +51,9 @@ def warm_up(operation):
             return result
 
 
-def seconds(operation, calls=1):
+def seconds(operation, calls=1, clock=WALL):
     """Return the seconds per call of ``calls`` consecutive calls."""
-    began = time.perf_counter()
+    began = clock()
     for _ in range(calls):
         operation()
-    return (time.perf_counter() - began) / calls
+    return (clock() - began) / calls

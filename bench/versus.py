@@ -10,10 +10,12 @@ from bench.alone import Rival
 from bench.line import ALONE, OURS, Line
 from bench.machine import OtherPrograms, huge_page_share
 from bench.probe import Floor
-from bench.turns import pause, seconds, turn, warm_up
+from bench.turns import WALL, pause, seconds, turn, warm_up
 
 
-def compare(benchmark, title, ours, rivals, *, bytes, targets=None, calls=1, rounds=11, agree=None, alone=True):
+def compare(
+    benchmark, title, ours, rivals, *, bytes, targets=None, calls=1, rounds=11, agree=None, alone=True, clock=WALL
+):
     """Time ``ours`` against rivals that do the same work, and return the ``Line``.
 
     In every round each function has one turn, ``ours`` last, so that the machine's speed drifts equally for all. A turn
@@ -34,21 +36,24 @@ def compare(benchmark, title, ours, rivals, *, bytes, targets=None, calls=1, rou
         bytes: the bytes that the work must move, for GB/s; None if bandwidth does not matter.
         targets: by name, the ratio to reach, also for the rival alone.
         calls: the number of calls per turn; more than 1 for a very short function.
-        agree: the relative tolerance of the rivals' results from ours. Default: results are not compared.
+        agree: the relative tolerance of the rivals' results from ours, in the second call, since an operation may have
+            a state. Default: results are not compared.
         alone: whether to start processes for rivals that can be timed alone.
+        clock: the function that times an operation. With ``time.process_time`` other programs do not disturb a line.
     """
     others = OtherPrograms()
+    expected = None if agree is None else (ours(), ours())[1]
     with ExitStack() as processes:
         turns = {}
         for name, rival in rivals.items():
             if isinstance(rival, Floor):
-                rival.choose()
+                rival.choose(clock)
                 turns[name] = rival.turn
                 continue
             run = rival.here() if isinstance(rival, Rival) else rival
             if agree is not None:
-                _require_agreement(ours(), name, run(), agree)
-            turns[name] = partial(turn, run, calls)
+                _require_agreement(expected, name, (run(), run())[1], agree)
+            turns[name] = partial(turn, run, calls, clock)
             if alone and isinstance(rival, Rival):
                 turns[name + ALONE] = processes.enter_context(rival.alone(fedcore.threads(), calls)).turn
         took = {name: [] for name in turns}
@@ -58,11 +63,11 @@ def compare(benchmark, title, ours, rivals, *, bytes, targets=None, calls=1, rou
             for name, take in turns.items():
                 took[name].append(take())
             pause()
-            first.append(seconds(ours, calls))
+            first.append(seconds(ours, calls, clock))
             warm_up(ours)
 
         def run_ours():
-            mine.append(seconds(ours, calls))
+            mine.append(seconds(ours, calls, clock))
 
         before_ours()
         run_ours()
@@ -71,7 +76,8 @@ def compare(benchmark, title, ours, rivals, *, bytes, targets=None, calls=1, rou
         benchmark.pedantic(run_ours, setup=before_ours, rounds=rounds, iterations=1)
         line = _line(title, took, np.array(mine), np.array(first))
         line.huge_pages = huge_page_share()
-    line.others = others.share()
+    if clock is WALL:
+        line.others = others.share()
     line.bytes, line.targets = bytes, targets or {}
     return line
 

@@ -5,7 +5,6 @@ Messages name the argument, the value and the rule: ``steps=0: must be an intege
 """
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 DISTRIBUTION = "fedcore-fl"
 """The name of this package on package indexes; the package ``fedcore`` there is unrelated."""
@@ -37,6 +36,8 @@ class UnknownNameError(FedcoreError, ValueError):
     @classmethod
     def of(cls, what: str, name: object, known: Iterable[str], *, else_: str = "") -> "UnknownNameError":
         """Return the error for a name; its message suggests the nearest known name and lists all known names."""
+        from difflib import get_close_matches  # slow to import
+
         names = sorted(known)
         by_lower_case = {known_name.lower(): known_name for known_name in names}
         near = get_close_matches(str(name).lower(), by_lower_case, n=1, cutoff=0.5)

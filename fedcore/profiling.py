@@ -412,14 +412,16 @@ def profile_program() -> None:
     Raises:
         ConfigError: the variable is not empty, 0, 1, or a path that ends with .json.
     """
-    from multiprocessing import current_process, parent_process
-
     value = os.environ.get("FEDCORE_PROFILE", "")
     if value not in ("", "0", "1") and not value.endswith(".json"):
         raise ConfigError(f"FEDCORE_PROFILE={value!r}: must be 1, or the path of a .json file to write")
+    if value in ("", "0"):
+        return
+    from multiprocessing import current_process, parent_process  # slow to import
+
     # While a process spawned by multiprocessing runs its imports, ``parent_process`` is not yet set.
     is_part = parent_process() is not None or getattr(current_process(), "_inheriting", False)
-    if value not in ("", "0") and not is_part:
+    if not is_part:
         path = None if value == "1" else absolute(value)
         atexit.register(_report, Profile(1_000_000 if path else 0).__enter__(), path, os.getpid())
 

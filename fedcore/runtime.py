@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from itertools import compress
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Self
@@ -146,7 +145,7 @@ def tag(purpose: str) -> int:
     return int.from_bytes(hashlib.blake2s(purpose.encode(), digest_size=8).digest(), "little")
 
 
-def generator(seed: int, purpose: str, *, round: int = 0, client: int = 0) -> np.random.Generator:
+def generator(seed: int, purpose: str, *, round: int = 0, client: int = 0) -> "np.random.Generator":
     """Return a NumPy ``Generator`` over the counter-based Philox, as a function of the arguments.
 
     Args:
@@ -243,6 +242,8 @@ def import_quietly(module: str) -> None:
 
 
 def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
     try:
         return version(package)
     except PackageNotFoundError:

@@ -7,9 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from html import escape
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import Parameter, getdoc, isclass, signature
 from itertools import islice
@@ -17,7 +15,7 @@ from numbers import Real
 from operator import index
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, NoReturn, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +30,9 @@ from fedcore.errors import (
     StoreError,
     UnknownNameError,
 )
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -313,6 +314,8 @@ def html_table(caption: str, rows: Iterable[tuple[str, ...]]) -> str:
     >>> html_table("a & b", [("x", "<1>")])
     '<table><caption>a &amp; b</caption><tr><td>x</td><td>&lt;1&gt;</td></tr></table>'
     """
+    from html import escape  # slow to import
+
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><caption>{escape(caption)}</caption>{body}</table>"
 
@@ -424,11 +427,13 @@ class Registry(Represented, dict[str, T]):
         for name, point in self.offered().items():
             yield name, point.value
 
-    def offered(self) -> dict[str, EntryPoint]:
+    def offered(self) -> "dict[str, EntryPoint]":
         """Return the group's entry points by name, except those with the name of a row.
 
         Cost: reads the metadata of every installed package, without imports.
         """
+        from importlib.metadata import entry_points  # slow to import
+
         return {point.name: point for point in entry_points(group=self.group) if point.name not in self}
 
     def names(self) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 
 import fedcore
 from bench.alone import Work
-from bench.probe import rewrite_floor, write_floor
+from bench.probe import write_floor
 from bench.rivals.exchange import models_and_rows, torch_exchange
 from fedcore import arrays as memory
 from fedcore import kernels
@@ -30,19 +30,6 @@ def bench_exchange(versus, size, method):
             "torch sub_, add_, copy_ a row": work.rival(torch_exchange),
         },
         targets={"write floor": 0.90} | ({"torch sub_, add_, copy_ a row": 2.5} if method == "MimiC" else {}),
-        bytes=12 * S * n,
-    )
-
-
-@pytest.mark.parametrize("method", ["MIFA", "MimiC"])
-def bench_exchange_in_place(versus, size, method):
-    n, _, sent, rows, anchors = problem(size, method)
-    acc = np.zeros(n)
-    versus(
-        f"{method} exchange in place, {S} rows x {n / 1e6:.2f} M, float64 sum",
-        lambda: kernels.exchange(acc, *sent, rows, anchors, rows, out=acc),
-        {"rewrite floor": rewrite_floor(in_pairs(rows, sent), 2, fedcore.threads())},
-        targets={"rewrite floor": 0.80},
         bytes=12 * S * n,
     )
 

@@ -16,6 +16,7 @@ from fedcore.sim.experiment.trial import TrialParts, rounds
 from fedcore.sim.in_process import InProcess
 from fedcore.sim.nets import build
 
+pytestmark = pytest.mark.one_thread
 CORES = fedcore.threads()
 PFL, PLAIN = "pfl-research 0.6", "a plain torch loop"
 # By model: (clients, examples per client, batch, epochs, rounds per call), and the target ratio to pfl.
@@ -25,17 +26,6 @@ CASES = {
     "mlp": ((30, 48, 16, 5, 5), 5.0),
     "logistic": ((30, 200, 20, 5, 2), 5.0),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread(same_threads):
-    """Use one thread, as in the processes of ``fedcore run``, which starts one process per core."""
-    before = fedcore.threads(), torch.get_num_threads()
-    fedcore.set_threads(1)
-    torch.set_num_threads(1)
-    yield
-    fedcore.set_threads(before[0])
-    torch.set_num_threads(before[1])
 
 
 def simulated(work, threads=1):

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import fedcore
-from bench.rounds.bench_simulation import one_thread  # noqa: F401  (a fixture)
 from fedcore.sim.data import Dataset
 from fedcore.sim.in_process import InProcess
 from fedcore.sim.nets import build
 
+pytestmark = pytest.mark.one_thread
 STEPS = 10
 # (model, shape of an example, batch)
 CASES = {
@@ -25,7 +25,7 @@ CASES = {
 
 @pytest.mark.parametrize("clients", [1, 8, 32])
 @pytest.mark.parametrize("case", CASES)
-def bench_together(versus, one_thread, case, clients):  # noqa: F811
+def bench_together(versus, case, clients):
     """Time cohorts of several sizes, and of one client, whose bits must not depend on the cohort."""
     model, shape, batch, options = CASES[case]
     rng = np.random.default_rng(0)

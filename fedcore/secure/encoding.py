@@ -242,11 +242,11 @@ class Encoding:
         out, unit, square, factor = np.empty(self.words, np.int64), 2.0**self.exponent, 0.0, 1.0
         with np.errstate(over="ignore", invalid="ignore"):
             if self.noise:
-                norm = math.sqrt(math.fsum(float(part @ part) for _, part in self._parts(x, y, steps)))
+                norm = math.sqrt(math.fsum(_square(part) for _, part in self._parts(x, y, steps)))
                 factor = self.max_norm / max(self.max_norm, norm)
             for start, part in self._parts(x, y, steps):
                 if start < self.parameters:
-                    square += float(part @ part)
+                    square += _square(part)
                 elif not np.abs(part).max() <= self.max_norm:  # a NaN too
                     raise RangeError(f"y: a float buffer changed by more than max_norm={self.max_norm:g}")
                 part *= weight * factor * unit
@@ -258,7 +258,7 @@ class Encoding:
                 raise RangeError(f"y: the norm of the update is above max_norm={self.max_norm:g}, or not finite")
             if change is not None and self.has_changes:
                 wide = change.astype(np.float64)
-                if not math.sqrt(float(wide @ wide)) <= self.max_norm:
+                if not math.sqrt(_square(wide)) <= self.max_norm:
                     raise RangeError(f"change: its norm is above max_norm={self.max_norm:g}, or not finite")
                 out[self.n : -2] = np.rint(np.multiply(wide, unit, out=wide), out=wide)
         out[-2:] = weight, 1 if self.noise else weight * steps
@@ -320,10 +320,15 @@ def _digest_of_work(work: Any) -> str:
     return "" if work is None else digest_of(work)
 
 
+def _square(part: F64) -> float:
+    """Return the sum of the squares. A product of NumPy would start the threads of its BLAS, which keep spinning."""
+    return float(np.einsum("i,i->", part, part))
+
+
 def _length(words: npt.NDArray[np.int64]) -> float:
     """Return the norm of integers, in float64."""
     parts = (words[start : start + SPAN].astype(np.float64) for start in range(0, len(words), SPAN))
-    return math.sqrt(math.fsum(float(part @ part) for part in parts))
+    return math.sqrt(math.fsum(_square(part) for part in parts))
 
 
 def equal_parts(examples: int, example_steps: int, k: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -140,6 +140,10 @@ def standing(broadcast: Broadcast) -> Broadcast:
     return replace(still, second_vector=MEAN_GRADIENT, round=NO_ROUND)
 
 
+CHECKED = 1024
+"""The clients whose indices are checked together."""
+
+
 class Minibatches(NamedTuple):
     """The size, the number and the seed of the minibatches; see ``InProcess``."""
 
@@ -161,14 +165,21 @@ class Parts:
     ) -> None:
         if not len(held):
             raise RangeError("parts: must not be empty")
-        for client, part in enumerate(held):
-            if not len(part):
-                raise RangeError(f"parts: client {client} has no examples")
-            if not 0 <= part.min() <= part.max() < examples:
-                found = f"{part.min()} .. {part.max()}"
-                raise RangeError(f"parts: client {client} has indices {found}; they must be in 0 .. {examples - 1}")
+        lengths = np.fromiter(map(len, held), np.int64, len(held))
+        if not lengths.all():
+            raise RangeError(f"parts: client {lengths.argmin()} has no examples")
+        for start in range(0, len(held), CHECKED):
+            some = np.concatenate(held[start : start + CHECKED])
+            if 0 <= some.min() <= some.max() < examples:
+                continue
+            for client, part in enumerate(held[start:], start):
+                if not 0 <= part.min() <= part.max() < examples:
+                    raise RangeError(
+                        f"parts: client {client} has indices {part.min()} .. {part.max()}; they must be in 0 .. "
+                        f"{examples - 1}"
+                    )
         self._held = list(held)
-        self.largest = max(map(len, held))
+        self.largest = int(lengths.max())
         self.seed, self.options, self._sizes = sizes.seed, options, sizes
         self.minibatches(0, 0, Sgd())  # Reject wrong sizes now, not in the first round.
 

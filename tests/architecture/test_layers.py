@@ -1,6 +1,7 @@
 """Modules import only from lower layers of docs/design.md, and optional packages only in their folders."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -206,3 +207,24 @@ def test_fedcore_needs_only_numpy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "sound: 0 rows" in done.stdout
+
+
+SLOW = {"fedcore.cluster", "fedcore.sim", "fedcore.model.merging", "importlib.metadata", "multiprocessing", "difflib"}
+
+
+def test_importing_fedcore_leaves_out_what_many_programs_do_not_use():
+    code = f"import sys; early = set(sys.modules); import fedcore; print({SLOW} & (sys.modules.keys() - early))"
+    environment = {name: value for name, value in os.environ.items() if name != "FEDCORE_PROFILE"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=environment)
+    assert (done.stdout, done.returncode) == ("set()\n", 0), done.stderr
+
+
+def test_what_is_imported_later_is_there():
+    assert {"cluster", "merge", "Network", "participation", "topology"} <= {*dir(fedcore)}
+    assert fedcore.topology.__name__ == "fedcore.sim.network.topology"
+    assert [getattr(fedcore, name).__module__ for name in ("merge", "Network")] == [
+        "fedcore.model.merging",
+        "fedcore.sim.network.network",
+    ]
+    with pytest.raises(AttributeError, match="no attribute 'clusters'"):
+        fedcore.clusters  # noqa: B018

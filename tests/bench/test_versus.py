@@ -72,6 +72,14 @@ def test_a_rival_with_another_result_is_found():
         compare(Pedantic, "not", lambda: np.full(8, 2.1), rivals, bytes=32, rounds=1, agree=1e-6, alone=False)
 
 
+def test_results_are_compared_in_the_second_call():
+    ours, same, other = iter([1.0, 2.0, 3.0, 4.0]), iter([9.0, 2.0, 0.0]), iter([1.0, 9.0])
+    compare(Pedantic, "equal", lambda: next(ours, 0), {"same": lambda: next(same, 0)}, bytes=8, rounds=1, agree=1e-6)
+    ours = iter([1.0, 2.0])
+    with pytest.raises(AssertionError, match="other does something else"):
+        compare(Pedantic, "not", lambda: next(ours, 0), {"other": lambda: next(other)}, bytes=8, rounds=1, agree=1e-6)
+
+
 def test_a_child_process_measures_time_and_memory():
     n = 4 * MIB
     with Alone(ones, (n,), summed, threads=1) as process:

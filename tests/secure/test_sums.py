@@ -1,5 +1,6 @@
 """Masked sums equal the sums of the same integers without masks, also if clients drop out."""
 
+import time
 from math import comb
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+import fedcore
 from fedcore.errors import RangeError, RoundError, UnknownClientError
+from fedcore.secure.primitives import add_masks
 from fedcore.secure.server import SecureServer, choose_groups, least_group
 from tests.secure.sessions import PHASES, Session, encoding_of
 
@@ -108,3 +111,20 @@ def test_groups_are_mutual_and_as_large_as_the_bounds_require():
         assert count * sum(ways[size // 2 + 1 :]) / comb(count - 1, size - 1) < 2**-40
     # Of 33 clients, 10 may drop out: 12 others stay in any group of 23, the threshold. 21 would keep 10 of 11.
     assert least_group(1000) < least_group(10_000) < 300
+
+
+def test_a_client_computes_on_no_more_threads_than_set():
+    """The threads of NumPy's BLAS would not obey, and would spin beside the client."""
+    n, before = 300_000, fedcore.threads()
+    x, y, encoding = np.zeros(n, np.float32), np.full(n, 1e-3, np.float32), encoding_of(3, n)
+    fedcore.set_threads(1)
+    try:
+        others = []
+        for _ in range(5):  # threads of other tests may still spin during the first ones
+            own, all_threads = time.thread_time(), time.process_time()
+            add_masks(encoding.encode(x, y, steps=1), [(bytes(32), False)])
+            own, all_threads = time.thread_time() - own, time.process_time() - all_threads
+            others.append(all_threads / own - 1)
+    finally:
+        fedcore.set_threads(before)
+    assert np.median(others) < 0.1
