@@ -27,7 +27,7 @@ from fedcore.errors import (
     UnknownNameError,
 )
 from fedcore.options import Callback, Storage
-from fedcore.profiling import span
+from fedcore.profiling import begin, span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import NO_COUNT, UpdateBatch
 from fedcore.server.compatibility import require_compatible
@@ -764,8 +764,12 @@ class Round(OpenRound):
         """Add updates and return the replies, if all are flat float32 models; else return None."""
         began, before = time.perf_counter(), len(self._rejected)
         self._require_open()
-        with span("read", self._state):
+        columns, reading = None, begin("read", self._state)
+        try:
             columns = self._reader.read_columns(updates)
+        finally:
+            if reading:
+                reading.end((), counts=columns is not None)
         if columns is None:
             return None
         clients, ys, _, examples, _, _ = columns
