@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from copy import deepcopy
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from operator import itemgetter
 from threading import Lock, RLock
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -204,6 +204,7 @@ class Round(OpenRound):
         batch_size: int,
         may_hold: bool,
         callbacks: Sequence[Callback] = (),
+        attendance: Attendance | None = None,
         logger: logging.Logger = LOGGER,
     ) -> None:
         state.prefetch(())  # raises StoreError if the store is closed
@@ -211,7 +212,6 @@ class Round(OpenRound):
         settings = self._settings = state.settings
         self._state, self._batch_size, self._may_hold = state, batch_size, may_hold
         self._reader, self._weighing = state.reader(settings, state), Weighing(settings, state)
-        self._partials = PartialSums(settings, state, self._weighing)
         # The clients of held and folded updates, or (order, client) of each where clients may send several.
         self._known: set[Any] = set()
         self._summed: set[ClientId] = set()  # the clients of partial sums
@@ -230,11 +230,10 @@ class Round(OpenRound):
         # The last update that each client began, and how often it replaced one that was open.
         self._begun: dict[ClientId, ref[Incoming]] = {}
         self._replaced: Counter[ClientId] = Counter()
-        on_host = BufferPool(settings.layout.n) if state.upload is not None else state.update_buffers
-        self._staging = Staging(on_host, batch_size, state.folder)
+        self._staging: Staging | None = None  # of updates in pieces
         self._journal: Journal | None = None
         self._rates: SentRates  # of a round with a journal
-        self.attendance = Attendance(settings.policy)
+        self.attendance = Attendance(settings.policy) if attendance is None else attendance
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy without the open updates, which belong to this round."""
@@ -398,6 +397,9 @@ class Round(OpenRound):
         layout, algorithm = self._settings.layout, self._settings.algorithm
         n = layout.n_parameters if kind == "gradient" else layout.n
         try:
+            if self._staging is None:
+                pool = self._state.update_buffers if self._state.upload is None else BufferPool(layout.n)
+                self._staging = Staging(pool, self._batch_size, self._state.folder)
             vector = self._staging.get()[:n]
             control = None if algorithm.second_vector is None else self._staging.get()[: layout.n_parameters]
         except StoreError as error:
@@ -476,6 +478,10 @@ class Round(OpenRound):
             self._summed.update(batch.clients)
             self._folded.append(batch)
         self._note_arrivals()
+
+    @cached_property
+    def _partials(self) -> PartialSums:
+        return PartialSums(self._settings, self._state, self._weighing)
 
     def _require_partial_sums(self, feature: str) -> None:
         """Raise RangeError if the server does not combine with partial sums of this kind."""
@@ -983,7 +989,8 @@ class Round(OpenRound):
     def _release(self) -> None:
         """Drop the server's state, so that a closed round does not keep a store open."""
         self._weighing.close()
-        del self._state, self._reader, self._partials
+        del self._state, self._reader
+        self.__dict__.pop("_partials", None)
         with suppress(AttributeError):  # a round that failed to begin has no sum
             del self._sum, self._validator
 

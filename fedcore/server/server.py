@@ -932,9 +932,9 @@ class Server(Represented, Unpicklable):
         expected: Iterable[ClientId] | None = None,
         kind: type[Round] = Round,
     ) -> Round:
-        make = partial(kind, self._backend, batch_size=batch_size, may_hold=may_hold, callbacks=self.callbacks)
+        options: dict[str, Any] = {"batch_size": batch_size, "may_hold": may_hold, "callbacks": self.callbacks}
+        make = partial(kind, self._backend, attendance=self._attendance(expected), **options)
         opened = self._round_lock.open(self.round_number, make)
-        opened.attendance = self._attendance(expected)
         try:
             self._start_round(opened, newcomers)
         except BaseException:
