@@ -345,7 +345,7 @@ class Round(OpenRound):
             RangeError: ``count`` or ``weight`` is out of range, or the method does not support it.
 
         Cost: that of ``kernels.accumulate`` or ``kernels.exchange`` for one row. Held updates share one pass over
-            ``batch_size`` rows.
+            ``batch_size`` rows. The round copies small updates, of at most 128 KiB, to hold them.
         """
         sent = value, steps, examples, lr, control, count, round, kind, keep, weight, loss
         return self.add_batch([Update(client, *sent)])[0]
@@ -784,9 +784,8 @@ class Round(OpenRound):
         if self._by_claims:  # in a round, all updates must have examples, or none
             missing = np.isnan(examples)
             have = not missing.any()
-            if (missing.any() and have) or (not have and not missing.all()):
-                return None
-            if (self._known or self._summed) and have != self._has_examples:
+            is_first = not (self._known or self._summed)
+            if not (have or missing.all()) or not (is_first or have == self._has_examples):
                 return None
             self._has_examples = have
         first, self._arrivals = self._arrivals, self._arrivals + len(clients)
