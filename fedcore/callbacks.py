@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # packages of the simulator, which a server does not need
     from rich.console import Console
     from rich.progress import TaskID
 
-    from fedcore.sim.experiment import Event
+    from fedcore.sim.experiment.executor import Event
     from fedcore.sim.experiment.results import RoundRecord
 
 __all__ = ["Callback", "JsonFormatter", "MLflow", "Progress", "Prometheus", "RejectionLog", "TensorBoard", "WandB"]
