@@ -433,8 +433,8 @@ class ShardedState(State):
     def compact(self, erase: bool) -> None:
         """See ``State``."""
         self.abandon()
+        self._marked = None  # its columns are in the files
         self.coordinator.call("compact", erase)
-        self._marked = None  # its columns were in the files
 
     def close(self) -> None:
         """Close the shards."""

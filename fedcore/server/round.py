@@ -813,6 +813,8 @@ class Round(OpenRound):
 
         Return None for others, and for small ones with a number that the fold may reject.
         """
+        if self._keeps_vectors and isinstance(self._settings.device, FileMemory):
+            return None  # they are copied to files
         if self._may_hold or all(update.keep is True for update in updates) or core.are_immutable(ys):
             return updates
         buffers = self._state.update_buffers

@@ -159,8 +159,6 @@ def test_the_journal_of_an_open_round_is_kept(tmp_path, run, shards, to, elsewhe
     [
         dict(audit=True),
         dict(aggregation=[PrivateMean(clip=1, noise=1, expected=2, rounds=9)]),
-        dict(weights={0: 1, 1: 2}),
-        dict(buffer=2, max_staleness=1),
         dict(algorithm="FedAWE"),
     ],
     ids=lambda options: next(iter(options)),

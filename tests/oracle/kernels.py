@@ -288,7 +288,7 @@ def combine(terms: Sequence[F32 | F64], coefficients: F64, out: F32 | F64) -> No
 
 def combined_square(terms: Sequence[F32 | F64], coefficients: F64, partials: F64 | None = None) -> float:
     """Return |sum_i coefficients[i] terms[i]|^2 in float64."""
-    return float(squared_norms([combination(terms, coefficients)], partials)[0])
+    return float(squared_norms([combination(terms, coefficients)], partials=partials)[0])
 
 
 def combination(terms: Sequence[F32 | F64], coefficients: F64) -> F64:

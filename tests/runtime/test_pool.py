@@ -39,6 +39,8 @@ def test_children_have_their_own_threads(method):
     assert total() == DUE  # the parent's workers exist before the child does
     with multiprocessing.get_context(method).Pool(2) as pool:
         assert pool.starmap_async(total, [()] * 8).get(timeout=300) == [DUE] * 8
+        pool.close()  # the end of the block sends SIGTERM, which a fork with another test's handler ignores
+        pool.join()
     assert total() == DUE
 
 

@@ -189,7 +189,7 @@ def test_a_round_whose_fold_fails_is_rolled_back(name, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(fedcore.kernels, "exchange", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            round.add(1, server.x.copy(), steps=1)
+            round.add(1, server.x.astype(np.float64), steps=1)  # folded at once
     with pytest.raises(errors.RoundError, match=r"^round\b"):
         round.add(2, server.x.copy(), steps=1)
     assert snapshot(server) == before
