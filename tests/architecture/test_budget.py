@@ -15,22 +15,22 @@ FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 11
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 6_880,
-    "csrc": 11_489,
-    "tests": 64_275,
-    "fedcore": 2_546,
+    "bench": 6_873,
+    "csrc": 11_498,
+    "tests": 62_195,
+    "fedcore": 2_552,
     "fedcore/adapters": 2_844,
     "fedcore/algorithms": 1_285,
-    "fedcore/cli": 1_369,
-    "fedcore/cluster": 2_125,
-    "fedcore/kernels": 640,
+    "fedcore/cli": 1_301,
+    "fedcore/cluster": 2_099,
+    "fedcore/kernels": 505,
     "fedcore/model": 2_233,
-    "fedcore/server": 6_886,
-    "fedcore/sim": 8_288,
-    "fedcore/secure": 1_099,
-    "fedcore/testing": 1_060,
+    "fedcore/server": 6_933,
+    "fedcore/sim": 7_851,
+    "fedcore/secure": 1_101,
+    "fedcore/testing": 1_054,
     "fedcore/rules": 768,
-    "fedcore/store": 3_967,
+    "fedcore/store": 3_968,
 }
 
 
