@@ -291,9 +291,9 @@ class Shard:
             return rejection_reason(error)
         return None
 
-    def first_not_finite(self, vector: Any) -> str | None:
+    def first_not_finite(self, has_buffers: bool, vector: Any) -> str | None:
         """Return the name of the first tensor with a NaN or infinity in a slice, or None."""
-        return self._state.first_not_finite(vector)
+        return self._state.first_not_finite(self._read("update", has_buffers, None, vector))
 
     def _read(self, name: str, has_buffers: bool, digest: str | None, vector: Any) -> Any:
         """Return a slice as an array; raise if it is invalid."""
@@ -354,7 +354,7 @@ class Shard:
     @ieee
     def finish(self, norms: Mapping[str, Any]) -> Finished:
         """Take the step; ``norms`` are those of accepted updates, for the rules."""
-        opened, self._round = self._opened, None
+        opened = self._opened
         state, rules, now = self._state, self._state.settings.rules, self._state.snapshot
         batch = UpdateBatch.joined(opened.folded)
         if state.settings.is_exact or rules.robust is not None:
@@ -362,6 +362,7 @@ class Shard:
         result = opened.sums.total(batch, rules, now.ledger, now.center)
         batch.drop()
         prepared, found = state.take_step(opened, result, batch, norms, ())
+        self._round = None  # if the step fails, ``abort`` discards what the round has staged
         none: Any = None
         after = state.snapshot.shared()
         return Finished(prepared._replace(before=none, result=none, cohort=none, step=None, after=after), found)

@@ -96,7 +96,8 @@ class SliceReader(UpdateReader):
         kind, layout = update.kind, self._settings.layout
         has_buffers = kind != "gradient"
         if isinstance(update.value, Slices):
-            return self._state.read_slices(kind, update.value, has_buffers=has_buffers), True
+            sliced = self._state.read_slices(kind, update.value, has_buffers=has_buffers)
+            return sliced, sliced.is_immutable
         vector, is_fixed = read_vector(update, layout, apart=False)
         is_fixed |= self._state.update_buffers.owns(vector)
         sliced = self._state.slices_of(vector, has_buffers=has_buffers, is_immutable=is_fixed)
@@ -183,10 +184,10 @@ class ShardedState(State):
     @property
     def registry(self) -> Registry:
         """The registered clients, read once from a shard."""
-        if self._registry is None:
-            registry = Registry.restore(*self._first("registry"))
-            self._registry, self._registry_at = registry, self.coordinator.openings
-        return self._registry
+        if (registry := self._registry) is None:
+            registry = self._registry = Registry.restore(*self._first("registry"))
+            self._registry_at = self.coordinator.openings
+        return registry
 
     def learn_clients(self, clients: Iterable[ClientId]) -> None:
         """Update the registry after a change that may have added or removed these clients.
@@ -234,13 +235,16 @@ class ShardedState(State):
         """Cut a vector into the slices that are sent to the shards."""
         placement = self.coordinator.placement
         parts = [placement.put(vector[span.start : span.stop if has_buffers else span.end]) for span in self.ranges]
-        return SlicedVector(parts, vector.nbytes, placement.copies or is_immutable, vector)
+        whole = vector if self.settings.journal else None
+        return SlicedVector(parts, vector.nbytes, has_buffers, placement.copies or is_immutable, whole)
 
     def read_slices(self, name: str, sent: Slices, *, has_buffers: bool) -> SlicedVector:
         """Check the slices of a client; raise ArrayError if one is invalid."""
         digests: Sequence[str | None] = sent.digests or [None] * len(self.ranges)
         each = [(has_buffers, digest, part) for digest, part in zip(digests, sent.parts, strict=True)]
-        return SlicedVector(sent.parts, sum(self._valid("check_slice", name, each=each)), is_immutable=True)
+        nbytes = sum(self._valid("check_slice", name, each=each))
+        is_immutable = self.coordinator.placement.copies or core.are_immutable(list(sent.parts))
+        return SlicedVector(sent.parts, nbytes, has_buffers, is_immutable)
 
     def check(self, what: str, y: SlicedVector, *arguments: Any) -> None:
         """Raise ArrayError if a shard's check of its slice fails."""
@@ -256,7 +260,7 @@ class ShardedState(State):
 
     def first_not_finite(self, y: Any) -> str | None:
         """See ``State``."""
-        found = self.coordinator.call("first_not_finite", each=[(part,) for part in y.parts])
+        found = self.coordinator.call("first_not_finite", y.has_buffers, each=[(part,) for part in y.parts])
         return next(filter(None, found), None)
 
     # A round.
@@ -271,6 +275,7 @@ class ShardedState(State):
             self._round_of = self.coordinator.openings
             self._learn_joining()
         except BaseException:
+            self._round_of = self.coordinator.openings  # the shards may have begun
             self.abandon()
             raise
         return ShardSums(self.coordinator)
@@ -284,10 +289,11 @@ class ShardedState(State):
         self, opened: OpenStep, result: Any, batch: UpdateBatch, norms: Mapping[str, Any], rejected: Sequence[Any]
     ) -> tuple[PreparedStep, Diagnostics]:
         """See ``State``. Each shard takes the step of its range."""
-        before = self.snapshot
+        before, opening = self.snapshot, self.coordinator.openings
         finished: Finished = self.coordinator.change("finish", norms, rounds=1)
         opened.is_open = False
-        self._marked = (self.coordinator.openings, self.coordinator.state), finished.prepared.after
+        if opening == self.coordinator.openings:  # otherwise the result may not be of the first shard
+            self._marked = (opening, self.coordinator.state), finished.prepared.after
         self._end_round()
         return finished.prepared._replace(before=before), finished.found
 

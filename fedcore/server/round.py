@@ -701,12 +701,12 @@ class Round(OpenRound):
 
     def _hold(self, batch: UpdateBatch, *, is_safe: bool) -> None:
         """Hold a batch of one update, or fold it now if nobody keeps its memory."""
-        self._known.update(self._keys_of(batch, self._arrivals - 1))
-        self._bytes += batch.bytes
-        self._read_plain()
-        self._held.append(batch)
         if self._keeps_vectors:
             self._own(batch, is_safe=is_safe)
+        self._read_plain()
+        self._known.update(self._keys_of(batch, self._arrivals - 1))
+        self._bytes += batch.bytes
+        self._held.append(batch)
         if not (is_safe or self._keeps_vectors):
             self._fold_held()
         self._fold_if_full()
@@ -747,6 +747,8 @@ class Round(OpenRound):
 
     def _settle_examples(self, batch: UpdateBatch) -> str | None:
         """Return why updates without examples are rejected; the first update with examples rejects all before it."""
+        if not (self._known or self._summed):
+            self._has_examples = False
         if not self._by_claims or not len(batch) or (batch.sources != NO_COUNT).all() == self._has_examples:
             return None
         if self._has_examples:
@@ -787,12 +789,14 @@ class Round(OpenRound):
             is_first = not (self._known or self._summed)
             if not (have or missing.all()) or not (is_first or have == self._has_examples):
                 return None
+            if have and is_first and any(map(self._state.first_not_finite, ys)):
+                return None  # an invalid update must not reject those without examples
             self._has_examples = have
+        kept = self._kept(updates, ys) if len(updates) < self._batch_size else None
         first, self._arrivals = self._arrivals, self._arrivals + len(clients)
         keys = list(enumerate(clients, first)) if self._settings.repeats else clients
         self._known.update(keys)
         self._bytes += ys[0].nbytes * len(ys)
-        kept = self._kept(updates, ys) if len(updates) < self._batch_size else None
         if kept is None:
             self._read_plain()
             batch = self._reader.batch_of_columns(columns)
@@ -809,39 +813,43 @@ class Round(OpenRound):
         return self._replies(keys, clients, before)
 
     def _kept(self, updates: list[Update], ys: list[Any]) -> list[Update] | None:
-        """Return the updates as the round may hold them: unchanged if nobody will change them, or small copies.
+        """Return the updates as the round may hold them: views if nobody will change them, or small copies.
 
         Return None for others, and for small ones with a number that the fold may reject.
         """
         if self._keeps_vectors and isinstance(self._settings.device, FileMemory):
             return None  # they are copied to files
-        if self._may_hold or all(update.keep is True for update in updates) or core.are_immutable(ys):
-            return updates
         buffers = self._state.update_buffers
-        if all(map(buffers.owns, ys)):
-            return updates
-        if not self._copies_small:
-            return None
-        kept = []
-        for update, y in zip(updates, ys, strict=True):
-            copy = buffers.get()
-            if not core.copy_measured(y, copy) < USUAL:  # also false for a NaN
+        if not (
+            self._may_hold
+            or all(update.keep is True for update in updates)
+            or core.are_immutable(ys)
+            or all(map(buffers.owns, ys))
+        ):
+            if not self._copies_small:
                 return None
-            kept.append(update._replace(value=copy))
-        return kept
+            copies = [buffers.get() for _ in ys]
+            if not all(core.copy_measured(y, copy) < USUAL for y, copy in zip(ys, copies, strict=True)):  # or NaN
+                return None
+            ys = copies
+        return [update._replace(value=y) for update, y in zip(updates, ys, strict=True)]
 
     def _read_plain(self) -> None:
         """Read the held plain updates into a batch."""
-        held, self._plain = self._plain, []
-        if not held:
+        if not (held := self._plain):
             return
-        updates, orders = map(list, zip(*held, strict=True))
-        batch = self._reader.read_all(updates)
-        if batch is None:
-            self._read_changed(held)
-        else:
-            batch.orders = np.array(orders)
-            self._held.append(batch)
+        try:
+            updates, orders = map(list, zip(*held, strict=True))
+            batch = self._reader.read_all(updates)
+            self._plain = []
+            if batch is None:
+                self._read_changed(held)
+            else:
+                batch.orders = np.array(orders)
+                self._held.append(batch)
+        except BaseException:  # an interrupt, say: these updates would be lost
+            self._abort()
+            raise
 
     def _read_changed(self, held: list[tuple[Update, int]]) -> None:
         """Read updates one by one, and reject those that are no longer plain: the caller has changed them."""

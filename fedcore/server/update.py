@@ -92,19 +92,21 @@ class SlicedVector:
     Attributes:
         parts: the slice of each shard, in the form that is sent to it.
         nbytes: the bytes that the client sent.
+        has_buffers: whether it has the float buffers after the parameters.
         is_immutable: whether nobody will change it.
-        whole: the vector, if the client sent it whole; else None.
+        whole: the vector, if the journal needs it; else None.
     """
 
     parts: Sequence[Any]
     nbytes: int
+    has_buffers: bool
     is_immutable: bool
     whole: Any = None
 
     def kept(self) -> "SlicedVector":
         """Return the vector with copies of slices that are views of the caller's memory."""
         kept = [immutable_copy(part, CPU) if isinstance(part, np.ndarray) else part for part in self.parts]
-        return SlicedVector(kept, self.nbytes, is_immutable=True)
+        return SlicedVector(kept, self.nbytes, self.has_buffers, is_immutable=True)
 
 
 @dataclass(frozen=True)

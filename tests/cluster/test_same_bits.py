@@ -10,7 +10,7 @@ import pytest
 from fedcore import Compute, RoundPolicy, Server, Storage, Update, algorithms, cluster
 from fedcore.algorithms import Step
 from fedcore.cluster.coordinator import ANSWERS
-from fedcore.errors import RangeError
+from fedcore.errors import DivergedError, RangeError, UnknownClientError
 from fedcore.kernels import Linear
 from fedcore.rules import (
     Bulyan,
@@ -340,3 +340,46 @@ def test_weights_of_a_mean():
     weights = Mean({client: client + 0.5 for client in range(N)})
     one, many = made("FedAvg", X0, aggregation=[weights]), made("FedAvg", X0, shards=3, aggregation=[weights])
     compared(one, many, 3)
+
+
+def test_a_step_that_fails_leaves_no_newcomers(tmp_path):
+    half = {"w": np.zeros(n, np.float16)}
+    many = made("FedAvg", half, shards=2, path=tmp_path / "run", server_lr=1.0)
+    with pytest.raises(DivergedError), many.open_round(newcomers=["new"]) as opened:
+        opened.add("new", np.full(n, 1e5, np.float32), steps=1)
+    assert "new" not in many.clients
+    with many.open_round() as opened, pytest.raises(UnknownClientError):
+        opened.add("new", np.zeros(n, np.float32), steps=1)
+    many.close()
+    with Server.load(tmp_path / "run") as many:
+        assert len(many.clients) == N
+
+
+def test_an_interrupt_after_the_shards_have_begun_leaves_no_newcomers(monkeypatch):
+    many = made("FedAvg", X0, shards=2)
+    call = many._backend.coordinator.call
+
+    def interrupted(name, *arguments, **options):
+        answer = call(name, *arguments, **options)
+        if name == "begin_round":
+            raise KeyboardInterrupt
+        return answer
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(many._backend.coordinator, "call", interrupted)
+        many.open_round(newcomers=["new"])
+    assert "new" not in many.clients
+    with many.open_round() as opened, pytest.raises(UnknownClientError):
+        opened.add("new", X0, steps=1)
+
+
+def test_slices_that_the_caller_changes_or_that_are_not_finite():
+    many = made("FedAvg", X0, shards=2)
+    y = X0 + np.float32(1)
+    bad = np.full(n, np.nan, np.float32)
+    with many.open_round() as opened:
+        assert opened.add(0, cluster.Slices([y[a:b] for a, b, _ in many._backend.ranges]), steps=1)
+        y[:] = 99
+        opened.add(1, cluster.Slices([bad[a:b].tobytes() for a, b, _ in many._backend.ranges]), steps=1)
+    assert [client for client, _ in opened.report.rejected] == [1]
+    assert many.x.tobytes() == (X0 + ((X0 + np.float32(1)) - X0)).tobytes()

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from fedcore import Server, Update, algorithms
+from fedcore import Compute, Server, Update, algorithms
 from fedcore.algorithms import Algorithm, Linear, Step
 from fedcore.rules import CapExamples
 from fedcore.rules.windows import WINDOW, ClaimWindow
@@ -174,3 +174,16 @@ def test_the_oldest_claims_are_dropped():
     assert examples.most(np.empty(0)) == 70
     assert len(examples) == WINDOW
     assert ClaimWindow(10, examples.packed).most(np.empty(0)) == 70
+
+
+@pytest.mark.parametrize("shards", [None, 2])
+@pytest.mark.parametrize("keep", [False, True])
+def test_an_invalid_update_with_examples_rejects_no_others(keep, shards):
+    """In each form of an update, also where the round has become empty again."""
+    x0 = np.zeros(40_000, np.float32)
+    server = Server(x0, "FedAvg", clients=4, lr=0.1, compute=Compute(shards=shards))
+    with server.open_round() as opened:
+        assert not opened.add(0, x0 * np.float32(np.nan), steps=1, examples=5, keep=keep)
+        assert opened.add(1, x0 + 1, steps=1)
+        assert opened.add(2, (x0 + 1).astype(np.float64), steps=1)
+    assert opened.report.accepted == (1, 2)
