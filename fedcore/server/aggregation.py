@@ -440,6 +440,11 @@ class Sum:
             self.accept(batch)
         return batch, squares
 
+    def fold_at_once(self, base: F32, ys: list[Any], scales: F64, weights: F64) -> tuple[Floats, float, F64] | None:
+        """Return A, W and |h_i|^2 of a cohort that only adds h; None, without a change, if an update is too long."""
+        squares = kernels.accumulate(None, [base] * len(ys), ys, scales, weights, out=self._spare)
+        return (self._spare, core.column_sum(0.0, weights, None), squares) if self._fits(squares, weights) else None
+
     def join(self, words: ExactSum, batch: UpdateBatch, changes: ExactSum | None = None) -> bool:
         """Add an exact sum of another server over parameters and buffers, with its updates; return False on overflow.
 

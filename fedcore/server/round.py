@@ -1,6 +1,7 @@
 """An open round: updates are read, validated and added to the sums as they arrive; they are not stored."""
 
 import logging
+import math
 import time
 from abc import abstractmethod
 from collections import Counter
@@ -26,7 +27,7 @@ from fedcore.errors import (
     UnknownClientError,
     UnknownNameError,
 )
-from fedcore.options import Callback, Storage
+from fedcore.options import Callback, Settings, Storage
 from fedcore.profiling import begin, span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import NO_COUNT, UpdateBatch
@@ -37,6 +38,7 @@ from fedcore.server.report import (
     Attendance,
     Rejected,
     Report,
+    diversity_of,
     report_of,
     staleness,
     tell,
@@ -49,11 +51,14 @@ from fedcore.server.validation import (
     NO_START,
     NOT_FINITE,
     Decision,
+    PlainColumns,
     SentRates,
+    UpdateReader,
     Validator,
     Weighing,
     check_claims,
     check_distance,
+    usual,
 )
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import Represented, check_number, describe_integers, is_integer, rejection_reason
@@ -747,9 +752,14 @@ class Round(OpenRound):
 
     def _settle_examples(self, batch: UpdateBatch) -> str | None:
         """Return why updates without examples are rejected; the first update with examples rejects all before it."""
+        if not self._by_claims or not len(batch):
+            return None
+        have = bool((batch.sources != NO_COUNT).all())
+        if have != self._has_examples:
+            self._fold_held()  # may reject those that were held
         if not (self._known or self._summed):
-            self._has_examples = False
-        if not self._by_claims or not len(batch) or (batch.sources != NO_COUNT).all() == self._has_examples:
+            self._has_examples = have
+        if have == self._has_examples:
             return None
         if self._has_examples:
             return NO_EXAMPLES
@@ -789,8 +799,6 @@ class Round(OpenRound):
             is_first = not (self._known or self._summed)
             if not (have or missing.all()) or not (is_first or have == self._has_examples):
                 return None
-            if have and is_first and any(map(self._state.first_not_finite, ys)):
-                return None  # an invalid update must not reject those without examples
             self._has_examples = have
         kept = self._kept(updates, ys) if len(updates) < self._batch_size else None
         first, self._arrivals = self._arrivals, self._arrivals + len(clients)
@@ -1013,13 +1021,109 @@ def log_round(
     state.waiting.log(report.waiting_for, state, logger)
 
 
+class WholeRound:
+    """The open round of the server while one call runs it. ``is_open``: whether it can still be aborted."""
+
+    __slots__ = ("__weakref__", "attendance", "is_open")
+
+    def __init__(self, attendance: Attendance) -> None:
+        self.attendance, self.is_open = attendance, True
+
+    def abort(self, *, keep: bool = False) -> None:
+        """Abort the round unless it is committed."""
+        self.is_open = False
+
+
+@ieee
+def whole_round(
+    state: State, updates: list[Update], opened: WholeRound, began: float
+) -> tuple[Report, Weighing] | None:
+    """Run a round of plain updates, begun at ``began``, in one call; other threads may abort ``opened``.
+
+    Return None, with the server unchanged, if the round needs a ``Round``.
+    """
+    settings = state.settings
+    weighing = Weighing(settings, state)
+    try:
+        sums, reader = state.begin(()), UpdateReader(settings, state)
+        if settings.steps_by_mean and not state.population.is_sized:
+            report = _step_by_mean(state, settings, reader.read_columns(updates), opened, began)
+            return None if report is None else (report, weighing)
+        batch = reader.read_all(updates)
+        if batch is None:
+            return None
+        if settings.algorithm.weighs_claims:
+            if not state.population.is_sized and len(set(batch.sources.tolist())) > 1:
+                return None  # only some updates have examples
+            weighing.count_known_examples(batch)
+        weighing.weigh(batch)
+        received = batch.vectors[0].nbytes * len(batch)
+        lengths = sums.try_fold(batch)
+        columns = [column for column in lengths if column is not None]
+        if not all(core.column_range(column)[1] < math.inf for column in columns):  # also false for a NaN
+            return None
+        sums.accept(batch)
+        batch.count(lengths.parameters, discounts=batch.discounts(settings.policy, state.round_number))
+        # A method without rows commits by one assignment, which a signal cannot interrupt.
+        with uninterrupted() if settings.algorithm.keeps_rows else nullcontext():
+            prepared, found = state.take_step(opened, sums.result(), batch, {}, ())
+        spent = time.perf_counter() - began, received
+        stale = staleness(prepared)
+        return report_of(*(settings, prepared, batch, found, stale, (), *spent), attendance=opened.attendance), weighing
+    finally:
+        if opened.is_open:
+            state.abandon()
+        weighing.close()
+
+
+def _step_by_mean(
+    state: State, settings: Settings, columns: PlainColumns | None, opened: WholeRound, began: float
+) -> Report | None:
+    """Run a round that only moves x along the mean of the updates; None as for ``whole_round``."""
+    if columns is None:
+        return None
+    clients, ys, steps, examples, distances, _ = columns
+    ones, _, _, factors, ages = usual(len(ys))
+    weights = examples if settings.algorithm.weighs_claims else ones
+    if not core.column_range(weights)[0] > 0:  # also false for a NaN, which means no examples
+        if not np.isnan(weights).all():
+            return None
+        weights = ones
+    stepped = state.step_by_mean(ys, ones if settings.averages_models else 1 / distances, weights)
+    if stepped is None:
+        return None
+    after, squares, mean_square = stepped
+    norms, before = np.sqrt(squares), state.snapshot
+    report = Report(
+        round=before.round_number,
+        accepted=tuple(clients),
+        steps=int(core.column_sum(0.0, steps, None)),
+        norms=norms / distances if settings.averages_models else norms,
+        weights=weights,
+        factors=factors,
+        ages=ages,
+        diversity=diversity_of(weights, squares, mean_square),
+        gamma=after.gamma,
+        seconds=time.perf_counter() - began,
+        bytes=ys[0].nbytes * len(ys),
+        changed=dict(before.changed) or None,
+        closed=opened.attendance.reason(clients, ()),
+        missing=opened.attendance.missing(clients, ()),
+    )
+    state.commit(after, opened)
+    return report
+
+
+RoundT = TypeVar("RoundT", bound=Round | WholeRound)
+
+
 class RoundLock:
     """The last round that was opened, and locks for the calls that open the next one and that push updates."""
 
     def __init__(self) -> None:
         self._opening, self.pushing = Lock(), RLock()
         # A weak reference, so that a dropped round does not stay open.
-        self._last: Callable[[], Round | None] = lambda: None
+        self._last: Callable[[], Round | WholeRound | None] = lambda: None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RoundLock":
         """Return new locks; a copy of a server has no open round, unless it is asynchronous."""
@@ -1030,12 +1134,12 @@ class RoundLock:
         self._last = ref(opened)
 
     @property
-    def opened(self) -> Round | None:
+    def opened(self) -> Round | WholeRound | None:
         """The open round, or None."""
         last = self._last()
         return last if last is not None and last.is_open else None
 
-    def open(self, round: int, make: Callable[[], Round]) -> Round:
+    def open(self, round: int, make: Callable[[], RoundT]) -> RoundT:
         """Make and return the open round, or raise RoundError if a round is open or being opened."""
         if self._opening.locked():
             raise RoundError(f"round {round}: another call is opening it already")

@@ -35,9 +35,9 @@ from fedcore.errors import (
     RoundError,
     StoreError,
 )
-from fedcore.kernels import ExactSum
+from fedcore.kernels import ExactSum, Linear
 from fedcore.options import Compute, Settings
-from fedcore.profiling import span
+from fedcore.profiling import begin, span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import (
     Reducer,
@@ -67,6 +67,7 @@ from fedcore.server.step import (
     PreparedStep,
     Snapshot,
     checked_sizes,
+    claimless_gamma,
     counted_steps,
     farthest_gamma,
     step_length,
@@ -458,6 +459,12 @@ class State:
         """Set whether later rounds have a journal; the folder has the setting from the next commit on."""
         self.settings = replace(self.settings, journal=on)
 
+    def may_be_whole(self) -> bool:
+        """Whether a round may be one native call: rows in memory, and no rule or norm limit that can reject."""
+        by_others = self.settings.limits.max_norm is not None or not self.settings.rules.is_plain
+        in_memory = self.store.medium == "ram" and self.upload is None
+        return in_memory and not (by_others or self.settings.is_exact or self.snapshot.norms)
+
     def begin(self, newcomers: NewClients) -> Sum:
         """Begin a round in which these clients may join, and return its sums."""
         self.store.require_files()
@@ -698,6 +705,36 @@ class State:
                         f"client {some[int(bad[0])]!r}: its correction of round {t} is too large for its "
                         f"{store.codec} row, so x is unchanged; lower the rates, or remove the client"
                     )
+
+    def step_by_mean(self, ys: list[Any], scales: F64, weights: F64) -> tuple[Snapshot, F64, float] | None:
+        """Return the snapshot after a round of FedAvg, |h_i|^2, and the square of their mean, as ``prepare`` computes
+        them.
+
+        Return None, without a change, if an update may have to be rejected or x would diverge.
+        """
+        now, model, gamma = self.snapshot, self.model, claimless_gamma(self.settings, self.snapshot)
+        assert gamma is not None
+        folding = begin("fold")
+        folded = self._sum.fold_at_once(now.x, ys, scales, weights)
+        if folding:
+            folding.end((now.x, ys, folded and folded[0]))
+        if folded is None:
+            return None
+        A, W, squares = folded
+        stepping = folding and begin("step")
+        x, v_of = model.vectors.get(), Linear(1 / W)
+        v_square, x_square = kernels.server_step(
+            A, None, now.x, v_of=v_of, gamma=gamma, v=model.v(), total_out=None, x_out=x
+        )
+        if stepping:
+            stepping.end((A, now.x, model.v(), x))
+        if not math.isfinite(x_square):
+            return None
+        freeze(x)
+        after = now._replace(
+            x=x, x_prev=x, momentum=model.v(), round_number=now.round_number + 1, gamma=gamma, changed={}
+        )
+        return after, squares, v_square / (1 / W * W) ** 2
 
     def take_step(
         self,

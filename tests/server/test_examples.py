@@ -183,7 +183,7 @@ def test_an_invalid_update_with_examples_rejects_no_others(keep, shards):
     x0 = np.zeros(40_000, np.float32)
     server = Server(x0, "FedAvg", clients=4, lr=0.1, compute=Compute(shards=shards))
     with server.open_round() as opened:
-        assert not opened.add(0, x0 * np.float32(np.nan), steps=1, examples=5, keep=keep)
+        assert bool(opened.add(0, x0 * np.float32(np.nan), steps=1, examples=5, keep=keep)) is keep  # held
         assert opened.add(1, x0 + 1, steps=1)
         assert opened.add(2, (x0 + 1).astype(np.float64), steps=1)
     assert opened.report.accepted == (1, 2)
