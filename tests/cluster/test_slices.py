@@ -289,7 +289,9 @@ def test_a_shard_is_killed(one_by_one, ray_session, tmp_path):
 def growth(act):
     """The growth of this process's own memory during a call, in bytes."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # otherwise reused free memory would not count
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD: vectors take fresh pages, also after tests that freed large ones
+    libc.malloc_trim(0)  # otherwise reused free memory would not count
     before, over = private(), Event()
     with ThreadPoolExecutor(1) as pool:
         watched = pool.submit(watch, over)
