@@ -159,7 +159,7 @@ class ShardState(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The step of a round without vectors, and what was measured."""
+    """The step of a round without vectors, and its diagnostics."""
 
     prepared: PreparedStep
     found: Diagnostics

@@ -705,7 +705,7 @@ class Round(OpenRound):
         ]
 
     def _hold(self, batch: UpdateBatch, *, is_safe: bool) -> None:
-        """Hold a batch of one update, or fold it now if nobody keeps its memory."""
+        """Hold a batch of one update, or fold it now if the caller may change its memory."""
         if self._keeps_vectors:
             self._own(batch, is_safe=is_safe)
         self._read_plain()
@@ -821,7 +821,7 @@ class Round(OpenRound):
         return self._replies(keys, clients, before)
 
     def _kept(self, updates: list[Update], ys: list[Any]) -> list[Update] | None:
-        """Return the updates as the round may hold them: views if nobody will change them, or small copies.
+        """Return the updates as the round may hold them: views if the caller leaves them unchanged, or small copies.
 
         Return None for others, and for small ones with a number that the fold may reject.
         """

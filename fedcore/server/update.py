@@ -93,7 +93,7 @@ class SlicedVector:
         parts: the slice of each shard, in the form that is sent to it.
         nbytes: the bytes that the client sent.
         has_buffers: whether it has the float buffers after the parameters.
-        is_immutable: whether nobody will change it.
+        is_immutable: whether it stays unchanged until the end of the round.
         whole: the vector, if the journal needs it; else None.
     """
 
