@@ -343,8 +343,7 @@ def test_weights_of_a_mean():
 
 
 def test_a_step_that_fails_leaves_no_newcomers(tmp_path):
-    half = {"w": np.zeros(n, np.float16)}
-    many = made("FedAvg", half, shards=2, path=tmp_path / "run", server_lr=1.0)
+    many = made("FedAvg", {"w": np.zeros(n, np.float16)}, shards=2, path=tmp_path / "run", server_lr=1.0)
     with pytest.raises(DivergedError), many.open_round(newcomers=["new"]) as opened:
         opened.add("new", np.full(n, 1e5, np.float32), steps=1)
     assert "new" not in many.clients
@@ -375,8 +374,7 @@ def test_an_interrupt_after_the_shards_have_begun_leaves_no_newcomers(monkeypatc
 
 def test_slices_that_the_caller_changes_or_that_are_not_finite():
     many = made("FedAvg", X0, shards=2)
-    y = X0 + np.float32(1)
-    bad = np.full(n, np.nan, np.float32)
+    y, bad = X0 + np.float32(1), np.full(n, np.nan, np.float32)
     with many.open_round() as opened:
         assert opened.add(0, cluster.Slices([y[a:b] for a, b, _ in many._backend.ranges]), steps=1)
         y[:] = 99
