@@ -317,7 +317,8 @@ class GroupedState(State):
         """See ``State``."""
         after = after._replace(transactions=self.snapshot.transactions + 1)
         self.keep(after, round)
-        self.snapshot = after.on_disk(self.store) if self.store.medium == "mmap" else after
+        self.snapshot = after
+        self._refer_to_disk()
 
     def keep(self, after: Snapshot, round: int, documents: Documents = ()) -> None:
         """See ``State``."""
@@ -377,6 +378,13 @@ class GroupedState(State):
         return out
 
     # The stores.
+
+    def compact(self, erase: bool) -> None:
+        """See ``Server.compact``."""
+        try:
+            super().compact(erase)
+        finally:
+            self._refresh()
 
     def save(self, path: Any) -> None:
         """See ``Server.save``; the groups' copies are in the main store's folder before that is in its place."""

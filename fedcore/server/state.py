@@ -792,9 +792,12 @@ class State:
             if self.store.commits != commits:
                 self._adopt(after, spares)
             raise
+        self._refer_to_disk()
+
+    def _refer_to_disk(self) -> None:
         if self.store.medium == "mmap":
-            with suppress(StoreError, MemoryError):  # on failure, the snapshot stays in memory
-                self.snapshot = after.on_disk(self.store)
+            with suppress(StoreError, MemoryError):  # on failure, the snapshot stays as it is
+                self.snapshot = self.snapshot.on_disk(self.store)
 
     def _documented(self, after: Snapshot, facts: Document | None) -> tuple[Snapshot, Documents]:
         """Return the snapshot with the digest of the change's audit document, and the documents to store with it."""
@@ -864,7 +867,10 @@ class State:
         """See ``Server.compact``. Nothing refers to the stores' earlier vectors afterwards."""
         self.abandon()
         for state in self.states:
-            state.store.compact(erase=erase)
+            try:
+                state.store.compact(erase=erase)
+            finally:  # a compaction may have moved the vectors
+                state._refer_to_disk()
 
     def forget_newcomers(self) -> None:
         """Remove the newcomers of a dropped round."""

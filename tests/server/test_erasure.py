@@ -161,6 +161,9 @@ def test_no_setting_keeps_the_bytes_or_the_id(method, policy, structure, folder_
             kept += [round, round.finish()]
         if server.algorithm.keeps_rows:
             secrets.append(np.ascontiguousarray(server.row(GONE)).tobytes()[400:440])
+        server.add_clients({f"arrived-{t}": 9})
+        server.compact()  # it moves vectors
+        server.compact(erase=True)
     try:
         server.remove_client(GONE, from_objective=False, erase=True)
     except RangeError as error:
