@@ -1,8 +1,10 @@
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -78,85 +80,218 @@ bool is_loss(PyObject* object) {
     return PyFloat_CheckExact(object) && PyFloat_AS_DOUBLE(object) >= 0 && std::isfinite(PyFloat_AS_DOUBLE(object));
 }
 
-// Clients, models, and the columns of steps, examples, distances and rounds.
+// Clients, models, and the columns of steps, examples, distances and rounds; then the indices of changed models.
 using Objects = py::typing::List<py::object>;
-using Columns = py::typing::Optional<py::typing::Tuple<Objects, Objects, py::array_t<double>, py::array_t<double>,
-                                                       py::array_t<double>, py::array_t<std::int64_t>>>;
+using Columns =
+    py::typing::Tuple<Objects, Objects, py::array_t<double>, py::array_t<double>, py::array_t<double>,
+                      py::array_t<std::int64_t>, py::typing::List<py::int_>>;
+// The clients, whether all models may wait, and whether all updates have examples.
+using Reading = py::typing::Optional<py::typing::Tuple<Objects, py::bool_, py::bool_>>;
+using Ranges = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
-// Reads a list of updates at once, if each is of the usual form: a model as a float32 vector of n elements, of NumPy or
+// What a server accepts of an update of the usual form.
+struct Limits {
+    double lr, max_steps, max_examples;
+    bool own_rates;
+    double max_lr;
+    std::int64_t oldest, newest, absent;
+    bool repeats;
+};
+
+// Squared norms from here on are left to the fold, which may reject the update.
+constexpr double kUsual = 1e30;
+
+// The updates of an open round that are of the usual form: a model as a float32 vector of n elements, of NumPy or
 // torch, from one draw of a registered client, of a round within oldest..newest, without a control, and with a valid
-// loss or none. A missing round is `absent`, or unusual if that is kNoRound. Unless `repeats`, the clients must differ.
-// Otherwise returns None, and Python reads the updates one by one and reports errors. This saves time on small models,
-// for which reading takes most of a round. Missing numbers of examples are NaN.
-Columns read_plain_updates(const py::object& updates, const py::handle& type, const Registered& index, std::int64_t n,
-                           double lr, double max_steps, double max_examples, bool own_rates, double max_lr,
-                           std::int64_t oldest, std::int64_t newest, std::int64_t absent, bool repeats) {
-    const bool named = PyType_Check(type.ptr()) &&
-                       PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_TPFLAGS_TUPLE_SUBCLASS);
-    if (!named) raise("ArrayError", "type: expected a type of named tuples");
-    const py::tuple listed = items_of(updates, "updates");
-    const auto k = static_cast<py::ssize_t>(listed.size());
-    std::vector<py::object> clients, ys;
-    clients.reserve(static_cast<std::size_t>(k));
-    ys.reserve(static_cast<std::size_t>(k));
-    py::array_t<double> steps(k), examples(k), distances(k);
-    py::array_t<std::int64_t> starts(k);
-    std::int64_t* const start = starts.mutable_data();
-    double *const step = steps.mutable_data(), *const example = examples.mutable_data(),
-                  *const distance = distances.mutable_data();
-    std::vector<std::int64_t> numbers(static_cast<std::size_t>(k));
-    for (py::ssize_t i = 0; i < k; ++i) {
-        PyObject* update = PyTuple_GET_ITEM(listed.ptr(), i);
-        if (reinterpret_cast<PyObject*>(Py_TYPE(update)) != type.ptr() || PyTuple_GET_SIZE(update) != kFields)
-            return py::none();
+// loss or none. A missing round is `absent`, or unusual if that is kNoRound. The elements in the `nonnegative` ranges
+// must not be negative. Python reads other updates one by one and reports errors. This saves time on small models, for
+// which reading takes most of a round.
+//
+// A model may wait for the fold if the caller leaves it unchanged: in every case (`may_hold`), by `keep`, because it is
+// immutable, or because the server owns its memory (`owns`). A copy of at most `copied` bytes may wait too.
+class PlainUpdates {
+  public:
+    PlainUpdates(py::object type, py::object index, std::int64_t n, const Limits& limits, Ranges nonnegative,
+                 std::int64_t copied, bool may_hold, py::object owns)
+        : type_(std::move(type)),
+          kept_index_(std::move(index)),
+          index_(kept_index_.cast<const Registered&>()),
+          n_(n),
+          limits_(limits),
+          nonnegative_(std::move(nonnegative)),
+          copied_(copied),
+          may_hold_(may_hold),
+          owns_(std::move(owns)) {
+        const bool named = PyType_Check(type_.ptr()) && PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type_.ptr()),
+                                                                          Py_TPFLAGS_TUPLE_SUBCLASS);
+        if (!named) raise("ArrayError", "type: expected a type of named tuples");
+        for (const auto& [start, stop] : nonnegative_)
+            if (start < 0 || stop < start || stop > n) raise("ArrayError", "nonnegative: expected ranges within n");
+    }
+
+    std::size_t size() const { return entries_.size(); }
+
+    // Adds a list of updates if all are usual, and of different clients that are neither in `known` nor in `others`;
+    // `known` then has them. With `repeats`, the clients may be any. `examples`: whether all updates must have a number
+    // of examples (1), none (0), all or none (2), or any (-1).
+    Reading add(const py::object& updates, const py::set& known, const py::set& others, int examples) {
+        const py::tuple listed = items_of(updates, "updates");
+        const auto k = static_cast<std::size_t>(listed.size());
+        if (k == 0) return py::none();
+        std::vector<Entry> read(k);
+        std::vector<std::int64_t> numbers(k);
+        std::size_t counted = 0;
+        for (std::size_t i = 0; i < k; ++i) {
+            PyObject* const update = PyTuple_GET_ITEM(listed.ptr(), static_cast<Py_ssize_t>(i));
+            if (!read_claims(update, read[i], numbers[i])) return py::none();
+            if (!limits_.repeats && (has(known, read[i].client) || has(others, read[i].client))) return py::none();
+            counted += std::isnan(read[i].examples) ? 0 : 1;
+        }
+        const bool all = counted == k, none = counted == 0;
+        if ((examples == 1 && !all) || (examples == 0 && !none) || (examples == 2 && !all && !none)) return py::none();
+        if (!limits_.repeats && !are_different(numbers)) return py::none();
+        bool waits = true;
+        for (std::size_t i = 0; i < k; ++i) {
+            PyObject* const update = PyTuple_GET_ITEM(listed.ptr(), static_cast<Py_ssize_t>(i));
+            if (!read_model(PyTuple_GET_ITEM(update, kValue), PyTuple_GET_ITEM(update, kKeep) == Py_True, read[i], waits))
+                return py::none();
+        }
+        entries_.reserve(entries_.size() + k);
+        py::list clients(k);
+        for (std::size_t i = 0; i < k; ++i) {
+            if (!limits_.repeats && PySet_Add(known.ptr(), read[i].client.ptr()) != 0) throw py::error_already_set();
+            PyList_SET_ITEM(clients.ptr(), static_cast<Py_ssize_t>(i), py::object(read[i].client).release().ptr());
+        }
+        std::move(read.begin(), read.end(), std::back_inserter(entries_));
+        return py::make_tuple(clients, waits, all);
+    }
+
+    // The updates so far, which this object then forgets. A model that the caller has changed in form since `add`, for
+    // example a tensor whose memory was freed, is listed and must not be read.
+    Columns take() {
+        const std::vector<Entry> taken = std::exchange(entries_, {});
+        const auto k = static_cast<py::ssize_t>(taken.size());
+        py::list clients(taken.size()), ys(taken.size()), changed;
+        py::array_t<double> steps(k), examples(k), distances(k);
+        py::array_t<std::int64_t> starts(k);
+        for (py::ssize_t i = 0; i < k; ++i) {
+            const Entry& one = taken[static_cast<std::size_t>(i)];
+            if (!is_unchanged(one)) changed.append(i);
+            clients[static_cast<std::size_t>(i)] = one.client;
+            ys[static_cast<std::size_t>(i)] = one.vector;
+            steps.mutable_data()[i] = one.steps;
+            examples.mutable_data()[i] = one.examples;
+            distances.mutable_data()[i] = one.distance;
+            starts.mutable_data()[i] = one.start;
+        }
+        return py::make_tuple(clients, ys, steps, examples, distances, starts, changed);
+    }
+
+  private:
+    struct Entry {
+        py::object client;
+        py::object source;  // the caller's model, unless it was copied
+        py::object vector;
+        const void* data;
+        double steps, examples, distance;  // NaN for a missing number of examples
+        std::int64_t start;
+    };
+
+    static bool has(const py::set& set, const py::object& client) {
+        const int found = PySet_Contains(set.ptr(), client.ptr());
+        if (found < 0) throw py::error_already_set();
+        return found != 0;
+    }
+
+    bool read_claims(PyObject* update, Entry& out, std::int64_t& number) const {
+        if (reinterpret_cast<PyObject*>(Py_TYPE(update)) != type_.ptr() || PyTuple_GET_SIZE(update) != kFields)
+            return false;
         const auto field = [update](Field which) { return PyTuple_GET_ITEM(update, which); };
         const bool counted = field(kExamples) != Py_None;
-        const double done = whole(field(kSteps), max_steps);
-        const double held = counted ? whole(field(kExamples), max_examples) : 1;
-        const double rate_used = rate(field(kLr), lr, own_rates, max_lr);
-        start[i] = round_of(field(kRound), oldest, newest, absent);
-        const bool plain = done > 0 && held > 0 && rate_used > 0 && std::isfinite(1 / (rate_used * done)) &&
-                           whole(field(kCount), 1) == 1 && field(kControl) == Py_None && start[i] != kNoRound &&
+        const double done = whole(field(kSteps), limits_.max_steps);
+        const double held = counted ? whole(field(kExamples), limits_.max_examples) : 1;
+        const double used = rate(field(kLr), limits_.lr, limits_.own_rates, limits_.max_lr);
+        out.start = round_of(field(kRound), limits_.oldest, limits_.newest, limits_.absent);
+        const bool plain = done > 0 && held > 0 && used > 0 && std::isfinite(1 / (used * done)) &&
+                           whole(field(kCount), 1) == 1 && field(kControl) == Py_None && out.start != kNoRound &&
                            is_model(field(kKind)) && field(kWeight) == Py_None && is_loss(field(kLoss));
-        if (!plain) return py::none();
-        py::object model = plain_model(field(kValue), n);
-        if (!model) return py::none();
-        {
-            const OneThread scope(index);
-            numbers[i] = number_of(index, field(kClient));
-        }
-        if (numbers[i] == kNone) return py::none();
-        clients.push_back(py::reinterpret_borrow<py::object>(field(kClient)));
-        ys.push_back(std::move(model));
-        step[i] = done;
-        example[i] = counted ? held : std::numeric_limits<double>::quiet_NaN();
-        distance[i] = rate_used * done;
+        if (!plain) return false;
+        out.client = py::reinterpret_borrow<py::object>(field(kClient));
+        out.steps = done;
+        out.examples = counted ? held : std::numeric_limits<double>::quiet_NaN();
+        out.distance = used * done;
+        const OneThread scope(index_);
+        number = number_of(index_, out.client);
+        return number != kNone;
     }
-    if (!repeats && !are_different(numbers)) return py::none();
-    return py::make_tuple(list_of(clients), list_of(ys), steps, examples, distances, starts);
-}
 
-// Copies a vector of float32 and returns its squared norm, which is not finite if the vector is not.
-double copy_measured(const py::array& source, const py::array& out) {
-    const auto n = static_cast<std::int64_t>(out.size());
-    if (!is_plain_vector(source, n) || !is_plain_vector(out, n) || !out.writeable())
-        raise("ArrayError", "out: expected two float32 vectors of one length");
-    auto* const copy = static_cast<float*>(const_cast<void*>(out.data()));
-    std::memcpy(copy, source.data(), static_cast<std::size_t>(4 * n));
-    std::vector<double> scratch(static_cast<std::size_t>(block_count(n)));
-    double square = 0;
-    fedcore::squared_norms(&copy, 1, n, scratch.data(), &square);
-    return square;
-}
+    // `waits` becomes false if the model must be folded at once.
+    bool read_model(PyObject* model, bool keep, Entry& out, bool& waits) {
+        py::object vector = plain_model(model, n_);
+        if (!vector) return false;
+        const auto* const data = reinterpret_cast<const float*>(py::detail::array_proxy(vector.ptr())->data);
+        for (const auto& [start, stop] : nonnegative_)
+            if (std::any_of(data + start, data + stop, [](float element) { return element < 0; })) return false;
+        const bool safe = may_hold_ || keep || is_immutable(vector) || is_owned(vector);
+        if (!safe && 4 * n_ <= copied_) {
+            py::array_t<float> copy(static_cast<py::ssize_t>(n_));
+            float* const to = copy.mutable_data();
+            std::memcpy(to, data, static_cast<std::size_t>(4 * n_));
+            scratch_.resize(static_cast<std::size_t>(block_count(n_)));
+            double square = 0;
+            fedcore::squared_norms(&to, 1, n_, scratch_.data(), &square);
+            waits = waits && square < kUsual;  // also false for a NaN
+            out.vector = std::move(copy);
+        } else {
+            waits = waits && safe;
+            out.source = py::reinterpret_borrow<py::object>(model);
+            out.vector = std::move(vector);
+        }
+        out.data = py::detail::array_proxy(out.vector.ptr())->data;
+        return true;
+    }
+
+    bool is_owned(const py::object& vector) const {
+        return py::detail::array_proxy(vector.ptr())->base != nullptr && py::cast<bool>(owns_(vector));
+    }
+
+    bool is_unchanged(const Entry& entry) const {
+        if (!entry.source) return true;
+        const py::object now = plain_model(entry.source.ptr(), n_);
+        return now && py::detail::array_proxy(now.ptr())->data == entry.data && is_plain_vector(entry.vector, n_);
+    }
+
+    py::object type_, kept_index_;
+    const Registered& index_;
+    std::int64_t n_;
+    Limits limits_;
+    Ranges nonnegative_;
+    std::int64_t copied_;
+    bool may_hold_;
+    py::object owns_;
+    std::vector<Entry> entries_;
+    std::vector<double> scratch_;
+};
 
 }  // namespace
 
 void bind_plain_updates(py::module_& module) {
-    module.def("read_plain_updates", &read_plain_updates, py::arg("updates"), py::arg("type"), py::arg("index"),
-               py::arg("n"), py::arg("lr"), py::arg("max_steps"), py::arg("max_examples"), py::arg("own_rates"),
-               py::arg("max_lr"), py::arg("oldest") = 0, py::arg("newest") = -1, py::arg("absent") = 0,
-               py::arg("repeats") = false);
-    module.def("copy_measured", &copy_measured, py::arg("source"), py::arg("out"));
+    py::class_<PlainUpdates>(module, "PlainUpdates")
+        .def(py::init([](py::object type, py::object index, std::int64_t n, double lr, double max_steps,
+                         double max_examples, bool own_rates, double max_lr, std::int64_t oldest, std::int64_t newest,
+                         std::int64_t absent, bool repeats, Ranges nonnegative, std::int64_t copied, bool may_hold,
+                         py::object owns) {
+                 const Limits limits{lr, max_steps, max_examples, own_rates, max_lr, oldest, newest, absent, repeats};
+                 return PlainUpdates(std::move(type), std::move(index), n, limits, std::move(nonnegative), copied,
+                                     may_hold, std::move(owns));
+             }),
+             py::arg("type"), py::arg("index"), py::arg("n"), py::arg("lr"), py::arg("max_steps"),
+             py::arg("max_examples"), py::arg("own_rates"), py::arg("max_lr"), py::arg("oldest"), py::arg("newest"),
+             py::arg("absent"), py::arg("repeats"), py::arg("nonnegative"), py::arg("copied"), py::arg("may_hold"),
+             py::arg("owns"))
+        .def("__len__", &PlainUpdates::size)
+        .def("add", &PlainUpdates::add, py::arg("updates"), py::arg("known"), py::arg("others"), py::arg("examples"))
+        .def("take", &PlainUpdates::take);
 }
 
 }  // namespace fedcore::bindings

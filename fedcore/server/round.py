@@ -1,7 +1,6 @@
 """An open round: updates are read, validated and added to the sums as they arrive; they are not stored."""
 
 import logging
-import math
 import time
 from abc import abstractmethod
 from collections import Counter
@@ -16,7 +15,7 @@ from weakref import ref
 
 import numpy as np
 
-from fedcore.arrays import F32, BufferPool, FileMemory, core, ieee
+from fedcore.arrays import F32, BufferPool, FileMemory, ieee
 from fedcore.errors import (
     AlgorithmError,
     ClusterError,
@@ -27,7 +26,7 @@ from fedcore.errors import (
     UnknownClientError,
     UnknownNameError,
 )
-from fedcore.options import Callback, Settings, Storage
+from fedcore.options import Callback, Storage
 from fedcore.profiling import begin, span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import NO_COUNT, UpdateBatch
@@ -38,7 +37,6 @@ from fedcore.server.report import (
     Attendance,
     Rejected,
     Report,
-    diversity_of,
     report_of,
     staleness,
     tell,
@@ -51,14 +49,11 @@ from fedcore.server.validation import (
     NO_START,
     NOT_FINITE,
     Decision,
-    PlainColumns,
     SentRates,
-    UpdateReader,
     Validator,
     Weighing,
     check_claims,
     check_distance,
-    usual,
 )
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import Represented, check_number, describe_integers, is_integer, rejection_reason
@@ -67,10 +62,10 @@ LOGGER = logging.getLogger("fedcore.server")
 SECOND = "update: the round already has an update of this client; only the first counts"
 NO_EXAMPLES = "examples: missing, but other updates of the round report a number"
 UNLISTED = "round %d: it rejects more updates than it lists; the report has the first ones"
-SMALL = 1 << 17
+SMALL = 1 << 18
 """The most bytes of a vector that a round copies to hold it."""
-USUAL = 1e30
-"""The bound of the squared norm of a copied vector. The fold decides at once on longer updates."""
+ANY_EXAMPLES, SAME_EXAMPLES = -1, 2
+"""Whether updates have numbers of examples: as each likes, or all or none. 0 and 1 stand for none and all."""
 CHANGED = "update: the caller has changed it while the round held it; leave vectors of keep=True unchanged"
 MOST_REPLACED = 100
 """How many open updates a client may replace in a round by beginning another one."""
@@ -222,14 +217,15 @@ class Round(OpenRound):
         self._summed: set[ClientId] = set()  # the clients of partial sums
         self._arrivals = 0  # the order of the next valid update
         self._newcomers: NewClients = ()
-        self._plain: list[tuple[Update, int]] = []  # held updates that ``read_columns`` reads, in order of arrival
+        self._plain: Any = None  # a ``core.PlainUpdates`` of held updates, if the server takes them
+        self._first_plain = 0  # its first update in the order of arrival
         self._held: list[UpdateBatch] = []  # before these
         self._undecided: list[UpdateBatch] = []
         self._folded: list[UpdateBatch] = []
         self._keeps_vectors = settings.rules.robust is not None  # until the step
         # Whether small updates are copied, so that one pass folds several. No rule may reject one of them later.
         is_small, is_free = 4 * settings.layout.n <= SMALL, settings.limits.max_norm is None and settings.rules.is_plain
-        self._copies_small = is_small and is_free and state.upload is None
+        self._copied = SMALL if is_small and is_free and state.upload is None else 0
         self._has_examples = False  # whether an update of the round has a number of examples or a weight
         self._most_steps: int | None = None
         # The last update that each client began, and how often it replaced one that was open.
@@ -242,8 +238,15 @@ class Round(OpenRound):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy without the open updates, which belong to this round."""
-        round = super().__deepcopy__(memo)
+        self._read_plain()
+        plain, self._plain = self._plain, None
+        try:
+            round = super().__deepcopy__(memo)
+        finally:
+            self._plain = plain
         round._begun = {}
+        if self.is_open:
+            round._plain = round._reader.plain_updates(copied=self._copied, may_hold=self._may_hold)
         return round
 
     @property
@@ -430,7 +433,7 @@ class Round(OpenRound):
     def _clients(self) -> Registry:
         return self._state.registry
 
-    @ieee
+    @one_call
     def add_batch(self, updates: Sequence[Update]) -> list[Reply]:
         """Add the updates of some clients, in one pass where they can be held.
 
@@ -440,12 +443,14 @@ class Round(OpenRound):
         Raises:
             RoundError, UnknownClientError, UnknownNameError, RangeError: as ``add``.
         """
-        listed = list(updates)
-        if self._journal is None and (taken := self._add_plain(listed)) is not None:
-            return taken
-        if len(listed) == 1:
-            return [self._add_one(listed[0])]
-        return [self.add_batch([update])[0] for update in listed]
+        began, listed = time.perf_counter(), updates if type(updates) is list else list(updates)
+        self._require_open()
+        replies = self._add_plain(listed)
+        if replies is None:
+            replies = [reply for update in listed for reply in self._add_plain([update]) or [self._add_one(update)]]
+        self._note_arrivals()
+        self._seconds += time.perf_counter() - began
+        return replies
 
     @ieee
     @one_call
@@ -623,6 +628,7 @@ class Round(OpenRound):
             square = self._state.buffers_square
             rules = settings.rules.at(self._state.snapshot.ledger)
             self._validator = Validator(settings.limits, rules, unit, remembered, examples, square)
+            self._plain = self._reader.plain_updates(copied=self._copied, may_hold=self._may_hold)
             if (most := settings.policy.buffer) is not None and not settings.repeats:  # one update of each client
                 self.attendance.full = max(1, settings.policy.min_clients, min(most, len(self._clients)))
         except BaseException:
@@ -671,11 +677,11 @@ class Round(OpenRound):
             self._abort()
             raise
 
-    @one_call
+    @ieee
     def _add_one(self, update: Update) -> Reply:
         """Add an update of any form."""
-        began, before = time.perf_counter(), len(self._rejected)
         self._require_open()
+        before = len(self._rejected)
         with span("read", self._state):
             client, batch, fixed, reason = self._read(update)
         if batch is not None:
@@ -686,8 +692,6 @@ class Round(OpenRound):
         else:
             self._hold(batch, is_safe=self._may_hold or update.keep is True or fixed)
         self._keep_in_journal(self._known)
-        self._note_arrivals()
-        self._seconds += time.perf_counter() - began
         if batch is None or reason is not None:
             return Reply("rejected", str(reason))
         return self._replies(self._keys_of(batch), [client], before)[0]
@@ -695,7 +699,7 @@ class Round(OpenRound):
     def _replies(self, keys: Sequence[Any], clients: Sequence[ClientId], before: int) -> list[Reply]:
         """Return the replies to updates that were just held or folded; ``before`` is the number of rejections then."""
         known = [key in self._known for key in keys]
-        reply = HELD if self._plain or self._held or self._undecided else ACCEPTED
+        reply = HELD if self._held or self._undecided or self._count_plain() else ACCEPTED
         if all(known):
             return [reply] * len(known)
         reasons = self._rejected.since(before)
@@ -717,7 +721,7 @@ class Round(OpenRound):
         self._fold_if_full()
 
     def _fold_if_full(self) -> None:
-        if len(self._plain) + sum(map(len, self._held)) >= self._batch_size:
+        if self._count_plain() + sum(map(len, self._held)) >= self._batch_size:
             self._fold_held()
 
     def _own(self, batch: UpdateBatch, *, is_safe: bool) -> None:
@@ -777,98 +781,60 @@ class Round(OpenRound):
             self.start(self._newcomers)
         return None
 
-    @one_call
     def _add_plain(self, updates: list[Update]) -> list[Reply] | None:
         """Add updates and return the replies, if all are flat float32 models; else return None."""
-        began, before = time.perf_counter(), len(self._rejected)
-        self._require_open()
-        columns, reading = None, begin("read", self._state)
+        if self._plain is None or self._journal is not None:
+            return None
+        before, reading, found = len(self._rejected), begin("read", self._state), None
+        examples = ANY_EXAMPLES  # by claims, all updates of a round must have examples, or none
+        if self._by_claims:
+            examples = int(self._has_examples) if self._known or self._summed else SAME_EXAMPLES
         try:
-            columns = self._reader.read_columns(updates)
+            found = self._plain.add(updates, self._known, self._summed, examples)
         finally:
             if reading:
-                reading.end((), counts=columns is not None)
-        if columns is None:
+                reading.end((), counts=found is not None)
+        if found is None:
             return None
-        clients, ys, _, examples, _, _ = columns
-        if not (self._settings.repeats or (self._known.isdisjoint(clients) and self._summed.isdisjoint(clients))):
-            return None
-        if self._by_claims:  # in a round, all updates must have examples, or none
-            missing = np.isnan(examples)
-            have = not missing.any()
-            is_first = not (self._known or self._summed)
-            if not (have or missing.all()) or not (is_first or have == self._has_examples):
-                return None
+        clients, waits, have = found
+        if self._by_claims:
             self._has_examples = have
-        kept = self._kept(updates, ys) if len(updates) < self._batch_size else None
+        if len(self._plain) == len(clients):
+            self._first_plain = self._arrivals
         first, self._arrivals = self._arrivals, self._arrivals + len(clients)
-        keys = list(enumerate(clients, first)) if self._settings.repeats else clients
-        self._known.update(keys)
-        self._bytes += ys[0].nbytes * len(ys)
-        if kept is None:
+        self._bytes += 4 * self._settings.layout.n * len(clients)
+        keys = clients
+        if self._settings.repeats:
+            self._known.update(keys := list(enumerate(clients, first)))
+        if not waits or len(clients) >= self._batch_size:
             self._read_plain()
-            batch = self._reader.batch_of_columns(columns)
-            batch.orders = np.arange(first, self._arrivals)
             if self._keeps_vectors:
-                self._own(batch, is_safe=self._may_hold)
-            self._held.append(batch)
+                self._own(self._held[-1], is_safe=self._may_hold)
             self._fold_held()
         else:
-            self._plain += zip(kept, range(first, self._arrivals), strict=True)
             self._fold_if_full()
-        self._note_arrivals()
-        self._seconds += time.perf_counter() - began
         return self._replies(keys, clients, before)
 
-    def _kept(self, updates: list[Update], ys: list[Any]) -> list[Update] | None:
-        """Return the updates as the round may hold them: views if the caller leaves them unchanged, or small copies.
-
-        Return None for others, and for small ones with a number that the fold may reject.
-        """
-        if self._keeps_vectors and isinstance(self._settings.device, FileMemory):
-            return None  # they are copied to files
-        buffers = self._state.update_buffers
-        if not (
-            self._may_hold
-            or all(update.keep is True for update in updates)
-            or core.are_immutable(ys)
-            or all(map(buffers.owns, ys))
-        ):
-            if not self._copies_small:
-                return None
-            copies = [buffers.get() for _ in ys]
-            if not all(core.copy_measured(y, copy) < USUAL for y, copy in zip(ys, copies, strict=True)):  # or NaN
-                return None
-            ys = copies
-        return [update._replace(value=y) for update, y in zip(updates, ys, strict=True)]
+    def _count_plain(self) -> int:
+        return 0 if self._plain is None else len(self._plain)
 
     def _read_plain(self) -> None:
-        """Read the held plain updates into a batch."""
-        if not (held := self._plain):
+        """Read the held plain updates into a batch; reject those that the caller has changed since."""
+        if not self._count_plain():
             return
         try:
-            updates, orders = map(list, zip(*held, strict=True))
-            batch = self._reader.read_all(updates)
-            self._plain = []
-            if batch is None:
-                self._read_changed(held)
-            else:
-                batch.orders = np.array(orders)
-                self._held.append(batch)
+            columns = self._plain.take()
+            batch, changed = self._reader.batch_of_columns(columns), columns[-1]
+            batch.orders = np.arange(self._first_plain, self._first_plain + len(batch))
+            if changed:
+                keys = self._keys_of(batch)
+                self._known.difference_update(keys[i] for i in changed)
+                self._rejected += [(batch.clients[i], CHANGED) for i in changed]
+                batch = batch.chosen(np.delete(np.arange(len(batch)), changed))
+            self._held.append(batch)
         except BaseException:  # an interrupt, say: these updates would be lost
             self._abort()
             raise
-
-    def _read_changed(self, held: list[tuple[Update, int]]) -> None:
-        """Read updates one by one, and reject those that are no longer plain: the caller has changed them."""
-        for update, order in held:
-            batch = self._reader.read_all([update])
-            if batch is not None:
-                batch.orders = np.array([order])
-                self._held.append(batch)
-            else:
-                self._known.discard((order, update.client) if self._settings.repeats else update.client)
-                self._rejected.append((update.client, CHANGED))
 
     @ieee
     def settle(self) -> None:
@@ -876,6 +842,7 @@ class Round(OpenRound):
         self._fold_held(last=True)
         self._keep_in_journal(self._known)
 
+    @ieee
     def _fold(self, parts: list[UpdateBatch], *, last: bool = False) -> None:
         """Fold the undecided updates and then these; if this fails, the round is aborted."""
         if (upload := self._state.upload) is None or not parts:
@@ -996,8 +963,7 @@ class Round(OpenRound):
 
     def _abort(self) -> None:
         if self.is_open:
-            self.is_open = False
-            self._plain.clear()
+            self.is_open, self._plain = False, None
             self._held.clear()
             self._undecided.clear()
             self._state.abandon()
@@ -1021,109 +987,13 @@ def log_round(
     state.waiting.log(report.waiting_for, state, logger)
 
 
-class WholeRound:
-    """The open round of the server while one call runs it. ``is_open``: whether it can still be aborted."""
-
-    __slots__ = ("__weakref__", "attendance", "is_open")
-
-    def __init__(self, attendance: Attendance) -> None:
-        self.attendance, self.is_open = attendance, True
-
-    def abort(self, *, keep: bool = False) -> None:
-        """Abort the round unless it is committed."""
-        self.is_open = False
-
-
-@ieee
-def whole_round(
-    state: State, updates: list[Update], opened: WholeRound, began: float
-) -> tuple[Report, Weighing] | None:
-    """Run a round of plain updates, begun at ``began``, in one call; other threads may abort ``opened``.
-
-    Return None, with the server unchanged, if the round needs a ``Round``.
-    """
-    settings = state.settings
-    weighing = Weighing(settings, state)
-    try:
-        sums, reader = state.begin(()), UpdateReader(settings, state)
-        if settings.steps_by_mean and not state.population.is_sized:
-            report = _step_by_mean(state, settings, reader.read_columns(updates), opened, began)
-            return None if report is None else (report, weighing)
-        batch = reader.read_all(updates)
-        if batch is None:
-            return None
-        if settings.algorithm.weighs_claims:
-            if not state.population.is_sized and len(set(batch.sources.tolist())) > 1:
-                return None  # only some updates have examples
-            weighing.count_known_examples(batch)
-        weighing.weigh(batch)
-        received = batch.vectors[0].nbytes * len(batch)
-        lengths = sums.try_fold(batch)
-        columns = [column for column in lengths if column is not None]
-        if not all(core.column_range(column)[1] < math.inf for column in columns):  # also false for a NaN
-            return None
-        sums.accept(batch)
-        batch.count(lengths.parameters, discounts=batch.discounts(settings.policy, state.round_number))
-        # A method without rows commits by one assignment, which a signal cannot interrupt.
-        with uninterrupted() if settings.algorithm.keeps_rows else nullcontext():
-            prepared, found = state.take_step(opened, sums.result(), batch, {}, ())
-        spent = time.perf_counter() - began, received
-        stale = staleness(prepared)
-        return report_of(*(settings, prepared, batch, found, stale, (), *spent), attendance=opened.attendance), weighing
-    finally:
-        if opened.is_open:
-            state.abandon()
-        weighing.close()
-
-
-def _step_by_mean(
-    state: State, settings: Settings, columns: PlainColumns | None, opened: WholeRound, began: float
-) -> Report | None:
-    """Run a round that only moves x along the mean of the updates; None as for ``whole_round``."""
-    if columns is None:
-        return None
-    clients, ys, steps, examples, distances, _ = columns
-    ones, _, _, factors, ages = usual(len(ys))
-    weights = examples if settings.algorithm.weighs_claims else ones
-    if not core.column_range(weights)[0] > 0:  # also false for a NaN, which means no examples
-        if not np.isnan(weights).all():
-            return None
-        weights = ones
-    stepped = state.step_by_mean(ys, ones if settings.averages_models else 1 / distances, weights)
-    if stepped is None:
-        return None
-    after, squares, mean_square = stepped
-    norms, before = np.sqrt(squares), state.snapshot
-    report = Report(
-        round=before.round_number,
-        accepted=tuple(clients),
-        steps=int(core.column_sum(0.0, steps, None)),
-        norms=norms / distances if settings.averages_models else norms,
-        weights=weights,
-        factors=factors,
-        ages=ages,
-        diversity=diversity_of(weights, squares, mean_square),
-        gamma=after.gamma,
-        seconds=time.perf_counter() - began,
-        bytes=ys[0].nbytes * len(ys),
-        changed=dict(before.changed) or None,
-        closed=opened.attendance.reason(clients, ()),
-        missing=opened.attendance.missing(clients, ()),
-    )
-    state.commit(after, opened)
-    return report
-
-
-RoundT = TypeVar("RoundT", bound=Round | WholeRound)
-
-
 class RoundLock:
     """The last round that was opened, and locks for the calls that open the next one and that push updates."""
 
     def __init__(self) -> None:
         self._opening, self.pushing = Lock(), RLock()
         # A weak reference, so that a dropped round does not stay open.
-        self._last: Callable[[], Round | WholeRound | None] = lambda: None
+        self._last: Callable[[], Round | None] = lambda: None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RoundLock":
         """Return new locks; a copy of a server has no open round, unless it is asynchronous."""
@@ -1134,12 +1004,12 @@ class RoundLock:
         self._last = ref(opened)
 
     @property
-    def opened(self) -> Round | WholeRound | None:
+    def opened(self) -> Round | None:
         """The open round, or None."""
         last = self._last()
         return last if last is not None and last.is_open else None
 
-    def open(self, round: int, make: Callable[[], RoundT]) -> RoundT:
+    def open(self, round: int, make: Callable[[], Round]) -> Round:
         """Make and return the open round, or raise RoundError if a round is open or being opened."""
         if self._opening.locked():
             raise RoundError(f"round {round}: another call is opening it already")

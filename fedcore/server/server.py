@@ -1,7 +1,6 @@
 """The server: its model, its clients, its broadcasts and its rounds."""
 
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -40,7 +39,7 @@ from fedcore.options import (
     Storage,
     checked_objects,
 )
-from fedcore.profiling import begin, span
+from fedcore.profiling import span
 from fedcore.rules import Rule
 from fedcore.rules.private import SEEDED, Ledger
 from fedcore.runtime import Unpicklable, uninterrupted
@@ -65,8 +64,8 @@ from fedcore.server.opening import (
     warn_if_frozen,
 )
 from fedcore.server.partial import PartialSum
-from fedcore.server.report import UNASKED, Attendance, Report, tell
-from fedcore.server.round import LOGGER, Round, RoundLock, WholeRound, log_round, whole_round
+from fedcore.server.report import Attendance, Report
+from fedcore.server.round import LOGGER, Round, RoundLock
 from fedcore.server.state import NewClients, State
 from fedcore.server.update import Update, as_vector, in_float32, kept_batches, require_finite
 from fedcore.server.validation import is_flag, never_negative
@@ -899,43 +898,12 @@ class Server(Represented, Unpicklable):
         """
         # A list keeps its arrays until this call returns, and other threads must not change them: one pass folds all.
         listed = list(updates) if isinstance(updates, list | tuple) else None
-        if (
-            listed
-            and self._journal is None
-            and len(listed) >= self._backend.settings.policy.min_clients
-            and type(self._backend) is State
-            and self._backend.may_be_whole()
-            and (report := self._whole_round(listed)) is not None
-        ):
-            return report
         batch_size = self.settings.batch_size if listed is None else max(1, len(listed))
         opening = partial(self._open, batch_size, may_hold=listed is not None)
         with span("round", self._backend), opening() as opened:
             for some in kept_batches(updates, batch_size) if listed is None else [listed]:
                 opened.add_batch(some)
             return opened.finish()
-
-    def _whole_round(self, updates: list[Update]) -> Report | None:
-        """Run the round in one native call; return None if it needs a ``Round``."""
-        state, began, done = self._backend, time.perf_counter(), None
-        state.prefetch(())  # raises if the store is closed
-        number, settings = state.round_number, state.settings
-        is_asked = self._asked is not None and self._asked[0] == number
-        attendance = self._attendance() if is_asked or not settings.closes_anytime else UNASKED
-        opened = self._round_lock.open(number, partial(WholeRound, attendance))
-        running = begin("round", state)
-        try:
-            done = whole_round(state, updates, opened, began)
-        finally:
-            opened.is_open = False
-            if running:
-                running.end((), counts=done is not None)
-        if done is None:
-            return None
-        report, weighing = done
-        log_round(report, state, weighing, None)
-        tell(self.callbacks, report, LOGGER)
-        return report
 
     def _attendance(self, expected: Iterable[ClientId] | None = None) -> Attendance:
         round, asked = self._asked or (-1, ())

@@ -459,12 +459,6 @@ class State:
         """Set whether later rounds have a journal; the folder has the setting from the next commit on."""
         self.settings = replace(self.settings, journal=on)
 
-    def may_be_whole(self) -> bool:
-        """Whether a round may be one native call: rows in memory, and no rule or norm limit that can reject."""
-        by_others = self.settings.limits.max_norm is not None or not self.settings.rules.is_plain
-        in_memory = self.store.medium == "ram" and self.upload is None
-        return in_memory and not (by_others or self.settings.is_exact or self.snapshot.norms)
-
     def begin(self, newcomers: NewClients) -> Sum:
         """Begin a round in which these clients may join, and return its sums."""
         self.store.require_files()

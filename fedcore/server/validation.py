@@ -203,9 +203,10 @@ class Buffers:
         host = to_host(gathered)
         return [host[at] for at in self._adjacent]
 
-    def allow(self, ys: Sequence[F32]) -> bool:
-        """Whether none of these models, float32[n] each, makes one of the buffers negative."""
-        return not any((y[piece.start : piece.stop] < 0).any() for _, piece in self._pieces for y in ys)
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The start and stop of each buffer in a flat model."""
+        return [(piece.start, piece.stop) for _, piece in self._pieces]
 
     def clip(self, x: F32) -> None:
         """Replace buffers of x, float32[n], that rounding made negative by zeros."""
@@ -589,9 +590,10 @@ def weight_of(weights: Weights, update: Update, client: ClientId) -> float:
 # The updates as the round sums them.
 
 
-PlainColumns: TypeAlias = tuple[list[ClientId], list[Any], F64, F64, F64, npt.NDArray[np.int64]]
+PlainColumns: TypeAlias = tuple[list[ClientId], list[Any], F64, F64, F64, npt.NDArray[np.int64], list[int]]
+"""The clients, their ys, steps, examples (NaN for no number), eta_i K_i, start rounds, and the changed updates."""
 UNNAMED = -2
-"""The round of an update that must name it, for ``core.read_plain_updates``."""
+"""The round of an update that must name it, for ``core.PlainUpdates``."""
 
 NO_COUNTERS: Counters = {}
 NO_START = "round=None: an asynchronous server needs the round of the broadcast from which the client started"
@@ -635,7 +637,6 @@ class UpdateReader:
         self._rates = SentRates(settings.lr, settings.limits)
         self._starts: dict[int, F32] = {}
         self._lr = self._rates.sent(state.round_number)
-        self._plain = self._plain_limits()
 
     def read(self, update: Update, client: ClientId) -> tuple[UpdateBatch, bool]:
         """Return the update as a batch of one, and whether its vectors are immutable; raise if it is invalid."""
@@ -705,14 +706,9 @@ class UpdateReader:
         """Return a whole vector of a batch, or None."""
         return vector
 
-    def read_all(self, updates: list[Update]) -> UpdateBatch | None:
-        """Return the updates as a batch if ``read_columns`` supports them, else None."""
-        columns = self.read_columns(updates)
-        return None if columns is None else self.batch_of_columns(columns)
-
     def batch_of_columns(self, columns: PlainColumns) -> UpdateBatch:
-        """Return the updates of ``read_columns`` as a batch."""
-        clients, ys, steps, examples, distances, starts = columns
+        """Return the updates of ``core.PlainUpdates.take`` as a batch."""
+        clients, ys, steps, examples, distances, starts, _ = columns
         k, number = len(clients), self._state.snapshot.round_number
         ones, sources, _, _, _ = usual(k)
         if self._settings.policy.buffer is None:
@@ -734,31 +730,26 @@ class UpdateReader:
             starts=starts,
         )
 
-    def read_columns(self, updates: list[Update]) -> PlainColumns | None:
-        """Read flat float32 models of different clients into columns; return None for other updates.
+    def plain_updates(self, *, copied: int, may_hold: bool) -> Any:
+        """Return a ``core.PlainUpdates`` that reads flat float32 models; None if the server needs more of an update.
 
-        The columns are the clients, their ys, steps, examples (NaN for no number), eta_i K_i and start rounds.
+        It copies models of at most ``copied`` bytes that it cannot hold. ``may_hold``: whether it can hold all.
         """
-        if self._plain is None or not updates:
-            return None
-        index = self._state.registry.index
-        read: PlainColumns | None = core.read_plain_updates(updates, Update, index, *self._plain)
-        return None if read is None or not self._state.buffers.allow(read[1]) else read
-
-    def _plain_limits(self) -> tuple[Any, ...] | None:
-        """Return the limits of ``read_columns``; None if the server needs more of an update."""
-        settings, limits, algorithm = self._settings, self._settings.asked, self._settings.algorithm
+        settings, limits, algorithm, state = self._settings, self._settings.asked, self._settings.algorithm, self._state
         if algorithm.second_vector is not None or algorithm.needs_loss or algorithm.own_starts:
             return None
         if settings.layout.outside or settings.audit or self._weights is not None:
             return None
-        number = self._state.round_number
+        number = state.round_number
         rounds = number, number, number
         if settings.policy.buffer is not None:
             same = isinstance(settings.lr, Constant) and not algorithm.needs_plain_steps
             rounds = self.oldest() if same else number, number, UNNAMED
         of_lr = limits.max_client_lr is not None, limits.max_client_lr or self._lr
-        return settings.layout.n, self._lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, settings.repeats
+        return core.PlainUpdates(
+            *(Update, state.registry.index, settings.layout.n, self._lr, limits.max_steps, limits.max_examples),
+            *(*of_lr, *rounds, settings.repeats, state.buffers.ranges, copied, may_hold, state.update_buffers.owns),
+        )
 
     def check_buffers(self, y: Any, kind: Kind, started: int) -> None:
         """Raise RangeError if a model or a difference makes a buffer negative that must not be."""
