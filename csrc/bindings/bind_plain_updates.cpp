@@ -80,11 +80,12 @@ bool is_loss(PyObject* object) {
     return PyFloat_CheckExact(object) && PyFloat_AS_DOUBLE(object) >= 0 && std::isfinite(PyFloat_AS_DOUBLE(object));
 }
 
-// Clients, models, and the columns of steps, examples, distances and rounds; then the indices of changed models.
+// Clients, models, and the columns of steps, examples (1 for no number), their sources, distances, inverse distances and
+// rounds; then the indices of changed models.
 using Objects = py::typing::List<py::object>;
 using Columns =
-    py::typing::Tuple<Objects, Objects, py::array_t<double>, py::array_t<double>, py::array_t<double>,
-                      py::array_t<std::int64_t>, py::typing::List<py::int_>>;
+    py::typing::Tuple<Objects, Objects, py::array_t<double>, py::array_t<double>, py::array_t<std::int8_t>,
+                      py::array_t<double>, py::array_t<double>, py::array_t<std::int64_t>, py::typing::List<py::int_>>;
 // The clients, whether all models may wait, and whether all updates have examples.
 using Reading = py::typing::Optional<py::typing::Tuple<Objects, py::bool_, py::bool_>>;
 using Ranges = std::vector<std::pair<std::int64_t, std::int64_t>>;
@@ -172,7 +173,8 @@ class PlainUpdates {
         const std::vector<Entry> taken = std::exchange(entries_, {});
         const auto k = static_cast<py::ssize_t>(taken.size());
         py::list clients(taken.size()), ys(taken.size()), changed;
-        py::array_t<double> steps(k), examples(k), distances(k);
+        py::array_t<double> steps(k), examples(k), distances(k), scales(k);
+        py::array_t<std::int8_t> sources(k);
         py::array_t<std::int64_t> starts(k);
         for (py::ssize_t i = 0; i < k; ++i) {
             const Entry& one = taken[static_cast<std::size_t>(i)];
@@ -180,11 +182,14 @@ class PlainUpdates {
             clients[static_cast<std::size_t>(i)] = one.client;
             ys[static_cast<std::size_t>(i)] = one.vector;
             steps.mutable_data()[i] = one.steps;
-            examples.mutable_data()[i] = one.examples;
+            const bool counted = !std::isnan(one.examples);
+            examples.mutable_data()[i] = counted ? one.examples : 1;
+            sources.mutable_data()[i] = counted;
             distances.mutable_data()[i] = one.distance;
+            scales.mutable_data()[i] = 1 / one.distance;
             starts.mutable_data()[i] = one.start;
         }
-        return py::make_tuple(clients, ys, steps, examples, distances, starts, changed);
+        return py::make_tuple(clients, ys, steps, examples, sources, distances, scales, starts, changed);
     }
 
   private:

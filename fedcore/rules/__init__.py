@@ -153,7 +153,9 @@ class Chain:
 
     def ratio(self, need: str) -> float | None:
         """Return the least ratio of rules that need "received", "examples" or "steps"; None without such a rule."""
-        return min((getattr(rule, "ratio", 1.0) for rule in self.rules if need in rule.needs), default=None)
+        if need not in self.needs:
+            return None
+        return min(getattr(rule, "ratio", 1.0) for rule in self.rules if need in rule.needs)
 
     def window(self, need: str, norms: Mapping[str, Any]) -> ClaimWindow:
         """Return the window of "examples" or "steps" after the last round, with the ratio of their rule."""

@@ -105,7 +105,7 @@ class ClaimWindow:
         self.packed = _NONE if packed is None else packed
         """The claims, with NaN after the last. The array never changes in place."""
         self._count = 0 if packed is None else WINDOW - int(np.isnan(packed).sum())
-        self._range = core.column_range(self.packed[: self._count])
+        self._range = core.column_range(self.packed[: self._count]) if self._count else (math.inf, -math.inf)
         self._limit = math.inf if ratio is None else ratio
 
     def __len__(self) -> int:

@@ -440,11 +440,6 @@ class Sum:
             self.accept(batch)
         return batch, squares
 
-    def fold_at_once(self, base: F32, ys: list[Any], scales: F64, weights: F64) -> tuple[Floats, float, F64] | None:
-        """Return A, W and |h_i|^2 of a cohort that only adds h; None, without a change, if an update is too long."""
-        squares = kernels.accumulate(None, [base] * len(ys), ys, scales, weights, out=self._spare)
-        return (self._spare, core.column_sum(0.0, weights, None), squares) if self._fits(squares, weights) else None
-
     def join(self, words: ExactSum, batch: UpdateBatch, changes: ExactSum | None = None) -> bool:
         """Add an exact sum of another server over parameters and buffers, with its updates; return False on overflow.
 
@@ -743,10 +738,10 @@ def _runs(vectors: Sequence[Any]) -> list[slice]:
     In one kernel call, all vectors would be measured like the lists, tensor by tensor. The last bits of a norm must not
     depend on the other updates of a batch.
     """
-    if len(vectors) < 2:
+    if list not in map(type, vectors):
         return []
     forms = [isinstance(y, list) for y in vectors]
-    if all(forms) or not any(forms):
+    if all(forms):
         return []
     starts = [0, *(i for i in range(1, len(forms)) if forms[i] != forms[i - 1]), len(forms)]
     return [slice(*ends) for ends in pairwise(starts)]

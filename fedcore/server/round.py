@@ -3,7 +3,6 @@
 import logging
 import time
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from copy import deepcopy
@@ -64,6 +63,8 @@ NO_EXAMPLES = "examples: missing, but other updates of the round report a number
 UNLISTED = "round %d: it rejects more updates than it lists; the report has the first ones"
 SMALL = 1 << 18
 """The most bytes of a vector that a round copies to hold it."""
+AT_ONCE = 1 << 21
+"""The bytes of small updates that a round holds to fold them in one pass."""
 ANY_EXAMPLES, SAME_EXAMPLES = -1, 2
 """Whether updates have numbers of examples: as each likes, or all or none. 0 and 1 stand for none and all."""
 CHANGED = "update: the caller has changed it while the round held it; leave vectors of keep=True unchanged"
@@ -225,12 +226,14 @@ class Round(OpenRound):
         self._keeps_vectors = settings.rules.robust is not None  # until the step
         # Whether small updates are copied, so that one pass folds several. No rule may reject one of them later.
         is_small, is_free = 4 * settings.layout.n <= SMALL, settings.limits.max_norm is None and settings.rules.is_plain
+        # As many bytes of small updates may wait as of one longer update.
+        self._room = batch_size if batch_size == 1 else max(batch_size, AT_ONCE // (4 * settings.layout.n))
         self._copied = SMALL if is_small and is_free and state.upload is None else 0
         self._has_examples = False  # whether an update of the round has a number of examples or a weight
         self._most_steps: int | None = None
         # The last update that each client began, and how often it replaced one that was open.
         self._begun: dict[ClientId, ref[Incoming]] = {}
-        self._replaced: Counter[ClientId] = Counter()
+        self._replaced: dict[ClientId, int] = {}
         self._staging: Staging | None = None  # of updates in pieces
         self._journal: Journal | None = None
         self._rates: SentRates  # of a round with a journal
@@ -420,9 +423,9 @@ class Round(OpenRound):
     def _make_room(self, client: ClientId) -> None:
         """Abandon the client's open update, if any; raise RoundError if it may not begin a further one."""
         if (begun := self._begun.get(client)) and (before := begun()) and before.is_open:
-            if self._replaced[client] >= MOST_REPLACED:
+            if self._replaced.get(client, 0) >= MOST_REPLACED:
                 raise RoundError(f"client {client!r}: it has replaced {MOST_REPLACED} open updates in this round")
-            self._replaced[client] += 1
+            self._replaced[client] = self._replaced.get(client, 0) + 1
             before.abandon()
         if len(self._begun) >= (most := self._settings.limits.max_open):
             self._begun = {one: begun for one, begun in self._begun.items() if (i := begun()) and i.is_open}
@@ -698,8 +701,8 @@ class Round(OpenRound):
 
     def _replies(self, keys: Sequence[Any], clients: Sequence[ClientId], before: int) -> list[Reply]:
         """Return the replies to updates that were just held or folded; ``before`` is the number of rejections then."""
-        known = [key in self._known for key in keys]
         reply = HELD if self._held or self._undecided or self._count_plain() else ACCEPTED
+        known = [key in self._known for key in keys]
         if all(known):
             return [reply] * len(known)
         reasons = self._rejected.since(before)
@@ -721,7 +724,7 @@ class Round(OpenRound):
         self._fold_if_full()
 
     def _fold_if_full(self) -> None:
-        if self._count_plain() + sum(map(len, self._held)) >= self._batch_size:
+        if sum(map(len, self._held)) >= self._batch_size:
             self._fold_held()
 
     def _own(self, batch: UpdateBatch, *, is_safe: bool) -> None:
@@ -806,13 +809,12 @@ class Round(OpenRound):
         keys = clients
         if self._settings.repeats:
             self._known.update(keys := list(enumerate(clients, first)))
-        if not waits or len(clients) >= self._batch_size:
-            self._read_plain()
-            if self._keeps_vectors:
-                self._own(self._held[-1], is_safe=self._may_hold)
-            self._fold_held()
-        else:
-            self._fold_if_full()
+        if waits and len(self._plain) < self._room:
+            return [HELD] * len(keys)
+        self._read_plain()
+        if self._keeps_vectors and not waits:
+            self._own(self._held[-1], is_safe=self._may_hold)
+        self._fold_held()
         return self._replies(keys, clients, before)
 
     def _count_plain(self) -> int:

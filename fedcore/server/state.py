@@ -35,9 +35,9 @@ from fedcore.errors import (
     RoundError,
     StoreError,
 )
-from fedcore.kernels import ExactSum, Linear
+from fedcore.kernels import ExactSum
 from fedcore.options import Compute, Settings
-from fedcore.profiling import begin, span
+from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import (
     Reducer,
@@ -67,7 +67,6 @@ from fedcore.server.step import (
     PreparedStep,
     Snapshot,
     checked_sizes,
-    claimless_gamma,
     counted_steps,
     farthest_gamma,
     step_length,
@@ -277,7 +276,7 @@ class AwaitedClients:
 
         Cost: for each logged line, a pass over the clients' slots.
         """
-        now = waiting_for, len(state.registry)
+        now = waiting_for, len(state.registry) if waiting_for else 0
         changed, self._last = now != self._last, now
         warns = not changed and not self._warned
         if not waiting_for or not (changed or warns) or not logger.isEnabledFor(WARNING if warns else INFO):
@@ -700,36 +699,6 @@ class State:
                         f"{store.codec} row, so x is unchanged; lower the rates, or remove the client"
                     )
 
-    def step_by_mean(self, ys: list[Any], scales: F64, weights: F64) -> tuple[Snapshot, F64, float] | None:
-        """Return the snapshot after a round of FedAvg, |h_i|^2, and the square of their mean, as ``prepare`` computes
-        them.
-
-        Return None, without a change, if an update may have to be rejected or x would diverge.
-        """
-        now, model, gamma = self.snapshot, self.model, claimless_gamma(self.settings, self.snapshot)
-        assert gamma is not None
-        folding = begin("fold")
-        folded = self._sum.fold_at_once(now.x, ys, scales, weights)
-        if folding:
-            folding.end((now.x, ys, folded and folded[0]))
-        if folded is None:
-            return None
-        A, W, squares = folded
-        stepping = folding and begin("step")
-        x, v_of = model.vectors.get(), Linear(1 / W)
-        v_square, x_square = kernels.server_step(
-            A, None, now.x, v_of=v_of, gamma=gamma, v=model.v(), total_out=None, x_out=x
-        )
-        if stepping:
-            stepping.end((A, now.x, model.v(), x))
-        if not math.isfinite(x_square):
-            return None
-        freeze(x)
-        after = now._replace(
-            x=x, x_prev=x, momentum=model.v(), round_number=now.round_number + 1, gamma=gamma, changed={}
-        )
-        return after, squares, v_square / (1 / W * W) ** 2
-
     def take_step(
         self,
         opened: OpenStep,
@@ -746,7 +715,7 @@ class State:
             joined = [client for client in batch.clients if client in self.newcomers.ids]
             facts = round_facts(self.settings, prepared, batch, rejected, joined)
         self.commit(prepared.after, opened, facts)
-        return prepared._replace(after=prepared.after._replace(audited=self.snapshot.audited)), found
+        return prepared if facts is None else prepared._replace(after=self.snapshot), found
 
     def commit(self, after: Snapshot, opened: OpenStep, facts: Document | None = None) -> None:
         """Commit a round's snapshot, and close the round."""

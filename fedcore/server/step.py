@@ -653,11 +653,12 @@ def counted_steps(
     counts, they are unchanged. ``window`` gets the counts as reported; by capped ones, the cap could only fall.
     """
     steps, counts, eta_steps = batch.claims.steps, batch.claims.counts, batch.eta_steps
-    ratio = window.ratio
+    if (ratio := window.ratio) is None:
+        return steps, eta_steps, None
     is_claimless = claimless_gamma(settings, now) is not None
-    if is_claimless and ratio is not None and settings.averages_models and settings.algorithm.direction.from_row:
+    if is_claimless and settings.averages_models and settings.algorithm.direction.from_row:
         window.add(steps)  # for ``usual_distance``
-    if ratio is None or is_claimless or not len(batch):
+    if is_claimless or not len(batch):
         return steps, eta_steps, None
     if window.agree(steps):
         window.add(steps)

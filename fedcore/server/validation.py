@@ -590,8 +590,11 @@ def weight_of(weights: Weights, update: Update, client: ClientId) -> float:
 # The updates as the round sums them.
 
 
-PlainColumns: TypeAlias = tuple[list[ClientId], list[Any], F64, F64, F64, npt.NDArray[np.int64], list[int]]
-"""The clients, their ys, steps, examples (NaN for no number), eta_i K_i, start rounds, and the changed updates."""
+PlainColumns: TypeAlias = tuple[
+    list[ClientId], list[Any], F64, F64, npt.NDArray[np.int8], F64, F64, npt.NDArray[np.int64], list[int]
+]
+"""The columns of ``core.PlainUpdates.take``: clients, ys, steps, examples, sources, eta_i K_i, 1 / (eta_i K_i), start
+rounds, and the indices of changed updates."""
 UNNAMED = -2
 """The round of an update that must name it, for ``core.PlainUpdates``."""
 
@@ -708,24 +711,21 @@ class UpdateReader:
 
     def batch_of_columns(self, columns: PlainColumns) -> UpdateBatch:
         """Return the updates of ``core.PlainUpdates.take`` as a batch."""
-        clients, ys, steps, examples, distances, starts, _ = columns
+        clients, ys, steps, examples, sources, distances, scales, starts, _ = columns
         k, number = len(clients), self._state.snapshot.round_number
-        ones, sources, _, _, _ = usual(k)
+        ones = usual(k)[0]
         if self._settings.policy.buffer is None:
             bases = [self.start_of(number)] * k
         else:
             models = {started: self._base_of(started) for started in np.unique(starts).tolist()}
             bases = [models[started] for started in starts.tolist()]
-        if not core.column_range(examples)[0] >= 0:  # a NaN stands for no number
-            missing = np.isnan(examples)
-            examples, sources = np.where(missing, 1.0, examples), (~missing).astype(np.int8)
         return batch_of(
             clients,
             ys,
             Claims(steps, examples, ones, None, None, clients),
             distances,
             bases=bases,
-            scales=ones if self._settings.averages_models else 1 / distances,
+            scales=ones if self._settings.averages_models else scales,
             sources=sources,
             starts=starts,
         )

@@ -130,8 +130,9 @@ class Session:
 
     def require_files(self) -> None:
         """Raise a CorruptionError if an open file was truncated."""
-        for slots in () if self._closed else self.content.all_slots:
-            slots.require_whole()
+        if self.folder is not None and not self._closed:
+            for slots in self.content.all_slots:
+                slots.require_whole()
 
     def require_whole(self) -> None:
         """Raise a StoreError if an interrupted commit may have left invalid content in memory."""
