@@ -15,6 +15,8 @@ import numpy as np
 
 from fedcore import algorithms, rules
 from fedcore.algorithms import Algorithm, check_table, optimizers, rates
+from fedcore.algorithms.averaging import WeightedMean
+from fedcore.algorithms.base import NOTHING, Direction, H
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Constant, Rate, as_rate, rate_at
 from fedcore.arrays import CPU, F64, device_named
@@ -501,6 +503,25 @@ class Settings:
     def is_exact(self) -> bool:
         """Whether sums and the running total are exact."""
         return self.accumulator == "exact"
+
+    @cached_property
+    def steps_by_mean(self) -> bool:
+        """Whether a round only moves x along the weighted mean of h, and no rule can reject a finite update."""
+        algorithm, layout, kind = self.algorithm, self.layout, type(self.algorithm)
+        members = ("step", "weigh", "weighs_claims", "moves", "sums", "hides_mean")  # a subclass may override them
+        return (
+            issubclass(kind, WeightedMean)
+            and all(getattr(kind, name) is getattr(WeightedMean, name) for name in members)
+            and (algorithm.row, algorithm.adds) == (NOTHING, H)
+            and algorithm.direction == replace(Direction(), mu=algorithm.direction.mu)
+            and not (algorithm.keeps_total or algorithm.sums_changes or algorithm.needs_shares)
+            and not (layout.narrow or layout.n > layout.n_parameters or self.is_exact or self.audit)
+            and self.optimizer is None
+            and not self.max_staleness
+            and (self.averages_models or self.server_lr is not None)
+            and self.rules.is_plain
+            and self.limits.max_norm is None
+        )
 
     @cached_property
     def averages_models(self) -> bool:

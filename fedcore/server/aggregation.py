@@ -440,6 +440,15 @@ class Sum:
             self.accept(batch)
         return batch, squares
 
+    def fold_at_once(self, batch: UpdateBatch) -> Floats | None:
+        """Return A of a cohort that only adds h, and measure it; None if an update is too long."""
+        ys, scales, weights = batch.vectors, batch.scales, batch.weights
+        squares = kernels.accumulate(None, batch.bases, ys, scales, weights, out=self._spare)
+        if not self._fits(squares, weights):
+            return None
+        batch.count(squares)
+        return self._spare
+
     def join(self, words: ExactSum, batch: UpdateBatch, changes: ExactSum | None = None) -> bool:
         """Add an exact sum of another server over parameters and buffers, with its updates; return False on overflow.
 

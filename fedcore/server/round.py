@@ -34,6 +34,7 @@ from fedcore.server.folder import Journal
 from fedcore.server.partial import PartialSum, PartialSums
 from fedcore.server.report import (
     Attendance,
+    Diagnostics,
     Rejected,
     Report,
     report_of,
@@ -43,6 +44,7 @@ from fedcore.server.report import (
     warn_if_capped,
 )
 from fedcore.server.state import NewClients, State
+from fedcore.server.step import PreparedStep
 from fedcore.server.update import ACCEPTED, HELD, KINDS, Incoming, Kind, Reply, Staging, Update, immutable_copy
 from fedcore.server.validation import (
     NO_START,
@@ -866,9 +868,7 @@ class Round(OpenRound):
         batch = UpdateBatch.joined([*waiting, *parts])
         try:
             with span("validate", self._state):
-                if self._settings.algorithm.weighs_claims:
-                    self._weighing.count_known_examples(batch)
-                self._weighing.weigh(batch)
+                self._weigh(batch)
             if at_end:
                 batch = batch.ordered(self._clients.numbers(batch.clients))
             lengths = self._sum.try_fold(batch)
@@ -934,21 +934,20 @@ class Round(OpenRound):
         began = time.perf_counter()
         self._require_open()
         self._require_enough()
-        self.settle()
-        self._require_enough()
-        batch = UpdateBatch.joined(self._folded)
-        if self._settings.is_exact or self._keeps_vectors:  # the order of the updates must have no effect
-            batch = batch.ordered(self._clients.numbers(batch.clients))
-        now, has_noise = self._state.snapshot, len(batch) > 0 and self._summed.issuperset(batch.clients)
-        result = self._sum.total(batch, self._settings.rules, now.ledger, now.center, has_noise=has_noise)
-        batch.drop()
-        self._folded = [batch]
+        step, result = self._step_by_mean(), None
+        if step is None:
+            self.settle()
+            self._require_enough()
+            result = self._total()
+        [batch] = self._folded
         try:
             with uninterrupted() if self._state.defers_signals else nullcontext():
                 if self._is_ending:
                     raise RoundError("round: a signal handler aborted it before it was finished")
                 norms, rejected = self._validator.remembered(), tuple(self._rejected)
-                prepared, found = self._state.take_step(self, result, batch, norms, rejected)
+                prepared, found = step or self._state.take_step(self, result, batch, norms, rejected)
+                if step is not None:
+                    self._state.commit(prepared.after, self)
                 self._most_steps = prepared.most_steps
                 spent = self._seconds + time.perf_counter() - began, self._bytes
                 stale = staleness(prepared)
@@ -962,6 +961,35 @@ class Round(OpenRound):
                 self._release()
         self._empty_journal()
         return self.report
+
+    def _step_by_mean(self) -> tuple[PreparedStep, Diagnostics] | None:
+        """Return the step along the mean of the held updates, if the round needs no more; None for other rounds."""
+        state, holds_all = self._state, not (self._held or self._undecided or self._folded or self._summed)
+        if not (self._settings.steps_by_mean and holds_all and self._count_plain() and state.may_step_at_once):
+            return None
+        self._read_plain()
+        if not len(batch := self._held[0]) or len(self._known) < self.attendance.policy.min_clients:
+            return None
+        self._weigh(batch)
+        if (step := state.step_by_mean(batch)) is not None:
+            self._held, self._folded = [], [batch]
+        return step
+
+    def _total(self) -> Any:
+        """Return the sums of all folded updates, which are then one batch."""
+        batch = UpdateBatch.joined(self._folded)
+        if self._settings.is_exact or self._keeps_vectors:  # the order of the updates must have no effect
+            batch = batch.ordered(self._clients.numbers(batch.clients))
+        now, has_noise = self._state.snapshot, len(batch) > 0 and self._summed.issuperset(batch.clients)
+        result = self._sum.total(batch, self._settings.rules, now.ledger, now.center, has_noise=has_noise)
+        batch.drop()
+        self._folded = [batch]
+        return result
+
+    def _weigh(self, batch: UpdateBatch) -> None:
+        if self._settings.algorithm.weighs_claims:
+            self._weighing.count_known_examples(batch)
+        self._weighing.weigh(batch)
 
     def _abort(self) -> None:
         if self.is_open:

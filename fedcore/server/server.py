@@ -898,7 +898,7 @@ class Server(Represented, Unpicklable):
         """
         # A list keeps its arrays until this call returns, and other threads must not change them: one pass folds all.
         listed = list(updates) if isinstance(updates, list | tuple) else None
-        batch_size = self.settings.batch_size if listed is None else max(1, len(listed))
+        batch_size = self.settings.batch_size if listed is None else len(listed) + 1
         opening = partial(self._open, batch_size, may_hold=listed is not None)
         with span("round", self._backend), opening() as opened:
             for some in kept_batches(updates, batch_size) if listed is None else [listed]:

@@ -35,7 +35,7 @@ from fedcore.errors import (
     RoundError,
     StoreError,
 )
-from fedcore.kernels import ExactSum
+from fedcore.kernels import ExactSum, Linear
 from fedcore.options import Compute, Settings
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
@@ -67,6 +67,7 @@ from fedcore.server.step import (
     PreparedStep,
     Snapshot,
     checked_sizes,
+    claimless_gamma,
     counted_steps,
     farthest_gamma,
     step_length,
@@ -698,6 +699,36 @@ class State:
                         f"client {some[int(bad[0])]!r}: its correction of round {t} is too large for its "
                         f"{store.codec} row, so x is unchanged; lower the rates, or remove the client"
                     )
+
+    @property
+    def may_step_at_once(self) -> bool:
+        """Whether ``step_by_mean`` may take the step of a round in this place: here, without newcomers."""
+        return self.upload is None and self.newcomers.population is None
+
+    def step_by_mean(self, batch: UpdateBatch) -> tuple[PreparedStep, Diagnostics] | None:
+        """Return the step along the mean of a weighed cohort, with ``Settings.steps_by_mean``, as ``prepare`` does.
+
+        Return None, without a change, if an update may have to be rejected or x would diverge.
+        """
+        now, model, gamma = self.snapshot, self.model, claimless_gamma(self.settings, self.snapshot)
+        W: float = core.column_sum(0.0, batch.weights, None)
+        if gamma is None or not W > 0:
+            return None
+        with span("fold", None, (now.x, batch.vectors)):
+            A = self._sum.fold_at_once(batch)
+        if A is None:
+            return None
+        x, v_of = model.vectors.get(), Linear(1 / W)
+        with span("step", None, (A, now.x, model.v(), x)):
+            v_square, x_square = kernels.server_step(
+                A, None, now.x, v_of=v_of, gamma=gamma, v=model.v(), total_out=None, x_out=x
+            )
+        if not math.isfinite(x_square):
+            return None
+        freeze(x)
+        made = {"x": x, "x_prev": x, "momentum": model.v(), "gamma": gamma, "norms": {}, "changed": {}}
+        after = now._replace(round_number=now.round_number + 1, **made)
+        return PreparedStep(now, None, None, after, gamma=gamma), Diagnostics(None, v_square / (1 / W * W) ** 2)
 
     def take_step(
         self,
