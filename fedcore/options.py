@@ -38,7 +38,7 @@ from fedcore.validation import Registry, absolute, check_integer, check_number
 Accumulator = Literal["float32", "float64", "exact"]
 """The precision of a round's sums."""
 
-BATCH, BATCH_BYTES = 8, 1 << 20
+BATCH, BATCH_BYTES = 8, 1 << 22
 """The default of ``batch_size``: ``BATCH`` updates, or more if they fit into ``BATCH_BYTES``."""
 MOST_CLIENT_LR = 100.0
 ROUNDING = 1e-9
@@ -261,7 +261,7 @@ class Compute(Options):
             rows (MIFA, MimiC, SCAFFOLD) use at least float64. Exact sums are integers on a grid of 2^-60: their bits do
             not depend on the order of updates, totals do not drift, and a removed client leaves no trace. The norm of
             an update must then be below 2^39 and 2^50 / N. Default: "float32".
-        batch_size: how many updates a round may hold to fold them in one pass. Default: 8, or more if they fit into 1
+        batch_size: how many updates a round may hold to fold them in one pass. Default: 8, or more if they fit into 4
             MiB.
         diagnostics: whether reports have ``diversity`` and ``correction_norm`` even if this must read rows.
         shards: the number of parts into which the model and the rows are cut; the bits stay the same. Default: 1. When

@@ -4,7 +4,7 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import cached_property, partial, wraps
 from operator import itemgetter
@@ -65,8 +65,6 @@ NO_EXAMPLES = "examples: missing, but other updates of the round report a number
 UNLISTED = "round %d: it rejects more updates than it lists; the report has the first ones"
 SMALL = 1 << 18
 """The most bytes of a vector that a round copies to hold it."""
-AT_ONCE = 1 << 21
-"""The bytes of small updates that a round holds to fold them in one pass."""
 ANY_EXAMPLES, SAME_EXAMPLES = -1, 2
 """Whether updates have numbers of examples: as each likes, or all or none. 0 and 1 stand for none and all."""
 CHANGED = "update: the caller has changed it while the round held it; leave vectors of keep=True unchanged"
@@ -226,10 +224,10 @@ class Round(OpenRound):
         self._undecided: list[UpdateBatch] = []
         self._folded: list[UpdateBatch] = []
         self._keeps_vectors = settings.rules.robust is not None  # until the step
+        in_files = self._keeps_vectors and isinstance(settings.device, FileMemory)
+        self._most_plain = 1 if in_files else batch_size  # updates that ``_plain`` may hold
         # Whether small updates are copied, so that one pass folds several. No rule may reject one of them later.
         is_small, is_free = 4 * settings.layout.n <= SMALL, settings.limits.max_norm is None and settings.rules.is_plain
-        # As many bytes of small updates may wait as of one longer update.
-        self._room = batch_size if batch_size == 1 else max(batch_size, AT_ONCE // (4 * settings.layout.n))
         self._copied = SMALL if is_small and is_free and state.upload is None else 0
         self._has_examples = False  # whether an update of the round has a number of examples or a weight
         self._most_steps: int | None = None
@@ -811,11 +809,11 @@ class Round(OpenRound):
         keys = clients
         if self._settings.repeats:
             self._known.update(keys := list(enumerate(clients, first)))
-        if waits and len(self._plain) < self._room:
+        if waits and len(self._plain) + sum(map(len, self._held)) < self._most_plain:
             return [HELD] * len(keys)
         self._read_plain()
-        if self._keeps_vectors and not waits:
-            self._own(self._held[-1], is_safe=self._may_hold)
+        if self._keeps_vectors and self._held:
+            self._own(self._held[-1], is_safe=waits)
         self._fold_held()
         return self._replies(keys, clients, before)
 
@@ -1003,9 +1001,8 @@ class Round(OpenRound):
         """Drop the server's state, so that a closed round does not keep a store open."""
         self._weighing.close()
         del self._state, self._reader
-        self.__dict__.pop("_partials", None)
-        with suppress(AttributeError):  # a round that failed to begin has no sum
-            del self._sum, self._validator
+        for name in ("_partials", "_sum", "_validator"):  # a round that failed to begin has none
+            self.__dict__.pop(name, None)
 
 
 def log_round(

@@ -304,8 +304,6 @@ class State:
     reader: type[UpdateReader] = UpdateReader
     compute = Compute()
     """Where the state is: here, in one part."""
-    defers_signals = True
-    """Whether a signal waits until a step is committed."""
 
     def __init__(
         self, settings: Settings, snapshot: Snapshot, store: ClientStore, reducer: Reducer | None = None
@@ -346,6 +344,12 @@ class State:
             made = [(state, *part(state)) for state, part in zip(self.states, parts, strict=True)]
             for state, after, facts in made:
                 state.become(after, state.round_number, facts)
+
+    @property
+    def defers_signals(self) -> bool:
+        """Whether a signal waits until a step is committed; else the commit is one assignment."""
+        store, settings = self.store, self.settings
+        return store.medium == "mmap" or settings.algorithm.keeps_rows or settings.audit or store.is_ahead
 
     @property
     def states(self) -> list["State"]:

@@ -703,9 +703,8 @@ def usual_distance(settings: Settings, now: Snapshot) -> float:
 
     A client's own steps are no measure of its offset: it could report any number.
     """
-    window = settings.rules.window("steps", now.norms)
-    has_median = window.ratio is not None and len(window)
-    return rate_at(settings.lr, now.round_number) * window.most(_NONE, 1.0) if has_median else 0.0
+    window = settings.rules.window("steps", now.norms) if "steps" in settings.rules.needs else ()
+    return rate_at(settings.lr, now.round_number) * window.most(_NONE, 1.0) if window else 0.0
 
 
 def _median(values: F64, counts: F64) -> float:
