@@ -15,6 +15,7 @@
 #include "bindings/client_id.h"
 #include "bindings/registered.h"
 #include "kernels/norms.h"
+#include "kernels/quantise.h"
 
 namespace fedcore::bindings {
 namespace {
@@ -86,8 +87,8 @@ using Objects = py::typing::List<py::object>;
 using Columns =
     py::typing::Tuple<Objects, Objects, py::array_t<double>, py::array_t<double>, py::array_t<std::int8_t>,
                       py::array_t<double>, py::array_t<double>, py::array_t<std::int64_t>, py::typing::List<py::int_>>;
-// The clients, whether all models may wait, and whether all updates have examples.
-using Reading = py::typing::Optional<py::typing::Tuple<Objects, py::bool_, py::bool_>>;
+// The clients, whether all models may wait, whether all updates have examples, and the bytes of the models as sent.
+using Reading = py::typing::Optional<py::typing::Tuple<Objects, py::bool_, py::bool_, py::int_>>;
 using Ranges = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
 // What a server accepts of an update of the usual form.
@@ -102,6 +103,47 @@ struct Limits {
 // Squared norms from here on are left to the fold, which may reject the update.
 constexpr double kUsual = 1e30;
 
+using py::detail::array_descriptor_proxy;
+using py::detail::array_proxy;
+using py::detail::npy_api;
+
+// A tensor of the layout.
+struct Part {
+    py::object name;
+    std::vector<py::ssize_t> shape;
+    std::int64_t start, size;
+};
+
+// Copies a tensor of float32, float16 or (of torch) bfloat16, of this shape and in C order, as float32. Returns its
+// bytes, or -1 for any other object.
+std::int64_t copy_tensor(py::object tensor, const std::vector<py::ssize_t>& shape, std::int64_t n, float* to) {
+    const auto is_array = [](const py::object& object) {
+        return object && reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) ==
+                             reinterpret_cast<PyObject*>(npy_api::get().PyArray_Type_);
+    };
+    bool brain = false;
+    if (!is_array(tensor)) {
+        const py::object bits = bits_of_torch(tensor);
+        brain = static_cast<bool>(bits);
+        tensor = brain ? bits : view_of_torch(tensor);
+        if (!is_array(tensor)) return -1;
+    }
+    const auto* const array = array_proxy(tensor.ptr());
+    const auto* const dtype = array_descriptor_proxy(array->descr);
+    constexpr int kFlags = py::array::c_style | npy_api::NPY_ARRAY_ALIGNED_;
+    if (dtype->byteorder != '=' || (array->flags & kFlags) != kFlags ||
+        !std::equal(array->dimensions, array->dimensions + array->nd, shape.begin(), shape.end()))
+        return -1;
+    constexpr int kHalf = 23;
+    if (!brain && dtype->type_num == npy_api::NPY_FLOAT_) {
+        std::memcpy(to, array->data, static_cast<std::size_t>(4 * n));
+        return 4 * n;
+    }
+    if (!brain && dtype->type_num != kHalf) return -1;
+    fedcore::dequantise(array->data, nullptr, brain ? Codec::bf16 : Codec::f16, n, to);
+    return 2 * n;
+}
+
 // The updates of an open round that are of the usual form: a model as a float32 vector of n elements, of NumPy or
 // torch, from one draw of a registered client, of a round within oldest..newest, without a control, and with a valid
 // loss or none. A missing round is `absent`, or unusual if that is kNoRound. The elements in the `nonnegative` ranges
@@ -109,17 +151,19 @@ constexpr double kUsual = 1e30;
 // which reading takes most of a round.
 //
 // A model may wait for the fold if the caller leaves it unchanged: in every case (`may_hold`), by `keep`, because it is
-// immutable, or because the server owns its memory (`owns`). A copy of at most `copied` bytes may wait too.
+// immutable, or because the server owns its memory (`owns`). A copy of at most `copied` bytes may wait too. With that
+// limit, a model may also be a vector of 16-bit floats, or a dict of tensors with the names and shapes of `parts`.
 class PlainUpdates {
   public:
     PlainUpdates(py::object type, py::object index, std::int64_t n, const Limits& limits, Ranges nonnegative,
-                 std::int64_t copied, bool may_hold, py::object owns)
+                 py::list parts, std::int64_t copied, bool may_hold, py::object owns)
         : type_(std::move(type)),
           kept_index_(std::move(index)),
           index_(kept_index_.cast<const Registered&>()),
           n_(n),
           limits_(limits),
           nonnegative_(std::move(nonnegative)),
+          listed_(std::move(parts)),
           copied_(copied),
           may_hold_(may_hold),
           owns_(std::move(owns)) {
@@ -128,6 +172,21 @@ class PlainUpdates {
         if (!named) raise("ArrayError", "type: expected a type of named tuples");
         for (const auto& [start, stop] : nonnegative_)
             if (start < 0 || stop < start || stop > n) raise("ArrayError", "nonnegative: expected ranges within n");
+    }
+
+    // Reads the list of parts once it is needed.
+    void read_parts() {
+        std::int64_t stop = 0;
+        for (const py::handle part : std::exchange(listed_, py::list())) {
+            const auto [name, shape] = part.cast<std::pair<py::object, std::vector<py::ssize_t>>>();
+            std::int64_t size = 1;
+            for (const py::ssize_t extent : shape)
+                if (extent < 0 || __builtin_mul_overflow(size, extent, &size)) size = n_ + 1;
+            if (size > n_ - stop) raise("ArrayError", "parts: expected tensors with n elements in all");
+            parts_.push_back({name, shape, stop, size});
+            stop += size;
+        }
+        if (stop != n_ && !parts_.empty()) raise("ArrayError", "parts: expected tensors with n elements in all");
     }
 
     std::size_t size() const { return entries_.size(); }
@@ -152,10 +211,13 @@ class PlainUpdates {
         if ((examples == 1 && !all) || (examples == 0 && !none) || (examples == 2 && !all && !none)) return py::none();
         if (!limits_.repeats && !are_different(numbers)) return py::none();
         bool waits = true;
+        std::int64_t bytes = 0;
         for (std::size_t i = 0; i < k; ++i) {
             PyObject* const update = PyTuple_GET_ITEM(listed.ptr(), static_cast<Py_ssize_t>(i));
-            if (!read_model(PyTuple_GET_ITEM(update, kValue), PyTuple_GET_ITEM(update, kKeep) == Py_True, read[i], waits))
-                return py::none();
+            const bool keep = PyTuple_GET_ITEM(update, kKeep) == Py_True;
+            const std::int64_t sent = read_model(PyTuple_GET_ITEM(update, kValue), keep, read[i], waits);
+            if (sent < 0) return py::none();
+            bytes += sent;
         }
         entries_.reserve(entries_.size() + k);
         py::list clients(k);
@@ -164,7 +226,7 @@ class PlainUpdates {
             PyList_SET_ITEM(clients.ptr(), static_cast<Py_ssize_t>(i), py::object(read[i].client).release().ptr());
         }
         std::move(read.begin(), read.end(), std::back_inserter(entries_));
-        return py::make_tuple(clients, waits, all);
+        return py::make_tuple(clients, waits, all, bytes);
     }
 
     // The updates so far, which this object then forgets. A model that the caller has changed in form since `add`, for
@@ -230,40 +292,67 @@ class PlainUpdates {
         return number != kNone;
     }
 
-    // `waits` becomes false if the model must be folded at once.
-    bool read_model(PyObject* model, bool keep, Entry& out, bool& waits) {
+    // Returns the bytes of the model as sent, or -1 for an unusual one. `waits` becomes false if the model must be folded
+    // at once.
+    std::int64_t read_model(PyObject* model, bool keep, Entry& out, bool& waits) {
         py::object vector = plain_model(model, n_);
-        if (!vector) return false;
-        const auto* const data = reinterpret_cast<const float*>(py::detail::array_proxy(vector.ptr())->data);
-        for (const auto& [start, stop] : nonnegative_)
-            if (std::any_of(data + start, data + stop, [](float element) { return element < 0; })) return false;
-        const bool safe = may_hold_ || keep || is_immutable(vector) || is_owned(vector);
+        const bool safe = vector && (may_hold_ || keep || is_immutable(vector) || is_owned(vector));
+        std::int64_t bytes = 4 * n_;
         if (!safe && 4 * n_ <= copied_) {
             py::array_t<float> copy(static_cast<py::ssize_t>(n_));
             float* const to = copy.mutable_data();
-            std::memcpy(to, data, static_cast<std::size_t>(4 * n_));
+            if (vector)
+                std::memcpy(to, array_proxy(vector.ptr())->data, static_cast<std::size_t>(4 * n_));
+            else if ((bytes = copy_parts(model, to)) < 0)
+                return -1;
             scratch_.resize(static_cast<std::size_t>(block_count(n_)));
             double square = 0;
             fedcore::squared_norms(&to, 1, n_, scratch_.data(), &square);
             waits = waits && square < kUsual;  // also false for a NaN
             out.vector = std::move(copy);
-        } else {
+        } else if (vector) {
             waits = waits && safe;
             out.source = py::reinterpret_borrow<py::object>(model);
             out.vector = std::move(vector);
+        } else {
+            return -1;
         }
-        out.data = py::detail::array_proxy(out.vector.ptr())->data;
-        return true;
+        out.data = array_proxy(out.vector.ptr())->data;
+        const auto* const data = static_cast<const float*>(out.data);
+        for (const auto& [start, stop] : nonnegative_)
+            if (std::any_of(data + start, data + stop, [](float element) { return element < 0; })) return -1;
+        return bytes;
+    }
+
+    // Copies a vector of 16-bit floats, or the tensors of a model; returns their bytes, or -1 for an unusual model.
+    std::int64_t copy_parts(PyObject* model, float* to) {
+        if (!PyDict_CheckExact(model) && !PyODict_CheckExact(model))
+            return copy_tensor(py::reinterpret_borrow<py::object>(model), {static_cast<py::ssize_t>(n_)}, n_, to);
+        if (parts_.empty()) read_parts();
+        if (parts_.empty() || PyDict_Size(model) != static_cast<Py_ssize_t>(parts_.size())) return -1;
+        std::int64_t bytes = 0;
+        for (const Part& part : parts_) {
+            PyObject* const tensor = PyDict_GetItemWithError(model, part.name.ptr());
+            if (tensor == nullptr) {
+                PyErr_Clear();
+                return -1;
+            }
+            const std::int64_t sent =
+                copy_tensor(py::reinterpret_borrow<py::object>(tensor), part.shape, part.size, to + part.start);
+            if (sent < 0) return -1;
+            bytes += sent;
+        }
+        return bytes;
     }
 
     bool is_owned(const py::object& vector) const {
-        return py::detail::array_proxy(vector.ptr())->base != nullptr && py::cast<bool>(owns_(vector));
+        return array_proxy(vector.ptr())->base != nullptr && py::cast<bool>(owns_(vector));
     }
 
     bool is_unchanged(const Entry& entry) const {
         if (!entry.source) return true;
         const py::object now = plain_model(entry.source.ptr(), n_);
-        return now && py::detail::array_proxy(now.ptr())->data == entry.data && is_plain_vector(entry.vector, n_);
+        return now && array_proxy(now.ptr())->data == entry.data && is_plain_vector(entry.vector, n_);
     }
 
     py::object type_, kept_index_;
@@ -271,6 +360,8 @@ class PlainUpdates {
     std::int64_t n_;
     Limits limits_;
     Ranges nonnegative_;
+    py::list listed_;
+    std::vector<Part> parts_;
     std::int64_t copied_;
     bool may_hold_;
     py::object owns_;
@@ -284,16 +375,16 @@ void bind_plain_updates(py::module_& module) {
     py::class_<PlainUpdates>(module, "PlainUpdates")
         .def(py::init([](py::object type, py::object index, std::int64_t n, double lr, double max_steps,
                          double max_examples, bool own_rates, double max_lr, std::int64_t oldest, std::int64_t newest,
-                         std::int64_t absent, bool repeats, Ranges nonnegative, std::int64_t copied, bool may_hold,
-                         py::object owns) {
+                         std::int64_t absent, bool repeats, Ranges nonnegative, py::list parts, std::int64_t copied,
+                         bool may_hold, py::object owns) {
                  const Limits limits{lr, max_steps, max_examples, own_rates, max_lr, oldest, newest, absent, repeats};
-                 return PlainUpdates(std::move(type), std::move(index), n, limits, std::move(nonnegative), copied,
-                                     may_hold, std::move(owns));
+                 return PlainUpdates(std::move(type), std::move(index), n, limits, std::move(nonnegative),
+                                     std::move(parts), copied, may_hold, std::move(owns));
              }),
              py::arg("type"), py::arg("index"), py::arg("n"), py::arg("lr"), py::arg("max_steps"),
              py::arg("max_examples"), py::arg("own_rates"), py::arg("max_lr"), py::arg("oldest"), py::arg("newest"),
-             py::arg("absent"), py::arg("repeats"), py::arg("nonnegative"), py::arg("copied"), py::arg("may_hold"),
-             py::arg("owns"))
+             py::arg("absent"), py::arg("repeats"), py::arg("nonnegative"), py::arg("parts"), py::arg("copied"),
+             py::arg("may_hold"), py::arg("owns"))
         .def("__len__", &PlainUpdates::size)
         .def("add", &PlainUpdates::add, py::arg("updates"), py::arg("known"), py::arg("others"), py::arg("examples"))
         .def("take", &PlainUpdates::take);

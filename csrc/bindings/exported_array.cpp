@@ -323,6 +323,22 @@ py::object view_of_torch(py::handle tensor) {
     }
 }
 
+py::object bits_of_torch(py::handle tensor) {
+    static PyObject *const dtype = PyUnicode_InternFromString("dtype"), *const view = PyUnicode_InternFromString("view");
+    const py::object torch = py::reinterpret_steal<py::object>(PyImport_GetModule(py::str("torch").ptr()));
+    if (!torch || PyErr_Occurred() != nullptr) {
+        PyErr_Clear();
+        return {};
+    }
+    try {
+        if (!py::isinstance(tensor, torch.attr("Tensor")) || !py::object(tensor.attr(dtype)).is(torch.attr("bfloat16"))) return {};
+        return view_of_torch(py::object(tensor.attr("detach")()).attr(view)(torch.attr("int16")));
+    } catch (const py::error_already_set& error) {  // for example a tensor whose last axis is strided
+        if (!error.matches(PyExc_Exception)) throw;
+        return {};
+    }
+}
+
 bool has_memory(py::handle tensor) {
     static PyObject *const sizes = PyUnicode_InternFromString("shape"),
                            *const stride = PyUnicode_InternFromString("stride"),

@@ -66,7 +66,7 @@ class GroupReader(UpdateReader):
         self._state.require_set(client, self._state.sent_groups(batch.vectors[0]))
         return batch, fixed
 
-    def plain_updates(self, *, copied: int, may_hold: bool) -> None:
+    def plain_updates(self, *, may_hold: bool) -> None:
         """Return None: models are cut into groups one by one."""
 
     @raises_fedcore_errors

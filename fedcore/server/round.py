@@ -63,8 +63,6 @@ LOGGER = logging.getLogger("fedcore.server")
 SECOND = "update: the round already has an update of this client; only the first counts"
 NO_EXAMPLES = "examples: missing, but other updates of the round report a number"
 UNLISTED = "round %d: it rejects more updates than it lists; the report has the first ones"
-SMALL = 1 << 18
-"""The most bytes of a vector that a round copies to hold it."""
 ANY_EXAMPLES, SAME_EXAMPLES = -1, 2
 """Whether updates have numbers of examples: as each likes, or all or none. 0 and 1 stand for none and all."""
 CHANGED = "update: the caller has changed it while the round held it; leave vectors of keep=True unchanged"
@@ -226,9 +224,6 @@ class Round(OpenRound):
         self._keeps_vectors = settings.rules.robust is not None  # until the step
         in_files = self._keeps_vectors and isinstance(settings.device, FileMemory)
         self._most_plain = 1 if in_files else batch_size  # updates that ``_plain`` may hold
-        # Whether small updates are copied, so that one pass folds several. No rule may reject one of them later.
-        is_small, is_free = 4 * settings.layout.n <= SMALL, settings.limits.max_norm is None and settings.rules.is_plain
-        self._copied = SMALL if is_small and is_free and state.upload is None else 0
         self._has_examples = False  # whether an update of the round has a number of examples or a weight
         self._most_steps: int | None = None
         # The last update that each client began, and how often it replaced one that was open.
@@ -249,7 +244,7 @@ class Round(OpenRound):
             self._plain = plain
         round._begun = {}
         if self.is_open:
-            round._plain = round._reader.plain_updates(copied=self._copied, may_hold=self._may_hold)
+            round._plain = round._reader.plain_updates(may_hold=self._may_hold)
         return round
 
     @property
@@ -631,7 +626,7 @@ class Round(OpenRound):
             square = self._state.buffers_square
             rules = settings.rules.at(self._state.snapshot.ledger)
             self._validator = Validator(settings.limits, rules, unit, remembered, examples, square)
-            self._plain = self._reader.plain_updates(copied=self._copied, may_hold=self._may_hold)
+            self._plain = self._reader.plain_updates(may_hold=self._may_hold)
             if (most := settings.policy.buffer) is not None and not settings.repeats:  # one update of each client
                 self.attendance.full = max(1, settings.policy.min_clients, min(most, len(self._clients)))
         except BaseException:
@@ -799,13 +794,13 @@ class Round(OpenRound):
                 reading.end((), counts=found is not None)
         if found is None:
             return None
-        clients, waits, have = found
+        clients, waits, have, bytes = found
         if self._by_claims:
             self._has_examples = have
         if len(self._plain) == len(clients):
             self._first_plain = self._arrivals
         first, self._arrivals = self._arrivals, self._arrivals + len(clients)
-        self._bytes += 4 * self._settings.layout.n * len(clients)
+        self._bytes += bytes
         keys = clients
         if self._settings.repeats:
             self._known.update(keys := list(enumerate(clients, first)))

@@ -595,6 +595,8 @@ PlainColumns: TypeAlias = tuple[
 ]
 """The columns of ``core.PlainUpdates.take``: clients, ys, steps, examples, sources, eta_i K_i, 1 / (eta_i K_i), start
 rounds, and the indices of changed updates."""
+SMALL = 1 << 18
+"""The most bytes of a model that a round copies to hold it."""
 UNNAMED = -2
 """The round of an update that must name it, for ``core.PlainUpdates``."""
 
@@ -639,6 +641,9 @@ class UpdateReader:
         self._settings, self._state, self._weights = settings, state, settings.rules.weights
         self._rates = SentRates(settings.lr, settings.limits)
         self._starts: dict[int, F32] = {}
+        # Whether small models are copied, as vectors, so that one pass folds several. No rule may reject one later.
+        is_small, is_free = 4 * settings.layout.n <= SMALL, settings.limits.max_norm is None and settings.rules.is_plain
+        self._copied = SMALL if is_small and is_free and state.upload is None else 0
         self._lr = self._rates.sent(state.round_number)
 
     def read(self, update: Update, client: ClientId) -> tuple[UpdateBatch, bool]:
@@ -730,10 +735,10 @@ class UpdateReader:
             starts=starts,
         )
 
-    def plain_updates(self, *, copied: int, may_hold: bool) -> Any:
-        """Return a ``core.PlainUpdates`` that reads flat float32 models; None if the server needs more of an update.
+    def plain_updates(self, *, may_hold: bool) -> Any:
+        """Return a ``core.PlainUpdates`` that reads usual updates at once; None if the server needs more of an update.
 
-        It copies models of at most ``copied`` bytes that it cannot hold. ``may_hold``: whether it can hold all.
+        ``may_hold``: whether it may hold all vectors.
         """
         settings, limits, algorithm, state = self._settings, self._settings.asked, self._settings.algorithm, self._state
         if algorithm.second_vector is not None or algorithm.needs_loss or algorithm.own_starts:
@@ -748,7 +753,8 @@ class UpdateReader:
         of_lr = limits.max_client_lr is not None, limits.max_client_lr or self._lr
         return core.PlainUpdates(
             *(Update, state.registry.index, settings.layout.n, self._lr, limits.max_steps, limits.max_examples),
-            *(*of_lr, *rounds, settings.repeats, state.buffers.ranges, copied, may_hold, state.update_buffers.owns),
+            *(*of_lr, *rounds, settings.repeats, state.buffers.ranges, settings.layout.parts, self._copied, may_hold),
+            state.update_buffers.owns,
         )
 
     def check_buffers(self, y: Any, kind: Kind, started: int) -> None:
@@ -780,7 +786,7 @@ class UpdateReader:
 
     def _read_vector(self, update: Update) -> tuple[Any, bool]:
         # A quantised row cannot be cut at every element, because several elements share a scale.
-        apart = not self._settings.algorithm.keeps_rows or self._state.store.codec == "f32"
+        apart = not (self._copied or (self._settings.algorithm.keeps_rows and self._state.store.codec != "f32"))
         return read_vector(update, self._settings.layout, apart=apart, device=self._settings.device)
 
     def _read_counters(self, update: Update) -> Counters:
