@@ -303,20 +303,37 @@ bool has_memory(py::handle tensor, const void* first, std::int64_t bytes) {
     }
 }
 
-py::object view_of_torch(py::handle tensor) {
-    static PyObject *const module_name = PyUnicode_InternFromString("__module__"),
+namespace {
+
+bool is_of_torch(py::handle object) {
+    static PyObject* const module_name = PyUnicode_InternFromString("__module__");
+    const py::object module = py::type::handle_of(object).attr(module_name);
+    const auto is = [&](const char* name) {
+        return PyUnicode_Check(module.ptr()) && PyUnicode_CompareWithASCIIString(module.ptr(), name) == 0;
+    };
+    return is("torch") || is("torch.nn.parameter");
+}
+
+// A NumPy array over a tensor's memory, or null. `bits`: as int16.
+py::object numpy_of_torch(py::handle tensor, bool bits) {
+    static PyObject *const requires_grad = PyUnicode_InternFromString("requires_grad"),
                            *const detach = PyUnicode_InternFromString("detach"),
-                           *const numpy = PyUnicode_InternFromString("numpy");
+                           *const numpy = PyUnicode_InternFromString("numpy"),
+                           *const view = PyUnicode_InternFromString("view");
+    auto plain = py::reinterpret_borrow<py::object>(tensor);
+    if (!py::object(tensor.attr(requires_grad)).is(py::bool_(false))) plain = call(tensor, detach);
+    if (bits) plain = plain.attr(view)(py::module_::import("torch").attr("int16"));
+    const py::object found = call(plain, numpy);
+    if (!py::isinstance<py::array>(found)) return {};
+    const auto array = py::reinterpret_borrow<py::array>(found);
+    return has_memory(tensor, array.data(), array.nbytes()) ? found : py::object();
+}
+
+}  // namespace
+
+py::object view_of_torch(py::handle tensor) {
     try {
-        const py::object module = py::type::handle_of(tensor).attr(module_name);
-        const auto is = [&](const char* name) {
-            return PyUnicode_Check(module.ptr()) && PyUnicode_CompareWithASCIIString(module.ptr(), name) == 0;
-        };
-        if (!is("torch") && !is("torch.nn.parameter")) return {};
-        py::object view = call(call(tensor, detach), numpy);
-        if (!py::isinstance<py::array>(view)) return {};
-        const auto array = py::reinterpret_borrow<py::array>(view);
-        return has_memory(tensor, array.data(), array.nbytes()) ? view : py::object();
+        return is_of_torch(tensor) ? numpy_of_torch(tensor, false) : py::object();
     } catch (const py::error_already_set& error) {  // for example a tensor on a device
         if (!error.matches(PyExc_Exception)) throw;
         return {};
@@ -324,15 +341,11 @@ py::object view_of_torch(py::handle tensor) {
 }
 
 py::object bits_of_torch(py::handle tensor) {
-    static PyObject *const dtype = PyUnicode_InternFromString("dtype"), *const view = PyUnicode_InternFromString("view");
-    const py::object torch = py::reinterpret_steal<py::object>(PyImport_GetModule(py::str("torch").ptr()));
-    if (!torch || PyErr_Occurred() != nullptr) {
-        PyErr_Clear();
-        return {};
-    }
+    static PyObject* const dtype = PyUnicode_InternFromString("dtype");
     try {
-        if (!py::isinstance(tensor, torch.attr("Tensor")) || !py::object(tensor.attr(dtype)).is(torch.attr("bfloat16"))) return {};
-        return view_of_torch(py::object(tensor.attr("detach")()).attr(view)(torch.attr("int16")));
+        if (!is_of_torch(tensor)) return {};
+        static const PyObject* const brain = py::object(py::module_::import("torch").attr("bfloat16")).release().ptr();
+        return py::object(tensor.attr(dtype)).ptr() == brain ? numpy_of_torch(tensor, true) : py::object();
     } catch (const py::error_already_set& error) {  // for example a tensor whose last axis is strided
         if (!error.matches(PyExc_Exception)) throw;
         return {};

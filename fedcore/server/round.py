@@ -617,21 +617,24 @@ class Round(OpenRound):
         """Start the round, after the server has made it the open one."""
         self._newcomers = newcomers if isinstance(newcomers, Mapping) else list(newcomers)
         try:
-            self._sum = self._state.begin(self._newcomers)
-            settings, remembered = self._settings, self._state.snapshot.norms
-            unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
+            self.__dict__.pop("_validator", None)
+            self._sum, settings = self._state.begin(self._newcomers), self._settings
             self._by_claims = self._weighing.reads_examples
-            caps = self._by_claims and "examples" in settings.rules.needs
-            examples = settings.rules.window("examples", remembered) if caps else None
-            square = self._state.buffers_square
-            rules = settings.rules.at(self._state.snapshot.ledger)
-            self._validator = Validator(settings.limits, rules, unit, remembered, examples, square)
             self._plain = self._reader.plain_updates(may_hold=self._may_hold)
             if (most := settings.policy.buffer) is not None and not settings.repeats:  # one update of each client
                 self.attendance.full = max(1, settings.policy.min_clients, min(most, len(self._clients)))
         except BaseException:
             self._abort()
             raise
+
+    @cached_property
+    def _validator(self) -> Validator:
+        settings, remembered = self._settings, self._state.snapshot.norms
+        unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
+        caps = self._by_claims and "examples" in settings.rules.needs
+        examples = settings.rules.window("examples", remembered) if caps else None
+        rules = settings.rules.at(self._state.snapshot.ledger)
+        return Validator(settings.limits, rules, unit, remembered, examples, self._state.buffers_square)
 
     def _fold_held(self, *, last: bool = False) -> None:
         self._read_plain()
@@ -937,9 +940,12 @@ class Round(OpenRound):
             with uninterrupted() if self._state.defers_signals else nullcontext():
                 if self._is_ending:
                     raise RoundError("round: a signal handler aborted it before it was finished")
-                norms, rejected = self._validator.remembered(), tuple(self._rejected)
-                prepared, found = step or self._state.take_step(self, result, batch, norms, rejected)
-                if step is not None:
+                rejected = tuple(self._rejected)
+                if step is None:
+                    norms = self._validator.remembered()
+                    prepared, found = self._state.take_step(self, result, batch, norms, rejected)
+                else:
+                    prepared, found = step
                     self._state.commit(prepared.after, self)
                 self._most_steps = prepared.most_steps
                 spent = self._seconds + time.perf_counter() - began, self._bytes

@@ -605,33 +605,20 @@ NO_START = "round=None: an asynchronous server needs the round of the broadcast 
 
 
 @lru_cache(maxsize=8)
-def usual(k: int) -> tuple[F64, npt.NDArray[np.int8], Bools, F64, npt.NDArray[np.int64]]:
-    """Return ones, the usual sources, buffers and factors of k updates, and zeros; all read-only."""
-    columns = np.ones(k), np.full(k, COUNTED, np.int8), np.ones(k, np.bool_), np.ones(k), np.zeros(k, np.int64)
+def usual(k: int) -> tuple[Bools, F64, npt.NDArray[np.int64]]:
+    """Return ``has_buffers`` of k models, ones and zeros; all read-only."""
+    columns = np.ones(k, np.bool_), np.ones(k), np.zeros(k, np.int64)
     for column in columns:
         freeze(column)
     return columns
 
 
-def batch_of(
-    clients: list[ClientId], vectors: list[Any], claims: Claims, eta_steps: F64, **columns: Any
-) -> UpdateBatch:
-    """Return a batch with these columns; the other columns have their usual values."""
+def batch_of(clients: list[ClientId], vectors: list[Any], **columns: Any) -> UpdateBatch:
+    """Return a batch with these columns; others may have their usual values."""
     k = len(clients)
-    ones, sources, has_buffers, factors, zeros = usual(k)
-    others: dict[str, Any] = {
-        "bases": [None] * k,
-        "scales": ones,
-        "has_buffers": has_buffers,
-        "counters": [NO_COUNTERS] * k,
-        "controls": [None] * k,
-        "sources": sources,
-        "starts": zeros,
-        "orders": zeros,
-        "digests": [None] * k,
-        "factors": factors,
-    }
-    return UpdateBatch(clients=clients, vectors=vectors, claims=claims, eta_steps=eta_steps, **(others | columns))
+    has_buffers, ones, zeros = usual(k)
+    columns = {"has_buffers": has_buffers, "controls": [None] * k, "digests": [None] * k, "orders": zeros} | columns
+    return UpdateBatch(clients=clients, vectors=vectors, factors=ones, **columns)
 
 
 class UpdateReader:
@@ -682,13 +669,13 @@ class UpdateReader:
         batch = batch_of(
             [client],
             [y],
-            Claims(
+            claims=Claims(
                 _column(update.steps),
                 _column(size),
                 _column(update.count),
                 losses=_column(update.loss) if algorithm.needs_loss else None,
             ),
-            _column(distance),
+            eta_steps=_column(distance),
             bases=[self._base_of(started) if kind == "model" else None],
             scales=_column(-distance * scale if kind == "gradient" else scale),
             has_buffers=np.array([kind != "gradient"]),
@@ -718,7 +705,7 @@ class UpdateReader:
         """Return the updates of ``core.PlainUpdates.take`` as a batch."""
         clients, ys, steps, examples, sources, distances, scales, starts, _ = columns
         k, number = len(clients), self._state.snapshot.round_number
-        ones = usual(k)[0]
+        _, ones, _ = usual(k)
         if self._settings.policy.buffer is None:
             bases = [self.start_of(number)] * k
         else:
@@ -727,9 +714,10 @@ class UpdateReader:
         return batch_of(
             clients,
             ys,
-            Claims(steps, examples, ones, None, None, clients),
-            distances,
+            claims=Claims(steps, examples, ones, None, None, clients),
+            eta_steps=distances,
             bases=bases,
+            counters=[NO_COUNTERS] * k,
             scales=ones if self._settings.averages_models else scales,
             sources=sources,
             starts=starts,
