@@ -6,6 +6,7 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -41,9 +42,9 @@ double rate(PyObject* object, double sent, bool own, double most) {
 }
 
 // A model as a plain NumPy vector of n float32: the array, or torch's NumPy view of a tensor; else null.
-py::object plain_model(PyObject* model, std::int64_t n) {
+py::object plain_model(PyObject* model, std::int64_t n, bool kept) {
     if (is_plain_vector(model, n)) return py::reinterpret_borrow<py::object>(model);
-    py::object view = view_of_torch(model);
+    py::object view = view_of_torch(model, kept);
     return view && is_plain_vector(view, n) ? view : py::object();
 }
 
@@ -100,6 +101,13 @@ struct Limits {
     bool repeats;
 };
 
+constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
+
+const Registered& registered(const py::object& index) {
+    if (!py::isinstance<Registered>(index)) raise("ArrayError", "index: expected a ClientIndex");
+    return index.cast<const Registered&>();
+}
+
 // Squared norms from here on are left to the fold, which may reject the update.
 constexpr double kUsual = 1e30;
 
@@ -125,7 +133,7 @@ std::int64_t copy_tensor(py::object tensor, const std::vector<py::ssize_t>& shap
     if (!is_array(tensor)) {
         const py::object bits = bits_of_torch(tensor);
         brain = static_cast<bool>(bits);
-        tensor = brain ? bits : view_of_torch(tensor);
+        tensor = brain ? bits : view_of_torch(tensor, false);
         if (!is_array(tensor)) return -1;
     }
     const auto* const array = array_proxy(tensor.ptr());
@@ -159,7 +167,7 @@ class PlainUpdates {
                  py::list parts, std::int64_t copied, bool may_hold, py::object owns)
         : type_(std::move(type)),
           kept_index_(std::move(index)),
-          index_(kept_index_.cast<const Registered&>()),
+          index_(registered(kept_index_)),
           n_(n),
           limits_(limits),
           nonnegative_(std::move(nonnegative)),
@@ -170,6 +178,7 @@ class PlainUpdates {
         const bool named = PyType_Check(type_.ptr()) && PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type_.ptr()),
                                                                           Py_TPFLAGS_TUPLE_SUBCLASS);
         if (!named) raise("ArrayError", "type: expected a type of named tuples");
+        if (n < 0 || n > kMostElements) raise("RangeError", "n: expected 0 to 2^48");
         for (const auto& [start, stop] : nonnegative_)
             if (start < 0 || stop < start || stop > n) raise("ArrayError", "nonnegative: expected ranges within n");
     }
@@ -178,7 +187,13 @@ class PlainUpdates {
     void read_parts() {
         std::int64_t stop = 0;
         for (const py::handle part : std::exchange(listed_, py::list())) {
-            const auto [name, shape] = part.cast<std::pair<py::object, std::vector<py::ssize_t>>>();
+            py::object name;
+            std::vector<py::ssize_t> shape;
+            try {
+                std::tie(name, shape) = part.cast<std::pair<py::object, std::vector<py::ssize_t>>>();
+            } catch (const py::cast_error&) {
+                raise("ArrayError", "parts: expected pairs of a name and a shape");
+            }
             std::int64_t size = 1;
             for (const py::ssize_t extent : shape)
                 if (extent < 0 || __builtin_mul_overflow(size, extent, &size)) size = n_ + 1;
@@ -295,10 +310,11 @@ class PlainUpdates {
     // Returns the bytes of the model as sent, or -1 for an unusual one. `waits` becomes false if the model must be folded
     // at once.
     std::int64_t read_model(PyObject* model, bool keep, Entry& out, bool& waits) {
-        py::object vector = plain_model(model, n_);
+        const bool small = 4 * n_ <= copied_;
+        py::object vector = plain_model(model, n_, may_hold_ || keep || !small);
         const bool safe = vector && (may_hold_ || keep || is_immutable(vector) || is_owned(vector));
         std::int64_t bytes = 4 * n_;
-        if (!safe && 4 * n_ <= copied_) {
+        if (!safe && small) {
             py::array_t<float> copy(static_cast<py::ssize_t>(n_));
             float* const to = copy.mutable_data();
             if (vector)
@@ -346,12 +362,12 @@ class PlainUpdates {
     }
 
     bool is_owned(const py::object& vector) const {
-        return array_proxy(vector.ptr())->base != nullptr && py::cast<bool>(owns_(vector));
+        return array_proxy(vector.ptr())->base != nullptr && owns_(vector).is(py::bool_(true));
     }
 
     bool is_unchanged(const Entry& entry) const {
         if (!entry.source) return true;
-        const py::object now = plain_model(entry.source.ptr(), n_);
+        const py::object now = plain_model(entry.source.ptr(), n_, false);
         return now && array_proxy(now.ptr())->data == entry.data && is_plain_vector(entry.vector, n_);
     }
 

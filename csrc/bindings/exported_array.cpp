@@ -314,14 +314,14 @@ bool is_of_torch(py::handle object) {
     return is("torch") || is("torch.nn.parameter");
 }
 
-// A NumPy array over a tensor's memory, or null. `bits`: as int16.
-py::object numpy_of_torch(py::handle tensor, bool bits) {
+// A NumPy array over a tensor's memory, or null. `bits`: as int16. `kept`: the memory lives as long as the array.
+py::object numpy_of_torch(py::handle tensor, bool bits, bool kept) {
     static PyObject *const requires_grad = PyUnicode_InternFromString("requires_grad"),
                            *const detach = PyUnicode_InternFromString("detach"),
                            *const numpy = PyUnicode_InternFromString("numpy"),
                            *const view = PyUnicode_InternFromString("view");
     auto plain = py::reinterpret_borrow<py::object>(tensor);
-    if (!py::object(tensor.attr(requires_grad)).is(py::bool_(false))) plain = call(tensor, detach);
+    if (kept || !py::object(tensor.attr(requires_grad)).is(py::bool_(false))) plain = call(tensor, detach);
     if (bits) plain = plain.attr(view)(py::module_::import("torch").attr("int16"));
     const py::object found = call(plain, numpy);
     if (!py::isinstance<py::array>(found)) return {};
@@ -331,9 +331,9 @@ py::object numpy_of_torch(py::handle tensor, bool bits) {
 
 }  // namespace
 
-py::object view_of_torch(py::handle tensor) {
+py::object view_of_torch(py::handle tensor, bool kept) {
     try {
-        return is_of_torch(tensor) ? numpy_of_torch(tensor, false) : py::object();
+        return is_of_torch(tensor) ? numpy_of_torch(tensor, false, kept) : py::object();
     } catch (const py::error_already_set& error) {  // for example a tensor on a device
         if (!error.matches(PyExc_Exception)) throw;
         return {};
@@ -345,7 +345,7 @@ py::object bits_of_torch(py::handle tensor) {
     try {
         if (!is_of_torch(tensor)) return {};
         static const PyObject* const brain = py::object(py::module_::import("torch").attr("bfloat16")).release().ptr();
-        return py::object(tensor.attr(dtype)).ptr() == brain ? numpy_of_torch(tensor, true) : py::object();
+        return py::object(tensor.attr(dtype)).ptr() == brain ? numpy_of_torch(tensor, true, false) : py::object();
     } catch (const py::error_already_set& error) {  // for example a tensor whose last axis is strided
         if (!error.matches(PyExc_Exception)) throw;
         return {};

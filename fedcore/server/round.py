@@ -351,7 +351,7 @@ class Round(OpenRound):
             RangeError: ``count`` or ``weight`` is out of range, or the method does not support it.
 
         Cost: that of ``kernels.accumulate`` or ``kernels.exchange`` for one row. Held updates share one pass over
-            ``batch_size`` rows. The round copies small updates, of at most 128 KiB, to hold them.
+            ``batch_size`` rows. The round copies small updates, of at most 256 KiB, to hold them.
         """
         sent = value, steps, examples, lr, control, count, round, kind, keep, weight, loss
         return self.add_batch([Update(client, *sent)])[0]
