@@ -82,24 +82,20 @@ bool is_loss(PyObject* object) {
     return PyFloat_CheckExact(object) && PyFloat_AS_DOUBLE(object) >= 0 && std::isfinite(PyFloat_AS_DOUBLE(object));
 }
 
-// Clients, models, and the columns of steps, examples (1 for no number), their sources, distances, inverse distances and
-// rounds; then the indices of changed models.
+// Clients, models, and the columns of steps, examples (1 for no number), their sources, distances, inverse distances
+// and rounds; then the indices of changed models.
 using Objects = py::typing::List<py::object>;
 using Columns =
     py::typing::Tuple<Objects, Objects, py::array_t<double>, py::array_t<double>, py::array_t<std::int8_t>,
                       py::array_t<double>, py::array_t<double>, py::array_t<std::int64_t>, py::typing::List<py::int_>>;
 // The clients, whether all models may wait, whether all updates have examples, and the bytes of the models as sent.
 using Reading = py::typing::Optional<py::typing::Tuple<Objects, py::bool_, py::bool_, py::int_>>;
+using Clients = py::typing::Set<py::object>;
 using Ranges = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
-// What a server accepts of an update of the usual form.
-struct Limits {
-    double lr, max_steps, max_examples;
-    bool own_rates;
-    double max_lr;
-    std::int64_t oldest, newest, absent;
-    bool repeats;
-};
+// The server's rate, the most steps and examples, whether clients choose rates and the greatest one, the oldest and the
+// newest round, the round of an update that names none, and whether a client may send several updates.
+using Limits = std::tuple<double, double, double, bool, double, std::int64_t, std::int64_t, std::int64_t, bool>;
 
 constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
 
@@ -164,19 +160,20 @@ std::int64_t copy_tensor(py::object tensor, const std::vector<py::ssize_t>& shap
 class PlainUpdates {
   public:
     PlainUpdates(py::object type, py::object index, std::int64_t n, const Limits& limits, Ranges nonnegative,
-                 py::list parts, std::int64_t copied, bool may_hold, py::object owns)
+                 Objects parts, std::int64_t copied, bool may_hold, py::object owns)
         : type_(std::move(type)),
           kept_index_(std::move(index)),
           index_(registered(kept_index_)),
           n_(n),
+          repeats_(std::get<8>(limits)),
           limits_(limits),
           nonnegative_(std::move(nonnegative)),
           listed_(std::move(parts)),
           copied_(copied),
           may_hold_(may_hold),
           owns_(std::move(owns)) {
-        const bool named = PyType_Check(type_.ptr()) && PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type_.ptr()),
-                                                                          Py_TPFLAGS_TUPLE_SUBCLASS);
+        const bool named = PyType_Check(type_.ptr()) &&
+                           PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type_.ptr()), Py_TPFLAGS_TUPLE_SUBCLASS);
         if (!named) raise("ArrayError", "type: expected a type of named tuples");
         if (n < 0 || n > kMostElements) raise("RangeError", "n: expected 0 to 2^48");
         for (const auto& [start, stop] : nonnegative_)
@@ -186,7 +183,7 @@ class PlainUpdates {
     // Reads the list of parts once it is needed.
     void read_parts() {
         std::int64_t stop = 0;
-        for (const py::handle part : std::exchange(listed_, py::list())) {
+        for (const py::handle part : std::exchange(listed_, Objects())) {
             py::object name;
             std::vector<py::ssize_t> shape;
             try {
@@ -209,7 +206,7 @@ class PlainUpdates {
     // Adds a list of updates if all are usual, and of different clients that are neither in `known` nor in `others`;
     // `known` then has them. With `repeats`, the clients may be any. `examples`: whether all updates must have a number
     // of examples (1), none (0), all or none (2), or any (-1).
-    Reading add(const py::object& updates, const py::set& known, const py::set& others, int examples) {
+    Reading add(const py::object& updates, const Clients& known, const Clients& others, int examples) {
         const py::tuple listed = items_of(updates, "updates");
         const auto k = static_cast<std::size_t>(listed.size());
         if (k == 0) return py::none();
@@ -219,12 +216,12 @@ class PlainUpdates {
         for (std::size_t i = 0; i < k; ++i) {
             PyObject* const update = PyTuple_GET_ITEM(listed.ptr(), static_cast<Py_ssize_t>(i));
             if (!read_claims(update, read[i], numbers[i])) return py::none();
-            if (!limits_.repeats && (has(known, read[i].client) || has(others, read[i].client))) return py::none();
+            if (!repeats_ && (has(known, read[i].client) || has(others, read[i].client))) return py::none();
             counted += std::isnan(read[i].examples) ? 0 : 1;
         }
         const bool all = counted == k, none = counted == 0;
         if ((examples == 1 && !all) || (examples == 0 && !none) || (examples == 2 && !all && !none)) return py::none();
-        if (!limits_.repeats && !are_different(numbers)) return py::none();
+        if (!repeats_ && !are_different(numbers)) return py::none();
         bool waits = true;
         std::int64_t bytes = 0;
         for (std::size_t i = 0; i < k; ++i) {
@@ -237,7 +234,7 @@ class PlainUpdates {
         entries_.reserve(entries_.size() + k);
         py::list clients(k);
         for (std::size_t i = 0; i < k; ++i) {
-            if (!limits_.repeats && PySet_Add(known.ptr(), read[i].client.ptr()) != 0) throw py::error_already_set();
+            if (!repeats_ && PySet_Add(known.ptr(), read[i].client.ptr()) != 0) throw py::error_already_set();
             PyList_SET_ITEM(clients.ptr(), static_cast<Py_ssize_t>(i), py::object(read[i].client).release().ptr());
         }
         std::move(read.begin(), read.end(), std::back_inserter(entries_));
@@ -279,7 +276,7 @@ class PlainUpdates {
         std::int64_t start;
     };
 
-    static bool has(const py::set& set, const py::object& client) {
+    static bool has(const Clients& set, const py::object& client) {
         const int found = PySet_Contains(set.ptr(), client.ptr());
         if (found < 0) throw py::error_already_set();
         return found != 0;
@@ -289,11 +286,12 @@ class PlainUpdates {
         if (reinterpret_cast<PyObject*>(Py_TYPE(update)) != type_.ptr() || PyTuple_GET_SIZE(update) != kFields)
             return false;
         const auto field = [update](Field which) { return PyTuple_GET_ITEM(update, which); };
+        const auto [lr, max_steps, max_examples, own_rates, max_lr, oldest, newest, absent, repeats] = limits_;
         const bool counted = field(kExamples) != Py_None;
-        const double done = whole(field(kSteps), limits_.max_steps);
-        const double held = counted ? whole(field(kExamples), limits_.max_examples) : 1;
-        const double used = rate(field(kLr), limits_.lr, limits_.own_rates, limits_.max_lr);
-        out.start = round_of(field(kRound), limits_.oldest, limits_.newest, limits_.absent);
+        const double done = whole(field(kSteps), max_steps);
+        const double held = counted ? whole(field(kExamples), max_examples) : 1;
+        const double used = rate(field(kLr), lr, own_rates, max_lr);
+        out.start = round_of(field(kRound), oldest, newest, absent);
         const bool plain = done > 0 && held > 0 && used > 0 && std::isfinite(1 / (used * done)) &&
                            whole(field(kCount), 1) == 1 && field(kControl) == Py_None && out.start != kNoRound &&
                            is_model(field(kKind)) && field(kWeight) == Py_None && is_loss(field(kLoss));
@@ -307,8 +305,8 @@ class PlainUpdates {
         return number != kNone;
     }
 
-    // Returns the bytes of the model as sent, or -1 for an unusual one. `waits` becomes false if the model must be folded
-    // at once.
+    // Returns the bytes of the model as sent, or -1 for an unusual one. `waits` becomes false if the model must be
+    // folded at once.
     std::int64_t read_model(PyObject* model, bool keep, Entry& out, bool& waits) {
         const bool small = 4 * n_ <= copied_;
         py::object vector = plain_model(model, n_, may_hold_ || keep || !small);
@@ -374,9 +372,10 @@ class PlainUpdates {
     py::object type_, kept_index_;
     const Registered& index_;
     std::int64_t n_;
+    bool repeats_;
     Limits limits_;
     Ranges nonnegative_;
-    py::list listed_;
+    Objects listed_;
     std::vector<Part> parts_;
     std::int64_t copied_;
     bool may_hold_;
@@ -389,18 +388,10 @@ class PlainUpdates {
 
 void bind_plain_updates(py::module_& module) {
     py::class_<PlainUpdates>(module, "PlainUpdates")
-        .def(py::init([](py::object type, py::object index, std::int64_t n, double lr, double max_steps,
-                         double max_examples, bool own_rates, double max_lr, std::int64_t oldest, std::int64_t newest,
-                         std::int64_t absent, bool repeats, Ranges nonnegative, py::list parts, std::int64_t copied,
-                         bool may_hold, py::object owns) {
-                 const Limits limits{lr, max_steps, max_examples, own_rates, max_lr, oldest, newest, absent, repeats};
-                 return PlainUpdates(std::move(type), std::move(index), n, limits, std::move(nonnegative),
-                                     std::move(parts), copied, may_hold, std::move(owns));
-             }),
-             py::arg("type"), py::arg("index"), py::arg("n"), py::arg("lr"), py::arg("max_steps"),
-             py::arg("max_examples"), py::arg("own_rates"), py::arg("max_lr"), py::arg("oldest"), py::arg("newest"),
-             py::arg("absent"), py::arg("repeats"), py::arg("nonnegative"), py::arg("parts"), py::arg("copied"),
-             py::arg("may_hold"), py::arg("owns"))
+        .def(py::init<py::object, py::object, std::int64_t, const Limits&, Ranges, Objects, std::int64_t, bool,
+                      py::object>(),
+             py::arg("type"), py::arg("index"), py::arg("n"), py::arg("limits"), py::arg("nonnegative"),
+             py::arg("parts"), py::arg("copied"), py::arg("may_hold"), py::arg("owns"))
         .def("__len__", &PlainUpdates::size)
         .def("add", &PlainUpdates::add, py::arg("updates"), py::arg("known"), py::arg("others"), py::arg("examples"))
         .def("take", &PlainUpdates::take);

@@ -447,7 +447,8 @@ class Sum:
         if not self._fits(squares, weights):
             return None
         batch.count(squares)
-        return self._spare
+        A: Floats = self._spare
+        return A
 
     def join(self, words: ExactSum, batch: UpdateBatch, changes: ExactSum | None = None) -> bool:
         """Add an exact sum of another server over parameters and buffers, with its updates; return False on overflow.

@@ -730,9 +730,10 @@ class State:
         if not math.isfinite(x_square):
             return None
         freeze(x)
-        made = {"x": x, "x_prev": x, "momentum": model.v(), "gamma": gamma, "norms": {}, "changed": {}}
+        made: dict[str, Any] = {"x": x, "x_prev": x, "momentum": model.v(), "gamma": gamma, "norms": {}, "changed": {}}
         after = now._replace(round_number=now.round_number + 1, **made)
-        return PreparedStep(now, None, None, after, gamma=gamma), Diagnostics(None, v_square / (1 / W * W) ** 2)
+        step = PreparedStep(now, None, None, after, gamma=gamma)  # type: ignore[arg-type]  # neither is needed
+        return step, Diagnostics(None, v_square / (1 / W * W) ** 2)
 
     def take_step(
         self,

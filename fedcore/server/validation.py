@@ -617,8 +617,8 @@ def batch_of(clients: list[ClientId], vectors: list[Any], **columns: Any) -> Upd
     """Return a batch with these columns; others may have their usual values."""
     k = len(clients)
     has_buffers, ones, zeros = usual(k)
-    columns = {"has_buffers": has_buffers, "controls": [None] * k, "digests": [None] * k, "orders": zeros} | columns
-    return UpdateBatch(clients=clients, vectors=vectors, factors=ones, **columns)
+    others: dict[str, Any] = {"has_buffers": has_buffers, "controls": [None] * k, "digests": [None] * k}
+    return UpdateBatch(clients=clients, vectors=vectors, factors=ones, orders=zeros, **(others | columns))
 
 
 class UpdateReader:
@@ -739,11 +739,9 @@ class UpdateReader:
             same = isinstance(settings.lr, Constant) and not algorithm.needs_plain_steps
             rounds = self.oldest() if same else number, number, UNNAMED
         of_lr = limits.max_client_lr is not None, limits.max_client_lr or self._lr
-        return core.PlainUpdates(
-            *(Update, state.registry.index, settings.layout.n, self._lr, limits.max_steps, limits.max_examples),
-            *(*of_lr, *rounds, settings.repeats, state.buffers.ranges, settings.layout.parts, self._copied, may_hold),
-            state.update_buffers.owns,
-        )
+        numbers = self._lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, settings.repeats
+        form = settings.layout.n, numbers, state.buffers.ranges, settings.layout.parts
+        return core.PlainUpdates(Update, state.registry.index, *form, self._copied, may_hold, state.update_buffers.owns)
 
     def check_buffers(self, y: Any, kind: Kind, started: int) -> None:
         """Raise RangeError if a model or a difference makes a buffer negative that must not be."""

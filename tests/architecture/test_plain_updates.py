@@ -22,8 +22,8 @@ INDICES = {module: core.ClientIndex(bytes(16), 3) for module in MODULES}
 
 
 def reader(module, rounds=(0, -1, 0), repeats=False, nonnegative=(), copied=0, may_hold=False, owns=lambda y: False):
-    limits = Update, INDICES[module], 3, 0.5, 10, 10, False, 1.0, *rounds, repeats
-    return module.PlainUpdates(*limits, list(nonnegative), PARTS, copied, may_hold, owns)
+    limits = 0.5, 10, 10, False, 1.0, *rounds, repeats
+    return module.PlainUpdates(Update, INDICES[module], 3, limits, list(nonnegative), PARTS, copied, may_hold, owns)
 
 
 def added(module, updates, known=(), examples=-1, **options):

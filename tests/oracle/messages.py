@@ -81,12 +81,10 @@ class PlainUpdates:
     * It has no control and no weight, and its loss is None or a float >= 0.
     """
 
-    def __init__(
-        self, type, index, n, lr, max_steps, max_examples, own_rates, max_lr, oldest, newest, absent, repeats,
-        nonnegative, parts, copied, may_hold, owns,
-    ):  # fmt: skip
-        self._type, self._index, self._n, self._lr, self._most = type, index, n, lr, (max_steps, max_examples)
-        self._rates, self._rounds, self._repeats = (lr, own_rates, max_lr), (oldest, newest, absent), repeats
+    def __init__(self, type, index, n, limits, nonnegative, parts, copied, may_hold, owns):
+        lr, max_steps, max_examples, own_rates, max_lr, oldest, newest, absent, self._repeats = limits
+        self._type, self._index, self._n, self._most = type, index, n, (max_steps, max_examples)
+        self._rates, self._rounds = (lr, own_rates, max_lr), (oldest, newest, absent)
         self._nonnegative, self._parts, self._copied = nonnegative, parts, copied
         self._may_hold, self._owns = may_hold, owns
         self._entries: list[tuple[Any, ...]] = []
