@@ -18,7 +18,9 @@ namespace fedcore::bindings {
 namespace {
 
 // The fields of fedcore.Update, in order; a test compares them.
-enum Field { kClient, kValue, kSteps, kExamples, kLr, kControl, kCount, kRound, kKind, kKeep, kWeight, kLoss, kFields };
+enum Field {
+    kClient, kValue, kSteps, kExamples, kLr, kControl, kCount, kRound, kKind, kKeep, kWeight, kLoss, kUpdateId, kFields
+};
 
 // A plain int within 1..most; else 0.
 double whole(PyObject* object, double most) {
@@ -84,10 +86,10 @@ using Columns = py::typing::Optional<py::typing::Tuple<Objects, Objects, py::arr
                                                        py::array_t<double>, py::array_t<std::int64_t>>>;
 
 // Reads a list of updates at once, if each is of the usual form: a model as a float32 vector of n elements, of NumPy or
-// torch, from one draw of a registered client, of a round within oldest..newest, without a control, and with a valid
-// loss or none. A missing round is `absent`, or unusual if that is kNoRound. Unless `repeats`, the clients must differ.
-// Otherwise returns None, and Python reads the updates one by one and reports errors. This saves time on small models,
-// for which reading takes most of a round. Missing numbers of examples are NaN.
+// torch, from one draw of a registered client, of a round within oldest..newest, without a control or an id, and with a
+// valid loss or none. A missing round is `absent`, or unusual if that is kNoRound. Unless `repeats`, the clients must
+// differ. Otherwise returns None, and Python reads the updates one by one and reports errors. This saves time on small
+// models, for which reading takes most of a round. Missing numbers of examples are NaN.
 Columns read_plain_updates(const py::object& updates, const py::handle& type, const Registered& index, std::int64_t n,
                            double lr, double max_steps, double max_examples, bool own_rates, double max_lr,
                            std::int64_t oldest, std::int64_t newest, std::int64_t absent, bool repeats) {
@@ -117,7 +119,8 @@ Columns read_plain_updates(const py::object& updates, const py::handle& type, co
         start[i] = round_of(field(kRound), oldest, newest, absent);
         const bool plain = done > 0 && held > 0 && rate_used > 0 && std::isfinite(1 / (rate_used * done)) &&
                            whole(field(kCount), 1) == 1 && field(kControl) == Py_None && start[i] != kNoRound &&
-                           is_model(field(kKind)) && field(kWeight) == Py_None && is_loss(field(kLoss));
+                           is_model(field(kKind)) && field(kWeight) == Py_None && is_loss(field(kLoss)) &&
+                           field(kUpdateId) == Py_None;
         if (!plain) return py::none();
         py::object model = plain_model(field(kValue), n);
         if (!model) return py::none();

@@ -46,7 +46,22 @@ from fedcore.server.report import (
     warn_if_capped,
 )
 from fedcore.server.state import NewClients, State
-from fedcore.server.update import ACCEPTED, HELD, KINDS, Incoming, Kind, Reply, Staging, Update, immutable_copy
+from fedcore.server.update import (
+    ACCEPTED,
+    ALREADY,
+    HELD,
+    IDS,
+    KINDS,
+    NO_ROUND,
+    CountedIds,
+    Incoming,
+    Kind,
+    Reply,
+    Staging,
+    Update,
+    digest_of_id,
+    immutable_copy,
+)
 from fedcore.server.validation import (
     NO_START,
     NOT_FINITE,
@@ -220,6 +235,7 @@ class Round(OpenRound):
         # The clients of held and folded updates, or (order, client) of each where clients may send several.
         self._known: set[Any] = set()
         self._summed: set[ClientId] = set()  # the clients of partial sums
+        self._ids: CountedIds  # of updates that count
         self._arrivals = 0  # the order of the next valid update
         self._newcomers: NewClients = ()
         self._plain: list[tuple[Update, int]] = []  # held updates that ``read_columns`` reads, in order of arrival
@@ -332,16 +348,18 @@ class Round(OpenRound):
         keep: bool = False,
         weight: float | None = None,
         loss: float | None = None,
+        update_id: ClientId | None = None,
     ) -> Reply:
         """Add one client's update; the arguments are those of ``Update``.
 
         An update with invalid content (value, steps, examples, lr, control, round, loss) is rejected and listed in the
         report; the round continues, and the client may send a new one. The round rejects a second update of a client,
-        except in an asynchronous round, and an update of a client that is part of an edge's partial sum.
+        except in an asynchronous round, and an update of a client that is part of an edge's partial sum. An update with
+        the ``update_id`` of one of its client that counts, in this round or the last ones, is a copy and has no effect.
 
         Returns:
-            A ``Reply``: true if the update is accepted so far, else false with the reason. A held update can still be
-            rejected when it is folded; ``report.rejected`` is final.
+            A ``Reply``: true if the update is accepted so far or a copy, else false with the reason. A held update can
+            still be rejected when it is folded; ``report.rejected`` is final.
 
         Raises:
             RoundError: the round is closed.
@@ -352,7 +370,7 @@ class Round(OpenRound):
         Cost: that of ``kernels.accumulate`` or ``kernels.exchange`` for one row. Held updates share one pass over
             ``batch_size`` rows. The round copies small updates, of at most 128 KiB, to hold them.
         """
-        sent = value, steps, examples, lr, control, count, round, kind, keep, weight, loss
+        sent = value, steps, examples, lr, control, count, round, kind, keep, weight, loss, update_id
         return self.add_batch([Update(client, *sent)])[0]
 
     @one_call
@@ -368,11 +386,13 @@ class Round(OpenRound):
         round: int | None = None,
         weight: float | None = None,
         loss: float | None = None,
+        update_id: ClientId | None = None,
     ) -> Incoming:
         """Return an ``Incoming`` for an update that arrives in pieces; the arguments are those of ``add``.
 
         An update that is not ``done`` when the round is finished does not count. A client has one open update: if it
-        begins another one, the first one is abandoned, and its ``write`` and ``done`` raise a RoundError.
+        begins another one, the first one is abandoned, and its ``write`` and ``done`` raise a RoundError. ``done`` of a
+        copy of an update that counts returns "already counted".
 
         Raises:
             RoundError: the round is closed; or it has an update of this client, ``Limits.max_open`` updates are open,
@@ -386,15 +406,17 @@ class Round(OpenRound):
             server's folder or else in the system's folder for temporary files. Indices and scales stay in memory.
         """
         self._require_open()
-        update = Update(client, None, steps, examples, lr, None, count, round, kind, weight=weight, loss=loss)
+        sent = None, steps, examples, lr, None, count, round, kind, False, weight, loss, update_id
+        update = Update(client, *sent)
         client = self._check(update, self._clients)
         oldest = max(0, self._number - self._settings.max_staleness)
         try:
-            if self._is_second(client):
-                raise RoundError(f"client {client!r}: {SECOND}")
-            if self._settings.policy.buffer is not None and round is None:
-                raise RangeError(NO_START)
-            check_claims(update, self._settings.asked, range(oldest, self._number + 1))
+            if not self._is_copy(update, client):
+                if self._is_second(client):
+                    raise RoundError(f"client {client!r}: {SECOND}")
+                if self._settings.policy.buffer is not None and round is None:
+                    raise RangeError(NO_START)
+                check_claims(update, self._settings.asked, range(oldest, self._number + 1))
             self._make_room(client)
         except FedcoreError as error:
             self._rejected.append((client, rejection_reason(error)))
@@ -441,7 +463,7 @@ class Round(OpenRound):
             RoundError, UnknownClientError, UnknownNameError, RangeError: as ``add``.
         """
         listed = list(updates)
-        if self._journal is None and (taken := self._add_plain(listed)) is not None:
+        if self._journal is None and (taken := self._add_plain(listed) or self._add_new(listed)) is not None:
             return taken
         if len(listed) == 1:
             return [self._add_one(listed[0])]
@@ -511,7 +533,7 @@ class Round(OpenRound):
         self._fold_held(last=True)
         partial = self._partials.collect(self._sum, self._folded, tuple(self._rejected), self._bytes)
         before = self._state.snapshot  # rules compare the updates of the next round with those of this one
-        self._state.snapshot = before._replace(norms={**before.norms, **self._validator.remembered()})
+        self._state.snapshot = before._replace(norms={**before.norms, **self._remembered()})
         self._abort()
         return partial
 
@@ -616,6 +638,7 @@ class Round(OpenRound):
         try:
             self._sum = self._state.begin(self._newcomers)
             settings, remembered = self._settings, self._state.snapshot.norms
+            self._ids = CountedIds(remembered.get(IDS))
             unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
             self._by_claims = self._weighing.reads_examples
             caps = self._by_claims and "examples" in settings.rules.needs
@@ -645,6 +668,26 @@ class Round(OpenRound):
         if client in self._known:
             self._fold_held()  # may still reject the first one
         return client in self._known
+
+    def _is_copy(self, update: Update, client: ClientId) -> bool:
+        """Whether an update with this id counts already; raise RangeError if the round cannot know."""
+        if update.update_id is None:
+            return False
+        id = digest_of_id(client, update.update_id)
+        if self._ids.has(id, self._known):
+            self._fold_held()  # may still reject the first one
+        if self._ids.has(id, self._known):
+            return True
+        if update.round is None:
+            raise RangeError(NO_ROUND)
+        if is_integer(update.round, 0, self._ids.first - 1):
+            raise RangeError(f"round={update.round}: the server has forgotten the ids of updates of so early a round")
+        return False
+
+    def _remembered(self) -> dict[str, Any]:
+        """Return what later rounds need of the accepted updates: norms and claims for rules, and ids."""
+        kept = self._ids.after(self._number, max(1, self._settings.max_staleness), self._known)
+        return self._validator.remembered() | kept
 
     def _check(self, update: Update, registry: Registry) -> ClientId:
         """Return the client's id; raise for mistakes of the caller, not of the client."""
@@ -678,12 +721,16 @@ class Round(OpenRound):
         self._require_open()
         with span("read", self._state):
             client, batch, fixed, reason = self._read(update)
+        if batch is None and reason is None:
+            return ALREADY
         if batch is not None:
             reason = self._write_to_journal(client, update, batch) or self._settle_examples(batch)
         if batch is None or reason is not None:
             self._rejected.append((client, str(reason)))
             self._bytes += self._reader.bytes_of(update)
         else:
+            if update.update_id is not None:
+                self._ids.note(digest_of_id(client, update.update_id), self._keys_of(batch, self._arrivals - 1)[0])
             self._hold(batch, is_safe=self._may_hold or update.keep is True or fixed)
         self._keep_in_journal(self._known)
         self._note_arrivals()
@@ -736,8 +783,16 @@ class Round(OpenRound):
         return list(zip(batch.orders.tolist(), batch.clients, strict=True))
 
     def _read(self, update: Update) -> tuple[ClientId, UpdateBatch | None, bool, str | None]:
-        """Return the client, the update, whether its memory is immutable, and the reason of a rejection."""
+        """Return the client, the update, whether its memory is immutable, and the reason of a rejection.
+
+        A copy of an update that counts has neither an update nor a reason.
+        """
         client = self._check(update, self._clients)
+        try:
+            if self._is_copy(update, client):
+                return client, None, False, None
+        except RangeError as error:
+            return client, None, False, rejection_reason(error)
         if client in self._summed:  # not an error, which would abort the round: an edge may list a client by mistake
             return client, None, False, IN_PARTIAL
         if self._is_second(client):
@@ -819,6 +874,30 @@ class Round(OpenRound):
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
         return self._replies(keys, clients, before)
+
+    def _add_new(self, updates: list[Update]) -> list[Reply] | None:
+        """Add updates as ``_add_plain``, if all have ids that are new; else return None."""
+        if any(update.update_id is None for update in updates):
+            return None
+        with self._turn:
+            self._require_open()
+            try:
+                clients = [self._clients.check(update.client) for update in updates]
+                ids = [digest_of_id(client, one.update_id) for client, one in zip(clients, updates, strict=True)]
+            except FedcoreError:
+                return None
+            keys = list(enumerate(clients, self._arrivals)) if self._settings.repeats else clients
+            are_new = len({*keys}) == len({*ids}) == len(keys) and self._known.isdisjoint(keys)
+            are_new = are_new and all(is_integer(update.round, self._ids.first) for update in updates)
+            if not are_new or any(self._ids.has(id, self._known) for id in ids):
+                return None
+            for id, key in zip(ids, keys, strict=True):
+                self._ids.note(id, key)
+            replies = self._add_plain([update._replace(update_id=None) for update in updates])
+            if replies is None:
+                for key in keys:
+                    self._ids.drop(key)
+            return replies
 
     def _kept(self, updates: list[Update], ys: list[Any]) -> list[Update] | None:
         """Return the updates as the round may hold them: views if the caller leaves them unchanged, or small copies.
@@ -932,6 +1011,7 @@ class Round(OpenRound):
             if reason == NOT_FINITE and (name := self._state.first_not_finite(batch.vectors[i])):
                 reason = f"{reason}, in {name}"
             self._known.discard(keys[i])
+            self._ids.drop(keys[i])
             self._rejected.append((batch.clients[i], reason))
         if decision.undecided.any():
             self._undecided.append(undecided := batch.chosen(decision.undecided))
@@ -978,7 +1058,7 @@ class Round(OpenRound):
             with uninterrupted() if self._state.defers_signals else nullcontext():
                 if self._is_ending:
                     raise RoundError("round: a signal handler aborted it before it was finished")
-                norms, rejected = self._validator.remembered(), tuple(self._rejected)
+                norms, rejected = self._remembered(), tuple(self._rejected)
                 prepared, found = self._state.take_step(self, result, batch, norms, rejected)
                 self._most_steps = prepared.most_steps
                 spent = self._seconds + time.perf_counter() - began, self._bytes

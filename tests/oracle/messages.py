@@ -89,7 +89,7 @@ def read_plain_updates(
     * Its value is a model, a float32 vector of n elements of NumPy or torch.
     * Its round is within oldest..newest, or None for ``absent``, unless that is -2.
     * Its client is registered, was drawn once and, unless ``repeats``, sent one update.
-    * It has no control and no weight, and its loss is None or a float >= 0.
+    * It has no control, weight and id, and its loss is None or a float >= 0.
 
     Missing examples are NaN.
     """
@@ -124,6 +124,7 @@ def _is_plain(update: Any) -> bool:
         and type(update.kind) is str
         and update.kind == "model"
         and update.weight is None
+        and update.update_id is None
         and (update.loss is None or (update.loss.__class__ is float and 0 <= update.loss < math.inf))
     )
 
