@@ -533,7 +533,7 @@ class Round(OpenRound):
         self._fold_held(last=True)
         partial = self._partials.collect(self._sum, self._folded, tuple(self._rejected), self._bytes)
         before = self._state.snapshot  # rules compare the updates of the next round with those of this one
-        self._state.snapshot = before._replace(norms={**before.norms, **self._remembered()})
+        self._state.snapshot = before._replace(norms={**before.norms, **self._validator.remembered()})
         self._abort()
         return partial
 
@@ -683,11 +683,6 @@ class Round(OpenRound):
         if is_integer(update.round, 0, self._ids.first - 1):
             raise RangeError(f"round={update.round}: the server has forgotten the ids of updates of so early a round")
         return False
-
-    def _remembered(self) -> dict[str, Any]:
-        """Return what later rounds need of the accepted updates: norms and claims for rules, and ids."""
-        kept = self._ids.after(self._number, max(1, self._settings.max_staleness), self._known)
-        return self._validator.remembered() | kept
 
     def _check(self, update: Update, registry: Registry) -> ClientId:
         """Return the client's id; raise for mistakes of the caller, not of the client."""
@@ -1058,7 +1053,8 @@ class Round(OpenRound):
             with uninterrupted() if self._state.defers_signals else nullcontext():
                 if self._is_ending:
                     raise RoundError("round: a signal handler aborted it before it was finished")
-                norms, rejected = self._remembered(), tuple(self._rejected)
+                norms, rejected = self._validator.remembered(), tuple(self._rejected)
+                norms |= self._ids.after(self._number, max(1, self._settings.max_staleness), self._known)
                 prepared, found = self._state.take_step(self, result, batch, norms, rejected)
                 self._most_steps = prepared.most_steps
                 spent = self._seconds + time.perf_counter() - began, self._bytes

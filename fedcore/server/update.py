@@ -362,7 +362,7 @@ class CountedIds:
         return id in self._earlier or self._keys.get(id) in known
 
     def after(self, round: int, most: int, known: Collection[Any]) -> dict[str, npt.NDArray[np.int64]]:
-        """Return the vector after a round, by its name, with the ids of the last ``most`` rounds; nothing without ids."""
+        """Return the vector after a round by its name, with the ids of the last ``most`` rounds; {} without ids."""
         own = [id for id, key in self._keys.items() if key in known]
         if not own and not self._stored[1:].any() and not self.first:
             return {}
@@ -674,7 +674,7 @@ class Incoming:
         """Add the update to the round as ``Round.add`` does, or reject it if a part is missing.
 
         Returns:
-            Whether the update is accepted so far, and if not, why.
+            Whether the update is accepted so far or a copy, and if not, why.
 
         Cost: a tensor that did not arrive in float32 is converted in place.
         """
