@@ -18,9 +18,7 @@ namespace fedcore::bindings {
 namespace {
 
 // The fields of fedcore.Update, in order; a test compares them.
-enum Field {
-    kClient, kValue, kSteps, kExamples, kLr, kControl, kCount, kRound, kKind, kKeep, kWeight, kLoss, kUpdateId, kFields
-};
+enum At { kClient, kValue, kSteps, kExamples, kLr, kControl, kCount, kRound, kKind, kKeep, kWeight, kLoss, kUpdateId };
 
 // A plain int within 1..most; else 0.
 double whole(PyObject* object, double most) {
@@ -109,9 +107,9 @@ Columns read_plain_updates(const py::object& updates, const py::handle& type, co
     std::vector<std::int64_t> numbers(static_cast<std::size_t>(k));
     for (py::ssize_t i = 0; i < k; ++i) {
         PyObject* update = PyTuple_GET_ITEM(listed.ptr(), i);
-        if (reinterpret_cast<PyObject*>(Py_TYPE(update)) != type.ptr() || PyTuple_GET_SIZE(update) != kFields)
+        if (reinterpret_cast<PyObject*>(Py_TYPE(update)) != type.ptr() || PyTuple_GET_SIZE(update) != kUpdateId + 1)
             return py::none();
-        const auto field = [update](Field which) { return PyTuple_GET_ITEM(update, which); };
+        const auto field = [update](At which) { return PyTuple_GET_ITEM(update, which); };
         const bool counted = field(kExamples) != Py_None;
         const double done = whole(field(kSteps), max_steps);
         const double held = counted ? whole(field(kExamples), max_examples) : 1;

@@ -1054,7 +1054,7 @@ class Round(OpenRound):
                 if self._is_ending:
                     raise RoundError("round: a signal handler aborted it before it was finished")
                 norms, rejected = self._validator.remembered(), tuple(self._rejected)
-                norms |= self._ids.after(self._number, max(1, self._settings.max_staleness), self._known)
+                norms |= self._ids.after(self._number, self._settings.max_staleness, self._known)
                 prepared, found = self._state.take_step(self, result, batch, norms, rejected)
                 self._most_steps = prepared.most_steps
                 spent = self._seconds + time.perf_counter() - began, self._bytes

@@ -362,7 +362,7 @@ class CountedIds:
         return id in self._earlier or self._keys.get(id) in known
 
     def after(self, round: int, most: int, known: Collection[Any]) -> dict[str, npt.NDArray[np.int64]]:
-        """Return the vector after a round by its name, with the ids of the last ``most`` rounds; {} without ids."""
+        """Return the vector after a round by its name: the ids of it and of ``most - 1`` rounds before; {} without."""
         own = [id for id, key in self._keys.items() if key in known]
         if not own and not self._stored[1:].any() and not self.first:
             return {}
