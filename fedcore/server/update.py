@@ -332,8 +332,7 @@ class CountedIds:
     """
 
     def __init__(self, stored: npt.NDArray[np.int64] | None = None) -> None:
-        self._stored = self.of(0, np.zeros((3, 0), np.int64)) if stored is None else stored
-        self.first = int(self._stored[0, 0])
+        self._stored, self.first = stored, 0 if stored is None else int(stored[0, 0])
         self._keys: dict[bytes, Any] = {}  # by id, the entry of the open round's ``_known``
         self._ids: dict[Any, bytes] = {}
 
@@ -347,7 +346,8 @@ class CountedIds:
 
     @cached_property
     def _earlier(self) -> frozenset[bytes]:
-        return frozenset(np.ascontiguousarray(self._stored[1:].T).view("V16")[:, 0].tolist())
+        stored = self._stored
+        return frozenset(() if stored is None else np.ascontiguousarray(stored[1:].T).view("V16")[:, 0].tolist())
 
     def note(self, id: bytes, key: Any) -> None:
         """Note the id of an update that the round accepts with this entry of ``_known``."""
@@ -361,12 +361,13 @@ class CountedIds:
         """Whether an update with this id counts so far; ``known`` has the entries of the open round."""
         return id in self._earlier or self._keys.get(id) in known
 
-    def after(self, round: int, most: int, known: Collection[Any]) -> dict[str, npt.NDArray[np.int64]]:
+    def after(self, round: int, most: int, known: Collection[Any]) -> dict[str, Any]:
         """Return the vector after a round by its name: the ids of it and of ``most - 1`` rounds before; {} without."""
         own = [id for id, key in self._keys.items() if key in known]
-        if not own and not self._stored[1:].any() and not self.first:
+        if not own and self._stored is None:
             return {}
-        first, before = max(self.first, round + 1 - most), self._stored
+        first = max(self.first, round + 1 - most)
+        before = np.zeros((3, 0), np.int64) if self._stored is None else self._stored
         words = np.frombuffer(b"".join(own), np.int64).reshape(-1, 2).T
         new = np.concatenate([np.full((1, len(own)), round), words])
         before = before[:, (before[0] >= first) & before[1:].any(axis=0)]

@@ -25,7 +25,7 @@ BUDGET = {
     "fedcore/cluster": 2_106,
     "fedcore/kernels": 505,
     "fedcore/model": 2_233,
-    "fedcore/server": 7_207,
+    "fedcore/server": 7_208,
     "fedcore/sim": 7_851,
     "fedcore/secure": 1_101,
     "fedcore/testing": 1_054,
