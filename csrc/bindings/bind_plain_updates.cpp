@@ -22,7 +22,7 @@ namespace fedcore::bindings {
 namespace {
 
 // The fields of fedcore.Update, in order; a test compares them.
-enum Field { kClient, kValue, kSteps, kExamples, kLr, kControl, kCount, kRound, kKind, kKeep, kWeight, kLoss, kFields };
+enum At { kClient, kValue, kSteps, kExamples, kLr, kControl, kCount, kRound, kKind, kKeep, kWeight, kLoss, kUpdateId };
 
 // A plain int within 1..most; else 0.
 double whole(PyObject* object, double most) {
@@ -149,10 +149,10 @@ std::int64_t copy_tensor(py::object tensor, const std::vector<py::ssize_t>& shap
 }
 
 // The updates of an open round that are of the usual form: a model as a float32 vector of n elements, of NumPy or
-// torch, from one draw of a registered client, of a round within oldest..newest, without a control, and with a valid
-// loss or none. A missing round is `absent`, or unusual if that is kNoRound. The elements in the `nonnegative` ranges
-// must not be negative. Python reads other updates one by one and reports errors. This saves time on small models, for
-// which reading takes most of a round.
+// torch, from one draw of a registered client, of a round within oldest..newest, without a control or an id, with a
+// valid loss or none. A missing round is `absent`, or unusual if that is kNoRound. The elements in the `nonnegative`
+// ranges must not be negative. Python reads other updates one by one and reports errors. This saves time on small
+// models, for which reading takes most of a round.
 //
 // A model may wait for the fold if the caller leaves it unchanged: in every case (`may_hold`), by `keep`, because it is
 // immutable, or because the server owns its memory (`owns`). A copy of at most `copied` bytes may wait too. With that
@@ -283,9 +283,9 @@ class PlainUpdates {
     }
 
     bool read_claims(PyObject* update, Entry& out, std::int64_t& number) const {
-        if (reinterpret_cast<PyObject*>(Py_TYPE(update)) != type_.ptr() || PyTuple_GET_SIZE(update) != kFields)
+        if (reinterpret_cast<PyObject*>(Py_TYPE(update)) != type_.ptr() || PyTuple_GET_SIZE(update) != kUpdateId + 1)
             return false;
-        const auto field = [update](Field which) { return PyTuple_GET_ITEM(update, which); };
+        const auto field = [update](At which) { return PyTuple_GET_ITEM(update, which); };
         const auto [lr, max_steps, max_examples, own_rates, max_lr, oldest, newest, absent, repeats] = limits_;
         const bool counted = field(kExamples) != Py_None;
         const double done = whole(field(kSteps), max_steps);
@@ -294,7 +294,8 @@ class PlainUpdates {
         out.start = round_of(field(kRound), oldest, newest, absent);
         const bool plain = done > 0 && held > 0 && used > 0 && std::isfinite(1 / (used * done)) &&
                            whole(field(kCount), 1) == 1 && field(kControl) == Py_None && out.start != kNoRound &&
-                           is_model(field(kKind)) && field(kWeight) == Py_None && is_loss(field(kLoss));
+                           is_model(field(kKind)) && field(kWeight) == Py_None && is_loss(field(kLoss)) &&
+                           field(kUpdateId) == Py_None;
         if (!plain) return false;
         out.client = py::reinterpret_borrow<py::object>(field(kClient));
         out.steps = done;

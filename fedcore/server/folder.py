@@ -27,7 +27,7 @@ from fedcore.rules.windows import WINDOW
 from fedcore.server.report import Document, checked, log_of
 from fedcore.server.state import NewClients
 from fedcore.server.step import Snapshot, count_of, documents_of
-from fedcore.server.update import Update, digest_of_numbers, in_float32, read_counters
+from fedcore.server.update import IDS, Update, digest_of_numbers, in_float32, read_counters
 from fedcore.store import ClientStore
 from fedcore.store.commits import Medium
 from fedcore.store.files.inventory import GROUPS, UPDATES
@@ -153,6 +153,8 @@ def _require_vectors(vectors: Mapping[str, npt.NDArray[Any]], n: int, p: int) ->
             valid, form = all(((part >= low) & (part <= high)).all() for part in parts), "words of an exact sum"
         elif kind == "population":
             valid, form = vector.dtype == np.int64 and vector.shape[:-1] == (2,), "int64[2, m]"
+        elif name == f"norms/{IDS}":
+            valid, form = vector.dtype == np.int64 and vector.shape[:-1] == (3,) and vector.size > 0, "int64[3, m]"
         elif kind == "norms":
             valid = _is_window(vector, np.float64 if entry in ("steps", "examples") else np.float32)
             form = f"float[{WINDOW}] > 0, with NaN after the last"
@@ -590,7 +592,7 @@ def _read_groups(path: Path, layout: Layout) -> SavedModel:
 
 HEADER = 1024
 """The bytes at the start of a row that hold the claims as JSON. Nothing in it grows with the model."""
-CLAIMS = ("steps", "examples", "lr", "count", "round", "kind", "weight", "loss")
+CLAIMS = ("steps", "examples", "lr", "count", "round", "kind", "weight", "loss", "update_id")
 FORMAT = 2
 """The version of a journal's rows. Version 1 lists the names of the tensors that are not averaged in the header."""
 
@@ -781,7 +783,7 @@ class Journal:
 
     def _read(self, row: ClientId, client: ClientId) -> Update:
         layout, about = self._layout, _about(self._store, row)
-        claims: dict[str, Any] = {name: about.get(name) for name in CLAIMS}  # an older journal has no loss
+        claims: dict[str, Any] = {name: about.get(name) for name in CLAIMS}  # an older journal has no loss and no id
         rest: F32 = self._store.row(row)[HEADER // 4 :]  # type: ignore[index, assignment]  # _about has read it
         is_flat = claims["kind"] == "gradient" and not about["apart"]
         value: Any = rest[: layout.n_parameters if is_flat else layout.n]

@@ -45,7 +45,22 @@ from fedcore.server.report import (
 )
 from fedcore.server.state import NewClients, State
 from fedcore.server.step import PreparedStep
-from fedcore.server.update import ACCEPTED, HELD, KINDS, Incoming, Kind, Reply, Staging, Update, immutable_copy
+from fedcore.server.update import (
+    ACCEPTED,
+    ALREADY,
+    HELD,
+    IDS,
+    KINDS,
+    NO_ROUND,
+    CountedIds,
+    Incoming,
+    Kind,
+    Reply,
+    Staging,
+    Update,
+    digest_of_id,
+    immutable_copy,
+)
 from fedcore.server.validation import (
     NO_START,
     NOT_FINITE,
@@ -214,6 +229,7 @@ class Round(OpenRound):
         # The clients of held and folded updates, or (order, client) of each where clients may send several.
         self._known: set[Any] = set()
         self._summed: set[ClientId] = set()  # the clients of partial sums
+        self._ids: CountedIds  # of updates that count
         self._arrivals = 0  # the order of the next valid update
         self._newcomers: NewClients = ()
         self._plain: Any = None  # a ``core.PlainUpdates`` of held updates, if the server takes them
@@ -333,16 +349,18 @@ class Round(OpenRound):
         keep: bool = False,
         weight: float | None = None,
         loss: float | None = None,
+        update_id: ClientId | None = None,
     ) -> Reply:
         """Add one client's update; the arguments are those of ``Update``.
 
         An update with invalid content (value, steps, examples, lr, control, round, loss) is rejected and listed in the
         report; the round continues, and the client may send a new one. The round rejects a second update of a client,
-        except in an asynchronous round, and an update of a client that is part of an edge's partial sum.
+        except in an asynchronous round, and an update of a client that is part of an edge's partial sum. An update with
+        the ``update_id`` of one of its client that counts, in this round or the last ones, is a copy and has no effect.
 
         Returns:
-            A ``Reply``: true if the update is accepted so far, else false with the reason. A held update can still be
-            rejected when it is folded; ``report.rejected`` is final.
+            A ``Reply``: true if the update is accepted so far or a copy, else false with the reason. A held update can
+            still be rejected when it is folded; ``report.rejected`` is final.
 
         Raises:
             RoundError: the round is closed.
@@ -353,7 +371,7 @@ class Round(OpenRound):
         Cost: that of ``kernels.accumulate`` or ``kernels.exchange`` for one row. Held updates share one pass over
             ``batch_size`` rows. The round copies small updates, of at most 256 KiB, to hold them.
         """
-        sent = value, steps, examples, lr, control, count, round, kind, keep, weight, loss
+        sent = value, steps, examples, lr, control, count, round, kind, keep, weight, loss, update_id
         return self.add_batch([Update(client, *sent)])[0]
 
     @one_call
@@ -369,11 +387,13 @@ class Round(OpenRound):
         round: int | None = None,
         weight: float | None = None,
         loss: float | None = None,
+        update_id: ClientId | None = None,
     ) -> Incoming:
         """Return an ``Incoming`` for an update that arrives in pieces; the arguments are those of ``add``.
 
         An update that is not ``done`` when the round is finished does not count. A client has one open update: if it
-        begins another one, the first one is abandoned, and its ``write`` and ``done`` raise a RoundError.
+        begins another one, the first one is abandoned, and its ``write`` and ``done`` raise a RoundError. ``done`` of a
+        copy of an update that counts returns "already counted".
 
         Raises:
             RoundError: the round is closed; or it has an update of this client, ``Limits.max_open`` updates are open,
@@ -387,15 +407,17 @@ class Round(OpenRound):
             server's folder or else in the system's folder for temporary files. Indices and scales stay in memory.
         """
         self._require_open()
-        update = Update(client, None, steps, examples, lr, None, count, round, kind, weight=weight, loss=loss)
+        sent = None, steps, examples, lr, None, count, round, kind, False, weight, loss, update_id
+        update = Update(client, *sent)
         client = self._check(update, self._clients)
         oldest = max(0, self._number - self._settings.max_staleness)
         try:
-            if self._is_second(client):
-                raise RoundError(f"client {client!r}: {SECOND}")
-            if self._settings.policy.buffer is not None and round is None:
-                raise RangeError(NO_START)
-            check_claims(update, self._settings.asked, range(oldest, self._number + 1))
+            if not self._is_copy(update, client):
+                if self._is_second(client):
+                    raise RoundError(f"client {client!r}: {SECOND}")
+                if self._settings.policy.buffer is not None and round is None:
+                    raise RangeError(NO_START)
+                check_claims(update, self._settings.asked, range(oldest, self._number + 1))
             self._make_room(client)
         except FedcoreError as error:
             self._rejected.append((client, rejection_reason(error)))
@@ -443,9 +465,10 @@ class Round(OpenRound):
         """
         began, listed = time.perf_counter(), updates if type(updates) is list else list(updates)
         self._require_open()
-        replies = self._add_plain(listed)
+        replies = self._add_plain(listed) or self._add_new(listed)
         if replies is None:
-            replies = [reply for update in listed for reply in self._add_plain([update]) or [self._add_one(update)]]
+            ways = self._add_plain, self._add_new, self._add_one
+            replies = [reply for one in listed for reply in next(filter(None, (way([one]) for way in ways)))]
         self._note_arrivals()
         self._seconds += time.perf_counter() - began
         return replies
@@ -619,6 +642,7 @@ class Round(OpenRound):
         try:
             self.__dict__.pop("_validator", None)
             self._sum, settings = self._state.begin(self._newcomers), self._settings
+            self._ids = CountedIds(self._state.snapshot.norms.get(IDS))
             self._by_claims = self._weighing.reads_examples
             self._plain = self._reader.plain_updates(may_hold=self._may_hold)
             if (most := settings.policy.buffer) is not None and not settings.repeats:  # one update of each client
@@ -653,6 +677,21 @@ class Round(OpenRound):
             self._fold_held()  # may still reject the first one
         return client in self._known
 
+    def _is_copy(self, update: Update, client: ClientId) -> bool:
+        """Whether an update with this id counts already; raise RangeError if the round cannot know."""
+        if update.update_id is None:
+            return False
+        id = digest_of_id(client, update.update_id)
+        if self._ids.has(id, self._known):
+            self._fold_held()  # may still reject the first one
+        if self._ids.has(id, self._known):
+            return True
+        if update.round is None:
+            raise RangeError(NO_ROUND)
+        if is_integer(update.round, 0, self._ids.first - 1):
+            raise RangeError(f"round={update.round}: the server has forgotten the ids of updates of so early a round")
+        return False
+
     def _check(self, update: Update, registry: Registry) -> ClientId:
         """Return the client's id; raise for mistakes of the caller, not of the client."""
         client = registry.check(update.client)
@@ -679,23 +718,28 @@ class Round(OpenRound):
             raise
 
     @ieee
-    def _add_one(self, update: Update) -> Reply:
+    def _add_one(self, updates: list[Update]) -> list[Reply]:
         """Add an update of any form."""
         self._require_open()
+        [update] = updates
         before = len(self._rejected)
         with span("read", self._state):
             client, batch, fixed, reason = self._read(update)
+        if batch is None and reason is None:
+            return [ALREADY]
         if batch is not None:
             reason = self._write_to_journal(client, update, batch) or self._settle_examples(batch)
         if batch is None or reason is not None:
             self._rejected.append((client, str(reason)))
             self._bytes += self._reader.bytes_of(update)
         else:
+            if update.update_id is not None:
+                self._ids.note(digest_of_id(client, update.update_id), self._keys_of(batch, self._arrivals - 1)[0])
             self._hold(batch, is_safe=self._may_hold or update.keep is True or fixed)
         self._keep_in_journal(self._known)
         if batch is None or reason is not None:
-            return Reply("rejected", str(reason))
-        return self._replies(self._keys_of(batch), [client], before)[0]
+            return [Reply("rejected", str(reason))]
+        return self._replies(self._keys_of(batch), [client], before)
 
     def _replies(self, keys: Sequence[Any], clients: Sequence[ClientId], before: int) -> list[Reply]:
         """Return the replies to updates that were just held or folded; ``before`` is the number of rejections then."""
@@ -741,8 +785,16 @@ class Round(OpenRound):
         return list(zip(batch.orders.tolist(), batch.clients, strict=True))
 
     def _read(self, update: Update) -> tuple[ClientId, UpdateBatch | None, bool, str | None]:
-        """Return the client, the update, whether its memory is immutable, and the reason of a rejection."""
+        """Return the client, the update, whether its memory is immutable, and the reason of a rejection.
+
+        A copy of an update that counts has neither an update nor a reason.
+        """
         client = self._check(update, self._clients)
+        try:
+            if self._is_copy(update, client):
+                return client, None, False, None
+        except RangeError as error:
+            return client, None, False, rejection_reason(error)
         if client in self._summed:  # not an error, which would abort the round: an edge may list a client by mistake
             return client, None, False, IN_PARTIAL
         if self._is_second(client):
@@ -814,6 +866,28 @@ class Round(OpenRound):
             self._own(self._held[-1], is_safe=waits)
         self._fold_held()
         return self._replies(keys, clients, before)
+
+    def _add_new(self, updates: list[Update]) -> list[Reply] | None:
+        """Add updates as ``_add_plain``, if all have ids that are new; else return None."""
+        if any(update.update_id is None for update in updates):
+            return None
+        try:
+            clients = [self._clients.check(update.client) for update in updates]
+            ids = [digest_of_id(client, one.update_id) for client, one in zip(clients, updates, strict=True)]
+        except FedcoreError:
+            return None
+        keys = list(enumerate(clients, self._arrivals)) if self._settings.repeats else clients
+        are_new = len({*keys}) == len({*ids}) == len(keys) and self._known.isdisjoint(keys)
+        are_new = are_new and all(is_integer(update.round, self._ids.first) for update in updates)
+        if not are_new or any(self._ids.has(id, self._known) for id in ids):
+            return None
+        for id, key in zip(ids, keys, strict=True):
+            self._ids.note(id, key)
+        replies = self._add_plain([update._replace(update_id=None) for update in updates])
+        if replies is None:
+            for key in keys:
+                self._ids.drop(key)
+        return replies
 
     def _count_plain(self) -> int:
         return 0 if self._plain is None else len(self._plain)
@@ -897,6 +971,7 @@ class Round(OpenRound):
             if reason == NOT_FINITE and (name := self._state.first_not_finite(batch.vectors[i])):
                 reason = f"{reason}, in {name}"
             self._known.discard(keys[i])
+            self._ids.drop(keys[i])
             self._rejected.append((batch.clients[i], reason))
         if decision.undecided.any():
             self._undecided.append(undecided := batch.chosen(decision.undecided))
@@ -941,12 +1016,13 @@ class Round(OpenRound):
                 if self._is_ending:
                     raise RoundError("round: a signal handler aborted it before it was finished")
                 rejected = tuple(self._rejected)
+                ids = self._ids.after(self._number, self._settings.max_staleness, self._known)
                 if step is None:
-                    norms = self._validator.remembered()
+                    norms = self._validator.remembered() | ids
                     prepared, found = self._state.take_step(self, result, batch, norms, rejected)
                 else:
                     prepared, found = step
-                    self._state.commit(prepared.after, self)
+                    self._state.commit(prepared.after._replace(norms=ids) if ids else prepared.after, self)
                 self._most_steps = prepared.most_steps
                 spent = self._seconds + time.perf_counter() - began, self._bytes
                 stale = staleness(prepared)

@@ -853,7 +853,7 @@ class Server(Represented, Unpicklable):
 
         Args:
             updates: finished updates, such as ``[Update(client, y, steps, round=started)]``; many of them are folded in
-                one native pass. An update that a transport delivers twice counts twice, without ``CountOnce``.
+                one native pass. A copy of an update with an ``update_id`` has no effect; without an id it counts again.
             newcomers: as for ``open_round``, for each round that the call opens.
 
         Returns:

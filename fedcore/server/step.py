@@ -408,7 +408,8 @@ class Snapshot(NamedTuple):
         moments: the optimizer's moments, float32[n_parameters] each.
         counters: the integer counters by name.
         population: the clients' shares and arrivals.
-        norms: the norms and claims of the last accepted updates, for the rules that need them.
+        norms: the norms and claims of the last accepted updates, for the rules that need them, and the ids of updates;
+            see ``CountedIds``.
         past: x by round, for the rounds whose late updates are accepted.
         starts: by client, the start round of its last accepted update, for those rounds.
         history: v[t] while rows refer to it, if the method keeps them.

@@ -78,7 +78,7 @@ class PlainUpdates:
     * The elements of the ``nonnegative`` ranges are not negative.
     * Its round is within oldest..newest, or None for ``absent``, unless that is -2.
     * Its client is registered, was drawn once and, unless ``repeats``, sent one update.
-    * It has no control and no weight, and its loss is None or a float >= 0.
+    * It has no control, weight and id, and its loss is None or a float >= 0.
     """
 
     def __init__(self, type, index, n, limits, nonnegative, parts, copied, may_hold, owns):
@@ -182,6 +182,7 @@ def _is_plain(update: Any) -> bool:
         and type(update.kind) is str
         and update.kind == "model"
         and update.weight is None
+        and update.update_id is None
         and (update.loss is None or (update.loss.__class__ is float and 0 <= update.loss < math.inf))
     )
 

@@ -416,6 +416,7 @@ class ServerStrategy(FlowerFedAvg):
             control=read_vector(CONTROL, vectors[CONTROL]) if CONTROL in vectors else None,
             count=request.draws,
             round=request.round,
+            update_id=f"{request.round} {reply.metadata.reply_to_message_id}",
             keep=True,  # nothing else writes to the memory of the message
         )
 
