@@ -40,6 +40,8 @@ Accumulator = Literal["float32", "float64", "exact"]
 
 BATCH, BATCH_BYTES = 8, 1 << 22
 """The default of ``batch_size``: ``BATCH`` updates, or more if they fit into ``BATCH_BYTES``."""
+SMALL = 1 << 18
+"""The most bytes of a model that a round copies to hold it."""
 MOST_CLIENT_LR = 100.0
 ROUNDING = 1e-9
 """A number of clients is rounded up, unless it is at most this much above an integer: 1.1 x 10 is 11."""
@@ -503,6 +505,12 @@ class Settings:
     def is_exact(self) -> bool:
         """Whether sums and the running total are exact."""
         return self.accumulator == "exact"
+
+    @cached_property
+    def copies_models(self) -> bool:
+        """Whether rounds copy models, as vectors, to hold them: small ones that no rule may reject later."""
+        can_reject = self.limits.max_norm is not None or not self.rules.is_plain
+        return 4 * self.layout.n <= SMALL and not can_reject and self.device == CPU
 
     @cached_property
     def steps_by_mean(self) -> bool:

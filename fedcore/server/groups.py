@@ -191,8 +191,8 @@ class GroupedState(State):
 
     def tensors_of(self, name: str, tensors: Sequence[Any]) -> Any:
         """Return a group's vector, as a round of the group reads it."""
-        own = [tensors[i] for i in self.places[name]]
-        if self.settings.algorithm.keeps_rows and self.groups[name].store.codec != "f32":
+        own, group = [tensors[i] for i in self.places[name]], self.groups[name]
+        if group.settings.copies_models or (group.settings.algorithm.keeps_rows and group.store.codec != "f32"):
             return np.concatenate([in_float32(tensor).reshape(-1) for tensor in own if tensor is not None])
         return own
 

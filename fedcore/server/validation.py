@@ -595,8 +595,6 @@ PlainColumns: TypeAlias = tuple[
 ]
 """The columns of ``core.PlainUpdates.take``: clients, ys, steps, examples, sources, eta_i K_i, 1 / (eta_i K_i), start
 rounds, and the indices of changed updates."""
-SMALL = 1 << 18
-"""The most bytes of a model that a round copies to hold it."""
 UNNAMED = -2
 """The round of an update that must name it, for ``core.PlainUpdates``."""
 
@@ -628,9 +626,6 @@ class UpdateReader:
         self._settings, self._state, self._weights = settings, state, settings.rules.weights
         self._rates = SentRates(settings.lr, settings.limits)
         self._starts: dict[int, F32] = {}
-        # Whether small models are copied, as vectors, so that one pass folds several. No rule may reject one later.
-        is_small, is_free = 4 * settings.layout.n <= SMALL, settings.limits.max_norm is None and settings.rules.is_plain
-        self._copied = SMALL if is_small and is_free and state.upload is None else 0
         self._lr = self._rates.sent(state.round_number)
 
     def read(self, update: Update, client: ClientId) -> tuple[UpdateBatch, bool]:
@@ -741,7 +736,8 @@ class UpdateReader:
         of_lr = limits.max_client_lr is not None, limits.max_client_lr or self._lr
         numbers = self._lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, settings.repeats
         form = settings.layout.n, numbers, state.buffers.ranges, settings.layout.parts
-        return core.PlainUpdates(Update, state.registry.index, *form, self._copied, may_hold, state.update_buffers.owns)
+        copied = settings.layout.n * 4 * settings.copies_models
+        return core.PlainUpdates(Update, state.registry.index, *form, copied, may_hold, state.update_buffers.owns)
 
     def check_buffers(self, y: Any, kind: Kind, started: int) -> None:
         """Raise RangeError if a model or a difference makes a buffer negative that must not be."""
@@ -772,8 +768,10 @@ class UpdateReader:
 
     def _read_vector(self, update: Update) -> tuple[Any, bool]:
         # A quantised row cannot be cut at every element, because several elements share a scale.
-        apart = not (self._copied or (self._settings.algorithm.keeps_rows and self._state.store.codec != "f32"))
-        return read_vector(update, self._settings.layout, apart=apart, device=self._settings.device)
+        settings = self._settings
+        is_cut = not settings.algorithm.keeps_rows or self._state.store.codec == "f32"
+        apart = is_cut and not settings.copies_models
+        return read_vector(update, settings.layout, apart=apart, device=settings.device)
 
     def _read_counters(self, update: Update) -> Counters:
         return read_counters(update, self._settings.layout)
