@@ -283,7 +283,7 @@ class Encoding:
         Raises:
             RangeError: the total cannot be a sum of valid updates, or the server's next round needs another encoding.
         """
-        due = Encoding._of(server, clients=self.clients, colluding=self.min_clients - self.honest)
+        due = self._of(server, clients=self.clients, colluding=self.min_clients - self.honest)
         if replace(due, model=self.model, work=self.work) != self:
             raise RangeError("encoding: it belongs to another round or server; open the sum for the next round")
         k, weight, steps = len(clients), int(total[-2]), int(total[-1])

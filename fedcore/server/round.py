@@ -200,6 +200,7 @@ class Round(OpenRound):
     Attributes:
         report: the ``Report`` once the round is finished, else None.
         is_open: whether the round accepts updates.
+        newcomers: the clients that may join with the round.
     """
 
     def __init__(
@@ -221,7 +222,7 @@ class Round(OpenRound):
         self._known: set[Any] = set()
         self._summed: set[ClientId] = set()  # the clients of partial sums
         self._arrivals = 0  # the order of the next valid update
-        self._newcomers: NewClients = ()
+        self.newcomers: NewClients = ()
         self._plain: list[tuple[Update, int]] = []  # held updates that ``read_columns`` reads, in order of arrival
         self._held: list[UpdateBatch] = []  # before these
         self._undecided: list[UpdateBatch] = []
@@ -588,7 +589,7 @@ class Round(OpenRound):
             try:
                 checked = self._checked(update)._replace(client=client)
                 vector, control = map(self._reader.whole, (batch.vectors[0], batch.controls[0]))
-                self._journal.append(self._number, order, checked, vector, control, self._newcomers)
+                self._journal.append(self._number, order, checked, vector, control, self.newcomers)
             except FedcoreError as error:
                 return f"journal: {error}"
         return None
@@ -612,9 +613,9 @@ class Round(OpenRound):
     @ieee
     def start(self, newcomers: NewClients) -> None:
         """Start the round, after the server has made it the open one."""
-        self._newcomers = newcomers if isinstance(newcomers, Mapping) else list(newcomers)
+        self.newcomers = newcomers if isinstance(newcomers, Mapping) else list(newcomers)
         try:
-            self._sum = self._state.begin(self._newcomers)
+            self._sum = self._state.begin(self.newcomers)
             settings, remembered = self._settings, self._state.snapshot.norms
             unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
             self._by_claims = self._weighing.reads_examples
@@ -774,7 +775,7 @@ class Round(OpenRound):
             self._known.difference_update(key for part in before for key in self._keys_of(part))
             self._summed.difference_update(dropped)
             self._held, self._folded, self._undecided = [], [], []
-            self.start(self._newcomers)
+            self.start(self.newcomers)
         return None
 
     @one_call

@@ -23,12 +23,16 @@ _SPAN = 512  # clients of one step of a search
 
 
 class CommittedRows(Represented, Unpicklable):
-    """The read methods of a ``ClientStore``. Several objects may share the open store ``session``."""
+    """The read methods of a ``ClientStore``.
+
+    Attributes:
+        session: the open store, which several objects may share.
+    """
 
     _instead = "save the store with ClientStore.save(path), and open it with ClientStore.open(path)"
 
     def __init__(self, session: Session) -> None:
-        self._session, self._content, self._folder = session, session.content, session.folder
+        self.session, self._content, self._folder = session, session.content, session.folder
         self._form = session.content.form
 
     @property
@@ -105,7 +109,7 @@ class CommittedRows(Represented, Unpicklable):
 
     def require_files(self) -> None:
         """Raise a CorruptionError if a file was truncated. Reading a view of it would kill the process."""
-        self._session.require_files()
+        self.session.require_files()
 
     def __len__(self) -> int:
         """The number of clients with a row."""
@@ -176,7 +180,7 @@ class CommittedRows(Represented, Unpicklable):
 
     def clients_of(self, round: int) -> list[ClientId]:
         """Return the clients whose row is of this round, by their numbers. Cost: reads 16 bytes a client."""
-        self._session.require_open()
+        self.session.require_open()
         rows = self._content.rows
         numbers = np.flatnonzero((rows.round == round) & (rows.slot > 0))
         return [self.registry.id_of(number) for number in numbers.tolist()]
@@ -189,7 +193,7 @@ class CommittedRows(Represented, Unpicklable):
         Raises:
             CorruptionError: the vector is damaged.
         """
-        self._session.require_open()
+        self.session.require_open()
         return self._content.vectors.get(name)
 
     def vector_names(self) -> tuple[str, ...]:
@@ -201,20 +205,20 @@ class CommittedRows(Represented, Unpicklable):
 
         Cost: a background thread requests the rows; this call returns at once. In memory this does nothing.
         """
-        self._session.require_open()
-        if self._session.background is not None:
+        self.session.require_open()
+        if self.session.background is not None:
             slots = self._content.rows.slots_of(self.registry.numbers(clients))
-            self._session.background.read_ahead(list(filter(None, slots)))
+            self.session.background.read_ahead(list(filter(None, slots)))
 
     def info(self) -> StoreInfo:
         """Return the format and size of the store."""
-        self._session.require_open()
+        self.session.require_open()
         return info(self._content)
 
     def verify(self) -> list[str]:
         """Return one line for each damaged row or vector, also of the previous commit. Cost: reads every row once."""
-        self._session.require_open()
-        self._session.require_files()
+        self.session.require_open()
+        self.session.require_files()
         return self._content.problems(with_previous=True)
 
     def _read_all(self, numbers: I64) -> list[Row | None]:
@@ -236,11 +240,11 @@ class CommittedRows(Represented, Unpicklable):
         return found if len(used) == len(slots) else [next(remaining) if slot else None for slot in slots]
 
     def _numbers(self, clients: Sequence[ClientId]) -> npt.NDArray[np.int64]:
-        self._session.require_open()
+        self.session.require_open()
         return self._content.registry.numbers(clients)
 
     def _number(self, client: object) -> int:
-        self._session.require_open()
+        self.session.require_open()
         return self._content.registry.number(client)
 
 
@@ -248,7 +252,7 @@ class ReadRows(CommittedRows):
     """A read-only view of a store at its last commit."""
 
     def __init__(self, rows: CommittedRows) -> None:
-        super().__init__(rows._session)
+        super().__init__(rows.session)
 
     @property
     def registry(self) -> Clients:  # type: ignore[override]

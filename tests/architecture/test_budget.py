@@ -25,11 +25,11 @@ BUDGET = {
     "fedcore/cluster": 2_106,
     "fedcore/kernels": 505,
     "fedcore/model": 2_233,
-    "fedcore/server": 7_089,
-    "fedcore/sim": 7_851,
-    "fedcore/secure": 1_101,
+    "fedcore/server": 7_085,
+    "fedcore/sim": 7_850,
+    "fedcore/secure": 1_099,
     "fedcore/testing": 1_054,
-    "fedcore/rules": 768,
+    "fedcore/rules": 766,
     "fedcore/store": 3_968,
 }
 
