@@ -26,7 +26,7 @@ BUDGET = {
     "fedcore/kernels": 505,
     "fedcore/model": 2_233,
     "fedcore/server": 7_084,
-    "fedcore/sim": 7_850,
+    "fedcore/sim": 7_847,
     "fedcore/secure": 1_099,
     "fedcore/testing": 1_054,
     "fedcore/rules": 766,

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -206,12 +205,9 @@ class Network(Represented, Unpicklable):
         except (FedcoreError, LookupError, TypeError, ValueError) as error:  # intact files that ``save`` did not write
             raise CheckpointError(f"{path}: does not hold the state of a network: {error!r}") from None
         q.flags.writeable = False
-        network._resume(layout, q, Models(models, counters, number))
+        network._graph = Graph(layout, network.W, network.zeta, q, rate, limits)  # q is not scaled again
+        network._state = Models(models, counters, number)
         return network
-
-    def _resume(self, layout: Layout, q: F64, state: Models) -> None:
-        self._graph = replace(self._graph, layout=layout, q=q)  # q is not scaled again
-        self._state = state
 
     @ieee
     def output(self, out: F32 | None = None) -> F32:
