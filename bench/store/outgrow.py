@@ -130,7 +130,7 @@ class Bench:
     def write_back(self, early):
         """Time a round, and the checkpoint after training, with writing started early or left to the checkpoint."""
         store, ids = self.server._backend.store, self.cold()
-        store.session._write_back = early
+        store._session._write_back = early
         self.server.broadcast(ids)
         time.sleep(self.options.training)
         how = "begun early, by a thread" if early else "left to the checkpoint"

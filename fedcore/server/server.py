@@ -496,7 +496,7 @@ class Server(Represented, Unpicklable):
             raise RangeError("store: each shard or group of tensors has its own rows; read a row with row(client)")
         if self._round_lock.opened is None:
             self._backend.forget_newcomers()
-        return ReadRows(self._backend.store)
+        return self._backend.store.read_only()
 
     @property
     def client_sizes(self) -> npt.NDArray[np.int64] | None:

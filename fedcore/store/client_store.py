@@ -161,7 +161,7 @@ class ClientStore(CommittedRows):
     @property
     def durability(self) -> Durability:
         """The durability of commits; see ``Durability``."""
-        return self.session.durability
+        return self._session.durability
 
     def read_into(self, device: str) -> None:
         """Let ``read`` return vectors on a device of host memory, such as a ``FileMemory``."""
@@ -249,30 +249,30 @@ class ClientStore(CommittedRows):
         Cost: reads each new vector once, and each new row without checksums from ``note_checksums``. With
             durability="round" it syncs the slots to disk, and then the index.
         """
-        self.session.require_right()
+        self._session.require_right()
         with span("commit"):
-            self.session.commit(check_integer("round", round, 0, 2**63 - 1), vectors, _text(state), documents)
-        self.session.after_commit()
+            self._session.commit(check_integer("round", round, 0, 2**63 - 1), vectors, _text(state), documents)
+        self._session.after_commit()
 
     def documents(self, first: int = 0) -> list[tuple[int, str]]:
         """Return the documents of all commits as (number, text), from the number ``first`` on. An undo leaves them."""
-        return self.session.documents(first)
+        return self._session.documents(first)
 
     def checkpoint(self) -> None:
         """Make all commits survive a loss of power. Only stores with durability="checkpoint" need this call."""
-        self.session.require_right()
+        self._session.require_right()
         with span("save"):
-            self.session.publish()
+            self._session.publish()
 
     @property
     def commits(self) -> int:
         """The number of commits, checkpoints, compactions and undos through this object."""
-        return self.session.count
+        return self._session.count
 
     @property
     def is_ahead(self) -> bool:
         """Whether clients were added or removed since the last commit."""
-        return self.session.is_ahead
+        return self._session.is_ahead
 
     def add(self, client: ClientId) -> None:
         """Register a client; the next commit, checkpoint or close writes it to the folder. See ``Registry.add``."""
@@ -280,17 +280,17 @@ class ClientStore(CommittedRows):
 
     def add_all(self, clients: Iterable[ClientId]) -> list[int]:
         """Register clients and return their numbers in the registry. An error registers none of them."""
-        self.session.require_writer()
-        return self.session.add(list(clients))
+        self._session.require_writer()
+        return self._session.add(list(clients))
 
     def forget(self, client: ClientId) -> None:
         """Remove a client. The next commit, checkpoint or close removes its row."""
-        self.session.require_writer()
-        self.session.remove(self.registry.check(client))
+        self._session.require_writer()
+        self._session.remove(self.registry.check(client))
 
     def rollback(self) -> None:
         """Discard staged rows, and undo added and removed clients since the last commit."""
-        self.session.rollback()
+        self._session.rollback()
 
     def undo(self) -> bool:
         """Undo the last transaction: restore rows, vectors, clients, round and state.
@@ -323,10 +323,10 @@ class ClientStore(CommittedRows):
         >>> store.previous.round, store.undo(), store.round, store.read(1), store.undo()
         (0, True, 0, array([0.], dtype=float32), False)
         """
-        self.session.require_right()
+        self._session.require_right()
         if not self.keep_previous:
             raise StoreError("undo: the previous data were not kept; open the store with keep_previous=True")
-        return self.session.undo()
+        return self._session.undo()
 
     def save(
         self,
@@ -350,8 +350,8 @@ class ClientStore(CommittedRows):
 
         Cost: reads and writes every row once.
         """
-        self.session.require_whole()
-        self.session.require_files()
+        self._session.require_whole()
+        self._session.require_files()
         self._content.save(absolute(path), vectors, _text(state), self.documents(), parts)
 
     def compact(self, *, erase: bool = False) -> None:
@@ -368,14 +368,14 @@ class ClientStore(CommittedRows):
             StoreError: rows are staged, or the folder cannot be written to. With ``erase`` also: a reader, or a view of
                 a vector, uses an earlier commit; the store is compacted, but has some of the bytes.
         """
-        self.session.require_right()
+        self._session.require_right()
         if self._content.rows.staged:
             raise StoreError(f"compact: {len(self._content.rows.staged)} rows are staged; commit or discard them first")
-        self.session.compact(erase=erase)
+        self._session.compact(erase=erase)
 
     def refresh(self) -> None:
         """Show a reader the last commit. The content of existing views may change afterwards."""
-        self.session.refresh()
+        self._session.refresh()
 
     def close(self) -> None:
         """Make all commits durable, and close the files. A store in memory has no files.
@@ -385,7 +385,7 @@ class ClientStore(CommittedRows):
                 message says to open the store again, a second close only closes the files. If only the shortening of
                 files failed, the store is durable and closed.
         """
-        self.session.close()
+        self._session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -398,9 +398,9 @@ class ClientStore(CommittedRows):
     def _stage(self, numbers: I64, round: int | None) -> list[Row]:
         rows, listed = self._content.rows, numbers.tolist()
         if rows.staged:
-            self.session.require_writer()
+            self._session.require_writer()
         else:
-            self.session.require_right()  # once a round
+            self._session.require_right()  # once a round
         rows.make_room(max(listed, default=-1), self.registry.capacity)
         slots = rows.stage(listed, round)
         rows.slots.use(slots)

@@ -63,7 +63,7 @@ class DeviceStore(ClientStore):
     """
 
     def __init__(self, store: ClientStore, device: str, cached_rows: int | None = None) -> None:
-        CommittedRows.__init__(self, store.session)
+        CommittedRows.__init__(self, store._session)
         form = self._content.form
         self._form = RowFormat(form.codec, form.n, device)
         self._ordinal = device_ordinal(device)

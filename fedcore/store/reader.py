@@ -23,16 +23,12 @@ _SPAN = 512  # clients of one step of a search
 
 
 class CommittedRows(Represented, Unpicklable):
-    """The read methods of a ``ClientStore``.
-
-    Attributes:
-        session: the open store, which several objects may share.
-    """
+    """The read methods of a ``ClientStore``. Several objects may share the open store ``session``."""
 
     _instead = "save the store with ClientStore.save(path), and open it with ClientStore.open(path)"
 
     def __init__(self, session: Session) -> None:
-        self.session, self._content, self._folder = session, session.content, session.folder
+        self._session, self._content, self._folder = session, session.content, session.folder
         self._form = session.content.form
 
     @property
@@ -107,9 +103,13 @@ class CommittedRows(Represented, Unpicklable):
     def _in_files(self) -> bool:
         return self.medium == "mmap"
 
+    def read_only(self) -> "ReadRows":
+        """Return a read-only view of the store."""
+        return ReadRows(self._session)
+
     def require_files(self) -> None:
         """Raise a CorruptionError if a file was truncated. Reading a view of it would kill the process."""
-        self.session.require_files()
+        self._session.require_files()
 
     def __len__(self) -> int:
         """The number of clients with a row."""
@@ -180,7 +180,7 @@ class CommittedRows(Represented, Unpicklable):
 
     def clients_of(self, round: int) -> list[ClientId]:
         """Return the clients whose row is of this round, by their numbers. Cost: reads 16 bytes a client."""
-        self.session.require_open()
+        self._session.require_open()
         rows = self._content.rows
         numbers = np.flatnonzero((rows.round == round) & (rows.slot > 0))
         return [self.registry.id_of(number) for number in numbers.tolist()]
@@ -193,7 +193,7 @@ class CommittedRows(Represented, Unpicklable):
         Raises:
             CorruptionError: the vector is damaged.
         """
-        self.session.require_open()
+        self._session.require_open()
         return self._content.vectors.get(name)
 
     def vector_names(self) -> tuple[str, ...]:
@@ -205,20 +205,20 @@ class CommittedRows(Represented, Unpicklable):
 
         Cost: a background thread requests the rows; this call returns at once. In memory this does nothing.
         """
-        self.session.require_open()
-        if self.session.background is not None:
+        self._session.require_open()
+        if self._session.background is not None:
             slots = self._content.rows.slots_of(self.registry.numbers(clients))
-            self.session.background.read_ahead(list(filter(None, slots)))
+            self._session.background.read_ahead(list(filter(None, slots)))
 
     def info(self) -> StoreInfo:
         """Return the format and size of the store."""
-        self.session.require_open()
+        self._session.require_open()
         return info(self._content)
 
     def verify(self) -> list[str]:
         """Return one line for each damaged row or vector, also of the previous commit. Cost: reads every row once."""
-        self.session.require_open()
-        self.session.require_files()
+        self._session.require_open()
+        self._session.require_files()
         return self._content.problems(with_previous=True)
 
     def _read_all(self, numbers: I64) -> list[Row | None]:
@@ -240,19 +240,16 @@ class CommittedRows(Represented, Unpicklable):
         return found if len(used) == len(slots) else [next(remaining) if slot else None for slot in slots]
 
     def _numbers(self, clients: Sequence[ClientId]) -> npt.NDArray[np.int64]:
-        self.session.require_open()
+        self._session.require_open()
         return self._content.registry.numbers(clients)
 
     def _number(self, client: object) -> int:
-        self.session.require_open()
+        self._session.require_open()
         return self._content.registry.number(client)
 
 
 class ReadRows(CommittedRows):
     """A read-only view of a store at its last commit."""
-
-    def __init__(self, rows: CommittedRows) -> None:
-        super().__init__(rows.session)
 
     @property
     def registry(self) -> Clients:  # type: ignore[override]

@@ -46,7 +46,7 @@ def assert_is_at(store, round, rows):
 
 def died(store):
     """Leave the folder as a process that ends at once does."""
-    store.session._finalizer()
+    store._session._finalizer()
 
 
 def fail_at(monkeypatch, call, error, names):
@@ -92,7 +92,7 @@ def each_call(start, monkeypatch, failure, **options):
         store = ClientStore.open(path, **options)
         called = fail_at(monkeypatch, call, failure, CALLS)
         yield store, call, called
-        store.session._finalizer()
+        store._session._finalizer()
         shutil.rmtree(path)
         if len(called) < call:
             assert call > 2

@@ -92,7 +92,7 @@ def test_a_store_that_is_collected_in_its_own_thread(tmp_path):
     store = ClientStore(3, LARGE, medium="mmap", path=tmp_path / "store")
     write(store, 0, content(LARGE, 0))
     store.commit(0)
-    background, done = store.session.background, threading.Event()
+    background, done = store._session.background, threading.Event()
     held = [store]
     del store
     background._do(lambda: (held.clear(), gc.collect(), done.set()))
@@ -244,7 +244,7 @@ def test_rows_may_be_of_another_round_than_the_commit(make):
 def test_a_broadcast_reads_the_cohorts_rows_ahead(tmp_path):
     server = Server(np.zeros(30, np.float32), "MIFA", clients=5, lr=1.0, storage=tmp_path / "s")
     server.round([Update(i, np.zeros(30, np.float32), 1) for i in range(5)])
-    asked, done, background = [], Event(), server.store.session.background
+    asked, done, background = [], Event(), server.store._session.background
     background._slots.will_need = asked.append
     server.broadcast([3, 1])
     background._do(done.set)  # the thread's next task
@@ -263,7 +263,7 @@ def test_writing_begins_early_where_it_is_due_later_and_once_for_commits_in_a_ro
             store.commit(round)
         time.sleep(4 * IDLE_SECONDS)
         if durability == "checkpoint":
-            background, done = store.session.background, Event()
+            background, done = store._session.background, Event()
             background._do(done.set)  # after all other tasks
             assert done.wait(60)
             assert 0 < len(begun) < 20  # fewer than commits, even on a busy machine

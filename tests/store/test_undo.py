@@ -178,7 +178,7 @@ def test_every_call_of_an_undo_fails_in_turn(path, tmp_path, monkeypatch, failur
             store.undo()
         except (errors.StoreError, KeyboardInterrupt):
             monkeypatch.undo()
-            if store.session.broken is not None:
+            if store._session.broken is not None:
                 died(store)
                 store = ClientStore.open(path, keep_previous=True)
             assert_is_at(store, store.round, states[store.round])
@@ -222,7 +222,7 @@ def test_after_a_failed_commit_the_one_before_can_be_undone(path, tmp_path, monk
             play(store, 2)
         except errors.StoreError:
             monkeypatch.undo()
-            if store.session.broken is not None:
+            if store._session.broken is not None:
                 died(store)
                 store = ClientStore.open(path, keep_previous=True)
             assert (store.round, store.previous.round) == (1, 0)
@@ -304,7 +304,7 @@ class Histories(RuleBasedStateMachine):
         if hasattr(self, "folder"):
             for reader, _ in self.readers:
                 reader.close()
-            self.store.session._finalizer()
+            self.store._session._finalizer()
             shutil.rmtree(self.folder)
 
     @property
@@ -407,7 +407,7 @@ class Histories(RuleBasedStateMachine):
     @rule(keep_previous=st.booleans(), dies=st.booleans(), durability=st.sampled_from(["round", "checkpoint", "none"]))
     def another_writer(self, keep_previous, dies, durability):
         if dies:
-            self.store.session._finalizer()
+            self.store._session._finalizer()
             self.departed = frozenset()
         else:
             self.published_now()

@@ -121,8 +121,8 @@ class Trial:
 
     def check_server(self, done, operation=None):
         """Memory and folder are both as before an operation, or both as after it; and the server goes on."""
-        if self.server._backend.store.session.broken is not None:
-            self.expect(not done, f"expected an error, since {self.server._backend.store.session.broken}")
+        if self.server._backend.store._session.broken is not None:
+            self.expect(not done, f"expected an error, since {self.server._backend.store._session.broken}")
             self.reopen()
         if operation is not None and (done or immutable_copy(self.server) != immutable_copy(self.twin)):
             operation(self.twin, self.number)

@@ -80,7 +80,7 @@ def each(calls, folder, name, error, stride):
         with calls.failing(at, error) as failed:
             done = attempt(lambda: act(store), folder)  # noqa: B023  # it is called at once
         assert failed or done
-        if store.session.broken is not None:
+        if store._session.broken is not None:
             died(store)
             store = ClientStore.open(path, keep_previous=True)
         store.rollback()
