@@ -10,7 +10,7 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import Parameter, getdoc, isclass, signature
-from itertools import islice
+from itertools import chain, islice
 from numbers import Real
 from operator import index
 from pathlib import Path
@@ -135,12 +135,13 @@ class Checked:
     """The base class of frozen dataclasses that check their numeric options."""
 
     _intervals: ClassVar[tuple[tuple[Any, ...], ...]] = ()
-    """Each option with its interval, or its least and its greatest integer, and then other values: None or a text."""
+    """Its own options, each with its interval, or least and greatest integer, and other values: None or a text."""
     _converts: ClassVar[bool] = False
     """Whether the options become a float or an int."""
 
     def __post_init__(self) -> None:
-        for name, among, *others in self._intervals:
+        listed = (vars(kind).get("_intervals", ()) for kind in reversed(type(self).__mro__))
+        for name, among, *others in chain.from_iterable(listed):
             value, is_number = getattr(self, name), isinstance(among, str)
             if not isinstance(value, str | None) or value not in others:
                 checked = check_number(name, value, among) if is_number else check_integer(name, value, *among)
@@ -194,9 +195,8 @@ def rejection_reason(error: Exception) -> str:
     "update: cannot be read: KeyError: 'w'"
     """
     try:
-        if isinstance(error, FedcoreError):
-            return shorten(f"{error}")
-        return shorten(f"update: cannot be read: {type(error).__name__}: {error}")
+        kind = "" if isinstance(error, FedcoreError) else f"update: cannot be read: {type(error).__name__}: "
+        return shorten(f"{kind}{error}")
     except Exception:
         return f"update: cannot be read: {type(error).__name__:.100}"
 

@@ -198,7 +198,7 @@ class Adam(Adagrad):
     beta2: float = 0.99
     corrected_from: int | None = None
 
-    _intervals = (*Adagrad._intervals, ("beta2", "(0, 1]"), ("corrected_from", (1, 2**31), None))  # type: ignore[assignment]
+    _intervals = (("beta2", "(0, 1]"), ("corrected_from", (1, 2**31), None))  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -495,7 +495,7 @@ class GatheredVectors:
 
     def __init__(self, coordinator: Coordinator, sent: SentSlices, slices: SentSlices | None) -> None:
         self._coordinator, self._opening = coordinator, coordinator.openings
-        self._sent, self.slices = sent, slices
+        self._sent, self.slices, self.starts = sent, slices, None
 
     @cached_property
     def x(self) -> F32:

@@ -486,9 +486,8 @@ def new_state(
             for k, span in enumerate(ranges)
         ]
         try:
-            state.coordinator.make(
-                listed, sizes, storage.codec or "f32", storage.durability_of_parts, is_new, each=each
-            )
+            own = Storage(codec=storage.codec or "f32", durability=storage.durability_of_parts)
+            state.coordinator.make(listed if sizes is None else sizes, own, is_new, each=each)
         except BaseException:
             if home is not None and not any(os.path.lexists(info.folder or "") for info in infos):
                 (home / folders.INTENT).unlink()

@@ -183,6 +183,8 @@ class _Connection:
     identity: tuple[str, str]
     is_own: bool
     sessions: int = 0
+    lock: ClassVar[threading.Lock] = threading.Lock()
+    last: ClassVar["_Connection | None"] = None
 
 
 class Session(AbstractContextManager["Session"]):
@@ -202,9 +204,6 @@ class Session(AbstractContextManager["Session"]):
         RangeError: this process is connected to a different cluster.
     """
 
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-    _last: ClassVar[_Connection | None] = None
-
     def __init__(self, address: str | None = None, *, cpus: float = 1, **options: Any) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray must not send usage statistics.
         try:
@@ -212,21 +211,21 @@ class Session(AbstractContextManager["Session"]):
         except ImportError:
             raise MissingDependencyError.of("fedcore on Ray", "Ray", extra="ray") from None
         self._package, self._is_closed = ray, False
-        with Session._lock:
+        with _Connection.lock:
             is_new = not ray.is_initialized()
             if is_new:
                 _connect(ray, address, {"num_cpus": math.ceil(cpus), **options})
             elif address not in (None, "auto", current := ray.get_runtime_context().gcs_address):
                 raise RangeError(f"address={address!r}: this process is already connected to {current!r}; omit address")
             identity = _identity(ray)
-            if is_new or Session._last is None or Session._last.identity != identity:
-                Session._last = _Connection(identity, is_own=is_new)
-            self._connection = Session._last
+            if is_new or _Connection.last is None or _Connection.last.identity != identity:
+                _Connection.last = _Connection(identity, is_own=is_new)
+            self._connection = _Connection.last
             self._connection.sessions += 1
 
     def close(self) -> None:
         """Close the session. The last session ends the connection, and Ray, if a session started them."""
-        with Session._lock:
+        with _Connection.lock:
             if not self._is_closed:
                 self._is_closed = True
                 self._connection.sessions -= 1

@@ -373,19 +373,19 @@ class Sum:
         round: int,
         direction_of: Callable[[int | None], F32 | None],
         offset: F32 | None,
-        longest: float,
-        longest_term: float,
+        longest: tuple[float, float],
         distance: float,
     ) -> None:
         """Start a round with empty sums. ``offset`` is sent to every client; None for zero.
 
-        The rules and the policy of ``settings`` may differ from those of earlier rounds.
+        The rules and the policy of ``settings`` may differ from those of earlier rounds. ``longest`` has the greatest
+        norms of an update and of a term of an exact sum.
         ``distance`` is the usual factor of offsets in h_i: 1 for gradients, eta K if models are averaged.
         ``direction_of(t)`` returns v[t], float32[n_parameters], if rows refer to round t, else None.
         """
         self._direction_of = direction_of
-        self._round, self._offset, self._longest = round, offset, longest
-        self._longest_term = longest_term if self._exact else LONGEST
+        self._round, self._offset, self._longest = round, offset, longest[0]
+        self._longest_term = longest[1] if self._exact else LONGEST
         self._policy, self._distance = settings.policy, distance
         self._centers = self._has_offsets and "medians" in settings.rules.needs
         self._has_value = False

@@ -19,8 +19,6 @@ from fedcore.model import Layout, Model
 from fedcore.options import (
     RATES,
     Compute,
-    Limits,
-    RoundPolicy,
     Settings,
     Storage,
     as_policy,
@@ -252,15 +250,12 @@ def change_on_loading(
     where: object,
     saved: Mapping[str, Any],
     given: Mapping[str, Any],
-    aggregation: Aggregation,
-    limits: Limits | None,
-    policy: RoundPolicy | None,
     checked: Callable[[Mapping[str, Any]], Settings],
     layout: Layout | None,
 ) -> None:
     """Change the options of ``Server.load`` that differ from the saved options, and log a warning.
 
-    ``checked`` returns the changed settings, or raises if they do not combine.
+    ``given`` has the arguments, or None. ``checked`` returns the changed settings, or raises if they do not combine.
     """
     settings: Settings = backend.settings
     if layout is not None:
@@ -268,6 +263,7 @@ def change_on_loading(
             raise CheckpointError(f"{where}: the saved model has tensors or shapes that differ from those of model")
         if settings.optimizer is not None and given["optimizer"] is None:
             raise CheckpointError(f"{where}: the server was saved with {settings.optimizer}; pass the same optimizer")
+    aggregation, limits, policy = (given[name] for name in ("aggregation", "limits", "policy"))
     chain = settings.rules if aggregation is None else Chain.of(aggregation)
     if saved.get("own_weights") is True and chain.weights is None:
         raise CheckpointError("aggregation: the server was saved with weights; pass them again: [..., Mean(weights)]")

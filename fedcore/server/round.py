@@ -209,6 +209,7 @@ class Round(OpenRound):
     Attributes:
         report: the ``Report`` once the round is finished, else None.
         is_open: whether the round accepts updates.
+        newcomers: the clients that may join with the round.
     """
 
     def __init__(
@@ -231,7 +232,7 @@ class Round(OpenRound):
         self._summed: set[ClientId] = set()  # the clients of partial sums
         self._ids: CountedIds  # of updates that count
         self._arrivals = 0  # the order of the next valid update
-        self._newcomers: NewClients = ()
+        self.newcomers: NewClients = ()
         self._plain: Any = None  # a ``core.PlainUpdates`` of held updates, if the server takes them
         self._first_plain = 0  # its first update in the order of arrival
         self._held: list[UpdateBatch] = []  # before these
@@ -614,7 +615,7 @@ class Round(OpenRound):
             try:
                 checked = self._checked(update)._replace(client=client)
                 vector, control = map(self._reader.whole, (batch.vectors[0], batch.controls[0]))
-                self._journal.append(self._number, order, checked, vector, control, self._newcomers)
+                self._journal.append(self._number, order, checked, vector, control, self.newcomers)
             except FedcoreError as error:
                 return f"journal: {error}"
         return None
@@ -638,10 +639,10 @@ class Round(OpenRound):
     @ieee
     def start(self, newcomers: NewClients) -> None:
         """Start the round, after the server has made it the open one."""
-        self._newcomers = newcomers if isinstance(newcomers, Mapping) else list(newcomers)
+        self.newcomers = newcomers if isinstance(newcomers, Mapping) else list(newcomers)
         try:
             self.__dict__.pop("_validator", None)
-            self._sum, settings = self._state.begin(self._newcomers), self._settings
+            self._sum, settings = self._state.begin(self.newcomers), self._settings
             self._ids = CountedIds(self._state.snapshot.norms.get(IDS))
             self._by_claims = self._weighing.reads_examples
             self._plain = self._reader.plain_updates(may_hold=self._may_hold)
@@ -831,7 +832,7 @@ class Round(OpenRound):
             self._known.difference_update(key for part in before for key in self._keys_of(part))
             self._summed.difference_update(dropped)
             self._held, self._folded, self._undecided = [], [], []
-            self.start(self._newcomers)
+            self.start(self.newcomers)
         return None
 
     def _add_plain(self, updates: list[Update]) -> list[Reply] | None:

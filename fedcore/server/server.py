@@ -161,8 +161,8 @@ class Server(Represented, Unpicklable):
             raise ShapeError("model: it has no parameters")
         options = ServerOptions(lr, server_lr, optimizer, aggregation, limits, place, compute, policy)
         settings = Settings.of(method, layout, options)
-        self._place: tuple[Any, ...] = place, compute, *(["ClientStore"] if given is not None else [])
-        require_compatible(settings, *self._place)
+        parts: tuple[Any, ...] = place, compute, *(["ClientStore"] if given is not None else [])
+        require_compatible(settings, *parts)
         backend: Any
         if layout.groups:
             backend = groups.new_state(model, settings, ids, sizes, place)
@@ -173,7 +173,7 @@ class Server(Represented, Unpicklable):
         else:
             backend = new_state(model, settings, ids, sizes, place, given)
         try:
-            self._start(backend, callbacks, model)
+            self._start(backend, parts, callbacks, model)
         except BaseException:
             backend.close()
             if place.path is not None:
@@ -184,13 +184,16 @@ class Server(Represented, Unpicklable):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy a server in memory, with the open round of an asynchronous one."""
         server = super().__deepcopy__(memo)
-        if server._buffer is not None:
-            server._round_lock.reopen(server._buffer)
+        server._reopen()
         return server
 
-    def _start(self, backend: Any, callbacks: Sequence[Callback], model: Any = None) -> None:
+    def _reopen(self) -> None:
+        if self._buffer is not None:
+            self._round_lock.reopen(self._buffer)
+
+    def _start(self, backend: Any, place: tuple[Any, ...], callbacks: Sequence[Callback], model: Any = None) -> None:
         self._backend: State = backend
-        self.callbacks = tuple(callbacks)
+        self._place, self.callbacks = place, tuple(callbacks)
         base = model.tensors if isinstance(model, Model) else model
         self._base = base if isinstance(base, Safetensors) else None
         self._round_lock = RoundLock()
@@ -388,12 +391,10 @@ class Server(Represented, Unpicklable):
             backend, saved = saved_state(path, given, storage, compute)
             medium = None
         try:
-            server._start(backend, callbacks)
             opened = storage.opened(backend.store) if medium is None else replace(storage, medium=medium)
-            server._place = opened, compute
-            change_on_loading(
-                backend, manifest or home, saved, given, aggregation, limits, policy, server._checked, layout
-            )
+            server._start(backend, (opened, compute), callbacks)
+            options = given | {"aggregation": aggregation, "limits": limits, "policy": policy}
+            change_on_loading(backend, manifest or home, saved, options, server._checked, layout)
             server._keep_journal(storage, home if backend.holds_files else None)
         except BaseException:
             if not isinstance(path, ClientStore):
@@ -494,7 +495,7 @@ class Server(Represented, Unpicklable):
             raise RangeError("store: each shard or group of tensors has its own rows; read a row with row(client)")
         if self._round_lock.opened is None:
             self._backend.forget_newcomers()
-        return ReadRows(self._backend.store)
+        return self._backend.store.read_only()
 
     @property
     def client_sizes(self) -> npt.NDArray[np.int64] | None:
@@ -746,7 +747,7 @@ class Server(Represented, Unpicklable):
                 )
             opened, newcomers = self._buffer, None
             if opened is not None and opened.is_open and not (opened.clients or opened.rejected):
-                newcomers = opened._newcomers
+                newcomers = opened.newcomers
                 opened.abort()  # it begins again, from the new x
             self._between_rounds()
             self._backend.apply(requests.ReplaceX(counters, never_negative(self.layout, to_host(x)), vectors={"x": x}))

@@ -477,7 +477,7 @@ class State:
         longest = longest_update(farthest_gamma(settings, now), squared=settings.takes_squares)
         term = longest_term(max(len(self.store.registry), self.upper_population))
         distance = usual_distance(settings, now) if settings.averages_models else 1.0
-        self._sum.begin(settings, now.round_number, now.history.get, offset, longest, term, distance)
+        self._sum.begin(settings, now.round_number, now.history.get, offset, (longest, term), distance)
         self._admit(newcomers)
         return self._sum
 

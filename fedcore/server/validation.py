@@ -389,7 +389,7 @@ class Validator:
                     usual = math.sqrt(self._buffers()) if name == "buffers" else math.inf
                 if median > as_float32(ratio * usual):
                     self._norms[name] = received
-            if received.is_equal(self._norms[name]):
+            if received.norms == self._norms[name].norms:
                 self._received.pop(name, None)
             else:
                 self._received[name] = received

@@ -22,14 +22,14 @@ BUDGET = {
     "fedcore/adapters": 2_848,
     "fedcore/algorithms": 1_285,
     "fedcore/cli": 1_301,
-    "fedcore/cluster": 2_106,
+    "fedcore/cluster": 2_103,
     "fedcore/kernels": 505,
     "fedcore/model": 2_233,
     "fedcore/server": 7_208,
     "fedcore/sim": 7_851,
     "fedcore/secure": 1_101,
     "fedcore/testing": 1_054,
-    "fedcore/rules": 768,
+    "fedcore/rules": 766,
     "fedcore/store": 3_968,
 }
 

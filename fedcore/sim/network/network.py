@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 
 from fedcore import kernels, options
 from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
-from fedcore.arrays import F32, F64, Library, copied, empty, ieee, own_classes
+from fedcore.arrays import F32, F64, Library, copied, empty, ieee, own_classes, read_only
 from fedcore.errors import ArrayError, CheckpointError, DtypeError, FedcoreError, RangeError, RoundError, ShapeError
 from fedcore.model import Layout
 from fedcore.options import Callback, Limits
@@ -127,10 +126,7 @@ class Network(Represented, Unpicklable):
     @property
     def models(self) -> tuple[F32, ...]:
         """The nodes' models, float32[n] each; read-only views, valid until the next round is finished."""
-        views = tuple(model.view() for model in self._state.models)
-        for view in views:
-            view.flags.writeable = False
-        return views
+        return tuple(map(read_only, self._state.models))
 
     @property
     def round_number(self) -> int:
@@ -209,7 +205,7 @@ class Network(Represented, Unpicklable):
         except (FedcoreError, LookupError, TypeError, ValueError) as error:  # intact files that ``save`` did not write
             raise CheckpointError(f"{path}: does not hold the state of a network: {error!r}") from None
         q.flags.writeable = False
-        network._graph = replace(network._graph, layout=layout, q=q)  # q is not scaled again
+        network._graph = Graph(layout, network.W, network.zeta, q, rate, limits)  # q is not scaled again
         network._state = Models(models, counters, number)
         return network
 
