@@ -266,7 +266,8 @@ class Compute(Options):
         diagnostics: whether reports have ``diversity`` and ``correction_norm`` even if this must read rows.
         shards: the number of parts into which the model and the rows are cut; the bits stay the same. Default: 1. When
             loading: as saved.
-        executor: where shards run; ``fedcore.cluster.OnRay()`` for Ray. Default: in threads of this process.
+        executor: where shards run, a ``fedcore.cluster.Placement``: ``OnRay()`` for Ray. Default: in threads of this
+            process.
 
     Raises:
         DeviceError: the device or its driver is missing.

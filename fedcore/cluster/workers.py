@@ -38,7 +38,7 @@ class Executor(Protocol):
     """Starts workers, each an object in its own process, and calls their methods.
 
     A worker runs its calls in their order, one at a time. An executor never restarts a worker, because a new one needs
-    the state of the old one; ``Pool`` passes this state to it.
+    the state of the old one; ``Pool`` passes this state to it. ``fedcore.testing.ExecutorContract`` tests an executor.
     """
 
     def start(self, kind: type, *, cpus: float, gpus: float = 0.0) -> Any:
@@ -408,6 +408,10 @@ class Pool:
 
     The method ``prepare`` of the class ``kind`` gets ``arguments`` and returns the process id. ``cpus`` and ``gpus``
     are those of each worker. The attribute ``user`` is the current owner of the workers, set by that owner.
+
+    The caller keeps the list ``tasks`` of each worker, on which ``free`` depends: it appends a task when it calls
+    ``submit`` and removes it when it reads the result. If ``result`` raises a LostError, the caller calls ``lose`` and
+    ``fill``, and gives the task to another worker. Nothing else replaces a worker that ended after its start.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ class Server(Represented, Unpicklable):
             can join, "median". Default: no rules; every valid update counts unchanged.
         limits: the limits that each update must respect.
         storage: where rows are stored: a ``Storage``, the path of a new folder (``Server.load`` resumes it), or a
-            ``ClientStore`` with rows of ``n_parameters`` elements. Default: in memory.
+            ``ClientStore`` (or a derived class) with rows of ``n_parameters`` elements. Default: in memory.
         compute: the device, the precision of sums, the number of shards.
         policy: when a round may close, and how late an update may be. Default: the caller closes each round, which
             accepts only its own updates.
@@ -490,7 +490,10 @@ class Server(Represented, Unpicklable):
 
     @property
     def store(self) -> ReadRows:
-        """The clients' rows, read-only. With shards or partial updates it raises RangeError; use ``row``."""
+        """The clients' rows, read-only. With shards or partial updates it raises RangeError; use ``row``.
+
+        A class derived from ``ClientStore`` does not change what this shows; ``row`` reads through it.
+        """
         if type(self._backend) is not State:
             raise RangeError("store: each shard or group of tensors has its own rows; read a row with row(client)")
         if self._round_lock.opened is None:

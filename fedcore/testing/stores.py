@@ -42,7 +42,10 @@ def write(store: Any, client: Any, values: Any) -> None:
 class StoreContract(Contract):
     """Your store behaves like ``fedcore.ClientStore``: one row per client, named vectors, and atomic commits.
 
-    Override ``make_store``; for a store in files also ``reopen``. The promises:
+    Override ``make_store``; for a store in files also ``reopen``. A ``Server`` takes only a class derived from
+    ``ClientStore``. If the files do not have the plain bytes of a row, for example because they are compressed,
+    override ``with_first_row`` too: it finds the bytes that one test damages and that another one requires to be
+    erased. The promises:
 
     * a row that was never written is zero; staged rows are invisible until a commit;
     * a rejected commit, ``discard``, ``unstage`` and ``rollback`` do not change the last commit;
@@ -218,7 +221,10 @@ class StoreContract(Contract):
         store.close()
 
     def with_first_row(self, path: Path) -> list[tuple[Path, bytes, bytes]]:
-        """Return the files of a folder, with their bytes, that have bytes of client 0's first row."""
+        """Return the files that have bytes of client 0's first row, each with all its bytes and the found ones.
+
+        The row is ``content(N, 0, 0)`` of this module. A store that was just written has it in exactly one file.
+        """
         with self.reopen(path, readonly=True) as store:
             needle = _needle(store.codec)
         files = [(file, file.read_bytes(), needle) for file in path.rglob("*") if file.is_file()]
