@@ -62,7 +62,7 @@ class Executor(Protocol):
         """End a worker at once."""
 
     def room(self) -> str | None:
-        """Describe the free cores and GPUs; return None if workers do not need to wait for any."""
+        """Describe the CPUs and GPUs, and how many are free; return None if workers do not need to wait for any."""
 
 
 _UNGUARDED = (
@@ -529,8 +529,8 @@ class Pool:
         if room is None:
             return
         LOGGER.warning(
-            "%d of %d workers have not started after %.0f s: each requests %g CPUs and %g GPUs, and Ray has %s; they"
-            " will start when resources are free; to start them sooner, request less",
+            "%d of %d workers have not started after %.0f s: each requests %g CPUs and %g GPUs, and the executor "
+            "has %s; they will start when resources are free; to start them sooner, request less",
             len(self._starting),
             self.size,
             PATIENCE,

@@ -1114,7 +1114,7 @@ def _step_by_mean(
     return report
 
 
-RoundT = TypeVar("RoundT", bound=Round | WholeRound)
+RoundT = TypeVar("RoundT")
 
 
 class RoundLock:
@@ -1123,7 +1123,7 @@ class RoundLock:
     def __init__(self) -> None:
         self._opening, self.pushing = Lock(), RLock()
         # A weak reference, so that a dropped round does not stay open.
-        self._last: Callable[[], Round | WholeRound | None] = lambda: None
+        self._last: Callable[[], Any] = lambda: None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RoundLock":
         """Return new locks; a copy of a server has no open round, unless it is asynchronous."""
@@ -1134,7 +1134,7 @@ class RoundLock:
         self._last = ref(opened)
 
     @property
-    def opened(self) -> Round | WholeRound | None:
+    def opened(self) -> Any:
         """The open round, or None."""
         last = self._last()
         return last if last is not None and last.is_open else None

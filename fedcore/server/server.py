@@ -17,14 +17,7 @@ from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import F32, F64, Library, copied, empty, freeze, to_host, zeros
-from fedcore.errors import (
-    ArrayError,
-    FedcoreError,
-    RangeError,
-    RoundError,
-    ShapeError,
-    UnknownNameError,
-)
+from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.files import part_of
 from fedcore.model import Layout, Model, Safetensors
 from fedcore.model.files import write_flat
@@ -48,12 +41,7 @@ from fedcore.server import groups, requests
 from fedcore.server.aggregation import Counters
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
 from fedcore.server.compatibility import require_compatible
-from fedcore.server.folder import (
-    JOURNAL,
-    Journal,
-    journal_errors,
-    journal_of,
-)
+from fedcore.server.folder import JOURNAL, Journal, journal_errors, journal_of
 from fedcore.server.opening import (
     Aggregation,
     change_on_loading,
@@ -71,6 +59,7 @@ from fedcore.server.state import NewClients, State
 from fedcore.server.update import Update, as_vector, in_float32, kept_batches, require_finite
 from fedcore.server.validation import is_flag, never_negative
 from fedcore.store import ClientStore
+from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
 from fedcore.store.files.inventory import GROUPS
 from fedcore.store.reader import ReadRows
@@ -185,6 +174,7 @@ class Server(Represented, Unpicklable):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy a server in memory, with the open round of an asynchronous one."""
         server = super().__deepcopy__(memo)
+        freeze(server._backend.snapshot.x)
         if server._buffer is not None:
             server._round_lock.reopen(server._buffer)
         return server
@@ -318,7 +308,7 @@ class Server(Represented, Unpicklable):
         >>> server.round_number
         2
         """
-        storage = Storage.of(folder)
+        storage = Storage.of(folder, "folder")
         if create and not is_begun(storage):
             given: Any = {name: value for name, value in options.items() if value is not None}
             return cls(model, algorithm, clients, storage=storage, **given)
@@ -490,12 +480,13 @@ class Server(Represented, Unpicklable):
 
     @property
     def store(self) -> ReadRows:
-        """The clients' rows, read-only. With shards or partial updates it raises RangeError; use ``row``.
+        """The clients' rows, read-only.
 
-        A class derived from ``ClientStore`` does not change what this shows; ``row`` reads through it.
+        It raises RangeError with shards, partial updates or rows in a class derived from ``ClientStore``; use ``row``.
         """
-        if type(self._backend) is not State:
-            raise RangeError("store: each shard or group of tensors has its own rows; read a row with row(client)")
+        if type(self._backend) is not State or type(self._backend.store) not in (ClientStore, DeviceStore):
+            has = "each shard, group of tensors or derived ClientStore has its own rows"
+            raise RangeError(f"store: {has}; read a row with row(client)")
         if self._round_lock.opened is None:
             self._backend.forget_newcomers()
         return ReadRows(self._backend.store)

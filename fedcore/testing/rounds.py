@@ -36,9 +36,8 @@ def by_adding(server: Server, updates: list[Update], newcomers: Any = ()) -> Rep
     """Run a round with ``Round.add``; the caller uses the memory of each vector again."""
     with server.open_round(newcomers=newcomers) as opened:
         for update in updates:
-            given = {
-                name: v.copy() for name, v in (("value", update.value), ("control", update.control)) if v is not None
-            }
+            vectors = {"value": update.value, "control": update.control}
+            given = {name: vector.copy() for name, vector in vectors.items() if vector is not None}
             opened.add(**update._replace(**given)._asdict())
             for vector in given.values():
                 vector[:] = np.nan
