@@ -120,12 +120,11 @@ class StoreContract(Contract):
                 now["rows"].pop(client, None)
                 staged.pop(client, None)
             elif action < 13:
-                name = "xyz"[client % 3]
-                now["vectors"] = (now["vectors"] if client else {}) | {name: key}
+                now["vectors"] = (now["vectors"] if client else {}) | {"xyz"[client % 3]: key}
                 now["rows"] |= {client: (number, now["t"]) for client, number in staged.items()}
                 store.commit(now["t"], {name: content(70, number) for name, number in now["vectors"].items()})
                 staged, now["t"] = {}, now["t"] + 1
-                last, held = copy.deepcopy(now), [*held[-1:], (store.vector(name), key)]
+                last, held = copy.deepcopy(now), [*held[-1:], (store.vector("xyz"[client % 3]), key)]
             elif action == 13:
                 store.discard()
                 staged = {}
