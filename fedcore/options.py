@@ -22,15 +22,7 @@ from fedcore.algorithms.rates import Constant, Rate, as_rate, rate_at
 from fedcore.arrays import CPU, F64, device_named
 from fedcore.errors import CheckpointError, RangeError, UnknownNameError
 from fedcore.model import Layout
-from fedcore.rules import (
-    CapExamples,
-    CapSteps,
-    Chain,
-    ClipToMedian,
-    Mean,
-    RejectLong,
-    Rule,
-)
+from fedcore.rules import CapExamples, CapSteps, Chain, ClipToMedian, Mean, RejectLong, Rule
 from fedcore.rules.norms import RatioRule
 from fedcore.store.commits import Durability, Medium
 from fedcore.validation import Registry, absolute, check_integer, check_number
@@ -93,12 +85,12 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "max_client_lr": lambda name, value: check_number(name, value, "(0, inf)"),
     "signed_buffers": _patterns,
     "max_open": _integer(1),
-    "path": lambda _, path: str(absolute(path)),
+    "path": lambda name, path: str(absolute(path, name)),
     "medium": _one_of(get_args(Medium)),
     "durability": _one_of(get_args(Durability)),
     "cached_rows": _integer(0),
     "resident": _integer(1),
-    "folders": lambda _, paths: tuple(str(absolute(path)) for path in paths),
+    "folders": lambda name, paths: tuple(str(absolute(path, name)) for path in paths),
     "device": lambda _, device: device_named(device),
     "accumulator": _one_of(get_args(Accumulator)),
     "batch_size": _integer(1),
@@ -243,13 +235,13 @@ class Storage(Options):
         return "round" if self.durability in (None, "checkpoint") else self.durability
 
     @classmethod
-    def of(cls, storage: "Storage | str | os.PathLike[str] | None") -> "Storage":
+    def of(cls, storage: "Storage | str | os.PathLike[str] | None", name: str = "storage") -> "Storage":
         """Return the storage that the argument describes; a path stands for ``Storage(path)``."""
         if isinstance(storage, Storage):
             return storage
         if isinstance(storage, str) and (storage in ("ram", "cuda") or storage.startswith("mmap:")):
-            raise RangeError(f"storage={storage!r}: pass the path of a folder, or Storage(path=..., medium=...)")
-        return cls(storage)
+            raise RangeError(f"{name}={storage!r}: pass the path of a folder, or Storage(path=..., medium=...)")
+        return cls(None if storage is None else absolute(storage, name))
 
 
 @dataclass(frozen=True)
@@ -268,7 +260,8 @@ class Compute(Options):
         diagnostics: whether reports have ``diversity`` and ``correction_norm`` even if this must read rows.
         shards: the number of parts into which the model and the rows are cut; the bits stay the same. Default: 1. When
             loading: as saved.
-        executor: where shards run; ``fedcore.cluster.OnRay()`` for Ray. Default: in threads of this process.
+        executor: where shards run, a ``fedcore.cluster.Placement``: ``OnRay()`` for Ray. Default: in threads of this
+            process.
 
     Raises:
         DeviceError: the device or its driver is missing.

@@ -249,17 +249,19 @@ def numbers(name: str, values: Any, dtype: type | None = None) -> npt.NDArray[An
         raise DtypeError(f"{name}: expected numbers: {error}") from None
 
 
-def expand_home(path: str | os.PathLike[str]) -> Path:
-    """Return a path with ``~`` expanded; raise RangeError if the home directory is unknown."""
+def expand_home(path: str | os.PathLike[str], name: str = "path") -> Path:
+    """Return a path with ``~`` expanded; raise RangeError if it is no path, or the home directory is unknown."""
+    if not isinstance(path, str | os.PathLike):
+        raise RangeError(f"{name}={short_repr(path)}: must be a path, a str or an os.PathLike[str]")
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):
-        raise RangeError(f"path={expanded!r}: the home directory of ~ is unknown; for a folder named ~ write ./~")
+        raise RangeError(f"{name}={expanded!r}: the home directory of ~ is unknown; for a folder named ~ write ./~")
     return Path(expanded)
 
 
-def absolute(path: str | os.PathLike[str]) -> Path:
+def absolute(path: str | os.PathLike[str], name: str = "path") -> Path:
     """Return the absolute path with ``~`` expanded; raise StoreError if the working directory was deleted."""
-    expanded = expand_home(path)
+    expanded = expand_home(path, name)
     try:
         return expanded.absolute()
     except FileNotFoundError:

@@ -513,10 +513,8 @@ def saved_state(
     ``given`` are the objects that the caller passes again; see ``checked_objects``. For errors see ``Server.load``.
     Raise a LockedError if another process uses a shard for 10 seconds.
     """
-    if storage.medium == "ram":
-        raise RangeError(
-            "medium='ram': not supported with shards, which always continue in their folders; leave it out"
-        )
+    if storage.medium not in (None, "mmap"):
+        raise RangeError(f"medium={storage.medium!r}: shards always continue in their folders; leave it out")
     manifest = Manifest.read(file)
     if compute.shards not in (None, len(manifest.ranges)):
         raise RangeError(

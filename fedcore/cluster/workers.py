@@ -38,7 +38,7 @@ class Executor(Protocol):
     """Starts workers, each an object in its own process, and calls their methods.
 
     A worker runs its calls in their order, one at a time. An executor never restarts a worker, because a new one needs
-    the state of the old one; ``Pool`` passes this state to it.
+    the state of the old one; ``Pool`` passes this state to it. ``fedcore.testing.ExecutorContract`` tests an executor.
     """
 
     def start(self, kind: type, *, cpus: float, gpus: float = 0.0) -> Any:
@@ -62,7 +62,7 @@ class Executor(Protocol):
         """End a worker at once."""
 
     def room(self) -> str | None:
-        """Describe the free cores and GPUs; return None if workers do not need to wait for any."""
+        """Describe the CPUs and GPUs, and how many are free; return None if workers do not need to wait for any."""
 
 
 _UNGUARDED = (
@@ -407,6 +407,10 @@ class Pool:
 
     The method ``prepare`` of the class ``kind`` gets ``arguments`` and returns the process id. ``cpus`` and ``gpus``
     are those of each worker. The attribute ``user`` is the current owner of the workers, set by that owner.
+
+    The caller keeps the list ``tasks`` of each worker, on which ``free`` depends: it appends a task when it calls
+    ``submit`` and removes it when it reads the result. If ``result`` raises a LostError, the caller calls ``lose`` and
+    ``fill``, and gives the task to another worker. Nothing else replaces a worker that ended after its start.
     """
 
     def __init__(
@@ -524,8 +528,8 @@ class Pool:
         if room is None:
             return
         LOGGER.warning(
-            "%d of %d workers have not started after %.0f s: each requests %g CPUs and %g GPUs, and Ray has %s; they"
-            " will start when resources are free; to start them sooner, request less",
+            "%d of %d workers have not started after %.0f s: each requests %g CPUs and %g GPUs, and the executor "
+            "has %s; they will start when resources are free; to start them sooner, request less",
             len(self._starting),
             self.size,
             PATIENCE,

@@ -211,7 +211,7 @@ def write_model(tensors: Any, path: str | os.PathLike[str]) -> None:
     {'w': array([1., 2.], dtype=float32)}
     """
     tensors = named_tensors(tensors)
-    form, library, target = form_of(path), library_of(tensors.values()), absolute(path)
+    target, form, library = absolute(path), form_of(path), library_of(tensors.values())
     if library not in FORMS[form]:
         raise ArrayError(f"tensors: a {form} file holds {' or '.join(FORMS[form])} tensors, got {library} tensors")
     try:

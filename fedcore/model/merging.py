@@ -184,7 +184,7 @@ def merge(
     chain = None if rule is None else Chain.of_models(rule, has_base=base is not None)
     step = _Step(as_optimizer(optimizer), server_lr, clip_norm, chain)
     step.check(weights, has_base=base is not None)
-    target = resolve_own_links(absolute(out))
+    target = resolve_own_links(absolute(out, "out"))
     if target.suffix.lower() in (*FORMS, *TORCH_SUFFIXES):
         raise StoreError(f"{target}: the result is a folder; pass a name without {target.suffix}")
     job = _Job([*inputs], weights, base, key, step)
@@ -321,8 +321,8 @@ class _Job:
         self.optimizer, server_lr, self.clip_norm, self.chain = step
         shares_of(weights, len(inputs))
         self.weights = [1.0] * len(inputs) if weights is None else [float(weight) for weight in weights]
-        self.paths = [str(absolute(path)) for path in inputs]
-        self.base_path = None if base is None else str(absolute(base))
+        self.paths = [str(absolute(path, "inputs")) for path in inputs]
+        self.base_path = None if base is None else str(absolute(base, "base"))
         self.labels = [f"client {i} ({shorten(path)})" for i, path in enumerate(self.paths)]
         labeled = {} if self.base_path is None else {"base": self.base_path}
         labeled |= dict(zip(self.labels, self.paths, strict=True))

@@ -107,6 +107,12 @@ def require_plausible(
     require(ledger.rounds == spent, f"privacy: the ledger has {ledger.rounds} rounds; expected {spent}")
     gamma = numbers["gamma"]
     require(math.isfinite(gamma) and rate <= LARGEST, f"gamma={gamma!r} or lr={rate!r} is outside the range of float32")
+    known = re.compile("(x|x_prev|ahead|momentum|center|total)$|(past|moment|v|total|population|norms|counter)/")
+    if unknown := [name for name in vectors if not known.match(name)]:
+        raise CheckpointError(
+            f"{store.path or 'store'}: a server has no vectors {short_repr(unknown)}; if a class derived from "
+            "ClientStore wrote the folder, pass the open store: Server.load(YourStore.open(path))"
+        )
     _require_vectors(vectors, n, p)
     outside = {piece.name: piece for piece in settings.layout.outside}
     counters, kept = (

@@ -1092,13 +1092,16 @@ def log_round(
     state.waiting.log(report.waiting_for, state, logger)
 
 
+RoundT = TypeVar("RoundT")
+
+
 class RoundLock:
     """The last round that was opened, and locks for the calls that open the next one and that push updates."""
 
     def __init__(self) -> None:
         self._opening, self.pushing = Lock(), RLock()
         # A weak reference, so that a dropped round does not stay open.
-        self._last: Callable[[], Round | None] = lambda: None
+        self._last: Callable[[], Any] = lambda: None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RoundLock":
         """Return new locks; a copy of a server has no open round, unless it is asynchronous."""
@@ -1109,12 +1112,12 @@ class RoundLock:
         self._last = ref(opened)
 
     @property
-    def opened(self) -> Round | None:
+    def opened(self) -> Any:
         """The open round, or None."""
         last = self._last()
         return last if last is not None and last.is_open else None
 
-    def open(self, round: int, make: Callable[[], Round]) -> Round:
+    def open(self, round: int, make: Callable[[], RoundT]) -> RoundT:
         """Make and return the open round, or raise RoundError if a round is open or being opened."""
         if self._opening.locked():
             raise RoundError(f"round {round}: another call is opening it already")

@@ -16,14 +16,7 @@ from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import F32, F64, Library, copied, empty, freeze, to_host, zeros
-from fedcore.errors import (
-    ArrayError,
-    FedcoreError,
-    RangeError,
-    RoundError,
-    ShapeError,
-    UnknownNameError,
-)
+from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.files import part_of
 from fedcore.model import Layout, Model, Safetensors
 from fedcore.model.files import write_flat
@@ -47,12 +40,7 @@ from fedcore.server import groups, requests
 from fedcore.server.aggregation import Counters
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
 from fedcore.server.compatibility import require_compatible
-from fedcore.server.folder import (
-    JOURNAL,
-    Journal,
-    journal_errors,
-    journal_of,
-)
+from fedcore.server.folder import JOURNAL, Journal, journal_errors, journal_of
 from fedcore.server.opening import (
     Aggregation,
     change_on_loading,
@@ -70,6 +58,7 @@ from fedcore.server.state import NewClients, State
 from fedcore.server.update import Update, as_vector, in_float32, kept_batches, require_finite
 from fedcore.server.validation import is_flag, never_negative
 from fedcore.store import ClientStore
+from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
 from fedcore.store.files.inventory import GROUPS
 from fedcore.store.reader import ReadRows
@@ -101,7 +90,7 @@ class Server(Represented, Unpicklable):
             can join, "median". Default: no rules; every valid update counts unchanged.
         limits: the limits that each update must respect.
         storage: where rows are stored: a ``Storage``, the path of a new folder (``Server.load`` resumes it), or a
-            ``ClientStore`` with rows of ``n_parameters`` elements. Default: in memory.
+            ``ClientStore`` (or a derived class) with rows of ``n_parameters`` elements. Default: in memory.
         compute: the device, the precision of sums, the number of shards.
         policy: when a round may close, and how late an update may be. Default: the caller closes each round, which
             accepts only its own updates.
@@ -184,6 +173,7 @@ class Server(Represented, Unpicklable):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy a server in memory, with the open round of an asynchronous one."""
         server = super().__deepcopy__(memo)
+        freeze(server._backend.snapshot.x)
         server._reopen()
         return server
 
@@ -320,7 +310,7 @@ class Server(Represented, Unpicklable):
         >>> server.round_number
         2
         """
-        storage = Storage.of(folder)
+        storage = Storage.of(folder, "folder")
         if create and not is_begun(storage):
             given: Any = {name: value for name, value in options.items() if value is not None}
             return cls(model, algorithm, clients, storage=storage, **given)
@@ -490,9 +480,13 @@ class Server(Represented, Unpicklable):
 
     @property
     def store(self) -> ReadRows:
-        """The clients' rows, read-only. With shards or partial updates it raises RangeError; use ``row``."""
-        if type(self._backend) is not State:
-            raise RangeError("store: each shard or group of tensors has its own rows; read a row with row(client)")
+        """The clients' rows, read-only.
+
+        It raises RangeError with shards, partial updates or rows in a class derived from ``ClientStore``; use ``row``.
+        """
+        if type(self._backend) is not State or type(self._backend.store) not in (ClientStore, DeviceStore):
+            has = "each shard, group of tensors or derived ClientStore has its own rows"
+            raise RangeError(f"store: {has}; read a row with row(client)")
         if self._round_lock.opened is None:
             self._backend.forget_newcomers()
         return self._backend.store.read_only()

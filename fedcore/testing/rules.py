@@ -58,10 +58,8 @@ class RuleContract(Contract):
         """Require that servers and their reports are equal, but for the order of the clients."""
         shown = []
         for report in (got, due):
-            order, names = (
-                np.argsort(report.accepted),
-                ("norms", "weights", "factors") if report.privacy is None else (),
-            )
+            order = np.argsort(report.accepted)
+            names = ("norms", "weights", "factors") if report.privacy is None else ()
             measured = {name: getattr(report, name)[order] for name in names}
             shown.append({"accepted": sorted(report.accepted), "gamma": report.gamma, **measured})
         same(shown[0], shown[1], f"report of {what}")
@@ -97,8 +95,7 @@ class RuleContract(Contract):
 
     def test_extremes(self) -> None:
         """A round ends with finite numbers, or by an error that changes nothing (docs/design.md, "Guarantees")."""
-        server = self.server()
-        start = np.array(server.x)
+        start = np.array(self.server().x)
         unequal = start[None] + np.random.default_rng(0).normal(size=(K, n)).astype(np.float32)
         cases = {
             "no update": unequal[:0],
