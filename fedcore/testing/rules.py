@@ -35,7 +35,11 @@ class RuleContract(Contract):
         return ClipToMedian()
 
     def make_rejected(self, update: Update) -> Update | None:
-        """Return a change of the update that the rule rejects. Default: None, the rule rejects nothing."""
+        """Return the update, changed so that the rule rejects it. Default: None, the rule rejects nothing.
+
+        The rule must accept the contract's other updates, which have 1 to 4 steps and 1 to 101 examples. If it cannot,
+        set ``test_rejected_clients_are_named`` to None.
+        """
         return None
 
     def server(self, **options: Any) -> Server:
