@@ -369,7 +369,7 @@ class Server(Represented, Unpicklable):
             CheckpointError: the store has no server, or an argument is missing or contradicts the saved one.
             RangeError: an argument does not fit the ClientStore, or differs from a saved option that cannot change.
         """
-        given, server = checked_objects(algorithm, lr, server_lr, optimizer), cls.__new__(cls)
+        given, server = checked_objects(algorithm, lr, server_lr, optimizer, aggregation), cls.__new__(cls)
         layout = None if model is None else Layout.of(model)
         compute, folder = compute or Compute(), None if isinstance(path, ClientStore) else absolute(path)
         manifest = None if folder is None else manifest_in(folder)

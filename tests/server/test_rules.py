@@ -62,6 +62,11 @@ class TestRejectFew(RuleContract):
         return update._replace(examples=0.5)
 
 
+class TestRejectFewOfSeveral(TestRejectFew):
+    def make_rule(self):
+        return RejectFew(least=20, many=2)
+
+
 class TestRejectLong(RuleContract):
     def make_rule(self):
         return RejectLong(50)
