@@ -759,13 +759,13 @@ def _saved_rate(what: str, state: Mapping[str, Any], given: Rate | None) -> Rate
     return rate
 
 
-def _saved_rule(saved: Mapping[str, Any], given: Chain | None) -> Rule:
+def _saved_rule(saved: Mapping[str, Any], given: Chain | None) -> Any:
     """Return the saved rule, or the given one of its class if the saved rule cannot be found."""
-    own = {type(rule).__qualname__: rule for rule in given or ()}.get(saved.get("class", ""))
-    with suppress(CheckpointError if own else ()):
-        rule: Rule = revive("aggregation", saved, None)
-        return rule
-    return revive("aggregation", saved, own)
+    try:
+        return revive("aggregation", saved, None)
+    except CheckpointError:
+        own = [rule for rule in given or () if type(rule).__qualname__ == saved.get("class")]
+        return revive("aggregation", saved, own[0] if own else None)
 
 
 # Descriptions of objects in a folder: their names and options.

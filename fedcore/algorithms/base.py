@@ -318,8 +318,8 @@ class Algorithm(Checked, ABC):
     def step(self, cohort: Cohort) -> Step:
         """Return v and T' as forms over A, B, T and g.
 
-        It is not called in a round without accepted updates, unless ``steps_without_clients``. If all weights are
-        zero, a method with rows gets ``cohort.W`` = 0, and x stays.
+        It is not called in a round without accepted updates, unless ``steps_without_clients``. If all weights are zero,
+        x stays, and only a method with rows gets a call, with A = 0 and ``cohort.W`` = 1.
         """
 
     def weigh(self, claims: Claims) -> F64:

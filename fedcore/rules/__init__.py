@@ -96,7 +96,7 @@ class Chain:
         if isinstance(aggregation, str) and ":" not in aggregation and spelled(aggregation) not in REGISTRY:
             raise UnknownNameError.of("aggregation", aggregation, (*NAMED, *REGISTRY))
         is_list = isinstance(aggregation, Iterable) and not isinstance(aggregation, str)
-        entries: list[Any] = list(aggregation) if is_list else [aggregation]
+        entries: Any = aggregation if is_list else [aggregation]
         rules = [REGISTRY.find(spelled(entry))() if isinstance(entry, str) else entry for entry in entries]
         for rule in rules:
             if not isinstance(rule, Rule):
@@ -260,7 +260,8 @@ class Chain:
         if "previous" in self.needs:
             updates, matrix = matrix, np.zeros((len(matrix) + 1, k + 1))
             matrix[:-1, :-1], matrix[-1, -1] = updates, 1
-        must, vectors = "a Combination of the vectors, with finite weights", (len(matrix), partial(mixed, matrix))
+        r, vectors = len(matrix), (len(matrix), partial(mixed, matrix))
+        must = f"a Combination of {r} vectors, with finite weights, float64[{r}], or a statistic of some of them"
         combination: Combination = checked(self.robust, "combine", vectors, is_combination, must)
         return replace(combination, mixing=matrix) if self.mixing else combination
 

@@ -69,7 +69,7 @@ class Rule(Checked):
 
 
 NEEDS = {
-    "norms": "the norms of the updates",
+    "norms": "the norms of the updates, which every Filter and Scale gets",
     "medians": "the median norms of earlier updates; the first 8 updates are then decided as a group",
     "received": "norms of rejected updates too, which the medians follow if they are the majority",
     "examples": "the median number of examples of earlier updates",
@@ -82,10 +82,7 @@ NEEDS = {
 
 
 class Filter(Rule, ABC):
-    """A rule that rejects single updates, by their norms and numbers.
-
-    Its ``needs`` must contain "norms" or "medians"; without both, the server may skip it.
-    """
+    """A rule that rejects single updates, by their norms and numbers."""
 
     needs = frozenset({"norms"})
 
@@ -95,10 +92,7 @@ class Filter(Rule, ABC):
 
 
 class Scale(Rule):
-    """A rule that lowers the effect of single updates: implement ``weights``, ``examples``, or both.
-
-    Its ``needs`` should contain "norms" or "medians"; without both, the server may skip it.
-    """
+    """A rule that lowers the effect of single updates: implement ``weights``, ``examples``, or both."""
 
     needs = frozenset({"norms"})
 

@@ -281,7 +281,7 @@ def _fit(A: type[Rule], B: type[Rule], one: Any, other: Any) -> bool:
     return fit and A is not B and not is_named
 
 
-def _kind_of(feature: Any) -> tuple[type, Any]:
+def _kind_of(feature: Any) -> tuple[Any, Any]:
     """Return the class of a rule or method, and the object or None; ``str`` for other features."""
     if not isinstance(feature, str):
         kind: Any = feature if isclass(feature) else type(feature)
@@ -299,7 +299,7 @@ def _kind_of(feature: Any) -> tuple[type, Any]:
     return RULES.find(feature), None
 
 
-def _named(name: str, row: tuple[type, Any]) -> set[str]:
+def _named(name: str, row: tuple[Any, Any]) -> set[str]:
     """Return the features of a name with its ``_kind_of``; rules that bound updates have "bound" too."""
     kind, made = row
     if name in FEATURES:

@@ -353,7 +353,7 @@ class Server(Represented, Unpicklable):
             lr, server_lr: required if they are the caller's own code. A rate that differs from the saved one replaces
                 it, as in ``change``, and logs a warning.
             aggregation, limits, policy: replace the saved ones if they differ, with a warning. A ``Mean`` with
-                weights is required again.
+                weights is required again, and so are rules whose module the program has not imported.
             storage: how the rows are opened. ``Storage(medium="mmap")`` resumes in the folder; "ram" and "cuda" leave
                 the folder unchanged. Default: as saved, with "ram" in place of "cuda" if the device is a CPU. The
                 path, codec and audit cannot change.

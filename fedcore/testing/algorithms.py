@@ -62,7 +62,7 @@ class AlgorithmContract(Contract):
                     copy = pickle.loads(pickle.dumps(tested))
                 except Exception as error:
                     raise AssertionError(f"{what}: it cannot be pickled for workers: {error}") from error
-                same(describe(what, copy), describe(what, tested), "options of the pickle")
+                same(describe(what, copy), describe(what, tested), f"the pickled {what}, a frozen dataclass")
 
     def test_turn(self) -> None:
         """``turn`` depends only on its arguments, and writes all its outputs (docs/own-method.md)."""
