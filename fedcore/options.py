@@ -599,7 +599,7 @@ class Settings:
 
     def to_state(self, round: int = 0) -> dict[str, Any]:
         """Return the settings before a round as JSON, with the keys of the folder format."""
-        listed = [describe("rule", rule) for rule in self.rules if not isinstance(rule, Mean)]
+        listed = [describe("aggregation", rule) for rule in self.rules if not isinstance(rule, Mean)]
         rates = {what: next_rate(what, getattr(self, what), round) for what in RATES}
         waiting = {name: value for name, value in _unusual(self.policy).items() if name != "max_staleness"}
         optional = {"rules": listed, "policy": waiting}
@@ -621,15 +621,15 @@ class Settings:
     ) -> "Settings":
         """Return the settings that this or an older version of ``to_state`` described.
 
-        ``given`` has the caller's "algorithm", "lr", "server_lr" and "optimizer", or None. A rate is used only if the
-        saved rate is the user's code. ``compute`` replaces saved options unless they are None.
+        ``given`` has the caller's objects; see ``checked_objects``. A rate or rule is used only if the saved one is the
+        user's code. ``compute`` replaces saved options unless they are None.
         """
         compute = compute or Compute()
-        described = {what: state[what] for what in given}
+        described = {what: state[what] for what in DESCRIBED}
         described["algorithm"] = _with_history(described["algorithm"], state.get("history_rounds"))
         objects: dict[str, Any] = {
             what: _saved_rate(what, state, given[what]) if what in RATES else revive(what, described[what], given[what])
-            for what in given
+            for what in DESCRIBED
         }
         check_table(objects["algorithm"])
         # The oldest folders have diagnostics under a different key, or not at all, and no audits.
@@ -637,7 +637,7 @@ class Settings:
         values |= {name: state[key] for key, name in KEYS.items() if key in state}
         overrides = {name: getattr(compute, name) for name in ("batch_size", "diagnostics", "device")}
         values |= {name: value for name, value in overrides.items() if value is not None}
-        limits, rules = limits_from_state(state)
+        limits, rules = limits_from_state(state, given.get("aggregation"))
         policy = as_policy({"max_staleness": values.pop("max_staleness", 0), **state.get("policy", {})})
         settings = cls(
             **objects,
@@ -697,8 +697,11 @@ def limits_to_state(limits: Limits, rules: Chain) -> dict[str, Any]:
     }
 
 
-def limits_from_state(state: Mapping[str, Any]) -> tuple[Limits, Chain]:
-    """Return the limits and the chain of a folder; older folders lack norms and cap steps."""
+def limits_from_state(state: Mapping[str, Any], given: Chain | None = None) -> tuple[Limits, Chain]:
+    """Return the limits and the chain of a folder; older folders lack norms and cap steps.
+
+    The rules of a given chain replace saved rules of the same classes that cannot be found by name.
+    """
     saved = {"steps_ratio": 10.0, **state["limits"]}
     limits = Limits(
         **{name: saved[key] for key, name in LIMIT_KEYS.items() if key not in NEWER or key in saved},
@@ -709,7 +712,7 @@ def limits_from_state(state: Mapping[str, Any]) -> tuple[Limits, Chain]:
         signed = ()  # an older folder lists only the buffers that its patterns, which are not the default, leave
     limits = limits if signed is None else replace(limits, signed_buffers=signed)
     if "rules" in state:
-        return limits, Chain.of([revive("rule", rule, None) for rule in state["rules"]])
+        return limits, Chain.of([_saved_rule(rule, given) for rule in state["rules"]])
     rules: list[Rule] = [kind(saved[key]) for key, kind in RATIO_KEYS.items() if saved.get(key) is not None]
     return limits, Chain((*rules, *([ClipToMedian()] if saved.get("clips") else []), Mean()))
 
@@ -726,6 +729,7 @@ def checked_objects(
     lr: float | Rate | None,
     server_lr: float | Rate | None,
     optimizer: Optimizer | str | None,
+    aggregation: Any,
 ) -> dict[str, Any]:
     """Return the objects that the caller of ``Server.load`` passes, checked before the folder is read."""
     algorithm = algorithms.named(algorithm) if isinstance(algorithm, str) else algorithm
@@ -734,7 +738,8 @@ def checked_objects(
     rates = {"lr": lr, "server_lr": server_lr}
     checked = {what: None if rate is None else as_rate(rate) for what, rate in rates.items()}
     require_float32(checked["lr"])
-    return {"algorithm": algorithm, **checked, "optimizer": optimizers.as_optimizer(optimizer)}
+    chain = None if aggregation is None else Chain.of(aggregation)
+    return {"algorithm": algorithm, **checked, "optimizer": optimizers.as_optimizer(optimizer), "aggregation": chain}
 
 
 def require_float32(lr: Rate | None) -> None:
@@ -757,6 +762,15 @@ def _saved_rate(what: str, state: Mapping[str, Any], given: Rate | None) -> Rate
     return rate
 
 
+def _saved_rule(saved: Mapping[str, Any], given: Chain | None) -> Any:
+    """Return the saved rule, or the given one of its class if the saved rule cannot be found."""
+    try:
+        return revive("aggregation", saved, None)
+    except CheckpointError:
+        own = [rule for rule in given or () if type(rule).__qualname__ == saved.get("class")]
+        return revive("aggregation", saved, own[0] if own else None)
+
+
 # Descriptions of objects in a folder: their names and options.
 
 
@@ -767,10 +781,10 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "optimizer": optimizers.REGISTRY,
     "lr": rates.REGISTRY,
     "server_lr": rates.REGISTRY,
-    "rule": rules.REGISTRY,
+    "aggregation": rules.REGISTRY,
 }
 
-BY_MODULE = ("algorithm", "rule")
+BY_MODULE = ("algorithm", "aggregation")
 """Objects that may be found by ``module:Name``, since their class is checked. A rate can be any callable, and a folder
 may come from anyone, so a folder must not choose the function to call."""
 

@@ -36,7 +36,7 @@ POSITIVE = "(0, inf)"
 
 
 class Optimizer(Protocol):
-    """The interface of server optimizers. Each moment is float32[n_parameters].
+    """The interface of server optimizers. Each moment is float32[n_parameters]. Write a frozen dataclass.
 
     A class may set ``elementwise = True`` if every element of its step depends only on the same element of its inputs.
     Servers with shards require this, since each shard holds a range of the elements.

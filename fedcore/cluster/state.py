@@ -24,7 +24,7 @@ from fedcore.cluster.shard import Finished, settings_of_shard
 from fedcore.errors import ArrayError, ClusterError, FedcoreError, RangeError, RoundError, StoreError
 from fedcore.files import resolve_own_links
 from fedcore.model import Layout
-from fedcore.options import Compute, Settings, Storage, checked_objects
+from fedcore.options import DESCRIBED, Compute, Settings, Storage
 from fedcore.rules import Chain
 from fedcore.server.aggregation import Counters, Lengths, UpdateBatch
 from fedcore.server.broadcast import SentVectors
@@ -352,6 +352,7 @@ class ShardedState(State):
                 self.learn_clients(change.clients)
             if self.transactions == due:
                 self.settings = changed
+                self.coordinator.given = {**self.coordinator.given, "aggregation": changed.rules}
 
     def _parts_of(self, name: str, vector: Any, *, has_buffers: bool) -> Sequence[Any]:
         """Return the slices of a vector, in the form that is sent to the shards."""
@@ -469,7 +470,7 @@ def new_state(
         if home is not None:
             folders.write_intent(home, new=manifest, old=None)  # a creation that follows a kill replaces these shards
         listed = clients if isinstance(clients, int) else list(clients)
-        again = checked_objects(settings.algorithm, settings.lr, settings.server_lr, settings.optimizer)
+        again = {what: getattr(settings, what) for what in DESCRIBED} | {"aggregation": settings.rules}
         placement = LocalThreads() if compute.executor is None else compute.executor
         check = partial(manifest.require_current, (home or Path()) / NAME)
         infos = manifest.shards(home, storage.folders)
@@ -510,7 +511,7 @@ def saved_state(
 ) -> tuple[ShardedState, dict[str, Any]]:
     """Return the state of a manifest at its last finished round, and the saved settings.
 
-    ``given`` are the objects that the caller passes again; see ``checked_objects``. For errors see ``Server.load``.
+    ``given`` has the objects that the caller passes again; see ``checked_objects``. For errors see ``Server.load``.
     Raise a LockedError if another process uses a shard for 10 seconds.
     """
     if storage.medium not in (None, "mmap"):

@@ -348,14 +348,14 @@ def loading_hints(rows: CommittedRows) -> list[str]:
     if not _has_server(rows):
         return []
     settings, place = rows.state["settings"], rows.state.get("place")
-    hints = [f"pass {what}= again; it was {short_repr(settings[what]['was'])}" for what in _own(settings)]
+    hints = [f"pass {what}= again; it was {short_repr(was)}" for what, was in _own(settings).items()]
     if place is not None:
         hints.append(f"load all {place['shards']} shards by cluster.json; this is shard {place['shard']}")
     return hints
 
 
 def loading_problems(rows: CommittedRows, *, read: bool = True) -> list[str]:
-    """Return a line if a server cannot be loaded from its folder; a user's method or optimizer is not checked.
+    """Return a line if a server cannot be loaded from its folder; a user's method, optimizer or rule is not checked.
 
     Args:
         read: whether to read the vectors. If not, only their names, dtypes and shapes are checked.
@@ -383,8 +383,10 @@ def loading_problems(rows: CommittedRows, *, read: bool = True) -> list[str]:
     return []
 
 
-def _require_loadable(state: Mapping[str, Any], rows: CommittedRows, own: list[str], *, read: bool) -> None:
+def _require_loadable(state: Mapping[str, Any], rows: CommittedRows, own: Mapping[str, str], *, read: bool) -> None:
     described, next_rates = dict(state["settings"]), dict(state["settings"].get("next_rates", {}))
+    if "aggregation" in own:
+        del described["rules"]
     for what in RATES:
         if what in own:  # only the next value of a user's rate is known
             described[what] = {"name": "Constant", "options": {"value": next_rates.get(what) or 1.0}}
@@ -409,8 +411,8 @@ def _has_server(rows: CommittedRows) -> bool:
     return isinstance(rows.state, dict) and rows.state.get("what") == SERVER
 
 
-def _own(settings: Mapping[str, Any]) -> list[str]:
-    """Return the arguments that are the user's code, which ``Server.load`` cannot find by name."""
+def _own(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the arguments that are the user's code, which ``Server.load`` cannot find by name, and what they were."""
 
     def is_own(what: str, described: Any) -> bool:
         if not isinstance(described, dict) or not isinstance(described.get("was"), str):
@@ -418,7 +420,9 @@ def _own(settings: Mapping[str, Any]) -> list[str]:
         name = described.get("name")
         return name is None or (what in BY_MODULE and ":" in name)
 
-    return [what for what in DESCRIBED if is_own(what, settings[what])]
+    described = [(what, settings[what]) for what in DESCRIBED]
+    described += [("aggregation", rule) for rule in settings.get("rules", ())]
+    return {what: one["was"] for what, one in described if is_own(what, one)}
 
 
 def _require_place(state: Mapping[str, Any]) -> None:

@@ -345,7 +345,7 @@ class Server(Represented, Unpicklable):
             lr, server_lr: required if they are the caller's own code. A rate that differs from the saved one replaces
                 it, as in ``change``, and logs a warning.
             aggregation, limits, policy: replace the saved ones if they differ, with a warning. A ``Mean`` with
-                weights is required again.
+                weights is required again, and so are rules whose module the program has not imported.
             storage: how the rows are opened. ``Storage(medium="mmap")`` resumes in the folder; "ram" and "cuda" leave
                 the folder unchanged. Default: as saved, with "ram" in place of "cuda" if the device is a CPU. The
                 path, codec and audit cannot change.
@@ -361,7 +361,7 @@ class Server(Represented, Unpicklable):
             CheckpointError: the store has no server, or an argument is missing or contradicts the saved one.
             RangeError: an argument does not fit the ClientStore, or differs from a saved option that cannot change.
         """
-        given, server = checked_objects(algorithm, lr, server_lr, optimizer), cls.__new__(cls)
+        given, server = checked_objects(algorithm, lr, server_lr, optimizer, aggregation), cls.__new__(cls)
         layout = None if model is None else Layout.of(model)
         compute, folder = compute or Compute(), None if isinstance(path, ClientStore) else absolute(path)
         manifest = None if folder is None else manifest_in(folder)

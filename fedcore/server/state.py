@@ -602,10 +602,10 @@ class State:
         waits = not moves and algorithm.keeps_rows and algorithm.moves(replace(cohort, rows=cohort.N))
         waiting_for = cohort.N - cohort.rows if waits else 0
         step, v_square, gamma = None, 0.0, 0.0
-        # T includes every changed row, whatever the weight of its update.
+        # T includes every changed row, whatever the weight of its update. A method may divide A, which is zero, by W.
         if cohort.W > 0 or moves or (len(batch) and algorithm.keeps_rows):
             try:
-                step = algorithm.step(cohort)
+                step = algorithm.step(cohort if cohort.W > 0 or moves else replace(cohort, W=1.0))
             except Exception as error:
                 failed(algorithm, "step", error)
             step = check_step(algorithm, step)

@@ -355,7 +355,7 @@ class Validator:
         self._rules, self._needs_medians = rules, "medians" in rules.needs
         self._decides_last = self._needs_medians and rules.robust is not None
         self._norms: dict[str, NormWindow] = {}
-        if self._max_norm is not None or rules.needs & {"norms", "medians"}:
+        if self._max_norm is not None or rules.decides:
             self._norms = {
                 name: NormWindow.unpacked(remembered[name]) if name in remembered else NormWindow() for name in PARTS
             }

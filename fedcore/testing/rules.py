@@ -35,7 +35,7 @@ class RuleContract(Contract):
         return ClipToMedian()
 
     def make_rejected(self, update: Update) -> Update | None:
-        """Return a change of the update that the rule rejects. Default: None, the rule rejects nothing."""
+        """Return the update, changed so that the rule rejects it. Default: None, the rule rejects nothing."""
         return None
 
     def server(self, **options: Any) -> Server:
@@ -141,6 +141,7 @@ class RuleContract(Contract):
         updates = self.updates(server)
         if (wrong := self.make_rejected(updates[4])) is not None:
             report = server.round([*updates[:4], wrong, *updates[5:]])
-            same([client for client, _ in report.rejected], [4], "rejected clients")
-            require(report.rejected[0][1], "a reason", "none")
-            self.same(server, other, report, other.round([*updates[:4], *updates[5:]]), "a rejected update")
+            due, reasons = other.round([*updates[:4], *updates[5:]]), dict(report.rejected)
+            same({*reasons}, {4, *dict(due.rejected)}, "rejected clients")
+            require(reasons[4], "a reason", "none")
+            self.same(server, other, report, due, "a rejected update")

@@ -190,3 +190,27 @@ def test_combines():
     assert all(f"{row.a}: " in str(combines(row.a, row.b)) for row in CONFLICTS)
     with pytest.raises(UnknownNameError, match="shards"):
         combines("shard")
+    with pytest.raises(UnknownNameError, match="must be"):
+        combines(3)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        *(("Krum", "PrivateMean"), ("Median", "Krum"), ("edges", "Median"), ("Mean(weights)", "Median")),
+        *(("ClipToMedian", "PrivateMean"), ("Bucketing", "PrivateMean"), ("Bucketing", "Mean(weights)")),
+        *(("Bucketing", "buffer"), ("masked sums", "Krum"), ("PrivateMean(rate)", "buffer"), ("edges", HALVES())),
+        *((Median(), MIFA()), (Median, "MIFA"), ("fedcore.rules:Median", "fedcore.algorithms:MIFA")),
+        (Mean({0: 1.0}), "MIFA"),
+    ],
+)
+def test_pairs_that_a_server_refuses_do_not_combine(pair):
+    assert not combines(*pair)
+    assert "does not combine" in str(combines(*pair))
+
+
+def test_features_that_another_one_lets_combine():
+    assert combines("Bucketing", "Median")
+    assert combines("robust rule", Median())
+    assert combines("MIFA", "Median", ClipToMedian())
+    assert combines("FedAvgM", "PrivateMean", "server_lr")

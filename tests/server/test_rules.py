@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fedcore import Compute, EdgeAggregator, Limits, Model, Server, Update, rules
+from fedcore import Compute, EdgeAggregator, Limits, Model, RoundPolicy, Server, Storage, Update, rules
 from fedcore.errors import AlgorithmError, RangeError, UnknownNameError
 from fedcore.rules import OPEN, CapExamples, CapSteps, Chain, ClipToMedian, Filter, Mean, Median, RejectLong, Scale
 from fedcore.testing import RuleContract
@@ -62,6 +62,11 @@ class TestRejectFew(RuleContract):
         return update._replace(examples=0.5)
 
 
+class TestRejectFewOfSeveral(TestRejectFew):
+    def make_rule(self):
+        return RejectFew(least=20, many=2)
+
+
 class TestRejectLong(RuleContract):
     def make_rule(self):
         return RejectLong(50)
@@ -88,6 +93,10 @@ def test_a_rule_of_another_package_scales():
     report = server.round([*updates(10, steps=200), Update(1, np.full(4, 3, np.float32), 5, examples=10)])
     assert report.factors.tolist() == [0.5, 1]
     np.testing.assert_array_equal(server.x, np.full(4, np.float32((0.5 * 1 + 3) / 2)))
+
+
+SENT = (5, 5), (5, 20), (200, 60)
+"""The steps and the examples of updates of which ``RejectFew`` rejects one and halves another."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +150,33 @@ def test_examples_that_an_own_rule_lowers_count(place, caplog):
     server.close()
 
 
+@pytest.mark.parametrize("need", [None, *sorted(rules.NEEDS.keys() - {"previous", "base"})])
+@pytest.mark.parametrize("place", ["one part", "shards", "groups", "journal", "buffer", "edge"])
+def test_own_rules_act_whatever_they_need(place, need, monkeypatch, tmp_path):
+    for rule in (RejectFew, CountHalf):
+        monkeypatch.setattr(rule, "needs", {need} - {None})
+    chain, x0 = [RejectFew(), CountHalf()], {"a": np.zeros(40_000, np.float32), "b": X}
+    sent = [Update(k, {name: x + k + 1 for name, x in x0.items()}, s, n, round=0) for k, (s, n) in enumerate(SENT)]
+    options = {
+        "shards": {"compute": Compute(shards=2)},
+        "journal": {"storage": Storage(path=tmp_path / "s", journal=True)},
+        "buffer": {"policy": RoundPolicy(buffer=2)},
+        "edge": {"compute": Compute(accumulator="exact"), "aggregation": None},
+    }
+    model = Model(x0, partial={"first": "b"}) if place == "groups" else x0
+    server = Server(model, "FedAvg", 3, lr=0.1, **{"aggregation": chain, **options.get(place, {})})
+    with server.open_round() as opened:
+        if place == "edge":
+            edge = EdgeAggregator(x0, "FedAvg", range(3), lr=0.1, aggregation=chain)
+            opened.add_partial_sum(edge.fold(server.x, sent, round=0), "edge")
+        else:
+            opened.add_batch(sent)
+    report = opened.report
+    assert (report.accepted, [client for client, _ in report.rejected]) == ((1, 2), [0])
+    assert report.weights.tolist() == [10, 60]
+    assert server.x[0] == np.float32((10 * 2 + 0.5 * 60 * 3) / 70)
+
+
 def test_an_own_rule_changes_no_weights_before_a_robust_rule():
     server = Server(X, "FedAvg", 3, lr=0.1, aggregation=[CountHalf(), Median()])
     assert server.round(updates(20, 20, 20)).weights.tolist() == [1, 1, 1]
@@ -173,7 +209,13 @@ def test_names_of_chains_and_rules():
     assert weighted.rules == (CapExamples(), ClipToMedian(), Mean({0: 1}))
 
 
-@pytest.mark.parametrize("chain", ["clip", ["Clip"], [3], ["os:path"], [type("A", (Scale,), {"needs": {"median"}})()]])
+@pytest.mark.parametrize(
+    "chain",
+    [
+        *("clip", ["Clip"], [3], ["os:path"], 3, Median, [Median]),
+        *([type("A", (Scale,), {"needs": {need}})()] for need in ("median", "previous")),
+    ],
+)
 def test_unknown_rules(chain):
     with pytest.raises(UnknownNameError):
         Chain.of(chain)
@@ -183,6 +225,7 @@ def test_unknown_rules(chain):
     "chain",
     [
         *([Mean(), ClipToMedian()], [CapExamples(2), CapExamples(3)], [type("Idle", (rules.Rule,), {})()]),
+        *([type("Idle", (kind,), {"needs": {"norms"}})()] for kind in (rules.Rule, rules.Combine)),
         *(lambda: [CapExamples(0.5)], lambda: [RejectLong("a")]),
     ],
 )
