@@ -10,9 +10,13 @@ from fedcore.algorithms import optimizers
 from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
 from fedcore.errors import ConfigError
+from fedcore.model.lora import WAYS
 from fedcore.model.merging import merge
 from fedcore.rules import REGISTRY, Rule, spelled
 from fedcore.validation import expand_home, shorten
+
+ROWS = 20
+"""The number of products that are printed."""
 
 
 def add_arguments(top: Parser) -> None:
@@ -32,6 +36,9 @@ def add_arguments(top: Parser) -> None:
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=about)
     parser.add_argument("--server-lr", type=terminal.share, metavar="GAMMA", help="server rate; needs --base")
     parser.add_argument("--clip-norm", type=terminal.share, metavar="C", help="maximum norm of an update; needs --base")
+    about = "how LoRA adapters of PEFT are combined: averages of A and B (default), or products B A, averaged or stacked"
+    parser.add_argument("--lora", choices=WAYS, default="average", help=about)
+    parser.add_argument("--rank", type=int, metavar="R", help="rank of averaged products (default: the adapters' largest)")
     terminal.add_json(parser)
 
 
@@ -57,11 +64,15 @@ def run(options: Options) -> None:
       fedcore merge merged a/ b/ c/ d/ e/ --rule trimmed-mean --set f=2
     FedAdam, and updates of norm at most 1:
       fedcore merge out a/ b/ --base x/ --server-optimizer adam --set eta=0.01 --clip-norm 1
+    LoRA adapters of any ranks and scales: their products B A, averaged at rank 8, or exactly
+    at the sum of the ranks. OUT is a folder that PEFT loads:
+      fedcore merge adapter client0/ client1/ --weights 200,100 --lora product --rank 8
+      fedcore merge adapter client0/ client1/ --weights 200,100 --lora stack
     """
     options_given = _options(options.changes)
     rules = _rules(options.rules, options_given)
     weights = None if options.weights is None else [_number(text) for text in options.weights.split(",")]
-    how = {key: getattr(options, key) for key in ("base", "key", "server_lr", "clip_norm")}
+    how = {key: getattr(options, key) for key in ("base", "key", "server_lr", "clip_norm", "lora", "rank")}
     optimizer = _optimizer(options.server_optimizer, options_given)
     with terminal.progress("bytes read") as show:
         report = merge(
@@ -74,11 +85,28 @@ def run(options: Options) -> None:
     if options.json:
         terminal.print_json(report)
         return
+    if options.lora != "average":
+        _print_products(options, report)
+        return
     kept = [(path, one) for path, one in inputs if "rejected" not in one]
     for path, one in kept:
         clipped = f", clipped to {one['norm'] * one['clip_factor']:.4g}" if one["clip_factor"] < 1 else ""
         print(f"{one['share']:8.4f}  {path}: norm {one['norm']:.4g}{clipped}")
     print(f"wrote {options.out}: {len(kept)} of {len(inputs)} models, round {report['round']}")
+
+
+def _print_products(options: Options, report: dict[str, Any]) -> None:
+    """Print the adapters and the products that lost most."""
+    for path, one in zip(options.inputs, report["inputs"], strict=True):
+        print(f"{one['share']:8.4f}  {path}: rank {one['rank']}, scale {one['scale']:.4g}")
+    rows = sorted(report["tensors"].items(), key=lambda row: -row[1]["error"])
+    print("    rank      norm     error  product")
+    for module, one in rows[:ROWS]:
+        print(f"{one['rank']:8}  {one['norm']:8.4g}  {one['error']:8.2e}  {module}")
+    if len(rows) > ROWS:
+        print(f"and {len(rows) - ROWS} with smaller errors, in {options.out}/merge.json")
+    total = f"rank {report['rank']}, scale {report['scale']:.4g}, error {report['error']:.2e}"
+    print(f"wrote {options.out}: {len(options.inputs)} adapters, {total}")
 
 
 def _number(text: str) -> float:

@@ -1,8 +1,6 @@
 """Averages of models, without a server."""
 
-import hashlib
 import itertools
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,8 +30,9 @@ from fedcore.arrays import (
 from fedcore.errors import ArrayError, CorruptionError, FedcoreError, RangeError, ShapeError, UnknownClientError
 from fedcore.kernels import Codes
 from fedcore.kernels.robust import GramSum
-from fedcore.model.files import bytes_of, open_model, require_equal_adapters
+from fedcore.model.files import bytes_of, open_model
 from fedcore.model.layout import Tree, describe_names, named_tensors, nested, tree_of
+from fedcore.model.lora import Adapters, Way, check_way, require_equal_adapters
 from fedcore.model.policy import (
     NOT_FINITE,
     TensorForm,
@@ -46,7 +45,7 @@ from fedcore.model.policy import (
     settled,
 )
 from fedcore.model.safetensors import BYTES, Safetensors, StoredTensor, over
-from fedcore.model.windows import UNIT, Part, Rows, Windows, flat
+from fedcore.model.windows import Digest, Part, Rows, Windows, flat
 from fedcore.profiling import span
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.validation import LONGEST_REASON, check_number, length, numbers, shorten
@@ -64,7 +63,13 @@ Plan = dict[str, TensorForm]
 
 
 def aggregate(
-    models: Any, weights: Any = None, *, key: str | None = None, rule: "str | Rule | Sequence[Rule | str] | None" = None
+    models: Any,
+    weights: Any = None,
+    *,
+    key: str | None = None,
+    rule: "str | Rule | Sequence[Rule | str] | None" = None,
+    lora: Way = "average",
+    rank: int | None = None,
 ) -> Any:
     """Return the weighted average of models, sum_i w_i x_i / sum_i w_i, or their robust combination.
 
@@ -79,9 +84,9 @@ def aggregate(
             iterator, from which each model is freed before the next one is taken. A model is in any form that
             ``Layout.of`` accepts, or the path of safetensors files, of a torch file (.pt, .pth, .bin, .ckpt) or of a
             .npz file, or a ``Safetensors``. A model may lack or repeat names of tied tensors; the average has the
-            first model's names. LoRA adapters in folders must have the same scale and targets. Tensors are in CPU
-            memory: float32, float64, float16, bfloat16, integers or bool. Float tensors are cast to the first model's
-            dtype. Read-only. A tensor that is not contiguous is copied first.
+            first model's names. LoRA adapters in folders must have the same targets, and without ``lora`` the same
+            scale. Tensors are in CPU memory: float32, float64, float16, bfloat16, integers or bool. Float tensors are
+            cast to the first model's dtype. Read-only. A tensor that is not contiguous is copied first.
         weights: k finite numbers >= 0, not all zero, such as numbers of examples; or a mapping with the ids of
             ``models``. Default: equal weights.
         key: the key of the ``state_dict`` in torch files with several entries.
@@ -89,6 +94,11 @@ def aggregate(
             (``TrimmedMean(2)``), or a sequence of mixing rules and a robust rule. Each model counts once, so weights
             are not allowed. Distances are over all float tensors except BatchNorm statistics, which are combined like
             the others. Equal scores go to the first model.
+        lora: how LoRA adapters of PEFT are combined, as for ``merge``: "average" averages A and B apart; "product" and
+            "stack" give the tensors of an adapter of sum_k w_k s_k B_k A_k. All products of it have the first
+            adapter's scale s = lora_alpha / r (with ``use_rslora`` lora_alpha / sqrt(r)). The models must be folders or
+            files with an ``adapter_config.json``.
+        rank: the rank of the result with ``lora="product"``. Default: the largest rank of the adapters.
 
     Returns:
         The average in the first model's library, dtypes and nesting: a mapping by name, a list, a tree, or an array.
@@ -121,12 +131,13 @@ def aggregate(
     {'w': array([1.], dtype=float32)}
     """
     try:
+        check_way(lora, rank, rule=rule)
         chain = None if rule is None else Chain.of_models(rule, has_base=False)
         if chain is not None:
             require_no_weights(weights)
         if _is_file(models):
             raise ArrayError("models: expected several models, got one path; pass a list of paths")
-        if chain is not None and isinstance(models, Iterator):
+        if (chain is not None or lora != "average") and isinstance(models, Iterator):
             models = list(models)
         if isinstance(models, Iterator):
             first = [*itertools.islice(models, 1)]
@@ -141,7 +152,9 @@ def aggregate(
                     raise UnknownClientError(f"weights: {describe_names([*map(str, models)], [*map(str, weights)])}")
                 weights = [weights[client] for client in models]
             models = models.values()
-        return _aggregated(list(models), labels, weights, key, chain)
+        if lora == "average":
+            return _aggregated(list(models), labels, weights, key, chain)
+        return _aggregated_products(list(models), labels, weights, key, lora, rank)
     except FedcoreError as error:  # shortened, since clients may send names of any length
         if len(text := str(error)) <= LONGEST_REASON:
             raise
@@ -152,12 +165,31 @@ def _is_file(model: Any) -> bool:
     return isinstance(model, str | os.PathLike | Safetensors)
 
 
+def _labeled(label: str, model: Any) -> str:
+    return f"{label} ({shorten(os.fspath(getattr(model, 'path', model)))})" if _is_file(model) else label
+
+
+@ieee
+def _aggregated_products(
+    given: list[Any], labels: list[str], weights: Any, key: str | None, lora: Way, rank: int | None
+) -> dict[str, Any]:
+    """Return the tensors of the adapter of a sum of products, or of the stacked products."""
+    shares, paths = shares_of(weights, len(given)), dict(zip(map(_labeled, labels, given), given, strict=True))
+    for label, one in paths.items():
+        if not _is_file(one):
+            raise ArrayError(f"{label}: lora={lora!r} needs the ranks and scales of adapter_config.json; pass a folder")
+    adapters = Adapters(paths, shares, lora, rank, key)
+    kinds = {name: "float32" if form.dtype in NARROW else form.dtype for name, form in adapters.plan.items()}
+    outs = {name: np.empty(form.shape, kinds[name]) for name, form in adapters.plan.items()}
+    for part, vector in adapters.parts():
+        outs[part.name].reshape(-1)[part.start : part.stop] = as_array(part.name, vector)
+    return {name: in_library(form, outs[name]) for name, form in adapters.plan.items()}
+
+
 @ieee
 def _aggregated(given: list[Any], labels: list[str], weights: Any, key: str | None, chain: Chain | None) -> Any:
-    shares = shares_of(weights, len(given))
-    paths = [shorten(os.fspath(getattr(one, "path", one))) if _is_file(one) else None for one in given]
-    labels = [label if path is None else f"{label} ({path})" for label, path in zip(labels, paths, strict=True)]
-    files = {label: one for label, path, one in zip(labels, paths, given, strict=True) if path is not None}
+    shares, labels = shares_of(weights, len(given)), [*map(_labeled, labels, given)]
+    files = {label: one for label, one in zip(labels, given, strict=True) if _is_file(one)}
     require_equal_adapters(files)
     models = [open_model(one, key=key) if _is_file(one) else one for one in given]
     result = ResultForm.of(given[0])
@@ -280,7 +312,7 @@ class _Stream:
 
         return chain.combination(len(labels), products, 0), [digest.state()[2] for digest in digests]
 
-    def digest(self, digests: Sequence["Digest"], parts: list[Part], rows: Rows) -> None:
+    def digest(self, digests: Sequence[Digest], parts: list[Part], rows: Rows) -> None:
         """Add the measured parts of files to the digests."""
         if not self._is_in_memory:
             add_to(digests, parts, rows, {name: self.forms[name] for name in self._measured})
@@ -342,30 +374,6 @@ def _combine(combination: Combination, rows: list[Any], target: Any) -> None:
 
 
 # A file may change between two passes, and its times may be set back. So both passes compute a digest of the content.
-
-
-class Digest:
-    """The digest of a model: a sum of the digests of its tensors, each a chain over the checksums of its blocks."""
-
-    def __init__(self, state: Sequence[str] = ("0", "", "0")) -> None:
-        self._total, self._chain, self._measured = int(state[0], 16), bytes.fromhex(state[1]), int(state[2], 16)
-
-    def add(self, part: Part, form: TensorForm, memory: npt.NDArray[np.uint8]) -> None:
-        """Add the bytes of a part. The parts of a tensor come in order."""
-        if part.start == 0:
-            head = json.dumps([part.name, form.dtype, form.shape]).encode()
-            self._chain = hashlib.blake2b(head, digest_size=16).digest()
-        for checksum in core.checksum(memory, UNIT * BYTES[form.dtype]):
-            self._chain = hashlib.blake2b(self._chain + checksum.tobytes(), digest_size=16).digest()
-        if part.stop == math.prod(form.shape):
-            number = int.from_bytes(self._chain, "little")
-            self._total = (self._total + number) % 2**128
-            if form.kind == "parameter":
-                self._measured = (self._measured + number) % 2**128
-
-    def state(self) -> list[str]:
-        """Return the digest, the chain of the current tensor, and the digest of the parameters alone."""
-        return [f"{self._total:032x}", self._chain.hex(), f"{self._measured:032x}"]
 
 
 def add_to(digests: Sequence[Digest], parts: list[Part], rows: Sequence[Sequence[Any]], plan: Named) -> None:

@@ -37,7 +37,6 @@ from fedcore.kernels import Linear
 from fedcore.kernels.aggregate import Summed
 from fedcore.kernels.robust import GramSum
 from fedcore.model.averaging import (
-    Digest,
     add_to,
     check_model,
     matched,
@@ -47,8 +46,9 @@ from fedcore.model.averaging import (
     ties_of,
     write_combination,
 )
-from fedcore.model.files import ADAPTER, FORMS, bytes_of, open_model, require_equal_adapters
+from fedcore.model.files import FORMS, bytes_of, open_model
 from fedcore.model.layout import LOGGER
+from fedcore.model.lora import ADAPTER, ADAPTER_MODEL, Adapters, Way, check_way, require_equal_adapters
 from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, is_finite, is_mask, settled
 from fedcore.model.safetensors import (
     BYTES,
@@ -60,7 +60,7 @@ from fedcore.model.safetensors import (
     read_header,
     read_json,
 )
-from fedcore.model.windows import Part, Windows
+from fedcore.model.windows import Digest, Part, Windows
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.runtime import __version__
 from fedcore.validation import absolute, check_number, shorten
@@ -126,6 +126,8 @@ def merge(
     server_lr: float | None = None,
     clip_norm: float | None = None,
     rule: str | Rule | Sequence[Rule | str] | None = None,
+    lora: Way = "average",
+    rank: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Take a round of FedAvg over models in files, in windows, and write the result to a new folder.
@@ -145,7 +147,8 @@ def merge(
         out: a new folder. It gets the files of the base (or of the first input), in its dtypes and with its shards;
             the file ``merge.json``; with moments ``optimizer/moments.safetensors``; and an adapter's configuration.
         inputs: k paths of safetensors files, folders or indices, of torch files (.pt, .pth, .bin, .ckpt) or of .npz
-            files. A model may lack or repeat names of tied tensors. LoRA adapters must have the same scale and targets.
+            files. A model may lack or repeat names of tied tensors. LoRA adapters in folders must have the same targets,
+            and with ``lora="average"`` the same rank and scale.
         weights: as for ``aggregate``.
         base: the model from which the inputs were trained. If it is the result of a merge with an optimizer, pass the
             same optimizer, which continues with its moments, or delete the base's ``merge.json``.
@@ -154,11 +157,21 @@ def merge(
         server_lr: gamma. Default: the optimizer's rate, or 1.
         clip_norm: the largest norm of an update x - y_i over all parameters; a longer one is scaled down.
         rule: a robust rule, as for ``aggregate``. Not allowed with weights and ``clip_norm``.
+        lora: how LoRA adapters of PEFT are combined. "average" averages A and B apart, which is not the average of the
+            products B A (FedIT). "product" averages the products: sum_k w_k s_k B_k A_k / sum_k w_k is factored again,
+            with the smallest error for its rank (FlexLoRA). s_k is the adapter's scale, lora_alpha / r, or with
+            ``use_rslora`` lora_alpha / sqrt(r). "stack" has the same sum, without an error: the products stand side by
+            side, and the rank is the sum of the ranks (FLoRA). Both take any ranks and scales, for equal base weights;
+            the result has the first adapter's scale, and no base, step or rule. Other tensors are averaged. An adapter
+            that is not finite raises ArrayError, and a killed merge starts again.
+        rank: the rank of the result with ``lora="product"``. Default: for each product the largest one of the adapters.
         progress: called with the bytes that were read and their total.
 
     Returns:
         The content of ``merge.json``: weights, digest and norm of each input, rejections, norms of each tensor. A
-        digest depends on names, dtypes, shapes and bytes of the tensors, not on their order and files.
+        digest depends on names, dtypes, shapes and bytes of the tensors, not on their order and files. With products:
+        ranks, scales, and for each product and in total the Frobenius norm, and as ``error`` the share of it that the
+        factors of this rank lose, before they are rounded to the first adapter's dtype.
 
     Raises:
         ArrayError, ShapeError, DtypeError, RangeError: files, names, shapes, constants or arguments are invalid, the
@@ -173,8 +186,9 @@ def merge(
     Determinism: without an optimizer, rate or clipping, the bits of ``aggregate``; else float64 sums that are rounded
         to v in float32, and the optimizer's own arithmetic. With a rule, the parameters have the bits of a round
         of FedAvg with this rule from the base, or from a model of zeros without one.
+        Products are computed in float64 by LAPACK, whose last bits depend on the machine.
     Cost: reads every file once, twice with ``clip_norm`` or a rule that needs distances, and writes the result. Memory:
-        160 MiB of windows, and three windows of the result, for a model of any size and up to about 100 inputs.
+        160 MiB of windows, and three windows of the result, for a model of any size and up to about 100 inputs. With products, MEM
 
     Reference: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023,
         arXiv 2311.08105, for ``Nesterov``.
@@ -187,7 +201,8 @@ def merge(
     target = resolve_own_links(absolute(out))
     if target.suffix.lower() in (*FORMS, *TORCH_SUFFIXES):
         raise StoreError(f"{target}: the result is a folder; pass a name without {target.suffix}")
-    job = _Job([*inputs], weights, base, key, step)
+    check_way(lora, rank, base=base, optimizer=optimizer, server_lr=server_lr, clip_norm=clip_norm, rule=rule)
+    job = _Job([*inputs], weights, base, key, step) if lora == "average" else _Products([*inputs], weights, key, lora, rank)
     if os.path.lexists(target):
         return job.finished(target)
     if narrow := {form.dtype for form in job.plan.values() if job.is_stepped(form)} & set(NARROW):
@@ -319,14 +334,12 @@ class _Job:
 
     def __init__(self, inputs: Sequence[Any], weights: Any, base: Any, key: str | None, step: _Step) -> None:
         self.optimizer, server_lr, self.clip_norm, self.chain = step
-        shares_of(weights, len(inputs))
-        self.weights = [1.0] * len(inputs) if weights is None else [float(weight) for weight in weights]
-        self.paths = [str(absolute(path)) for path in inputs]
+        self._take(inputs, weights)
         self.base_path = None if base is None else str(absolute(base))
-        self.labels = [f"client {i} ({shorten(path)})" for i, path in enumerate(self.paths)]
         labeled = {} if self.base_path is None else {"base": self.base_path}
         labeled |= dict(zip(self.labels, self.paths, strict=True))
         self.adapter = require_equal_adapters(labeled)
+        self.main = MODEL if self.adapter is None else ADAPTER_MODEL
         models = [open_model(path, key=key) for path in self.paths]
         self.base = None if base is None else open_model(self.base_path, key=key)
         self.pattern = models[0] if self.base is None else self.base
@@ -349,6 +362,14 @@ class _Job:
         facts += [self.round, self.steps, *([] if self.chain is None else [repr(self.chain)])]
         states = [_state_of(model) for model in (*models, self.pattern, *self.old_moments)]
         self.fingerprint = hashlib.blake2b(json.dumps([facts, self.paths, states]).encode(), digest_size=16).hexdigest()
+
+    def _take(self, inputs: Sequence[Any], weights: Any) -> F64:
+        """Keep the paths and the weights, and return the shares."""
+        shares = shares_of(weights, len(inputs))
+        self.weights = [1.0] * len(inputs) if weights is None else [float(weight) for weight in weights]
+        self.paths = [str(absolute(path)) for path in inputs]
+        self.labels = [f"client {i} ({shorten(path)})" for i, path in enumerate(self.paths)]
+        return shares
 
     def _before(self) -> tuple[int, list[Mapping[str, Any]]]:
         """Return the number of this round and the moments of the round before, if the base is the result of a merge."""
@@ -428,7 +449,10 @@ class _Job:
                 pass_.combine(self.chain)
             pass_.run()
         self._check_ties(part)
-        report = pass_.report()
+        return self._finish(part, pass_.report())
+
+    def _finish(self, part: OpenFolder, report: dict[str, Any]) -> dict[str, Any]:
+        """Write the report and the further files of the result, and return the report."""
         with replacing(Path(REPORT), folder=part) as file:
             json.dump(report, file, indent=1, default=str)
         for name, content in self.copies().items():
@@ -440,7 +464,7 @@ class _Job:
         """Return the files of the result: those of the pattern, and one for the moments."""
         if isinstance(self.pattern, Safetensors):
             names = [Path(header.file.path).name for header in self.pattern.headers]
-            names = [MODEL] if self.pattern.index is None else names
+            names = [self.main] if self.pattern.index is None else names
             if odd := [name for name in names if name.startswith(".") or not name.endswith(".safetensors")]:
                 raise ArrayError(f"{self.pattern.path}: names {shorten(odd[0])}; name the files *.safetensors")
             found = [
@@ -448,7 +472,7 @@ class _Job:
                 for name, header in zip(names, self.pattern.headers, strict=True)
             ]
         else:
-            found = [_target(Path(MODEL), {name: (form.dtype, form.shape) for name, form in self.plan.items()})]
+            found = [_target(Path(self.main), {name: (form.dtype, form.shape) for name, form in self.plan.items()})]
         return [*found, *([_target(MOMENTS, self._moment_forms())] if self.moments else [])]
 
     def is_stepped(self, form: TensorForm) -> bool:
@@ -459,12 +483,50 @@ class _Job:
         """Raise ArrayError if tensors that are tied in the pattern differ in the result."""
         if not self.ties:
             return
-        merged = read_header(part.path / MODEL, part).tensors
+        merged = read_header(part.path / self.main, part).tensors
         for alias, name in self.ties.items():
             for _, ((one,), (other,)) in Windows([{name: merged[alias]}, {name: merged[name]}], [name]).read():
                 if not np.array_equal(bytes_of(one), bytes_of(other)):
                     reason = f"is tied to {name} in {self.base_path or self.paths[0]}, but differs in an input"
                     raise ArrayError(f"{alias}: {reason}; tie them in all inputs")
+
+
+class _Products(_Job):
+    """A merge of the products of LoRA adapters. If it is killed, it starts again."""
+
+    def __init__(self, inputs: Sequence[Any], weights: Any, key: str | None, lora: Way, rank: int | None) -> None:
+        self.shares = self._take(inputs, weights)
+        self.lora = Adapters(dict(zip(self.labels, self.paths, strict=True)), self.shares, lora, rank, key)
+        self.plan, self.pattern, self.main = self.lora.plan, {}, ADAPTER_MODEL
+        self.steps, self.moments = False, 0
+        self.adapter = json.dumps(self.lora.config, indent=2, sort_keys=True).encode()
+        facts = [__version__, self.weights, key, lora, rank, str(self.adapter), self.lora.scales]
+        states = [_state_of(model) for model in self.lora.models]
+        self.fingerprint = hashlib.blake2b(json.dumps([facts, self.paths, states]).encode(), digest_size=16).hexdigest()
+        self.facts = {"fedcore": __version__, "fingerprint": self.fingerprint, "round": 0, "lora": lora}
+
+    @ieee
+    def run(self, part: OpenFolder, progress: Progress) -> dict[str, Any]:
+        _clear(part)
+        digests, state = [Digest() for _ in (*self.paths, "the result")], _State([])
+        with replacing(Path(PROGRESS), folder=part) as file:
+            file.write(state.text(self.fingerprint))
+        with closing(_Output(part, self.targets(), 0, self.fingerprint)) as output:
+            for piece, vector in self.lora.parts(progress, digests[:-1]):
+                digests[-1].add(piece, self.plan[piece.name], bytes_of(vector))
+                output.write(piece, [vector])
+            output.record(state, now=True)
+        found = [digest.state()[0] for digest in digests]
+        inputs = [
+            {"path": path, "weight": weight, "share": share, "rank": own.r, "scale": own.of_module("")[1], "digest": one}
+            for path, weight, share, own, one in zip(
+                self.paths, self.weights, self.shares.tolist(), self.lora.scales, found, strict=False
+            )
+        ]
+        norm, error = self.lora.norms()
+        facts = {"inputs": inputs, "base": None, "digest": found[-1], "norm": norm, "error": error}
+        facts |= {"rank": self.lora.config["r"], "scale": self.lora.scale, "tensors": self.lora.products}
+        return self._finish(part, self.facts | facts)
 
 
 def _described(one: Optimizer | Rule | None) -> Any:
