@@ -15,8 +15,8 @@ from fedcore.model.merging import merge
 from fedcore.rules import REGISTRY, Rule, spelled
 from fedcore.validation import expand_home, shorten
 
-ROWS = 20
-"""The number of products that are printed."""
+SHOWN = 20
+"""The number of products of LoRA that are printed, those with the largest errors first."""
 
 
 def add_arguments(top: Parser) -> None:
@@ -36,9 +36,9 @@ def add_arguments(top: Parser) -> None:
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=about)
     parser.add_argument("--server-lr", type=terminal.share, metavar="GAMMA", help="server rate; needs --base")
     parser.add_argument("--clip-norm", type=terminal.share, metavar="C", help="maximum norm of an update; needs --base")
-    about = "how LoRA adapters of PEFT are combined: averages of A and B (default), or products B A, averaged or stacked"
+    about = "for LoRA adapters: average A and B (default), average the products B A, or stack the products"
     parser.add_argument("--lora", choices=WAYS, default="average", help=about)
-    parser.add_argument("--rank", type=int, metavar="R", help="rank of averaged products (default: the adapters' largest)")
+    parser.add_argument("--rank", type=int, metavar="R", help="rank for --lora product; default: the largest of all")
     terminal.add_json(parser)
 
 
@@ -85,28 +85,17 @@ def run(options: Options) -> None:
     if options.json:
         terminal.print_json(report)
         return
-    if options.lora != "average":
-        _print_products(options, report)
-        return
     kept = [(path, one) for path, one in inputs if "rejected" not in one]
     for path, one in kept:
         clipped = f", clipped to {one['norm'] * one['clip_factor']:.4g}" if one["clip_factor"] < 1 else ""
         print(f"{one['share']:8.4f}  {path}: norm {one['norm']:.4g}{clipped}")
+    products = sorted(report.get("products", {}).items(), key=lambda row: -row[1]["error"])
+    for module, one in products[:SHOWN]:
+        print(f"rank {one['rank']:4}  error {one['error']:.2e}  {module}")
+    if products:
+        more = f"; {len(products) - SHOWN} more products are in its merge.json" if products[SHOWN:] else ""
+        print(f"rank {report['rank']:4}  error {report['error']:.2e}  in total, scale {report['scale']:.4g}{more}")
     print(f"wrote {options.out}: {len(kept)} of {len(inputs)} models, round {report['round']}")
-
-
-def _print_products(options: Options, report: dict[str, Any]) -> None:
-    """Print the adapters and the products that lost most."""
-    for path, one in zip(options.inputs, report["inputs"], strict=True):
-        print(f"{one['share']:8.4f}  {path}: rank {one['rank']}, scale {one['scale']:.4g}")
-    rows = sorted(report["tensors"].items(), key=lambda row: -row[1]["error"])
-    print("    rank      norm     error  product")
-    for module, one in rows[:ROWS]:
-        print(f"{one['rank']:8}  {one['norm']:8.4g}  {one['error']:8.2e}  {module}")
-    if len(rows) > ROWS:
-        print(f"and {len(rows) - ROWS} with smaller errors, in {options.out}/merge.json")
-    total = f"rank {report['rank']}, scale {report['scale']:.4g}, error {report['error']:.2e}"
-    print(f"wrote {options.out}: {len(options.inputs)} adapters, {total}")
 
 
 def _number(text: str) -> float:

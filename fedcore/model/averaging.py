@@ -1,6 +1,8 @@
 """Averages of models, without a server."""
 
+import hashlib
 import itertools
+import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,7 +34,7 @@ from fedcore.kernels import Codes
 from fedcore.kernels.robust import GramSum
 from fedcore.model.files import bytes_of, open_model
 from fedcore.model.layout import Tree, describe_names, named_tensors, nested, tree_of
-from fedcore.model.lora import Adapters, Way, check_way, require_equal_adapters
+from fedcore.model.lora import Adapters, Way, check_way, equal_adapters
 from fedcore.model.policy import (
     NOT_FINITE,
     TensorForm,
@@ -45,7 +47,7 @@ from fedcore.model.policy import (
     settled,
 )
 from fedcore.model.safetensors import BYTES, Safetensors, StoredTensor, over
-from fedcore.model.windows import Digest, Part, Rows, Windows, flat
+from fedcore.model.windows import UNIT, Part, Rows, Windows, flat
 from fedcore.profiling import span
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.validation import LONGEST_REASON, check_number, length, numbers, shorten
@@ -152,9 +154,7 @@ def aggregate(
                     raise UnknownClientError(f"weights: {describe_names([*map(str, models)], [*map(str, weights)])}")
                 weights = [weights[client] for client in models]
             models = models.values()
-        if lora == "average":
-            return _aggregated(list(models), labels, weights, key, chain)
-        return _aggregated_products(list(models), labels, weights, key, lora, rank)
+        return _aggregated(list(models), labels, weights, key, chain, lora, rank)
     except FedcoreError as error:  # shortened, since clients may send names of any length
         if len(text := str(error)) <= LONGEST_REASON:
             raise
@@ -165,32 +165,20 @@ def _is_file(model: Any) -> bool:
     return isinstance(model, str | os.PathLike | Safetensors)
 
 
-def _labeled(label: str, model: Any) -> str:
-    return f"{label} ({shorten(os.fspath(getattr(model, 'path', model)))})" if _is_file(model) else label
-
-
 @ieee
-def _aggregated_products(
-    given: list[Any], labels: list[str], weights: Any, key: str | None, lora: Way, rank: int | None
-) -> dict[str, Any]:
-    """Return the tensors of the adapter of a sum of products, or of the stacked products."""
-    shares, paths = shares_of(weights, len(given)), dict(zip(map(_labeled, labels, given), given, strict=True))
-    for label, one in paths.items():
-        if not _is_file(one):
-            raise ArrayError(f"{label}: lora={lora!r} needs the ranks and scales of adapter_config.json; pass a folder")
-    adapters = Adapters(paths, shares, lora, rank, key)
-    kinds = {name: "float32" if form.dtype in NARROW else form.dtype for name, form in adapters.plan.items()}
-    outs = {name: np.empty(form.shape, kinds[name]) for name, form in adapters.plan.items()}
-    for part, vector in adapters.parts():
-        outs[part.name].reshape(-1)[part.start : part.stop] = as_array(part.name, vector)
-    return {name: in_library(form, outs[name]) for name, form in adapters.plan.items()}
-
-
-@ieee
-def _aggregated(given: list[Any], labels: list[str], weights: Any, key: str | None, chain: Chain | None) -> Any:
-    shares, labels = shares_of(weights, len(given)), [*map(_labeled, labels, given)]
-    files = {label: one for label, one in zip(labels, given, strict=True) if _is_file(one)}
-    require_equal_adapters(files)
+def _aggregated(
+    given: list[Any], labels: list[str], weights: Any, key: Any, chain: Any, lora: Way = "average", rank: Any = None
+) -> Any:
+    shares = shares_of(weights, len(given))
+    paths = [shorten(os.fspath(getattr(one, "path", one))) if _is_file(one) else None for one in given]
+    labels = [label if path is None else f"{label} ({path})" for label, path in zip(labels, paths, strict=True)]
+    files = {label: one for label, path, one in zip(labels, paths, given, strict=True) if path is not None}
+    if lora != "average":
+        adapters = Adapters(dict(zip(labels, given, strict=True)), lora, rank, key)
+        named = _aggregated(adapters.others, labels, weights, key, None) if adapters.others[0] else {}
+        named |= adapters.tensors(shares)
+        return {name: named[name] for name in adapters.plan}
+    equal_adapters(files)
     models = [open_model(one, key=key) if _is_file(one) else one for one in given]
     result = ResultForm.of(given[0])
     is_plain = not files and result.tree is None and isinstance(given[0], Mapping)
@@ -312,7 +300,7 @@ class _Stream:
 
         return chain.combination(len(labels), products, 0), [digest.state()[2] for digest in digests]
 
-    def digest(self, digests: Sequence[Digest], parts: list[Part], rows: Rows) -> None:
+    def digest(self, digests: Sequence["Digest"], parts: list[Part], rows: Rows) -> None:
         """Add the measured parts of files to the digests."""
         if not self._is_in_memory:
             add_to(digests, parts, rows, {name: self.forms[name] for name in self._measured})
@@ -374,6 +362,30 @@ def _combine(combination: Combination, rows: list[Any], target: Any) -> None:
 
 
 # A file may change between two passes, and its times may be set back. So both passes compute a digest of the content.
+
+
+class Digest:
+    """The digest of a model: a sum of the digests of its tensors, each a chain over the checksums of its blocks."""
+
+    def __init__(self, state: Sequence[str] = ("0", "", "0")) -> None:
+        self._total, self._chain, self._measured = int(state[0], 16), bytes.fromhex(state[1]), int(state[2], 16)
+
+    def add(self, part: Part, form: TensorForm, memory: npt.NDArray[np.uint8]) -> None:
+        """Add the bytes of a part. The parts of a tensor come in order."""
+        if part.start == 0:
+            head = json.dumps([part.name, form.dtype, form.shape]).encode()
+            self._chain = hashlib.blake2b(head, digest_size=16).digest()
+        for checksum in core.checksum(memory, UNIT * BYTES[form.dtype]):
+            self._chain = hashlib.blake2b(self._chain + checksum.tobytes(), digest_size=16).digest()
+        if part.stop == math.prod(form.shape):
+            number = int.from_bytes(self._chain, "little")
+            self._total = (self._total + number) % 2**128
+            if form.kind == "parameter":
+                self._measured = (self._measured + number) % 2**128
+
+    def state(self) -> list[str]:
+        """Return the digest, the chain of the current tensor, and the digest of the parameters alone."""
+        return [f"{self._total:032x}", self._chain.hex(), f"{self._measured:032x}"]
 
 
 def add_to(digests: Sequence[Digest], parts: list[Part], rows: Sequence[Sequence[Any]], plan: Named) -> None:

@@ -37,6 +37,7 @@ from fedcore.kernels import Linear
 from fedcore.kernels.aggregate import Summed
 from fedcore.kernels.robust import GramSum
 from fedcore.model.averaging import (
+    Digest,
     add_to,
     check_model,
     matched,
@@ -48,7 +49,7 @@ from fedcore.model.averaging import (
 )
 from fedcore.model.files import FORMS, bytes_of, open_model
 from fedcore.model.layout import LOGGER
-from fedcore.model.lora import ADAPTER, ADAPTER_MODEL, Adapters, Way, check_way, require_equal_adapters
+from fedcore.model.lora import ADAPTER, ADAPTER_MODEL, Adapters, Way, check_way, equal_adapters
 from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, is_finite, is_mask, settled
 from fedcore.model.safetensors import (
     BYTES,
@@ -60,7 +61,7 @@ from fedcore.model.safetensors import (
     read_header,
     read_json,
 )
-from fedcore.model.windows import Digest, Part, Windows
+from fedcore.model.windows import Part, Windows
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.runtime import __version__
 from fedcore.validation import absolute, check_number, shorten
@@ -147,8 +148,8 @@ def merge(
         out: a new folder. It gets the files of the base (or of the first input), in its dtypes and with its shards;
             the file ``merge.json``; with moments ``optimizer/moments.safetensors``; and an adapter's configuration.
         inputs: k paths of safetensors files, folders or indices, of torch files (.pt, .pth, .bin, .ckpt) or of .npz
-            files. A model may lack or repeat names of tied tensors. LoRA adapters in folders must have the same targets,
-            and with ``lora="average"`` the same rank and scale.
+            files. A model may lack or repeat names of tied tensors. LoRA adapters in folders must have the same
+            targets, and with ``lora="average"`` the same rank and scale.
         weights: as for ``aggregate``.
         base: the model from which the inputs were trained. If it is the result of a merge with an optimizer, pass the
             same optimizer, which continues with its moments, or delete the base's ``merge.json``.
@@ -162,15 +163,14 @@ def merge(
             with the smallest error for its rank (FlexLoRA). s_k is the adapter's scale, lora_alpha / r, or with
             ``use_rslora`` lora_alpha / sqrt(r). "stack" has the same sum, without an error: the products stand side by
             side, and the rank is the sum of the ranks (FLoRA). Both take any ranks and scales, for equal base weights;
-            the result has the first adapter's scale, and no base, step or rule. Other tensors are averaged. An adapter
-            that is not finite raises ArrayError, and a killed merge starts again.
-        rank: the rank of the result with ``lora="product"``. Default: for each product the largest one of the adapters.
+            the result has the first adapter's scale, and no base, step or rule. Other tensors are averaged.
+        rank: the largest rank with ``lora="product"``. Default: for each product the largest one of the adapters.
         progress: called with the bytes that were read and their total.
 
     Returns:
         The content of ``merge.json``: weights, digest and norm of each input, rejections, norms of each tensor. A
         digest depends on names, dtypes, shapes and bytes of the tensors, not on their order and files. With products:
-        ranks, scales, and for each product and in total the Frobenius norm, and as ``error`` the share of it that the
+        their norms, their ranks, and as ``error``, for each and in total, the share of the Frobenius norm that the
         factors of this rank lose, before they are rounded to the first adapter's dtype.
 
     Raises:
@@ -188,7 +188,8 @@ def merge(
         of FedAvg with this rule from the base, or from a model of zeros without one.
         Products are computed in float64 by LAPACK, whose last bits depend on the machine.
     Cost: reads every file once, twice with ``clip_norm`` or a rule that needs distances, and writes the result. Memory:
-        160 MiB of windows, and three windows of the result, for a model of any size and up to about 100 inputs. With products, MEM
+        160 MiB of windows, and three windows of the result, for a model of any size and up to about 100 inputs. With
+        products about 50 R (m + n) bytes for the largest product, of m by n numbers, where R is the sum of the ranks.
 
     Reference: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023,
         arXiv 2311.08105, for ``Nesterov``.
@@ -202,7 +203,7 @@ def merge(
     if target.suffix.lower() in (*FORMS, *TORCH_SUFFIXES):
         raise StoreError(f"{target}: the result is a folder; pass a name without {target.suffix}")
     check_way(lora, rank, base=base, optimizer=optimizer, server_lr=server_lr, clip_norm=clip_norm, rule=rule)
-    job = _Job([*inputs], weights, base, key, step) if lora == "average" else _Products([*inputs], weights, key, lora, rank)
+    job = _Job([*inputs], weights, base, key, step, lora, rank)
     if os.path.lexists(target):
         return job.finished(target)
     if narrow := {form.dtype for form in job.plan.values() if job.is_stepped(form)} & set(NARROW):
@@ -332,15 +333,20 @@ class _State:
 class _Job:
     """The arguments of a merge, its open models, and its plan."""
 
-    def __init__(self, inputs: Sequence[Any], weights: Any, base: Any, key: str | None, step: _Step) -> None:
+    def __init__(
+        self, inputs: Sequence[Any], weights: Any, base: Any, key: str | None, step: _Step, lora: Way, rank: int | None
+    ) -> None:
         self.optimizer, server_lr, self.clip_norm, self.chain = step
-        self._take(inputs, weights)
+        shares_of(weights, len(inputs))
+        self.weights = [1.0] * len(inputs) if weights is None else [float(weight) for weight in weights]
+        self.paths = [str(absolute(path)) for path in inputs]
         self.base_path = None if base is None else str(absolute(base))
+        self.labels = [f"client {i} ({shorten(path)})" for i, path in enumerate(self.paths)]
         labeled = {} if self.base_path is None else {"base": self.base_path}
         labeled |= dict(zip(self.labels, self.paths, strict=True))
-        self.adapter = require_equal_adapters(labeled)
-        self.main = MODEL if self.adapter is None else ADAPTER_MODEL
-        models = [open_model(path, key=key) for path in self.paths]
+        self.lora = None if lora == "average" else Adapters(labeled, lora, rank, key)
+        self.adapter = next((text for _, text in equal_adapters({} if self.lora else labeled).values()), None)
+        models = self.lora.others if self.lora else [open_model(path, key=key) for path in self.paths]
         self.base = None if base is None else open_model(self.base_path, key=key)
         self.pattern = models[0] if self.base is None else self.base
         self.ties = ties_of(self.pattern)
@@ -352,7 +358,10 @@ class _Job:
             except FedcoreError as error:
                 pattern = shorten(self.base_path or self.paths[0])
                 raise type(error)(f"{error}; pass models with the tensors of {pattern}") from None
-        self.models = models
+        self.models, self.forms = models, self.plan
+        if self.lora is not None:
+            self.adapter, self.forms = json.dumps(self.lora.config, indent=2).encode(), self.lora.plan
+        self.main = MODEL if self.adapter is None else ADAPTER_MODEL
         self.steps = base is not None and step != (None,) * 4
         self.moments = 0 if self.optimizer is None else len(started(self.optimizer, 1))
         self.round, self.old_moments = self._before()
@@ -360,16 +369,10 @@ class _Job:
         self.gamma = float(next(value for value in (server_lr, rate, 1.0) if value is not None))
         facts = [__version__, self.weights, self.gamma, repr(self.optimizer), self.clip_norm, key]
         facts += [self.round, self.steps, *([] if self.chain is None else [repr(self.chain)])]
-        states = [_state_of(model) for model in (*models, self.pattern, *self.old_moments)]
+        facts += [] if self.lora is None else [lora, rank, self.lora.config, self.lora.scales]
+        read = models if self.lora is None else self.lora.models
+        states = [_state_of(model) for model in (*read, self.pattern, *self.old_moments)]
         self.fingerprint = hashlib.blake2b(json.dumps([facts, self.paths, states]).encode(), digest_size=16).hexdigest()
-
-    def _take(self, inputs: Sequence[Any], weights: Any) -> F64:
-        """Keep the paths and the weights, and return the shares."""
-        shares = shares_of(weights, len(inputs))
-        self.weights = [1.0] * len(inputs) if weights is None else [float(weight) for weight in weights]
-        self.paths = [str(absolute(path)) for path in inputs]
-        self.labels = [f"client {i} ({shorten(path)})" for i, path in enumerate(self.paths)]
-        return shares
 
     def _before(self) -> tuple[int, list[Mapping[str, Any]]]:
         """Return the number of this round and the moments of the round before, if the base is the result of a merge."""
@@ -440,7 +443,7 @@ class _Job:
             self.plan[name] = self.plan[name]._replace(kind="constant")
         with closing(_Output(part, self.targets(), self.moments, self.fingerprint)) as output:
             pass_ = _Pass(self, state, output, progress)
-            if state.done and not pass_.is_intact():
+            if self.lora is not None or (state.done and not pass_.is_intact()):
                 state = state.restarted()
                 pass_ = _Pass(self, state, output, progress)
             if self.clip_norm is not None and state.clips is None:
@@ -449,10 +452,7 @@ class _Job:
                 pass_.combine(self.chain)
             pass_.run()
         self._check_ties(part)
-        return self._finish(part, pass_.report())
-
-    def _finish(self, part: OpenFolder, report: dict[str, Any]) -> dict[str, Any]:
-        """Write the report and the further files of the result, and return the report."""
+        report = pass_.report()
         with replacing(Path(REPORT), folder=part) as file:
             json.dump(report, file, indent=1, default=str)
         for name, content in self.copies().items():
@@ -472,7 +472,7 @@ class _Job:
                 for name, header in zip(names, self.pattern.headers, strict=True)
             ]
         else:
-            found = [_target(Path(self.main), {name: (form.dtype, form.shape) for name, form in self.plan.items()})]
+            found = [_target(Path(self.main), {name: (form.dtype, form.shape) for name, form in self.forms.items()})]
         return [*found, *([_target(MOMENTS, self._moment_forms())] if self.moments else [])]
 
     def is_stepped(self, form: TensorForm) -> bool:
@@ -489,44 +489,6 @@ class _Job:
                 if not np.array_equal(bytes_of(one), bytes_of(other)):
                     reason = f"is tied to {name} in {self.base_path or self.paths[0]}, but differs in an input"
                     raise ArrayError(f"{alias}: {reason}; tie them in all inputs")
-
-
-class _Products(_Job):
-    """A merge of the products of LoRA adapters. If it is killed, it starts again."""
-
-    def __init__(self, inputs: Sequence[Any], weights: Any, key: str | None, lora: Way, rank: int | None) -> None:
-        self.shares = self._take(inputs, weights)
-        self.lora = Adapters(dict(zip(self.labels, self.paths, strict=True)), self.shares, lora, rank, key)
-        self.plan, self.pattern, self.main = self.lora.plan, {}, ADAPTER_MODEL
-        self.steps, self.moments = False, 0
-        self.adapter = json.dumps(self.lora.config, indent=2, sort_keys=True).encode()
-        facts = [__version__, self.weights, key, lora, rank, str(self.adapter), self.lora.scales]
-        states = [_state_of(model) for model in self.lora.models]
-        self.fingerprint = hashlib.blake2b(json.dumps([facts, self.paths, states]).encode(), digest_size=16).hexdigest()
-        self.facts = {"fedcore": __version__, "fingerprint": self.fingerprint, "round": 0, "lora": lora}
-
-    @ieee
-    def run(self, part: OpenFolder, progress: Progress) -> dict[str, Any]:
-        _clear(part)
-        digests, state = [Digest() for _ in (*self.paths, "the result")], _State([])
-        with replacing(Path(PROGRESS), folder=part) as file:
-            file.write(state.text(self.fingerprint))
-        with closing(_Output(part, self.targets(), 0, self.fingerprint)) as output:
-            for piece, vector in self.lora.parts(progress, digests[:-1]):
-                digests[-1].add(piece, self.plan[piece.name], bytes_of(vector))
-                output.write(piece, [vector])
-            output.record(state, now=True)
-        found = [digest.state()[0] for digest in digests]
-        inputs = [
-            {"path": path, "weight": weight, "share": share, "rank": own.r, "scale": own.of_module("")[1], "digest": one}
-            for path, weight, share, own, one in zip(
-                self.paths, self.weights, self.shares.tolist(), self.lora.scales, found, strict=False
-            )
-        ]
-        norm, error = self.lora.norms()
-        facts = {"inputs": inputs, "base": None, "digest": found[-1], "norm": norm, "error": error}
-        facts |= {"rank": self.lora.config["r"], "scale": self.lora.scale, "tensors": self.lora.products}
-        return self._finish(part, self.facts | facts)
 
 
 def _described(one: Optimizer | Rule | None) -> Any:
@@ -700,11 +662,32 @@ class _Pass:
             add_to(state.digests[-1 - self._job.moments :], parts, list(zip(*results, strict=True)), self._job.plan)
             state.done = number + 1
             self._output.record(state)
+        if self._job.lora is not None:
+            self._multiply(self._job.lora)
         if state.first is not None:
             names = [[*self._job.paths, self._job.base_path][i] for i in self._sources]
             require_unchanged(names, state.first, [state.digests[i] for i in self._sources])
         self._progress(self._total, self._total)
         self._output.record(state, now=True)
+
+    def _multiply(self, lora: Adapters) -> None:
+        """Combine the products of LoRA adapters."""
+        state, kept = self._state, self._kept
+        for number, (module, names) in enumerate(lora.factors.items()):
+            self._progress(number, len(lora.factors))
+            rows, bad = lora.read(module, kept)
+            if bad:
+                state.rejected |= bad
+                self._output.record(state.restarted(), now=True)
+                raise _Restart
+            outs, squares = lora.product(module, rows, kept, self._shares)
+            state.squares[module] = squares.tolist()
+            plans = [*(lora.plans[i] for i in kept), lora.plan]
+            for i, plan, row in zip((*kept, -1), plans, (*rows, outs), strict=True):
+                parts = [Part(name, 0, math.prod(plan[name].shape)) for name in names]
+                add_to([state.digests[i]], parts, [row], plan)
+            for part, out in zip(parts, outs, strict=True):
+                self._output.write(part, [out])
 
     def _read(self, rows: list[Any], form: TensorForm, *, is_stepped: bool) -> tuple[list[Any], Any]:
         """Return the inputs of a part in one dtype, and the base in float32 if a step starts from it.
@@ -804,6 +787,7 @@ class _Pass:
             "clip_norm": job.clip_norm,
             **({} if job.chain is None else {"rule": [_described(one) for one in job.chain]}),
             **({} if by_rule is None else {"chosen": [job.paths[i] for i in kept if shares[i]]}),
+            **({} if job.lora is None else job.lora.report()),
             "inputs": inputs,
             "base": base if self._base else None,
             "digest": state.digests[-1 - job.moments].state()[0],

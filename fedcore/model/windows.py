@@ -1,8 +1,5 @@
 """Windows of models: the same elements of several models at a time, read from files by a few threads."""
 
-import hashlib
-import json
-import math
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import LINE, core, dtype_name
-from fedcore.model.policy import TensorForm
+from fedcore.arrays import LINE, dtype_name
 from fedcore.model.safetensors import BYTES, READERS, StoredTensor, over, read_at
 
 UNIT = 1 << 16
@@ -131,27 +127,3 @@ def _fill(memory: list[npt.NDArray[np.uint8]], i: int, model: Mapping[str, Any],
 def flat(tensor: Any) -> Any:
     """Return a tensor in memory as a vector; tensors in files are unchanged."""
     return tensor if isinstance(tensor, StoredTensor) or len(tensor.shape) == 1 else tensor.reshape(-1)
-
-
-class Digest:
-    """The digest of a model: a sum of the digests of its tensors, each a chain over the checksums of its blocks."""
-
-    def __init__(self, state: Sequence[str] = ("0", "", "0")) -> None:
-        self._total, self._chain, self._measured = int(state[0], 16), bytes.fromhex(state[1]), int(state[2], 16)
-
-    def add(self, part: Part, form: TensorForm, memory: npt.NDArray[np.uint8]) -> None:
-        """Add the bytes of a part. The parts of a tensor come in order."""
-        if part.start == 0:
-            head = json.dumps([part.name, form.dtype, form.shape]).encode()
-            self._chain = hashlib.blake2b(head, digest_size=16).digest()
-        for checksum in core.checksum(memory, UNIT * BYTES[form.dtype]):
-            self._chain = hashlib.blake2b(self._chain + checksum.tobytes(), digest_size=16).digest()
-        if part.stop == math.prod(form.shape):
-            number = int.from_bytes(self._chain, "little")
-            self._total = (self._total + number) % 2**128
-            if form.kind == "parameter":
-                self._measured = (self._measured + number) % 2**128
-
-    def state(self) -> list[str]:
-        """Return the digest, the chain of the current tensor, and the digest of the parameters alone."""
-        return [f"{self._total:032x}", self._chain.hex(), f"{self._measured:032x}"]
