@@ -15,9 +15,6 @@ from fedcore.model.merging import merge
 from fedcore.rules import REGISTRY, Rule, spelled
 from fedcore.validation import expand_home, shorten
 
-SHOWN = 20
-"""The number of products of LoRA that are printed, those with the largest errors first."""
-
 
 def add_arguments(top: Parser) -> None:
     """Add the command."""
@@ -89,12 +86,10 @@ def run(options: Options) -> None:
     for path, one in kept:
         clipped = f", clipped to {one['norm'] * one['clip_factor']:.4g}" if one["clip_factor"] < 1 else ""
         print(f"{one['share']:8.4f}  {path}: norm {one['norm']:.4g}{clipped}")
-    products = sorted(report.get("products", {}).items(), key=lambda row: -row[1]["error"])
-    for module, one in products[:SHOWN]:
-        print(f"rank {one['rank']:4}  error {one['error']:.2e}  {module}")
-    if products:
-        more = f"; {len(products) - SHOWN} more products are in its merge.json" if products[SHOWN:] else ""
-        print(f"rank {report['rank']:4}  error {report['error']:.2e}  in total, scale {report['scale']:.4g}{more}")
+    if options.lora != "average":
+        total = {"ranks": "", **report}
+        for name, one in (*report["products"].items(), (f"in total, with the scale {report['scale']:.4g}", total)):
+            print(f"error {one['error']:.2e}, rank {one['rank']} of {one['ranks']}: {name}")
     print(f"wrote {options.out}: {len(kept)} of {len(inputs)} models, round {report['round']}")
 
 

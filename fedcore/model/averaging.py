@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.arrays import (
-    CPU,
     F32,
     F64,
     LINE,
@@ -23,7 +22,6 @@ from fedcore.arrays import (
     BufferPool,
     as_array,
     core,
-    device_of,
     dtype_name,
     empty,
     ieee,
@@ -33,14 +31,14 @@ from fedcore.errors import ArrayError, CorruptionError, FedcoreError, RangeError
 from fedcore.kernels import Codes
 from fedcore.kernels.robust import GramSum
 from fedcore.model.files import bytes_of, open_model
-from fedcore.model.layout import Tree, describe_names, named_tensors, nested, tree_of
-from fedcore.model.lora import Adapters, Way, check_way, equal_adapters
+from fedcore.model.layout import Tree, check_model, describe_names, named_tensors, nested, tree_of
+from fedcore.model.lora import Adapters, check_way, equal_adapters
 from fedcore.model.policy import (
     NOT_FINITE,
     TensorForm,
     TensorPolicy,
     cast,
-    check_form,
+    check_tensor,
     in_library,
     is_finite,
     is_mask,
@@ -70,7 +68,7 @@ def aggregate(
     *,
     key: str | None = None,
     rule: "str | Rule | Sequence[Rule | str] | None" = None,
-    lora: Way = "average",
+    lora: str = "average",
     rank: int | None = None,
 ) -> Any:
     """Return the weighted average of models, sum_i w_i x_i / sum_i w_i, or their robust combination.
@@ -154,7 +152,11 @@ def aggregate(
                     raise UnknownClientError(f"weights: {describe_names([*map(str, models)], [*map(str, weights)])}")
                 weights = [weights[client] for client in models]
             models = models.values()
-        return _aggregated(list(models), labels, weights, key, chain, lora, rank)
+        if lora != "average":
+            adapters = Adapters(dict(zip(labels, models, strict=True)), lora, rank, key)
+            others = _aggregated(adapters.others, labels, weights, None, None) if adapters.others[0] else {}
+            return adapters.tensors(others, shares_of(weights, len(labels)))
+        return _aggregated(list(models), labels, weights, key, chain)
     except FedcoreError as error:  # shortened, since clients may send names of any length
         if len(text := str(error)) <= LONGEST_REASON:
             raise
@@ -166,18 +168,11 @@ def _is_file(model: Any) -> bool:
 
 
 @ieee
-def _aggregated(
-    given: list[Any], labels: list[str], weights: Any, key: Any, chain: Any, lora: Way = "average", rank: Any = None
-) -> Any:
+def _aggregated(given: list[Any], labels: list[str], weights: Any, key: str | None, chain: Chain | None) -> Any:
     shares = shares_of(weights, len(given))
     paths = [shorten(os.fspath(getattr(one, "path", one))) if _is_file(one) else None for one in given]
     labels = [label if path is None else f"{label} ({path})" for label, path in zip(labels, paths, strict=True)]
     files = {label: one for label, path, one in zip(labels, paths, given, strict=True) if path is not None}
-    if lora != "average":
-        adapters = Adapters(dict(zip(labels, given, strict=True)), lora, rank, key)
-        named = _aggregated(adapters.others, labels, weights, key, None) if adapters.others[0] else {}
-        named |= adapters.tensors(shares)
-        return {name: named[name] for name in adapters.plan}
     equal_adapters(files)
     models = [open_model(one, key=key) if _is_file(one) else one for one in given]
     result = ResultForm.of(given[0])
@@ -531,20 +526,6 @@ def matched(model: Named, plan: Mapping[str, Any], ties: Mapping[str, str]) -> N
     return found | unexpected
 
 
-def check_model(label: str, model: Named, plan: Plan) -> None:
-    """Raise an error if a model's names, shapes or dtypes differ from the plan."""
-    if model.keys() != plan.keys():
-        raise ArrayError(f"{label}: {describe_names(list(plan), list(model))}")
-    for name, form in plan.items():
-        _check_tensor(f"{label}, {name}", model[name], form)
-
-
-def _check_tensor(where: str, leaf: Any, form: TensorForm) -> None:
-    check_form(where, leaf, form.dtype, form.shape)
-    if not getattr(leaf, "is_cpu", False) and (device := device_of(leaf)) != CPU:
-        raise ArrayError(f"{where}: must be in CPU memory, is on {getattr(leaf, 'device', device)}")
-
-
 def _plain_rows(models: Sequence[Any], labels: Sequence[str], first: Named, plan: Plan) -> list[list[Any]] | None:
     """Return the models' float tensors if names and shapes fit, else None; the native kernel checks the rest."""
     floats, others = averaged(plan), [name for name, form in plan.items() if not form.is_averaged]
@@ -561,7 +542,7 @@ def _plain_rows(models: Sequence[Any], labels: Sequence[str], first: Named, plan
         except RuntimeError:  # a nested tensor has no shape
             return None
         for name in others:
-            _check_tensor(f"{label}, {name}", model[name], plan[name])
+            check_tensor(f"{label}, {name}", model[name], plan[name])
     return rows
 
 

@@ -39,7 +39,6 @@ from fedcore.kernels.robust import GramSum
 from fedcore.model.averaging import (
     Digest,
     add_to,
-    check_model,
     matched,
     require_no_weights,
     require_unchanged,
@@ -48,8 +47,8 @@ from fedcore.model.averaging import (
     write_combination,
 )
 from fedcore.model.files import FORMS, bytes_of, open_model
-from fedcore.model.layout import LOGGER
-from fedcore.model.lora import ADAPTER, ADAPTER_MODEL, Adapters, Way, check_way, equal_adapters
+from fedcore.model.layout import LOGGER, check_model
+from fedcore.model.lora import ADAPTER, ADAPTER_MODEL, Adapters, check_way, equal_adapters
 from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, is_finite, is_mask, settled
 from fedcore.model.safetensors import (
     BYTES,
@@ -127,7 +126,7 @@ def merge(
     server_lr: float | None = None,
     clip_norm: float | None = None,
     rule: str | Rule | Sequence[Rule | str] | None = None,
-    lora: Way = "average",
+    lora: str = "average",
     rank: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -333,9 +332,7 @@ class _State:
 class _Job:
     """The arguments of a merge, its open models, and its plan."""
 
-    def __init__(
-        self, inputs: Sequence[Any], weights: Any, base: Any, key: str | None, step: _Step, lora: Way, rank: int | None
-    ) -> None:
+    def __init__(self, inputs: list[Any], weights: Any, base: Any, key: Any, step: _Step, lora: str, rank: Any) -> None:
         self.optimizer, server_lr, self.clip_norm, self.chain = step
         shares_of(weights, len(inputs))
         self.weights = [1.0] * len(inputs) if weights is None else [float(weight) for weight in weights]
@@ -345,8 +342,10 @@ class _Job:
         labeled = {} if self.base_path is None else {"base": self.base_path}
         labeled |= dict(zip(self.labels, self.paths, strict=True))
         self.lora = None if lora == "average" else Adapters(labeled, lora, rank, key)
-        self.adapter = next((text for _, text in equal_adapters({} if self.lora else labeled).values()), None)
-        models = self.lora.others if self.lora else [open_model(path, key=key) for path in self.paths]
+        configs = [text for _, text in equal_adapters({} if self.lora else labeled).values()]
+        self.adapter = self.lora.config if self.lora else next(iter(configs), None)
+        self.main = MODEL if self.adapter is None else ADAPTER_MODEL
+        models = [*self.lora.others] if self.lora else [open_model(path, key=key) for path in self.paths]
         self.base = None if base is None else open_model(self.base_path, key=key)
         self.pattern = models[0] if self.base is None else self.base
         self.ties = ties_of(self.pattern)
@@ -358,10 +357,7 @@ class _Job:
             except FedcoreError as error:
                 pattern = shorten(self.base_path or self.paths[0])
                 raise type(error)(f"{error}; pass models with the tensors of {pattern}") from None
-        self.models, self.forms = models, self.plan
-        if self.lora is not None:
-            self.adapter, self.forms = json.dumps(self.lora.config, indent=2).encode(), self.lora.plan
-        self.main = MODEL if self.adapter is None else ADAPTER_MODEL
+        self.models, self.forms = models, self.lora.plan if self.lora else self.plan
         self.steps = base is not None and step != (None,) * 4
         self.moments = 0 if self.optimizer is None else len(started(self.optimizer, 1))
         self.round, self.old_moments = self._before()
@@ -369,9 +365,8 @@ class _Job:
         self.gamma = float(next(value for value in (server_lr, rate, 1.0) if value is not None))
         facts = [__version__, self.weights, self.gamma, repr(self.optimizer), self.clip_norm, key]
         facts += [self.round, self.steps, *([] if self.chain is None else [repr(self.chain)])]
-        facts += [] if self.lora is None else [lora, rank, self.lora.config, self.lora.scales]
-        read = models if self.lora is None else self.lora.models
-        states = [_state_of(model) for model in (*read, self.pattern, *self.old_moments)]
+        facts += [lora, rank, repr(self.lora.config), self.lora.scales] if self.lora else []
+        states = [_state_of(model) for model in (*(self.lora or self).models, self.pattern, *self.old_moments)]
         self.fingerprint = hashlib.blake2b(json.dumps([facts, self.paths, states]).encode(), digest_size=16).hexdigest()
 
     def _before(self) -> tuple[int, list[Mapping[str, Any]]]:
@@ -593,7 +588,7 @@ class _Pass:
         self._models = [*(job.models[i] for i in self._kept), *self._base]
         self._windows = Windows([*self._models, *job.old_moments], job.plan)
         self._combination: Combination | None = None
-        self._before, self._total = 0, self._windows.bytes[-1]
+        self._before, self._total = 0, self._windows.bytes[-1] + (job.lora.bytes if job.lora else 0)
 
     def is_intact(self) -> bool:
         """Whether the windows that a killed merge has written are as they were written."""
@@ -672,10 +667,11 @@ class _Pass:
 
     def _multiply(self, lora: Adapters) -> None:
         """Combine the products of LoRA adapters."""
-        state, kept = self._state, self._kept
-        for number, (module, names) in enumerate(lora.factors.items()):
-            self._progress(number, len(lora.factors))
+        state, kept, done = self._state, self._kept, self._windows.bytes[-1]
+        for module, names in lora.factors.items():
+            self._progress(done, self._total)
             rows, bad = lora.read(module, kept)
+            done += sum(bytes_of(vector).size for row in rows for vector in row)
             if bad:
                 state.rejected |= bad
                 self._output.record(state.restarted(), now=True)
