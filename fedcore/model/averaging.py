@@ -31,7 +31,7 @@ from fedcore.errors import ArrayError, CorruptionError, FedcoreError, RangeError
 from fedcore.kernels import Codes
 from fedcore.kernels.robust import GramSum
 from fedcore.model.files import bytes_of, open_model
-from fedcore.model.layout import Tree, check_model, describe_names, named_tensors, nested, tree_of
+from fedcore.model.layout import Tree, describe_names, named_tensors, nested, tree_of
 from fedcore.model.lora import Adapters, check_way, equal_adapters
 from fedcore.model.policy import (
     NOT_FINITE,
@@ -45,7 +45,7 @@ from fedcore.model.policy import (
     settled,
 )
 from fedcore.model.safetensors import BYTES, Safetensors, StoredTensor, over
-from fedcore.model.windows import UNIT, Part, Rows, Windows, flat
+from fedcore.model.windows import UNIT, Part, Rows, Windows, check_model, flat
 from fedcore.profiling import span
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.validation import LONGEST_REASON, check_number, length, numbers, shorten

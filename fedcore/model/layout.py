@@ -34,19 +34,7 @@ from fedcore.arrays import (
 )
 from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError, UnknownNameError
 from fedcore.kernels import dequantise, quantise
-from fedcore.model.policy import (
-    BUFFERS,
-    COUNTERS,
-    FLOATS,
-    INTEGERS,
-    Kind,
-    TensorForm,
-    TensorPolicy,
-    check_form,
-    check_tensor,
-    is_mask,
-    matches,
-)
+from fedcore.model.policy import BUFFERS, COUNTERS, FLOATS, INTEGERS, Kind, TensorPolicy, check_form, is_mask, matches
 from fedcore.model.safetensors import WINDOW, StoredTensor, read_tensors
 from fedcore.validation import Represented
 
@@ -693,11 +681,3 @@ def describe_names(expected: Sequence[str], actual: Sequence[str]) -> str:
 def _is_mapping_in(x: Any, key: str) -> bool:
     """Whether ``x`` is a mapping with a mapping under this key."""
     return isinstance(x, Mapping) and isinstance(x.get(key), Mapping)
-
-
-def check_model(label: str, model: Mapping[str, Any], plan: Mapping[str, TensorForm]) -> None:
-    """Raise an error if a model's names, shapes or dtypes differ from the plan."""
-    if model.keys() != plan.keys():
-        raise ArrayError(f"{label}: {describe_names(list(plan), list(model))}")
-    for name, form in plan.items():
-        check_tensor(f"{label}, {name}", model[name], form)

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcore.arrays import F64, as_array, dtype_name, ieee
+from fedcore.arrays import F64, as_array, ieee
 from fedcore.errors import ArrayError, RangeError, ShapeError, UnknownNameError
 from fedcore.model.files import open_model
-from fedcore.model.layout import check_model
 from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, in_library, is_finite
 from fedcore.model.safetensors import BYTES, Safetensors, StoredTensor, read_json
-from fedcore.model.windows import flat
+from fedcore.model.windows import check_model, flat
 from fedcore.validation import absolute, check_integer, check_number
 
 WAYS = ("average", "product", "stack")
@@ -128,7 +127,7 @@ class Adapters:
         models: the adapters' tensors.
         others: of each adapter the tensors that are no factors.
         factors: the names of A and B by module.
-        bytes: the number of bytes of all factors.
+        bytes: the bytes of all adapters, if their dtypes are those of the first one.
         plans: the forms of the tensors of each adapter.
         plan: the forms of the result's tensors.
         scales: the ranks and scales of the adapters.
@@ -152,8 +151,7 @@ class Adapters:
         for label, model, plan in zip(self._labels, self.models, self.plans, strict=True):
             check_model(f"{label} with its {ADAPTER}", model, plan)
         self.others: list[Mapping[str, Any]] = [{name: model[name] for name in others} for model in self.models]
-        leaves = [model[name] for model in self.models for pair in self.factors.values() for name in pair]
-        self.bytes = sum(math.prod(leaf.shape) * BYTES[dtype_name(leaf)] for leaf in leaves)
+        self.bytes = sum(math.prod(form.shape) * BYTES[form.dtype] for plan in self.plans for form in plan.values())
         due = dict[str, int]()
         for module, (a, b) in self.factors.items():
             own, sides = ranks[module], (math.prod(self.plan[a].shape[1:]), self.plan[b].shape[0])
@@ -211,8 +209,7 @@ class Adapters:
         lefts = [b.reshape(-1, r) * scale for (_, b), r, scale in zip(given, ranks, scales, strict=True)]
         left, right = np.hstack([share * b for share, b in zip(shares, lefts, strict=True)]), np.vstack(rights)
         with np.errstate(over="ignore", invalid="ignore"):
-            pairs = zip([*lefts, left], [*rights, right], strict=True)
-            squares = np.maximum([np.vdot(b.T @ b, a @ a.T) for b, a in pairs], 0.0)
+            squares = np.array([*map(_squared_norm, [*lefts, left], [*rights, right])])
         if not np.isfinite(squares).all():
             raise ArrayError(f"{module}: a product exceeds the range of float64; lower lora_alpha")
         one |= {"norm": math.sqrt(squares[-1]), "error": 0.0}
@@ -246,3 +243,10 @@ class Adapters:
             for name, out in zip(names, self.product(module, rows, kept, shares)[0], strict=True):
                 found[name] = in_library(self.plan[name], as_array(name, out))
         return {name: found[name] for name in self.plan}
+
+
+def _squared_norm(b: F64, a: F64) -> float:
+    """Return the squared Frobenius norm of B A; the product itself is formed only if it is smaller than A A'."""
+    if b.shape[0] * a.shape[1] < len(a) ** 2:
+        return float(np.sum((b @ a) ** 2))
+    return max(float(np.vdot(b.T @ b, a @ a.T)), 0.0)

@@ -47,7 +47,7 @@ from fedcore.model.averaging import (
     write_combination,
 )
 from fedcore.model.files import FORMS, bytes_of, open_model
-from fedcore.model.layout import LOGGER, check_model
+from fedcore.model.layout import LOGGER
 from fedcore.model.lora import ADAPTER, ADAPTER_MODEL, Adapters, check_way, equal_adapters
 from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, is_finite, is_mask, settled
 from fedcore.model.safetensors import (
@@ -60,7 +60,7 @@ from fedcore.model.safetensors import (
     read_header,
     read_json,
 )
-from fedcore.model.windows import Part, Windows
+from fedcore.model.windows import Part, Windows, check_model
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.runtime import __version__
 from fedcore.validation import absolute, check_number, shorten
@@ -588,7 +588,7 @@ class _Pass:
         self._models = [*(job.models[i] for i in self._kept), *self._base]
         self._windows = Windows([*self._models, *job.old_moments], job.plan)
         self._combination: Combination | None = None
-        self._before, self._total = 0, self._windows.bytes[-1] + (job.lora.bytes if job.lora else 0)
+        self._before, self._total = 0, job.lora.bytes if job.lora else self._windows.bytes[-1]
 
     def is_intact(self) -> bool:
         """Whether the windows that a killed merge has written are as they were written."""
