@@ -10,7 +10,6 @@ from fedcore.algorithms import optimizers
 from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
 from fedcore.errors import ConfigError
-from fedcore.model.lora import WAYS
 from fedcore.model.merging import merge
 from fedcore.rules import REGISTRY, Rule, spelled
 from fedcore.validation import expand_home, shorten
@@ -33,8 +32,8 @@ def add_arguments(top: Parser) -> None:
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=about)
     parser.add_argument("--server-lr", type=terminal.share, metavar="GAMMA", help="server rate; needs --base")
     parser.add_argument("--clip-norm", type=terminal.share, metavar="C", help="maximum norm of an update; needs --base")
-    about = "for LoRA adapters: average A and B (default), average the products B A, or stack the products"
-    parser.add_argument("--lora", choices=WAYS, default="average", help=about)
+    about = "average A and B of LoRA adapters apart (average, the default), or combine products B A: product or stack"
+    parser.add_argument("--lora", default="average", metavar="WAY", help=about)
     parser.add_argument("--rank", type=int, metavar="R", help="rank for --lora product; default: the largest of all")
     terminal.add_json(parser)
 
@@ -86,11 +85,10 @@ def run(options: Options) -> None:
     for path, one in kept:
         clipped = f", clipped to {one['norm'] * one['clip_factor']:.4g}" if one["clip_factor"] < 1 else ""
         print(f"{one['share']:8.4f}  {path}: norm {one['norm']:.4g}{clipped}")
-    if options.lora != "average":
-        total = {"ranks": "", **report}
-        for name, one in (*report["products"].items(), (f"in total, with the scale {report['scale']:.4g}", total)):
-            print(f"error {one['error']:.2e}, rank {one['rank']} of {one['ranks']}: {name}")
-    print(f"wrote {options.out}: {len(kept)} of {len(inputs)} models, round {report['round']}")
+    for module, one in report.get("products", {}).items():
+        print(f"error {one['error']:.2e}, rank {one['rank']} of {one['ranks']}: {module}")
+    lora = "" if options.lora == "average" else f", rank {report['rank']}, error {report['error']:.2e}"
+    print(f"wrote {options.out}: {len(kept)} of {len(inputs)} models, round {report['round']}{lora}")
 
 
 def _number(text: str) -> float:

@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,23 +17,21 @@ from fedcore.model.safetensors import BYTES, Safetensors, StoredTensor, read_jso
 from fedcore.model.windows import check_model, flat
 from fedcore.validation import absolute, check_integer, check_number
 
+# Adapters are combined as the average of each tensor, of the products B A, or as the products side by side.
 WAYS = ("average", "product", "stack")
-"""How adapters are combined: the average of each tensor, of the products B A, or the products side by side."""
+# PEFT's files with the configuration and with the tensors of an adapter.
 ADAPTER, ADAPTER_MODEL = "adapter_config.json", "adapter_model.safetensors"
-"""PEFT's files with the configuration and with the tensors of an adapter."""
+# The entries of a configuration that give the rank and the scale of each product, those on which the effect of the
+# tensors depends as well, and those that tell to which weights a product is added.
 SCALES = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
-"""The entries that give the rank and the scale of each product."""
 FORM = (
     *("peft_type", "alpha", "use_dora", "fan_in_fan_out", "target_modules", "target_parameters", "modules_to_save"),
     *("layers_to_transform", "layers_pattern", "scaling", "projection_prng_key", "random_loc_seed"),
 )
-"""The other entries of an adapter's configuration on which the effect of its tensors depends."""
 BASE = ("base_model_name_or_path", "revision", "layer_replication")
-"""The entries that tell to which weights a product is added."""
+# The entries with which an adapter is more than a product B A, and the starts that leave the base weights as they are.
 VARIANTS = ("use_dora", "use_bdlora", "lora_bias", "kasa_config", "monteclora_config", "arrow_config")
-"""The entries with which an adapter is more than a product B A."""
 STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
-"""The starts of an adapter that leave the base weights as they are."""
 _FACTOR = re.compile(r"((?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?)[AB]((?:\.weight)?)")
 _KEY = re.compile(r"\^?[\w-]+(\.[\w-]+){0,63}")
 
@@ -68,50 +66,38 @@ def check_way(lora: str, rank: int | None, **others: Any) -> None:
         raise UnknownNameError.of("lora", lora, WAYS)
     if rank is not None and check_integer("rank", rank, 1) and lora != "product":
         raise RangeError(f"rank={rank}: needs lora='product'; leave the rank out, or combine products")
-    for name, value in others.items():
-        if lora != "average" and value is not None:
-            raise RangeError(f"{name}: acts on A and B, and not on the products of lora={lora!r}; leave it out")
+    for name in [name for name, value in others.items() if value is not None and lora != "average"]:
+        raise RangeError(f"{name}: acts on A and B, and not on the products of lora={lora!r}; leave it out")
 
 
-class Scale(NamedTuple):
-    """The ranks and the alphas of an adapter, by ends of modules' names; the end "" fits the modules that are left.
 
-    A product of rank r has the scale alpha / r^power.
+def _tables_of(where: str, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], float]:
+    """Return the ranks, the alphas, and the power of r in the scale alpha / r^power, of an adapter.
+
+    The keys are ends of modules' names. The last one, "", fits all modules.
     """
+    odd = ["peft_type"] * (config.get("peft_type") != "LORA") + [entry for entry in VARIANTS if config.get(entry)]
+    if odd := odd + ["init_lora_weights"] * (config.get("init_lora_weights") not in STARTS):
+        reason = f"{odd[0]}={config.get(odd[0])!r:.60}: is not only a product B A on the base weights"
+        raise ArrayError(f"{where}, {reason}; average such adapters, or convert them to plain LoRA")
+    tables = list[dict[str, Any]]()
+    for entry, pattern in (("r", "rank_pattern"), ("lora_alpha", "alpha_pattern")):
+        table = config.get(pattern) or {}
+        if not isinstance(table, dict) or not all(map(_KEY.fullmatch, table)):
+            raise ArrayError(f"{where}, {pattern}: must map names of modules; write out its wildcards")
+        tables.append(table | {"": config.get(entry)})
+        for key, value in tables[-1].items():
+            name = f"{where}, {pattern} {key!r:.99}" if key else f"{where}, {entry}"
+            check_integer(name, value, 1) if entry == "r" else check_number(name, value, "(0, inf)")
+    return tables[0], tables[1], 0.5 if config.get("use_rslora") else 1.0
 
-    ranks: dict[str, int]
-    alphas: dict[str, float]
-    power: float
 
-    @classmethod
-    def of(cls, where: str, config: dict[str, Any]) -> "Scale":
-        """Return the checked entries of a configuration."""
-        odd = ["peft_type"] * (config.get("peft_type") != "LORA") + [entry for entry in VARIANTS if config.get(entry)]
-        if odd := odd + ["init_lora_weights"] * (config.get("init_lora_weights") not in STARTS):
-            reason = f"{odd[0]}={config.get(odd[0])!r:.60}: is not only a product B A on the base weights"
-            raise ArrayError(f"{where}, {reason}; average such adapters, or convert them to plain LoRA")
-        tables = list[dict[str, Any]]()
-        for entry, pattern in (("r", "rank_pattern"), ("lora_alpha", "alpha_pattern")):
-            table = config.get(pattern) or {}
-            if not isinstance(table, dict) or not all(map(_KEY.fullmatch, table)):
-                raise ArrayError(f"{where}, {pattern}: must map names of modules; write out its wildcards")
-            tables.append(table | {"": config.get(entry)})
-            for key, value in tables[-1].items():
-                name = f"{where}, {pattern} {key!r:.99}" if key else f"{where}, {entry}"
-                check_integer(name, value, 1) if entry == "r" else check_number(name, value, "(0, inf)")
-        return cls(tables[0], tables[1], 0.5 if config.get("use_rslora") else 1.0)
-
-    def of_module(self, module: str) -> tuple[int, float]:
-        """Return the rank and the scale of a module. As in PEFT, the first fitting end counts."""
-        parts = module.split(".")
-        ends = {"", f"^{module}", *(".".join(parts[-count:]) for count in range(1, min(len(parts), 64) + 1))}
-        rank, alpha = (next(table[end] for end in table if end in ends) for table in (self.ranks, self.alphas))
-        return int(rank), alpha / rank**self.power
-
-    def alpha_of(self, rank: int) -> float:
-        """Return the alpha that gives a product of any rank the scale of this adapter."""
-        alpha = float(self.alphas[""] * (rank / self.ranks[""]) ** self.power)
-        return int(alpha) if alpha.is_integer() else alpha
+def _scale_of(module: str, ranks: dict[str, Any], alphas: dict[str, Any], power: float) -> tuple[int, float]:
+    """Return the rank and the scale of a module. As in PEFT, the first fitting end counts."""
+    parts = module.split(".")
+    ends = {"", f"^{module}", *(".".join(parts[-count:]) for count in range(1, min(len(parts), 64) + 1))}
+    rank, alpha = (next(table[end] for end in table if end in ends) for table in (ranks, alphas))
+    return rank, alpha / rank**power
 
 
 class Adapters:
@@ -128,11 +114,11 @@ class Adapters:
         others: of each adapter the tensors that are no factors.
         factors: the names of A and B by module.
         bytes: the bytes of all adapters, if their dtypes are those of the first one.
-        plans: the forms of the tensors of each adapter.
-        plan: the forms of the result's tensors.
-        scales: the ranks and scales of the adapters.
+        plans: the forms of the tensors of each adapter, and last those of the result.
+        scales: the rank and the scale of each adapter by module.
+        scale: the scale of all products of the result, which is that of the first adapter's modules without a pattern.
         rank: the largest rank of the result's products.
-        config: the content of the result's configuration. All products have the first adapter's scale.
+        config: the content of the result's configuration.
         products: by module the ranks of the adapters and of the result, and after ``product`` its norm and error.
     """
 
@@ -142,11 +128,12 @@ class Adapters:
         configs = equal_adapters(files, (*FORM, *BASE))
         for label in paths.keys() - configs.keys():
             raise ArrayError(f"{label}: has no {ADAPTER}; pass the folder that PEFT's save_pretrained has written")
-        self.scales = [Scale.of(f"{label}: {ADAPTER}", config) for label, (config, _) in configs.items()]
+        tables = [_tables_of(f"{label}: {ADAPTER}", config) for label, (config, _) in configs.items()]
         self.models = [open_model(path, key=key) for path in paths.values()]
-        self.plan = TensorPolicy().plan(self._labels[0], self.models[0])
+        self._plan = TensorPolicy().plan(self._labels[0], self.models[0])
         self.factors, others = self._named()
-        ranks = {module: [scale.of_module(module)[0] for scale in self.scales] for module in self.factors}
+        self.scales = {module: [_scale_of(module, *each) for each in tables] for module in self.factors}
+        ranks = {module: [rank for rank, _ in each] for module, each in self.scales.items()}
         self.plans = [self._ranked({module: own[k] for module, own in ranks.items()}) for k in range(len(paths))]
         for label, model, plan in zip(self._labels, self.models, self.plans, strict=True):
             check_model(f"{label} with its {ADAPTER}", model, plan)
@@ -154,34 +141,36 @@ class Adapters:
         self.bytes = sum(math.prod(form.shape) * BYTES[form.dtype] for plan in self.plans for form in plan.values())
         due = dict[str, int]()
         for module, (a, b) in self.factors.items():
-            own, sides = ranks[module], (math.prod(self.plan[a].shape[1:]), self.plan[b].shape[0])
+            own, sides = ranks[module], (math.prod(self._plan[a].shape[1:]), self._plan[b].shape[0])
             due[module] = sum(own) if way == "stack" else min(sum(own), *sides, rank or max(own))
         self.products: dict[str, dict[str, Any]] = {one: {"ranks": own, "rank": due[one]} for one, own in ranks.items()}
-        self.plan, self.rank, first = self._ranked(due), max(due.values()), self.scales[0]
+        self.rank, (_, self.scale) = max(due.values()), _scale_of("", *tables[0])
+        self.plans.append(self._ranked(due))
         # An end fits all modules whose names have it, so the longest come first.
         due = dict(sorted(due.items(), key=lambda one: -len(one[0]))) if min(due.values()) < self.rank else {}
-        alphas = {module: first.alpha_of(own) for module, own in due.items()}
-        scale = {"r": self.rank, "lora_alpha": first.alpha_of(self.rank), "rank_pattern": due, "alpha_pattern": alphas}
+        final, power = {**due, "": self.rank}, tables[0][2]
+        alphas = {module: json.loads(f"{self.scale * own**power:.15g}") for module, own in final.items()}
+        scale = {"r": self.rank, "lora_alpha": alphas.pop(""), "rank_pattern": due, "alpha_pattern": alphas}
         self.config = json.dumps(configs[self._labels[0]][0] | scale, indent=2).encode()
 
     def _named(self) -> tuple[dict[str, tuple[str, str]], list[str]]:
         """Return the names of A and B by module, and the other names."""
-        label, matches = self._labels[0], [found for name in self.plan if (found := _FACTOR.fullmatch(name))]
+        label, matches = self._labels[0], [found for name in self._plan if (found := _FACTOR.fullmatch(name))]
         pairs = {found[2]: (f"{found[1]}A{found[3]}", f"{found[1]}B{found[3]}") for found in matches}
         names = {name for pair in pairs.values() for name in pair}
-        others = [name for name in self.plan if name not in names]
-        odd = sorted(names - self.plan.keys()) + [name for name in others if "lora_" in name] + ["lora_A"] * (not names)
+        others = [name for name in self._plan if name not in names]
+        odd = sorted(names - self._plan.keys()) + [name for name in others if "lora_" in name] + ["lora_A"] * (not names)
         for name in odd:
             raise ArrayError(f"{label}, {name}: is missing, or is no factor A or B of PEFT; copy the folder again")
         for a, b in pairs.values():
-            shape = self.plan[b].shape
-            if 0 in (*self.plan[a].shape, *shape) or math.prod(shape[2:]) != 1 or not self.plan[a].is_averaged:
+            shape = self._plan[b].shape
+            if 0 in (*self._plan[a].shape, *shape) or math.prod(shape[2:]) != 1 or not self._plan[a].is_averaged:
                 raise ShapeError(f"{label}, {b}: {list(shape)} is no factor of a product; average the adapters")
         return pairs, others
 
     def _ranked(self, ranks: Mapping[str, int]) -> dict[str, TensorForm]:
         """Return the forms of an adapter whose products have these ranks."""
-        plan = dict(self.plan)
+        plan = dict(self._plan)
         for module, rank in ranks.items():
             a, b = self.factors[module]
             plan[a] = plan[a]._replace(shape=(rank, *plan[a].shape[1:]))
@@ -203,7 +192,7 @@ class Adapters:
         Cost: about 50 R (m + n) bytes for m by n numbers, where R is the sum of the ranks.
         """
         names, one = self.factors[module], self.products[module]
-        ranks, scales = zip(*(self.scales[i].of_module(module) for i in kept), strict=True)
+        ranks, scales = zip(*(self.scales[module][i] for i in kept), strict=True)
         given = [[as_array(module, factor).astype(np.float64) for factor in row] for row in rows]
         rights = [a.reshape(r, -1) for (a, _), r in zip(given, ranks, strict=True)]
         lefts = [b.reshape(-1, r) * scale for (_, b), r, scale in zip(given, ranks, scales, strict=True)]
@@ -219,19 +208,18 @@ class Adapters:
             left, right = q @ (u * sigma)[:, : one["rank"]], vt[: one["rank"]] @ p.T
             one["error"] = float(np.linalg.norm(sigma[one["rank"] :]) / (np.linalg.norm(sigma) or 1.0))
         missing = one["rank"] - len(right)  # of models that were rejected
-        left = np.pad(left / self.scales[0].alpha_of(1), ((0, 0), (0, missing)))
+        left = np.pad(left / self.scale, ((0, 0), (0, missing)))
         factors = zip(names, (np.pad(right, ((0, missing), (0, 0))), left), strict=True)
-        outs = [cast(factor.reshape(-1), self.plan[name].dtype) for name, factor in factors]
+        outs = [cast(factor.reshape(-1), self._plan[name].dtype) for name, factor in factors]
         if not all(map(is_finite, outs)):
-            raise ArrayError(f"{module}: the result exceeds the range of {self.plan[names[1]].dtype}; lower lora_alpha")
+            raise ArrayError(f"{module}: the result exceeds the range of {self._plan[names[1]].dtype}; lower lora_alpha")
         return outs, squares
 
     def report(self) -> dict[str, Any]:
         """Return what a merge reports of the products."""
-        norm = math.hypot(*(one["norm"] for one in self.products.values()))
-        error = math.hypot(*(one["norm"] * one["error"] for one in self.products.values())) / (norm or 1.0)
-        facts = {"lora": self._way, "rank": self.rank, "scale": self.scales[0].alpha_of(1), "error": error}
-        return facts | {"products": self.products}
+        norms, errors = np.array([(one["norm"], one["error"]) for one in self.products.values()]).T
+        error = float(np.linalg.norm(norms * errors) / (np.linalg.norm(norms) or 1.0))
+        return {"lora": self._way, "rank": self.rank, "scale": self.scale, "error": error, "products": self.products}
 
     def tensors(self, others: Mapping[str, Any], shares: F64) -> dict[str, Any]:
         """Return the tensors of the result, with those of ``others``."""
@@ -241,8 +229,8 @@ class Adapters:
             for i, reason in bad.items():
                 raise ArrayError(f"{self._labels[int(i)]}, {reason}")
             for name, out in zip(names, self.product(module, rows, kept, shares)[0], strict=True):
-                found[name] = in_library(self.plan[name], as_array(name, out))
-        return {name: found[name] for name in self.plan}
+                found[name] = in_library(self.plans[-1][name], as_array(name, out))
+        return {name: found[name] for name in self._plan}
 
 
 def _squared_norm(b: F64, a: F64) -> float:

@@ -342,8 +342,7 @@ class _Job:
         labeled = {} if self.base_path is None else {"base": self.base_path}
         labeled |= dict(zip(self.labels, self.paths, strict=True))
         self.lora = None if lora == "average" else Adapters(labeled, lora, rank, key)
-        configs = [text for _, text in equal_adapters({} if self.lora else labeled).values()]
-        self.adapter = self.lora.config if self.lora else next(iter(configs), None)
+        self.adapter = self.lora.config if self.lora else next(iter(equal_adapters(labeled).values()), (0, None))[1]
         self.main = MODEL if self.adapter is None else ADAPTER_MODEL
         models = [*self.lora.others] if self.lora else [open_model(path, key=key) for path in self.paths]
         self.base = None if base is None else open_model(self.base_path, key=key)
@@ -357,7 +356,7 @@ class _Job:
             except FedcoreError as error:
                 pattern = shorten(self.base_path or self.paths[0])
                 raise type(error)(f"{error}; pass models with the tensors of {pattern}") from None
-        self.models, self.forms = models, self.lora.plan if self.lora else self.plan
+        self.models, self.forms = models, self.lora.plans[-1] if self.lora else self.plan
         self.steps = base is not None and step != (None,) * 4
         self.moments = 0 if self.optimizer is None else len(started(self.optimizer, 1))
         self.round, self.old_moments = self._before()
@@ -678,10 +677,9 @@ class _Pass:
                 raise _Restart
             outs, squares = lora.product(module, rows, kept, self._shares)
             state.squares[module] = squares.tolist()
-            plans = [*(lora.plans[i] for i in kept), lora.plan]
-            for i, plan, row in zip((*kept, -1), plans, (*rows, outs), strict=True):
-                parts = [Part(name, 0, math.prod(plan[name].shape)) for name in names]
-                add_to([state.digests[i]], parts, [row], plan)
+            for i, row in zip((*kept, -1), (*rows, outs), strict=True):
+                parts = [Part(name, 0, math.prod(lora.plans[i][name].shape)) for name in names]
+                add_to([state.digests[i]], parts, [row], lora.plans[i])
             for part, out in zip(parts, outs, strict=True):
                 self._output.write(part, [out])
 
