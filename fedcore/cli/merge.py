@@ -32,9 +32,9 @@ def add_arguments(top: Parser) -> None:
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=about)
     parser.add_argument("--server-lr", type=terminal.share, metavar="GAMMA", help="server rate; needs --base")
     parser.add_argument("--clip-norm", type=terminal.share, metavar="C", help="maximum norm of an update; needs --base")
-    about = "average A and B of LoRA adapters apart (average, the default), or combine products B A: product or stack"
+    about = "LoRA adapters: average (of A and B; default), product (average of B A), or stack"
     parser.add_argument("--lora", default="average", metavar="WAY", help=about)
-    parser.add_argument("--rank", type=int, metavar="R", help="rank for --lora product; default: the largest of all")
+    parser.add_argument("--rank", type=int, metavar="R", help="largest rank with --lora product; default: that of the adapters")
     terminal.add_json(parser)
 
 

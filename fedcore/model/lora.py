@@ -70,7 +70,6 @@ def check_way(lora: str, rank: int | None, **others: Any) -> None:
         raise RangeError(f"{name}: acts on A and B, and not on the products of lora={lora!r}; leave it out")
 
 
-
 def _tables_of(where: str, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], float]:
     """Return the ranks, the alphas, and the power of r in the scale alpha / r^power, of an adapter.
 
@@ -88,7 +87,7 @@ def _tables_of(where: str, config: dict[str, Any]) -> tuple[dict[str, Any], dict
         tables.append(table | {"": config.get(entry)})
         for key, value in tables[-1].items():
             name = f"{where}, {pattern} {key!r:.99}" if key else f"{where}, {entry}"
-            check_integer(name, value, 1) if entry == "r" else check_number(name, value, "(0, inf)")
+            check_integer(name, value, 1, 1 << 31) if entry == "r" else check_number(name, value, "(0, inf)")
     return tables[0], tables[1], 0.5 if config.get("use_rslora") else 1.0
 
 
@@ -159,8 +158,8 @@ class Adapters:
         pairs = {found[2]: (f"{found[1]}A{found[3]}", f"{found[1]}B{found[3]}") for found in matches}
         names = {name for pair in pairs.values() for name in pair}
         others = [name for name in self._plan if name not in names]
-        odd = sorted(names - self._plan.keys()) + [name for name in others if "lora_" in name] + ["lora_A"] * (not names)
-        for name in odd:
+        odd = [*sorted(names - self._plan.keys()), *(name for name in others if "lora_" in name)]
+        for name in odd if names else ["lora_A"]:
             raise ArrayError(f"{label}, {name}: is missing, or is no factor A or B of PEFT; copy the folder again")
         for a, b in pairs.values():
             shape = self._plan[b].shape
@@ -185,6 +184,7 @@ class Adapters:
         return rows, dict.fromkeys(bad, f"{module}: {NOT_FINITE}")
 
     @ieee
+    @np.errstate(all="ignore")
     def product(self, module: str, rows: list[list[Any]], kept: Sequence[int], shares: F64) -> tuple[list[Any], F64]:
         """Return A and B of the result as vectors, and the squared norms of the products s_k B_k A_k and of their sum.
 
@@ -197,8 +197,7 @@ class Adapters:
         rights = [a.reshape(r, -1) for (a, _), r in zip(given, ranks, strict=True)]
         lefts = [b.reshape(-1, r) * scale for (_, b), r, scale in zip(given, ranks, scales, strict=True)]
         left, right = np.hstack([share * b for share, b in zip(shares, lefts, strict=True)]), np.vstack(rights)
-        with np.errstate(over="ignore", invalid="ignore"):
-            squares = np.array([*map(_squared_norm, [*lefts, left], [*rights, right])])
+        squares = np.array([*map(_squared_norm, [*lefts, left], [*rights, right])])
         if not np.isfinite(squares).all():
             raise ArrayError(f"{module}: a product exceeds the range of float64; lower lora_alpha")
         one |= {"norm": math.sqrt(squares[-1]), "error": 0.0}
@@ -212,7 +211,7 @@ class Adapters:
         factors = zip(names, (np.pad(right, ((0, missing), (0, 0))), left), strict=True)
         outs = [cast(factor.reshape(-1), self._plan[name].dtype) for name, factor in factors]
         if not all(map(is_finite, outs)):
-            raise ArrayError(f"{module}: the result exceeds the range of {self._plan[names[1]].dtype}; lower lora_alpha")
+            raise ArrayError(f"{module}: exceeds the range of {self._plan[names[1]].dtype}; lower lora_alpha")
         return outs, squares
 
     def report(self) -> dict[str, Any]:
