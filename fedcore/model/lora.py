@@ -56,7 +56,7 @@ def equal_adapters(paths: Mapping[str, Any], entries: Sequence[str] = (*SCALES, 
             one, first = [(sorted(set(map(str, it))) if isinstance(it, list) else it) or None for it in values]
             if one != first:
                 differ = f"{entry} is {one!r:.100}, but {first!r:.100} in {of_first}; pass equal entries in {ADAPTER}"
-                raise ArrayError(f"{label}: {differ}, or combine products of any ranks and scales by lora='product'")
+                raise ArrayError(f"{label}: {differ}" + ", or average the products by lora='product'" * (entry in SCALES))
     return found
 
 
@@ -87,7 +87,7 @@ def _tables_of(where: str, config: dict[str, Any]) -> tuple[dict[str, Any], dict
         tables.append(table | {"": config.get(entry)})
         for key, value in tables[-1].items():
             name = f"{where}, {pattern} {key!r:.99}" if key else f"{where}, {entry}"
-            check_integer(name, value, 1, 1 << 31) if entry == "r" else check_number(name, value, "(0, inf)")
+            check_integer(name, value, 1, 1 << 31) if entry == "r" else check_number(name, value, "[1e-30, 1e30]")
     return tables[0], tables[1], 0.5 if config.get("use_rslora") else 1.0
 
 
@@ -184,7 +184,7 @@ class Adapters:
         return rows, dict.fromkeys(bad, f"{module}: {NOT_FINITE}")
 
     @ieee
-    @np.errstate(all="ignore")
+    @np.errstate(over="ignore", invalid="ignore")
     def product(self, module: str, rows: list[list[Any]], kept: Sequence[int], shares: F64) -> tuple[list[Any], F64]:
         """Return A and B of the result as vectors, and the squared norms of the products s_k B_k A_k and of their sum.
 
