@@ -34,7 +34,7 @@ def add_arguments(top: Parser) -> None:
     parser.add_argument("--clip-norm", type=terminal.share, metavar="C", help="maximum norm of an update; needs --base")
     about = "LoRA adapters: average (of A and B; default), product (average of B A), or stack"
     parser.add_argument("--lora", default="average", metavar="WAY", help=about)
-    parser.add_argument("--rank", type=int, metavar="R", help="largest rank with --lora product; default: that of the adapters")
+    parser.add_argument("--rank", type=int, metavar="R", help="rank for --lora product; default: the largest of all")
     terminal.add_json(parser)
 
 

@@ -195,13 +195,13 @@ def merge(
     """
     if len(inputs) == 0:
         raise RangeError("inputs: must not be empty")
+    check_way(lora, rank, base=base, optimizer=optimizer, server_lr=server_lr, clip_norm=clip_norm, rule=rule)
     chain = None if rule is None else Chain.of_models(rule, has_base=base is not None)
     step = _Step(as_optimizer(optimizer), server_lr, clip_norm, chain)
     step.check(weights, has_base=base is not None)
     target = resolve_own_links(absolute(out))
     if target.suffix.lower() in (*FORMS, *TORCH_SUFFIXES):
         raise StoreError(f"{target}: the result is a folder; pass a name without {target.suffix}")
-    check_way(lora, rank, base=base, optimizer=optimizer, server_lr=server_lr, clip_norm=clip_norm, rule=rule)
     job = _Job([*inputs], weights, base, key, step, lora, rank)
     if os.path.lexists(target):
         return job.finished(target)

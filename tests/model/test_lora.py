@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +14,8 @@ from safetensors.torch import load_file
 import fedcore
 from fedcore import Safetensors, errors, merge, write_model
 from tests.cli.command import invoke as run
-from tests.kills import calls_of, die_at, killed
-from tests.model.kill_merges import CALLS, content, small_steps
+from tests.model.test_merging import PEAK
 
-RECORD = Path(__file__).with_name("peft_record.json")
 PREFIX = "base_model.model."
 SHAPES = {"emb": (6, 20), "conv": (7, 3, 2, 2), "block.q": (12, 10), "q": (9, 10)}
 """The shapes of A without its rank, and of B before it: (m, *n)."""
@@ -49,15 +46,12 @@ def adapter(folder, seed, r=2, alpha=4, *, dtype=torch.float32, head=True, shape
 
 def products(folder, named=None):
     """Return s B A of each module as a float64 matrix; patterns name whole modules."""
-    config = json.loads((folder / "adapter_config.json").read_text())
+    config, found = json.loads((folder / "adapter_config.json").read_text()), {}
+    ranks, alphas = config.get("rank_pattern", {}), config.get("alpha_pattern", {})
     named = load_file(folder / "adapter_model.safetensors") if named is None else named
-    found = {}
     for module in {name.removeprefix(PREFIX).partition(".lora_")[0] for name in named if ".lora_" in name}:
         a, b = (torch.as_tensor(named[name]).double().numpy() for name in names_of(module))
-        r, alpha = (
-            config.get(pattern, {}).get(module, config.get(pattern, {}).get(f"^{module}", config[usual]))
-            for pattern, usual in (("rank_pattern", "r"), ("alpha_pattern", "lora_alpha"))
-        )
+        r, alpha = ranks.get(module, config["r"]), alphas.get(f"^{module}", alphas.get(module, config["lora_alpha"]))
         assert r == len(a) == b.shape[1], module
         found[module] = alpha / (math.sqrt(r) if config.get("use_rslora") else r) * b.reshape(-1, r) @ a.reshape(r, -1)
     return found
@@ -66,10 +60,6 @@ def products(folder, named=None):
 def averages(folders, weights):
     given = [products(folder) for folder in folders]
     return {one: np.average([each[one] for each in given], axis=0, weights=weights) for one in given[0]}
-
-
-def norm_of(many):
-    return np.linalg.norm([np.linalg.norm(one) for one in many])
 
 
 def three(tmp_path, **options):
@@ -105,7 +95,8 @@ def test_products_are_those_of_a_dense_oracle(tmp_path, dtype, lora, rank):
         np.testing.assert_allclose(report["products"][module]["error"], lost[-1] / np.linalg.norm(whole), atol=1e-13)
         norms = [np.linalg.norm(products(folder)[module]) for folder in given]
         np.testing.assert_allclose(report["tensors"][module], [*norms, np.linalg.norm(whole)], rtol=1e-9)
-    np.testing.assert_allclose(report["error"], norm_of(lost) / norm_of(due.values()), atol=1e-13)
+    norm = np.linalg.norm([*map(np.linalg.norm, due.values())])
+    np.testing.assert_allclose(report["error"], np.linalg.norm(lost) / norm, atol=1e-13)
     head = f"{PREFIX}head.weight"
     heads = [load_file(folder / "adapter_model.safetensors") for folder in given]
     assert torch.equal(tensors[head], fedcore.aggregate([{head: one[head]} for one in heads], weights)[head])
@@ -135,20 +126,12 @@ def test_equal_adapters_keep_their_configuration_and_product(tmp_path):
         merge(tmp_path / "out", given, lora="product")
 
 
-def test_the_plain_average_of_factors_is_not_that_of_products(tmp_path):
-    given = [adapter(tmp_path / str(k), k) for k in range(2)]
-    merge(tmp_path / "out", given)
-    found, due = products(tmp_path / "out"), averages(given, None)
-    assert all(np.linalg.norm(found[one] - due[one]) > 0.3 * np.linalg.norm(due[one]) for one in due)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
-        [*(path.name for path in given[0].iterdir()), "merge.json"]
-    )
-
-
 def rewritten(**changes):
+    """Change entries of the configuration."""
+
     def act(folder):
-        config = json.loads((folder / "adapter_config.json").read_text()) | changes
-        (folder / "adapter_config.json").write_text(json.dumps(config))
+        path = folder / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
     return act
 
@@ -159,29 +142,24 @@ def replaced(**changes):
     def act(folder):
         named = {name: tensor.numpy() for name, tensor in load_file(folder / "adapter_model.safetensors").items()}
         named |= {f"{PREFIX}q.lora_{end.replace('_', '.')}": tensor for end, tensor in changes.items()}
-        named = {name: tensor for name, tensor in named.items() if tensor is not None}
-        write_model(named, folder / "adapter_model.safetensors")
+        left = {name: tensor for name, tensor in named.items() if tensor is not None}
+        write_model(left, folder / "adapter_model.safetensors")
 
     return act
-
-
-def text_of_the_configuration(text):
-    return lambda folder: (folder / "adapter_config.json").write_text(text)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (text_of_the_configuration("[1]"), "object"),
-        (text_of_the_configuration('{"r": 2, "r": 2}'), "twice"),
+        (lambda folder: (folder / "adapter_config.json").write_text("[1]"), "object"),
         (lambda folder: (folder / "adapter_config.json").unlink(), "has no adapter_config"),
         *[(rewritten(r=r), "adapter_config.json, r=") for r in (0, -1, 2.0, True, None, "2", [2], 10**400)],
-        *[(rewritten(lora_alpha=a), "lora_alpha=") for a in (math.nan, math.inf, 0, -1, None, "1", True, 1.7e308, 5e-324, 10**400)],
+        *[(rewritten(lora_alpha=a), "lora_alpha=") for a in (math.nan, 0, -1, None, "1", True, 2e308, 1e-99)],
         (rewritten(r=3), r"q\.lora_A.*shape \(3, 10\)"),
         (rewritten(rank_pattern={"q": 3}), r"lora_A.*shape \(3, 10\)"),
         *[(rewritten(rank_pattern=p), "rank_pattern") for p in ([1], {"(a+)+": 2}, {"q": 0}, {"q": [2]}, {"q": 1e300})],
         *[(rewritten(alpha_pattern=p), "alpha_pattern") for p in ("q", {".*": 2}, {"q": math.nan}, {"q": {}})],
-        *[(rewritten(**{key: "other"}), f"{key} is 'other'") for key in ("base_model_name_or_path", "revision")],
+        *[(rewritten(**{key: "x"}), f"{key} is .*'x'") for key in ("base_model_name_or_path", "revision")],
         (rewritten(target_modules=["q"]), "target_modules"),
         *[(rewritten(**{key: True}), key) for key in ("use_dora", "lora_bias", "use_bdlora")],
         *[(rewritten(init_lora_weights=how), "init_lora_weights") for how in ("pissa_niter_4", "olora", ["eva"])],
@@ -199,41 +177,29 @@ def text_of_the_configuration(text):
     ],
 )  # fmt: skip
 def test_hostile_adapters_are_refused(tmp_path, change, message):
-    given = [adapter(tmp_path / str(k), k) for k in range(2)]
-    for position in (1, 0):
-        change(given[position])
+    for first in (0, 1):
+        given = [adapter(tmp_path / f"{first}{k}", k) for k in range(2)]
+        change(given[first])
         for lora in ("product", "stack"):
-            for call in (
-                lambda **how: merge(tmp_path / "out", given, **how),
-                lambda **how: fedcore.aggregate(given, **how),
-            ):
-                with pytest.raises(errors.FedcoreError, match=message):
-                    call(lora=lora)
-        shutil.rmtree(given[1])
-        adapter(given[1], 1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+            with pytest.raises(errors.FedcoreError, match=message):
+                merge(tmp_path / "out", given, lora=lora)
+            with pytest.raises(errors.FedcoreError, match=message):
+                fedcore.aggregate(given, lora=lora)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00", "01", "10", "11"]
 
 
 def test_what_does_not_combine_with_products_is_refused(tmp_path):
     given = [adapter(tmp_path / str(k), k) for k in range(2)]
-    options = {"base": given[0], "optimizer": "sgd", "server_lr": 1.0, "clip_norm": 1.0, "rule": "median"}
-    for option, value in options.items():
-        with pytest.raises(errors.RangeError, match=option):
-            merge(
-                tmp_path / "out",
-                given,
-                lora="stack",
-                **{option: value} | ({"base": given[0]} if option in "optimizer server_lr clip_norm" else {}),
-            )
+    for option in ({"base": given[0]}, {"optimizer": "sgd"}, {"server_lr": 1}, {"clip_norm": 1}, {"rule": "median"}):
+        with pytest.raises(errors.RangeError, match=next(iter(option))):
+            merge(tmp_path / "out", given, lora="stack", **option)
+    for wrong in ({"rank": 2}, {"lora": "stack", "rank": 2}, {"lora": "product", "rank": 0}, {"lora": "produkt"}):
+        for call in (fedcore.aggregate, lambda given, **how: merge(tmp_path / "out", given, **how)):
+            with pytest.raises((errors.RangeError, errors.UnknownNameError), match=r"rank|product"):
+                call(given, **wrong)
     with pytest.raises(errors.RangeError, match="rule"):
         fedcore.aggregate(given, lora="product", rule="median")
-    for call in (lambda **how: merge(tmp_path / "out", given, **how), lambda **how: fedcore.aggregate(given, **how)):
-        for wrong in ({"rank": 2}, {"lora": "stack", "rank": 2}, {"lora": "product", "rank": 0}):
-            with pytest.raises(errors.RangeError, match="rank"):
-                call(**wrong)
-        with pytest.raises(errors.UnknownNameError, match="product"):
-            call(lora="produkt")
-    tensors = {name: np.asarray(tensor) for name, tensor in Safetensors(given[0]).items()}
+    tensors = dict(Safetensors(given[0]))
     for models in ([given[0], tensors], iter([tensors, tensors])):
         with pytest.raises(errors.ArrayError, match="adapter_config"):
             fedcore.aggregate(models, lora="product")
@@ -245,89 +211,94 @@ def test_an_adapter_that_is_not_finite_is_rejected(tmp_path, name):
     named = load_file(given[1] / "adapter_model.safetensors")
     named[PREFIX + name][-1, -1] = torch.nan
     write_model(named, given[1] / "adapter_model.safetensors")
-    for lora in ("stack", "product"):
-        report = merge(tmp_path / lora, given, [1, 2, 3], lora=lora, rank=99 if lora == "product" else None)
+    for lora, rank in (("stack", None), ("product", 99)):
+        report, due = merge(tmp_path / lora, given, [1, 2, 3], lora=lora, rank=rank), averages(given[::2], [1, 3])
         assert ["rejected" in one for one in report["inputs"]] == [False, True, False]
-        due = averages(given[::2], [1, 3])
-        assert report["error"] < 1e-14
         for module, found in products(tmp_path / lora).items():
             np.testing.assert_allclose(found, due[module], atol=1e-5)
         with pytest.raises(errors.ArrayError, match=f"client 1.*{name.partition('.')[0]}.*finite"):
             fedcore.aggregate(given, lora=lora)
-    with pytest.raises(errors.ArrayError, match="all were rejected"):
-        merge(tmp_path / "none", [given[1]], lora="stack")
-
-
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.endurance)])
-def test_a_merge_of_products_that_is_killed_at_any_call(folder_in_memory, stride):
-    folder = folder_in_memory
-    given = three(folder)
-
-    def act(out):
-        small_steps()
-        merge(out, given, lora="product", rank=2)
-
-    def dies_at(call, after):
-        die_at(call, after=after, calls=CALLS)
-        act(folder / "out")
-
-    count = calls_of(lambda: act(folder / "due"), CALLS)
-    for call in range(1, count + 1, stride):
-        assert killed(lambda call=call: dies_at(call, after=call % 2 == 0))
-        assert not killed(lambda: act(folder / "out"))
-        assert content(folder / "out") == content(folder / "due")
-        shutil.rmtree(folder / "out")
-
-
-PEAK = """
-import sys, fedcore
-from fedcore.model import merging
-peak = lambda: int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))) >> 10
-before = peak()
-fedcore.merge(sys.argv[1], sys.argv[2:], lora="stack")
-print(peak() - before)
-"""
 
 
 def test_the_memory_of_products_does_not_depend_on_their_number(tmp_path):
-    shapes = {f"layers.{i}.q": (4096, 4096) for i in range(40)}
-    given = [adapter(tmp_path / str(k), k, r=8, shapes=shapes, head=False) for k in range(3)]
-    command = [sys.executable, "-c", PEAK, tmp_path / "out", *given]
+    shapes = {f"layers.{i}.q": (4096, 4096) for i in range(80)}
+    given = [adapter(tmp_path / str(k), k, r=8, shapes=shapes, head=False) for k in range(2)]
+    command = [sys.executable, "-c", PEAK.replace("rule=RULE", 'lora="stack"'), tmp_path / "out", *given]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert int(done.stdout) < 50, done.stderr  # of 30 MB in and 30 MB out
+    assert int(done.stdout) < 25, done.stderr  # of 42 MB in and 42 MB out
 
 
 def test_the_command(tmp_path):
     given = three(tmp_path)
     done = run("merge", tmp_path / "out", *given, "--lora", "product", "--rank", "2")
-    assert done.status == 0, done.errors
     report = json.loads((tmp_path / "out" / "merge.json").read_text())
     for module, one in report["products"].items():
         assert f"error {one['error']:.2e}, rank {one['rank']} of {one['ranks']}: {module}\n" in done.output
     assert f"3 of 3 models, round 0, rank 2, error {report['error']:.2e}" in done.output
     done = run("merge", tmp_path / "stack", *given, "--lora", "stack", "--json")
     assert json.loads(done.output)["products"]["emb"] == report["products"]["emb"] | {"rank": 7, "error": 0}
-    for wrong in (["--lora", "sum"], ["--rank", "2"]):
-        done = run("merge", tmp_path / "none", *given, *wrong)
-        assert (done.status, wrong[-1] in done.errors) == (2, True)
+    done = run("merge", tmp_path / "none", *given, "--lora", "sum")
+    assert (done.status, "product" in done.errors) == (2, True)
 
 
 def test_products_in_rounds_of_a_server(tmp_path):
     given = [adapter(tmp_path / str(k), k, head=False) for k in range(2)]
-    server = fedcore.Server(fedcore.read_model(given[0]), "FedAvg", clients=2, lr=0.1)
+    tensors = [fedcore.read_model(folder) for folder in given]
+    server = fedcore.Server(tensors[0], "FedAvg", clients=2, lr=0.1)
     server.replace_x(fedcore.aggregate(given, [3, 1], lora="product", rank=2))
     merge(tmp_path / "out", given, [3, 1], lora="product", rank=2)
     found = products(tmp_path / "out", server.tensors())
-    assert server.round([]).replaced
     for module, due in products(tmp_path / "out").items():
         np.testing.assert_array_equal(found[module], due)
     # With A frozen, the average of B is that of the products.
-    tensors = [fedcore.read_model(folder) for folder in given]
     tensors[1] |= {name: tensor for name, tensor in tensors[0].items() if "_A" in name}
     server = fedcore.Server(fedcore.Model(tensors[0], frozen="*lora*_A*"), "FedAvg", clients=2, lr=0.1)
     with server.open_round() as round:
         for client in range(2):
             round.add(client, tensors[client], steps=1)
-    found, each = products(given[0], tensors[0] | server.tensors()), [products(given[0], one) for one in tensors]
+    found, one, other = (products(given[0], named) for named in (tensors[0] | server.tensors(), *tensors))
     for module, product in found.items():
-        np.testing.assert_allclose(product, (each[0][module] + each[1][module]) / 2, atol=1e-5)
+        np.testing.assert_allclose(product, (one[module] + other[module]) / 2, atol=1e-5)
+
+
+class Net(torch.nn.Module):
+    """A model with the layers of the adapters."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.conv, self.q = torch.nn.Embedding(20, 6), torch.nn.Conv2d(3, 7, 2), torch.nn.Linear(10, 9)
+        self.block = torch.nn.ModuleDict({"q": torch.nn.Linear(10, 12)})
+
+
+def of_peft(tmp_path, kind):
+    """Return two adapters, their weights in PEFT's ``add_weighted_adapter``, and the same result of fedcore."""
+    other = {"use_rslora": True, "rank_pattern": {"block.q": 4}} if kind != "linear" else {}
+    given = [adapter(tmp_path / "0", 0, head=False), adapter(tmp_path / "1", 1, head=False, **other)]
+    how = {"svd": {"lora": "product", "rank": 3}, "cat": {"lora": "stack"}, "linear": {}}[kind]
+    merge(tmp_path / "out", given, [3, 1], **how)
+    # PEFT multiplies A and B by the roots of the weights.
+    return given, [0.75**2, 0.25**2] if kind == "linear" else [0.75, 0.25], tmp_path / "out"
+
+
+RECORD = json.loads(Path(__file__).with_name("peft_record.json").read_text())
+"""By kind and module, the product that PEFT 0.21.2 has computed from these adapters, in C order."""
+
+
+@pytest.mark.parametrize("kind", RECORD)
+def test_peft_has_computed_the_same(tmp_path, kind):
+    for module, product in products(of_peft(tmp_path, kind)[2]).items():
+        np.testing.assert_allclose(product.ravel(), RECORD[kind][module], atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", RECORD)
+def test_peft_computes_its_record_and_loads_the_result(tmp_path, kind):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    given, weights, out = of_peft(tmp_path, kind)
+    model, loaded = (peft.PeftModel.from_pretrained(Net(), path, "0") for path in (given[0], out))
+    model.load_adapter(given[1], "1")
+    model.add_weighted_adapter(["0", "1"], weights, kind, kind, svd_rank=3)
+    for module, product in RECORD[kind].items():
+        for one, name in ((model, kind), (loaded, "0")):
+            found = one.base_model.model.get_submodule(module).get_delta_weight(name).detach()
+            found = (found.T if module == "emb" else found).ravel()
+            np.testing.assert_allclose(found, product, atol=2e-5)
