@@ -150,7 +150,7 @@ class Adapters:
         final, power = {**due, "": self.rank}, tables[0][2]
         alphas = {module: json.loads(f"{self.scale * own**power:.15g}") for module, own in final.items()}
         scale = {"r": self.rank, "lora_alpha": alphas.pop(""), "rank_pattern": due, "alpha_pattern": alphas}
-        self.config = json.dumps(configs[self._labels[0]][0] | scale, indent=2).encode()
+        self.config = json.dumps(configs[self._labels[0]][0] | scale).encode()
 
     def _named(self) -> tuple[dict[str, tuple[str, str]], list[str]]:
         """Return the names of A and B by module, and the other names."""
