@@ -96,7 +96,7 @@ def test_a_reader(durability, structure, tmp_path):
             go_on(server)
 
 
-@pytest.mark.parametrize("one_of", [40, pytest.param(1, marks=pytest.mark.endurance)])
+@pytest.mark.parametrize("one_of", [80, pytest.param(1, marks=pytest.mark.endurance)])
 @pytest.mark.parametrize("durability", [name for name in TABLE if TABLE[name]["power"] in LEFT])
 def test_a_loss_of_power(durability, one_of, tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.WARNING)
@@ -128,7 +128,7 @@ def test_a_loss_of_power(durability, one_of, tmp_path, monkeypatch, caplog):
     server.close()
 
 
-@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.endurance)])
+@pytest.mark.parametrize("stride", [23, pytest.param(1, marks=pytest.mark.endurance)])
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_kill_while_the_folder_is_created(structure, stride, folder_in_memory):
     """A job that loads its server if it is there, and else creates it, always starts."""
@@ -178,7 +178,7 @@ def test_a_kill_while_x_is_replaced(structure, durability, folder_in_memory):
         return replace
 
     calls, found = calls_of(act(folder_in_memory / "whole")), set()
-    for call in range(1, calls + 1, 2 if structure == "plain" else 5):
+    for call in range(1, calls + 1, 3 if structure == "plain" else 9):
         replace = act(path := folder_in_memory / f"copy {call}")
 
         def dies(replace=replace, call=call):
