@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_873,
     "csrc": 11_498,
-    "tests": 62_341,
+    "tests": 62_333,
     "fedcore": 2_569,
     "fedcore/adapters": 2_844,
     "fedcore/algorithms": 1_285,

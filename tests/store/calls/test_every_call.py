@@ -11,7 +11,7 @@ import pytest
 from tests.store.calls.failing import ERRORS, built
 
 LONG = pytest.mark.endurance
-CASES = [("MIFA", "mmap", "EIO", 61), ("MimiC", "mmap", "ENOSPC", 61), ("MimiC", "ram", "EIO", 41)]
+CASES = [("MIFA", "mmap", "EIO", 29), ("MimiC", "mmap", "ENOSPC", 61), ("MimiC", "ram", "EIO", 41)]
 CASES += [("SCAFFOLD", "mmap", "EMFILE", 79)]
 CASES += [
     pytest.param(method, medium, error, 1, marks=LONG)
