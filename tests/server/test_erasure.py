@@ -128,6 +128,7 @@ LONG = 70_000  # two blocks of shards
     [(method, "late", "folder") for method in algorithms.REGISTRY]
     + list(itertools.product(["FedAvg", "MimiC", "FedVARP", "FlexibleFedAvg"], POLICIES, STRUCTURES)),
 )
+@pytest.mark.sample(1, 2)
 def test_no_setting_keeps_the_bytes_or_the_id(method, policy, structure, folder_in_memory):
     """Also if the caller still has the last broadcast, round and report."""
     options = dict(STRUCTURES[structure])

@@ -24,7 +24,7 @@ def address(array):
     return array.ctypes.data if isinstance(array, np.ndarray) else array.address
 
 
-@pytest.mark.sample(1, 3)
+@pytest.mark.sample(1)
 class TestEveryStore(StoreContract):
     @pytest.fixture(autouse=True)
     def set_kind(self, kind):
