@@ -16,21 +16,21 @@ ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 6_873,
-    "csrc": 11_499,
-    "tests": 62_637,
-    "fedcore": 2_569,
+    "csrc": 11_724,
+    "tests": 63_118,
+    "fedcore": 2_579,
     "fedcore/adapters": 2_848,
     "fedcore/algorithms": 1_285,
     "fedcore/cli": 1_301,
-    "fedcore/cluster": 2_103,
+    "fedcore/cluster": 2_102,
     "fedcore/kernels": 505,
-    "fedcore/model": 2_233,
-    "fedcore/server": 7_208,
-    "fedcore/sim": 7_851,
-    "fedcore/secure": 1_101,
-    "fedcore/testing": 1_054,
-    "fedcore/rules": 766,
-    "fedcore/store": 3_968,
+    "fedcore/model": 2_408,
+    "fedcore/server": 7_118,
+    "fedcore/sim": 7_846,
+    "fedcore/secure": 1_099,
+    "fedcore/testing": 1_060,
+    "fedcore/rules": 776,
+    "fedcore/store": 3_969,
 }
 
 
