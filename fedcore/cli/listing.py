@@ -23,8 +23,8 @@ KINDS = ("presets", *MODULES)
 def add_arguments(top: Parser) -> None:
     """Add the command."""
     parser = top.add_command("list", run, needs=terminal.SIMULATOR)
-    known = (*KINDS, "combinations")
-    parser.add_argument("kind", nargs="?", choices=known, metavar="KIND", help=f"one of {', '.join(known)}")
+    about = "one of the kinds below"
+    parser.add_argument("kind", nargs="?", choices=(*KINDS, "combinations"), metavar="KIND", help=about)
     terminal.add_imports(parser)
     terminal.add_json(parser)
 
@@ -32,8 +32,9 @@ def add_arguments(top: Parser) -> None:
 def run(options: Options) -> None:
     """List presets, the names for configurations, and what does not combine.
 
-    With a KIND, show each name with its options. A name can be used in a configuration
-    or on the command line:
+    The kinds are presets, methods, data, partitions, models, participation, attacks,
+    rates, optimizers, rules and combinations. With a KIND, show each name with its
+    options. A name can be used in a configuration or on the command line:
       fedcore run quickstart --set 'partition={name="dirichlet", clients=30, alpha=0.3}'
 
     Data is read from $FEDCORE_DATA_DIR/NAME if that variable is set; otherwise it is

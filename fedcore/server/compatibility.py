@@ -224,14 +224,11 @@ class Combination:
 
 
 _SUMS_OF = {"partial sums", "exact sums"}
-IMPLIED = {"edges": _SUMS_OF, "masked sums": _SUMS_OF, "partial sums": _SUMS_OF, "robust rule": {"rules"}}
-IMPLIED |= {name: {"PrivateMean"} for name in FEATURES if name.startswith("PrivateMean")}
+_PRIVATE_ONES = [name for name in FEATURES if name.startswith("PrivateMean")]
+IMPLIED = dict.fromkeys(("edges", "masked sums", "partial sums"), _SUMS_OF) | {"robust rule": {"rules"}}
+IMPLIED |= {name: {"PrivateMean"} for name in _PRIVATE_ONES}
 """Features that others have too."""
-OF_RULES = {
-    "Mean(weights)": Mean,
-    "robust rule": RobustRule,
-    **{name: PrivateMean for name in IMPLIED if "Pri" in name},
-}
+LAST: dict[str, Any] = {"Mean(weights)": Mean, "robust rule": RobustRule, **dict.fromkeys(_PRIVATE_ONES, PrivateMean)}
 """The last rules that features name."""
 APART: tuple[tuple[Any, Any, str, str], ...] = (
     (PrivateMean, Rule, "PrivateMean is the only rule of its chain", "leave the other out"),
@@ -275,10 +272,10 @@ def table() -> list[list[str]]:
 
 
 def _fit(A: type[Rule], B: type[Rule], one: Any, other: Any) -> bool:
-    """Whether two kinds of rules are different ones of two kinds; "robust rule" is that of the chain."""
-    is_named = RobustRule in (A, B) and issubclass(A, RobustRule) and issubclass(B, RobustRule)
-    fit = (issubclass(A, one) and issubclass(B, other)) or (issubclass(B, one) and issubclass(A, other))
-    return fit and A is not B and not is_named
+    """Whether two rules are different ones of two kinds. "robust rule" is any robust one."""
+    if A is B or (RobustRule in (A, B) and issubclass(A, RobustRule) and issubclass(B, RobustRule)):
+        return False
+    return any(issubclass(a, one) and issubclass(b, other) for a, b in ((A, B), (B, A)))
 
 
 def _kind_of(feature: Any) -> tuple[Any, Any]:
@@ -289,11 +286,9 @@ def _kind_of(feature: Any) -> tuple[Any, Any]:
             raise UnknownNameError(f"feature={feature!r:.200}: must be a rule, a method, or the name of a feature")
         return kind, None if kind is feature else feature
     if feature in FEATURES:
-        return OF_RULES.get(feature, str), None
-    if feature in RULES.names():
-        return RULES.find(feature), None
-    if feature not in METHODS.names() and ":" not in feature:
-        raise UnknownNameError.of("feature", feature, [*FEATURES, *METHODS.names(), *RULES.names()])
+        return LAST.get(feature, str), None
+    if ":" not in feature and feature not in (known := [*METHODS.names(), *RULES.names()]):
+        raise UnknownNameError.of("feature", feature, [*FEATURES, *known])
     with suppress(UnknownNameError):
         return METHODS.find(feature), None
     return RULES.find(feature), None

@@ -9,7 +9,7 @@ from pathlib import Path
 import fedcore
 
 ROOT = Path(fedcore.errors.__file__).parent.parent
-FILES_IN_FEDCORE = 170
+FILES_IN_FEDCORE = 171
 FILES_IN_A_FOLDER = 16
 FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 11
 ARGUMENTS_OF_SERVER = 12

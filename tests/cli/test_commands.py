@@ -116,8 +116,7 @@ def test_list_names_every_preset():
 
 def test_list_breaks_no_name():
     rows = invoke("list", "combinations").output.splitlines()
-    assert len(rows) == len(TABLE)
-    assert all(row.startswith(f"{a.replace('|', ', ')}: ") for row, (a, *_) in zip(rows, TABLE, strict=True))
+    assert [row.split(": not")[0] for row in rows] == [a.replace("|", ", ") for a, *_ in TABLE]
     assert "TrimmedMean " in invoke("list", "rules").output
 
 
