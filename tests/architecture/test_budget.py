@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_873,
     "csrc": 11_724,
-    "tests": 63_118,
+    "tests": 63_082,
     "fedcore": 2_579,
     "fedcore/adapters": 2_848,
     "fedcore/algorithms": 1_285,
@@ -25,7 +25,7 @@ BUDGET = {
     "fedcore/cluster": 2_102,
     "fedcore/kernels": 505,
     "fedcore/model": 2_408,
-    "fedcore/server": 7_118,
+    "fedcore/server": 7_113,
     "fedcore/sim": 7_846,
     "fedcore/secure": 1_099,
     "fedcore/testing": 1_060,
