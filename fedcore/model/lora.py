@@ -56,7 +56,7 @@ def equal_adapters(paths: Mapping[str, Any], entries: Sequence[str] = (*SCALES, 
             one, first = [(sorted(set(map(str, it))) if isinstance(it, list) else it) or None for it in values]
             if one != first:
                 differ = f"{entry} is {one!r:.100}, but {first!r:.100} in {of_first}; pass equal entries in {ADAPTER}"
-                raise ArrayError(f"{label}: {differ}" + ", or average products by lora='product'" * (entry in SCALES))
+                raise ArrayError(f"{label}: {differ}" + ", or use lora='product', --lora product" * (entry in SCALES))
     return found
 
 
