@@ -127,6 +127,7 @@ class PlainUpdates:
         known: set[typing.Any],
         others: set[typing.Any],
         examples: typing.SupportsInt | typing.SupportsIndex,
+        first: typing.SupportsInt | typing.SupportsIndex,
     ) -> tuple[list[typing.Any], bool, bool, int] | None: ...
     def take(
         self,
@@ -138,6 +139,7 @@ class PlainUpdates:
         numpy.typing.NDArray[numpy.int8],
         numpy.typing.NDArray[numpy.float64],
         numpy.typing.NDArray[numpy.float64],
+        numpy.typing.NDArray[numpy.int64],
         numpy.typing.NDArray[numpy.int64],
         list[int],
     ]: ...

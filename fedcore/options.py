@@ -502,8 +502,7 @@ class Settings:
     @cached_property
     def copies_models(self) -> bool:
         """Whether rounds copy models, as vectors, to hold them: small ones that no rule may reject later."""
-        can_reject = self.limits.max_norm is not None or not self.rules.is_plain
-        return 4 * self.layout.n <= SMALL and not can_reject and self.device == CPU
+        return 4 * self.layout.n <= SMALL and self.limits.max_norm is None and self.rules.is_plain
 
     @cached_property
     def steps_by_mean(self) -> bool:

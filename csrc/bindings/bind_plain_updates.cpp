@@ -63,13 +63,6 @@ bool is_model(PyObject* kind) {
     return PyUnicode_CheckExact(kind) && PyUnicode_CompareWithASCIIString(kind, "model") == 0;
 }
 
-py::list list_of(std::vector<py::object>& objects) {
-    py::list list(objects.size());
-    for (std::size_t i = 0; i < objects.size(); ++i)
-        PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), objects[i].release().ptr());
-    return list;
-}
-
 // Whether all numbers differ; reorders them.
 bool are_different(std::vector<std::int64_t>& numbers) {
     if (!std::is_sorted(numbers.begin(), numbers.end())) std::sort(numbers.begin(), numbers.end());
@@ -82,13 +75,14 @@ bool is_loss(PyObject* object) {
     return PyFloat_CheckExact(object) && PyFloat_AS_DOUBLE(object) >= 0 && std::isfinite(PyFloat_AS_DOUBLE(object));
 }
 
-// Clients, models, and the columns of steps, examples (1 for no number), their sources, distances, inverse distances
-// and rounds; then the indices of changed models.
+// Clients, models, and the columns of steps, examples (1 for no number), their sources, distances, inverse distances,
+// rounds and orders; then the indices of changed models.
 using Objects = py::typing::List<py::object>;
-using Columns =
-    py::typing::Tuple<Objects, Objects, py::array_t<double>, py::array_t<double>, py::array_t<std::int8_t>,
-                      py::array_t<double>, py::array_t<double>, py::array_t<std::int64_t>, py::typing::List<py::int_>>;
-// The clients, whether all models may wait, whether all updates have examples, and the bytes of the models as sent.
+using Columns = py::typing::Tuple<Objects, Objects, py::array_t<double>, py::array_t<double>, py::array_t<std::int8_t>,
+                                  py::array_t<double>, py::array_t<double>, py::array_t<std::int64_t>,
+                                  py::array_t<std::int64_t>, py::typing::List<py::int_>>;
+// The entries of `known`, whether all models may wait, whether all updates have examples, and the bytes of the models
+// as sent.
 using Reading = py::typing::Optional<py::typing::Tuple<Objects, py::bool_, py::bool_, py::int_>>;
 using Clients = py::typing::Set<py::object>;
 using Ranges = std::vector<std::pair<std::int64_t, std::int64_t>>;
@@ -102,6 +96,13 @@ constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
 const Registered& registered(const py::object& index) {
     if (!py::isinstance<Registered>(index)) raise("ArrayError", "index: expected a ClientIndex");
     return index.cast<const Registered&>();
+}
+
+// Whether a number is below zero in every floating-point mode, also if the mode reads subnormal numbers as zero.
+bool is_negative(float element) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &element, sizeof bits);
+    return bits > 0x80000000u && bits <= 0xff800000u;
 }
 
 // Squared norms from here on are left to the fold, which may reject the update.
@@ -182,8 +183,9 @@ class PlainUpdates {
 
     // Reads the list of parts once it is needed.
     void read_parts() {
+        std::vector<Part> parts;
         std::int64_t stop = 0;
-        for (const py::handle part : std::exchange(listed_, Objects())) {
+        for (const py::handle part : listed_) {
             py::object name;
             std::vector<py::ssize_t> shape;
             try {
@@ -195,18 +197,21 @@ class PlainUpdates {
             for (const py::ssize_t extent : shape)
                 if (extent < 0 || __builtin_mul_overflow(size, extent, &size)) size = n_ + 1;
             if (size > n_ - stop) raise("ArrayError", "parts: expected tensors with n elements in all");
-            parts_.push_back({name, shape, stop, size});
+            parts.push_back({name, shape, stop, size});
             stop += size;
         }
-        if (stop != n_ && !parts_.empty()) raise("ArrayError", "parts: expected tensors with n elements in all");
+        if (stop != n_ && !parts.empty()) raise("ArrayError", "parts: expected tensors with n elements in all");
+        parts_ = std::move(parts);
     }
 
     std::size_t size() const { return entries_.size(); }
 
     // Adds a list of updates if all are usual, and of different clients that are neither in `known` nor in `others`;
-    // `known` then has them. With `repeats`, the clients may be any. `examples`: whether all updates must have a number
-    // of examples (1), none (0), all or none (2), or any (-1).
-    Reading add(const py::object& updates, const Clients& known, const Clients& others, int examples) {
+    // `known` then has them. With `repeats`, the clients may be any, and `known` has (order, client) of each; `first`
+    // is the order of the first one. `examples`: whether all updates must have a number of examples (1), none (0), all
+    // or none (2), or any (-1).
+    Reading add(const py::object& updates, const Clients& known, const Clients& others, int examples,
+                std::int64_t first) {
         const py::tuple listed = items_of(updates, "updates");
         const auto k = static_cast<std::size_t>(listed.size());
         if (k == 0) return py::none();
@@ -231,14 +236,22 @@ class PlainUpdates {
             if (sent < 0) return py::none();
             bytes += sent;
         }
-        entries_.reserve(entries_.size() + k);
-        py::list clients(k);
+        py::list keys(k);
         for (std::size_t i = 0; i < k; ++i) {
-            if (!repeats_ && PySet_Add(known.ptr(), read[i].client.ptr()) != 0) throw py::error_already_set();
-            PyList_SET_ITEM(clients.ptr(), static_cast<Py_ssize_t>(i), py::object(read[i].client).release().ptr());
+            read[i].order = first + static_cast<std::int64_t>(i);
+            py::object key = repeats_ ? py::object(py::make_tuple(read[i].order, read[i].client)) : read[i].client;
+            PyList_SET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i), key.release().ptr());
+        }
+        Reading answer = py::make_tuple(keys, waits, all, bytes);
+        entries_.reserve(entries_.size() + k);
+        for (std::size_t i = 0; i < k; ++i) {
+            if (PySet_Add(known.ptr(), PyList_GET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i))) == 0) continue;
+            const py::error_already_set error;
+            while (i-- > 0) PySet_Discard(known.ptr(), PyList_GET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i)));
+            throw error;
         }
         std::move(read.begin(), read.end(), std::back_inserter(entries_));
-        return py::make_tuple(clients, waits, all, bytes);
+        return answer;
     }
 
     // The updates so far, which this object then forgets. A model that the caller has changed in form since `add`, for
@@ -249,7 +262,7 @@ class PlainUpdates {
         py::list clients(taken.size()), ys(taken.size()), changed;
         py::array_t<double> steps(k), examples(k), distances(k), scales(k);
         py::array_t<std::int8_t> sources(k);
-        py::array_t<std::int64_t> starts(k);
+        py::array_t<std::int64_t> starts(k), orders(k);
         for (py::ssize_t i = 0; i < k; ++i) {
             const Entry& one = taken[static_cast<std::size_t>(i)];
             if (!is_unchanged(one)) changed.append(i);
@@ -262,8 +275,9 @@ class PlainUpdates {
             distances.mutable_data()[i] = one.distance;
             scales.mutable_data()[i] = 1 / one.distance;
             starts.mutable_data()[i] = one.start;
+            orders.mutable_data()[i] = one.order;
         }
-        return py::make_tuple(clients, ys, steps, examples, sources, distances, scales, starts, changed);
+        return py::make_tuple(clients, ys, steps, examples, sources, distances, scales, starts, orders, changed);
     }
 
   private:
@@ -273,7 +287,7 @@ class PlainUpdates {
         py::object vector;
         const void* data;
         double steps, examples, distance;  // NaN for a missing number of examples
-        std::int64_t start;
+        std::int64_t start, order;
     };
 
     static bool has(const Clients& set, const py::object& client) {
@@ -335,7 +349,7 @@ class PlainUpdates {
         out.data = array_proxy(out.vector.ptr())->data;
         const auto* const data = static_cast<const float*>(out.data);
         for (const auto& [start, stop] : nonnegative_)
-            if (std::any_of(data + start, data + stop, [](float element) { return element < 0; })) return -1;
+            if (std::any_of(data + start, data + stop, is_negative)) return -1;
         return bytes;
     }
 
@@ -348,7 +362,8 @@ class PlainUpdates {
         std::int64_t bytes = 0;
         for (const Part& part : parts_) {
             PyObject* const tensor = PyDict_GetItemWithError(model, part.name.ptr());
-            if (tensor == nullptr) {
+            if (tensor == nullptr) {  // or comparing the dict's keys failed
+                if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) throw py::error_already_set();
                 PyErr_Clear();
                 return -1;
             }
@@ -394,7 +409,8 @@ void bind_plain_updates(py::module_& module) {
              py::arg("type"), py::arg("index"), py::arg("n"), py::arg("limits"), py::arg("nonnegative"),
              py::arg("parts"), py::arg("copied"), py::arg("may_hold"), py::arg("owns"))
         .def("__len__", &PlainUpdates::size)
-        .def("add", &PlainUpdates::add, py::arg("updates"), py::arg("known"), py::arg("others"), py::arg("examples"))
+        .def("add", &PlainUpdates::add, py::arg("updates"), py::arg("known"), py::arg("others"), py::arg("examples"),
+             py::arg("first"))
         .def("take", &PlainUpdates::take);
 }
 

@@ -314,6 +314,13 @@ bool is_of_torch(py::handle object) {
     return is("torch") || is("torch.nn.parameter");
 }
 
+// A name of torch, or null before it is imported.
+py::object of_torch(const char* name) {
+    static PyObject* const torch = PyUnicode_InternFromString("torch");
+    const auto module = py::reinterpret_steal<py::object>(PyImport_GetModule(torch));
+    return module ? py::object(module.attr(name)) : module;
+}
+
 // A NumPy array over a tensor's memory, or null. `bits`: as int16. `kept`: the memory lives as long as the array.
 py::object numpy_of_torch(py::handle tensor, bool bits, bool kept) {
     static PyObject *const requires_grad = PyUnicode_InternFromString("requires_grad"),
@@ -322,7 +329,7 @@ py::object numpy_of_torch(py::handle tensor, bool bits, bool kept) {
                            *const view = PyUnicode_InternFromString("view");
     auto plain = py::reinterpret_borrow<py::object>(tensor);
     if (kept || !py::object(tensor.attr(requires_grad)).is(py::bool_(false))) plain = call(tensor, detach);
-    if (bits) plain = plain.attr(view)(py::module_::import("torch").attr("int16"));
+    if (bits) plain = plain.attr(view)(of_torch("int16"));
     const py::object found = call(plain, numpy);
     if (!py::isinstance<py::array>(found)) return {};
     const auto array = py::reinterpret_borrow<py::array>(found);
@@ -344,8 +351,8 @@ py::object bits_of_torch(py::handle tensor) {
     static PyObject* const dtype = PyUnicode_InternFromString("dtype");
     try {
         if (!is_of_torch(tensor)) return {};
-        static const PyObject* const brain = py::object(py::module_::import("torch").attr("bfloat16")).release().ptr();
-        return py::object(tensor.attr(dtype)).ptr() == brain ? numpy_of_torch(tensor, true, false) : py::object();
+        const py::object brain = of_torch("bfloat16");
+        return brain && py::object(tensor.attr(dtype)).is(brain) ? numpy_of_torch(tensor, true, false) : py::object();
     } catch (const py::error_already_set& error) {  // for example a tensor whose last axis is strided
         if (!error.matches(PyExc_Exception)) throw;
         return {};

@@ -167,7 +167,7 @@ class ForgetRemoved(Change):
         if IDS in norms:
             norms = {**norms, IDS: CountedIds.of(now.round_number, norms[IDS][:, :0])}
         after = now._replace(population=now.population.without_names(), norms=norms)
-        return after, {"what": "an erasure of removed clients' ids"}
+        return after, {"what": "an erasure of removed clients' and updates' ids"}
 
 
 @dataclass(frozen=True, eq=False)

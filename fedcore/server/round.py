@@ -234,7 +234,6 @@ class Round(OpenRound):
         self._arrivals = 0  # the order of the next valid update
         self.newcomers: NewClients = ()
         self._plain: Any = None  # a ``core.PlainUpdates`` of held updates, if the server takes them
-        self._first_plain = 0  # its first update in the order of arrival
         self._held: list[UpdateBatch] = []  # before these
         self._undecided: list[UpdateBatch] = []
         self._folded: list[UpdateBatch] = []
@@ -253,12 +252,15 @@ class Round(OpenRound):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy without the open updates, which belong to this round."""
-        self._read_plain()
-        plain, self._plain = self._plain, None
-        try:
-            round = super().__deepcopy__(memo)
-        finally:
-            self._plain = plain
+        with self._turn:
+            if self._inside.locked():
+                raise RoundError("round: it cannot be copied during a call")
+            self._read_plain()
+            plain, self._plain = self._plain, None
+            try:
+                round = super().__deepcopy__(memo)
+            finally:
+                self._plain = plain
         round._begun = {}
         if self.is_open:
             round._plain = round._reader.plain_updates(may_hold=self._may_hold)
@@ -466,13 +468,17 @@ class Round(OpenRound):
         """
         began, listed = time.perf_counter(), updates if type(updates) is list else list(updates)
         self._require_open()
-        replies = self._add_plain(listed) or self._add_new(listed)
-        if replies is None:
+        try:
+            if (replies := self._add_plain(listed) or self._add_new(listed)) is not None:
+                return replies
+            if len(listed) == 1:
+                return self._add_one(listed)
             ways = self._add_plain, self._add_new, self._add_one
-            replies = [reply for one in listed for reply in next(filter(None, (way([one]) for way in ways)))]
-        self._note_arrivals()
-        self._seconds += time.perf_counter() - began
-        return replies
+            return [reply for one in listed for reply in next(filter(None, (way([one]) for way in ways)))]
+        finally:
+            if self.is_open:
+                self._note_arrivals()
+            self._seconds += time.perf_counter() - began
 
     @ieee
     @one_call
@@ -839,34 +845,33 @@ class Round(OpenRound):
         """Add updates and return the replies, if all are flat float32 models; else return None."""
         if self._plain is None or self._journal is not None:
             return None
-        before, reading, found = len(self._rejected), begin("read", self._state), None
+        before, reading, found, held = len(self._rejected), begin("read", self._state), None, len(self._plain)
         examples = ANY_EXAMPLES  # by claims, all updates of a round must have examples, or none
         if self._by_claims:
             examples = int(self._has_examples) if self._known or self._summed else SAME_EXAMPLES
         try:
-            found = self._plain.add(updates, self._known, self._summed, examples)
+            found = self._plain.add(updates, self._known, self._summed, examples, self._arrivals)
+            if found is None:
+                return None
+            keys, waits, have, bytes = found
+            self._arrivals += len(keys)
+            self._bytes += bytes
+            if self._by_claims:
+                self._has_examples = have
+        except BaseException:
+            if len(self._plain) > held:  # an interrupt after the native call: the round has not noted these updates
+                self._abort()
+            raise
         finally:
             if reading:
                 reading.end((), counts=found is not None)
-        if found is None:
-            return None
-        clients, waits, have, bytes = found
-        if self._by_claims:
-            self._has_examples = have
-        if len(self._plain) == len(clients):
-            self._first_plain = self._arrivals
-        first, self._arrivals = self._arrivals, self._arrivals + len(clients)
-        self._bytes += bytes
-        keys = clients
-        if self._settings.repeats:
-            self._known.update(keys := list(enumerate(clients, first)))
         if waits and len(self._plain) + sum(map(len, self._held)) < self._most_plain:
             return [HELD] * len(keys)
         self._read_plain()
         if self._keeps_vectors and self._held:
             self._own(self._held[-1], is_safe=waits)
         self._fold_held()
-        return self._replies(keys, clients, before)
+        return self._replies(keys, [update.client for update in updates], before)
 
     def _add_new(self, updates: list[Update]) -> list[Reply] | None:
         """Add updates as ``_add_plain``, if all have ids that are new; else return None."""
@@ -882,13 +887,14 @@ class Round(OpenRound):
         are_new = are_new and all(is_integer(update.round, self._ids.first) for update in updates)
         if not are_new or any(self._ids.has(id, self._known) for id in ids):
             return None
-        for id, key in zip(ids, keys, strict=True):
-            self._ids.note(id, key)
-        replies = self._add_plain([update._replace(update_id=None) for update in updates])
-        if replies is None:
+        try:
+            for id, key in zip(ids, keys, strict=True):
+                self._ids.note(id, key)
+            return self._add_plain([update._replace(update_id=None) for update in updates])
+        finally:
             for key in keys:
-                self._ids.drop(key)
-        return replies
+                if key not in self._known:
+                    self._ids.drop(key)
 
     def _count_plain(self) -> int:
         return 0 if self._plain is None else len(self._plain)
@@ -900,11 +906,12 @@ class Round(OpenRound):
         try:
             columns = self._plain.take()
             batch, changed = self._reader.batch_of_columns(columns), columns[-1]
-            batch.orders = np.arange(self._first_plain, self._first_plain + len(batch))
             if changed:
                 keys = self._keys_of(batch)
-                self._known.difference_update(keys[i] for i in changed)
-                self._rejected += [(batch.clients[i], CHANGED) for i in changed]
+                for i in changed:
+                    self._known.discard(keys[i])
+                    self._ids.drop(keys[i])
+                    self._rejected.append((batch.clients[i], CHANGED))
                 batch = batch.chosen(np.delete(np.arange(len(batch)), changed))
             self._held.append(batch)
         except BaseException:  # an interrupt, say: these updates would be lost
@@ -1078,6 +1085,7 @@ class Round(OpenRound):
     def _release(self) -> None:
         """Drop the server's state, so that a closed round does not keep a store open."""
         self._weighing.close()
+        self._plain = None
         del self._state, self._reader
         for name in ("_partials", "_sum", "_validator"):  # a round that failed to begin has none
             self.__dict__.pop(name, None)

@@ -37,7 +37,7 @@ from fedcore.errors import (
 )
 from fedcore.kernels import ExactSum, Linear
 from fedcore.options import Compute, Settings
-from fedcore.profiling import span
+from fedcore.profiling import begin, span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import (
     Reducer,
@@ -304,6 +304,8 @@ class State:
     reader: type[UpdateReader] = UpdateReader
     compute = Compute()
     """Where the state is: here, in one part."""
+    defers_signals = True
+    """Whether a signal waits until a step is committed."""
 
     def __init__(
         self, settings: Settings, snapshot: Snapshot, store: ClientStore, reducer: Reducer | None = None
@@ -344,12 +346,6 @@ class State:
             made = [(state, *part(state)) for state, part in zip(self.states, parts, strict=True)]
             for state, after, facts in made:
                 state.become(after, state.round_number, facts)
-
-    @property
-    def defers_signals(self) -> bool:
-        """Whether a signal waits until a step is committed; else the commit is one assignment."""
-        store, settings = self.store, self.settings
-        return store.medium == "mmap" or settings.algorithm.keeps_rows or settings.audit or store.is_ahead
 
     @property
     def states(self) -> list["State"]:
@@ -718,8 +714,10 @@ class State:
         W: float = core.column_sum(0.0, batch.weights, None)
         if gamma is None or not W > 0:
             return None
-        with span("fold", None, (now.x, batch.vectors)):
-            A = self._sum.fold_at_once(batch)
+        read, folding = (now.x, batch.vectors), begin("fold")
+        A = self._sum.fold_at_once(batch)
+        if folding:
+            folding.end((*read, A))
         if A is None:
             return None
         x, v_of = model.vectors.get(), Linear(1 / W)

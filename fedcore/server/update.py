@@ -351,6 +351,7 @@ class CountedIds:
 
     def note(self, id: bytes, key: Any) -> None:
         """Note the id of an update that the round accepts with this entry of ``_known``."""
+        self.drop(key)
         self._keys[id], self._ids[key] = key, id
 
     def drop(self, key: Any) -> None:
@@ -402,11 +403,14 @@ def raises_fedcore_errors(read: Callable[P, R]) -> Callable[P, R]:
 
 
 @raises_fedcore_errors
-def read_vector(update: Update, layout: Layout, *, apart: bool, device: str = CPU) -> tuple[Any, bool]:
+def read_vector(
+    update: Update, layout: Layout, *, apart: bool, device: str = CPU, room: Callable[[], F32] | None = None
+) -> tuple[Any, bool]:
     """Return the vector of an update, and whether its memory is immutable.
 
-    If ``apart`` and y is a model of named tensors, the vector is a list of tensors in the layout's order. Vectors are
-    views of the client's memory unless that is unaligned, as a message's payload can be.
+    If ``apart`` and y is a model of named tensors, the vector is a list of tensors in the layout's order; else it is
+    one vector in new memory, or in that of ``room()``. Vectors are views of the client's memory unless that is
+    unaligned, as a message's payload can be.
     """
     kind, y = update.kind, update.value
     n = layout.n_parameters if kind == "gradient" else layout.n
@@ -414,7 +418,7 @@ def read_vector(update: Update, layout: Layout, *, apart: bool, device: str = CP
     vector = as_vector(kind, y, n, one_tensor, device=device)
     if vector is None:
         if not apart:
-            return layout.flatten(y, empty(layout.n, device=device)), True
+            return layout.flatten(y, empty(layout.n, device=device) if room is None else room()), True
         pieces = layout.pieces(y, device=device)
         is_in_files = isinstance(y, Safetensors) and isinstance(device, FileMemory)
         return pieces, is_in_files or core.are_immutable(pieces)

@@ -590,11 +590,12 @@ def weight_of(weights: Weights, update: Update, client: ClientId) -> float:
 # The updates as the round sums them.
 
 
+Column: TypeAlias = npt.NDArray[np.int64]
 PlainColumns: TypeAlias = tuple[
-    list[ClientId], list[Any], F64, F64, npt.NDArray[np.int8], F64, F64, npt.NDArray[np.int64], list[int]
+    list[ClientId], list[Any], F64, F64, npt.NDArray[np.int8], F64, F64, Column, Column, list[int]
 ]
 """The columns of ``core.PlainUpdates.take``: clients, ys, steps, examples, sources, eta_i K_i, 1 / (eta_i K_i), start
-rounds, and the indices of changed updates."""
+rounds, orders, and the indices of changed updates."""
 UNNAMED = -2
 """The round of an update that must name it, for ``core.PlainUpdates``."""
 
@@ -615,8 +616,13 @@ def batch_of(clients: list[ClientId], vectors: list[Any], **columns: Any) -> Upd
     """Return a batch with these columns; others may have their usual values."""
     k = len(clients)
     has_buffers, ones, zeros = usual(k)
-    others: dict[str, Any] = {"has_buffers": has_buffers, "controls": [None] * k, "digests": [None] * k}
-    return UpdateBatch(clients=clients, vectors=vectors, factors=ones, orders=zeros, **(others | columns))
+    others: dict[str, Any] = {
+        "has_buffers": has_buffers,
+        "controls": [None] * k,
+        "digests": [None] * k,
+        "orders": zeros,
+    }
+    return UpdateBatch(clients=clients, vectors=vectors, factors=ones, **(others | columns))
 
 
 class UpdateReader:
@@ -698,7 +704,7 @@ class UpdateReader:
 
     def batch_of_columns(self, columns: PlainColumns) -> UpdateBatch:
         """Return the updates of ``core.PlainUpdates.take`` as a batch."""
-        clients, ys, steps, examples, sources, distances, scales, starts, _ = columns
+        clients, ys, steps, examples, sources, distances, scales, starts, orders, _ = columns
         k, number = len(clients), self._state.snapshot.round_number
         _, ones, _ = usual(k)
         if self._settings.policy.buffer is None:
@@ -716,6 +722,7 @@ class UpdateReader:
             scales=ones if self._settings.averages_models else scales,
             sources=sources,
             starts=starts,
+            orders=orders,
         )
 
     def plain_updates(self, *, may_hold: bool) -> Any:
@@ -736,7 +743,7 @@ class UpdateReader:
         of_lr = limits.max_client_lr is not None, limits.max_client_lr or self._lr
         numbers = self._lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, settings.repeats
         form = settings.layout.n, numbers, state.buffers.ranges, settings.layout.parts
-        copied = settings.layout.n * 4 * settings.copies_models
+        copied = 4 * settings.layout.n * (settings.copies_models and state.upload is None)
         return core.PlainUpdates(Update, state.registry.index, *form, copied, may_hold, state.update_buffers.owns)
 
     def check_buffers(self, y: Any, kind: Kind, started: int) -> None:
@@ -770,8 +777,10 @@ class UpdateReader:
         # A quantised row cannot be cut at every element, because several elements share a scale.
         settings = self._settings
         is_cut = not settings.algorithm.keeps_rows or self._state.store.codec == "f32"
-        apart = is_cut and not settings.copies_models
-        return read_vector(update, settings.layout, apart=apart, device=settings.device)
+        apart, room = is_cut and not settings.copies_models, None
+        if settings.copies_models:
+            room = self._state.update_buffers.get
+        return read_vector(update, settings.layout, apart=apart, device=settings.device, room=room)
 
     def _read_counters(self, update: Update) -> Counters:
         return read_counters(update, self._settings.layout)

@@ -29,7 +29,7 @@ def reader(module, rounds=(0, -1, 0), repeats=False, nonnegative=(), copied=0, m
 def added(module, updates, known=(), examples=-1, **options):
     """What a new reader answers to these updates, and its columns."""
     plain = reader(module, **options)
-    answer = plain.add(updates, set(known), set(), examples)
+    answer = plain.add(updates, set(known), set(), examples, 0)
     return answer, plain.take() if answer else None
 
 
@@ -121,10 +121,21 @@ def test_torch_tensors_are_plain_if_numpy_can_read_them():
             assert added(module, [Update(0, plain, 2), Update(1, y, 2)])[0] is None
 
 
+def test_a_subnormal_number_is_negative_in_every_mode():
+    torch, y = pytest.importorskip("torch"), np.float32([-1e-40, 0, 0])
+    for flushes in (True, False):
+        torch.set_flush_denormal(flushes)
+        try:
+            found, _ = added(core, [Update(1, y, 2)], nonnegative=[(0, 1)], may_hold=True)
+        finally:
+            torch.set_flush_denormal(False)
+        assert found is None
+
+
 def test_a_tensor_that_got_other_memory_is_listed_as_changed():
     torch = pytest.importorskip("torch")
     same, other, plain = torch.ones(3), torch.ones(3), reader(core, may_hold=True)
-    assert plain.add([Update(0, same, 2), Update(1, other, 2)], set(), set(), -1) is not None
+    assert plain.add([Update(0, same, 2), Update(1, other, 2)], set(), set(), -1, 0) is not None
     other.data = torch.zeros(3)
     _, [_, view], *_, changed = plain.take()
     assert (changed, view.tolist(), len(plain)) == ([1], [1, 1, 1], 0)
@@ -177,13 +188,13 @@ ANY = st.fixed_dictionaries(
 def test_it_reads_and_holds_like_the_oracle(batches, examples, options):
     native, expected = (reader(module, **options) for module in MODULES)
     known = {native: {2}, expected: {2}}
-    for batch in batches:
+    for first, batch in enumerate(batches):
         made = [
             Update(one["client"], FORMS[one["form"]](np.float32(one["numbers"])), one["steps"], one["examples"],
                    keep=one["keep"])
             for one in batch
         ]  # fmt: skip
-        answers = [plain.add(made, known[plain], set(), examples) for plain in (native, expected)]
+        answers = [plain.add(made, known[plain], set(), examples, first) for plain in (native, expected)]
         assert answers[0] == answers[1]
         assert known[native] == known[expected]
     assert len(native) == len(expected)

@@ -92,9 +92,9 @@ class PlainUpdates:
     def __len__(self):
         return len(self._entries)
 
-    def add(self, updates, known, others, examples):
-        """Add all updates and return the clients, whether all vectors may wait, all have examples, and the bytes; or
-        return None, without a change, if one is unusual."""
+    def add(self, updates, known, others, examples, first):
+        """Add all updates; return their entries of ``known``, whether all vectors may wait and all have examples, and
+        the bytes. Or return None, without a change, if one is unusual."""
         read = [self._claims(one) if one.__class__ is self._type and _is_plain(one) else None for one in updates]
         models = [self._model(one) if claims else None for one, claims in zip(updates, read, strict=True)]
         if not updates or None in read or any(model is None for model in models):
@@ -104,20 +104,30 @@ class PlainUpdates:
             return None
         if {1: not all(counted), 0: any(counted), 2: any(counted) and not all(counted)}.get(examples, False):
             return None
-        known.update([] if self._repeats else clients)
+        orders = range(first, first + len(clients))
+        keys = list(zip(orders, clients, strict=True)) if self._repeats else clients
+        known.update(keys)
+        read = [(*claims, order) for claims, order in zip(read, orders, strict=True)]
         self._entries += [(*claims, *model[:2]) for claims, model in zip(read, models, strict=True)]
         waits = all(model[2] for model in models)
-        return clients, waits, all(counted), sum(model[3] for model in models)
+        return keys, waits, all(counted), sum(model[3] for model in models)
 
     def take(self):
         """Return the columns, and forget the updates."""
         entries, self._entries = self._entries, []
-        clients, steps, examples, distances, starts, vectors, sources = zip(*entries, strict=True)
+        clients, steps, examples, distances, starts, orders, vectors, sources = zip(*entries, strict=True)
         changed = [i for i, one in enumerate(sources) if one is not None and _plain_model(one, self._n) is None]
         counted = np.array([one is not None for one in examples], np.int8)
         filled = np.array([1.0 if one is None else one for one in examples])
         rates = np.array(distances, float), 1 / np.array(distances, float)
-        columns = np.array(steps, float), filled, counted, *rates, np.array(starts, np.int64)
+        columns = (
+            np.array(steps, float),
+            filled,
+            counted,
+            *rates,
+            np.array(starts, np.int64),
+            np.array(orders, np.int64),
+        )
         return list(clients), list(vectors), *columns, changed
 
     def _claims(self, update):

@@ -76,8 +76,8 @@ def plain_updates(type):
 def test_objects_that_are_no_update_types():
     for named, items in ((int, [5]), (object, [object()]), (str, ["text"]), (7, [Update(0, ROW, 1)])):
         with pytest.raises(errors.ArrayError, match=r"^type\b"):
-            plain_updates(named).add(items, set(), set(), -1)
-    assert plain_updates(tuple).add([("too", "short")], set(), set(), -1) is None
+            plain_updates(named).add(items, set(), set(), -1, 0)
+    assert plain_updates(tuple).add([("too", "short")], set(), set(), -1, 0) is None
 
 
 def test_numbers_of_clients_below_zero():

@@ -175,7 +175,7 @@ def test_updates_are_read_during_additions_and_removals():
         for _ in range(CLIENTS // 4):
             limits = 0.1, 1e9, 1e9, False, 1e9, 0, 0, 0, False
             plain = core.PlainUpdates(fedcore.Update, registry.index, 4, limits, [], [], 0, False, lambda y: False)
-            plain.add(updates, set(), set(), -1)
+            plain.add(updates, set(), set(), -1, 0)
             clients, ys, *_ = plain.take()
             assert clients == list(range(16))
             assert [y[0] for y in ys] == clients

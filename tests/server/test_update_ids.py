@@ -206,6 +206,57 @@ def test_an_update_that_its_caller_has_changed_may_come_again():
         assert opened.add(0, y, steps=1, round=1, update_id=1).status == "rejected"  # as late, not as a copy
 
 
+def test_an_update_whose_push_is_interrupted_may_come_again():
+    """At each line that follows the native call, and before it."""
+    for count in range(1, 100):
+        server, lines = Server(np.zeros(1, np.float32), "FedAvg", N, lr=0.1, policy=BUFFER), iter(range(count))
+        first, *others = (Update(c, numbers(3), 1, round=0, update_id=7) for c in range(3))
+
+        def traced(frame, event, value, lines=lines):
+            inside = frame.f_code.co_qualname in ("Round._add_plain", "Round._add_new")
+            if inside and event == "line" and next(lines, None) is None:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return traced
+
+        sys.settrace(traced)
+        try:
+            server.push([first])
+        except KeyboardInterrupt:
+            pass
+        else:
+            break
+        finally:
+            sys.settrace(None)
+        server.push([first])
+        [report] = server.push(others)
+        assert (report.accepted, report.rejected, server.x.tolist()) == ((0, 1, 2), (), [3])
+    assert count > 10
+
+
+def test_a_changed_update_takes_its_own_id_with_it():
+    with Server(np.zeros(4, np.float32), "FedAvg", 2, lr=0.1, policy=LATE).open_round() as opened:
+        opened.add(0, y := np.ones(4, np.float32), steps=1, round=0, update_id=1, keep=True)
+        y.shape = 2, 2
+        for id in (2, 1):  # the second one is rejected: the round has an update of the client
+            reply = opened.add(0, np.ones(4, np.float32), steps=1, round=0, update_id=id)
+            assert reply.status == {2: "accepted", 1: "rejected"}[id]
+
+
+def test_a_journal_with_gaps_gives_each_update_its_own_order(tmp_path):
+    server = made("buffer, journal", tmp_path / "s")
+    opened, good = server.open_buffer(), {"w": np.ones(6, np.float32), "b": np.ones(2, np.float32)}
+    bad = good | {"b": np.float32([np.nan, 1])}
+    for client, y in enumerate([good, bad, good, bad]):
+        opened.add(client, y, steps=1, round=0, update_id=1, keep=client > 1)
+    opened.abort(keep=True)
+    server.close()
+    with Server.load(tmp_path / "s") as server:
+        opened = server.open_buffer()
+        opened.add(3, good, steps=1, round=0, update_id=1)
+        assert opened.finish().accepted == (0, 2, 3)
+
+
 def test_a_longer_staleness_counts_no_copy_of_forgotten_rounds():
     server = Server(numbers(0), FedAsync(0.5), 2, lr=0.1, policy=RoundPolicy(buffer=1, max_staleness=1))
     updates = [Update(0, numbers(4), 1, round=t, update_id=t) for t in range(5)]
