@@ -95,6 +95,55 @@ class CopyStream:
 class PinnedArray:
     def __init__(self, array: typing.Any, device: typing.SupportsInt | typing.SupportsIndex = 0) -> None: ...
 
+class PlainUpdates:
+    def __init__(
+        self,
+        type: typing.Any,
+        index: typing.Any,
+        n: typing.SupportsInt | typing.SupportsIndex,
+        limits: tuple[
+            typing.SupportsFloat | typing.SupportsIndex,
+            typing.SupportsFloat | typing.SupportsIndex,
+            typing.SupportsFloat | typing.SupportsIndex,
+            bool,
+            typing.SupportsFloat | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            bool,
+        ],
+        nonnegative: collections.abc.Sequence[
+            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+        ],
+        parts: list[typing.Any],
+        copied: typing.SupportsInt | typing.SupportsIndex,
+        may_hold: bool,
+        owns: typing.Any,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def add(
+        self,
+        updates: typing.Any,
+        known: set[typing.Any],
+        others: set[typing.Any],
+        examples: typing.SupportsInt | typing.SupportsIndex,
+        first: typing.SupportsInt | typing.SupportsIndex,
+    ) -> tuple[list[typing.Any], bool, bool, int] | None: ...
+    def take(
+        self,
+    ) -> tuple[
+        list[typing.Any],
+        list[typing.Any],
+        numpy.typing.NDArray[numpy.float64],
+        numpy.typing.NDArray[numpy.float64],
+        numpy.typing.NDArray[numpy.int8],
+        numpy.typing.NDArray[numpy.float64],
+        numpy.typing.NDArray[numpy.float64],
+        numpy.typing.NDArray[numpy.int64],
+        numpy.typing.NDArray[numpy.int64],
+        list[int],
+    ]: ...
+
 def accumulate(
     acc: typing.Any,
     bases: typing.Any,
@@ -147,7 +196,6 @@ def column_sum(total: typing.SupportsFloat | typing.SupportsIndex, column: typin
 def combine(terms: typing.Any, coefficients: typing.Any, out: typing.Any) -> None: ...
 def combine_exact(terms: typing.Any, coefficients: typing.Any, out: typing.Any) -> bool: ...
 def combined_square(terms: typing.Any, coefficients: typing.Any, partials: typing.Any) -> float: ...
-def copy_measured(source: numpy.typing.NDArray[typing.Any], out: numpy.ndarray) -> float: ...
 def count_bytes(bytes: typing.SupportsInt | typing.SupportsIndex) -> None: ...
 def cuda_devices() -> list[tuple[str, int, int]]: ...
 def cuda_reason() -> str | None: ...
@@ -251,31 +299,6 @@ def read_npy(
     datas: typing.Any, heads: typing.Any, shapes: typing.Any
 ) -> list[numpy.typing.NDArray[typing.Any]] | None: ...
 def read_plain_tensors(tensors: typing.Any, shapes: typing.Any) -> list[numpy.typing.NDArray[typing.Any]] | None: ...
-def read_plain_updates(
-    updates: typing.Any,
-    type: typing.Any,
-    index: ClientIndex,
-    n: typing.SupportsInt | typing.SupportsIndex,
-    lr: typing.SupportsFloat | typing.SupportsIndex,
-    max_steps: typing.SupportsFloat | typing.SupportsIndex,
-    max_examples: typing.SupportsFloat | typing.SupportsIndex,
-    own_rates: bool,
-    max_lr: typing.SupportsFloat | typing.SupportsIndex,
-    oldest: typing.SupportsInt | typing.SupportsIndex = 0,
-    newest: typing.SupportsInt | typing.SupportsIndex = -1,
-    absent: typing.SupportsInt | typing.SupportsIndex = 0,
-    repeats: bool = False,
-) -> (
-    tuple[
-        list[typing.Any],
-        list[typing.Any],
-        numpy.typing.NDArray[numpy.float64],
-        numpy.typing.NDArray[numpy.float64],
-        numpy.typing.NDArray[numpy.float64],
-        numpy.typing.NDArray[numpy.int64],
-    ]
-    | None
-): ...
 def resident_limit() -> int: ...
 def server_step(
     sum: typing.Any,

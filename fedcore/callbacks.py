@@ -98,7 +98,7 @@ class Callback(ABC):
         """
         from fedcore.sim.experiment.results import begun_runs, read_folder
 
-        folder = absolute(folder)
+        folder = absolute(folder, "folder")
         for run in begun_runs(folder):
             below = run.relative_to(folder).as_posix()
             for record in read_folder(run):
@@ -178,7 +178,7 @@ class TensorBoard(_Runs):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         _require(self, "tensorboard", "tensorboard")
         super().__init__()
-        self._folder = absolute(folder)
+        self._folder = absolute(folder, "folder")
         self._writers: list[Any] = []
 
     def _open(self, run: str, about: Mapping[str, str]) -> tuple[Log, Close]:

@@ -22,15 +22,7 @@ from fedcore.algorithms.rates import Constant, Rate, as_rate, rate_at
 from fedcore.arrays import CPU, F64, device_named
 from fedcore.errors import CheckpointError, RangeError, UnknownNameError
 from fedcore.model import Layout
-from fedcore.rules import (
-    CapExamples,
-    CapSteps,
-    Chain,
-    ClipToMedian,
-    Mean,
-    RejectLong,
-    Rule,
-)
+from fedcore.rules import CapExamples, CapSteps, Chain, ClipToMedian, Mean, RejectLong, Rule
 from fedcore.rules.norms import RatioRule
 from fedcore.store.commits import Durability, Medium
 from fedcore.validation import Registry, absolute, check_integer, check_number
@@ -38,8 +30,10 @@ from fedcore.validation import Registry, absolute, check_integer, check_number
 Accumulator = Literal["float32", "float64", "exact"]
 """The precision of a round's sums."""
 
-BATCH, BATCH_BYTES = 8, 1 << 20
+BATCH, BATCH_BYTES = 8, 1 << 22
 """The default of ``batch_size``: ``BATCH`` updates, or more if they fit into ``BATCH_BYTES``."""
+SMALL = 1 << 18
+"""The most bytes of a model that a round copies to hold it."""
 MOST_CLIENT_LR = 100.0
 ROUNDING = 1e-9
 """A number of clients is rounded up, unless it is at most this much above an integer: 1.1 x 10 is 11."""
@@ -91,12 +85,12 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "max_client_lr": lambda name, value: check_number(name, value, "(0, inf)"),
     "signed_buffers": _patterns,
     "max_open": _integer(1),
-    "path": lambda _, path: str(absolute(path)),
+    "path": lambda name, path: str(absolute(path, name)),
     "medium": _one_of(get_args(Medium)),
     "durability": _one_of(get_args(Durability)),
     "cached_rows": _integer(0),
     "resident": _integer(1),
-    "folders": lambda _, paths: tuple(str(absolute(path)) for path in paths),
+    "folders": lambda name, paths: tuple(str(absolute(path, name)) for path in paths),
     "device": lambda _, device: device_named(device),
     "accumulator": _one_of(get_args(Accumulator)),
     "batch_size": _integer(1),
@@ -241,13 +235,13 @@ class Storage(Options):
         return "round" if self.durability in (None, "checkpoint") else self.durability
 
     @classmethod
-    def of(cls, storage: "Storage | str | os.PathLike[str] | None") -> "Storage":
+    def of(cls, storage: "Storage | str | os.PathLike[str] | None", name: str = "storage") -> "Storage":
         """Return the storage that the argument describes; a path stands for ``Storage(path)``."""
         if isinstance(storage, Storage):
             return storage
         if isinstance(storage, str) and (storage in ("ram", "cuda") or storage.startswith("mmap:")):
-            raise RangeError(f"storage={storage!r}: pass the path of a folder, or Storage(path=..., medium=...)")
-        return cls(storage)
+            raise RangeError(f"{name}={storage!r}: pass the path of a folder, or Storage(path=..., medium=...)")
+        return cls(None if storage is None else absolute(storage, name))
 
 
 @dataclass(frozen=True)
@@ -261,12 +255,13 @@ class Compute(Options):
             rows (MIFA, MimiC, SCAFFOLD) use at least float64. Exact sums are integers on a grid of 2^-60: their bits do
             not depend on the order of updates, totals do not drift, and a removed client leaves no trace. The norm of
             an update must then be below 2^39 and 2^50 / N. Default: "float32".
-        batch_size: how many updates a round may hold to fold them in one pass. Default: 8, or more if they fit into 1
+        batch_size: how many updates a round may hold to fold them in one pass. Default: 8, or more if they fit into 4
             MiB.
         diagnostics: whether reports have ``diversity`` and ``correction_norm`` even if this must read rows.
         shards: the number of parts into which the model and the rows are cut; the bits stay the same. Default: 1. When
             loading: as saved.
-        executor: where shards run; ``fedcore.cluster.OnRay()`` for Ray. Default: in threads of this process.
+        executor: where shards run, a ``fedcore.cluster.Placement``: ``OnRay()`` for Ray. Default: in threads of this
+            process.
 
     Raises:
         DeviceError: the device or its driver is missing.
@@ -505,8 +500,13 @@ class Settings:
         return self.accumulator == "exact"
 
     @cached_property
+    def copies_models(self) -> bool:
+        """Whether rounds copy models, as vectors, to hold them: small ones that no rule may reject later."""
+        return 4 * self.layout.n <= SMALL and self.limits.max_norm is None and self.rules.is_plain
+
+    @cached_property
     def steps_by_mean(self) -> bool:
-        """Whether a round only moves x along the weighted mean of h; updates have no buffers, rows or controls."""
+        """Whether a round only moves x along the weighted mean of h, and no rule can reject a finite update."""
         algorithm, layout, kind = self.algorithm, self.layout, type(self.algorithm)
         members = ("step", "weigh", "weighs_claims", "moves", "sums", "hides_mean")  # a subclass may override them
         return (
@@ -515,10 +515,12 @@ class Settings:
             and (algorithm.row, algorithm.adds) == (NOTHING, H)
             and algorithm.direction == replace(Direction(), mu=algorithm.direction.mu)
             and not (algorithm.keeps_total or algorithm.sums_changes or algorithm.needs_shares)
-            and not (layout.narrow or layout.n > layout.n_parameters)
+            and not (layout.narrow or layout.n > layout.n_parameters or self.is_exact or self.audit)
             and self.optimizer is None
             and not self.max_staleness
             and (self.averages_models or self.server_lr is not None)
+            and self.rules.is_plain
+            and self.limits.max_norm is None
         )
 
     @cached_property
@@ -596,7 +598,7 @@ class Settings:
 
     def to_state(self, round: int = 0) -> dict[str, Any]:
         """Return the settings before a round as JSON, with the keys of the folder format."""
-        listed = [describe("rule", rule) for rule in self.rules if not isinstance(rule, Mean)]
+        listed = [describe("aggregation", rule) for rule in self.rules if not isinstance(rule, Mean)]
         rates = {what: next_rate(what, getattr(self, what), round) for what in RATES}
         waiting = {name: value for name, value in _unusual(self.policy).items() if name != "max_staleness"}
         optional = {"rules": listed, "policy": waiting}
@@ -618,15 +620,15 @@ class Settings:
     ) -> "Settings":
         """Return the settings that this or an older version of ``to_state`` described.
 
-        ``given`` has the caller's "algorithm", "lr", "server_lr" and "optimizer", or None. A rate is used only if the
-        saved rate is the user's code. ``compute`` replaces saved options unless they are None.
+        ``given`` has the caller's objects; see ``checked_objects``. A rate or rule is used only if the saved one is the
+        user's code. ``compute`` replaces saved options unless they are None.
         """
         compute = compute or Compute()
-        described = {what: state[what] for what in given}
+        described = {what: state[what] for what in DESCRIBED}
         described["algorithm"] = _with_history(described["algorithm"], state.get("history_rounds"))
         objects: dict[str, Any] = {
             what: _saved_rate(what, state, given[what]) if what in RATES else revive(what, described[what], given[what])
-            for what in given
+            for what in DESCRIBED
         }
         check_table(objects["algorithm"])
         # The oldest folders have diagnostics under a different key, or not at all, and no audits.
@@ -634,7 +636,7 @@ class Settings:
         values |= {name: state[key] for key, name in KEYS.items() if key in state}
         overrides = {name: getattr(compute, name) for name in ("batch_size", "diagnostics", "device")}
         values |= {name: value for name, value in overrides.items() if value is not None}
-        limits, rules = limits_from_state(state)
+        limits, rules = limits_from_state(state, given.get("aggregation"))
         policy = as_policy({"max_staleness": values.pop("max_staleness", 0), **state.get("policy", {})})
         settings = cls(
             **objects,
@@ -694,8 +696,11 @@ def limits_to_state(limits: Limits, rules: Chain) -> dict[str, Any]:
     }
 
 
-def limits_from_state(state: Mapping[str, Any]) -> tuple[Limits, Chain]:
-    """Return the limits and the chain of a folder; older folders lack norms and cap steps."""
+def limits_from_state(state: Mapping[str, Any], given: Chain | None = None) -> tuple[Limits, Chain]:
+    """Return the limits and the chain of a folder; older folders lack norms and cap steps.
+
+    The rules of a given chain replace saved rules of the same classes that cannot be found by name.
+    """
     saved = {"steps_ratio": 10.0, **state["limits"]}
     limits = Limits(
         **{name: saved[key] for key, name in LIMIT_KEYS.items() if key not in NEWER or key in saved},
@@ -706,7 +711,7 @@ def limits_from_state(state: Mapping[str, Any]) -> tuple[Limits, Chain]:
         signed = ()  # an older folder lists only the buffers that its patterns, which are not the default, leave
     limits = limits if signed is None else replace(limits, signed_buffers=signed)
     if "rules" in state:
-        return limits, Chain.of([revive("rule", rule, None) for rule in state["rules"]])
+        return limits, Chain.of([_saved_rule(rule, given) for rule in state["rules"]])
     rules: list[Rule] = [kind(saved[key]) for key, kind in RATIO_KEYS.items() if saved.get(key) is not None]
     return limits, Chain((*rules, *([ClipToMedian()] if saved.get("clips") else []), Mean()))
 
@@ -723,6 +728,7 @@ def checked_objects(
     lr: float | Rate | None,
     server_lr: float | Rate | None,
     optimizer: Optimizer | str | None,
+    aggregation: Any,
 ) -> dict[str, Any]:
     """Return the objects that the caller of ``Server.load`` passes, checked before the folder is read."""
     algorithm = algorithms.named(algorithm) if isinstance(algorithm, str) else algorithm
@@ -731,7 +737,8 @@ def checked_objects(
     rates = {"lr": lr, "server_lr": server_lr}
     checked = {what: None if rate is None else as_rate(rate) for what, rate in rates.items()}
     require_float32(checked["lr"])
-    return {"algorithm": algorithm, **checked, "optimizer": optimizers.as_optimizer(optimizer)}
+    chain = None if aggregation is None else Chain.of(aggregation)
+    return {"algorithm": algorithm, **checked, "optimizer": optimizers.as_optimizer(optimizer), "aggregation": chain}
 
 
 def require_float32(lr: Rate | None) -> None:
@@ -754,6 +761,15 @@ def _saved_rate(what: str, state: Mapping[str, Any], given: Rate | None) -> Rate
     return rate
 
 
+def _saved_rule(saved: Mapping[str, Any], given: Chain | None) -> Any:
+    """Return the saved rule, or the given one of its class if the saved rule cannot be found."""
+    try:
+        return revive("aggregation", saved, None)
+    except CheckpointError:
+        own = [rule for rule in given or () if type(rule).__qualname__ == saved.get("class")]
+        return revive("aggregation", saved, own[0] if own else None)
+
+
 # Descriptions of objects in a folder: their names and options.
 
 
@@ -764,10 +780,10 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "optimizer": optimizers.REGISTRY,
     "lr": rates.REGISTRY,
     "server_lr": rates.REGISTRY,
-    "rule": rules.REGISTRY,
+    "aggregation": rules.REGISTRY,
 }
 
-BY_MODULE = ("algorithm", "rule")
+BY_MODULE = ("algorithm", "aggregation")
 """Objects that may be found by ``module:Name``, since their class is checked. A rate can be any callable, and a folder
 may come from anyone, so a folder must not choose the function to call."""
 

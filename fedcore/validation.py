@@ -10,7 +10,7 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import Parameter, getdoc, isclass, signature
-from itertools import islice
+from itertools import chain, islice
 from numbers import Real
 from operator import index
 from pathlib import Path
@@ -135,12 +135,13 @@ class Checked:
     """The base class of frozen dataclasses that check their numeric options."""
 
     _intervals: ClassVar[tuple[tuple[Any, ...], ...]] = ()
-    """Each option with its interval, or its least and its greatest integer, and then other values: None or a text."""
+    """Its own options, each with its interval, or least and greatest integer, and other values: None or a text."""
     _converts: ClassVar[bool] = False
     """Whether the options become a float or an int."""
 
     def __post_init__(self) -> None:
-        for name, among, *others in self._intervals:
+        listed = (vars(kind).get("_intervals", ()) for kind in reversed(type(self).__mro__))
+        for name, among, *others in chain.from_iterable(listed):
             value, is_number = getattr(self, name), isinstance(among, str)
             if not isinstance(value, str | None) or value not in others:
                 checked = check_number(name, value, among) if is_number else check_integer(name, value, *among)
@@ -194,9 +195,8 @@ def rejection_reason(error: Exception) -> str:
     "update: cannot be read: KeyError: 'w'"
     """
     try:
-        if isinstance(error, FedcoreError):
-            return shorten(f"{error}")
-        return shorten(f"update: cannot be read: {type(error).__name__}: {error}")
+        kind = "" if isinstance(error, FedcoreError) else f"update: cannot be read: {type(error).__name__}: "
+        return shorten(f"{kind}{error}")
     except Exception:
         return f"update: cannot be read: {type(error).__name__:.100}"
 
@@ -249,17 +249,19 @@ def numbers(name: str, values: Any, dtype: type | None = None) -> npt.NDArray[An
         raise DtypeError(f"{name}: expected numbers: {error}") from None
 
 
-def expand_home(path: str | os.PathLike[str]) -> Path:
-    """Return a path with ``~`` expanded; raise RangeError if the home directory is unknown."""
+def expand_home(path: str | os.PathLike[str], name: str = "path") -> Path:
+    """Return a path with ``~`` expanded; raise RangeError if it is no path, or the home directory is unknown."""
+    if not isinstance(path, str | os.PathLike):
+        raise RangeError(f"{name}={short_repr(path)}: must be a path, a str or an os.PathLike[str]")
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):
-        raise RangeError(f"path={expanded!r}: the home directory of ~ is unknown; for a folder named ~ write ./~")
+        raise RangeError(f"{name}={expanded!r}: the home directory of ~ is unknown; for a folder named ~ write ./~")
     return Path(expanded)
 
 
-def absolute(path: str | os.PathLike[str]) -> Path:
+def absolute(path: str | os.PathLike[str], name: str = "path") -> Path:
     """Return the absolute path with ``~`` expanded; raise StoreError if the working directory was deleted."""
-    expanded = expand_home(path)
+    expanded = expand_home(path, name)
     try:
         return expanded.absolute()
     except FileNotFoundError:

@@ -50,6 +50,7 @@ def pytest_report_to_serializable():
 
 def pytest_configure(config):
     """Close a worker's channel in processes that a test forks: a worker that ends then fails the test that it runs."""
+    gc.disable()  # until the first test; collection would look through all objects many times
     channels = [p.channel for p in config.pluginmanager.get_plugins() if hasattr(p, "channel")]
     files = [file for each in channels for file in (each.gateway._io.infile, each.gateway._io.outfile)]
     os.register_at_fork(after_in_child=lambda: [os.close(files.pop().fileno()) for _ in range(len(files))])
@@ -95,6 +96,7 @@ def freeze_existing_objects():
 
     These are a million objects of torch and the tests.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -2,17 +2,20 @@
 
 import tracemalloc
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 
+import fedcore
+from fedcore.cluster import reshard
 from fedcore.errors import RangeError
+from fedcore.sim.experiment import load_results
+from fedcore.sim.experiment.notebook import run
 from fedcore.validation import (
     as_integer,
     check_integer,
     check_number,
-    describe_integers,
-    describe_interval,
     in_interval,
     short_repr,
 )
@@ -72,16 +75,6 @@ def test_integers_in_a_range(value, low, high, fits):
             check_integer("k", value, low, high)
 
 
-def test_descriptions_of_ranges():
-    assert describe_interval("(0, inf)") == "a finite number > 0"
-    assert describe_interval("[1.0, inf)") == "a finite number >= 1"
-    assert describe_interval(f"(0, {100.0!r}]") == "a number in (0, 100]"
-    assert describe_interval("[0, 0.25)") == "a number in [0, 0.25)"
-    assert describe_integers(1) == "an integer >= 1"
-    assert describe_integers(0, 2**64 - 1) == "an integer in 0..2**64 - 1"
-    assert describe_integers(1, 10**9) == "an integer in 1..1000000000"
-
-
 def test_a_float_without_a_fraction_becomes_an_int():
     assert type(as_integer(3.0)) is int
     assert [as_integer(value) for value in (2.5, "3", None, True, 7)] == [2.5, "3", None, True, 7]
@@ -94,3 +87,23 @@ def test_the_repr_of_a_long_value_makes_no_copy(value):
     assert len(short_repr(value)) < 100
     assert tracemalloc.get_traced_memory()[1] < 10**5
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        ("path", [fedcore.Storage, fedcore.Server.load, fedcore.ClientStore.open, fedcore.ClientStore(1, 1).save]),
+        ("path", [fedcore.Network.load, partial(reshard, shards=2), fedcore.read_model, fedcore.Safetensors]),
+        ("path", [partial(fedcore.write_model, {"x": np.zeros(3, np.float32)})]),
+        ("storage", [lambda path: fedcore.Server(np.zeros(3, np.float32), lr=0.1, clients=1, storage=path)]),
+        ("folders", [lambda path: fedcore.Storage(folders=[path])]),
+        ("folder", [partial(fedcore.Server.open, model=None, lr=0.1), load_results]),
+        ("out", [partial(fedcore.merge, inputs=["a"])]),
+        ("inputs", [lambda path: fedcore.merge("out", [path])]),
+        ("preset", [run]),
+    ],
+)
+def test_an_object_that_is_no_path(name, calls):
+    for call in calls:
+        with pytest.raises(RangeError, match=rf"^{name}=<object .*: must be a path"):
+            call(object())

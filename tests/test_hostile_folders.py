@@ -216,7 +216,7 @@ def original(kind):
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("kind", ["whole", "groups", "shards", "run", "merged"])
-@pytest.mark.sample(1, 2)
+@pytest.mark.sample(1)
 def test_folders(kind, tmp_path, attack):
     parts = {str(p.relative_to(original(kind))) for p in original(kind).rglob("*") if p.is_dir()} - {"readers"}
     place, outside = tmp_path / "gift", tmp_path / "outside"

@@ -330,10 +330,10 @@ def test_timeline_keeps_the_first_spans(tmp_path):
             server.round(updates(server))
     assert len(spans(profile)) == 50
     assert 1 <= len(profile.rounds) < 20
-    assert calls(profile) == {"round": 400, "fold": 400, "step": 400}
+    assert calls(profile) == {"round": 400, "read": 400, "fold": 400, "step": 400}
     content = saved(profile, tmp_path / "trace.json")
     assert_valid_trace(content)
-    assert content["otherData"]["spans left out"] == 1200 - 50
+    assert content["otherData"]["spans left out"] == 1600 - 50
     assert len(complete(content, "phase")) == 50
 
 

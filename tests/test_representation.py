@@ -140,6 +140,7 @@ def test_only_a_server_in_memory_can_be_copied(tmp_path):
     copied.round([Update(1, made.x + 1, 1)])
     assert (made.round_number, copied.round_number) == (1, 2)
     assert (len(made.store), len(copied.store)) == (1, 2)
+    assert not copied.x.flags.writeable
     with server(storage=tmp_path / "s") as held, pytest.raises(PicklingError, match="files"):
         copy.deepcopy(held)
 

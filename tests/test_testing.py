@@ -79,6 +79,15 @@ class Stepless(FedAvg):
         return None
 
 
+class Restless(FedAvg):
+    """It steps in every round, and divides by the weights of those that have updates."""
+
+    steps_without_clients = True
+
+    def step(self, cohort):
+        return Step(v=Linear(A=1 / cohort.W if cohort.S else 0))
+
+
 class Random(FedAvg):
     """Its weights are random."""
 
@@ -96,6 +105,7 @@ class Random(FedAvg):
         (Halving(), r"\bT\b.*rows"),
         (Unpicklable(), "pickled"),
         (Stepless(), "Step"),
+        (Restless(), "ZeroDivisionError"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -104,6 +104,9 @@ class Arrays {
 // Whether an object is a NumPy vector of n float32 that needs no further check.
 bool is_plain_vector(py::handle object, std::int64_t n);
 
+// Whether an array's chain of bases ends in a bytes object, so that its memory is immutable.
+bool is_immutable(py::handle array);
+
 // The length of an array of one axis, on any device.
 std::int64_t length(py::handle object, Name name);
 

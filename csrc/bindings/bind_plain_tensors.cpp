@@ -1,5 +1,6 @@
 #include <pybind11/numpy.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -104,28 +105,27 @@ Read read_plain_tensors(const py::object& tensors, const py::object& shapes) {
     return vectors;
 }
 
-// Whether each array's chain of bases ends in a bytes object, so that its memory is immutable.
 bool are_immutable(const py::object& arrays) {
-    for (const py::handle array : items_of(arrays, "arrays")) {
-        auto base = py::reinterpret_borrow<py::object>(array);
-        for (;;) {
-            if (py::isinstance<py::array>(base)) {
-                PyObject* const next = array_proxy(base.ptr())->base;
-                if (next == nullptr) return false;
-                base = py::reinterpret_borrow<py::object>(next);
-            } else if (PyMemoryView_Check(base.ptr())) {
-                base = base.attr("obj");
-            } else if (PyBytes_Check(base.ptr())) {
-                break;
-            } else {
-                return false;
-            }
-        }
-    }
-    return true;
+    const py::tuple listed = items_of(arrays, "arrays");
+    return std::all_of(listed.begin(), listed.end(), [](py::handle array) { return is_immutable(array); });
 }
 
 }  // namespace
+
+bool is_immutable(py::handle array) {
+    auto base = py::reinterpret_borrow<py::object>(array);
+    for (;;) {
+        if (py::isinstance<py::array>(base)) {
+            PyObject* const next = array_proxy(base.ptr())->base;
+            if (next == nullptr) return false;
+            base = py::reinterpret_borrow<py::object>(next);
+        } else if (PyMemoryView_Check(base.ptr())) {
+            base = base.attr("obj");
+        } else {
+            return PyBytes_Check(base.ptr());
+        }
+    }
+}
 
 void bind_plain_tensors(py::module_& module) {
     module.def("read_npy", &read_npy, py::arg("datas"), py::arg("heads"), py::arg("shapes"));

@@ -1,9 +1,12 @@
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,12 +16,13 @@
 #include "bindings/client_id.h"
 #include "bindings/registered.h"
 #include "kernels/norms.h"
+#include "kernels/quantise.h"
 
 namespace fedcore::bindings {
 namespace {
 
 // The fields of fedcore.Update, in order; a test compares them.
-enum Field { kClient, kValue, kSteps, kExamples, kLr, kControl, kCount, kRound, kKind, kKeep, kWeight, kLoss, kFields };
+enum At { kClient, kValue, kSteps, kExamples, kLr, kControl, kCount, kRound, kKind, kKeep, kWeight, kLoss, kUpdateId };
 
 // A plain int within 1..most; else 0.
 double whole(PyObject* object, double most) {
@@ -38,9 +42,9 @@ double rate(PyObject* object, double sent, bool own, double most) {
 }
 
 // A model as a plain NumPy vector of n float32: the array, or torch's NumPy view of a tensor; else null.
-py::object plain_model(PyObject* model, std::int64_t n) {
+py::object plain_model(PyObject* model, std::int64_t n, bool kept) {
     if (is_plain_vector(model, n)) return py::reinterpret_borrow<py::object>(model);
-    py::object view = view_of_torch(model);
+    py::object view = view_of_torch(model, kept);
     return view && is_plain_vector(view, n) ? view : py::object();
 }
 
@@ -59,13 +63,6 @@ bool is_model(PyObject* kind) {
     return PyUnicode_CheckExact(kind) && PyUnicode_CompareWithASCIIString(kind, "model") == 0;
 }
 
-py::list list_of(std::vector<py::object>& objects) {
-    py::list list(objects.size());
-    for (std::size_t i = 0; i < objects.size(); ++i)
-        PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), objects[i].release().ptr());
-    return list;
-}
-
 // Whether all numbers differ; reorders them.
 bool are_different(std::vector<std::int64_t>& numbers) {
     if (!std::is_sorted(numbers.begin(), numbers.end())) std::sort(numbers.begin(), numbers.end());
@@ -78,85 +75,343 @@ bool is_loss(PyObject* object) {
     return PyFloat_CheckExact(object) && PyFloat_AS_DOUBLE(object) >= 0 && std::isfinite(PyFloat_AS_DOUBLE(object));
 }
 
-// Clients, models, and the columns of steps, examples, distances and rounds.
+// Clients, models, and the columns of steps, examples (1 for no number), their sources, distances, inverse distances,
+// rounds and orders; then the indices of changed models.
 using Objects = py::typing::List<py::object>;
-using Columns = py::typing::Optional<py::typing::Tuple<Objects, Objects, py::array_t<double>, py::array_t<double>,
-                                                       py::array_t<double>, py::array_t<std::int64_t>>>;
+using Columns = py::typing::Tuple<Objects, Objects, py::array_t<double>, py::array_t<double>, py::array_t<std::int8_t>,
+                                  py::array_t<double>, py::array_t<double>, py::array_t<std::int64_t>,
+                                  py::array_t<std::int64_t>, py::typing::List<py::int_>>;
+// The entries of `known`, whether all models may wait, whether all updates have examples, and the bytes of the models
+// as sent.
+using Reading = py::typing::Optional<py::typing::Tuple<Objects, py::bool_, py::bool_, py::int_>>;
+using Clients = py::typing::Set<py::object>;
+using Ranges = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
-// Reads a list of updates at once, if each is of the usual form: a model as a float32 vector of n elements, of NumPy or
-// torch, from one draw of a registered client, of a round within oldest..newest, without a control, and with a valid
-// loss or none. A missing round is `absent`, or unusual if that is kNoRound. Unless `repeats`, the clients must differ.
-// Otherwise returns None, and Python reads the updates one by one and reports errors. This saves time on small models,
-// for which reading takes most of a round. Missing numbers of examples are NaN.
-Columns read_plain_updates(const py::object& updates, const py::handle& type, const Registered& index, std::int64_t n,
-                           double lr, double max_steps, double max_examples, bool own_rates, double max_lr,
-                           std::int64_t oldest, std::int64_t newest, std::int64_t absent, bool repeats) {
-    const bool named = PyType_Check(type.ptr()) &&
-                       PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_TPFLAGS_TUPLE_SUBCLASS);
-    if (!named) raise("ArrayError", "type: expected a type of named tuples");
-    const py::tuple listed = items_of(updates, "updates");
-    const auto k = static_cast<py::ssize_t>(listed.size());
-    std::vector<py::object> clients, ys;
-    clients.reserve(static_cast<std::size_t>(k));
-    ys.reserve(static_cast<std::size_t>(k));
-    py::array_t<double> steps(k), examples(k), distances(k);
-    py::array_t<std::int64_t> starts(k);
-    std::int64_t* const start = starts.mutable_data();
-    double *const step = steps.mutable_data(), *const example = examples.mutable_data(),
-                  *const distance = distances.mutable_data();
-    std::vector<std::int64_t> numbers(static_cast<std::size_t>(k));
-    for (py::ssize_t i = 0; i < k; ++i) {
-        PyObject* update = PyTuple_GET_ITEM(listed.ptr(), i);
-        if (reinterpret_cast<PyObject*>(Py_TYPE(update)) != type.ptr() || PyTuple_GET_SIZE(update) != kFields)
-            return py::none();
-        const auto field = [update](Field which) { return PyTuple_GET_ITEM(update, which); };
+// The server's rate, the most steps and examples, whether clients choose rates and the greatest one, the oldest and the
+// newest round, the round of an update that names none, and whether a client may send several updates.
+using Limits = std::tuple<double, double, double, bool, double, std::int64_t, std::int64_t, std::int64_t, bool>;
+
+constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
+
+const Registered& registered(const py::object& index) {
+    if (!py::isinstance<Registered>(index)) raise("ArrayError", "index: expected a ClientIndex");
+    return index.cast<const Registered&>();
+}
+
+// Whether a number is below zero in every floating-point mode, also if the mode reads subnormal numbers as zero.
+bool is_negative(float element) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &element, sizeof bits);
+    return bits > 0x80000000u && bits <= 0xff800000u;
+}
+
+// Squared norms from here on are left to the fold, which may reject the update.
+constexpr double kUsual = 1e30;
+
+using py::detail::array_descriptor_proxy;
+using py::detail::array_proxy;
+using py::detail::npy_api;
+
+// A tensor of the layout.
+struct Part {
+    py::object name;
+    std::vector<py::ssize_t> shape;
+    std::int64_t start, size;
+};
+
+// Copies a tensor of float32, float16 or (of torch) bfloat16, of this shape and in C order, as float32. Returns its
+// bytes, or -1 for any other object.
+std::int64_t copy_tensor(py::object tensor, const std::vector<py::ssize_t>& shape, std::int64_t n, float* to) {
+    const auto is_array = [](const py::object& object) {
+        return object && reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) ==
+                             reinterpret_cast<PyObject*>(npy_api::get().PyArray_Type_);
+    };
+    bool brain = false;
+    if (!is_array(tensor)) {
+        const py::object bits = bits_of_torch(tensor);
+        brain = static_cast<bool>(bits);
+        tensor = brain ? bits : view_of_torch(tensor, false);
+        if (!is_array(tensor)) return -1;
+    }
+    const auto* const array = array_proxy(tensor.ptr());
+    const auto* const dtype = array_descriptor_proxy(array->descr);
+    constexpr int kFlags = py::array::c_style | npy_api::NPY_ARRAY_ALIGNED_;
+    if (dtype->byteorder != '=' || (array->flags & kFlags) != kFlags ||
+        !std::equal(array->dimensions, array->dimensions + array->nd, shape.begin(), shape.end()))
+        return -1;
+    constexpr int kHalf = 23;
+    if (!brain && dtype->type_num == npy_api::NPY_FLOAT_) {
+        std::memcpy(to, array->data, static_cast<std::size_t>(4 * n));
+        return 4 * n;
+    }
+    if (!brain && dtype->type_num != kHalf) return -1;
+    fedcore::dequantise(array->data, nullptr, brain ? Codec::bf16 : Codec::f16, n, to);
+    return 2 * n;
+}
+
+// The updates of an open round that are of the usual form: a model as a float32 vector of n elements, of NumPy or
+// torch, from one draw of a registered client, of a round within oldest..newest, without a control or an id, with a
+// valid loss or none. A missing round is `absent`, or unusual if that is kNoRound. The elements in the `nonnegative`
+// ranges must not be negative. Python reads other updates one by one and reports errors. This saves time on small
+// models, for which reading takes most of a round.
+//
+// A model may wait for the fold if the caller leaves it unchanged: in every case (`may_hold`), by `keep`, because it is
+// immutable, or because the server owns its memory (`owns`). A copy of at most `copied` bytes may wait too. With that
+// limit, a model may also be a vector of 16-bit floats, or a dict of tensors with the names and shapes of `parts`.
+class PlainUpdates {
+  public:
+    PlainUpdates(py::object type, py::object index, std::int64_t n, const Limits& limits, Ranges nonnegative,
+                 Objects parts, std::int64_t copied, bool may_hold, py::object owns)
+        : type_(std::move(type)),
+          kept_index_(std::move(index)),
+          index_(registered(kept_index_)),
+          n_(n),
+          repeats_(std::get<8>(limits)),
+          limits_(limits),
+          nonnegative_(std::move(nonnegative)),
+          listed_(std::move(parts)),
+          copied_(copied),
+          may_hold_(may_hold),
+          owns_(std::move(owns)) {
+        const bool named = PyType_Check(type_.ptr()) &&
+                           PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type_.ptr()), Py_TPFLAGS_TUPLE_SUBCLASS);
+        if (!named) raise("ArrayError", "type: expected a type of named tuples");
+        if (n < 0 || n > kMostElements) raise("RangeError", "n: expected 0 to 2^48");
+        for (const auto& [start, stop] : nonnegative_)
+            if (start < 0 || stop < start || stop > n) raise("ArrayError", "nonnegative: expected ranges within n");
+    }
+
+    // Reads the list of parts once it is needed.
+    void read_parts() {
+        std::vector<Part> parts;
+        std::int64_t stop = 0;
+        for (const py::handle part : listed_) {
+            py::object name;
+            std::vector<py::ssize_t> shape;
+            try {
+                std::tie(name, shape) = part.cast<std::pair<py::object, std::vector<py::ssize_t>>>();
+            } catch (const py::cast_error&) {
+                raise("ArrayError", "parts: expected pairs of a name and a shape");
+            }
+            std::int64_t size = 1;
+            for (const py::ssize_t extent : shape)
+                if (extent < 0 || __builtin_mul_overflow(size, extent, &size)) size = n_ + 1;
+            if (size > n_ - stop) raise("ArrayError", "parts: expected tensors with n elements in all");
+            parts.push_back({name, shape, stop, size});
+            stop += size;
+        }
+        if (stop != n_ && !parts.empty()) raise("ArrayError", "parts: expected tensors with n elements in all");
+        parts_ = std::move(parts);
+    }
+
+    std::size_t size() const { return entries_.size(); }
+
+    // Adds a list of updates if all are usual, and of different clients that are neither in `known` nor in `others`;
+    // `known` then has them. With `repeats`, the clients may be any, and `known` has (order, client) of each; `first`
+    // is the order of the first one. `examples`: whether all updates must have a number of examples (1), none (0), all
+    // or none (2), or any (-1).
+    Reading add(const py::object& updates, const Clients& known, const Clients& others, int examples,
+                std::int64_t first) {
+        const py::tuple listed = items_of(updates, "updates");
+        const auto k = static_cast<std::size_t>(listed.size());
+        if (k == 0) return py::none();
+        std::vector<Entry> read(k);
+        std::vector<std::int64_t> numbers(k);
+        std::size_t counted = 0;
+        for (std::size_t i = 0; i < k; ++i) {
+            PyObject* const update = PyTuple_GET_ITEM(listed.ptr(), static_cast<Py_ssize_t>(i));
+            if (!read_claims(update, read[i], numbers[i])) return py::none();
+            if (!repeats_ && (has(known, read[i].client) || has(others, read[i].client))) return py::none();
+            counted += std::isnan(read[i].examples) ? 0 : 1;
+        }
+        const bool all = counted == k, none = counted == 0;
+        if ((examples == 1 && !all) || (examples == 0 && !none) || (examples == 2 && !all && !none)) return py::none();
+        if (!repeats_ && !are_different(numbers)) return py::none();
+        bool waits = true;
+        std::int64_t bytes = 0;
+        for (std::size_t i = 0; i < k; ++i) {
+            PyObject* const update = PyTuple_GET_ITEM(listed.ptr(), static_cast<Py_ssize_t>(i));
+            const bool keep = PyTuple_GET_ITEM(update, kKeep) == Py_True;
+            const std::int64_t sent = read_model(PyTuple_GET_ITEM(update, kValue), keep, read[i], waits);
+            if (sent < 0) return py::none();
+            bytes += sent;
+        }
+        py::list keys(k);
+        for (std::size_t i = 0; i < k; ++i) {
+            read[i].order = first + static_cast<std::int64_t>(i);
+            py::object key = repeats_ ? py::object(py::make_tuple(read[i].order, read[i].client)) : read[i].client;
+            PyList_SET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i), key.release().ptr());
+        }
+        Reading answer = py::make_tuple(keys, waits, all, bytes);
+        entries_.reserve(entries_.size() + k);
+        for (std::size_t i = 0; i < k; ++i) {
+            if (PySet_Add(known.ptr(), PyList_GET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i))) == 0) continue;
+            const py::error_already_set error;
+            while (i-- > 0) PySet_Discard(known.ptr(), PyList_GET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i)));
+            throw error;
+        }
+        std::move(read.begin(), read.end(), std::back_inserter(entries_));
+        return answer;
+    }
+
+    // The updates so far, which this object then forgets. A model that the caller has changed in form since `add`, for
+    // example a tensor whose memory was freed, is listed and must not be read.
+    Columns take() {
+        const std::vector<Entry> taken = std::exchange(entries_, {});
+        const auto k = static_cast<py::ssize_t>(taken.size());
+        py::list clients(taken.size()), ys(taken.size()), changed;
+        py::array_t<double> steps(k), examples(k), distances(k), scales(k);
+        py::array_t<std::int8_t> sources(k);
+        py::array_t<std::int64_t> starts(k), orders(k);
+        for (py::ssize_t i = 0; i < k; ++i) {
+            const Entry& one = taken[static_cast<std::size_t>(i)];
+            if (!is_unchanged(one)) changed.append(i);
+            clients[static_cast<std::size_t>(i)] = one.client;
+            ys[static_cast<std::size_t>(i)] = one.vector;
+            steps.mutable_data()[i] = one.steps;
+            const bool counted = !std::isnan(one.examples);
+            examples.mutable_data()[i] = counted ? one.examples : 1;
+            sources.mutable_data()[i] = counted;
+            distances.mutable_data()[i] = one.distance;
+            scales.mutable_data()[i] = 1 / one.distance;
+            starts.mutable_data()[i] = one.start;
+            orders.mutable_data()[i] = one.order;
+        }
+        return py::make_tuple(clients, ys, steps, examples, sources, distances, scales, starts, orders, changed);
+    }
+
+  private:
+    struct Entry {
+        py::object client;
+        py::object source;  // the caller's model, unless it was copied
+        py::object vector;
+        const void* data;
+        double steps, examples, distance;  // NaN for a missing number of examples
+        std::int64_t start, order;
+    };
+
+    static bool has(const Clients& set, const py::object& client) {
+        const int found = PySet_Contains(set.ptr(), client.ptr());
+        if (found < 0) throw py::error_already_set();
+        return found != 0;
+    }
+
+    bool read_claims(PyObject* update, Entry& out, std::int64_t& number) const {
+        if (reinterpret_cast<PyObject*>(Py_TYPE(update)) != type_.ptr() || PyTuple_GET_SIZE(update) != kUpdateId + 1)
+            return false;
+        const auto field = [update](At which) { return PyTuple_GET_ITEM(update, which); };
+        const auto [lr, max_steps, max_examples, own_rates, max_lr, oldest, newest, absent, repeats] = limits_;
         const bool counted = field(kExamples) != Py_None;
         const double done = whole(field(kSteps), max_steps);
         const double held = counted ? whole(field(kExamples), max_examples) : 1;
-        const double rate_used = rate(field(kLr), lr, own_rates, max_lr);
-        start[i] = round_of(field(kRound), oldest, newest, absent);
-        const bool plain = done > 0 && held > 0 && rate_used > 0 && std::isfinite(1 / (rate_used * done)) &&
-                           whole(field(kCount), 1) == 1 && field(kControl) == Py_None && start[i] != kNoRound &&
-                           is_model(field(kKind)) && field(kWeight) == Py_None && is_loss(field(kLoss));
-        if (!plain) return py::none();
-        py::object model = plain_model(field(kValue), n);
-        if (!model) return py::none();
-        {
-            const OneThread scope(index);
-            numbers[i] = number_of(index, field(kClient));
-        }
-        if (numbers[i] == kNone) return py::none();
-        clients.push_back(py::reinterpret_borrow<py::object>(field(kClient)));
-        ys.push_back(std::move(model));
-        step[i] = done;
-        example[i] = counted ? held : std::numeric_limits<double>::quiet_NaN();
-        distance[i] = rate_used * done;
+        const double used = rate(field(kLr), lr, own_rates, max_lr);
+        out.start = round_of(field(kRound), oldest, newest, absent);
+        const bool plain = done > 0 && held > 0 && used > 0 && std::isfinite(1 / (used * done)) &&
+                           whole(field(kCount), 1) == 1 && field(kControl) == Py_None && out.start != kNoRound &&
+                           is_model(field(kKind)) && field(kWeight) == Py_None && is_loss(field(kLoss)) &&
+                           field(kUpdateId) == Py_None;
+        if (!plain) return false;
+        out.client = py::reinterpret_borrow<py::object>(field(kClient));
+        out.steps = done;
+        out.examples = counted ? held : std::numeric_limits<double>::quiet_NaN();
+        out.distance = used * done;
+        const OneThread scope(index_);
+        number = number_of(index_, out.client);
+        return number != kNone;
     }
-    if (!repeats && !are_different(numbers)) return py::none();
-    return py::make_tuple(list_of(clients), list_of(ys), steps, examples, distances, starts);
-}
 
-// Copies a vector of float32 and returns its squared norm, which is not finite if the vector is not.
-double copy_measured(const py::array& source, const py::array& out) {
-    const auto n = static_cast<std::int64_t>(out.size());
-    if (!is_plain_vector(source, n) || !is_plain_vector(out, n) || !out.writeable())
-        raise("ArrayError", "out: expected two float32 vectors of one length");
-    auto* const copy = static_cast<float*>(const_cast<void*>(out.data()));
-    std::memcpy(copy, source.data(), static_cast<std::size_t>(4 * n));
-    std::vector<double> scratch(static_cast<std::size_t>(block_count(n)));
-    double square = 0;
-    fedcore::squared_norms(&copy, 1, n, scratch.data(), &square);
-    return square;
-}
+    // Returns the bytes of the model as sent, or -1 for an unusual one. `waits` becomes false if the model must be
+    // folded at once.
+    std::int64_t read_model(PyObject* model, bool keep, Entry& out, bool& waits) {
+        const bool small = 4 * n_ <= copied_;
+        py::object vector = plain_model(model, n_, may_hold_ || keep || !small);
+        const bool safe = vector && (may_hold_ || keep || is_immutable(vector) || is_owned(vector));
+        std::int64_t bytes = 4 * n_;
+        if (!safe && small) {
+            py::array_t<float> copy(static_cast<py::ssize_t>(n_));
+            float* const to = copy.mutable_data();
+            if (vector)
+                std::memcpy(to, array_proxy(vector.ptr())->data, static_cast<std::size_t>(4 * n_));
+            else if ((bytes = copy_parts(model, to)) < 0)
+                return -1;
+            scratch_.resize(static_cast<std::size_t>(block_count(n_)));
+            double square = 0;
+            fedcore::squared_norms(&to, 1, n_, scratch_.data(), &square);
+            waits = waits && square < kUsual;  // also false for a NaN
+            out.vector = std::move(copy);
+        } else if (vector) {
+            waits = waits && safe;
+            out.source = py::reinterpret_borrow<py::object>(model);
+            out.vector = std::move(vector);
+        } else {
+            return -1;
+        }
+        out.data = array_proxy(out.vector.ptr())->data;
+        const auto* const data = static_cast<const float*>(out.data);
+        for (const auto& [start, stop] : nonnegative_)
+            if (std::any_of(data + start, data + stop, is_negative)) return -1;
+        return bytes;
+    }
+
+    // Copies a vector of 16-bit floats, or the tensors of a model; returns their bytes, or -1 for an unusual model.
+    std::int64_t copy_parts(PyObject* model, float* to) {
+        if (!PyDict_CheckExact(model) && !PyODict_CheckExact(model))
+            return copy_tensor(py::reinterpret_borrow<py::object>(model), {static_cast<py::ssize_t>(n_)}, n_, to);
+        if (parts_.empty()) read_parts();
+        if (parts_.empty() || PyDict_Size(model) != static_cast<Py_ssize_t>(parts_.size())) return -1;
+        std::int64_t bytes = 0;
+        for (const Part& part : parts_) {
+            PyObject* const tensor = PyDict_GetItemWithError(model, part.name.ptr());
+            if (tensor == nullptr) {  // or comparing the dict's keys failed
+                if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) throw py::error_already_set();
+                PyErr_Clear();
+                return -1;
+            }
+            const std::int64_t sent =
+                copy_tensor(py::reinterpret_borrow<py::object>(tensor), part.shape, part.size, to + part.start);
+            if (sent < 0) return -1;
+            bytes += sent;
+        }
+        return bytes;
+    }
+
+    bool is_owned(const py::object& vector) const {
+        return array_proxy(vector.ptr())->base != nullptr && owns_(vector).is(py::bool_(true));
+    }
+
+    bool is_unchanged(const Entry& entry) const {
+        if (!entry.source) return true;
+        const py::object now = plain_model(entry.source.ptr(), n_, false);
+        return now && array_proxy(now.ptr())->data == entry.data && is_plain_vector(entry.vector, n_);
+    }
+
+    py::object type_, kept_index_;
+    const Registered& index_;
+    std::int64_t n_;
+    bool repeats_;
+    Limits limits_;
+    Ranges nonnegative_;
+    Objects listed_;
+    std::vector<Part> parts_;
+    std::int64_t copied_;
+    bool may_hold_;
+    py::object owns_;
+    std::vector<Entry> entries_;
+    std::vector<double> scratch_;
+};
 
 }  // namespace
 
 void bind_plain_updates(py::module_& module) {
-    module.def("read_plain_updates", &read_plain_updates, py::arg("updates"), py::arg("type"), py::arg("index"),
-               py::arg("n"), py::arg("lr"), py::arg("max_steps"), py::arg("max_examples"), py::arg("own_rates"),
-               py::arg("max_lr"), py::arg("oldest") = 0, py::arg("newest") = -1, py::arg("absent") = 0,
-               py::arg("repeats") = false);
-    module.def("copy_measured", &copy_measured, py::arg("source"), py::arg("out"));
+    py::class_<PlainUpdates>(module, "PlainUpdates")
+        .def(py::init<py::object, py::object, std::int64_t, const Limits&, Ranges, Objects, std::int64_t, bool,
+                      py::object>(),
+             py::arg("type"), py::arg("index"), py::arg("n"), py::arg("limits"), py::arg("nonnegative"),
+             py::arg("parts"), py::arg("copied"), py::arg("may_hold"), py::arg("owns"))
+        .def("__len__", &PlainUpdates::size)
+        .def("add", &PlainUpdates::add, py::arg("updates"), py::arg("known"), py::arg("others"), py::arg("examples"),
+             py::arg("first"))
+        .def("take", &PlainUpdates::take);
 }
 
 }  // namespace fedcore::bindings

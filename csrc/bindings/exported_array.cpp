@@ -303,21 +303,57 @@ bool has_memory(py::handle tensor, const void* first, std::int64_t bytes) {
     }
 }
 
-py::object view_of_torch(py::handle tensor) {
-    static PyObject *const module_name = PyUnicode_InternFromString("__module__"),
+namespace {
+
+bool is_of_torch(py::handle object) {
+    static PyObject* const module_name = PyUnicode_InternFromString("__module__");
+    const py::object module = py::type::handle_of(object).attr(module_name);
+    const auto is = [&](const char* name) {
+        return PyUnicode_Check(module.ptr()) && PyUnicode_CompareWithASCIIString(module.ptr(), name) == 0;
+    };
+    return is("torch") || is("torch.nn.parameter");
+}
+
+// A name of torch, or null before it is imported.
+py::object of_torch(const char* name) {
+    static PyObject* const torch = PyUnicode_InternFromString("torch");
+    const auto module = py::reinterpret_steal<py::object>(PyImport_GetModule(torch));
+    return module ? py::object(module.attr(name)) : module;
+}
+
+// A NumPy array over a tensor's memory, or null. `bits`: as int16. `kept`: the memory lives as long as the array.
+py::object numpy_of_torch(py::handle tensor, bool bits, bool kept) {
+    static PyObject *const requires_grad = PyUnicode_InternFromString("requires_grad"),
                            *const detach = PyUnicode_InternFromString("detach"),
-                           *const numpy = PyUnicode_InternFromString("numpy");
+                           *const numpy = PyUnicode_InternFromString("numpy"),
+                           *const view = PyUnicode_InternFromString("view");
+    auto plain = py::reinterpret_borrow<py::object>(tensor);
+    if (kept || !py::object(tensor.attr(requires_grad)).is(py::bool_(false))) plain = call(tensor, detach);
+    if (bits) plain = plain.attr(view)(of_torch("int16"));
+    const py::object found = call(plain, numpy);
+    if (!py::isinstance<py::array>(found)) return {};
+    const auto array = py::reinterpret_borrow<py::array>(found);
+    return has_memory(tensor, array.data(), array.nbytes()) ? found : py::object();
+}
+
+}  // namespace
+
+py::object view_of_torch(py::handle tensor, bool kept) {
     try {
-        const py::object module = py::type::handle_of(tensor).attr(module_name);
-        const auto is = [&](const char* name) {
-            return PyUnicode_Check(module.ptr()) && PyUnicode_CompareWithASCIIString(module.ptr(), name) == 0;
-        };
-        if (!is("torch") && !is("torch.nn.parameter")) return {};
-        py::object view = call(call(tensor, detach), numpy);
-        if (!py::isinstance<py::array>(view)) return {};
-        const auto array = py::reinterpret_borrow<py::array>(view);
-        return has_memory(tensor, array.data(), array.nbytes()) ? view : py::object();
+        return is_of_torch(tensor) ? numpy_of_torch(tensor, false, kept) : py::object();
     } catch (const py::error_already_set& error) {  // for example a tensor on a device
+        if (!error.matches(PyExc_Exception)) throw;
+        return {};
+    }
+}
+
+py::object bits_of_torch(py::handle tensor) {
+    static PyObject* const dtype = PyUnicode_InternFromString("dtype");
+    try {
+        if (!is_of_torch(tensor)) return {};
+        const py::object brain = of_torch("bfloat16");
+        return brain && py::object(tensor.attr(dtype)).is(brain) ? numpy_of_torch(tensor, true, false) : py::object();
+    } catch (const py::error_already_set& error) {  // for example a tensor whose last axis is strided
         if (!error.matches(PyExc_Exception)) throw;
         return {};
     }

@@ -224,11 +224,14 @@ def require_steps(steps: int | str | None, algorithm: Algorithm) -> None:
 
 
 def add_reply(round: Round, client: ClientId, read: Callable[[], Update]) -> bool:
-    """Add a client's reply to a round, and return whether it was accepted; the report lists a rejected reply."""
+    """Add a client's reply to a round, and return whether it was accepted; the report lists a rejected reply.
+
+    A copy of a reply that counts already is not accepted again.
+    """
     try:
         with span("decode"):
             update = read()
-        return bool(round.add_batch([update])[0])
+        return round.add_batch([update])[0].status in ("accepted", "held")
     except Exception as error:
         if not round.is_open:
             raise

@@ -130,7 +130,10 @@ def is_computed_locally(second_vector: str | None) -> bool:
 
 @dataclass(frozen=True)
 class Direction:
-    """The coefficients of a client's local direction."""
+    """The coefficients of a client's local direction.
+
+    A client steps along a grad(y) + b grad(x_prev) + from_row r_i + from_mean c + from_momentum g + mu (y - x).
+    """
 
     a: float = 1.0
     b: float = 0.0
@@ -313,7 +316,11 @@ class Algorithm(Checked, ABC):
 
     @abstractmethod
     def step(self, cohort: Cohort) -> Step:
-        """Return v and T' as forms over A, B, T and g."""
+        """Return v and T' as forms over A, B, T and g.
+
+        It is not called in a round without accepted updates, unless ``steps_without_clients``. If all weights are zero,
+        x stays, and only a method with rows gets a call, with A = 0 and ``cohort.W`` = 1.
+        """
 
     def weigh(self, claims: Claims) -> F64:
         """Return w_i, float64[k]. Default: the number of times the client was drawn.

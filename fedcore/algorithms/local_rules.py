@@ -109,7 +109,10 @@ class LocalRule:
         return batch
 
     def along(self, batches: Iterable[Indices], examples: int) -> Iterator[Indices]:
-        """Yield the minibatches along which the client steps, from its own: int64[b] each, of the size ``batch``."""
+        """Yield the minibatches along which the client steps, from its own: int64[b] each, of the size ``batch``.
+
+        Yield at most as many as the client has: a server may reject an update with more steps than a client's work.
+        """
         return iter(batches)
 
     def in_table(self, table: Table, examples: int) -> Table:

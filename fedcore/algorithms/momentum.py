@@ -135,7 +135,7 @@ class MBSTORM(FedAvgMVR):
     steps: int = 1
 
     local_rule = OneMinibatch()
-    _intervals = (*FedAvgMVR._intervals, ("steps", (1, None)))  # type: ignore[assignment]
+    _intervals = (("steps", (1, None)),)  # type: ignore[assignment]
 
     @property
     def sets_gamma(self) -> bool:

@@ -36,7 +36,7 @@ POSITIVE = "(0, inf)"
 
 
 class Optimizer(Protocol):
-    """The interface of server optimizers. Each moment is float32[n_parameters].
+    """The interface of server optimizers. Each moment is float32[n_parameters]. Write a frozen dataclass.
 
     A class may set ``elementwise = True`` if every element of its step depends only on the same element of its inputs.
     Servers with shards require this, since each shard holds a range of the elements.
@@ -198,7 +198,7 @@ class Adam(Adagrad):
     beta2: float = 0.99
     corrected_from: int | None = None
 
-    _intervals = (*Adagrad._intervals, ("beta2", "(0, 1]"), ("corrected_from", (1, 2**31), None))  # type: ignore[assignment]
+    _intervals = (("beta2", "(0, 1]"), ("corrected_from", (1, 2**31), None))  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         super().__post_init__()

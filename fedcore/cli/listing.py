@@ -2,7 +2,6 @@
 
 import inspect
 import os
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -17,14 +16,14 @@ if TYPE_CHECKING:
 
 MODULES = {"methods": "algorithms", "data": "sim.data", "partitions": "sim.data.partitions", "models": "sim.nets"}
 MODULES |= {"participation": "sim.participation", "attacks": "sim.attacks", "rates": "algorithms.rates"}
-MODULES |= {"optimizers": "algorithms.optimizers"}
+MODULES |= {"optimizers": "algorithms.optimizers", "rules": "rules"}
 KINDS = ("presets", *MODULES)
 
 
 def add_arguments(top: Parser) -> None:
     """Add the command."""
     parser = top.add_command("list", run, needs=terminal.SIMULATOR)
-    about = "the kind, such as presets or combinations"
+    about = "one of the kinds below"
     parser.add_argument("kind", nargs="?", choices=(*KINDS, "combinations"), metavar="KIND", help=about)
     terminal.add_imports(parser)
     terminal.add_json(parser)
@@ -33,8 +32,9 @@ def add_arguments(top: Parser) -> None:
 def run(options: Options) -> None:
     """List presets, the names for configurations, and what does not combine.
 
-    With a KIND, show each name with its options. A name can be used in a configuration
-    or on the command line:
+    The kinds are presets, methods, data, partitions, models, participation, attacks,
+    rates, optimizers, rules and combinations. With a KIND, show each name with its
+    options. A name can be used in a configuration or on the command line:
       fedcore run quickstart --set 'partition={name="dirichlet", clients=30, alpha=0.3}'
 
     Data is read from $FEDCORE_DATA_DIR/NAME if that variable is set; otherwise it is
@@ -59,7 +59,7 @@ def run(options: Options) -> None:
             console.print(f"[bold]{one}[/bold]: {', '.join(_module(one).REGISTRY.names())}", highlight=False)
         console.print("\nDetails: fedcore list KIND\nRun a preset: fedcore run quickstart", highlight=False)
     elif kind == "combinations":
-        console.print(_grid(("feature", "not with", "because", "instead"), table()))
+        terminal.print_plain(console, (f"{a}: not with {b}, because {why}; {do}" for a, b, why, do in table()))
     elif kind != "presets":
         console.print(_table(kind))
     if kind == "data":
@@ -118,21 +118,14 @@ def _described(kind: str) -> list[dict[str, Any]]:
 
 
 def _table(kind: str) -> "Table":
-    rows = []
-    for one in _described(kind):
-        shape = ("x".join(map(str, one["shape"])), str(one["classes"])) if kind == "data" else ()
-        options = (f"{name}={option['default']!r}" if option else name for name, option in one["options"].items())
-        rows.append((one["name"], *shape, one["about"], ", ".join(options)))
-    return _grid((kind, *(("example", "classes") if kind == "data" else ()), "description", "options"), rows)
-
-
-def _grid(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     grid = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        grid.add_column(heading, no_wrap=heading == headings[0], overflow="fold")
-    for row in rows:
-        grid.add_row(*row)
+    for heading in (kind, *(("example", "classes") if kind == "data" else ()), "description", "options"):
+        grid.add_column(heading, no_wrap=heading == kind, overflow="fold")
+    for one in _described(kind):
+        shape = ("x".join(map(str, one["shape"])), str(one["classes"])) if kind == "data" else ()
+        options = (f"{name}={option['default']!r}" if option else name for name, option in one["options"].items())
+        grid.add_row(one["name"], *shape, one["about"], ", ".join(options))
     return grid

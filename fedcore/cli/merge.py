@@ -32,6 +32,9 @@ def add_arguments(top: Parser) -> None:
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=about)
     parser.add_argument("--server-lr", type=terminal.share, metavar="GAMMA", help="server rate; needs --base")
     parser.add_argument("--clip-norm", type=terminal.share, metavar="C", help="maximum norm of an update; needs --base")
+    about = "LoRA adapters: average (of A and B; default), product (average of B A), or stack"
+    parser.add_argument("--lora", default="average", metavar="WAY", help=about)
+    parser.add_argument("--rank", type=int, metavar="R", help="rank for --lora product; default: the largest of all")
     terminal.add_json(parser)
 
 
@@ -57,11 +60,15 @@ def run(options: Options) -> None:
       fedcore merge merged a/ b/ c/ d/ e/ --rule trimmed-mean --set f=2
     FedAdam, and updates of norm at most 1:
       fedcore merge out a/ b/ --base x/ --server-optimizer adam --set eta=0.01 --clip-norm 1
+    LoRA adapters of any ranks and scales: their products B A, averaged at rank 8, or exactly
+    at the sum of the ranks. OUT is a folder that PEFT loads:
+      fedcore merge adapter client0/ client1/ --weights 200,100 --lora product --rank 8
+      fedcore merge adapter client0/ client1/ --weights 200,100 --lora stack
     """
     options_given = _options(options.changes)
     rules = _rules(options.rules, options_given)
     weights = None if options.weights is None else [_number(text) for text in options.weights.split(",")]
-    how = {key: getattr(options, key) for key in ("base", "key", "server_lr", "clip_norm")}
+    how = {key: getattr(options, key) for key in ("base", "key", "server_lr", "clip_norm", "lora", "rank")}
     optimizer = _optimizer(options.server_optimizer, options_given)
     with terminal.progress("bytes read") as show:
         report = merge(
@@ -78,7 +85,10 @@ def run(options: Options) -> None:
     for path, one in kept:
         clipped = f", clipped to {one['norm'] * one['clip_factor']:.4g}" if one["clip_factor"] < 1 else ""
         print(f"{one['share']:8.4f}  {path}: norm {one['norm']:.4g}{clipped}")
-    print(f"wrote {options.out}: {len(kept)} of {len(inputs)} models, round {report['round']}")
+    for module, one in report.get("products", {}).items():
+        print(f"error {one['error']:.2e}, rank {one['rank']} of {one['ranks']}: {module}")
+    lora = "" if options.lora == "average" else f", rank {report['rank']}, error {report['error']:.2e}"
+    print(f"wrote {options.out}: {len(kept)} of {len(inputs)} models, round {report['round']}{lora}")
 
 
 def _number(text: str) -> float:

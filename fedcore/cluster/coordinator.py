@@ -209,7 +209,7 @@ class Coordinator:
     transaction ahead roll it back.
 
     Args:
-        given: the objects that the caller passed to ``Server.load`` again.
+        given: the caller's objects, as ``Settings.from_state`` takes them; shards may not find them by name.
         check_manifest: a function that raises an error if the manifest now names other shards.
 
     Attributes:
@@ -229,7 +229,7 @@ class Coordinator:
         given: Mapping[str, Any],
         check_manifest: Callable[[], None],
     ) -> None:
-        self.placement, self._shards, self._durability, self._given = placement, shards, durability, given
+        self.placement, self._shards, self._durability, self.given = placement, shards, durability, given
         self._check_manifest = check_manifest
         self.state, self.openings = ShardState(0, 0), 0
         self.settings: dict[str, Any] | None = None
@@ -349,7 +349,7 @@ class Coordinator:
             to = common_transaction(held, [info.folder for info in self._shards])
             if ahead := [info.shard for one, info in zip(held, self._shards, strict=True) if one.last > to]:
                 LOGGER.info("rolling back unfinished transaction %d in shards %s (of %d)", to + 1, ahead, len(held))
-            saved = self._call("resume", (to, self._given), None)
+            saved = self._call("resume", (to, self.given), None)
             states = set(self._call("shard_state", (), None))
         except BaseException as error:
             self.placement.drop()
@@ -495,7 +495,7 @@ class GatheredVectors:
 
     def __init__(self, coordinator: Coordinator, sent: SentSlices, slices: SentSlices | None) -> None:
         self._coordinator, self._opening = coordinator, coordinator.openings
-        self._sent, self.slices = sent, slices
+        self._sent, self.slices, self.starts = sent, slices, None
 
     @cached_property
     def x(self) -> F32:

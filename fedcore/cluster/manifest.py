@@ -230,7 +230,7 @@ def folders_of(names: Sequence[str], folders: Sequence[str | os.PathLike[str]] |
         return tuple(names)
     if len(folders) != len(names):
         raise RangeError(f"folders: give one for each of {len(names)} shards, not {len(folders)}")
-    return tuple(os.path.realpath(expand_home(folder)) for folder in folders)
+    return tuple(os.path.realpath(expand_home(folder, "folders")) for folder in folders)
 
 
 @contextmanager

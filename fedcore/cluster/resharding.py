@@ -87,7 +87,7 @@ def reshard(
     ...     manifest.name, len(server.clients)
     ('cluster.json', 2)
     """
-    path, to = absolute(path), None if to is None else absolute(to)
+    path, to = absolute(path), None if to is None else absolute(to, "to")
     found = own.manifest_at(path)
     if found is None and to is None:
         raise RangeError(

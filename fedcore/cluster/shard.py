@@ -208,28 +208,29 @@ class Shard:
 
     def make(
         self,
-        clients: Any,
-        client_sizes: Sizes | None,
-        codec: Any,
-        durability: Durability,
+        clients: int | list[ClientId] | Sizes,
+        storage: Storage,
         is_new: bool,
         settings: Settings,
         x: F32,
         counters: Counters,
     ) -> None:
-        """Create the shard of a new server. Copy x unless ``is_new``; the settings have the layout of this range."""
+        """Create the shard of a new server. Copy x unless ``is_new``; the settings have the layout of this range.
+
+        ``storage`` has the codec and the durability.
+        """
         self.info.require_inside()
         p, folder = settings.layout.n_parameters, self.info.folder
         x = x if is_new else copied(x)
         require_finite(x, settings.layout)
         freeze(x)
-        rows = ClientStore(clients, p, codec=codec)
+        rows = ClientStore(clients, p, codec=storage.codec)  # type: ignore[arg-type]  # it checks the name
         require_clients(rows, clients)
-        storage = Storage()
+        sizes = clients if isinstance(clients, Mapping) else None
         if folder is not None:
             delete_shard(self.info.cluster, folder, self.info.shard)  # of a creation that was killed
-            storage = Storage(folder, durability=durability, keep_previous=True)
-        self._state = first_state(first_of(settings, x, counters, client_sizes, rows), storage, self._reducer)
+            storage = replace(storage, path=folder, keep_previous=True)
+        self._state = first_state(first_of(settings, x, counters, sizes, rows), storage, self._reducer)
         self._rows = self._state.store
 
     def unmake(self) -> None:

@@ -24,7 +24,7 @@ from fedcore.cluster.shard import Finished, settings_of_shard
 from fedcore.errors import ArrayError, ClusterError, FedcoreError, RangeError, RoundError, StoreError
 from fedcore.files import resolve_own_links
 from fedcore.model import Layout
-from fedcore.options import Compute, Settings, Storage, checked_objects
+from fedcore.options import DESCRIBED, Compute, Settings, Storage
 from fedcore.rules import Chain
 from fedcore.server.aggregation import Counters, Lengths, UpdateBatch
 from fedcore.server.broadcast import SentVectors
@@ -56,7 +56,7 @@ class SliceReader(UpdateReader):
 
     _state: "ShardedState"
 
-    def read_columns(self, updates: list[Update]) -> None:
+    def plain_updates(self, *, may_hold: bool) -> None:
         """Return None: vectors are cut one by one."""
 
     def require_form(self, update: Update) -> None:
@@ -352,6 +352,7 @@ class ShardedState(State):
                 self.learn_clients(change.clients)
             if self.transactions == due:
                 self.settings = changed
+                self.coordinator.given = {**self.coordinator.given, "aggregation": changed.rules}
 
     def _parts_of(self, name: str, vector: Any, *, has_buffers: bool) -> Sequence[Any]:
         """Return the slices of a vector, in the form that is sent to the shards."""
@@ -469,7 +470,7 @@ def new_state(
         if home is not None:
             folders.write_intent(home, new=manifest, old=None)  # a creation that follows a kill replaces these shards
         listed = clients if isinstance(clients, int) else list(clients)
-        again = checked_objects(settings.algorithm, settings.lr, settings.server_lr, settings.optimizer)
+        again = {what: getattr(settings, what) for what in DESCRIBED} | {"aggregation": settings.rules}
         placement = LocalThreads() if compute.executor is None else compute.executor
         check = partial(manifest.require_current, (home or Path()) / NAME)
         infos = manifest.shards(home, storage.folders)
@@ -486,9 +487,8 @@ def new_state(
             for k, span in enumerate(ranges)
         ]
         try:
-            state.coordinator.make(
-                listed, sizes, storage.codec or "f32", storage.durability_of_parts, is_new, each=each
-            )
+            own = Storage(codec=storage.codec or "f32", durability=storage.durability_of_parts)
+            state.coordinator.make(listed if sizes is None else sizes, own, is_new, each=each)
         except BaseException:
             if home is not None and not any(os.path.lexists(info.folder or "") for info in infos):
                 (home / folders.INTENT).unlink()
@@ -511,13 +511,11 @@ def saved_state(
 ) -> tuple[ShardedState, dict[str, Any]]:
     """Return the state of a manifest at its last finished round, and the saved settings.
 
-    ``given`` are the objects that the caller passes again; see ``checked_objects``. For errors see ``Server.load``.
+    ``given`` has the objects that the caller passes again; see ``checked_objects``. For errors see ``Server.load``.
     Raise a LockedError if another process uses a shard for 10 seconds.
     """
-    if storage.medium == "ram":
-        raise RangeError(
-            "medium='ram': not supported with shards, which always continue in their folders; leave it out"
-        )
+    if storage.medium not in (None, "mmap"):
+        raise RangeError(f"medium={storage.medium!r}: shards always continue in their folders; leave it out")
     manifest = Manifest.read(file)
     if compute.shards not in (None, len(manifest.ranges)):
         raise RangeError(

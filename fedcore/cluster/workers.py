@@ -38,7 +38,7 @@ class Executor(Protocol):
     """Starts workers, each an object in its own process, and calls their methods.
 
     A worker runs its calls in their order, one at a time. An executor never restarts a worker, because a new one needs
-    the state of the old one; ``Pool`` passes this state to it.
+    the state of the old one; ``Pool`` passes this state to it. ``fedcore.testing.ExecutorContract`` tests an executor.
     """
 
     def start(self, kind: type, *, cpus: float, gpus: float = 0.0) -> Any:
@@ -62,7 +62,7 @@ class Executor(Protocol):
         """End a worker at once."""
 
     def room(self) -> str | None:
-        """Describe the free cores and GPUs; return None if workers do not need to wait for any."""
+        """Describe the CPUs and GPUs, and how many are free; return None if workers do not need to wait for any."""
 
 
 _UNGUARDED = (
@@ -183,6 +183,8 @@ class _Connection:
     identity: tuple[str, str]
     is_own: bool
     sessions: int = 0
+    lock: ClassVar[threading.Lock] = threading.Lock()
+    last: ClassVar["_Connection | None"] = None
 
 
 class Session(AbstractContextManager["Session"]):
@@ -202,9 +204,6 @@ class Session(AbstractContextManager["Session"]):
         RangeError: this process is connected to a different cluster.
     """
 
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-    _last: ClassVar[_Connection | None] = None
-
     def __init__(self, address: str | None = None, *, cpus: float = 1, **options: Any) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray must not send usage statistics.
         try:
@@ -212,21 +211,21 @@ class Session(AbstractContextManager["Session"]):
         except ImportError:
             raise MissingDependencyError.of("fedcore on Ray", "Ray", extra="ray") from None
         self._package, self._is_closed = ray, False
-        with Session._lock:
+        with _Connection.lock:
             is_new = not ray.is_initialized()
             if is_new:
                 _connect(ray, address, {"num_cpus": math.ceil(cpus), **options})
             elif address not in (None, "auto", current := ray.get_runtime_context().gcs_address):
                 raise RangeError(f"address={address!r}: this process is already connected to {current!r}; omit address")
             identity = _identity(ray)
-            if is_new or Session._last is None or Session._last.identity != identity:
-                Session._last = _Connection(identity, is_own=is_new)
-            self._connection = Session._last
+            if is_new or _Connection.last is None or _Connection.last.identity != identity:
+                _Connection.last = _Connection(identity, is_own=is_new)
+            self._connection = _Connection.last
             self._connection.sessions += 1
 
     def close(self) -> None:
         """Close the session. The last session ends the connection, and Ray, if a session started them."""
-        with Session._lock:
+        with _Connection.lock:
             if not self._is_closed:
                 self._is_closed = True
                 self._connection.sessions -= 1
@@ -408,6 +407,10 @@ class Pool:
 
     The method ``prepare`` of the class ``kind`` gets ``arguments`` and returns the process id. ``cpus`` and ``gpus``
     are those of each worker. The attribute ``user`` is the current owner of the workers, set by that owner.
+
+    The caller keeps the list ``tasks`` of each worker, on which ``free`` depends: it appends a task when it calls
+    ``submit`` and removes it when it reads the result. If ``result`` raises a LostError, the caller calls ``lose`` and
+    ``fill``, and gives the task to another worker. Nothing else replaces a worker that ended after its start.
     """
 
     def __init__(
@@ -525,8 +528,8 @@ class Pool:
         if room is None:
             return
         LOGGER.warning(
-            "%d of %d workers have not started after %.0f s: each requests %g CPUs and %g GPUs, and Ray has %s; they"
-            " will start when resources are free; to start them sooner, request less",
+            "%d of %d workers have not started after %.0f s: each requests %g CPUs and %g GPUs, and the executor "
+            "has %s; they will start when resources are free; to start them sooner, request less",
             len(self._starting),
             self.size,
             PATIENCE,

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.arrays import (
-    CPU,
     F32,
     F64,
     LINE,
@@ -23,7 +22,6 @@ from fedcore.arrays import (
     BufferPool,
     as_array,
     core,
-    device_of,
     dtype_name,
     empty,
     ieee,
@@ -32,21 +30,22 @@ from fedcore.arrays import (
 from fedcore.errors import ArrayError, CorruptionError, FedcoreError, RangeError, ShapeError, UnknownClientError
 from fedcore.kernels import Codes
 from fedcore.kernels.robust import GramSum
-from fedcore.model.files import bytes_of, open_model, require_equal_adapters
+from fedcore.model.files import bytes_of, open_model
 from fedcore.model.layout import Tree, describe_names, named_tensors, nested, tree_of
+from fedcore.model.lora import Adapters, check_way, equal_adapters
 from fedcore.model.policy import (
     NOT_FINITE,
     TensorForm,
     TensorPolicy,
     cast,
-    check_form,
+    check_tensor,
     in_library,
     is_finite,
     is_mask,
     settled,
 )
 from fedcore.model.safetensors import BYTES, Safetensors, StoredTensor, over
-from fedcore.model.windows import UNIT, Part, Rows, Windows, flat
+from fedcore.model.windows import UNIT, Part, Rows, Windows, check_model, flat
 from fedcore.profiling import span
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.validation import LONGEST_REASON, check_number, length, numbers, shorten
@@ -64,7 +63,13 @@ Plan = dict[str, TensorForm]
 
 
 def aggregate(
-    models: Any, weights: Any = None, *, key: str | None = None, rule: "str | Rule | Sequence[Rule | str] | None" = None
+    models: Any,
+    weights: Any = None,
+    *,
+    key: str | None = None,
+    rule: "str | Rule | Sequence[Rule | str] | None" = None,
+    lora: str = "average",
+    rank: int | None = None,
 ) -> Any:
     """Return the weighted average of models, sum_i w_i x_i / sum_i w_i, or their robust combination.
 
@@ -79,9 +84,9 @@ def aggregate(
             iterator, from which each model is freed before the next one is taken. A model is in any form that
             ``Layout.of`` accepts, or the path of safetensors files, of a torch file (.pt, .pth, .bin, .ckpt) or of a
             .npz file, or a ``Safetensors``. A model may lack or repeat names of tied tensors; the average has the
-            first model's names. LoRA adapters in folders must have the same scale and targets. Tensors are in CPU
-            memory: float32, float64, float16, bfloat16, integers or bool. Float tensors are cast to the first model's
-            dtype. Read-only. A tensor that is not contiguous is copied first.
+            first model's names. LoRA adapters in folders must have the same targets, and without ``lora`` the same
+            scale. Tensors are in CPU memory: float32, float64, float16, bfloat16, integers or bool. Float tensors are
+            cast to the first model's dtype. Read-only. A tensor that is not contiguous is copied first.
         weights: k finite numbers >= 0, not all zero, such as numbers of examples; or a mapping with the ids of
             ``models``. Default: equal weights.
         key: the key of the ``state_dict`` in torch files with several entries.
@@ -89,6 +94,11 @@ def aggregate(
             (``TrimmedMean(2)``), or a sequence of mixing rules and a robust rule. Each model counts once, so weights
             are not allowed. Distances are over all float tensors except BatchNorm statistics, which are combined like
             the others. Equal scores go to the first model.
+        lora: how LoRA adapters of PEFT are combined, as for ``merge``: "average" averages A and B apart; "product" and
+            "stack" give the tensors of an adapter of sum_k w_k s_k B_k A_k. All products of it have the first
+            adapter's scale s = lora_alpha / r (with ``use_rslora`` lora_alpha / sqrt(r)). The models must be folders or
+            files with an ``adapter_config.json``.
+        rank: the rank of the result with ``lora="product"``. Default: the largest rank of the adapters.
 
     Returns:
         The average in the first model's library, dtypes and nesting: a mapping by name, a list, a tree, or an array.
@@ -121,12 +131,13 @@ def aggregate(
     {'w': array([1.], dtype=float32)}
     """
     try:
+        check_way(lora, rank, rule=rule)
         chain = None if rule is None else Chain.of_models(rule, has_base=False)
         if chain is not None:
             require_no_weights(weights)
         if _is_file(models):
             raise ArrayError("models: expected several models, got one path; pass a list of paths")
-        if chain is not None and isinstance(models, Iterator):
+        if (chain is not None or lora != "average") and isinstance(models, Iterator):
             models = list(models)
         if isinstance(models, Iterator):
             first = [*itertools.islice(models, 1)]
@@ -141,6 +152,10 @@ def aggregate(
                     raise UnknownClientError(f"weights: {describe_names([*map(str, models)], [*map(str, weights)])}")
                 weights = [weights[client] for client in models]
             models = models.values()
+        if lora != "average":
+            adapters = Adapters(dict(zip(labels, models, strict=True)), lora, rank, key)
+            others = _aggregated(adapters.others, labels, weights, None, None) if adapters.others[0] else {}
+            return adapters.tensors(others, shares_of(weights, len(labels)))
         return _aggregated(list(models), labels, weights, key, chain)
     except FedcoreError as error:  # shortened, since clients may send names of any length
         if len(text := str(error)) <= LONGEST_REASON:
@@ -158,7 +173,7 @@ def _aggregated(given: list[Any], labels: list[str], weights: Any, key: str | No
     paths = [shorten(os.fspath(getattr(one, "path", one))) if _is_file(one) else None for one in given]
     labels = [label if path is None else f"{label} ({path})" for label, path in zip(labels, paths, strict=True)]
     files = {label: one for label, path, one in zip(labels, paths, given, strict=True) if path is not None}
-    require_equal_adapters(files)
+    equal_adapters(files)
     models = [open_model(one, key=key) if _is_file(one) else one for one in given]
     result = ResultForm.of(given[0])
     is_plain = not files and result.tree is None and isinstance(given[0], Mapping)
@@ -511,20 +526,6 @@ def matched(model: Named, plan: Mapping[str, Any], ties: Mapping[str, str]) -> N
     return found | unexpected
 
 
-def check_model(label: str, model: Named, plan: Plan) -> None:
-    """Raise an error if a model's names, shapes or dtypes differ from the plan."""
-    if model.keys() != plan.keys():
-        raise ArrayError(f"{label}: {describe_names(list(plan), list(model))}")
-    for name, form in plan.items():
-        _check_tensor(f"{label}, {name}", model[name], form)
-
-
-def _check_tensor(where: str, leaf: Any, form: TensorForm) -> None:
-    check_form(where, leaf, form.dtype, form.shape)
-    if not getattr(leaf, "is_cpu", False) and (device := device_of(leaf)) != CPU:
-        raise ArrayError(f"{where}: must be in CPU memory, is on {getattr(leaf, 'device', device)}")
-
-
 def _plain_rows(models: Sequence[Any], labels: Sequence[str], first: Named, plan: Plan) -> list[list[Any]] | None:
     """Return the models' float tensors if names and shapes fit, else None; the native kernel checks the rest."""
     floats, others = averaged(plan), [name for name, form in plan.items() if not form.is_averaged]
@@ -541,7 +542,7 @@ def _plain_rows(models: Sequence[Any], labels: Sequence[str], first: Named, plan
         except RuntimeError:  # a nested tensor has no shape
             return None
         for name in others:
-            _check_tensor(f"{label}, {name}", model[name], plan[name])
+            check_tensor(f"{label}, {name}", model[name], plan[name])
     return rows
 
 

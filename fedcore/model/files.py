@@ -29,7 +29,6 @@ from fedcore.model.safetensors import (
     StoredTensor,
     header_of,
     is_part,
-    read_json,
 )
 from fedcore.validation import absolute, shorten
 
@@ -211,7 +210,7 @@ def write_model(tensors: Any, path: str | os.PathLike[str]) -> None:
     {'w': array([1., 2.], dtype=float32)}
     """
     tensors = named_tensors(tensors)
-    form, library, target = form_of(path), library_of(tensors.values()), absolute(path)
+    target, form, library = absolute(path), form_of(path), library_of(tensors.values())
     if library not in FORMS[form]:
         raise ArrayError(f"tensors: a {form} file holds {' or '.join(FORMS[form])} tensors, got {library} tensors")
     try:
@@ -319,45 +318,3 @@ def bytes_of(leaf: Any) -> npt.NDArray[np.uint8]:
     array = np.ascontiguousarray(leaf.codes if isinstance(leaf, Bfloat16Array) else leaf)
     little = array if array.dtype.byteorder in "=|<" else array.astype(array.dtype.newbyteorder("<"))
     return little.reshape(-1).view(np.uint8)
-
-
-ADAPTER = "adapter_config.json"
-"""PEFT's file with the configuration of an adapter."""
-EFFECTIVE = (
-    *("peft_type", "r", "lora_alpha", "alpha", "use_rslora", "use_dora", "fan_in_fan_out", "target_modules"),
-    *("target_parameters", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform", "layers_pattern"),
-    *("scaling", "projection_prng_key", "random_loc_seed"),
-)
-"""The entries of an adapter's configuration on which the effect of its tensors depends."""
-
-
-def adapter_of(path: Any) -> tuple[dict[str, Any], bytes] | None:
-    """Return PEFT's configuration of an adapter in a folder, as content and bytes, or None."""
-    place = absolute(getattr(path, "path", path))
-    folder = place if place.is_dir() else place.parent if place.name.startswith("adapter_model") else None
-    config = None if folder is None else folder / ADAPTER
-    return None if config is None or not config.exists() else read_json(config)
-
-
-def require_equal_adapters(paths: Mapping[str, Any]) -> bytes | None:
-    """Raise ArrayError if adapters differ in more than their tensors, and return the first configuration.
-
-    Args:
-        paths: the models' paths by label.
-    """
-    first: dict[str, Any] = {}
-    of_first, text = "", None
-    for label, path in paths.items():
-        if (found := adapter_of(path)) is None:
-            continue
-        values = {
-            entry: (sorted(set(map(str, value))) if isinstance(value := found[0].get(entry), list) else value) or None
-            for entry in EFFECTIVE
-        }
-        if text is None:
-            first, of_first, text = values, label, found[1]
-        for entry in EFFECTIVE:
-            if values[entry] != first[entry]:
-                differ = f"{entry} is {values[entry]!r:.100}, but {first[entry]!r:.100} in {of_first}"
-                raise ArrayError(f"{label}: {differ}; pass adapters whose entries in {ADAPTER} are equal")
-    return text

@@ -172,6 +172,7 @@ class Layout(Represented):
         self.narrow = tuple(piece for piece in self.slices if piece.dtype in NARROW)
         self._is_wide = any(piece.dtype == "float64" for piece in self.slices)  # and nothing was logged
         self._shapes = [piece.shape for piece in self.slices]
+        self.parts = [(piece.name, piece.shape) for piece in self.slices]
         self._all = {piece.name: piece for piece in self.slices + self.outside}
 
     @classmethod

@@ -39,7 +39,6 @@ from fedcore.kernels.robust import GramSum
 from fedcore.model.averaging import (
     Digest,
     add_to,
-    check_model,
     matched,
     require_no_weights,
     require_unchanged,
@@ -47,8 +46,9 @@ from fedcore.model.averaging import (
     ties_of,
     write_combination,
 )
-from fedcore.model.files import ADAPTER, FORMS, bytes_of, open_model, require_equal_adapters
+from fedcore.model.files import FORMS, bytes_of, open_model
 from fedcore.model.layout import LOGGER
+from fedcore.model.lora import ADAPTER, ADAPTER_MODEL, Adapters, check_way, equal_adapters
 from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, is_finite, is_mask, settled
 from fedcore.model.safetensors import (
     BYTES,
@@ -60,7 +60,7 @@ from fedcore.model.safetensors import (
     read_header,
     read_json,
 )
-from fedcore.model.windows import Part, Windows
+from fedcore.model.windows import Part, Windows, check_model
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.runtime import __version__
 from fedcore.validation import absolute, check_number, shorten
@@ -126,6 +126,8 @@ def merge(
     server_lr: float | None = None,
     clip_norm: float | None = None,
     rule: str | Rule | Sequence[Rule | str] | None = None,
+    lora: str = "average",
+    rank: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Take a round of FedAvg over models in files, in windows, and write the result to a new folder.
@@ -145,7 +147,8 @@ def merge(
         out: a new folder. It gets the files of the base (or of the first input), in its dtypes and with its shards;
             the file ``merge.json``; with moments ``optimizer/moments.safetensors``; and an adapter's configuration.
         inputs: k paths of safetensors files, folders or indices, of torch files (.pt, .pth, .bin, .ckpt) or of .npz
-            files. A model may lack or repeat names of tied tensors. LoRA adapters must have the same scale and targets.
+            files. A model may lack or repeat names of tied tensors. LoRA adapters in folders must have the same
+            targets, and with ``lora="average"`` the same rank and scale.
         weights: as for ``aggregate``.
         base: the model from which the inputs were trained. If it is the result of a merge with an optimizer, pass the
             same optimizer, which continues with its moments, or delete the base's ``merge.json``.
@@ -154,11 +157,20 @@ def merge(
         server_lr: gamma. Default: the optimizer's rate, or 1.
         clip_norm: the largest norm of an update x - y_i over all parameters; a longer one is scaled down.
         rule: a robust rule, as for ``aggregate``. Not allowed with weights and ``clip_norm``.
+        lora: how LoRA adapters of PEFT are combined. "average" averages A and B apart, which is not the average of the
+            products B A (FedIT). "product" averages the products: sum_k w_k s_k B_k A_k / sum_k w_k is factored again,
+            with the smallest error for its rank (FlexLoRA). s_k is the adapter's scale, lora_alpha / r, or with
+            ``use_rslora`` lora_alpha / sqrt(r). "stack" has the same sum, without an error: the products stand side by
+            side, and the rank is the sum of the ranks (FLoRA). Both take any ranks and scales, for equal base weights;
+            the result has the first adapter's scale, and no base, step or rule. Other tensors are averaged.
+        rank: the largest rank with ``lora="product"``. Default: for each product the largest one of the adapters.
         progress: called with the bytes that were read and their total.
 
     Returns:
         The content of ``merge.json``: weights, digest and norm of each input, rejections, norms of each tensor. A
-        digest depends on names, dtypes, shapes and bytes of the tensors, not on their order and files.
+        digest depends on names, dtypes, shapes and bytes of the tensors, not on their order and files. With products:
+        their norms, their ranks, and as ``error``, for each and in total, the share of the Frobenius norm that the
+        factors of this rank lose, before they are rounded to the first adapter's dtype.
 
     Raises:
         ArrayError, ShapeError, DtypeError, RangeError: files, names, shapes, constants or arguments are invalid, the
@@ -173,21 +185,24 @@ def merge(
     Determinism: without an optimizer, rate or clipping, the bits of ``aggregate``; else float64 sums that are rounded
         to v in float32, and the optimizer's own arithmetic. With a rule, the parameters have the bits of a round
         of FedAvg with this rule from the base, or from a model of zeros without one.
+        Products are computed in float64 by LAPACK, whose last bits depend on the machine.
     Cost: reads every file once, twice with ``clip_norm`` or a rule that needs distances, and writes the result. Memory:
-        160 MiB of windows, and three windows of the result, for a model of any size and up to about 100 inputs.
+        160 MiB of windows, and three windows of the result, for a model of any size and up to about 100 inputs. With
+        products about 50 R (m + n) bytes for the largest product, of m by n numbers, where R is the sum of the ranks.
 
     Reference: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023,
         arXiv 2311.08105, for ``Nesterov``.
     """
     if len(inputs) == 0:
         raise RangeError("inputs: must not be empty")
+    check_way(lora, rank, base=base, optimizer=optimizer, server_lr=server_lr, clip_norm=clip_norm, rule=rule)
     chain = None if rule is None else Chain.of_models(rule, has_base=base is not None)
     step = _Step(as_optimizer(optimizer), server_lr, clip_norm, chain)
     step.check(weights, has_base=base is not None)
-    target = resolve_own_links(absolute(out))
+    target = resolve_own_links(absolute(out, "out"))
     if target.suffix.lower() in (*FORMS, *TORCH_SUFFIXES):
         raise StoreError(f"{target}: the result is a folder; pass a name without {target.suffix}")
-    job = _Job([*inputs], weights, base, key, step)
+    job = _Job([*inputs], weights, base, key, step, lora, rank)
     if os.path.lexists(target):
         return job.finished(target)
     if narrow := {form.dtype for form in job.plan.values() if job.is_stepped(form)} & set(NARROW):
@@ -317,17 +332,19 @@ class _State:
 class _Job:
     """The arguments of a merge, its open models, and its plan."""
 
-    def __init__(self, inputs: Sequence[Any], weights: Any, base: Any, key: str | None, step: _Step) -> None:
+    def __init__(self, inputs: list[Any], weights: Any, base: Any, key: Any, step: _Step, lora: str, rank: Any) -> None:
         self.optimizer, server_lr, self.clip_norm, self.chain = step
         shares_of(weights, len(inputs))
         self.weights = [1.0] * len(inputs) if weights is None else [float(weight) for weight in weights]
-        self.paths = [str(absolute(path)) for path in inputs]
-        self.base_path = None if base is None else str(absolute(base))
+        self.paths = [str(absolute(path, "inputs")) for path in inputs]
+        self.base_path = None if base is None else str(absolute(base, "base"))
         self.labels = [f"client {i} ({shorten(path)})" for i, path in enumerate(self.paths)]
         labeled = {} if self.base_path is None else {"base": self.base_path}
         labeled |= dict(zip(self.labels, self.paths, strict=True))
-        self.adapter = require_equal_adapters(labeled)
-        models = [open_model(path, key=key) for path in self.paths]
+        self.lora = None if lora == "average" else Adapters(labeled, lora, rank, key)
+        self.adapter = self.lora.config if self.lora else next(iter(equal_adapters(labeled).values()), (0, None))[1]
+        self.main = MODEL if self.adapter is None else ADAPTER_MODEL
+        models = [*self.lora.others] if self.lora else [open_model(path, key=key) for path in self.paths]
         self.base = None if base is None else open_model(self.base_path, key=key)
         self.pattern = models[0] if self.base is None else self.base
         self.ties = ties_of(self.pattern)
@@ -339,7 +356,7 @@ class _Job:
             except FedcoreError as error:
                 pattern = shorten(self.base_path or self.paths[0])
                 raise type(error)(f"{error}; pass models with the tensors of {pattern}") from None
-        self.models = models
+        self.models, self.forms = models, self.lora.plans[-1] if self.lora else self.plan
         self.steps = base is not None and step != (None,) * 4
         self.moments = 0 if self.optimizer is None else len(started(self.optimizer, 1))
         self.round, self.old_moments = self._before()
@@ -347,7 +364,8 @@ class _Job:
         self.gamma = float(next(value for value in (server_lr, rate, 1.0) if value is not None))
         facts = [__version__, self.weights, self.gamma, repr(self.optimizer), self.clip_norm, key]
         facts += [self.round, self.steps, *([] if self.chain is None else [repr(self.chain)])]
-        states = [_state_of(model) for model in (*models, self.pattern, *self.old_moments)]
+        facts += [lora, rank, repr(self.lora.config), self.lora.scales] if self.lora else []
+        states = [_state_of(model) for model in (*(self.lora or self).models, self.pattern, *self.old_moments)]
         self.fingerprint = hashlib.blake2b(json.dumps([facts, self.paths, states]).encode(), digest_size=16).hexdigest()
 
     def _before(self) -> tuple[int, list[Mapping[str, Any]]]:
@@ -419,7 +437,7 @@ class _Job:
             self.plan[name] = self.plan[name]._replace(kind="constant")
         with closing(_Output(part, self.targets(), self.moments, self.fingerprint)) as output:
             pass_ = _Pass(self, state, output, progress)
-            if state.done and not pass_.is_intact():
+            if self.lora is not None or (state.done and not pass_.is_intact()):
                 state = state.restarted()
                 pass_ = _Pass(self, state, output, progress)
             if self.clip_norm is not None and state.clips is None:
@@ -440,7 +458,7 @@ class _Job:
         """Return the files of the result: those of the pattern, and one for the moments."""
         if isinstance(self.pattern, Safetensors):
             names = [Path(header.file.path).name for header in self.pattern.headers]
-            names = [MODEL] if self.pattern.index is None else names
+            names = [self.main] if self.pattern.index is None else names
             if odd := [name for name in names if name.startswith(".") or not name.endswith(".safetensors")]:
                 raise ArrayError(f"{self.pattern.path}: names {shorten(odd[0])}; name the files *.safetensors")
             found = [
@@ -448,7 +466,7 @@ class _Job:
                 for name, header in zip(names, self.pattern.headers, strict=True)
             ]
         else:
-            found = [_target(Path(MODEL), {name: (form.dtype, form.shape) for name, form in self.plan.items()})]
+            found = [_target(Path(self.main), {name: (form.dtype, form.shape) for name, form in self.forms.items()})]
         return [*found, *([_target(MOMENTS, self._moment_forms())] if self.moments else [])]
 
     def is_stepped(self, form: TensorForm) -> bool:
@@ -459,7 +477,7 @@ class _Job:
         """Raise ArrayError if tensors that are tied in the pattern differ in the result."""
         if not self.ties:
             return
-        merged = read_header(part.path / MODEL, part).tensors
+        merged = read_header(part.path / self.main, part).tensors
         for alias, name in self.ties.items():
             for _, ((one,), (other,)) in Windows([{name: merged[alias]}, {name: merged[name]}], [name]).read():
                 if not np.array_equal(bytes_of(one), bytes_of(other)):
@@ -569,7 +587,7 @@ class _Pass:
         self._models = [*(job.models[i] for i in self._kept), *self._base]
         self._windows = Windows([*self._models, *job.old_moments], job.plan)
         self._combination: Combination | None = None
-        self._before, self._total = 0, self._windows.bytes[-1]
+        self._before, self._total = 0, job.lora.bytes if job.lora else self._windows.bytes[-1]
 
     def is_intact(self) -> bool:
         """Whether the windows that a killed merge has written are as they were written."""
@@ -638,11 +656,32 @@ class _Pass:
             add_to(state.digests[-1 - self._job.moments :], parts, list(zip(*results, strict=True)), self._job.plan)
             state.done = number + 1
             self._output.record(state)
+        if self._job.lora is not None:
+            self._multiply(self._job.lora)
         if state.first is not None:
             names = [[*self._job.paths, self._job.base_path][i] for i in self._sources]
             require_unchanged(names, state.first, [state.digests[i] for i in self._sources])
         self._progress(self._total, self._total)
         self._output.record(state, now=True)
+
+    def _multiply(self, lora: Adapters) -> None:
+        """Combine the products of LoRA adapters."""
+        state, kept, done = self._state, self._kept, self._windows.bytes[-1]
+        for module, names in lora.factors.items():
+            self._progress(done, self._total)
+            rows, bad = lora.read(module, kept)
+            done += sum(bytes_of(vector).size for row in rows for vector in row)
+            if bad:
+                state.rejected |= bad
+                self._output.record(state.restarted(), now=True)
+                raise _Restart
+            outs, squares = lora.product(module, rows, kept, self._shares)
+            state.squares[module] = squares.tolist()
+            for i, row in zip((*kept, -1), (*rows, outs), strict=True):
+                parts = [Part(name, 0, math.prod(lora.plans[i][name].shape)) for name in names]
+                add_to([state.digests[i]], parts, [row], lora.plans[i])
+            for part, out in zip(parts, outs, strict=True):
+                self._output.write(part, [out])
 
     def _read(self, rows: list[Any], form: TensorForm, *, is_stepped: bool) -> tuple[list[Any], Any]:
         """Return the inputs of a part in one dtype, and the base in float32 if a step starts from it.
@@ -742,6 +781,7 @@ class _Pass:
             "clip_norm": job.clip_norm,
             **({} if job.chain is None else {"rule": [_described(one) for one in job.chain]}),
             **({} if by_rule is None else {"chosen": [job.paths[i] for i in kept if shares[i]]}),
+            **({} if job.lora is None else job.lora.report()),
             "inputs": inputs,
             "base": base if self._base else None,
             "digest": state.digests[-1 - job.moments].state()[0],

@@ -197,6 +197,13 @@ def check_form(name: str, leaf: Any, dtype: str, shape: tuple[int, ...]) -> None
         raise ShapeError(f"{name}: expected shape {shape}, got {found}{_padding(shape, found)}")
 
 
+def check_tensor(where: str, leaf: Any, form: TensorForm) -> None:
+    """Raise an error if a tensor has not the given form, or is not in CPU memory."""
+    check_form(where, leaf, form.dtype, form.shape)
+    if not getattr(leaf, "is_cpu", False) and (device := device_of(leaf)) != CPU:
+        raise ArrayError(f"{where}: must be in CPU memory, is on {getattr(leaf, 'device', device)}")
+
+
 def _padding(shape: tuple[int, ...], actual: tuple[int, ...]) -> str:
     """Return a hint for a tensor that is too short in one dimension, as of a LoRA adapter of a lower rank."""
     missing = [length - own for length, own in zip(shape, actual, strict=False)]

@@ -10,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.arrays import LINE, dtype_name
+from fedcore.errors import ArrayError
+from fedcore.model.layout import describe_names
+from fedcore.model.policy import TensorForm, check_tensor
 from fedcore.model.safetensors import BYTES, READERS, StoredTensor, over, read_at
 
 UNIT = 1 << 16
@@ -127,3 +130,11 @@ def _fill(memory: list[npt.NDArray[np.uint8]], i: int, model: Mapping[str, Any],
 def flat(tensor: Any) -> Any:
     """Return a tensor in memory as a vector; tensors in files are unchanged."""
     return tensor if isinstance(tensor, StoredTensor) or len(tensor.shape) == 1 else tensor.reshape(-1)
+
+
+def check_model(label: str, model: Mapping[str, Any], plan: Mapping[str, TensorForm]) -> None:
+    """Raise an error if a model's names, shapes or dtypes differ from the plan."""
+    if model.keys() != plan.keys():
+        raise ArrayError(f"{label}: {describe_names(list(plan), list(model))}")
+    for name, form in plan.items():
+        check_tensor(f"{label}, {name}", model[name], form)

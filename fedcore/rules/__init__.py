@@ -15,7 +15,7 @@ and pass an object of the class, or its path ``"mypackage.rules:RejectFewSteps"`
 vectors. A rule that compares directions is a ``RobustRule``, with ``combine``.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache, cached_property, partial
 from inspect import isclass
@@ -95,14 +95,18 @@ class Chain:
             return cls(NAMED[aggregation])
         if isinstance(aggregation, str) and ":" not in aggregation and spelled(aggregation) not in REGISTRY:
             raise UnknownNameError.of("aggregation", aggregation, (*NAMED, *REGISTRY))
-        entries = [aggregation] if isinstance(aggregation, str | Rule) else list(aggregation)
+        is_list = isinstance(aggregation, Iterable) and not isinstance(aggregation, str)
+        entries: Any = aggregation if is_list else [aggregation]
         rules = [REGISTRY.find(spelled(entry))() if isinstance(entry, str) else entry for entry in entries]
         for rule in rules:
             if not isinstance(rule, Rule):
-                raise UnknownNameError.of("aggregation", rule, (*NAMED, *REGISTRY))
-            for need in rule.needs - NEEDS.keys():
-                raise UnknownNameError.of(f"{type(rule).__name__}.needs", need, NEEDS)
-            if not (rule.needs or isinstance(rule, Filter | Scale | Combine | MixingRule)):
+                raise UnknownNameError(f"aggregation={rule!r:.200}: must be rules, such as [Median()], or their names")
+            known = NEEDS.keys() - (() if isinstance(rule, RobustRule) else {"previous", "base"})
+            for need in rule.needs - known:
+                raise UnknownNameError.of(f"{type(rule).__name__}.needs", need, known)
+            if not (
+                rule.needs & {"steps", "once"} or isinstance(rule, Filter | Scale | Mean | RobustRule | MixingRule)
+            ):
                 raise RangeError(f"aggregation: {type(rule).__name__} must derive from Filter, Scale or RobustRule")
         if not rules or not isinstance(rules[-1], Combine):
             rules.append(Mean())
@@ -153,7 +157,9 @@ class Chain:
 
     def ratio(self, need: str) -> float | None:
         """Return the least ratio of rules that need "received", "examples" or "steps"; None without such a rule."""
-        return min((getattr(rule, "ratio", 1.0) for rule in self.rules if need in rule.needs), default=None)
+        if need not in self.needs:
+            return None
+        return min(getattr(rule, "ratio", 1.0) for rule in self.rules if need in rule.needs)
 
     def window(self, need: str, norms: Mapping[str, Any]) -> ClaimWindow:
         """Return the window of "examples" or "steps" after the last round, with the ratio of their rule."""
@@ -193,6 +199,11 @@ class Chain:
         kinds = (Filter, "decide"), (Scale, "weights"), (Scale, "examples")
         calls = [(rule, name, kind) for kind, name in kinds for rule in self.rules if isinstance(rule, kind)]
         return [(rule, name) for rule, name, kind in calls if getattr(type(rule), name) is not getattr(kind, name)]
+
+    @cached_property
+    def decides(self) -> bool:
+        """Whether the rules must see every update; ``CapExamples`` sees those that report unusual numbers."""
+        return "medians" in self.needs or any(type(rule) is not CapExamples for rule, _ in self._calls)
 
     @cached_property
     def mixing(self) -> list[MixingRule]:
@@ -251,7 +262,8 @@ class Chain:
         if "previous" in self.needs:
             updates, matrix = matrix, np.zeros((len(matrix) + 1, k + 1))
             matrix[:-1, :-1], matrix[-1, -1] = updates, 1
-        must, vectors = "a Combination of the vectors, with finite weights", (len(matrix), partial(mixed, matrix))
+        r, vectors = len(matrix), (len(matrix), partial(mixed, matrix))
+        must = f"a Combination of {r} vectors, with finite weights, float64[{r}], or a statistic of some of them"
         combination: Combination = checked(self.robust, "combine", vectors, is_combination, must)
         return replace(combination, mixing=matrix) if self.mixing else combination
 

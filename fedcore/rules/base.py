@@ -26,15 +26,16 @@ Norms: TypeAlias = Mapping[str, Sequence[float]]
 class Group:
     """Measured updates on which the rules decide together, in the order of ``add``; before a robust rule, of the ids.
 
-    Usually a group is one update. Until the server has accepted 8 updates, updates wait for a group of 8 or the end of
+    Usually a group is one update. If a rule needs "medians", the first updates wait for a group of 8 or for the end of
     the round.
 
     Attributes:
         clients: the updates' clients.
         steps: float64[k], the reported local steps.
         examples: float64[k], the counted examples: after the ``examples`` of the rules before.
-        norms: the float32 norm of each update, by part: |x - y| where the server averages models, else that of the mean
-            gradient. If a rule needs "medians", "parameters" is the norm without the offset that the server sent.
+        norms: the float32 norm of each update, by part: "parameters", and "buffers" and "controls" if there are any.
+            |x - y| where the server averages models, else that of the mean gradient. If a rule needs "medians",
+            "parameters" is the norm without the offset that the server sent.
         medians: the median norm of the last 1,000 accepted updates, by part, or None; until 8 were accepted, the
             group's norms are included. Empty unless a rule of the chain needs "medians".
         usual_examples: the median number of examples of the last 1,000 accepted updates; infinite if no rule of the
@@ -59,7 +60,8 @@ class Rule(Checked):
     """A rule of a chain. A subclass is a frozen dataclass; its fields are options that a server's folder stores.
 
     Attributes:
-        needs: what the server must measure or keep for the rule, out of ``NEEDS``.
+        needs: what the server must measure or keep for the rule, out of ``fedcore.rules.base.NEEDS``: "norms",
+            "medians", "received", "examples", "steps", "once", "previous", "base".
     """
 
     needs: ClassVar[AbstractSet[str]] = frozenset()
@@ -67,7 +69,7 @@ class Rule(Checked):
 
 
 NEEDS = {
-    "norms": "the norms of the updates",
+    "norms": "the norms of the updates, which every Filter and Scale gets",
     "medians": "the median norms of earlier updates; the first 8 updates are then decided as a group",
     "received": "norms of rejected updates too, which the medians follow if they are the majority",
     "examples": "the median number of examples of earlier updates",

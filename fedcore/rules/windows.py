@@ -36,23 +36,26 @@ def least_logged(ratio: float | None) -> float:
 class NormWindow:
     """The norms > 0 of the last ``WINDOW`` accepted updates, the oldest first, and their median.
 
+    Attributes:
+        norms: the norms, in order.
+
     Cost: a few microseconds per norm, independent of the number of norms.
     """
 
     def __init__(self, norms: Iterable[float] = ()) -> None:
-        self._norms = deque(norms, WINDOW)
-        self._sorted = sorted(self._norms)
+        self.norms = deque(norms, WINDOW)
+        self._sorted = sorted(self.norms)
 
     def __len__(self) -> int:
-        return len(self._norms)
+        return len(self.norms)
 
     def add(self, norm: float) -> None:
         """Add a norm; a full window drops its oldest norm."""
         if norm <= 0:
             return
-        if len(self._norms) == WINDOW:
-            del self._sorted[bisect_left(self._sorted, self._norms[0])]
-        self._norms.append(norm)
+        if len(self.norms) == WINDOW:
+            del self._sorted[bisect_left(self._sorted, self.norms[0])]
+        self.norms.append(norm)
         insort(self._sorted, norm)
 
     def median(self, beside: Sequence[float] = ()) -> float | None:
@@ -63,21 +66,17 @@ class NormWindow:
         norms = self._sorted
         if beside:
             own = [norm for norm in beside if norm > 0]
-            norms = sorted([*self._sorted, *own]) if 2 * len(own) >= len(beside) or self._norms else []
+            norms = sorted([*self._sorted, *own]) if 2 * len(own) >= len(beside) or self.norms else []
         return norms[(len(norms) - 1) // 2] if norms else None
 
     def copied(self) -> "NormWindow":
         """Return a window with the same norms."""
-        return NormWindow(self._norms)
-
-    def is_equal(self, other: "NormWindow") -> bool:
-        """Whether another window has the same norms in the same order."""
-        return self._norms == other._norms
+        return NormWindow(self.norms)
 
     def packed(self) -> F32:
         """Return the norms as float32[WINDOW], with NaN after the last: a folder has a file for each vector size."""
         vector = np.full(WINDOW, np.nan, np.float32)
-        vector[: len(self._norms)] = self._norms
+        vector[: len(self.norms)] = self.norms
         return vector
 
     @classmethod
@@ -105,7 +104,7 @@ class ClaimWindow:
         self.packed = _NONE if packed is None else packed
         """The claims, with NaN after the last. The array never changes in place."""
         self._count = 0 if packed is None else WINDOW - int(np.isnan(packed).sum())
-        self._range = core.column_range(self.packed[: self._count])
+        self._range = core.column_range(self.packed[: self._count]) if self._count else (math.inf, -math.inf)
         self._limit = math.inf if ratio is None else ratio
 
     def __len__(self) -> int:

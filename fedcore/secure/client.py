@@ -93,9 +93,8 @@ class SecureClient(Represented):
         self._own_identity = None if identity is None else identity_of(identity)
         self._survivors = b""  # the list that the client signed
         self._session: bytes | None = None
-        self._context = (
-            b""  # the digest of all on which the clients agree: the invitation, and then their signed roster
-        )
+        # The digest of all on which the clients agree: the invitation, and then their signed roster.
+        self._context = b""
         self._answered = 0  # how many of PHASES
         self._index = self._clients = self._threshold = 0
         self._sealing = self._masking = self._seed = b""
@@ -320,21 +319,22 @@ class SecureClient(Represented):
             peers = [bytes.fromhex(peer) for peer in state["peers"]]
             noise, max_norm = state["limits"]
             client = cls(identity=identity, peers=peers, noise=noise, max_norm=max_norm)
-            client._context = bytes.fromhex(state["context"])
-            client._survivors = bytes.fromhex(state["survivors"])
-            client._session = None if state["session"] is None else bytes.fromhex(state["session"])
-            client.encoding = None if state["encoding"] is None else Encoding.read(state["encoding"])
-            numbers = [int(number) for number in state["numbers"]]
-            client._min_clients, client._answered, client._index, client._clients, client._threshold = numbers
-            client._sealing, client._masking, client._seed = map(bytes.fromhex, state["secrets"])
-            client._group = {
-                int(index): PublicKeys(*map(bytes.fromhex, keys)) for index, keys in state["group"].items()
-            }
-            client._held = {int(index): bytes.fromhex(shares) for index, shares in state["held"].items()}
-            client._dealers = [int(index) for index in state["dealers"]]
+            client._resume(state)
         except (FedcoreError, KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise CheckpointError(f"state: SecureClient.to_state did not return it: {error!r}") from None
         return client
+
+    def _resume(self, state: Mapping[str, Any]) -> None:
+        self._context = bytes.fromhex(state["context"])
+        self._survivors = bytes.fromhex(state["survivors"])
+        self._session = None if state["session"] is None else bytes.fromhex(state["session"])
+        self.encoding = None if state["encoding"] is None else Encoding.read(state["encoding"])
+        numbers = [int(number) for number in state["numbers"]]
+        self._min_clients, self._answered, self._index, self._clients, self._threshold = numbers
+        self._sealing, self._masking, self._seed = map(bytes.fromhex, state["secrets"])
+        self._group = {int(index): PublicKeys(*map(bytes.fromhex, keys)) for index, keys in state["group"].items()}
+        self._held = {int(index): bytes.fromhex(shares) for index, shares in state["held"].items()}
+        self._dealers = [int(index) for index in state["dealers"]]
 
     def _facts(self) -> dict[str, Any]:
         return {"index": self._index, "answered": self._answered, "min_clients": self._min_clients}

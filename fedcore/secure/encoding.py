@@ -101,16 +101,16 @@ class Encoding:
 
         Cost: reads x, and the vectors in ``work``.
         """
-        form, state = cls._of(server, clients=clients, colluding=colluding), server._backend
+        form = cls._of(server, state := server._backend, clients=clients, colluding=colluding)
         sent = broadcast_of(server.settings, form.round, (), state.sent_vectors((), set())).on_host()
         if work is None and (instructions := sent.of(0)).vectors():  # they are equal for all clients
             work = instructions
         return replace(form, model=digest_of(sent.x if x is None else x), work=_digest_of_work(work))
 
     @classmethod
-    def _of(cls, server: Server, *, clients: int, colluding: int) -> Self:
+    def _of(cls, server: Server, state: Any, *, clients: int, colluding: int) -> Self:
         """Return the encoding without digests."""
-        settings, state = server.settings, server._backend
+        settings = server.settings
         server.require_partial_sums(has_noise=True)
         limits, weights, rule, layout = settings.asked, _weights(settings), settings.rules.private, settings.layout
         most, noise, honest, fewest = limits.max_norm, 0.0, 0, 0
@@ -283,7 +283,7 @@ class Encoding:
         Raises:
             RangeError: the total cannot be a sum of valid updates, or the server's next round needs another encoding.
         """
-        due = Encoding._of(server, clients=self.clients, colluding=self.min_clients - self.honest)
+        due = self._of(server, state := server._backend, clients=self.clients, colluding=self.min_clients - self.honest)
         if replace(due, model=self.model, work=self.work) != self:
             raise RangeError("encoding: it belongs to another round or server; open the sum for the next round")
         k, weight, steps = len(clients), int(total[-2]), int(total[-1])
@@ -303,7 +303,7 @@ class Encoding:
             "squares": np.full(k, (norm if self.noise else min(norm, self.max_norm)) ** 2),
             "has_buffers": np.full(k, float(self.n > self.parameters)),
         }
-        made_under = fingerprint(server.settings, server._backend.snapshot)
+        made_under = fingerprint(server.settings, state.snapshot)
         sum = server.round_number, made_under, *self._exact(total[: self.n]), tuple(clients)
         exact = self._exact(changes) if self.has_changes else None
         return PartialSum(*sum, **columns, rejected=rejected, changes=exact, noise=self.noise)

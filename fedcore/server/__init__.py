@@ -3,7 +3,7 @@
 from fedcore.server.broadcast import Broadcast
 from fedcore.server.partial import PartialSum
 from fedcore.server.report import Report, rejection_summary
-from fedcore.server.round import OpenRound, Round, one_call
+from fedcore.server.round import OpenRound, Round, RoundLock, one_call
 from fedcore.server.server import EdgeAggregator, Server
 from fedcore.server.update import Reply, SentSlices, Update
 from fedcore.server.validation import ModelReader, OwnModel
@@ -19,4 +19,4 @@ __all__ = [
     "Report",
     "Round",
 ]
-__all__ += ["SentSlices", "Server", "Update", "one_call", "rejection_summary"]
+__all__ += ["RoundLock", "SentSlices", "Server", "Update", "one_call", "rejection_summary"]

@@ -373,19 +373,19 @@ class Sum:
         round: int,
         direction_of: Callable[[int | None], F32 | None],
         offset: F32 | None,
-        longest: float,
-        longest_term: float,
+        longest: tuple[float, float],
         distance: float,
     ) -> None:
         """Start a round with empty sums. ``offset`` is sent to every client; None for zero.
 
-        The rules and the policy of ``settings`` may differ from those of earlier rounds.
+        The rules and the policy of ``settings`` may differ from those of earlier rounds. ``longest`` has the greatest
+        norms of an update and of a term of an exact sum.
         ``distance`` is the usual factor of offsets in h_i: 1 for gradients, eta K if models are averaged.
         ``direction_of(t)`` returns v[t], float32[n_parameters], if rows refer to round t, else None.
         """
         self._direction_of = direction_of
-        self._round, self._offset, self._longest = round, offset, longest
-        self._longest_term = longest_term if self._exact else LONGEST
+        self._round, self._offset, self._longest = round, offset, longest[0]
+        self._longest_term = longest[1] if self._exact else LONGEST
         self._policy, self._distance = settings.policy, distance
         self._centers = self._has_offsets and "medians" in settings.rules.needs
         self._has_value = False
@@ -440,10 +440,15 @@ class Sum:
             self.accept(batch)
         return batch, squares
 
-    def fold_at_once(self, base: F32, ys: list[Any], scales: F64, weights: F64) -> tuple[Floats, float, F64] | None:
-        """Return A, W and |h_i|^2 of a cohort that only adds h; None, without a change, if an update is too long."""
-        squares = kernels.accumulate(None, [base] * len(ys), ys, scales, weights, out=self._spare)
-        return (self._spare, core.column_sum(0.0, weights, None), squares) if self._fits(squares, weights) else None
+    def fold_at_once(self, batch: UpdateBatch) -> Floats | None:
+        """Return A of a cohort that only adds h, and measure it; None if an update is too long."""
+        ys, scales, weights = batch.vectors, batch.scales, batch.weights
+        squares = kernels.accumulate(None, batch.bases, ys, scales, weights, out=self._spare)
+        if not self._fits(squares, weights):
+            return None
+        batch.count(squares)
+        A: Floats = self._spare
+        return A
 
     def join(self, words: ExactSum, batch: UpdateBatch, changes: ExactSum | None = None) -> bool:
         """Add an exact sum of another server over parameters and buffers, with its updates; return False on overflow.
@@ -743,10 +748,10 @@ def _runs(vectors: Sequence[Any]) -> list[slice]:
     In one kernel call, all vectors would be measured like the lists, tensor by tensor. The last bits of a norm must not
     depend on the other updates of a batch.
     """
-    if len(vectors) < 2:
+    if list not in map(type, vectors):
         return []
     forms = [isinstance(y, list) for y in vectors]
-    if all(forms) or not any(forms):
+    if all(forms):
         return []
     starts = [0, *(i for i in range(1, len(forms)) if forms[i] != forms[i - 1]), len(forms)]
     return [slice(*ends) for ends in pairwise(starts)]

@@ -197,6 +197,10 @@ class SentVectors(Protocol):
     def slices(self) -> SentSlices | None:
         """References to the shards' slices, or None."""
 
+    @property
+    def starts(self) -> Callable[[ClientId], F32] | None:
+        """The function that computes a client's own start, or None."""
+
     def offset(self, client: ClientId, out: Any) -> Any:
         """See ``Broadcast.offset``."""
 
@@ -303,11 +307,7 @@ class Broadcast(LocalWork, Unpicklable):
     @property
     def has_starts(self) -> bool:
         """Whether each client has its own start (``Algorithm.own_starts``)."""
-        return self._starts is not None
-
-    @property
-    def _starts(self) -> Callable[[ClientId], F32] | None:
-        return self.vectors.starts if isinstance(self.vectors, WholeVectors) else None
+        return self.vectors.starts is not None
 
     def start(self, client: ClientId) -> F32:
         """Return the model from which a client starts, float32[n], read-only: x, unless the method has ``own_starts``.
@@ -315,7 +315,7 @@ class Broadcast(LocalWork, Unpicklable):
         Raises:
             RoundError, UnknownClientError: as ``offset``, if the method has ``own_starts``.
         """
-        return self.x if self._starts is None else self._starts(client)
+        return self.x if self.vectors.starts is None else self.vectors.starts(client)
 
     @property
     def common(self) -> Instructions:
@@ -343,14 +343,14 @@ class Broadcast(LocalWork, Unpicklable):
 
         Cost: gathers x and x_prev if they are in slices.
         """
-        return self if self.slices is None else self._with(self.vectors.offset)
+        if self.slices is None:
+            return self
+        return replace(self, vectors=WholeVectors(self.x, self.x_prev, self.vectors.offset, self.vectors.starts))
 
     def with_offset(self, offset: Callable[[ClientId, Any], Any]) -> "Broadcast":
         """Return the broadcast in host memory, as whole vectors, with the offsets that ``offset`` computes."""
-        return replace(self.on_host()._with(offset), has_offset=True)
-
-    def _with(self, offset: Callable[[ClientId, Any], Any]) -> "Broadcast":
-        return replace(self, vectors=WholeVectors(self.x, self.x_prev, offset, self._starts))
+        sent = self.vectors.on_host()
+        return replace(self, vectors=WholeVectors(sent.x, sent.x_prev, offset, sent.starts), has_offset=True)
 
     def offset(self, client: ClientId, out: Any = None) -> Any:
         """Return the constant part of a client's direction, float32[n_parameters]; zeros if the method has no offsets.

@@ -1,7 +1,10 @@
 """What does not combine: a table of pairs of features, checked when a server is made, loaded or changed."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from inspect import isclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from fedcore.errors import RangeError, UnknownNameError
 from fedcore.model import Layout
 from fedcore.options import Compute, Settings, Storage
 from fedcore.rules import REGISTRY as RULES
-from fedcore.rules import Mean, PrivateMean, RobustRule, Rule
+from fedcore.rules import Combine, Mean, MixingRule, PrivateMean, RobustRule, Rule
 
 FOLDER, COMPUTE = Storage(medium="mmap"), Compute()
 
@@ -216,16 +219,32 @@ class Combination:
         return not self.conflicts
 
     def __str__(self) -> str:
-        shown = dict.fromkeys(FEATURES, True)
-        return "\n".join(one.explained(shown) for one in self.conflicts) or f"{', '.join(self.features)}: combine"
+        shown = (one.explained({one.a: True, one.b: True}) for one in self.conflicts)
+        return "\n".join(shown) or f"{', '.join(self.features)}: combine"
 
 
-def combines(*features: str) -> Combination:
+_SUMS_OF = {"partial sums", "exact sums"}
+_PRIVATE_ONES = [name for name in FEATURES if name.startswith("PrivateMean")]
+IMPLIED = dict.fromkeys(("edges", "masked sums", "partial sums"), _SUMS_OF) | {"robust rule": {"rules"}}
+IMPLIED |= {name: {"PrivateMean"} for name in _PRIVATE_ONES}
+"""Features that others have too."""
+LAST: dict[str, Any] = {"Mean(weights)": Mean, "robust rule": RobustRule, **dict.fromkeys(_PRIVATE_ONES, PrivateMean)}
+"""The last rules that features name."""
+APART: tuple[tuple[Any, Any, str, str], ...] = (
+    (PrivateMean, Rule, "PrivateMean is the only rule of its chain", "leave the other out"),
+    (Combine, Combine, "each is the last rule of a chain", "choose one"),
+    (Mean, MixingRule, "mixed vectors need a robust rule at the end", "use one such as Median()"),
+)
+"""Kinds of rules that no chain has together, why, and what to do."""
+
+
+def combines(*features: str | Rule | Algorithm) -> Combination:
     """Return whether features of a server combine. ``fedcore list combinations`` prints the table.
 
     Args:
-        features: names such as "shards", and of methods and rules, such as "MIFA" and "Krum". The result has the
-            features that these have. With one name, it has all conflicts of that name; without, all that there are.
+        features: names such as "shards"; and methods and rules: objects, or names such as "MIFA", "Krum" and
+            "mine:MyRule". The result has the features that these have. With one, it has all its conflicts; without, all
+            that there are.
 
     Raises:
         UnknownNameError: there is no feature, method or rule of that name.
@@ -236,10 +255,15 @@ def combines(*features: str) -> Combination:
     >>> print(combines("resident", "shards"))
     resident: does not combine with shards, because each shard has its own memory; leave it out
     """
-    named = set[str]().union(*map(_named, features))
+    rows = {one if isinstance(one, str) else repr(one): _kind_of(one) for one in features}
+    named = set[str]().union(*(_named(name, row) for name, row in rows.items()))
+    resolved = {"unbounded sums": {"max_norm", "bound"}, "step length of the clients": {"server_lr"}}
+    named -= {name for name, by in resolved.items() if named & by}
     least = 2 if len(features) > 1 else len(features)
-    found = tuple(one for one in CONFLICTS if len({one.a, one.b} & named) >= least)
-    return Combination(tuple(one for one in FEATURES if one in named or not features), found)
+    found = [one for one in CONFLICTS if len({one.a, one.b} & named) >= least]
+    for (a, A), (b, B) in combinations([(name, kind) for name, (kind, _) in rows.items() if issubclass(kind, Rule)], 2):
+        found += [Conflict(a, b, *why) for one, other, *why in APART if _fit(A, B, one, other)][:1]
+    return Combination(tuple(one for one in FEATURES if one in named or not features), tuple(found))
 
 
 def table() -> list[list[str]]:
@@ -247,14 +271,39 @@ def table() -> list[list[str]]:
     return [[cell.replace("|", ", ") for cell in row] for row in TABLE]
 
 
-def _named(name: str) -> set[str]:
-    """Return the features of a name."""
+def _fit(A: type[Rule], B: type[Rule], one: Any, other: Any) -> bool:
+    """Whether two rules are different ones of two kinds. "robust rule" is any robust one."""
+    if A is B or (RobustRule in (A, B) and issubclass(A, RobustRule) and issubclass(B, RobustRule)):
+        return False
+    return any(issubclass(a, one) and issubclass(b, other) for a, b in ((A, B), (B, A)))
+
+
+def _kind_of(feature: Any) -> tuple[Any, Any]:
+    """Return the class of a rule or method, and the object or None; ``str`` for other features."""
+    if not isinstance(feature, str):
+        kind: Any = feature if isclass(feature) else type(feature)
+        if not issubclass(kind, Rule | Algorithm):
+            raise UnknownNameError(f"feature={feature!r:.200}: must be a rule, a method, or the name of a feature")
+        return kind, None if kind is feature else feature
+    if feature in FEATURES:
+        return LAST.get(feature, str), None
+    if ":" not in feature and feature not in (known := [*METHODS.names(), *RULES.names()]):
+        raise UnknownNameError.of("feature", feature, [*FEATURES, *known])
+    with suppress(UnknownNameError):
+        return METHODS.find(feature), None
+    return RULES.find(feature), None
+
+
+def _named(name: str, row: tuple[Any, Any]) -> set[str]:
+    """Return the features of a name with its ``_kind_of``; rules that bound updates have "bound" too."""
+    kind, made = row
     if name in FEATURES:
-        return {name, "partial sums"} if name in ("edges", "masked sums") else {name}
-    if name in RULES.names():
-        kind = RULES.find(name)
-        return {"rules", "robust rule"} if issubclass(kind, RobustRule) else set() if kind is Mean else {"rules"}
-    if name not in METHODS.names():
-        raise UnknownNameError.of("feature", name, [*FEATURES, *METHODS.names(), *RULES.names()])
-    settings = Settings(METHODS.find(name)(), Layout.of(np.zeros(1, np.float32)), Constant(1.0))
+        return {name} | IMPLIED.get(name, set())
+    if issubclass(kind, PrivateMean | Mean):
+        own = {"PrivateMean"} if issubclass(kind, PrivateMean) else {"Mean(weights)"}
+        return own if own == {"PrivateMean"} or getattr(made, "weights", None) is not None else set()
+    if issubclass(kind, Rule):
+        bound = {"bound"} if "medians" in kind.needs else set[str]()
+        return {"rules"} | bound | ({"robust rule"} if issubclass(kind, RobustRule | MixingRule) else set())
+    settings = Settings(made or kind(), Layout.of(np.zeros(1, np.float32)), Constant(1.0))
     return {one for one, value in features_of(settings, FOLDER, COMPUTE).items() if value is settings.algorithm}

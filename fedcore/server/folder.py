@@ -27,7 +27,7 @@ from fedcore.rules.windows import WINDOW
 from fedcore.server.report import Document, checked, log_of
 from fedcore.server.state import NewClients
 from fedcore.server.step import Snapshot, count_of, documents_of
-from fedcore.server.update import Update, digest_of_numbers, in_float32, read_counters
+from fedcore.server.update import IDS, Update, digest_of_numbers, in_float32, read_counters
 from fedcore.store import ClientStore
 from fedcore.store.commits import Medium
 from fedcore.store.files.inventory import GROUPS, UPDATES
@@ -107,6 +107,12 @@ def require_plausible(
     require(ledger.rounds == spent, f"privacy: the ledger has {ledger.rounds} rounds; expected {spent}")
     gamma = numbers["gamma"]
     require(math.isfinite(gamma) and rate <= LARGEST, f"gamma={gamma!r} or lr={rate!r} is outside the range of float32")
+    known = re.compile("(x|x_prev|ahead|momentum|center|total)$|(past|moment|v|total|population|norms|counter)/")
+    if unknown := [name for name in vectors if not known.match(name)]:
+        raise CheckpointError(
+            f"{store.path or 'store'}: a server has no vectors {short_repr(unknown)}; if a class derived from "
+            "ClientStore wrote the folder, pass the open store: Server.load(YourStore.open(path))"
+        )
     _require_vectors(vectors, n, p)
     outside = {piece.name: piece for piece in settings.layout.outside}
     counters, kept = (
@@ -153,6 +159,8 @@ def _require_vectors(vectors: Mapping[str, npt.NDArray[Any]], n: int, p: int) ->
             valid, form = all(((part >= low) & (part <= high)).all() for part in parts), "words of an exact sum"
         elif kind == "population":
             valid, form = vector.dtype == np.int64 and vector.shape[:-1] == (2,), "int64[2, m]"
+        elif name == f"norms/{IDS}":
+            valid, form = vector.dtype == np.int64 and vector.shape[:-1] == (3,) and vector.size > 0, "int64[3, m]"
         elif kind == "norms":
             valid = _is_window(vector, np.float64 if entry in ("steps", "examples") else np.float32)
             form = f"float[{WINDOW}] > 0, with NaN after the last"
@@ -340,14 +348,14 @@ def loading_hints(rows: CommittedRows) -> list[str]:
     if not _has_server(rows):
         return []
     settings, place = rows.state["settings"], rows.state.get("place")
-    hints = [f"pass {what}= again; it was {short_repr(settings[what]['was'])}" for what in _own(settings)]
+    hints = [f"pass {what}= again; it was {short_repr(was)}" for what, was in _own(settings).items()]
     if place is not None:
         hints.append(f"load all {place['shards']} shards by cluster.json; this is shard {place['shard']}")
     return hints
 
 
 def loading_problems(rows: CommittedRows, *, read: bool = True) -> list[str]:
-    """Return a line if a server cannot be loaded from its folder; a user's method or optimizer is not checked.
+    """Return a line if a server cannot be loaded from its folder; a user's method, optimizer or rule is not checked.
 
     Args:
         read: whether to read the vectors. If not, only their names, dtypes and shapes are checked.
@@ -375,8 +383,10 @@ def loading_problems(rows: CommittedRows, *, read: bool = True) -> list[str]:
     return []
 
 
-def _require_loadable(state: Mapping[str, Any], rows: CommittedRows, own: list[str], *, read: bool) -> None:
+def _require_loadable(state: Mapping[str, Any], rows: CommittedRows, own: Mapping[str, str], *, read: bool) -> None:
     described, next_rates = dict(state["settings"]), dict(state["settings"].get("next_rates", {}))
+    if "aggregation" in own:
+        del described["rules"]
     for what in RATES:
         if what in own:  # only the next value of a user's rate is known
             described[what] = {"name": "Constant", "options": {"value": next_rates.get(what) or 1.0}}
@@ -401,8 +411,8 @@ def _has_server(rows: CommittedRows) -> bool:
     return isinstance(rows.state, dict) and rows.state.get("what") == SERVER
 
 
-def _own(settings: Mapping[str, Any]) -> list[str]:
-    """Return the arguments that are the user's code, which ``Server.load`` cannot find by name."""
+def _own(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the arguments that are the user's code, which ``Server.load`` cannot find by name, and what they were."""
 
     def is_own(what: str, described: Any) -> bool:
         if not isinstance(described, dict) or not isinstance(described.get("was"), str):
@@ -410,7 +420,9 @@ def _own(settings: Mapping[str, Any]) -> list[str]:
         name = described.get("name")
         return name is None or (what in BY_MODULE and ":" in name)
 
-    return [what for what in DESCRIBED if is_own(what, settings[what])]
+    described = [(what, settings[what]) for what in DESCRIBED]
+    described += [("aggregation", rule) for rule in settings.get("rules", ())]
+    return {what: one["was"] for what, one in described if is_own(what, one)}
 
 
 def _require_place(state: Mapping[str, Any]) -> None:
@@ -590,7 +602,7 @@ def _read_groups(path: Path, layout: Layout) -> SavedModel:
 
 HEADER = 1024
 """The bytes at the start of a row that hold the claims as JSON. Nothing in it grows with the model."""
-CLAIMS = ("steps", "examples", "lr", "count", "round", "kind", "weight", "loss")
+CLAIMS = ("steps", "examples", "lr", "count", "round", "kind", "weight", "loss", "update_id")
 FORMAT = 2
 """The version of a journal's rows. Version 1 lists the names of the tensors that are not averaged in the header."""
 
@@ -781,7 +793,7 @@ class Journal:
 
     def _read(self, row: ClientId, client: ClientId) -> Update:
         layout, about = self._layout, _about(self._store, row)
-        claims: dict[str, Any] = {name: about.get(name) for name in CLAIMS}  # an older journal has no loss
+        claims: dict[str, Any] = {name: about.get(name) for name in CLAIMS}  # an older journal has no loss and no id
         rest: F32 = self._store.row(row)[HEADER // 4 :]  # type: ignore[index, assignment]  # _about has read it
         is_flat = claims["kind"] == "gradient" and not about["apart"]
         value: Any = rest[: layout.n_parameters if is_flat else layout.n]

@@ -66,7 +66,7 @@ class GroupReader(UpdateReader):
         self._state.require_set(client, self._state.sent_groups(batch.vectors[0]))
         return batch, fixed
 
-    def read_columns(self, updates: list[Update]) -> None:
+    def plain_updates(self, *, may_hold: bool) -> None:
         """Return None: models are cut into groups one by one."""
 
     @raises_fedcore_errors
@@ -191,8 +191,8 @@ class GroupedState(State):
 
     def tensors_of(self, name: str, tensors: Sequence[Any]) -> Any:
         """Return a group's vector, as a round of the group reads it."""
-        own = [tensors[i] for i in self.places[name]]
-        if self.settings.algorithm.keeps_rows and self.groups[name].store.codec != "f32":
+        own, group = [tensors[i] for i in self.places[name]], self.groups[name]
+        if group.settings.copies_models or (group.settings.algorithm.keeps_rows and group.store.codec != "f32"):
             return np.concatenate([in_float32(tensor).reshape(-1) for tensor in own if tensor is not None])
         return own
 
@@ -317,7 +317,8 @@ class GroupedState(State):
         """See ``State``."""
         after = after._replace(transactions=self.snapshot.transactions + 1)
         self.keep(after, round)
-        self.snapshot = after.on_disk(self.store) if self.store.medium == "mmap" else after
+        self.snapshot = after
+        self._refer_to_disk()
 
     def keep(self, after: Snapshot, round: int, documents: Documents = ()) -> None:
         """See ``State``."""
@@ -377,6 +378,13 @@ class GroupedState(State):
         return out
 
     # The stores.
+
+    def compact(self, erase: bool) -> None:
+        """See ``Server.compact``."""
+        try:
+            super().compact(erase)
+        finally:
+            self._refresh()
 
     def save(self, path: Any) -> None:
         """See ``Server.save``; the groups' copies are in the main store's folder before that is in its place."""

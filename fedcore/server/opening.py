@@ -9,33 +9,12 @@ from typing import Any, TypeAlias
 
 from fedcore.algorithms.rates import REGISTRY as NAMED_RATES
 from fedcore.arrays import CPU, F32, FileMemory, device_named, empty, freeze, on_host, to_host
-from fedcore.errors import (
-    CheckpointError,
-    RangeError,
-    ShapeError,
-    StoreError,
-)
+from fedcore.errors import CheckpointError, RangeError, ShapeError, StoreError
 from fedcore.model import Layout, Model
-from fedcore.options import (
-    RATES,
-    Compute,
-    Limits,
-    RoundPolicy,
-    Settings,
-    Storage,
-    as_policy,
-    describe,
-    is_same_rate,
-)
+from fedcore.options import RATES, Compute, Settings, Storage, as_policy, describe, is_same_rate
 from fedcore.rules import Chain, Rule
 from fedcore.server.aggregation import Counters, Reducer
-from fedcore.server.folder import (
-    JOURNAL,
-    Journal,
-    checkpoint_errors,
-    require_plausible,
-    server_state,
-)
+from fedcore.server.folder import JOURNAL, Journal, checkpoint_errors, require_plausible, server_state
 from fedcore.server.requests import ChangeOptions
 from fedcore.server.round import LOGGER
 from fedcore.server.state import State
@@ -201,10 +180,7 @@ def first_stores(firsts: Sequence[First], storage: Storage, place: Any = None) -
 
 
 def resumed_state(
-    rows: ClientStore,
-    saved: Mapping[str, Any],
-    settings: Settings,
-    reducer: Reducer | None = None,
+    rows: ClientStore, saved: Mapping[str, Any], settings: Settings, reducer: Reducer | None = None
 ) -> State:
     """Return the state of a saved server with these settings; for errors see ``checkpoint_errors``."""
     if isinstance(settings.device, FileMemory):
@@ -252,15 +228,12 @@ def change_on_loading(
     where: object,
     saved: Mapping[str, Any],
     given: Mapping[str, Any],
-    aggregation: Aggregation,
-    limits: Limits | None,
-    policy: RoundPolicy | None,
     checked: Callable[[Mapping[str, Any]], Settings],
     layout: Layout | None,
 ) -> None:
     """Change the options of ``Server.load`` that differ from the saved options, and log a warning.
 
-    ``checked`` returns the changed settings, or raises if they do not combine.
+    ``given`` has the arguments, or None. ``checked`` returns the changed settings, or raises if they do not combine.
     """
     settings: Settings = backend.settings
     if layout is not None:
@@ -268,6 +241,7 @@ def change_on_loading(
             raise CheckpointError(f"{where}: the saved model has tensors or shapes that differ from those of model")
         if settings.optimizer is not None and given["optimizer"] is None:
             raise CheckpointError(f"{where}: the server was saved with {settings.optimizer}; pass the same optimizer")
+    aggregation, limits, policy = (given[name] for name in ("aggregation", "limits", "policy"))
     chain = settings.rules if aggregation is None else Chain.of(aggregation)
     if saved.get("own_weights") is True and chain.weights is None:
         raise CheckpointError("aggregation: the server was saved with weights; pass them again: [..., Mean(weights)]")
@@ -344,10 +318,10 @@ def new_rows(
 
 def on_device(store: ClientStore, device: str, cached_rows: int | None) -> ClientStore:
     """Return the store, wrapped to copy rows to the device and back if its rows are elsewhere."""
-    if store.device not in (CPU, device):
+    if store.device != device and (store.device != CPU or type(store) is not ClientStore):
         raise RangeError(
-            f"storage: the rows of the store are on {store.device}, but the server is on {device}; pass "
-            f"Compute(device={store.device!r})"
+            f"storage: the rows of the {type(store).__name__} are on {store.device}, but the server is on {device}; "
+            f"pass Compute(device={store.device!r})"
         )
     if store.device == device:
         return store

@@ -300,8 +300,10 @@ class PartialSums:
         return batch_of(
             clients,
             [None] * k,
-            Claims(partial.steps, examples, partial.counts),
-            partial.eta_steps,
+            bases=[None] * k,
+            scales=np.ones(k),
+            claims=Claims(partial.steps, examples, partial.counts),
+            eta_steps=partial.eta_steps,
             has_buffers=partial.has_buffers > 0,
             sources=sources,
             starts=np.full(k, partial.round),

@@ -5,10 +5,10 @@ import math
 import os
 import platform
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from logging import Logger
 from pathlib import Path
 from time import monotonic
@@ -126,7 +126,7 @@ class Rejected:
         self._warn, self._total = warn, 0
         self.last: tuple[Any, str] = None, ""
         self._listed: list[tuple[Any, str]] = []
-        self._counts: Counter[Any] = Counter()  # of listed ones, by client
+        self._counts: dict[Any, int] = {}  # of listed ones, by client
 
     def __len__(self) -> int:
         """The number of all rejections, with those that are not listed."""
@@ -152,12 +152,12 @@ class Rejected:
             is_plain = isinstance(client, int | np.integer) and -(2**63) <= client < 2**64
             client = client if is_plain else short_id(client)
         self._total += 1
-        count = self._counts[client]
+        count = self._counts.get(client, 0)
         if (count or not is_known) and (count >= MOST_OF_CLIENT or len(self._listed) >= MOST_LISTED):
             warn, self._warn = self._warn, int
             warn()
         else:
-            self._counts[client] += 1
+            self._counts[client] = count + 1
             self._listed.append((client, shorten(reason)))
 
 
@@ -361,8 +361,8 @@ class Diagnosis(NamedTuple):
         d, N, times = self.settings.algorithm.direction, self.prepared.cohort.N, step.v.A * W * form.h
         share = times * form.q / form.h
         multiple = Linear(step.v.A, 0.0, -share * d.from_mean / N, -share * d.from_momentum)
-        is_near = all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(step.v, multiple, strict=True))
-        if times and (step.v == multiple or is_near) and self.prepared.result.plain is None:
+        is_mean = step.v == multiple or all(map(_are_near, step.v, multiple))
+        if times and is_mean and self.prepared.result.plain is None:
             return self.prepared.v_square / times**2
         mean = self._mean(read_rows=False)
         return None if mean is None else self._length(mean) ** 2
@@ -402,6 +402,9 @@ class Diagnosis(NamedTuple):
 
     def _length(self, terms: Combination) -> float:
         return math.sqrt(combined_square(self.reducer, [vector for vector, _ in terms], [c for _, c in terms]))
+
+
+_are_near = partial(math.isclose, rel_tol=1e-12)
 
 
 def staleness(prepared: PreparedStep) -> float | None:

@@ -16,7 +16,7 @@ from fedcore.server.aggregation import Counters, combined_square, exchange_whole
 from fedcore.server.report import Document, checked, log_of
 from fedcore.server.state import SUMMED, State
 from fedcore.server.step import Sizes, Snapshot, checked_sizes
-from fedcore.server.update import as_sent, digest_of_numbers, require_finite
+from fedcore.server.update import IDS, CountedIds, as_sent, digest_of_numbers, require_finite
 from fedcore.store.client_store import rounding_keys
 from fedcore.store.registry import ClientId, Registry, canonical
 from fedcore.store.slots import checksums
@@ -157,11 +157,17 @@ def without_part(state: State, client: ClientId) -> Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class ForgetRemoved(Change):
-    """Keep the number of removed clients whose shares stay in the objective, in place of their ids."""
+    """Keep the number of removed clients whose shares stay in the objective, in place of their ids.
+
+    The ids of updates go too. Late updates with an id that started before are then rejected.
+    """
 
     def __call__(self, state: State) -> tuple[Snapshot, Document]:
-        population = state.snapshot.population.without_names()
-        return state.snapshot._replace(population=population), {"what": "an erasure of removed clients' ids"}
+        now, norms = state.snapshot, state.snapshot.norms
+        if IDS in norms:
+            norms = {**norms, IDS: CountedIds.of(now.round_number, norms[IDS][:, :0])}
+        after = now._replace(population=now.population.without_names(), norms=norms)
+        return after, {"what": "an erasure of removed clients' and updates' ids"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -383,10 +389,10 @@ class ClientSizes(Query):
 
 @dataclass(frozen=True)
 class NamesRemoved(Query):
-    """Whether ids of removed clients are kept, since their shares stay in the objective."""
+    """Whether ids of removed clients are kept, since their shares stay in the objective, or ids of updates."""
 
     def __call__(self, state: State, now: Snapshot) -> Any:
-        return bool(now.population.included)
+        return bool(now.population.included) or (IDS in now.norms and bool(now.norms[IDS][1:].any()))
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,10 @@
 """An open round: updates are read, validated and added to the sums as they arrive; they are not stored."""
 
 import logging
-import math
 import time
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import cached_property, partial, wraps
 from operator import itemgetter
@@ -16,7 +14,7 @@ from weakref import ref
 
 import numpy as np
 
-from fedcore.arrays import F32, BufferPool, FileMemory, core, ieee
+from fedcore.arrays import F32, BufferPool, FileMemory, ieee
 from fedcore.errors import (
     AlgorithmError,
     ClusterError,
@@ -27,7 +25,7 @@ from fedcore.errors import (
     UnknownClientError,
     UnknownNameError,
 )
-from fedcore.options import Callback, Settings, Storage
+from fedcore.options import Callback, Storage
 from fedcore.profiling import begin, span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import NO_COUNT, UpdateBatch
@@ -36,9 +34,9 @@ from fedcore.server.folder import Journal
 from fedcore.server.partial import PartialSum, PartialSums
 from fedcore.server.report import (
     Attendance,
+    Diagnostics,
     Rejected,
     Report,
-    diversity_of,
     report_of,
     staleness,
     tell,
@@ -46,19 +44,32 @@ from fedcore.server.report import (
     warn_if_capped,
 )
 from fedcore.server.state import NewClients, State
-from fedcore.server.update import ACCEPTED, HELD, KINDS, Incoming, Kind, Reply, Staging, Update, immutable_copy
+from fedcore.server.step import PreparedStep
+from fedcore.server.update import (
+    ACCEPTED,
+    ALREADY,
+    HELD,
+    IDS,
+    KINDS,
+    NO_ROUND,
+    CountedIds,
+    Incoming,
+    Kind,
+    Reply,
+    Staging,
+    Update,
+    digest_of_id,
+    immutable_copy,
+)
 from fedcore.server.validation import (
     NO_START,
     NOT_FINITE,
     Decision,
-    PlainColumns,
     SentRates,
-    UpdateReader,
     Validator,
     Weighing,
     check_claims,
     check_distance,
-    usual,
 )
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import Represented, check_number, describe_integers, is_integer, rejection_reason
@@ -67,10 +78,8 @@ LOGGER = logging.getLogger("fedcore.server")
 SECOND = "update: the round already has an update of this client; only the first counts"
 NO_EXAMPLES = "examples: missing, but other updates of the round report a number"
 UNLISTED = "round %d: it rejects more updates than it lists; the report has the first ones"
-SMALL = 1 << 17
-"""The most bytes of a vector that a round copies to hold it."""
-USUAL = 1e30
-"""The bound of the squared norm of a copied vector. The fold decides at once on longer updates."""
+ANY_EXAMPLES, SAME_EXAMPLES = -1, 2
+"""Whether updates have numbers of examples: as each likes, or all or none. 0 and 1 stand for none and all."""
 CHANGED = "update: the caller has changed it while the round held it; leave vectors of keep=True unchanged"
 MOST_REPLACED = 100
 """How many open updates a client may replace in a round by beginning another one."""
@@ -200,6 +209,7 @@ class Round(OpenRound):
     Attributes:
         report: the ``Report`` once the round is finished, else None.
         is_open: whether the round accepts updates.
+        newcomers: the clients that may join with the round.
     """
 
     def __init__(
@@ -220,21 +230,21 @@ class Round(OpenRound):
         # The clients of held and folded updates, or (order, client) of each where clients may send several.
         self._known: set[Any] = set()
         self._summed: set[ClientId] = set()  # the clients of partial sums
+        self._ids: CountedIds  # of updates that count
         self._arrivals = 0  # the order of the next valid update
-        self._newcomers: NewClients = ()
-        self._plain: list[tuple[Update, int]] = []  # held updates that ``read_columns`` reads, in order of arrival
+        self.newcomers: NewClients = ()
+        self._plain: Any = None  # a ``core.PlainUpdates`` of held updates, if the server takes them
         self._held: list[UpdateBatch] = []  # before these
         self._undecided: list[UpdateBatch] = []
         self._folded: list[UpdateBatch] = []
         self._keeps_vectors = settings.rules.robust is not None  # until the step
-        # Whether small updates are copied, so that one pass folds several. No rule may reject one of them later.
-        is_small, is_free = 4 * settings.layout.n <= SMALL, settings.limits.max_norm is None and settings.rules.is_plain
-        self._copies_small = is_small and is_free and state.upload is None
+        in_files = self._keeps_vectors and isinstance(settings.device, FileMemory)
+        self._most_plain = 1 if in_files else batch_size  # updates that ``_plain`` may hold
         self._has_examples = False  # whether an update of the round has a number of examples or a weight
         self._most_steps: int | None = None
         # The last update that each client began, and how often it replaced one that was open.
         self._begun: dict[ClientId, ref[Incoming]] = {}
-        self._replaced: Counter[ClientId] = Counter()
+        self._replaced: dict[ClientId, int] = {}
         self._staging: Staging | None = None  # of updates in pieces
         self._journal: Journal | None = None
         self._rates: SentRates  # of a round with a journal
@@ -242,8 +252,18 @@ class Round(OpenRound):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy without the open updates, which belong to this round."""
-        round = super().__deepcopy__(memo)
+        with self._turn:
+            if self._inside.locked():
+                raise RoundError("round: it cannot be copied during a call")
+            self._read_plain()
+            plain, self._plain = self._plain, None
+            try:
+                round = super().__deepcopy__(memo)
+            finally:
+                self._plain = plain
         round._begun = {}
+        if self.is_open:
+            round._plain = round._reader.plain_updates(may_hold=self._may_hold)
         return round
 
     @property
@@ -332,16 +352,18 @@ class Round(OpenRound):
         keep: bool = False,
         weight: float | None = None,
         loss: float | None = None,
+        update_id: ClientId | None = None,
     ) -> Reply:
         """Add one client's update; the arguments are those of ``Update``.
 
         An update with invalid content (value, steps, examples, lr, control, round, loss) is rejected and listed in the
         report; the round continues, and the client may send a new one. The round rejects a second update of a client,
-        except in an asynchronous round, and an update of a client that is part of an edge's partial sum.
+        except in an asynchronous round, and an update of a client that is part of an edge's partial sum. An update with
+        the ``update_id`` of one of its client that counts, in this round or the last ones, is a copy and has no effect.
 
         Returns:
-            A ``Reply``: true if the update is accepted so far, else false with the reason. A held update can still be
-            rejected when it is folded; ``report.rejected`` is final.
+            A ``Reply``: true if the update is accepted so far or a copy, else false with the reason. A held update can
+            still be rejected when it is folded; ``report.rejected`` is final.
 
         Raises:
             RoundError: the round is closed.
@@ -350,9 +372,9 @@ class Round(OpenRound):
             RangeError: ``count`` or ``weight`` is out of range, or the method does not support it.
 
         Cost: that of ``kernels.accumulate`` or ``kernels.exchange`` for one row. Held updates share one pass over
-            ``batch_size`` rows. The round copies small updates, of at most 128 KiB, to hold them.
+            ``batch_size`` rows. The round copies small updates, of at most 256 KiB, to hold them.
         """
-        sent = value, steps, examples, lr, control, count, round, kind, keep, weight, loss
+        sent = value, steps, examples, lr, control, count, round, kind, keep, weight, loss, update_id
         return self.add_batch([Update(client, *sent)])[0]
 
     @one_call
@@ -368,11 +390,13 @@ class Round(OpenRound):
         round: int | None = None,
         weight: float | None = None,
         loss: float | None = None,
+        update_id: ClientId | None = None,
     ) -> Incoming:
         """Return an ``Incoming`` for an update that arrives in pieces; the arguments are those of ``add``.
 
         An update that is not ``done`` when the round is finished does not count. A client has one open update: if it
-        begins another one, the first one is abandoned, and its ``write`` and ``done`` raise a RoundError.
+        begins another one, the first one is abandoned, and its ``write`` and ``done`` raise a RoundError. ``done`` of a
+        copy of an update that counts returns "already counted".
 
         Raises:
             RoundError: the round is closed; or it has an update of this client, ``Limits.max_open`` updates are open,
@@ -386,15 +410,17 @@ class Round(OpenRound):
             server's folder or else in the system's folder for temporary files. Indices and scales stay in memory.
         """
         self._require_open()
-        update = Update(client, None, steps, examples, lr, None, count, round, kind, weight=weight, loss=loss)
+        sent = None, steps, examples, lr, None, count, round, kind, False, weight, loss, update_id
+        update = Update(client, *sent)
         client = self._check(update, self._clients)
         oldest = max(0, self._number - self._settings.max_staleness)
         try:
-            if self._is_second(client):
-                raise RoundError(f"client {client!r}: {SECOND}")
-            if self._settings.policy.buffer is not None and round is None:
-                raise RangeError(NO_START)
-            check_claims(update, self._settings.asked, range(oldest, self._number + 1))
+            if not self._is_copy(update, client):
+                if self._is_second(client):
+                    raise RoundError(f"client {client!r}: {SECOND}")
+                if self._settings.policy.buffer is not None and round is None:
+                    raise RangeError(NO_START)
+                check_claims(update, self._settings.asked, range(oldest, self._number + 1))
             self._make_room(client)
         except FedcoreError as error:
             self._rejected.append((client, rejection_reason(error)))
@@ -417,9 +443,9 @@ class Round(OpenRound):
     def _make_room(self, client: ClientId) -> None:
         """Abandon the client's open update, if any; raise RoundError if it may not begin a further one."""
         if (begun := self._begun.get(client)) and (before := begun()) and before.is_open:
-            if self._replaced[client] >= MOST_REPLACED:
+            if self._replaced.get(client, 0) >= MOST_REPLACED:
                 raise RoundError(f"client {client!r}: it has replaced {MOST_REPLACED} open updates in this round")
-            self._replaced[client] += 1
+            self._replaced[client] = self._replaced.get(client, 0) + 1
             before.abandon()
         if len(self._begun) >= (most := self._settings.limits.max_open):
             self._begun = {one: begun for one, begun in self._begun.items() if (i := begun()) and i.is_open}
@@ -430,7 +456,7 @@ class Round(OpenRound):
     def _clients(self) -> Registry:
         return self._state.registry
 
-    @ieee
+    @one_call
     def add_batch(self, updates: Sequence[Update]) -> list[Reply]:
         """Add the updates of some clients, in one pass where they can be held.
 
@@ -440,12 +466,19 @@ class Round(OpenRound):
         Raises:
             RoundError, UnknownClientError, UnknownNameError, RangeError: as ``add``.
         """
-        listed = list(updates)
-        if self._journal is None and (taken := self._add_plain(listed)) is not None:
-            return taken
-        if len(listed) == 1:
-            return [self._add_one(listed[0])]
-        return [self.add_batch([update])[0] for update in listed]
+        began, listed = time.perf_counter(), updates if type(updates) is list else list(updates)
+        self._require_open()
+        try:
+            if (replies := self._add_plain(listed) or self._add_new(listed)) is not None:
+                return replies
+            if len(listed) == 1:
+                return self._add_one(listed)
+            ways = self._add_plain, self._add_new, self._add_one
+            return [reply for one in listed for reply in next(filter(None, (way([one]) for way in ways)))]
+        finally:
+            if self.is_open:
+                self._note_arrivals()
+            self._seconds += time.perf_counter() - began
 
     @ieee
     @one_call
@@ -588,7 +621,7 @@ class Round(OpenRound):
             try:
                 checked = self._checked(update)._replace(client=client)
                 vector, control = map(self._reader.whole, (batch.vectors[0], batch.controls[0]))
-                self._journal.append(self._number, order, checked, vector, control, self._newcomers)
+                self._journal.append(self._number, order, checked, vector, control, self.newcomers)
             except FedcoreError as error:
                 return f"journal: {error}"
         return None
@@ -612,22 +645,27 @@ class Round(OpenRound):
     @ieee
     def start(self, newcomers: NewClients) -> None:
         """Start the round, after the server has made it the open one."""
-        self._newcomers = newcomers if isinstance(newcomers, Mapping) else list(newcomers)
+        self.newcomers = newcomers if isinstance(newcomers, Mapping) else list(newcomers)
         try:
-            self._sum = self._state.begin(self._newcomers)
-            settings, remembered = self._settings, self._state.snapshot.norms
-            unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
+            self.__dict__.pop("_validator", None)
+            self._sum, settings = self._state.begin(self.newcomers), self._settings
+            self._ids = CountedIds(self._state.snapshot.norms.get(IDS))
             self._by_claims = self._weighing.reads_examples
-            caps = self._by_claims and "examples" in settings.rules.needs
-            examples = settings.rules.window("examples", remembered) if caps else None
-            square = self._state.buffers_square
-            rules = settings.rules.at(self._state.snapshot.ledger)
-            self._validator = Validator(settings.limits, rules, unit, remembered, examples, square)
+            self._plain = self._reader.plain_updates(may_hold=self._may_hold)
             if (most := settings.policy.buffer) is not None and not settings.repeats:  # one update of each client
                 self.attendance.full = max(1, settings.policy.min_clients, min(most, len(self._clients)))
         except BaseException:
             self._abort()
             raise
+
+    @cached_property
+    def _validator(self) -> Validator:
+        settings, remembered = self._settings, self._state.snapshot.norms
+        unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
+        caps = self._by_claims and "examples" in settings.rules.needs
+        examples = settings.rules.window("examples", remembered) if caps else None
+        rules = settings.rules.at(self._state.snapshot.ledger)
+        return Validator(settings.limits, rules, unit, remembered, examples, self._state.buffers_square)
 
     def _fold_held(self, *, last: bool = False) -> None:
         self._read_plain()
@@ -645,6 +683,21 @@ class Round(OpenRound):
         if client in self._known:
             self._fold_held()  # may still reject the first one
         return client in self._known
+
+    def _is_copy(self, update: Update, client: ClientId) -> bool:
+        """Whether an update with this id counts already; raise RangeError if the round cannot know."""
+        if update.update_id is None:
+            return False
+        id = digest_of_id(client, update.update_id)
+        if self._ids.has(id, self._known):
+            self._fold_held()  # may still reject the first one
+        if self._ids.has(id, self._known):
+            return True
+        if update.round is None:
+            raise RangeError(NO_ROUND)
+        if is_integer(update.round, 0, self._ids.first - 1):
+            raise RangeError(f"round={update.round}: the server has forgotten the ids of updates of so early a round")
+        return False
 
     def _check(self, update: Update, registry: Registry) -> ClientId:
         """Return the client's id; raise for mistakes of the caller, not of the client."""
@@ -671,31 +724,34 @@ class Round(OpenRound):
             self._abort()
             raise
 
-    @one_call
-    def _add_one(self, update: Update) -> Reply:
+    @ieee
+    def _add_one(self, updates: list[Update]) -> list[Reply]:
         """Add an update of any form."""
-        began, before = time.perf_counter(), len(self._rejected)
         self._require_open()
+        [update] = updates
+        before = len(self._rejected)
         with span("read", self._state):
             client, batch, fixed, reason = self._read(update)
+        if batch is None and reason is None:
+            return [ALREADY]
         if batch is not None:
             reason = self._write_to_journal(client, update, batch) or self._settle_examples(batch)
         if batch is None or reason is not None:
             self._rejected.append((client, str(reason)))
             self._bytes += self._reader.bytes_of(update)
         else:
+            if update.update_id is not None:
+                self._ids.note(digest_of_id(client, update.update_id), self._keys_of(batch, self._arrivals - 1)[0])
             self._hold(batch, is_safe=self._may_hold or update.keep is True or fixed)
         self._keep_in_journal(self._known)
-        self._note_arrivals()
-        self._seconds += time.perf_counter() - began
         if batch is None or reason is not None:
-            return Reply("rejected", str(reason))
-        return self._replies(self._keys_of(batch), [client], before)[0]
+            return [Reply("rejected", str(reason))]
+        return self._replies(self._keys_of(batch), [client], before)
 
     def _replies(self, keys: Sequence[Any], clients: Sequence[ClientId], before: int) -> list[Reply]:
         """Return the replies to updates that were just held or folded; ``before`` is the number of rejections then."""
+        reply = HELD if self._held or self._undecided or self._count_plain() else ACCEPTED
         known = [key in self._known for key in keys]
-        reply = HELD if self._plain or self._held or self._undecided else ACCEPTED
         if all(known):
             return [reply] * len(known)
         reasons = self._rejected.since(before)
@@ -717,7 +773,7 @@ class Round(OpenRound):
         self._fold_if_full()
 
     def _fold_if_full(self) -> None:
-        if len(self._plain) + sum(map(len, self._held)) >= self._batch_size:
+        if sum(map(len, self._held)) >= self._batch_size:
             self._fold_held()
 
     def _own(self, batch: UpdateBatch, *, is_safe: bool) -> None:
@@ -736,8 +792,16 @@ class Round(OpenRound):
         return list(zip(batch.orders.tolist(), batch.clients, strict=True))
 
     def _read(self, update: Update) -> tuple[ClientId, UpdateBatch | None, bool, str | None]:
-        """Return the client, the update, whether its memory is immutable, and the reason of a rejection."""
+        """Return the client, the update, whether its memory is immutable, and the reason of a rejection.
+
+        A copy of an update that counts has neither an update nor a reason.
+        """
         client = self._check(update, self._clients)
+        try:
+            if self._is_copy(update, client):
+                return client, None, False, None
+        except RangeError as error:
+            return client, None, False, rejection_reason(error)
         if client in self._summed:  # not an error, which would abort the round: an edge may list a client by mistake
             return client, None, False, IN_PARTIAL
         if self._is_second(client):
@@ -774,101 +838,85 @@ class Round(OpenRound):
             self._known.difference_update(key for part in before for key in self._keys_of(part))
             self._summed.difference_update(dropped)
             self._held, self._folded, self._undecided = [], [], []
-            self.start(self._newcomers)
+            self.start(self.newcomers)
         return None
 
-    @one_call
     def _add_plain(self, updates: list[Update]) -> list[Reply] | None:
         """Add updates and return the replies, if all are flat float32 models; else return None."""
-        began, before = time.perf_counter(), len(self._rejected)
-        self._require_open()
-        columns, reading = None, begin("read", self._state)
+        if self._plain is None or self._journal is not None:
+            return None
+        before, reading, found, held = len(self._rejected), begin("read", self._state), None, len(self._plain)
+        examples = ANY_EXAMPLES  # by claims, all updates of a round must have examples, or none
+        if self._by_claims:
+            examples = int(self._has_examples) if self._known or self._summed else SAME_EXAMPLES
         try:
-            columns = self._reader.read_columns(updates)
+            found = self._plain.add(updates, self._known, self._summed, examples, self._arrivals)
+            if found is None:
+                return None
+            keys, waits, have, bytes = found
+            self._arrivals += len(keys)
+            self._bytes += bytes
+            if self._by_claims:
+                self._has_examples = have
+        except BaseException:
+            if len(self._plain) > held:  # an interrupt after the native call: the round has not noted these updates
+                self._abort()
+            raise
         finally:
             if reading:
-                reading.end((), counts=columns is not None)
-        if columns is None:
-            return None
-        clients, ys, _, examples, _, _ = columns
-        if not (self._settings.repeats or (self._known.isdisjoint(clients) and self._summed.isdisjoint(clients))):
-            return None
-        if self._by_claims:  # in a round, all updates must have examples, or none
-            missing = np.isnan(examples)
-            have = not missing.any()
-            is_first = not (self._known or self._summed)
-            if not (have or missing.all()) or not (is_first or have == self._has_examples):
-                return None
-            self._has_examples = have
-        kept = self._kept(updates, ys) if len(updates) < self._batch_size else None
-        first, self._arrivals = self._arrivals, self._arrivals + len(clients)
-        keys = list(enumerate(clients, first)) if self._settings.repeats else clients
-        self._known.update(keys)
-        self._bytes += ys[0].nbytes * len(ys)
-        if kept is None:
-            self._read_plain()
-            batch = self._reader.batch_of_columns(columns)
-            batch.orders = np.arange(first, self._arrivals)
-            if self._keeps_vectors:
-                self._own(batch, is_safe=self._may_hold)
-            self._held.append(batch)
-            self._fold_held()
-        else:
-            self._plain += zip(kept, range(first, self._arrivals), strict=True)
-            self._fold_if_full()
-        self._note_arrivals()
-        self._seconds += time.perf_counter() - began
-        return self._replies(keys, clients, before)
+                reading.end((), counts=found is not None)
+        if waits and len(self._plain) + sum(map(len, self._held)) < self._most_plain:
+            return [HELD] * len(keys)
+        self._read_plain()
+        if self._keeps_vectors and self._held:
+            self._own(self._held[-1], is_safe=waits)
+        self._fold_held()
+        return self._replies(keys, [update.client for update in updates], before)
 
-    def _kept(self, updates: list[Update], ys: list[Any]) -> list[Update] | None:
-        """Return the updates as the round may hold them: views if the caller leaves them unchanged, or small copies.
+    def _add_new(self, updates: list[Update]) -> list[Reply] | None:
+        """Add updates as ``_add_plain``, if all have ids that are new; else return None."""
+        if any(update.update_id is None for update in updates):
+            return None
+        try:
+            clients = [self._clients.check(update.client) for update in updates]
+            ids = [digest_of_id(client, one.update_id) for client, one in zip(clients, updates, strict=True)]
+        except FedcoreError:
+            return None
+        keys = list(enumerate(clients, self._arrivals)) if self._settings.repeats else clients
+        are_new = len({*keys}) == len({*ids}) == len(keys) and self._known.isdisjoint(keys)
+        are_new = are_new and all(is_integer(update.round, self._ids.first) for update in updates)
+        if not are_new or any(self._ids.has(id, self._known) for id in ids):
+            return None
+        try:
+            for id, key in zip(ids, keys, strict=True):
+                self._ids.note(id, key)
+            return self._add_plain([update._replace(update_id=None) for update in updates])
+        finally:
+            for key in keys:
+                if key not in self._known:
+                    self._ids.drop(key)
 
-        Return None for others, and for small ones with a number that the fold may reject.
-        """
-        if self._keeps_vectors and isinstance(self._settings.device, FileMemory):
-            return None  # they are copied to files
-        buffers = self._state.update_buffers
-        if not (
-            self._may_hold
-            or all(update.keep is True for update in updates)
-            or core.are_immutable(ys)
-            or all(map(buffers.owns, ys))
-        ):
-            if not self._copies_small:
-                return None
-            copies = [buffers.get() for _ in ys]
-            if not all(core.copy_measured(y, copy) < USUAL for y, copy in zip(ys, copies, strict=True)):  # or NaN
-                return None
-            ys = copies
-        return [update._replace(value=y) for update, y in zip(updates, ys, strict=True)]
+    def _count_plain(self) -> int:
+        return 0 if self._plain is None else len(self._plain)
 
     def _read_plain(self) -> None:
-        """Read the held plain updates into a batch."""
-        if not (held := self._plain):
+        """Read the held plain updates into a batch; reject those that the caller has changed since."""
+        if not self._count_plain():
             return
         try:
-            updates, orders = map(list, zip(*held, strict=True))
-            batch = self._reader.read_all(updates)
-            self._plain = []
-            if batch is None:
-                self._read_changed(held)
-            else:
-                batch.orders = np.array(orders)
-                self._held.append(batch)
+            columns = self._plain.take()
+            batch, changed = self._reader.batch_of_columns(columns), columns[-1]
+            if changed:
+                keys = self._keys_of(batch)
+                for i in changed:
+                    self._known.discard(keys[i])
+                    self._ids.drop(keys[i])
+                    self._rejected.append((batch.clients[i], CHANGED))
+                batch = batch.chosen(np.delete(np.arange(len(batch)), changed))
+            self._held.append(batch)
         except BaseException:  # an interrupt, say: these updates would be lost
             self._abort()
             raise
-
-    def _read_changed(self, held: list[tuple[Update, int]]) -> None:
-        """Read updates one by one, and reject those that are no longer plain: the caller has changed them."""
-        for update, order in held:
-            batch = self._reader.read_all([update])
-            if batch is not None:
-                batch.orders = np.array([order])
-                self._held.append(batch)
-            else:
-                self._known.discard((order, update.client) if self._settings.repeats else update.client)
-                self._rejected.append((update.client, CHANGED))
 
     @ieee
     def settle(self) -> None:
@@ -876,6 +924,7 @@ class Round(OpenRound):
         self._fold_held(last=True)
         self._keep_in_journal(self._known)
 
+    @ieee
     def _fold(self, parts: list[UpdateBatch], *, last: bool = False) -> None:
         """Fold the undecided updates and then these; if this fails, the round is aborted."""
         if (upload := self._state.upload) is None or not parts:
@@ -897,9 +946,7 @@ class Round(OpenRound):
         batch = UpdateBatch.joined([*waiting, *parts])
         try:
             with span("validate", self._state):
-                if self._settings.algorithm.weighs_claims:
-                    self._weighing.count_known_examples(batch)
-                self._weighing.weigh(batch)
+                self._weigh(batch)
             if at_end:
                 batch = batch.ordered(self._clients.numbers(batch.clients))
             lengths = self._sum.try_fold(batch)
@@ -932,6 +979,7 @@ class Round(OpenRound):
             if reason == NOT_FINITE and (name := self._state.first_not_finite(batch.vectors[i])):
                 reason = f"{reason}, in {name}"
             self._known.discard(keys[i])
+            self._ids.drop(keys[i])
             self._rejected.append((batch.clients[i], reason))
         if decision.undecided.any():
             self._undecided.append(undecided := batch.chosen(decision.undecided))
@@ -965,21 +1013,24 @@ class Round(OpenRound):
         began = time.perf_counter()
         self._require_open()
         self._require_enough()
-        self.settle()
-        self._require_enough()
-        batch = UpdateBatch.joined(self._folded)
-        if self._settings.is_exact or self._keeps_vectors:  # the order of the updates must have no effect
-            batch = batch.ordered(self._clients.numbers(batch.clients))
-        now, has_noise = self._state.snapshot, len(batch) > 0 and self._summed.issuperset(batch.clients)
-        result = self._sum.total(batch, self._settings.rules, now.ledger, now.center, has_noise=has_noise)
-        batch.drop()
-        self._folded = [batch]
+        step, result = self._step_by_mean(), None
+        if step is None:
+            self.settle()
+            self._require_enough()
+            result = self._total()
+        [batch] = self._folded
         try:
             with uninterrupted() if self._state.defers_signals else nullcontext():
                 if self._is_ending:
                     raise RoundError("round: a signal handler aborted it before it was finished")
-                norms, rejected = self._validator.remembered(), tuple(self._rejected)
-                prepared, found = self._state.take_step(self, result, batch, norms, rejected)
+                rejected = tuple(self._rejected)
+                ids = self._ids.after(self._number, self._settings.max_staleness, self._known)
+                if step is None:
+                    norms = self._validator.remembered() | ids
+                    prepared, found = self._state.take_step(self, result, batch, norms, rejected)
+                else:
+                    prepared, found = step
+                    self._state.commit(prepared.after._replace(norms=ids) if ids else prepared.after, self)
                 self._most_steps = prepared.most_steps
                 spent = self._seconds + time.perf_counter() - began, self._bytes
                 stale = staleness(prepared)
@@ -994,10 +1045,38 @@ class Round(OpenRound):
         self._empty_journal()
         return self.report
 
+    def _step_by_mean(self) -> tuple[PreparedStep, Diagnostics] | None:
+        """Return the step along the mean of the held updates, if the round needs no more; None for other rounds."""
+        state, holds_all = self._state, not (self._held or self._undecided or self._folded or self._summed)
+        if not (self._settings.steps_by_mean and holds_all and self._count_plain() and state.may_step_at_once):
+            return None
+        self._read_plain()
+        if not len(batch := self._held[0]) or len(self._known) < self.attendance.policy.min_clients:
+            return None
+        self._weigh(batch)
+        if (step := state.step_by_mean(batch)) is not None:
+            self._held, self._folded = [], [batch]
+        return step
+
+    def _total(self) -> Any:
+        """Return the sums of all folded updates, which are then one batch."""
+        batch = UpdateBatch.joined(self._folded)
+        if self._settings.is_exact or self._keeps_vectors:  # the order of the updates must have no effect
+            batch = batch.ordered(self._clients.numbers(batch.clients))
+        now, has_noise = self._state.snapshot, len(batch) > 0 and self._summed.issuperset(batch.clients)
+        result = self._sum.total(batch, self._settings.rules, now.ledger, now.center, has_noise=has_noise)
+        batch.drop()
+        self._folded = [batch]
+        return result
+
+    def _weigh(self, batch: UpdateBatch) -> None:
+        if self._settings.algorithm.weighs_claims:
+            self._weighing.count_known_examples(batch)
+        self._weighing.weigh(batch)
+
     def _abort(self) -> None:
         if self.is_open:
-            self.is_open = False
-            self._plain.clear()
+            self.is_open, self._plain = False, None
             self._held.clear()
             self._undecided.clear()
             self._state.abandon()
@@ -1006,10 +1085,10 @@ class Round(OpenRound):
     def _release(self) -> None:
         """Drop the server's state, so that a closed round does not keep a store open."""
         self._weighing.close()
+        self._plain = None
         del self._state, self._reader
-        self.__dict__.pop("_partials", None)
-        with suppress(AttributeError):  # a round that failed to begin has no sum
-            del self._sum, self._validator
+        for name in ("_partials", "_sum", "_validator"):  # a round that failed to begin has none
+            self.__dict__.pop(name, None)
 
 
 def log_round(
@@ -1021,100 +1100,7 @@ def log_round(
     state.waiting.log(report.waiting_for, state, logger)
 
 
-class WholeRound:
-    """The open round of the server while one call runs it. ``is_open``: whether it can still be aborted."""
-
-    __slots__ = ("__weakref__", "attendance", "is_open")
-
-    def __init__(self, attendance: Attendance) -> None:
-        self.attendance, self.is_open = attendance, True
-
-    def abort(self, *, keep: bool = False) -> None:
-        """Abort the round unless it is committed."""
-        self.is_open = False
-
-
-@ieee
-def whole_round(
-    state: State, updates: list[Update], opened: WholeRound, began: float
-) -> tuple[Report, Weighing] | None:
-    """Run a round of plain updates, begun at ``began``, in one call; other threads may abort ``opened``.
-
-    Return None, with the server unchanged, if the round needs a ``Round``.
-    """
-    settings = state.settings
-    weighing = Weighing(settings, state)
-    try:
-        sums, reader = state.begin(()), UpdateReader(settings, state)
-        if settings.steps_by_mean and not state.population.is_sized:
-            report = _step_by_mean(state, settings, reader.read_columns(updates), opened, began)
-            return None if report is None else (report, weighing)
-        batch = reader.read_all(updates)
-        if batch is None:
-            return None
-        if settings.algorithm.weighs_claims:
-            if not state.population.is_sized and len(set(batch.sources.tolist())) > 1:
-                return None  # only some updates have examples
-            weighing.count_known_examples(batch)
-        weighing.weigh(batch)
-        received = batch.vectors[0].nbytes * len(batch)
-        lengths = sums.try_fold(batch)
-        columns = [column for column in lengths if column is not None]
-        if not all(core.column_range(column)[1] < math.inf for column in columns):  # also false for a NaN
-            return None
-        sums.accept(batch)
-        batch.count(lengths.parameters, discounts=batch.discounts(settings.policy, state.round_number))
-        # A method without rows commits by one assignment, which a signal cannot interrupt.
-        with uninterrupted() if settings.algorithm.keeps_rows else nullcontext():
-            prepared, found = state.take_step(opened, sums.result(), batch, {}, ())
-        spent = time.perf_counter() - began, received
-        stale = staleness(prepared)
-        return report_of(*(settings, prepared, batch, found, stale, (), *spent), attendance=opened.attendance), weighing
-    finally:
-        if opened.is_open:
-            state.abandon()
-        weighing.close()
-
-
-def _step_by_mean(
-    state: State, settings: Settings, columns: PlainColumns | None, opened: WholeRound, began: float
-) -> Report | None:
-    """Run a round that only moves x along the mean of the updates; None as for ``whole_round``."""
-    if columns is None:
-        return None
-    clients, ys, steps, examples, distances, _ = columns
-    ones, _, _, factors, ages = usual(len(ys))
-    weights = examples if settings.algorithm.weighs_claims else ones
-    if not core.column_range(weights)[0] > 0:  # also false for a NaN, which means no examples
-        if not np.isnan(weights).all():
-            return None
-        weights = ones
-    stepped = state.step_by_mean(ys, ones if settings.averages_models else 1 / distances, weights)
-    if stepped is None:
-        return None
-    after, squares, mean_square = stepped
-    norms, before = np.sqrt(squares), state.snapshot
-    report = Report(
-        round=before.round_number,
-        accepted=tuple(clients),
-        steps=int(core.column_sum(0.0, steps, None)),
-        norms=norms / distances if settings.averages_models else norms,
-        weights=weights,
-        factors=factors,
-        ages=ages,
-        diversity=diversity_of(weights, squares, mean_square),
-        gamma=after.gamma,
-        seconds=time.perf_counter() - began,
-        bytes=ys[0].nbytes * len(ys),
-        changed=dict(before.changed) or None,
-        closed=opened.attendance.reason(clients, ()),
-        missing=opened.attendance.missing(clients, ()),
-    )
-    state.commit(after, opened)
-    return report
-
-
-RoundT = TypeVar("RoundT", bound=Round | WholeRound)
+RoundT = TypeVar("RoundT")
 
 
 class RoundLock:
@@ -1123,7 +1109,7 @@ class RoundLock:
     def __init__(self) -> None:
         self._opening, self.pushing = Lock(), RLock()
         # A weak reference, so that a dropped round does not stay open.
-        self._last: Callable[[], Round | WholeRound | None] = lambda: None
+        self._last: Callable[[], Any] = lambda: None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RoundLock":
         """Return new locks; a copy of a server has no open round, unless it is asynchronous."""
@@ -1134,7 +1120,7 @@ class RoundLock:
         self._last = ref(opened)
 
     @property
-    def opened(self) -> Round | WholeRound | None:
+    def opened(self) -> Any:
         """The open round, or None."""
         last = self._last()
         return last if last is not None and last.is_open else None

@@ -1,7 +1,6 @@
 """The server: its model, its clients, its broadcasts and its rounds."""
 
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,14 +16,7 @@ from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import F32, F64, Library, copied, empty, freeze, to_host, zeros
-from fedcore.errors import (
-    ArrayError,
-    FedcoreError,
-    RangeError,
-    RoundError,
-    ShapeError,
-    UnknownNameError,
-)
+from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.files import part_of
 from fedcore.model import Layout, Model, Safetensors
 from fedcore.model.files import write_flat
@@ -40,7 +32,7 @@ from fedcore.options import (
     Storage,
     checked_objects,
 )
-from fedcore.profiling import begin, span
+from fedcore.profiling import span
 from fedcore.rules import Rule
 from fedcore.rules.private import SEEDED, Ledger
 from fedcore.runtime import Unpicklable, uninterrupted
@@ -48,12 +40,7 @@ from fedcore.server import groups, requests
 from fedcore.server.aggregation import Counters
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
 from fedcore.server.compatibility import require_compatible
-from fedcore.server.folder import (
-    JOURNAL,
-    Journal,
-    journal_errors,
-    journal_of,
-)
+from fedcore.server.folder import JOURNAL, Journal, journal_errors, journal_of
 from fedcore.server.opening import (
     Aggregation,
     change_on_loading,
@@ -65,12 +52,13 @@ from fedcore.server.opening import (
     warn_if_frozen,
 )
 from fedcore.server.partial import PartialSum
-from fedcore.server.report import UNASKED, Attendance, Report, tell
-from fedcore.server.round import LOGGER, Round, RoundLock, WholeRound, log_round, whole_round
+from fedcore.server.report import Attendance, Report
+from fedcore.server.round import LOGGER, Round, RoundLock
 from fedcore.server.state import NewClients, State
 from fedcore.server.update import Update, as_vector, in_float32, kept_batches, require_finite
 from fedcore.server.validation import is_flag, never_negative
 from fedcore.store import ClientStore
+from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
 from fedcore.store.files.inventory import GROUPS
 from fedcore.store.reader import ReadRows
@@ -102,7 +90,7 @@ class Server(Represented, Unpicklable):
             can join, "median". Default: no rules; every valid update counts unchanged.
         limits: the limits that each update must respect.
         storage: where rows are stored: a ``Storage``, the path of a new folder (``Server.load`` resumes it), or a
-            ``ClientStore`` with rows of ``n_parameters`` elements. Default: in memory.
+            ``ClientStore`` (or a derived class) with rows of ``n_parameters`` elements. Default: in memory.
         compute: the device, the precision of sums, the number of shards.
         policy: when a round may close, and how late an update may be. Default: the caller closes each round, which
             accepts only its own updates.
@@ -162,8 +150,8 @@ class Server(Represented, Unpicklable):
             raise ShapeError("model: it has no parameters")
         options = ServerOptions(lr, server_lr, optimizer, aggregation, limits, place, compute, policy)
         settings = Settings.of(method, layout, options)
-        self._place: tuple[Any, ...] = place, compute, *(["ClientStore"] if given is not None else [])
-        require_compatible(settings, *self._place)
+        parts: tuple[Any, ...] = place, compute, *(["ClientStore"] if given is not None else [])
+        require_compatible(settings, *parts)
         backend: Any
         if layout.groups:
             backend = groups.new_state(model, settings, ids, sizes, place)
@@ -174,7 +162,7 @@ class Server(Represented, Unpicklable):
         else:
             backend = new_state(model, settings, ids, sizes, place, given)
         try:
-            self._start(backend, callbacks, model)
+            self._start(backend, parts, callbacks, model)
         except BaseException:
             backend.close()
             if place.path is not None:
@@ -185,13 +173,17 @@ class Server(Represented, Unpicklable):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy a server in memory, with the open round of an asynchronous one."""
         server = super().__deepcopy__(memo)
-        if server._buffer is not None:
-            server._round_lock.reopen(server._buffer)
+        freeze(server._backend.snapshot.x)
+        server._reopen()
         return server
 
-    def _start(self, backend: Any, callbacks: Sequence[Callback], model: Any = None) -> None:
+    def _reopen(self) -> None:
+        if self._buffer is not None:
+            self._round_lock.reopen(self._buffer)
+
+    def _start(self, backend: Any, place: tuple[Any, ...], callbacks: Sequence[Callback], model: Any = None) -> None:
         self._backend: State = backend
-        self.callbacks = tuple(callbacks)
+        self._place, self.callbacks = place, tuple(callbacks)
         base = model.tensors if isinstance(model, Model) else model
         self._base = base if isinstance(base, Safetensors) else None
         self._round_lock = RoundLock()
@@ -318,7 +310,7 @@ class Server(Represented, Unpicklable):
         >>> server.round_number
         2
         """
-        storage = Storage.of(folder)
+        storage = Storage.of(folder, "folder")
         if create and not is_begun(storage):
             given: Any = {name: value for name, value in options.items() if value is not None}
             return cls(model, algorithm, clients, storage=storage, **given)
@@ -353,7 +345,7 @@ class Server(Represented, Unpicklable):
             lr, server_lr: required if they are the caller's own code. A rate that differs from the saved one replaces
                 it, as in ``change``, and logs a warning.
             aggregation, limits, policy: replace the saved ones if they differ, with a warning. A ``Mean`` with
-                weights is required again.
+                weights is required again, and so are rules whose module the program has not imported.
             storage: how the rows are opened. ``Storage(medium="mmap")`` resumes in the folder; "ram" and "cuda" leave
                 the folder unchanged. Default: as saved, with "ram" in place of "cuda" if the device is a CPU. The
                 path, codec and audit cannot change.
@@ -369,7 +361,7 @@ class Server(Represented, Unpicklable):
             CheckpointError: the store has no server, or an argument is missing or contradicts the saved one.
             RangeError: an argument does not fit the ClientStore, or differs from a saved option that cannot change.
         """
-        given, server = checked_objects(algorithm, lr, server_lr, optimizer), cls.__new__(cls)
+        given, server = checked_objects(algorithm, lr, server_lr, optimizer, aggregation), cls.__new__(cls)
         layout = None if model is None else Layout.of(model)
         compute, folder = compute or Compute(), None if isinstance(path, ClientStore) else absolute(path)
         manifest = None if folder is None else manifest_in(folder)
@@ -389,12 +381,10 @@ class Server(Represented, Unpicklable):
             backend, saved = saved_state(path, given, storage, compute)
             medium = None
         try:
-            server._start(backend, callbacks)
             opened = storage.opened(backend.store) if medium is None else replace(storage, medium=medium)
-            server._place = opened, compute
-            change_on_loading(
-                backend, manifest or home, saved, given, aggregation, limits, policy, server._checked, layout
-            )
+            server._start(backend, (opened, compute), callbacks)
+            options = given | {"aggregation": aggregation, "limits": limits, "policy": policy}
+            change_on_loading(backend, manifest or home, saved, options, server._checked, layout)
             server._keep_journal(storage, home if backend.holds_files else None)
         except BaseException:
             if not isinstance(path, ClientStore):
@@ -457,7 +447,8 @@ class Server(Represented, Unpicklable):
         Args:
             erase: whether the files must no longer contain bytes of removed clients, of earlier rows and vectors, and
                 of updates that the journal has dropped. The ids of clients that were removed with
-                ``from_objective=False`` go too; their number stays.
+                ``from_objective=False`` go too; their number stays. The ids of updates go as well, so that a late
+                update with an id is then rejected.
         """
         self._between_rounds()
         if erase and self._backend.read(requests.NamesRemoved()):
@@ -490,12 +481,16 @@ class Server(Represented, Unpicklable):
 
     @property
     def store(self) -> ReadRows:
-        """The clients' rows, read-only. With shards or partial updates it raises RangeError; use ``row``."""
-        if type(self._backend) is not State:
-            raise RangeError("store: each shard or group of tensors has its own rows; read a row with row(client)")
+        """The clients' rows, read-only.
+
+        It raises RangeError with shards, partial updates or rows in a class derived from ``ClientStore``; use ``row``.
+        """
+        if type(self._backend) is not State or type(self._backend.store) not in (ClientStore, DeviceStore):
+            has = "each shard, group of tensors or derived ClientStore has its own rows"
+            raise RangeError(f"store: {has}; read a row with row(client)")
         if self._round_lock.opened is None:
             self._backend.forget_newcomers()
-        return ReadRows(self._backend.store)
+        return self._backend.store.read_only()
 
     @property
     def client_sizes(self) -> npt.NDArray[np.int64] | None:
@@ -747,7 +742,7 @@ class Server(Represented, Unpicklable):
                 )
             opened, newcomers = self._buffer, None
             if opened is not None and opened.is_open and not (opened.clients or opened.rejected):
-                newcomers = opened._newcomers
+                newcomers = opened.newcomers
                 opened.abort()  # it begins again, from the new x
             self._between_rounds()
             self._backend.apply(requests.ReplaceX(counters, never_negative(self.layout, to_host(x)), vectors={"x": x}))
@@ -854,7 +849,7 @@ class Server(Represented, Unpicklable):
 
         Args:
             updates: finished updates, such as ``[Update(client, y, steps, round=started)]``; many of them are folded in
-                one native pass. An update that a transport delivers twice counts twice, without ``CountOnce``.
+                one native pass. A copy of an update with an ``update_id`` has no effect; without an id it counts again.
             newcomers: as for ``open_round``, for each round that the call opens.
 
         Returns:
@@ -895,47 +890,17 @@ class Server(Represented, Unpicklable):
     def round(self, updates: Iterable[Update]) -> Report:
         """Run a round from an iterable of updates, which may be produced while they are read.
 
-        Errors are those of ``Round.add`` and ``Round.finish``; they leave the server unchanged.
+        Errors are those of ``Round.add`` and ``Round.finish``; they leave the server unchanged. Small models of tensors
+        or 16-bit floats in a list are copied before the fold: 4 n bytes for each.
         """
         # A list keeps its arrays until this call returns, and other threads must not change them: one pass folds all.
         listed = list(updates) if isinstance(updates, list | tuple) else None
-        if (
-            listed
-            and self._journal is None
-            and len(listed) >= self._backend.settings.policy.min_clients
-            and type(self._backend) is State
-            and self._backend.may_be_whole()
-            and (report := self._whole_round(listed)) is not None
-        ):
-            return report
-        batch_size = self.settings.batch_size if listed is None else max(1, len(listed))
+        batch_size = self.settings.batch_size if listed is None else len(listed) + 1
         opening = partial(self._open, batch_size, may_hold=listed is not None)
         with span("round", self._backend), opening() as opened:
             for some in kept_batches(updates, batch_size) if listed is None else [listed]:
                 opened.add_batch(some)
             return opened.finish()
-
-    def _whole_round(self, updates: list[Update]) -> Report | None:
-        """Run the round in one native call; return None if it needs a ``Round``."""
-        state, began, done = self._backend, time.perf_counter(), None
-        state.prefetch(())  # raises if the store is closed
-        number, settings = state.round_number, state.settings
-        is_asked = self._asked is not None and self._asked[0] == number
-        attendance = self._attendance() if is_asked or not settings.closes_anytime else UNASKED
-        opened = self._round_lock.open(number, partial(WholeRound, attendance))
-        running = begin("round", state)
-        try:
-            done = whole_round(state, updates, opened, began)
-        finally:
-            opened.is_open = False
-            if running:
-                running.end((), counts=done is not None)
-        if done is None:
-            return None
-        report, weighing = done
-        log_round(report, state, weighing, None)
-        tell(self.callbacks, report, LOGGER)
-        return report
 
     def _attendance(self, expected: Iterable[ClientId] | None = None) -> Attendance:
         round, asked = self._asked or (-1, ())

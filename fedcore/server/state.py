@@ -277,7 +277,7 @@ class AwaitedClients:
 
         Cost: for each logged line, a pass over the clients' slots.
         """
-        now = waiting_for, len(state.registry)
+        now = waiting_for, len(state.registry) if waiting_for else 0
         changed, self._last = now != self._last, now
         warns = not changed and not self._warned
         if not waiting_for or not (changed or warns) or not logger.isEnabledFor(WARNING if warns else INFO):
@@ -459,12 +459,6 @@ class State:
         """Set whether later rounds have a journal; the folder has the setting from the next commit on."""
         self.settings = replace(self.settings, journal=on)
 
-    def may_be_whole(self) -> bool:
-        """Whether a round may be one native call: rows in memory, and no rule or norm limit that can reject."""
-        by_others = self.settings.limits.max_norm is not None or not self.settings.rules.is_plain
-        in_memory = self.store.medium == "ram" and self.upload is None
-        return in_memory and not (by_others or self.settings.is_exact or self.snapshot.norms)
-
     def begin(self, newcomers: NewClients) -> Sum:
         """Begin a round in which these clients may join, and return its sums."""
         self.store.require_files()
@@ -479,7 +473,7 @@ class State:
         longest = longest_update(farthest_gamma(settings, now), squared=settings.takes_squares)
         term = longest_term(max(len(self.store.registry), self.upper_population))
         distance = usual_distance(settings, now) if settings.averages_models else 1.0
-        self._sum.begin(settings, now.round_number, now.history.get, offset, longest, term, distance)
+        self._sum.begin(settings, now.round_number, now.history.get, offset, (longest, term), distance)
         self._admit(newcomers)
         return self._sum
 
@@ -604,10 +598,10 @@ class State:
         waits = not moves and algorithm.keeps_rows and algorithm.moves(replace(cohort, rows=cohort.N))
         waiting_for = cohort.N - cohort.rows if waits else 0
         step, v_square, gamma = None, 0.0, 0.0
-        # T includes every changed row, whatever the weight of its update.
+        # T includes every changed row, whatever the weight of its update. A method may divide A, which is zero, by W.
         if cohort.W > 0 or moves or (len(batch) and algorithm.keeps_rows):
             try:
-                step = algorithm.step(cohort)
+                step = algorithm.step(cohort if cohort.W > 0 or moves else replace(cohort, W=1.0))
             except Exception as error:
                 failed(algorithm, "step", error)
             step = check_step(algorithm, step)
@@ -706,35 +700,38 @@ class State:
                         f"{store.codec} row, so x is unchanged; lower the rates, or remove the client"
                     )
 
-    def step_by_mean(self, ys: list[Any], scales: F64, weights: F64) -> tuple[Snapshot, F64, float] | None:
-        """Return the snapshot after a round of FedAvg, |h_i|^2, and the square of their mean, as ``prepare`` computes
-        them.
+    @property
+    def may_step_at_once(self) -> bool:
+        """Whether ``step_by_mean`` may take the step of a round in this place: here, without newcomers."""
+        return self.upload is None and self.newcomers.population is None
+
+    def step_by_mean(self, batch: UpdateBatch) -> tuple[PreparedStep, Diagnostics] | None:
+        """Return the step along the mean of a weighed cohort, with ``Settings.steps_by_mean``, as ``prepare`` does.
 
         Return None, without a change, if an update may have to be rejected or x would diverge.
         """
         now, model, gamma = self.snapshot, self.model, claimless_gamma(self.settings, self.snapshot)
-        assert gamma is not None
-        folding = begin("fold")
-        folded = self._sum.fold_at_once(now.x, ys, scales, weights)
-        if folding:
-            folding.end((now.x, ys, folded and folded[0]))
-        if folded is None:
+        W: float = core.column_sum(0.0, batch.weights, None)
+        if gamma is None or not W > 0:
             return None
-        A, W, squares = folded
-        stepping = folding and begin("step")
+        read, folding = (now.x, batch.vectors), begin("fold")
+        A = self._sum.fold_at_once(batch)
+        if folding:
+            folding.end((*read, A))
+        if A is None:
+            return None
         x, v_of = model.vectors.get(), Linear(1 / W)
-        v_square, x_square = kernels.server_step(
-            A, None, now.x, v_of=v_of, gamma=gamma, v=model.v(), total_out=None, x_out=x
-        )
-        if stepping:
-            stepping.end((A, now.x, model.v(), x))
+        with span("step", None, (A, now.x, model.v(), x)):
+            v_square, x_square = kernels.server_step(
+                A, None, now.x, v_of=v_of, gamma=gamma, v=model.v(), total_out=None, x_out=x
+            )
         if not math.isfinite(x_square):
             return None
         freeze(x)
-        after = now._replace(
-            x=x, x_prev=x, momentum=model.v(), round_number=now.round_number + 1, gamma=gamma, changed={}
-        )
-        return after, squares, v_square / (1 / W * W) ** 2
+        made: dict[str, Any] = {"x": x, "x_prev": x, "momentum": model.v(), "gamma": gamma, "norms": {}, "changed": {}}
+        after = now._replace(round_number=now.round_number + 1, **made)
+        step = PreparedStep(now, None, None, after, gamma=gamma)  # type: ignore[arg-type]  # neither is needed
+        return step, Diagnostics(None, v_square / (1 / W * W) ** 2)
 
     def take_step(
         self,
@@ -752,7 +749,7 @@ class State:
             joined = [client for client in batch.clients if client in self.newcomers.ids]
             facts = round_facts(self.settings, prepared, batch, rejected, joined)
         self.commit(prepared.after, opened, facts)
-        return prepared._replace(after=prepared.after._replace(audited=self.snapshot.audited)), found
+        return prepared if facts is None else prepared._replace(after=self.snapshot), found
 
     def commit(self, after: Snapshot, opened: OpenStep, facts: Document | None = None) -> None:
         """Commit a round's snapshot, and close the round."""
@@ -792,9 +789,12 @@ class State:
             if self.store.commits != commits:
                 self._adopt(after, spares)
             raise
+        self._refer_to_disk()
+
+    def _refer_to_disk(self) -> None:
         if self.store.medium == "mmap":
-            with suppress(StoreError, MemoryError):  # on failure, the snapshot stays in memory
-                self.snapshot = after.on_disk(self.store)
+            with suppress(StoreError, MemoryError):  # on failure, the snapshot stays as it is
+                self.snapshot = self.snapshot.on_disk(self.store)
 
     def _documented(self, after: Snapshot, facts: Document | None) -> tuple[Snapshot, Documents]:
         """Return the snapshot with the digest of the change's audit document, and the documents to store with it."""
@@ -864,7 +864,10 @@ class State:
         """See ``Server.compact``. Nothing refers to the stores' earlier vectors afterwards."""
         self.abandon()
         for state in self.states:
-            state.store.compact(erase=erase)
+            try:
+                state.store.compact(erase=erase)
+            finally:  # a compaction may have moved the vectors
+                state._refer_to_disk()
 
     def forget_newcomers(self) -> None:
         """Remove the newcomers of a dropped round."""

@@ -408,7 +408,8 @@ class Snapshot(NamedTuple):
         moments: the optimizer's moments, float32[n_parameters] each.
         counters: the integer counters by name.
         population: the clients' shares and arrivals.
-        norms: the norms and claims of the last accepted updates, for the rules that need them.
+        norms: the norms and claims of the last accepted updates, for the rules that need them, and the ids of updates;
+            see ``CountedIds``.
         past: x by round, for the rounds whose late updates are accepted.
         starts: by client, the start round of its last accepted update, for those rounds.
         history: v[t] while rows refer to it, if the method keeps them.
@@ -653,11 +654,12 @@ def counted_steps(
     counts, they are unchanged. ``window`` gets the counts as reported; by capped ones, the cap could only fall.
     """
     steps, counts, eta_steps = batch.claims.steps, batch.claims.counts, batch.eta_steps
-    ratio = window.ratio
+    if (ratio := window.ratio) is None:
+        return steps, eta_steps, None
     is_claimless = claimless_gamma(settings, now) is not None
-    if is_claimless and ratio is not None and settings.averages_models and settings.algorithm.direction.from_row:
+    if is_claimless and settings.averages_models and settings.algorithm.direction.from_row:
         window.add(steps)  # for ``usual_distance``
-    if ratio is None or is_claimless or not len(batch):
+    if is_claimless or not len(batch):
         return steps, eta_steps, None
     if window.agree(steps):
         window.add(steps)
@@ -702,9 +704,8 @@ def usual_distance(settings: Settings, now: Snapshot) -> float:
 
     A client's own steps are no measure of its offset: it could report any number.
     """
-    window = settings.rules.window("steps", now.norms)
-    has_median = window.ratio is not None and len(window)
-    return rate_at(settings.lr, now.round_number) * window.most(_NONE, 1.0) if has_median else 0.0
+    window = settings.rules.window("steps", now.norms) if "steps" in settings.rules.needs else ()
+    return rate_at(settings.lr, now.round_number) * window.most(_NONE, 1.0) if window else 0.0
 
 
 def _median(values: F64, counts: F64) -> float:

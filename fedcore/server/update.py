@@ -3,10 +3,10 @@
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from hashlib import blake2b
 from importlib import import_module
 from mmap import mmap
@@ -58,9 +58,9 @@ from fedcore.kernels import Codes, dequantise, quantise
 from fedcore.model import Layout
 from fedcore.model.safetensors import Safetensors
 from fedcore.profiling import timed
-from fedcore.store.registry import ClientId
+from fedcore.store.registry import ClientId, canonical
 from fedcore.store.slots import checksums
-from fedcore.validation import describe_value, is_integer, numbers, rejection_reason
+from fedcore.validation import describe_value, is_integer, numbers, rejection_reason, short_repr
 
 # Slices of vectors, one per shard of a server: arrays, or references to arrays in other processes.
 
@@ -220,6 +220,9 @@ class Update(NamedTuple):
             do not apply to it. Default: n_i.
         loss: F_i >= 0, the mean loss of x over the client's examples before its steps, for methods that weight by it
             (``Broadcast.needs_loss``).
+        update_id: the id of this update among those of its client: a str of 1..100 bytes in UTF-8, or an int in
+            0..2**64 - 1. It must be the same each time that the update is sent. A copy of an update that counts does
+            not count again. An update with an id must name its ``round``. Default: no id.
     """
 
     client: ClientId
@@ -234,6 +237,7 @@ class Update(NamedTuple):
     keep: bool = False
     weight: float | None = None
     loss: float | None = None
+    update_id: ClientId | None = None
 
     def vector(self, name: Literal["value", "control"], n: int) -> F32:
         """Return a vector of the update as float32[n] in host memory; raise ShapeError if it is a model of tensors."""
@@ -262,9 +266,11 @@ class Update(NamedTuple):
 class Reply:
     """What a round answers to an update: true if the update counts so far, else false.
 
+    A client that sends its update again until the reply is true can stop at any true reply.
+
     Attributes:
         status: "accepted", or "held" if the round has not decided yet and ``Report.rejected`` may still name the
-            client, or "rejected".
+            client, or "rejected"; or "already counted" for a copy of an update that counts so far, which is true.
         reason: why the update is rejected, else "".
 
     >>> bool(Reply("held")), Reply("accepted") == True, Reply("rejected", "steps: missing")
@@ -273,7 +279,7 @@ class Reply:
 
     __slots__ = "reason", "status"
 
-    def __init__(self, status: Literal["accepted", "held", "rejected"], reason: str = "") -> None:
+    def __init__(self, status: Literal["accepted", "held", "rejected", "already counted"], reason: str = "") -> None:
         self.status, self.reason = status, reason
 
     def __bool__(self) -> bool:
@@ -291,7 +297,82 @@ class Reply:
         return f"Reply({self.status!r}{f', {self.reason!r}' if self.reason else ''})"
 
 
-ACCEPTED, HELD = Reply("accepted"), Reply("held")
+ACCEPTED, HELD, ALREADY = Reply("accepted"), Reply("held"), Reply("already counted")
+
+
+# The ids of updates, by which a round recognises copies.
+
+IDS = "ids"
+"""The name of the vector of ``CountedIds`` among those that a server remembers of accepted updates."""
+LONGEST_ID = 100
+"""The most bytes of a str as ``Update.update_id``."""
+NO_ROUND = "round=None: an update with an update_id must name the round of its broadcast, as its copies may come later"
+
+
+def digest_of_id(client: ClientId, update_id: Any) -> bytes:
+    """Return the digest of a client and the id of its update; raise RangeError if the id is invalid."""
+    try:
+        known = canonical(update_id)
+    except FedcoreError:
+        known = None
+    if known is None or (isinstance(known, str) and not 0 < len(known.encode()) <= LONGEST_ID):
+        raise RangeError(
+            f"update_id={short_repr(update_id)}: must be a str of 1..{LONGEST_ID} bytes or an int in 0..2**64 - 1"
+        )
+    return blake2b(repr((client, known)).encode(), digest_size=16).digest()
+
+
+class CountedIds:
+    """The ids of the updates that an open round and the rounds before it count, as digests.
+
+    Args:
+        stored: the ids of earlier rounds: int64[3, m], the round of each and the two words of its digest. The first
+            column and unused ones have zeros in place of a digest, and the first round of which all ids are there.
+            Default: none was ever counted.
+    """
+
+    def __init__(self, stored: npt.NDArray[np.int64] | None = None) -> None:
+        self._stored, self.first = stored, 0 if stored is None else int(stored[0, 0])
+        self._keys: dict[bytes, Any] = {}  # by id, the entry of the open round's ``_known``
+        self._ids: dict[Any, bytes] = {}
+
+    @staticmethod
+    def of(first: int, entries: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the vector for these columns. It has unused ones, as a store has a file for each size."""
+        k = entries.shape[1]
+        stored = np.zeros((3, 1 << max(6, k.bit_length())), np.int64)
+        stored[0], stored[:, 1 : k + 1] = first, entries
+        return stored
+
+    @cached_property
+    def _earlier(self) -> frozenset[bytes]:
+        stored = self._stored
+        return frozenset(() if stored is None else np.ascontiguousarray(stored[1:].T).view("V16")[:, 0].tolist())
+
+    def note(self, id: bytes, key: Any) -> None:
+        """Note the id of an update that the round accepts with this entry of ``_known``."""
+        self.drop(key)
+        self._keys[id], self._ids[key] = key, id
+
+    def drop(self, key: Any) -> None:
+        """Forget the id of an update that the round rejects after all."""
+        self._keys.pop(self._ids.pop(key, b""), None)
+
+    def has(self, id: bytes, known: Collection[Any]) -> bool:
+        """Whether an update with this id counts so far; ``known`` has the entries of the open round."""
+        return id in self._earlier or self._keys.get(id) in known
+
+    def after(self, round: int, most: int, known: Collection[Any]) -> dict[str, Any]:
+        """Return the vector after a round by its name: the ids of it and of ``most - 1`` rounds before; {} without."""
+        own = [id for id, key in self._keys.items() if key in known]
+        if not own and self._stored is None:
+            return {}
+        first = max(self.first, round + 1 - most)
+        before = np.zeros((3, 0), np.int64) if self._stored is None else self._stored
+        words = np.frombuffer(b"".join(own), np.int64).reshape(-1, 2).T
+        new = np.concatenate([np.full((1, len(own)), round), words])
+        before = before[:, (before[0] >= first) & before[1:].any(axis=0)]
+        return {IDS: self.of(first, np.concatenate([before, new], axis=1))}
 
 
 def kept_batches(updates: Iterable[Update], most: int) -> Iterator[list[Update]]:
@@ -322,11 +403,14 @@ def raises_fedcore_errors(read: Callable[P, R]) -> Callable[P, R]:
 
 
 @raises_fedcore_errors
-def read_vector(update: Update, layout: Layout, *, apart: bool, device: str = CPU) -> tuple[Any, bool]:
+def read_vector(
+    update: Update, layout: Layout, *, apart: bool, device: str = CPU, room: Callable[[], F32] | None = None
+) -> tuple[Any, bool]:
     """Return the vector of an update, and whether its memory is immutable.
 
-    If ``apart`` and y is a model of named tensors, the vector is a list of tensors in the layout's order. Vectors are
-    views of the client's memory unless that is unaligned, as a message's payload can be.
+    If ``apart`` and y is a model of named tensors, the vector is a list of tensors in the layout's order; else it is
+    one vector in new memory, or in that of ``room()``. Vectors are views of the client's memory unless that is
+    unaligned, as a message's payload can be.
     """
     kind, y = update.kind, update.value
     n = layout.n_parameters if kind == "gradient" else layout.n
@@ -334,7 +418,7 @@ def read_vector(update: Update, layout: Layout, *, apart: bool, device: str = CP
     vector = as_vector(kind, y, n, one_tensor, device=device)
     if vector is None:
         if not apart:
-            return layout.flatten(y, empty(layout.n, device=device)), True
+            return layout.flatten(y, empty(layout.n, device=device) if room is None else room()), True
         pieces = layout.pieces(y, device=device)
         is_in_files = isinstance(y, Safetensors) and isinstance(device, FileMemory)
         return pieces, is_in_files or core.are_immutable(pieces)
@@ -595,7 +679,7 @@ class Incoming:
         """Add the update to the round as ``Round.add`` does, or reject it if a part is missing.
 
         Returns:
-            Whether the update is accepted so far, and if not, why.
+            Whether the update is accepted so far or a copy, and if not, why.
 
         Cost: a tensor that did not arrive in float32 is converted in place.
         """

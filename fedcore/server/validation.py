@@ -203,9 +203,10 @@ class Buffers:
         host = to_host(gathered)
         return [host[at] for at in self._adjacent]
 
-    def allow(self, ys: Sequence[F32]) -> bool:
-        """Whether none of these models, float32[n] each, makes one of the buffers negative."""
-        return not any((y[piece.start : piece.stop] < 0).any() for _, piece in self._pieces for y in ys)
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The start and stop of each buffer in a flat model."""
+        return [(piece.start, piece.stop) for _, piece in self._pieces]
 
     def clip(self, x: F32) -> None:
         """Replace buffers of x, float32[n], that rounding made negative by zeros."""
@@ -354,7 +355,7 @@ class Validator:
         self._rules, self._needs_medians = rules, "medians" in rules.needs
         self._decides_last = self._needs_medians and rules.robust is not None
         self._norms: dict[str, NormWindow] = {}
-        if self._max_norm is not None or rules.needs & {"norms", "medians"}:
+        if self._max_norm is not None or rules.decides:
             self._norms = {
                 name: NormWindow.unpacked(remembered[name]) if name in remembered else NormWindow() for name in PARTS
             }
@@ -388,7 +389,7 @@ class Validator:
                     usual = math.sqrt(self._buffers()) if name == "buffers" else math.inf
                 if median > as_float32(ratio * usual):
                     self._norms[name] = received
-            if received.is_equal(self._norms[name]):
+            if received.norms == self._norms[name].norms:
                 self._received.pop(name, None)
             else:
                 self._received[name] = received
@@ -589,42 +590,39 @@ def weight_of(weights: Weights, update: Update, client: ClientId) -> float:
 # The updates as the round sums them.
 
 
-PlainColumns: TypeAlias = tuple[list[ClientId], list[Any], F64, F64, F64, npt.NDArray[np.int64]]
+Column: TypeAlias = npt.NDArray[np.int64]
+PlainColumns: TypeAlias = tuple[
+    list[ClientId], list[Any], F64, F64, npt.NDArray[np.int8], F64, F64, Column, Column, list[int]
+]
+"""The columns of ``core.PlainUpdates.take``: clients, ys, steps, examples, sources, eta_i K_i, 1 / (eta_i K_i), start
+rounds, orders, and the indices of changed updates."""
 UNNAMED = -2
-"""The round of an update that must name it, for ``core.read_plain_updates``."""
+"""The round of an update that must name it, for ``core.PlainUpdates``."""
 
 NO_COUNTERS: Counters = {}
 NO_START = "round=None: an asynchronous server needs the round of the broadcast from which the client started"
 
 
 @lru_cache(maxsize=8)
-def usual(k: int) -> tuple[F64, npt.NDArray[np.int8], Bools, F64, npt.NDArray[np.int64]]:
-    """Return ones, the usual sources, buffers and factors of k updates, and zeros; all read-only."""
-    columns = np.ones(k), np.full(k, COUNTED, np.int8), np.ones(k, np.bool_), np.ones(k), np.zeros(k, np.int64)
+def usual(k: int) -> tuple[Bools, F64, npt.NDArray[np.int64]]:
+    """Return ``has_buffers`` of k models, ones and zeros; all read-only."""
+    columns = np.ones(k, np.bool_), np.ones(k), np.zeros(k, np.int64)
     for column in columns:
         freeze(column)
     return columns
 
 
-def batch_of(
-    clients: list[ClientId], vectors: list[Any], claims: Claims, eta_steps: F64, **columns: Any
-) -> UpdateBatch:
-    """Return a batch with these columns; the other columns have their usual values."""
+def batch_of(clients: list[ClientId], vectors: list[Any], **columns: Any) -> UpdateBatch:
+    """Return a batch with these columns; others may have their usual values."""
     k = len(clients)
-    ones, sources, has_buffers, factors, zeros = usual(k)
+    has_buffers, ones, zeros = usual(k)
     others: dict[str, Any] = {
-        "bases": [None] * k,
-        "scales": ones,
         "has_buffers": has_buffers,
-        "counters": [NO_COUNTERS] * k,
         "controls": [None] * k,
-        "sources": sources,
-        "starts": zeros,
-        "orders": zeros,
         "digests": [None] * k,
-        "factors": factors,
+        "orders": zeros,
     }
-    return UpdateBatch(clients=clients, vectors=vectors, claims=claims, eta_steps=eta_steps, **(others | columns))
+    return UpdateBatch(clients=clients, vectors=vectors, factors=ones, **(others | columns))
 
 
 class UpdateReader:
@@ -635,7 +633,6 @@ class UpdateReader:
         self._rates = SentRates(settings.lr, settings.limits)
         self._starts: dict[int, F32] = {}
         self._lr = self._rates.sent(state.round_number)
-        self._plain = self._plain_limits()
 
     def read(self, update: Update, client: ClientId) -> tuple[UpdateBatch, bool]:
         """Return the update as a batch of one, and whether its vectors are immutable; raise if it is invalid."""
@@ -673,13 +670,13 @@ class UpdateReader:
         batch = batch_of(
             [client],
             [y],
-            Claims(
+            claims=Claims(
                 _column(update.steps),
                 _column(size),
                 _column(update.count),
                 losses=_column(update.loss) if algorithm.needs_loss else None,
             ),
-            _column(distance),
+            eta_steps=_column(distance),
             bases=[self._base_of(started) if kind == "model" else None],
             scales=_column(-distance * scale if kind == "gradient" else scale),
             has_buffers=np.array([kind != "gradient"]),
@@ -705,60 +702,49 @@ class UpdateReader:
         """Return a whole vector of a batch, or None."""
         return vector
 
-    def read_all(self, updates: list[Update]) -> UpdateBatch | None:
-        """Return the updates as a batch if ``read_columns`` supports them, else None."""
-        columns = self.read_columns(updates)
-        return None if columns is None else self.batch_of_columns(columns)
-
     def batch_of_columns(self, columns: PlainColumns) -> UpdateBatch:
-        """Return the updates of ``read_columns`` as a batch."""
-        clients, ys, steps, examples, distances, starts = columns
+        """Return the updates of ``core.PlainUpdates.take`` as a batch."""
+        clients, ys, steps, examples, sources, distances, scales, starts, orders, _ = columns
         k, number = len(clients), self._state.snapshot.round_number
-        ones, sources, _, _, _ = usual(k)
+        _, ones, _ = usual(k)
         if self._settings.policy.buffer is None:
             bases = [self.start_of(number)] * k
         else:
             models = {started: self._base_of(started) for started in np.unique(starts).tolist()}
             bases = [models[started] for started in starts.tolist()]
-        if not core.column_range(examples)[0] >= 0:  # a NaN stands for no number
-            missing = np.isnan(examples)
-            examples, sources = np.where(missing, 1.0, examples), (~missing).astype(np.int8)
         return batch_of(
             clients,
             ys,
-            Claims(steps, examples, ones, None, None, clients),
-            distances,
+            claims=Claims(steps, examples, ones, None, None, clients),
+            eta_steps=distances,
             bases=bases,
-            scales=ones if self._settings.averages_models else 1 / distances,
+            counters=[NO_COUNTERS] * k,
+            scales=ones if self._settings.averages_models else scales,
             sources=sources,
             starts=starts,
+            orders=orders,
         )
 
-    def read_columns(self, updates: list[Update]) -> PlainColumns | None:
-        """Read flat float32 models of different clients into columns; return None for other updates.
+    def plain_updates(self, *, may_hold: bool) -> Any:
+        """Return a ``core.PlainUpdates`` that reads usual updates at once; None if the server needs more of an update.
 
-        The columns are the clients, their ys, steps, examples (NaN for no number), eta_i K_i and start rounds.
+        ``may_hold``: whether it may hold all vectors.
         """
-        if self._plain is None or not updates:
-            return None
-        index = self._state.registry.index
-        read: PlainColumns | None = core.read_plain_updates(updates, Update, index, *self._plain)
-        return None if read is None or not self._state.buffers.allow(read[1]) else read
-
-    def _plain_limits(self) -> tuple[Any, ...] | None:
-        """Return the limits of ``read_columns``; None if the server needs more of an update."""
-        settings, limits, algorithm = self._settings, self._settings.asked, self._settings.algorithm
+        settings, limits, algorithm, state = self._settings, self._settings.asked, self._settings.algorithm, self._state
         if algorithm.second_vector is not None or algorithm.needs_loss or algorithm.own_starts:
             return None
         if settings.layout.outside or settings.audit or self._weights is not None:
             return None
-        number = self._state.round_number
+        number = state.round_number
         rounds = number, number, number
         if settings.policy.buffer is not None:
             same = isinstance(settings.lr, Constant) and not algorithm.needs_plain_steps
             rounds = self.oldest() if same else number, number, UNNAMED
         of_lr = limits.max_client_lr is not None, limits.max_client_lr or self._lr
-        return settings.layout.n, self._lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, settings.repeats
+        numbers = self._lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, settings.repeats
+        form = settings.layout.n, numbers, state.buffers.ranges, settings.layout.parts
+        copied = 4 * settings.layout.n * (settings.copies_models and state.upload is None)
+        return core.PlainUpdates(Update, state.registry.index, *form, copied, may_hold, state.update_buffers.owns)
 
     def check_buffers(self, y: Any, kind: Kind, started: int) -> None:
         """Raise RangeError if a model or a difference makes a buffer negative that must not be."""
@@ -789,8 +775,12 @@ class UpdateReader:
 
     def _read_vector(self, update: Update) -> tuple[Any, bool]:
         # A quantised row cannot be cut at every element, because several elements share a scale.
-        apart = not self._settings.algorithm.keeps_rows or self._state.store.codec == "f32"
-        return read_vector(update, self._settings.layout, apart=apart, device=self._settings.device)
+        settings = self._settings
+        is_cut = not settings.algorithm.keeps_rows or self._state.store.codec == "f32"
+        apart, room = is_cut and not settings.copies_models, None
+        if settings.copies_models:
+            room = self._state.update_buffers.get
+        return read_vector(update, settings.layout, apart=apart, device=settings.device, room=room)
 
     def _read_counters(self, update: Update) -> Counters:
         return read_counters(update, self._settings.layout)

@@ -120,7 +120,7 @@ def read_traces(source: str | Path, clients: int | None = None) -> tuple[Law, ..
     """
     file: Traversable
     if isinstance(source, Path) or str(source).endswith(".csv"):
-        file = absolute(source)
+        file = absolute(source, "source")
     elif source in PACKAGED:
         file = resources.files("fedcore.sim") / PACKAGED[source]
     else:
@@ -158,7 +158,7 @@ def read_durations(source: str | Path, clients: int) -> tuple[F64, ...]:
         MissingDataError: the file cannot be read, is malformed, or lacks a client.
     """
     try:
-        rows = list(_rows(str(source), absolute(source).read_text(encoding="utf-8").splitlines()))
+        rows = list(_rows(str(source), absolute(source, "source").read_text(encoding="utf-8").splitlines()))
     except (OSError, UnicodeDecodeError) as error:
         raise MissingDataError(f"trace: cannot read {source}: {error}") from None
     if not rows or rows[0][1] != ["client", "seconds"]:

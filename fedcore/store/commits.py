@@ -18,7 +18,7 @@ from fedcore.store.content import After, Content, Place, Table, places, plausibl
 from fedcore.store.files.entries import Entries, Previous, Transaction, restored, row_entries, stored, used_slots
 from fedcore.store.files.folder import Folder
 from fedcore.store.files.slot_file import DiskThread
-from fedcore.store.registry import ClientId, canonical
+from fedcore.store.registry import ClientId, Registry, canonical
 
 _log = logging.getLogger("fedcore.store")
 
@@ -98,7 +98,7 @@ class Session:
         self._keeps = self.folder is not None and self.folder.keep_previous
         self._dropped: dict[int, int] = {}  # rows that the next commit removes: number -> slot
         # Functions that undo added and removed clients since the last commit. They must not refer to this object: such
-        # a cycle would keep the store and its lock in memory.
+        # a cycle would keep the store and its lock in memory. A deep copy copies a partial, but not a closure.
         self._steps_back: list[Callable[[], object]] = []
         self._clients: dict[int, Any] = {}  # uncommitted changes of the client list, by number; _UNLISTED removes one
         self.background = None if self.folder is None else DiskThread(self.folder.rows)
@@ -130,8 +130,9 @@ class Session:
 
     def require_files(self) -> None:
         """Raise a CorruptionError if an open file was truncated."""
-        for slots in () if self._closed else self.content.all_slots:
-            slots.require_whole()
+        if self.folder is not None and not self._closed:
+            for slots in self.content.all_slots:
+                slots.require_whole()
 
     def require_whole(self) -> None:
         """Raise a StoreError if an interrupted commit may have left invalid content in memory."""
@@ -179,7 +180,7 @@ class Session:
         known = registry.index.numbers(ids) >= 0
         new = [client for client, is_known in zip(ids, known.tolist(), strict=True) if not is_known]
         with self._all_or_none():
-            self._steps_back.append(lambda: [registry.remove(client) for client in new if client in registry])
+            self._steps_back.append(partial(_remove, registry, new))
             numbers = [registry.add(ids[0])] if len(ids) == 1 else registry.add_all(ids).tolist()
             entries: dict[int, Any] = dict(zip(numbers, stored(ids), strict=True))
             if counted := self._counted:  # a client below the count returns; the folder need not list it
@@ -192,17 +193,16 @@ class Session:
         registry = self.content.registry
         number = registry.number(client)
         with self._all_or_none():
-            self._steps_back.append(lambda: registry.put_back(number, client))
+            self._steps_back.append(partial(registry.put_back, number, client))
             registry.remove(client)
             self._drop(number)
             self._note({number: None if number < self._counted else _UNLISTED})
 
     def _drop(self, number: int) -> None:
-        rows, dropped = self.content.rows, self._dropped
-        slot = rows.slot_of(number)
-        self._steps_back.append(lambda: rows.put_back(number, dropped.pop(number, slot)))
+        rows, slot = self.content.rows, self.content.rows.slot_of(number)
         if slot:
-            dropped[number] = slot
+            self._steps_back += [partial(rows.put_back, number, slot), partial(dict.pop, self._dropped, number, None)]
+            self._dropped[number] = slot
         rows.drop(number)
 
     def rollback(self) -> None:
@@ -293,7 +293,7 @@ class Session:
             ids = dict(zip(listed, restored(list(listed.values())), strict=True))
             ids |= {number: number if number < self._counted else None for number in previous.unlisted}
             now = registry.holders(ids)
-            self._steps_back.append(lambda: registry.reassign(now))
+            self._steps_back.append(partial(registry.reassign, now))
             registry.reassign(ids)
             self._note(listed | dict.fromkeys(previous.unlisted, _UNLISTED))
         numbers = previous.rows["number"]
@@ -529,6 +529,10 @@ def _end(background: DiskThread | None, folder: Folder) -> None:
     if background is not None:
         background.close()
     folder.close()
+
+
+def _remove(registry: Registry, clients: Iterable[ClientId]) -> list[int]:
+    return [registry.remove(client) for client in clients if client in registry]
 
 
 def _restore(clients: dict[int, Any], changed: Iterable[int], before: dict[int, Any]) -> None:

@@ -372,9 +372,9 @@ def _by_payload(places: Iterable[Place]) -> dict[int, list[int]]:
 class _InMemory(dict[int, Slots]):
     """Slots by payload size, created on first use."""
 
-    def __missing__(self, payload: int) -> Slots:
-        self[payload] = Slots(payload)
-        return self[payload]
+    def of(self, payload: int) -> Slots:
+        """Return the slots. A deep copy of this method has its own; one of ``__getitem__`` would share them."""
+        return self.get(payload) or self.setdefault(payload, Slots(payload))
 
 
 class Content:
@@ -387,7 +387,7 @@ class Content:
         self.documents: list[tuple[int, str]] = []  # of a store in memory
         in_memory = Slots(form.payload) if form.device == CPU else DeviceSlots(form.payload, form.device)
         self.rows = Rows(in_memory if folder is None else folder.rows)
-        self.vectors = Vectors(_InMemory().__getitem__ if folder is None else folder.vectors, sealed=folder is not None)
+        self.vectors = Vectors(_InMemory().of if folder is None else folder.vectors, sealed=folder is not None)
 
     @classmethod
     def read(cls, folder: Folder) -> "Content":

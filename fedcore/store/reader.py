@@ -103,6 +103,10 @@ class CommittedRows(Represented, Unpicklable):
     def _in_files(self) -> bool:
         return self.medium == "mmap"
 
+    def read_only(self) -> "ReadRows":
+        """Return a read-only view of the store."""
+        return ReadRows(self._session)
+
     def require_files(self) -> None:
         """Raise a CorruptionError if a file was truncated. Reading a view of it would kill the process."""
         self._session.require_files()
@@ -246,9 +250,6 @@ class CommittedRows(Represented, Unpicklable):
 
 class ReadRows(CommittedRows):
     """A read-only view of a store at its last commit."""
-
-    def __init__(self, rows: CommittedRows) -> None:
-        super().__init__(rows._session)
 
     @property
     def registry(self) -> Clients:  # type: ignore[override]

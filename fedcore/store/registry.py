@@ -221,7 +221,7 @@ class Registry(Clients):
                 registry.remove(number)
             elif client != number:
                 raise RangeError(f"listed: number {number} is reserved for client {number}, not {short_repr(client)}")
-        registry._add_at(numbers[counted:], ids[counted:] if counted else ids)
+        registry.add_at(numbers[counted:], ids[counted:] if counted else ids)
         return registry
 
     def add(self, client: object) -> int:
@@ -270,9 +270,9 @@ class Registry(Clients):
             if clients[number] != number or self._index.add(number) != number:
                 raise RangeError(f"number={number}: reserved for client {number}, not {short_repr(clients[number])}")
         numbers = [number for number in clients if number >= count]
-        self._add_at(np.array(numbers, np.int64), [clients[number] for number in numbers])
+        self.add_at(np.array(numbers, np.int64), [clients[number] for number in numbers])
 
-    def _add_at(self, numbers: Numbers, clients: Sequence[object]) -> None:
+    def add_at(self, numbers: Numbers, clients: Sequence[object]) -> None:
         """Register clients with these numbers, each free and at least the count. An error may leave some registered."""
         ids: Any = clients if set(map(type, clients)) <= {int, str} else list(map(canonical, clients))
         placed = self._index.add_at(ids, numbers)

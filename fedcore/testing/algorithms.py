@@ -30,7 +30,7 @@ class AlgorithmContract(Contract):
     * coefficients do not contradict each other, and the options and the pickle describe the object;
     * ``weigh`` and ``step``, or ``start``, ``rate`` and ``turn``, depend only on their arguments and the options;
     * updates added one by one, in batches, or all at once give the same bits;
-    * an aborted round or a rejected update changes nothing, and rounds may be empty;
+    * an aborted round or a rejected update changes nothing, and rounds may be empty, or have only weights of zero;
     * a server that was saved and loaded, or resumed from its folder, continues with the same bits;
     * T is the sum of the rows, even after a client was removed, if the method declares it;
     * the gradient diversity in a report is correct, or None;
@@ -62,7 +62,7 @@ class AlgorithmContract(Contract):
                     copy = pickle.loads(pickle.dumps(tested))
                 except Exception as error:
                     raise AssertionError(f"{what}: it cannot be pickled for workers: {error}") from error
-                same(describe(what, copy), describe(what, tested), "options of the pickle")
+                same(describe(what, copy), describe(what, tested), f"the pickled {what}, a frozen dataclass")
 
     def test_turn(self) -> None:
         """``turn`` depends only on its arguments, and writes all its outputs (docs/own-method.md)."""
@@ -115,6 +115,13 @@ class AlgorithmContract(Contract):
         other.round([updates[0], *updates[2:]])
         same([client for client, _ in report.rejected], [1], "clients rejected for a NaN")
         same(look(server), look(other), "round without the rejected update")
+
+    def test_updates_of_weight_zero(self) -> None:
+        """A round in which all weights are zero ends like others (``Algorithm.step``)."""
+        server = run_rounds(self.server(), 2)
+        if server.algorithm.weighs_claims:
+            report = server.round([update._replace(weight=0.0) for update in updates_of(server, range(N))])
+            same(sorted(report.accepted), list(range(N)), "clients accepted with a weight of zero")
 
     def test_servers_resume(self, tmp_path: Path) -> None:
         """A saved or closed server continues with the same bits (docs/state.md)."""

@@ -31,7 +31,8 @@ class Worker:
 class ExecutorContract(Contract):
     """Your executor starts workers in processes of their own, and calls their methods, as ``Processes`` does.
 
-    Override ``make_executor``. The promises:
+    Override ``make_executor``. An engine of your own uses the executor in a ``Pool``; no option of fedcore takes it.
+    The promises:
 
     * a worker runs its calls in order, one at a time; the results do not depend on the number of workers;
     * an error of a task is raised unchanged, by its class and message, and the worker continues;

@@ -36,13 +36,16 @@ def by_adding(server: Server, updates: list[Update], newcomers: Any = ()) -> Rep
     """Run a round with ``Round.add``; the caller uses the memory of each vector again."""
     with server.open_round(newcomers=newcomers) as opened:
         for update in updates:
-            given = {
-                name: v.copy() for name, v in (("value", update.value), ("control", update.control)) if v is not None
-            }
+            given = {name: v.copy() for name in ("value", "control") if (v := getattr(update, name)) is not None}
             opened.add(**update._replace(**given)._asdict())
             for vector in given.values():
                 vector[:] = np.nan
         return opened.finish()
+
+
+def at_once(server: Server, updates: list[Update]) -> Report:
+    """Run a round with ``round`` of the server's own class."""
+    return server.round(updates)
 
 
 def by_batches(server: Server, updates: list[Update], newcomers: Any = ()) -> Report:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import SkipTest
@@ -19,7 +20,7 @@ from fedcore.options import Compute, Limits, RoundPolicy
 from fedcore.rules import CapExamples, ClipToMedian, RejectLong, TrimmedMean
 from fedcore.server import Report, Server, Update
 from fedcore.testing.contract import Contract, require, same
-from fedcore.testing.rounds import N, by_adding, by_batches, cohort_of, look, run_rounds, updates_of
+from fedcore.testing.rounds import N, at_once, by_adding, by_batches, cohort_of, look, run_rounds, updates_of
 
 SIZES = {i: 1 + i for i in range(N)}
 
@@ -58,7 +59,7 @@ def with_errors(server: Server) -> list[Any]:
         acts: list[Callable[[Server], Any]] = [
             lambda _: opened.add(**third._replace(client="nobody")._asdict()),
             lambda _: opened.begin(3, steps=third.steps, loss=third.loss),
-            Server.open_round,
+            lambda server: server.open_round(),
             lambda server: server.change(lr=0.2),
             lambda server: server.add_clients({"new": 1}),
             lambda server: server.remove_client(0),
@@ -98,7 +99,7 @@ class ServerContract(Contract):
         "Adam": {"optimizer": Adam(), "server_lr": 0.5},
         "exact sums": {"compute": Compute(accumulator="exact")},
         "diagnostics": {"compute": Compute(diagnostics=True)},
-        "limits": {"limits": Limits(max_norm=3e4), "aggregation": [CapExamples(1.5), ClipToMedian()]},
+        "limits": {"limits": Limits(max_steps=2), "aggregation": [CapExamples(1.5), ClipToMedian()]},
         "a robust rule": {"aggregation": [TrimmedMean(1)]},
         "late updates": {"policy": RoundPolicy(max_staleness=1)},
     }
@@ -126,7 +127,7 @@ class ServerContract(Contract):
         "add_batch": by_batches,
         "begin": by_pieces,
         "buffer": by_buffers,
-        "round of a list": Server.round,
+        "round of a list": at_once,
         "round of an iterator": lambda server, updates: server.round(iter(updates)),
     }
 
@@ -203,12 +204,9 @@ class ServerContract(Contract):
             updates[4] = updates[4]._replace(value=updates[4].value[:-3])
             return door(server, updates)
 
-        doors: list[Any] = [by_adding, Server.round, by_adding]
-        for number, door in enumerate(doors):
+        for number, door in enumerate((by_adding, at_once, by_adding)):
             report = self.both(pair, partial(spoilt, door), f"invalid updates {number}")
-            require(
-                {4, 0} <= {client for client, _ in report.rejected}, "clients 0 and 4 to be rejected", report.rejected
-            )
+            require({4, 0} <= dict(report.rejected).keys(), "clients 0 and 4 to be rejected", report.rejected)
 
     def test_newcomers(self, algorithm: Algorithm, tmp_path: Path) -> None:
         """A newcomer is registered with its first accepted update, else never (docs/state.md)."""
@@ -254,7 +252,7 @@ class ServerContract(Contract):
 
         for _ in range(2):
             same(self.both(pair, far, "a step to infinity")[0], DivergedError, "error")
-        self.both(pair, lambda server: Server.round(server, []), "an empty round")
+        self.both(pair, lambda server: server.round([]), "an empty round")
 
     def test_options(self, option: Mapping[str, Any], tmp_path: Path) -> None:
         """Options have the same effect on every server (docs/api/server.md)."""
@@ -274,12 +272,9 @@ class ServerContract(Contract):
     def test_warm_start(self, algorithm: Algorithm, tmp_path: Path) -> None:
         """A warm start has the same effect on every server (``Server.warm_start``)."""
         pair = self.pair(tmp_path, algorithm)
-        gradients: dict[int | str, Any] = {}
-        for i in range(4):
-            gradients[i] = np.random.default_rng(i).normal(size=len(pair[0].x)).astype(np.float32)
-        different: list[dict[int | str, Any]] = [{1: gradients[1] * np.float32("nan")}, gradients, gradients]
-        for given in different:
-            self.both(pair, partial(Server.warm_start, gradients=given), "a warm start")
+        gradients: Any = {i: np.random.default_rng(i).normal(size=len(pair[0].x)).astype(np.float32) for i in range(4)}
+        for given in ({1: gradients[1] * np.float32("nan")}, gradients, gradients):
+            self.both(pair, methodcaller("warm_start", gradients=given), "a warm start")
         self.rounds(pair, 3)
 
     def test_push(self, tmp_path: Path) -> None:
@@ -295,9 +290,10 @@ class ServerContract(Contract):
         """A deep copy is a separate server in memory (``copy.deepcopy``)."""
         plain, own = self.pair(tmp_path, algorithm)
         self.rounds((plain, own), 2)
-        other = copy.deepcopy(own)
-        run_rounds(own, 1)
-        self.rounds((plain, other), 3)
+        for step in (1, -1):
+            changed, own = [own, copy.deepcopy(own)][::step]
+            run_rounds(changed, 1)
+            self.rounds((plain, own), 2)
 
     def test_saved_servers(self, algorithm: Algorithm, tmp_path: Path) -> None:
         """A loaded copy continues with the same bits; the original does not change it (docs/state.md)."""
@@ -357,4 +353,4 @@ def _round(server: Server, *, late: bool = False, least: int = 0) -> Report:
     updates = updates_of(server, there if len(cohort_of(t)) < least else [i for i in cohort_of(t) if i in there])
     if late and t:
         updates = [update._replace(round=t - i % 2) for i, update in enumerate(updates)]
-    return (Server.round, by_adding, by_batches)[t % 3](server, updates)
+    return (at_once, by_adding, by_batches)[t % 3](server, updates)

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from fedcore import Server, Update, algorithms
-from fedcore.algorithms import MEAN_GRADIENT, Algorithm, Direction, Linear, Step, Terms, check_table
+from fedcore.algorithms import MEAN_GRADIENT, Algorithm, Direction, Linear, Step, Terms
 from fedcore.errors import AlgorithmError, UnknownNameError
-from tests.algorithms import outsiders
 from tests.kit import flat
-from tests.server.rounds import METHODS, made
 
 
 def server_of(algorithm, **options):
@@ -32,16 +30,6 @@ def first_round(algorithm, clients=1):
 def method(entries, step=lambda self, cohort: Step(v=Linear(A=1 / cohort.S)), **more):
     """An algorithm with these entries."""
     return type("Mine", (Algorithm,), dict(entries, step=step, **more))()
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_the_tables_of_the_registry_are_valid(name):
-    check_table(made(name).algorithm)
-
-
-@pytest.mark.parametrize("name", outsiders.METHODS)
-def test_the_tables_of_custom_methods_are_valid(name):
-    check_table(outsiders.METHODS[name]())
 
 
 @pytest.mark.parametrize(

@@ -9,28 +9,28 @@ from pathlib import Path
 import fedcore
 
 ROOT = Path(fedcore.errors.__file__).parent.parent
-FILES_IN_FEDCORE = 170
+FILES_IN_FEDCORE = 171
 FILES_IN_A_FOLDER = 16
 FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 11
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 6_873,
-    "csrc": 11_498,
-    "tests": 62_341,
-    "fedcore": 2_569,
-    "fedcore/adapters": 2_844,
+    "csrc": 11_742,
+    "tests": 63_143,
+    "fedcore": 2_578,
+    "fedcore/adapters": 2_848,
     "fedcore/algorithms": 1_285,
     "fedcore/cli": 1_301,
-    "fedcore/cluster": 2_106,
+    "fedcore/cluster": 2_102,
     "fedcore/kernels": 505,
-    "fedcore/model": 2_233,
-    "fedcore/server": 7_089,
-    "fedcore/sim": 7_851,
-    "fedcore/secure": 1_101,
-    "fedcore/testing": 1_054,
-    "fedcore/rules": 768,
-    "fedcore/store": 3_968,
+    "fedcore/model": 2_408,
+    "fedcore/server": 7_133,
+    "fedcore/sim": 7_846,
+    "fedcore/secure": 1_099,
+    "fedcore/testing": 1_060,
+    "fedcore/rules": 776,
+    "fedcore/store": 3_969,
 }
 
 

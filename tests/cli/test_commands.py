@@ -13,6 +13,7 @@ import pytest
 from fedcore import __version__
 from fedcore.cli import app
 from fedcore.cli.run import parse_seeds
+from fedcore.server.compatibility import TABLE
 from fedcore.sim.data import datasets
 from fedcore.sim.experiment import config
 from fedcore.sim.experiment.results import read_folder
@@ -111,6 +112,12 @@ def test_list_names_every_preset():
     output = invoke("list").output
     assert set(config.names()) <= {name for word in output.split() for name in expanded_braces(word)}
     assert "MimiC" in output
+
+
+def test_list_breaks_no_name():
+    rows = invoke("list", "combinations").output.splitlines()
+    assert [row.split(": not")[0] for row in rows] == [a.replace("|", ", ") for a, *_ in TABLE]
+    assert "TrimmedMean " in invoke("list", "rules").output
 
 
 def test_list_imports_neither_torch_nor_matplotlib():

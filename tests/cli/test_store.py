@@ -12,6 +12,7 @@ import pytest
 
 from fedcore import ClientStore, Compute, Model, Server, Storage, Update, errors
 from fedcore.algorithms import MimiC
+from fedcore.rules import CapSteps
 from tests.cli.command import invoke
 from tests.server.forgeries import FORGERIES, forge
 from tests.store.test_format import FORMATS
@@ -179,14 +180,15 @@ def test_settings_beside_a_custom_optimizer_are_checked(change, tmp_path):
     assert store("verify", folder).status == 1 or change[0] == "numbers"
 
 
-def test_custom_rate_is_a_hint(tmp_path):
+def test_custom_code_is_a_hint(tmp_path):
     folder = tmp_path / "run"
-    with Server(np.zeros(8, np.float32), "MIFA", 4, lr=lambda round: 0.1, storage=folder) as server:
+    own = [type("Own", (CapSteps,), {})()]
+    with Server(np.zeros(8, np.float32), "MIFA", 4, lr=lambda round: 0.1, aggregation=own, storage=folder) as server:
         server.round([Update(i, server.x + 1 + i, 1) for i in range(4)])
     result = store("verify", folder)
     assert result.status == 0
     assert "to load it, pass lr= again" in result.output
-    assert "lr= again" in " ".join(store("info", folder).output.split())
+    assert {"lr=", "aggregation="} <= {*store("info", folder).output.split()}
     forge(folder, head=changed_state("numbers", "round_number", -1))
     assert store("verify", folder).status == 1
 

@@ -88,6 +88,7 @@ def manifest_of(victim, shared, name, *, copy):
 
 @pytest.mark.parametrize("way", ["manifest", "made", "going"])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sample(1)
 def test_a_save_deletes_nothing_that_others_name(tmp_path, victim, shared, name, way):
     folder = NAMES[name](shared, victim)
     cluster_name = json.loads((victim / NAME).read_text())["cluster"]

@@ -54,7 +54,7 @@ def compared(one, many, rounds, change=liars, compare=alike):
     many.close()
 
 
-@pytest.mark.sample(1, 3)
+@pytest.mark.sample(1)
 class TestShards(ServerContract):
     shards = 3
     algorithms = {method: algorithm_of(method) for method in METHODS}

@@ -213,7 +213,7 @@ def test_workers_without_resources_are_logged_once_and_the_others_work(ray_sessi
     pool = Pool(ray_session, light(), 2, cpus=0.0, gpus=0.75)
     assert sorted(finish(make_tasks(pool, 1, 2, 3), 3)) == [1, 2, 3]
     (text,) = [record.getMessage() for record in caplog.records if record.name == "fedcore.sim"]
-    assert "of 2 workers have not started after 0 s: each requests 0 CPUs and 0.75 GPUs, and Ray has 6 CPUs (" in text
+    assert "each requests 0 CPUs and 0.75 GPUs, and the executor has 6 CPUs (" in text
     assert " free) and 1 GPUs (" in text
     pool.close()
 

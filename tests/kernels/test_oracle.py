@@ -14,7 +14,7 @@ LENGTHS += [4095, 4097, 16_383, 16_385, 70_001]
 
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sample(1, 4)
+@pytest.mark.sample(1, 2)
 def test_a_kernel_has_the_bits_of_its_definition(name, n):
     assert_as_defined(lambda: run(name, Numbers(n)))
 

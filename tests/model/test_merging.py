@@ -451,7 +451,7 @@ def test_a_killed_merge_starts_again_where_it_cannot_continue(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("stride", [19, pytest.param(1, marks=pytest.mark.endurance)])
-@pytest.mark.parametrize("kind", ["mean", "clip", "rule", "index", "rejected"])
+@pytest.mark.parametrize("kind", ["mean", "clip", "rule", "index", "rejected", "lora"])
 def test_a_merge_that_is_killed_at_any_call(folder_in_memory, kind, stride):
     """And the merge that continues it, at another call."""
     folder = folder_in_memory
@@ -464,6 +464,9 @@ def test_a_merge_that_is_killed_at_any_call(folder_in_memory, kind, stride):
         tensors = {name: np.array(tensor) for name, tensor in Safetensors(inputs[1]).items()}
         tensors["w"][-1] = np.nan
         write_model(tensors, inputs[1])
+    if kind == "lora":
+        base, inputs = None, [adapter(folder / "in" / f"adapter{k}", r=4, lora_alpha=k + 1) for k in range(2)]
+        options = dict(lora="product")
     before = content(folder / "in")
 
     def act(out):

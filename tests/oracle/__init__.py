@@ -24,14 +24,7 @@ from tests.oracle.kernels import (
     weighted_sum,
     weighted_sum_segments,
 )
-from tests.oracle.messages import (
-    are_immutable,
-    column_range,
-    column_sum,
-    read_npy,
-    read_plain_tensors,
-    read_plain_updates,
-)
+from tests.oracle.messages import PlainUpdates, are_immutable, column_range, column_sum, read_npy, read_plain_tensors
 from tests.oracle.sampling import (
     add_discrete_gaussian,
     bernoulli,
@@ -45,6 +38,7 @@ from tests.oracle.sampling import (
 )
 
 __all__ = [
+    "PlainUpdates",
     "accumulate",
     "add_discrete_gaussian",
     "are_immutable",
@@ -72,7 +66,6 @@ __all__ = [
     "read_exact",
     "read_npy",
     "read_plain_tensors",
-    "read_plain_updates",
     "server_step",
     "squared_norms",
     "squares_of_blocks",

@@ -1,6 +1,7 @@
 """Reference implementations of the native readers of updates and tensors."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,55 +67,122 @@ def are_immutable(arrays: Sequence[Any]) -> bool:
     return True
 
 
-def read_plain_updates(
-    updates: Sequence[Any],
-    type: type,
-    index: Any,
-    n: int,
-    lr: float,
-    max_steps: float,
-    max_examples: float,
-    own_rates: bool,
-    max_lr: float,
-    oldest: int = 0,
-    newest: int = -1,
-    absent: int = 0,
-    repeats: bool = False,
-) -> tuple[list[Any], list[Any], F64, F64, F64, npt.NDArray[np.int64]] | None:
-    """Return clients, ys, steps, examples, lr * steps and rounds if all updates have the usual form; otherwise None.
+class PlainUpdates:
+    """The updates of an open round that have the usual form, with the arguments of the core's class.
 
     An update has the usual form if:
 
     * It is an instance of ``type`` itself.
-    * Its value is a model, a float32 vector of n elements of NumPy or torch.
+    * Its value is a model, a float32 vector of n elements of NumPy or torch. If 4 n is at most ``copied``, it may be a
+      vector of 16-bit floats, or a dict of tensors with the names and shapes of ``parts``.
+    * The elements of the ``nonnegative`` ranges are not negative.
     * Its round is within oldest..newest, or None for ``absent``, unless that is -2.
     * Its client is registered, was drawn once and, unless ``repeats``, sent one update.
-    * It has no control and no weight, and its loss is None or a float >= 0.
-
-    Missing examples are NaN.
+    * It has no control, weight and id, and its loss is None or a float >= 0.
     """
-    if not all(update.__class__ is type and _is_plain(update) for update in updates):
+
+    def __init__(self, type, index, n, limits, nonnegative, parts, copied, may_hold, owns):
+        lr, max_steps, max_examples, own_rates, max_lr, oldest, newest, absent, self._repeats = limits
+        self._type, self._index, self._n, self._most = type, index, n, (max_steps, max_examples)
+        self._rates, self._rounds = (lr, own_rates, max_lr), (oldest, newest, absent)
+        self._nonnegative, self._parts, self._copied = nonnegative, parts, copied
+        self._may_hold, self._owns = may_hold, owns
+        self._entries: list[tuple[Any, ...]] = []
+
+    def __len__(self):
+        return len(self._entries)
+
+    def add(self, updates, known, others, examples, first):
+        """Add all updates; return their entries of ``known``, whether all vectors may wait and all have examples, and
+        the bytes. Or return None, without a change, if one is unusual."""
+        read = [self._claims(one) if one.__class__ is self._type and _is_plain(one) else None for one in updates]
+        models = [self._model(one) if claims else None for one, claims in zip(updates, read, strict=True)]
+        if not updates or None in read or any(model is None for model in models):
+            return None
+        clients, counted = [one.client for one in updates], [one.examples is not None for one in updates]
+        if not self._repeats and (len({*clients}) < len(clients) or not (known | others).isdisjoint(clients)):
+            return None
+        if {1: not all(counted), 0: any(counted), 2: any(counted) and not all(counted)}.get(examples, False):
+            return None
+        orders = range(first, first + len(clients))
+        keys = list(zip(orders, clients, strict=True)) if self._repeats else clients
+        known.update(keys)
+        read = [(*claims, order) for claims, order in zip(read, orders, strict=True)]
+        self._entries += [(*claims, *model[:2]) for claims, model in zip(read, models, strict=True)]
+        waits = all(model[2] for model in models)
+        return keys, waits, all(counted), sum(model[3] for model in models)
+
+    def take(self):
+        """Return the columns, and forget the updates."""
+        entries, self._entries = self._entries, []
+        clients, steps, examples, distances, starts, orders, vectors, sources = zip(*entries, strict=True)
+        changed = [i for i, one in enumerate(sources) if one is not None and _plain_model(one, self._n) is None]
+        counted = np.array([one is not None for one in examples], np.int8)
+        filled = np.array([1.0 if one is None else one for one in examples])
+        rates = np.array(distances, float), 1 / np.array(distances, float)
+        columns = (
+            np.array(steps, float),
+            filled,
+            counted,
+            *rates,
+            np.array(starts, np.int64),
+            np.array(orders, np.int64),
+        )
+        return list(clients), list(vectors), *columns, changed
+
+    def _claims(self, update):
+        oldest, newest, absent = self._rounds
+        start = absent if update.round is None else update.round
+        if start == -2 or (update.round is not None and not (start.__class__ is int and oldest <= start <= newest)):
+            return None
+        steps, rate = _whole(update.steps, self._most[0]), _rate(update.lr, *self._rates)
+        examples = None if update.examples is None else _whole(update.examples, self._most[1])
+        with np.errstate(all="ignore"):
+            is_usual = bool(steps and rate and examples != 0 and np.isfinite(1 / np.float64(rate * steps)))
+        if not is_usual or self._index.numbers([update.client])[0] < 0:
+            return None
+        return update.client, steps, examples, rate * steps, start
+
+    def _model(self, update):
+        """Return the vector, its source unless it is a copy, whether it may wait, and its bytes."""
+        source = vector = _plain_model(update.value, self._n)
+        safe = vector is not None and (
+            self._may_hold or update.keep is True or are_immutable([vector]) or self._owns(vector)
+        )
+        sent = 4 * self._n
+        if not safe and 4 * self._n <= self._copied:
+            flat = _flat(update.value, self._parts, self._n) if vector is None else (vector.copy(), sent)
+            if flat is None:
+                return None
+            source, (vector, sent) = None, flat
+            with np.errstate(all="ignore"):
+                safe = float((vector.astype(np.float64) ** 2).sum()) < 1e30
+        if vector is None or any((vector[slice(*ends)] < 0).any() for ends in self._nonnegative):
+            return None
+        return vector, None if source is None else update.value, safe, sent
+
+
+def _flat(model: Any, parts: Any, n: int) -> tuple[F32, int] | None:
+    """Return a model's floats of 16 or 32 bits as one vector, and their bytes."""
+    is_dict = model.__class__ in (dict, OrderedDict)
+    if is_dict and model.keys() != {name for name, _ in parts}:
         return None
-    clients, ys = [update.client for update in updates], [_plain_model(update.value, n) for update in updates]
-    if any(y is None for y in ys):
-        return None
-    numbers = index.numbers(clients).tolist()
-    if -1 in numbers or (not repeats and len({*numbers}) != len(numbers)):
-        return None
-    rounds = [absent if update.round is None else update.round for update in updates]
-    named = [update.round for update in updates if update.round is not None]
-    if -2 in rounds or any(round.__class__ is not int or not oldest <= round <= newest for round in named):
-        return None
-    steps = [_whole(update.steps, max_steps) for update in updates]
-    examples = [math.nan if u.examples is None else _whole(u.examples, max_examples) for u in updates]
-    rates = [_rate(update.lr, lr, own_rates, max_lr) for update in updates]
-    with np.errstate(all="ignore"):
-        distances = np.array(rates, np.float64) * np.array(steps, np.float64)
-        plain = np.isfinite(1 / distances)
-    if not (all(steps) and all(examples) and all(rates) and plain.all()):
-        return None
-    columns = np.array(steps, np.float64), np.array(examples, np.float64), distances, np.array(rounds, np.int64)
-    return clients, ys, *columns
+    tensors = [(model[name], shape) for name, shape in parts] if is_dict else [(model, (n,))]
+    arrays, sent = [], 0
+    for tensor, shape in tensors:
+        array = _numpy(tensor)
+        if array is None or array.shape != tuple(shape) or not (array.flags.c_contiguous and array.flags.aligned):
+            return None
+        sent += array.nbytes // (2 if "bfloat16" in str(tensor.dtype) else 1)
+        arrays.append(array.reshape(-1).astype(np.float32))
+    return np.concatenate(arrays), sent
+
+
+def _numpy(tensor: Any) -> Any:
+    if tensor.__class__.__module__ == "torch":
+        tensor = tensor.detach()
+        tensor = tensor.float().numpy() if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
+    return tensor if tensor.__class__ is np.ndarray and tensor.dtype in (np.float32, np.float16) else None
 
 
 def _is_plain(update: Any) -> bool:
@@ -124,6 +192,7 @@ def _is_plain(update: Any) -> bool:
         and type(update.kind) is str
         and update.kind == "model"
         and update.weight is None
+        and update.update_id is None
         and (update.loss is None or (update.loss.__class__ is float and 0 <= update.loss < math.inf))
     )
 

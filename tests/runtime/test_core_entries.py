@@ -68,11 +68,16 @@ def test_a_key_is_a_list_or_a_tuple_of_ints():
             _core.permutation(5, 0, 5, (1, 2, 3, word))
 
 
+def plain_updates(type):
+    limits = 0.1, 10.0, 10.0, False, 10.0, 0, 0, 0, False
+    return _core.PlainUpdates(type, INDEX, 4, limits, [], [], 0, False, lambda y: False)
+
+
 def test_objects_that_are_no_update_types():
     for named, items in ((int, [5]), (object, [object()]), (str, ["text"]), (7, [Update(0, ROW, 1)])):
         with pytest.raises(errors.ArrayError, match=r"^type\b"):
-            _core.read_plain_updates(items, named, INDEX, 4, 0.1, 10.0, 10.0, False, 10.0)
-    assert _core.read_plain_updates([("too", "short")], tuple, INDEX, 4, 0.1, 10.0, 10.0, False, 10.0) is None
+            plain_updates(named).add(items, set(), set(), -1, 0)
+    assert plain_updates(tuple).add([("too", "short")], set(), set(), -1, 0) is None
 
 
 def test_numbers_of_clients_below_zero():
@@ -124,12 +129,12 @@ values = {
 }
 index = _core.ClientIndex(bytes(16), 5)
 functions = [getattr(_core, name) for name in dir(_core) if not name.startswith("_") and name != "in_ieee_mode"]
-functions += [getattr(index, name) for name in dir(index) if not name.startswith("_")]
-functions = [f for f in functions if callable(f) and f is not _core.ClientIndex] + [_core.ClientIndex]
-known = {
-    f: re.findall(r"(\\w+): ([^,)]+)", (f.__doc__ or "").split("\\n")[0]) if f is not _core.ClientIndex
-    else [("key", "bytes"), ("count", "int")] for f in functions
-}
+limits = 0.1, 10.0, 10.0, False, 10.0, 0, 0, 0, False
+updates = _core.PlainUpdates(Update, index, 7, limits, [], [("w", (7,))], 100, False, lambda y: False)
+functions += [getattr(one, name) for one in (index, updates) for name in dir(one) if not name.startswith("_")]
+functions = [f for f in functions if callable(f)]
+documented = {f: (f.__init__ if isinstance(f, type) else f).__doc__ or "" for f in functions}
+known = {f: re.findall(r"(\\w+): ([^,)]+)", doc.split("\\n")[0]) for f, doc in documented.items()}
 returned = 0
 for _ in range(int(sys.argv[2])):
     function = rng.choice(functions)

@@ -300,7 +300,7 @@ def tiny_x0():
 
 @pytest.mark.parametrize("optimizer", [None, *optimizers.REGISTRY])
 @pytest.mark.parametrize("method", rounds.METHODS)
-@pytest.mark.sample(1, 2)
+@pytest.mark.sample(1)
 def test_rounds_of_every_method_and_optimiser(method, optimizer, tiny_x0):
     options = dict(optimizer=None if optimizer is None else optimizers.named(optimizer), diagnostics=True)
     if optimizer in ("Adagrad", "Adam", "Yogi"):

@@ -173,9 +173,10 @@ def test_updates_are_read_during_additions_and_removals():
 
     def read():
         for _ in range(CLIENTS // 4):
-            clients, ys, *_ = core.read_plain_updates(
-                updates, fedcore.Update, registry.index, 4, 0.1, 1e9, 1e9, False, 1e9
-            )
+            limits = 0.1, 1e9, 1e9, False, 1e9, 0, 0, 0, False
+            plain = core.PlainUpdates(fedcore.Update, registry.index, 4, limits, [], [], 0, False, lambda y: False)
+            plain.add(updates, set(), set(), -1, 0)
+            clients, ys, *_ = plain.take()
             assert clients == list(range(16))
             assert [y[0] for y in ys] == clients
 

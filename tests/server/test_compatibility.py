@@ -181,6 +181,8 @@ def test_a_folder_is_loaded_with_one_of_two(tmp_path):
 def test_combines():
     assert combines("MIFA", "Median", "resident").conflicts == combines("unbounded sums", "robust rule").conflicts
     assert combines("MIFA", "ClipToMedian", "resident")
+    assert combines("MIFA", "Bucketing", "robust rule", Median(), "ClipToMedian")
+    assert combines("FedAvgM", "PrivateMean", "server_lr")
     assert not combines("masked sums", "journal")
     assert not combines("FedAvg", "warm_start")
     assert combines().features == tuple(FEATURES)
@@ -190,3 +192,19 @@ def test_combines():
     assert all(f"{row.a}: " in str(combines(row.a, row.b)) for row in CONFLICTS)
     with pytest.raises(UnknownNameError, match="shards"):
         combines("shard")
+    with pytest.raises(UnknownNameError, match="must be"):
+        combines(3)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        *(("Krum", "PrivateMean"), ("Median", "Krum"), ("edges", "Median"), ("Mean(weights)", "Median")),
+        *(("ClipToMedian", "PrivateMean"), ("Bucketing", "PrivateMean"), ("Bucketing", "Mean(weights)")),
+        *(("Bucketing", "buffer"), ("masked sums", "Krum"), ("PrivateMean(rate)", "buffer"), ("edges", HALVES())),
+        *((Median(), MIFA()), (Median, "MIFA"), ("fedcore.rules:Median", "fedcore.algorithms:MIFA")),
+        (Mean({0: 1.0}), "MIFA"),
+    ],
+)
+def test_pairs_that_a_server_refuses_do_not_combine(pair):
+    assert "does not combine" in str(combines(*pair))

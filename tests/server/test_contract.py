@@ -58,22 +58,22 @@ class InFolder(ServerContract):
         return server
 
 
-@pytest.mark.sample(1, 5)
+@pytest.mark.sample(1, 2)
 class TestInFolder(InFolder):
     algorithms = TestInMemory.algorithms
 
 
-@pytest.mark.sample(1, 2)
+@pytest.mark.sample(1)
 class TestInFolderAsBf16(InFolder):
     codec = "bf16"
 
 
-@pytest.mark.sample(1, 2)
+@pytest.mark.sample(1)
 class TestInFolderAsInt8(InFolder):
     codec = "int8"
 
 
-@pytest.mark.sample(1, 2)
+@pytest.mark.sample(1)
 class TestInFiles(InFolder):
     """Vectors are in files, and computed in windows."""
 
@@ -89,7 +89,7 @@ class TestInFiles(InFolder):
         return Server.load(folder, storage=Storage(resident=1))
 
 
-@pytest.mark.sample(1, 2)
+@pytest.mark.sample(1)
 class TestOnDevice(ServerContract):
     test_copies = None  # only servers in host memory
 

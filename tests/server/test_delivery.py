@@ -85,7 +85,7 @@ def test_every_delivery_has_the_bits_of_a_list(scenario, batch_size):
 
     def run(deliver, **options):
         server = make(**options)
-        reports = [outcome(deliver(server, updates(server, t))) for t in range(6)]
+        reports = [outcome(deliver(server, updates(server, t))) for t in range(4)]
         return everything(server, list(server.clients)), reports
 
     expected = run(as_list)

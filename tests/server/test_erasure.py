@@ -128,6 +128,7 @@ LONG = 70_000  # two blocks of shards
     [(method, "late", "folder") for method in algorithms.REGISTRY]
     + list(itertools.product(["FedAvg", "MimiC", "FedVARP", "FlexibleFedAvg"], POLICIES, STRUCTURES)),
 )
+@pytest.mark.sample(1, 2)
 def test_no_setting_keeps_the_bytes_or_the_id(method, policy, structure, folder_in_memory):
     """Also if the caller still has the last broadcast, round and report."""
     options = dict(STRUCTURES[structure])
@@ -161,6 +162,9 @@ def test_no_setting_keeps_the_bytes_or_the_id(method, policy, structure, folder_
             kept += [round, round.finish()]
         if server.algorithm.keeps_rows:
             secrets.append(np.ascontiguousarray(server.row(GONE)).tobytes()[400:440])
+        server.add_clients({f"arrived-{t}": 9})
+        server.compact()  # it moves vectors
+        server.compact(erase=True)
     try:
         server.remove_client(GONE, from_objective=False, erase=True)
     except RangeError as error:

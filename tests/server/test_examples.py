@@ -45,7 +45,7 @@ def replies(server, claims, t=0):
 @pytest.mark.parametrize("deliver", DELIVERIES.values(), ids=DELIVERIES)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("of", [2, 3, 10])
-@pytest.mark.sample(1, 3)
+@pytest.mark.sample(1)
 def test_examples_count_up_to_10_medians_in_any_order(method, of, deliver):
     for at in range(of):
         server, bounded = server_of(method), server_of(method)

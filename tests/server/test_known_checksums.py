@@ -10,7 +10,7 @@ from fedcore import arrays as memory
 from fedcore.server import aggregation as row_exchange
 from fedcore.store.slots import Slots
 
-P = 30_000, 10_001  # two tensors: no end is a block's, and the last block is short
+P = 60_000, 10_001  # two tensors, above what is copied as a vector: no end is a block's, and the last is short
 N = sum(P)
 CLIENTS, BAD = 8, 5
 METHODS = {

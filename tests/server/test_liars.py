@@ -26,7 +26,7 @@ from tests.server.liars import (
 
 @pytest.mark.parametrize("kind", LIES)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.sample(1, 3)
+@pytest.mark.sample(1)
 def test_one_dishonest_client_of_ten_moves_x_by_its_bound_at_most(method, kind):
     server = server_of(method, **OPTIONS.get(kind, {}))
     since = 1 if method == "MIFA" else 0  # it waits for a client without an accepted update

@@ -53,7 +53,7 @@ def stride(request):
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.sample(1, 2)
+@pytest.mark.sample(1)
 def test_a_signal_at_any_line(tmp_path, method, medium, operation, stride):
     places = stores(tmp_path, medium)
     before, after = expected(lambda: a_server(method, next(places)), operation)
@@ -118,7 +118,7 @@ def test_an_interruption_at_any_line_of_abort(method, stop):
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", ["MIFA", "MimiC"])
-@pytest.mark.sample(1, 2)
+@pytest.mark.sample(1)
 def test_an_exception_from_outside_at_any_line(tmp_path, method, medium, operation, stride):
     places = stores(tmp_path, medium)
     before, after = expected(lambda: a_server(method, next(places)), operation)
@@ -131,7 +131,7 @@ def test_an_exception_from_outside_at_any_line(tmp_path, method, medium, operati
         at += stride
 
 
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.endurance)])
+@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.endurance)])
 @pytest.mark.parametrize("operation", [a_round, one_in_the_middle_departs], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 def test_an_exception_from_outside_at_every_line_of_a_commit(tmp_path, medium, operation, stride):
@@ -151,7 +151,7 @@ def test_an_exception_from_outside_at_every_line_of_a_commit(tmp_path, medium, o
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.sample(1, 2)
+@pytest.mark.sample(1)
 def test_a_failed_allocation_anywhere_in_a_commit(tmp_path, method, medium, operation, stride):
     """Only in a commit: other libraries crash where they do not check allocations."""
     testing = pytest.importorskip("_testcapi")

@@ -47,7 +47,7 @@ def honest(server, client):
 
 
 @pytest.mark.parametrize(("method", "options", "kind"), [*cases()])
-@pytest.mark.sample(1, 3)
+@pytest.mark.sample(1)
 def test_no_length_diverges(method, options, kind):
     for length in LENGTHS:
         server = server_of(method, options)

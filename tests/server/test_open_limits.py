@@ -228,9 +228,9 @@ def cohort_of(way, method, path, **options):
 @pytest.mark.parametrize(("method", "claim"), [("FedAvg", "examples"), ("FedVARP", "steps")])
 @pytest.mark.sample(1)
 def test_caps_rise_again_when_the_clients_of_a_day_return(way, method, claim, tmp_path):
-    """Over 200 rounds, clients that report 100 by day and 5 by night alternate; the first one always reports 5."""
+    """Over 150 rounds, clients that report 100 by day and 5 by night alternate; the first one always reports 5."""
     run, most = cohort_of(way, method, tmp_path / "s", aggregation="open"), []
-    for t in range(200):
+    for t in range(150):
         day = t % 100 < 50
         sizes = [5] + [100 if day else 5] * (11 if claim == "examples" else 4)
         report = run([(i, 0.01, {"steps": 1} | {claim: size}) for i, size in enumerate(sizes)])

@@ -765,7 +765,7 @@ def check(seed, folder, **labels):
 
 
 @pytest.mark.parametrize(
-    ("seed", "most"), [(1, 250), *(pytest.param(seed, 10**6, marks=pytest.mark.endurance) for seed in range(2, 5))]
+    ("seed", "most"), [(1, 120), *(pytest.param(seed, 10**6, marks=pytest.mark.endurance) for seed in range(2, 5))]
 )
 def test_each_pair_of_options_runs_like_a_plain_server_or_is_refused_when_it_is_made(seed, most, tmp_path, caplog):
     caplog.set_level(logging.CRITICAL, "fedcore")

@@ -65,10 +65,11 @@ def finish(server, round):
     return state_of(server)
 
 
+@pytest.mark.parametrize("trials", [5, pytest.param(60, marks=pytest.mark.endurance)])
 @pytest.mark.parametrize("name", [*METHODS, AT_CLIENTS])
-def test_orders_and_trees_have_the_bits_of_one_server(name):
+def test_orders_and_trees_have_the_bits_of_one_server(name, trials):
     rng, due = np.random.default_rng(1), set()
-    for trial in range(60 if name == "FedAvg" else 12):
+    for trial in range(trials):
         server, edge = server_of(name), server_of(name)
         for t in range(2):
             sent = [updates(server, t)[i] for i in rng.permutation(CLIENTS)]

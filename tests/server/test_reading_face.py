@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update
+from fedcore.errors import CheckpointError, RangeError
+from fedcore.server.opening import on_device
 from fedcore.store.reader import ReadRows
 from fedcore.store.registry import Registry
 from tests.server.invariant import contradictions
@@ -22,22 +24,8 @@ def public(of):
 
 
 def test_the_store_of_a_server_has_no_method_that_changes_it(server):
-    changing = {
-        "stage",
-        "stage_all",
-        "replace_rows",
-        "unstage",
-        "discard",
-        "commit",
-        "checkpoint",
-        "add",
-        "add_all",
-        "forget",
-        "rollback",
-        "undo",
-        "room_for_checksums",
-        "note_checksums",
-    }
+    changing = {"stage", "stage_all", "replace_rows", "unstage", "discard", "commit", "checkpoint", "rollback", "undo"}
+    changing |= {"add", "add_all", "forget", "room_for_checksums", "note_checksums"}
     changing |= {"save", "compact", "refresh", "close", "open", "read_into"}
     assert changing <= public(ClientStore)
     assert public(server.store) == public(ClientStore) - changing - {"commits", "is_ahead", "durability", "documents"}
@@ -57,6 +45,24 @@ def test_the_store_shows_the_last_commit(server):
             kept.row(client)[:] = 9
     assert kept.verify() == []
     assert contradictions(server) == []
+
+
+class Compressed(ClientStore):
+    """A store whose rows may be elsewhere."""
+
+
+def test_only_the_class_of_the_rows_reads_them(tmp_path):
+    with Server(np.zeros(3, np.float32), "MIFA", lr=1.0, storage=Compressed(2, 3, medium="mmap", path=tmp_path)) as own:
+        own.round([Update(0, np.float32([1, 2, 3]), 1)])
+        with pytest.raises(RangeError, match=r"^store: .* row\(client\)"):
+            own.store  # noqa: B018
+        np.testing.assert_array_equal(own.row(0), [-1, -2, -3])
+    with Compressed.open(tmp_path) as store:
+        store.commit(1, {name: store.vector(name) for name in store.vector_names()} | {"compressed/0": np.zeros(9)})
+        with pytest.raises(RangeError, match=r"^storage: the rows of the Compressed are on cpu"):
+            on_device(store, "cuda:0", None)
+    with pytest.raises(CheckpointError, match="compressed/0"):
+        Server.load(tmp_path)
 
 
 def test_the_server_checkpoints_and_compacts(server):

@@ -21,8 +21,8 @@ from tests.server.rounds import everything, go_on, made
 ROOT = Path(__file__).parents[2]
 
 
-ALWAYS = ["MimiC, short history", "SCAFFOLDM", "FedAU", "Accelerated, an outsider"]
-AT_LENGTH = ["MIFA", "MimiC", "FedDyn", "FedAWE", "FedVARP", "FedStale", "FedNova", "FedExP"]
+ALWAYS = ["MimiC, short history", "SCAFFOLDM", "Accelerated, an outsider"]
+AT_LENGTH = ["FedAU", "MIFA", "MimiC", "FedDyn", "FedAWE", "FedVARP", "FedStale", "FedNova", "FedExP"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")
@@ -215,6 +215,17 @@ def test_other_options_change_a_resumed_server_and_those_left_out_stay(place, tm
     with opened(tmp_path / "s", **others, **PLACES[place]) as server:
         assert step(server).changed.keys() == others.keys()
         assert server.policy == policy
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_rule_that_no_module_has_is_passed_again(place, tmp_path):
+    Own = type("Own", (CapSteps,), {})  # as the classes of a notebook and of functions
+    opened(tmp_path / "s", aggregation=[Own(6)], **PLACES[place]).close()
+    for given in (None, [Own(7)]):
+        with pytest.raises(CheckpointError, match=r"^aggregation\b.*Own"):
+            Server.load(tmp_path / "s", aggregation=given)
+    with opened(tmp_path / "s", aggregation=[Own(6)], **PLACES[place]) as server:
+        assert step(server).changed is None
 
 
 REFUSED = {

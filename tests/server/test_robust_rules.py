@@ -470,7 +470,7 @@ def test_chains_in_another_order():
 @pytest.mark.parametrize("way", ["list", "one by one", "batches", "journal", "shards"])
 @pytest.mark.parametrize("method", ["FedAvg", "FedAvgM", *sorted(BOUNDED)])
 @pytest.mark.parametrize("rules", [[ClipToMedian(), Median()], [RejectLong(3), TrimmedMean(1)]], ids=repr)
-@pytest.mark.sample(1, 2)
+@pytest.mark.sample(1)
 def test_a_chain_with_medians_does_not_depend_on_the_order_of_arrival(rules, method, way, tmp_path):
     """The same bits, reports, and windows; in ``journal`` the server is loaded again in the middle of each round."""
     found = []

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fedcore import Compute, EdgeAggregator, Limits, Model, Server, Update, rules
+from fedcore import Compute, EdgeAggregator, Limits, Model, RoundPolicy, Server, Update, rules
 from fedcore.errors import AlgorithmError, RangeError, UnknownNameError
 from fedcore.rules import OPEN, CapExamples, CapSteps, Chain, ClipToMedian, Filter, Mean, Median, RejectLong, Scale
 from fedcore.testing import RuleContract
@@ -56,7 +56,7 @@ class TestEveryRule(RuleContract):
 
 class TestRejectFew(RuleContract):
     def make_rule(self):
-        return RejectFew(least=1, many=2)
+        return RejectFew(least=2, many=2)  # rejects another update too
 
     def make_rejected(self, update):
         return update._replace(examples=0.5)
@@ -74,8 +74,14 @@ def updates(*examples, steps=5):
     return [Update(k, np.full(4, k + 1, np.float32), steps, examples=n) for k, n in enumerate(examples)]
 
 
+WHATEVER = pytest.mark.parametrize("need", [None, *sorted(rules.NEEDS.keys() - {"previous", "base"})])
+"""Rules act whatever they need, also if it is nothing."""
+
+
+@WHATEVER
 @pytest.mark.parametrize("rule", [RejectFew(), f"{__name__}:RejectFew"], ids=["object", "dotted name"])
-def test_a_rule_of_another_package(rule):
+def test_a_rule_of_another_package(rule, need, monkeypatch):
+    monkeypatch.setattr(RejectFew, "needs", {need} - {None})
     server = Server(X, "FedAvg", 3, lr=0.1, aggregation=[rule])
     report = server.round(updates(20, 5, 60))
     assert report.accepted == (0, 2)
@@ -83,7 +89,9 @@ def test_a_rule_of_another_package(rule):
     np.testing.assert_array_equal(server.x, np.full(4, np.float32(20 * 1 + 60 * 3) / 80))
 
 
-def test_a_rule_of_another_package_scales():
+@WHATEVER
+def test_a_rule_of_another_package_scales(need, monkeypatch):
+    monkeypatch.setattr(RejectFew, "needs", {need} - {None})
     server = Server(X, "FedAvg", 2, lr=0.1, aggregation=[RejectFew(least=1)])
     report = server.round([*updates(10, steps=200), Update(1, np.full(4, 3, np.float32), 5, examples=10)])
     assert report.factors.tolist() == [0.5, 1]
@@ -108,19 +116,22 @@ PLACES = {
     "a median": ((20, 20, 20), {"aggregation": [RejectLong(10), CountHalf()]}),
     "shards": ((20, 20, 20), {"compute": Compute(shards=2)}),
     "groups": ((20, 20, 20), {"groups": True}),
+    "a buffer": ((20, 20, 20), {"policy": RoundPolicy(buffer=3)}),
     "an edge": ((20, 20, 20), {"edge": True, "clients": range(3)}),
     "an edge with sizes": ((None, None, None), {"edge": True, "clients": {0: 30, 1: 12, 2: 50}}),
 }
 
 
+@WHATEVER
 @pytest.mark.parametrize("place", PLACES)
-def test_examples_that_an_own_rule_lowers_count(place, caplog):
+def test_examples_that_an_own_rule_lowers_count(place, need, caplog, monkeypatch):
+    monkeypatch.setattr(CountHalf, "needs", {need} - {None})
     examples, options = PLACES[place]
     options = {"clients": 3, "aggregation": [CountHalf()], **options}
     x0, clients = np.zeros(40_000, np.float32), options.pop("clients")
     x0 = {"a": x0[:30_000], "b": x0[30_000:]}
     ys = [{name: np.full_like(x, k + 1) for name, x in x0.items()} for k in range(3)]
-    sent = [Update(k, y, 5, examples=n) for k, (y, n) in enumerate(zip(ys, examples, strict=True))]
+    sent = [Update(k, y, 5, examples=n, round=0) for k, (y, n) in enumerate(zip(ys, examples, strict=True))]
     if options.pop("edge", False):
         edge = EdgeAggregator(x0, "FedAvg", clients, lr=0.1, aggregation=options["aggregation"])
         server = Server(x0, "FedAvg", clients, lr=0.1, compute=Compute(accumulator="exact"))
@@ -136,7 +147,7 @@ def test_examples_that_an_own_rule_lowers_count(place, caplog):
     assert (report.accepted, report.rejected) == ((0, 1, 2), ())
     assert report.weights.tolist() == weights
     assert server.x == pytest.approx(np.average([1, 2, 3], weights=weights))
-    if place == "equal numbers":
+    if place == "equal numbers" and need != "examples":  # a ratio of a median is logged from 10 times on
         assert "10 of 20 from client 1" in caplog.text
     server.close()
 
@@ -173,7 +184,13 @@ def test_names_of_chains_and_rules():
     assert weighted.rules == (CapExamples(), ClipToMedian(), Mean({0: 1}))
 
 
-@pytest.mark.parametrize("chain", ["clip", ["Clip"], [3], ["os:path"], [type("A", (Scale,), {"needs": {"median"}})()]])
+@pytest.mark.parametrize(
+    "chain",
+    [
+        *("clip", ["Clip"], [3], ["os:path"], 3, Median, [Median]),
+        *([type("A", (Scale,), {"needs": {need}})()] for need in ("median", "previous")),
+    ],
+)
 def test_unknown_rules(chain):
     with pytest.raises(UnknownNameError):
         Chain.of(chain)
@@ -183,6 +200,7 @@ def test_unknown_rules(chain):
     "chain",
     [
         *([Mean(), ClipToMedian()], [CapExamples(2), CapExamples(3)], [type("Idle", (rules.Rule,), {})()]),
+        *([type("Idle", (kind,), {"needs": {"norms"}})()] for kind in (rules.Rule, rules.Combine)),
         *(lambda: [CapExamples(0.5)], lambda: [RejectLong("a")]),
     ],
 )

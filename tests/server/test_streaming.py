@@ -127,7 +127,7 @@ def test_at_most_batch_size_kept_updates_are_held():
 
 def test_small_updates_are_copied_and_folded_in_one_pass(monkeypatch):
     passes = count_folds(monkeypatch)
-    for size, due in ((4, [5]), (2**15, [5]), (2**15 + 1, [1] * 5)):  # 128 KiB is small
+    for size, due in ((4, [5]), (2**16, [5]), (2**16 + 1, [1] * 5)):  # 256 KiB is small
         server, y = Server(np.zeros(size, np.float32), "FedAvg", clients=5, lr=1), np.empty(size, np.float32)
         with server.open_round() as round:
             for client in range(5):

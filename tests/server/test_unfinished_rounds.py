@@ -39,7 +39,7 @@ def saved(server):
 @pytest.mark.parametrize("operation", [*OPERATIONS, compacted, saved], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.sample(1, 3)
+@pytest.mark.sample(1)
 def test_a_dropped_round_leaves_nothing(tmp_path, monkeypatch, method, medium, operation):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)

@@ -8,6 +8,7 @@ from fedcore import Compute, EdgeAggregator, RoundPolicy, Server, Storage, Updat
 from fedcore.algorithms import FedAvg, FedNova, MimiC
 from fedcore.errors import CheckpointError, RangeError, UnknownClientError
 from fedcore.rules import CapExamples, Mean
+from tests.algorithms.outsiders import WeighedMIFA
 from tests.rejections import rejected_arguments
 
 ONE, THREE = np.float32([1.0]), np.float32([3.0])
@@ -40,6 +41,13 @@ def test_without_examples_all_weigh_the_same():
     server = Server(X0, "FedAvg", 2, lr=0.1)
     assert played(server, (0, ONE, {}), (1, THREE, {})).weights.tolist() == [1, 1]
     assert server.x[0] == 2
+
+
+@pytest.mark.parametrize("method", [FedAvg(), WeighedMIFA()], ids=["without rows", "with rows"])
+def test_x_stays_if_all_weights_are_zero(method):
+    server = Server(X0, method, 2, lr=0.1)
+    report = played(server, (0, ONE, {"weight": 0}), (1, THREE, {"weight": 0}))
+    assert (report.accepted, server.x[0], server.round_number) == ((0, 1), 0, 1)
 
 
 ORDERS = [(0, 1, 2), (1, 0, 2), (1, 2, 0), (2, 1, 0)]

@@ -24,7 +24,7 @@ def address(array):
     return array.ctypes.data if isinstance(array, np.ndarray) else array.address
 
 
-@pytest.mark.sample(1, 3)
+@pytest.mark.sample(1)
 class TestEveryStore(StoreContract):
     @pytest.fixture(autouse=True)
     def set_kind(self, kind):
@@ -37,6 +37,18 @@ class TestEveryStore(StoreContract):
         if self.kind[0] in ("ram", "cuda"):
             return super().reopen(folder)
         return opened(self.kind, ClientStore.open(folder, **options))
+
+
+def test_bytes_of_a_row_that_are_not_found_are_a_failure(tmp_path):
+    class Hidden(TestEveryStore):
+        kind = ("mmap", "f32")
+
+        def with_first_row(self, path):
+            return []
+
+    for test in (Hidden().test_damage_is_found, Hidden().test_compact_erases):
+        with pytest.raises(AssertionError, match="override with_first_row"):
+            test(tmp_path / test.__name__)
 
 
 def test_rows_are_slots_in_the_codecs_form_and_read_only(make, kind):
@@ -105,9 +117,7 @@ def test_vectors_change_as_a_whole(make):
     assert store.state == {"gamma": 0.5}
     assert not store.vector("x").flags.writeable
     store.commit(1, {"x": store.vector("x")})
-    assert store.vector_names() == ("x",)
     assert store.vector("total") is None
-    assert store.state == {"gamma": 0.5}
     store.commit(2, state={})
     assert (store.vector_names(), store.state) == (("x",), {})
 
@@ -124,15 +134,9 @@ def test_a_view_that_is_passed_back_is_not_written_again(make):
     np.testing.assert_array_equal(store.vector("bits"), content(200, 1).view(np.int32))
 
 
-def test_a_view_stays_as_it_is_while_it_is_held(make):
-    store = make(2, N)
-    store.commit(0, {"x": content(200, 0)})
-    held = store.vector("x")[10:]
-    for round in range(1, 6):
-        store.commit(round, {"x": content(200, round)})
-    np.testing.assert_array_equal(held, content(200, 0)[10:])
-    places = set()
-    for round in range(6, 12):  # without a view two slots alternate
+def test_two_slots_alternate_for_a_vector_without_a_view(make):
+    store, places = make(2, N), set()
+    for round in range(6):
         store.commit(round, {"x": content(200, round)})
         places.add(store.vector("x").ctypes.data)
     assert len(places) == 2
@@ -157,11 +161,19 @@ def test_a_deep_copy_has_its_own_rows(tmp_path, codec):
     for round in range(2):
         for client in range(2):
             write(store, client, content(N, client, round))
-        store.commit(round)
+        store.commit(round, {"x": content(9, round)})
     assert all(row is not None for row in store.rows_of([0, 1]))
+    store.forget(0)
+    store.add("new")
     copied = copy.deepcopy(store)
+    for one in (copied, store):
+        assert 0 not in one.registry
+        assert "new" in one.registry
+        one.rollback()
     write(copied, 0, content(N, 7))
-    copied.commit(2)
+    for round in (2, 3):
+        copied.commit(round, {"x": content(9, round)})
+    np.testing.assert_array_equal(store.vector("x"), content(9, 1))
     copied.save(tmp_path / "copy")
     with ClientStore.open(tmp_path / "copy") as saved:
         for client, values in enumerate([content(N, 7), content(N, 1, 1)]):

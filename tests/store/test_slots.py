@@ -265,7 +265,7 @@ def page(request, monkeypatch):
 
 @pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])
 @pytest.mark.parametrize("n", [1, 70, 20_000, 270_000, 1_100_000], ids=str)
-@pytest.mark.sample(1, 2)
+@pytest.mark.sample(1)
 def test_a_store_from_its_making_to_its_copy(tmp_path, page, n, codec):
     """Rows that are smaller than a page, larger than one, and whole pages."""
     clients, options = 5, {"codec": codec, "resident_rows": 2}

@@ -134,7 +134,7 @@ class ServerStrategy(FlowerFedAvg):
         self.failures: list[Failure] = []
         self.left_out: Rejected = []
         self._ratio = Chain.of(self._options.aggregation).ratio("examples")
-        self._resume = None if resume is None else absolute(resume)
+        self._resume = None if resume is None else absolute(resume, "resume")
         self._client_sizes = client_sizes
         self._seed, self._poll, self._rejected_rounds = seed, poll, session.RejectedRounds(abort_after)
         self._server: Server | None = None
@@ -416,6 +416,7 @@ class ServerStrategy(FlowerFedAvg):
             control=read_vector(CONTROL, vectors[CONTROL]) if CONTROL in vectors else None,
             count=request.draws,
             round=request.round,
+            update_id=f"{request.round} {reply.metadata.reply_to_message_id}",
             keep=True,  # nothing else writes to the memory of the message
         )
 

@@ -160,6 +160,7 @@ class Controller(Component, ModelController):
         self._open: tuple[Round, set[str]] | None = None
         self._at_work: dict[str, int] = {}  # with a buffer: the sites with a task, and the rounds of their broadcasts
         self._pushed: set[str] = set()  # the sites at work whose results were pushed, but not yet processed
+        self._task_ids: dict[str, str] = {}  # of the last result of each site
         self._busy: set[Any] = set()  # with a buffer: the sites that get no task yet
         self._closed: list[Report] = []
         self._turn: Any = None  # the lock of pushes and broadcasts, which NVFlare cannot copy
@@ -284,7 +285,7 @@ class Controller(Component, ModelController):
         name = model.meta["client_name"]
         self._pushed.add(name)
         try:
-            update = self._read(name, model)._replace(round=started)
+            update = self._read(name, model, started)
             with self._turn:
                 self._open_buffer(name)
                 self._closed += self.server.push([update], newcomers=self._newcomers())
@@ -360,17 +361,17 @@ class Controller(Component, ModelController):
                 callback=partial(take, sent.round),
             )
 
-    def _add(self, opened: Round, answered: set[str], _: int, model: FLModel) -> bool:
+    def _add(self, opened: Round, answered: set[str], started: int, model: FLModel) -> bool:
         """Add a reply to the round; return whether it is accepted so far."""
         name = model.meta["client_name"]  # NVFlare sets it to the name of the task's client
         answered.add(name)
         try:
-            return session.add_reply(opened, name, lambda: self._read(name, model))
+            return session.add_reply(opened, name, lambda: self._read(name, model, started))
         except FedcoreError as error:
             self.warning(f"{name}: {error}")
             return False
 
-    def _read(self, name: str, model: FLModel) -> Update:
+    def _read(self, name: str, model: FLModel, started: int) -> Update:
         assert self.server is not None
         method, meta = self.server.algorithm, model.meta
         knows_order = isinstance(meta, Mapping) and isinstance(meta.get(KEY), Mapping)
@@ -380,11 +381,13 @@ class Controller(Component, ModelController):
                 "answer with fedcore.adapters.nvflare.reply"
             )
         self._metrics[name] = metrics_of(model.metrics)
-        return update_of(name, model, counts_steps=True)
+        update = update_of(name, model, counts_steps=True)
+        return update._replace(round=started, update_id=self._task_ids.get(name))
 
     def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Process a result as NVFlare does; reject a result that NVFlare cannot read or does not pass on."""
         name, result = client_task.client.name, client_task.result
+        self._task_ids[name] = client_task.id
         try:
             super()._process_result(client_task, fl_ctx)
         except Exception as error:

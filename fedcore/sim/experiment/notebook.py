@@ -17,7 +17,7 @@ from fedcore.sim.experiment.results import CONFIG, load_results
 from fedcore.sim.experiment.run_folder import default_folder, with_additions
 from fedcore.sim.experiment.runner import run_experiment
 from fedcore.sim.experiment.schema import trials
-from fedcore.validation import Represented, absolute
+from fedcore.validation import Represented, absolute, expand_home
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ class Run(Represented):
     failed: tuple[Event, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", absolute(self.folder))
+        object.__setattr__(self, "folder", absolute(self.folder, "folder"))
 
     @property
     def frame(self) -> "DataFrame":
@@ -145,10 +145,10 @@ def run(
     """
     if isinstance(seeds := settings.get("seeds"), int) and not isinstance(seeds, bool):
         settings["seeds"] = list(range(seeds))
-    experiment = load_preset(os.fspath(preset), dict(_dotted(settings)), scale=scale)
+    experiment = load_preset(str(expand_home(preset, "preset")), dict(_dotted(settings)), scale=scale)
     if any(experiment.grid.values()):
         raise ConfigError("grid: run() runs a single point; pass grid={}, or use run_sweep")
-    folder = absolute(default_folder(experiment) if out is None else out)
+    folder = absolute(default_folder(experiment) if out is None else out, "out")
     if resumed := resume and (folder / CONFIG).exists():
         experiment = with_additions(folder, experiment)
     total = experiment.rounds * len(trials(experiment))

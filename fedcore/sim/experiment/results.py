@@ -339,7 +339,7 @@ def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
         import pandas
     except ModuleNotFoundError:
         raise MissingDependencyError.of("load_results", "pandas", extra="pandas") from None
-    folder = absolute(folder)
+    folder = absolute(folder, "folder")
     trials: list[tuple[str, Record, dict[str, Any]]] = []
     for run in begun_runs(folder):
         name, tables = "" if run == folder else run.relative_to(folder).as_posix(), _config_tables(run / CONFIG)

@@ -63,7 +63,7 @@ def run_experiment(
         LockedError: another process uses the folder, or the sweep that contains it. No trial was started.
         KeyboardInterrupt: raised after the processes have stopped; the records hold every finished round.
     """
-    folder = absolute(folder)
+    folder = absolute(folder, "folder")
     if resume and not (folder / CONFIG).exists():
         raise MissingDataError(f"{folder}: is not the folder of a run, because it has no {CONFIG}; use resume=False")
     known = with_additions(folder, experiment) if resume else experiment
@@ -132,7 +132,7 @@ def run_sweep(
             extended. Nothing was written.
         MissingDataError, DeviceError, LockedError, KeyboardInterrupt: as for ``run_experiment``.
     """
-    sweep = replace(sweep, folder=absolute(sweep.folder))
+    sweep = replace(sweep, folder=absolute(sweep.folder, "folder"))
     find_data(_known_jobs(sweep)[0])
     if runner is None:
         for experiment in sweep.experiments:

@@ -2,23 +2,21 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any
-from weakref import ReferenceType, ref
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels, options
 from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
-from fedcore.arrays import F32, F64, Library, copied, empty, ieee, own_classes
-from fedcore.errors import ArrayError, CheckpointError, DtypeError, FedcoreError, RangeError, RoundError, ShapeError
+from fedcore.arrays import F32, F64, Library, copied, empty, freeze, ieee, own_classes, read_only
+from fedcore.errors import ArrayError, CheckpointError, DtypeError, FedcoreError, RangeError, ShapeError
 from fedcore.model import Layout
 from fedcore.options import Callback, Limits
 from fedcore.profiling import span, timed
 from fedcore.rules import Chain
 from fedcore.runtime import Unpicklable
-from fedcore.server import Update
+from fedcore.server import RoundLock, Update
 from fedcore.sim.network.round import Graph, Models, NetworkReport, NetworkRound, mixing_matrix
 from fedcore.store import ClientStore
 from fedcore.validation import Represented, check_integer, is_integer
@@ -96,10 +94,15 @@ class Network(Represented, Unpicklable):
             if not finite:
                 raise ArrayError(f"models[{node}]: a number is NaN or infinite")
         self._state = Models(flat, layout.read_counters(models[0]))
-        # A weak reference, so that an abandoned round does not stay open.
-        self._round: ReferenceType[NetworkRound] | None = None
+        self._lock = RoundLock()
 
     _instead = "use save(path) and Network.load(path)"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        network = super().__deepcopy__(memo)
+        for weights in (network.W, network.q):
+            freeze(weights)
+        return network
 
     def _facts(self) -> dict[str, Any]:
         return {"nodes": len(self.W), "n": self.layout.n, "round_number": self.round_number, "zeta": self.zeta}
@@ -127,10 +130,7 @@ class Network(Represented, Unpicklable):
     @property
     def models(self) -> tuple[F32, ...]:
         """The nodes' models, float32[n] each; read-only views, valid until the next round is finished."""
-        views = tuple(model.view() for model in self._state.models)
-        for view in views:
-            view.flags.writeable = False
-        return views
+        return tuple(map(read_only, self._state.models))
 
     @property
     def round_number(self) -> int:
@@ -209,7 +209,7 @@ class Network(Represented, Unpicklable):
         except (FedcoreError, LookupError, TypeError, ValueError) as error:  # intact files that ``save`` did not write
             raise CheckpointError(f"{path}: does not hold the state of a network: {error!r}") from None
         q.flags.writeable = False
-        network._graph = replace(network._graph, layout=layout, q=q)  # q is not scaled again
+        network._graph = Graph(layout, network.W, network.zeta, q, rate, limits)  # q is not scaled again
         network._state = Models(models, counters, number)
         return network
 
@@ -237,12 +237,7 @@ class Network(Represented, Unpicklable):
 
     def open_round(self) -> NetworkRound:
         """Open a round; raise RoundError if a round is already open."""
-        before = self._round() if self._round is not None else None
-        if before is not None and before.is_open:
-            raise RoundError(f"round {self.round_number} is already open; finish or abort it")
-        opened = NetworkRound(self._graph, self._state, self.callbacks)
-        self._round = ref(opened)
-        return opened
+        return self._lock.open(self.round_number, lambda: NetworkRound(self._graph, self._state, self.callbacks))
 
     def round(self, updates: Iterable[Update]) -> NetworkReport:
         """Run a round with an iterable of updates, which may be lazy.

@@ -175,7 +175,10 @@ class NetworkRound(OpenRound):
         return self.add_batch([Update(node, value, steps, lr=lr, round=round, kind=kind)])[0]
 
     def add_batch(self, updates: Sequence[Update]) -> list[bool]:
-        """Add the updates of several nodes and return which are accepted; ``Update.examples`` has no effect."""
+        """Add the updates of several nodes and return which are accepted.
+
+        ``Update.examples`` and ``Update.update_id`` have no effect.
+        """
         return [self._add(update) for update in updates]
 
     @ieee

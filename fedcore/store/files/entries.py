@@ -295,12 +295,12 @@ class Previous:
             changes = json.loads(clients)
             listed = tuple((number, client) for number, client in changes["listed"])
             found = cls(Head.parsed(text), np.frombuffer(rows, ENTRY), listed, tuple(changes["unlisted"]))
-            found._check(last)
+            found.require_plausible(last)
         except _FORGED as error:
             raise CorruptionError(f"previous: {error}") from error
         return found
 
-    def _check(self, last: Head) -> None:
+    def require_plausible(self, last: Head) -> None:
         """Raise a ValueError or TypeError for values that no store writes. The digest can be forged."""
         head, numbers = self.head, self.rows["number"]
         if (head.store, head.codec, head.n, head.clients) != (last.store, last.codec, last.n, last.clients):

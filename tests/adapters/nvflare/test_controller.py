@@ -143,7 +143,7 @@ def test_a_site_answers_for_itself_once_and_before_the_round_s_end():
     late = lie()(FLModel(params=x0()))
     late.meta["client_name"] = "b"
     assert callbacks[0](late) is False
-    assert [client for client, _ in controller.reports[0].rejected] == ["a"]
+    assert controller.reports[0].rejected == ()  # a second answer to a task is a copy of the first
     assert any(line.startswith("b: round: ") for line in controller.warnings)
 
 

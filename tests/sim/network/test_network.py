@@ -1,5 +1,6 @@
 """Rounds of a network: mixing, absent nodes, rejections and errors."""
 
+import copy
 import re
 import threading
 
@@ -198,8 +199,12 @@ def test_leaving_a_round_finishes_it_and_dropping_it_closes_it():
     network.open_round()  # dropped
     with network.open_round() as opened:
         opened.add(0, vector(4, 4), steps=1)
-        with pytest.raises(errors.RoundError, match="round 0 is already open"):
+        with pytest.raises(errors.RoundError, match="round 0 is open already"):
             network.open_round()
+        copied = copy.deepcopy(network)
+        assert copied.round([]).round == 0
+        assert not copied.W.flags.writeable
+        assert not copied.q.flags.writeable
     assert opened.report.accepted == (0,)
     np.testing.assert_array_equal(network.models, [[2, 2], [0, 0]])  # 2 q_0 = 1/2 of the step
 

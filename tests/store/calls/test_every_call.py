@@ -11,8 +11,8 @@ import pytest
 from tests.store.calls.failing import ERRORS, built
 
 LONG = pytest.mark.endurance
-CASES = [("MIFA", "mmap", "EIO", 29), ("MimiC", "mmap", "ENOSPC", 29), ("MimiC", "ram", "EIO", 19)]
-CASES += [("SCAFFOLD", "mmap", "EMFILE", 37)]
+CASES = [("MIFA", "mmap", "EIO", 29), ("MimiC", "mmap", "ENOSPC", 61), ("MimiC", "ram", "EIO", 41)]
+CASES += [("SCAFFOLD", "mmap", "EMFILE", 79)]
 CASES += [
     pytest.param(method, medium, error, 1, marks=LONG)
     for method in ("MIFA", "MimiC", "SCAFFOLD")
@@ -32,7 +32,7 @@ def test_every_call_fails_once(tmp_path, method, medium, error, stride):
 
 
 @pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("stride", [19, pytest.param(1, marks=LONG)])
+@pytest.mark.parametrize("stride", [41, pytest.param(1, marks=LONG)])
 def test_every_call_of_an_undo_history_fails_once(tmp_path, error, stride):
     tried = run("undo_calls", tmp_path, error, str(stride))
     assert min(tried.values()) * stride > 10

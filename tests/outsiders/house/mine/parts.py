@@ -75,7 +75,7 @@ class WatchedServer(Server):
 
     def round(self, updates):
         report = super().round(updates)
-        self.norms = [*getattr(self, "norms", []), float(np.linalg.norm(self.x))]
+        self.norms = [*getattr(self, "norms", []), float(np.linalg.norm(np.float64(self.x)))]
         return report
 
 
