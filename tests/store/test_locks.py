@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update, errors
+from fedcore.store.files.locks import WriterLock
 from tests.cli.command import invoke
 from tests.server.invariant import contradictions
 from tests.store.kit import content, write
@@ -513,3 +515,29 @@ def test_without_readers_there_is_no_warning(busy_store, caplog):
     play_all(busy_store, 1, 9)
     assert not caplog.records
     assert ClientStore(3, SMALL).info().readers == ()
+
+
+def test_a_refusal_while_another_thread_opens_stores(tmp_path, store):
+    """The refusal looks at all locked files of this process."""
+    stop, interval = threading.Event(), sys.getswitchinterval()
+
+    def come_and_go():
+        while not stop.is_set():
+            kept = [WriterLock(folder) for folder in folders]
+            for lock in kept:
+                lock.close()
+
+    folders = [tmp_path / str(i) for i in range(20)]
+    for folder in folders:
+        folder.mkdir()
+    thread = threading.Thread(target=come_and_go)
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(200):
+            with pytest.raises(errors.LockedError, match="in this process"):
+                WriterLock(store.path)
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)

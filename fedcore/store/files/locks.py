@@ -50,8 +50,14 @@ class _LockedFile:
 _locked_files: WeakSet[_LockedFile] = WeakSet()
 
 
+def _all_locked() -> list[_LockedFile]:
+    while True:
+        with suppress(RuntimeError):  # another thread has added one meanwhile
+            return list(_locked_files)
+
+
 def _forget_in_fork() -> None:
-    for file in list(_locked_files):
+    for file in _all_locked():
         file.forget()
 
 
@@ -149,7 +155,7 @@ class WriterLock(_LockedFile):
             due = "no write access to register a reader, and the store is open for writing"
             advice = "or get write access to the folder"
         file = os.fstat(self._fd)
-        if any(other.is_of(file) for other in _locked_files if other is not self):
+        if any(other.is_of(file) for other in _all_locked() if other is not self):
             return (
                 f"{folder}: {due} in this process ({os.getpid()}); close() that server or store (and its open round), "
                 f"{advice}"
