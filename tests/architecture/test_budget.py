@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_873,
     "csrc": 11_742,
-    "tests": 63_143,
+    "tests": 63_166,
     "fedcore": 2_578,
     "fedcore/adapters": 2_848,
     "fedcore/algorithms": 1_285,
@@ -30,7 +30,7 @@ BUDGET = {
     "fedcore/secure": 1_099,
     "fedcore/testing": 1_060,
     "fedcore/rules": 776,
-    "fedcore/store": 3_969,
+    "fedcore/store": 3_973,
 }
 
 
