@@ -793,7 +793,7 @@ class State:
 
     def _refer_to_disk(self) -> None:
         if self.store.medium == "mmap":
-            with suppress(StoreError, MemoryError):  # on failure, the snapshot stays as it is
+            with suppress(StoreError, MemoryError):  # on failure, the snapshot stays unchanged
                 self.snapshot = self.snapshot.on_disk(self.store)
 
     def _documented(self, after: Snapshot, facts: Document | None) -> tuple[Snapshot, Documents]:
