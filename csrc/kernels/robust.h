@@ -46,7 +46,7 @@ struct SortingStep {
 };
 
 // The mean of some sorted values s_0 <= ... of each column: of those in [first, last), or, if `nearest` > 0, of as many
-// nearest the median, the lower of two equally near ones. Sums are in float64, in rising order.
+// nearest the median, where half of each of two equally near ones counts. Sums are in float64, in rising order.
 struct Statistic {
     std::int64_t first, last, nearest;
 };

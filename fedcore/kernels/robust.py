@@ -152,7 +152,8 @@ def mean_near_median(
 ) -> F32:
     """Write the mean of the m values of each column that are nearest the column's median.
 
-    Of two equally near values, the lower one counts. Distances compare as s_i + s_j < 2 median in float64.
+    If values are equally near, it is the mean of the two choices: the lower values, and the higher ones. So the result
+    of -h is the negative of that of h. Distances compare as s_i + s_j < 2 median in float64.
 
     Args:
         bases, ys, scales, out, mixing: as for ``trimmed_mean``.
@@ -167,6 +168,8 @@ def mean_near_median(
     >>> ys = [np.float32([y]) for y in (1, 2, 3, -100, 4)]
     >>> mean_near_median([None] * 5, ys, -np.ones(5), 4, out=np.empty(1, np.float32))
     array([2.5], dtype=float32)
+    >>> mean_near_median([None] * 6, ys[:3] * 2, -np.ones(6), 3, out=np.empty(1, np.float32))
+    array([2.], dtype=float32)
     """
     rows = _rows(ys, mixing)
     m = check_integer("m", m, 1, rows)

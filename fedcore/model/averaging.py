@@ -284,7 +284,7 @@ class _Stream:
                 self._measured = set(names)
                 for parts, rows, _ in self.windows(names=names):
                     for j in range(len(parts)):
-                        total.add(None, [each[j] for each in rows])
+                        total.add(cast(flat(rows[0][j]), "float32"), [each[j] for each in rows])
                     self.digest(digests, parts, rows)
                 found = total.result()
                 if np.isfinite(found).all():
@@ -330,7 +330,8 @@ class ResultForm(NamedTuple):
         return ordered["x"] if self.is_array else ordered
 
 
-# A robust rule combines h_i = -y_i, so that the result has the bits of a server's step from x = 0.
+# A robust rule combines h_i = -y_i, so that the result has the bits of a server's step from x = 0. Its distances come
+# from inner products of differences to the first model, so that close models far from zero keep them.
 
 
 def require_no_weights(weights: Any) -> None:

@@ -631,7 +631,7 @@ class _Pass:
             if self._state.products is None:
                 total = GramSum(len(self._kept))
                 for x, given, _ in self._measure():
-                    total.add(x, given)
+                    total.add(cast(given[0], "float32") if x is None else x, given)
                 found = total.result()
                 if not np.isfinite(found).all():
                     label = self._job.labels[self._kept[int(np.flatnonzero(~np.isfinite(np.diag(found)))[0])]]

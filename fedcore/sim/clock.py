@@ -77,12 +77,17 @@ class Clock(Participation):
     ``deadline``. Later clients do not count. A round without asked clients lasts until the deadline, or for the median
     duration. Only the clients' work takes time.
 
+    As for ``Arrivals``, a period takes the median duration, and the clients of ``among`` are those of the period in
+    which the round begins. So rounds that wait and rounds that do not meet the same clients at the same time.
+
     Args:
         durations: the clients' durations.
         policy: a ``RoundPolicy`` or a mapping of its fields: ``over_selection``, ``min_share``, ``grace`` and
             ``deadline``, in virtual seconds.
         cohort: k, how many clients a round needs. The server asks ``policy.asked(k)`` clients, drawn uniformly, and the
             k-th that finishes closes the round. Default: the server asks all clients of ``among``.
+
+    Cost: O(t N) for round t, unless the rounds before it are known.
 
     >>> slow = Durations(4, spread=0.0, jitter=0.0, median=10.0)
     >>> Clock(slow, policy={"deadline": 5.0}).closing(0)
@@ -100,6 +105,7 @@ class Clock(Participation):
         super().__init__(durations.clients, among=among, seed=durations.seed)
         self.durations, self.policy = durations, as_policy(policy)
         self.cohort = None if cohort is None else check_integer("cohort", cohort, 1, self.clients)
+        self._begins = [0.0]
         unused = replace(self.policy, over_selection=1.0, min_share=1.0, grace=0.0, deadline=None)
         if unused != NO_POLICY:
             raise RangeError(f"policy={self.policy!r}: it uses only over_selection, min_share, grace and deadline")
@@ -108,10 +114,15 @@ class Clock(Participation):
         if self.cohort is not None and self.policy.min_share != 1:
             raise RangeError(f"min_share={self.policy.min_share:g}: leave it out, because cohort closes the round")
 
+    def inner_round(self, round: int) -> int:
+        """Return the period in which a round begins."""
+        while len(self._begins) <= round:
+            self._begins.append(self._begins[-1] + self.closing(len(self._begins) - 1)[1])
+        return int(self._begins[round] // self.durations.median)
+
     def closing(self, round: int) -> tuple[Active, float]:
         """Return the clients that count in a round, and the virtual seconds until it closes."""
-        candidates = Active(np.arange(self.clients)) if self.among is None else self.among.active(round)
-        return self._close(round, candidates)
+        return self._close(round, self.candidates(round))
 
     def _choose(self, round: int, candidates: Active) -> Active:
         return self._close(round, candidates)[0]

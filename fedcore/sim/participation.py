@@ -134,14 +134,24 @@ class Participation(Checked, Represented, ABC):
     def active(self, round: int) -> Active:
         """Return the clients that take part in a round (counted from 0): 0 to N clients, ascending."""
         round = check_integer("round", round, 0, 2**63 - 1)
-        candidates = Active(np.arange(self.clients)) if self.among is None else self.among.active(round)
+        candidates = self.candidates(round)
         if round == 0 and self.first_round == "all" and self.overruled:
             return candidates
         return self._choose(round, candidates)
 
+    def candidates(self, round: int) -> Active:
+        """Return the clients of a round among which this pattern selects: those of the inner pattern, or all."""
+        if self.among is None:
+            return Active(np.arange(self.clients))
+        return self.among.active(self.inner_round(round))
+
     def present(self, round: int) -> Clients:
         """Return the clients in a round, active or not, that no ``Schedule`` excludes: int64[m], ascending."""
-        return np.arange(self.clients) if self.among is None else self.among.present(round)
+        return np.arange(self.clients) if self.among is None else self.among.present(self.inner_round(round))
+
+    def inner_round(self, round: int) -> int:
+        """Return the round for which the inner pattern is asked: the same, except on a clock."""
+        return round
 
     @abstractmethod
     def _choose(self, round: int, candidates: Active) -> Active:

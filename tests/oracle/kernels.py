@@ -146,18 +146,22 @@ def column_statistic(
     last: int,
     nearest: int,
 ) -> None:
-    """Set out to the mean of the sorted values first .. last - 1 of each column, or of those nearest the median."""
+    """Set out to the mean of the sorted values first .. last - 1 of each column, or of those nearest the median.
+
+    Of equally near values, half of the lower and half of the higher ones count.
+    """
     h = np.array([gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)])
     if mixing is not None:
         h = np.array([combination(list(h), row).astype(np.float32) for row in mixing])
     values = np.sort(h, axis=0).astype(np.float64)
-    kept = np.ones((rows, len(out)), np.bool_)
-    kept[:first] = kept[last:] = False
+    share = np.ones((rows, len(out)))
+    share[:first] = share[last:] = 0
     if nearest:
         median = values[(rows - 1) // 2] + values[rows // 2]
-        start = sum((values[i] + values[i + nearest] < median for i in range(rows - nearest)), np.zeros(len(out), int))
-        kept = (np.arange(rows)[:, None] >= start) & (np.arange(rows)[:, None] < start + nearest)
-    total = np.add.accumulate(np.where(kept, values, 0.0), axis=0)[-1] if rows else 0.0
+        pairs, rank = values[: rows - nearest] + values[nearest:], np.arange(rows)[:, None]
+        ahead = [rank - (pairs < median).sum(axis=0), rank - (pairs <= median).sum(axis=0)]
+        share = sum(((at >= 0) & (at < nearest)).astype(np.float64) for at in ahead) / 2
+    total = np.add.accumulate(np.where(share > 0, share * values, 0.0), axis=0)[-1] if rows else 0.0
     out[:] = (total / (nearest or last - first)).astype(np.float32) + np.float32(0)
 
 

@@ -16,9 +16,9 @@ def median(h: F64) -> F64:
 
 
 def near_median(h: F64, m: int) -> F64:
-    """Return the mean of the m values of each column nearest the median, the lower ones first."""
-    order = np.lexsort((h, abs(h - median(h))), axis=0)
-    return np.asarray(np.take_along_axis(h, order[:m], axis=0).mean(axis=0))
+    """Return the mean of the m values of each column nearest the median; of ties, the mean of both choices."""
+    orders = (np.lexsort((sign * h, abs(h - median(h))), axis=0) for sign in (1, -1))
+    return np.asarray(np.mean([np.take_along_axis(h, order[:m], axis=0).mean(axis=0) for order in orders], axis=0))
 
 
 def distances(h: F64) -> F64:

@@ -108,6 +108,10 @@ def test_values_computed_by_hand():
     np.testing.assert_array_equal(combined("median", h), [4, 0])
     np.testing.assert_array_equal(combined(TrimmedMean(1), h), [5, 0])
     np.testing.assert_array_equal(combined(MeaMed(2), h), np.float32([7 / 3, 0]))  # 1, 2 and 4 are nearest 4
+    ties = np.array([[-5.0], [-3], [-1], [1], [3], [5]])
+    np.testing.assert_array_equal(combined(MeaMed(1), ties), [0])  # without -5, or without 5
+    np.testing.assert_array_equal(combined(MeaMed(2), [[1.0], [2], [2], [3], [9]]), np.float32([2]))  # 1 or 3
+    np.testing.assert_array_equal(combined(MeaMed(3), [[0.0], [2], [2], [4], [4], [9], [9]]), np.float32([3]))
     # The two smallest squared distances: 1 + 10, 1 + 5, 5 + 10, 26 + 49, ...
     np.testing.assert_array_equal(combined(Krum(1), h), [2, 0])
     np.testing.assert_array_equal(combined(MultiKrum(1, 2), h), [1.5, 0])

@@ -72,6 +72,26 @@ def test_a_round_without_clients_lasts_too(durations):
     assert closed(durations, round=1, among=none_active, policy={"deadline": 7}) == ([], 7.0)
 
 
+def test_rounds_begin_with_the_clients_of_their_period(tmp_path, durations):
+    """By hand: round 0 takes 4 seconds, and round 1, of client 0 alone, takes 9; a period takes one second."""
+    available = {0: [1] * 5, 4: [1, 0, 0, 0, 0], 5: [0, 1, 0, 0, 0], 13: [0, 0, 1, 0, 1]}
+    clock = Clock(durations, among=Bernoulli(5, available))
+    assert [(clock.active(t).clients.tolist(), clock.closing(t)[1]) for t in (2, 1, 0)] == [
+        ([2, 4], 3),
+        ([0], 9),
+        ([0, 1, 2, 3, 4], 4),
+    ]
+    slow = Clock(Durations(5, median=5.0, trace=durations.trace), among=Bernoulli(5, {0: 1.0, 1: 0.0, 2: 1.0}))
+    assert [slow.closing(t)[1] for t in range(4)] == [
+        4,
+        9,
+        4,
+        9,
+    ]  # rounds 0 and 1 begin in period 0, 2 and 3 in 2 and 3
+    again = Clock(Durations(5, median=5.0, trace=durations.trace), among=Bernoulli(5, {0: 1.0, 1: 0.0, 2: 1.0}))
+    assert again.closing(3)[1] == 9
+
+
 def test_slow_clients_are_late_more_often():
     """Of 200 rounds with one median of time, the fastest client misses fewer than the slowest."""
     law = Durations(20, seed=3)

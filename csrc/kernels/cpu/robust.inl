@@ -286,8 +286,9 @@ inline FullDoubles where_less(FullDoubles a, FullDoubles b, FullDoubles left, Fu
     return {where_less(a.low, b.low, left.low, right.low), where_less(a.high, b.high, left.high, right.high)};
 }
 
-// The values nearest the median lie side by side. s_i is too far down exactly if s_(i + nearest) is nearer; that
-// holds for the first few i.
+// The values nearest the median lie side by side. s_i is too far down exactly if s_(i + nearest) is nearer, and too far
+// up if s_(i - nearest) is. If two are equally near, the mean of both choices counts: the one with lower values, `low`,
+// and the one with higher values.
 inline void mean_of_nearest(const float* rows, std::int64_t k, std::int64_t stride, std::int64_t nearest,
                             std::int64_t count, float* out) {
     for (std::int64_t j = 0; j < count; j += kFull) {
@@ -295,10 +296,18 @@ inline void mean_of_nearest(const float* rows, std::int64_t k, std::int64_t stri
         const FullDoubles twice = at((k - 1) / 2) + at(k / 2), zero = {};
         FullDoubles sum = {};
         for (std::int64_t i = 0; i < k; ++i) {
-            FullDoubles value = at(i);
-            if (i + nearest < k) value = where_less(value + at(i + nearest), twice, zero, value);
-            if (i >= nearest) value = where_less(at(i - nearest) + at(i), twice, value, zero);
-            sum = sum + value;
+            FullDoubles low = at(i), high = low;
+            if (i + nearest < k) {
+                const FullDoubles both = at(i) + at(i + nearest);
+                low = where_less(both, twice, zero, low);
+                high = where_less(twice, both, high, zero);
+            }
+            if (i >= nearest) {
+                const FullDoubles both = at(i - nearest) + at(i);
+                low = where_less(both, twice, low, zero);
+                high = where_less(twice, both, zero, high);
+            }
+            sum = sum + 0.5 * (low + high);
         }
         write(out + j, mean_of(sum, nearest));
     }

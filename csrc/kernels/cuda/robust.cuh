@@ -180,9 +180,18 @@ __device__ inline float statistic_of(const float* s, int rows, const Statistic& 
     const int nearest = static_cast<int>(of.nearest);
     const double twice = at((rows - 1) / 2) + at(rows / 2);
     for (int i = 0; i < rows; ++i) {
-        const bool low = i + nearest < rows && at(i) + at(i + nearest) < twice;
-        const bool high = i >= nearest && !(at(i - nearest) + at(i) < twice);
-        if (!low && !high) sum = sum + at(i);
+        double low = at(i), high = low;
+        if (i + nearest < rows) {
+            const double both = at(i) + at(i + nearest);
+            low = both < twice ? 0.0 : low;
+            high = twice < both ? high : 0.0;
+        }
+        if (i >= nearest) {
+            const double both = at(i - nearest) + at(i);
+            low = both < twice ? low : 0.0;
+            high = twice < both ? 0.0 : high;
+        }
+        sum = sum + 0.5 * (low + high);
     }
     return static_cast<float>(sum / static_cast<double>(nearest)) + 0.0f;
 }

@@ -47,7 +47,7 @@ class ChangingObjective:
     """The changes of the objective during a trial, with the corresponding test sets.
 
     A ``Schedule`` in ``pattern`` defines the arrivals and departures; ``objective`` defines their effect. Client i has
-    the training examples ``parts[i]``. ``engine_on`` makes an engine of the model for a data set.
+    the training examples ``parts[i]``. ``engine_on`` makes an engine of the model for a data set. The trial has ``rounds``.
     """
 
     objective: Objective
@@ -55,6 +55,7 @@ class ChangingObjective:
     dataset: Dataset
     parts: Sequence[npt.NDArray[np.int64]]
     engine_on: Callable[[Dataset], Engine]
+    rounds: int
     arrivals: dict[int, int] = field(init=False, default_factory=dict)
     departures: dict[int, int] = field(init=False, default_factory=dict)
     engines: dict[frozenset[int], Engine] = field(init=False, default_factory=dict)
@@ -63,8 +64,12 @@ class ChangingObjective:
         for inner in participation.nested(self.pattern):
             if isinstance(inner, Schedule):
                 arrivals, departures = inner.moves
-                self.arrivals |= {client: round for client, round in arrivals.items() if round > 0}
-                self.departures |= departures
+                self.arrivals |= {client: self._first_round(at) for client, at in arrivals.items() if at > 0}
+                self.departures |= {client: self._first_round(at) for client, at in departures.items()}
+
+    def _first_round(self, at: int) -> int:
+        """Return the first round of the trial, or its end, at which the schedule's round is at least this one."""
+        return next((t for t in range(self.rounds) if self.pattern.inner_round(t) >= at), self.rounds)
 
     @property
     def excludes(self) -> bool:
@@ -192,7 +197,7 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
             options: dict[str, Any] = {"batch": trial.local.batch, "device": trial.experiment.device or CPU}
             return InProcess(problem.module, counted, problem.parts, steps=1, seed=0, together=False, **options)
 
-        changing = ChangingObjective(objective, problem.pattern, problem.dataset, problem.parts, evaluator)
+        changing = ChangingObjective(objective, problem.pattern, problem.dataset, problem.parts, evaluator, trial.experiment.rounds)
     server = make_server(trial, problem, engine, changing, saved)
     uploads = len(problem.sizes if changing is None else changing.start()) if trial.method.warm_start else 0
     return TrialParts(server, engine, problem.pattern, changing, uploads, problem.liars)

@@ -28,6 +28,17 @@ def test_newcomer_counts_from_its_arrival_on():
         assert parts.server._backend.population.total == len(clients) * 40
 
 
+def test_on_a_clock_a_newcomer_counts_from_the_period_of_its_arrival_on(tmp_path):
+    """Client 0 arrives in period 3; rounds take two periods, so that is round 2."""
+    (tmp_path / "two.csv").write_text("client,seconds\n" + "".join(f"{client},2\n" for client in range(5)))
+    parts = build(Trial(arriving("participation.among='Always'", f"clock={{trace='{tmp_path}/two.csv'}}"), 0, 0))
+    assert [parts.pattern.inner_round(round) for round in range(4)] == [0, 2, 4, 6]
+    for round, clients in enumerate(([1, 2, 3, 4], [1, 2, 3, 4], [0, 1, 2, 3, 4])):
+        parts.begin(round)
+        assert sorted(parts.server.clients) == sorted(parts.changing.counted_in(round)) == clients
+        assert parts.pattern.active(round).clients.tolist() == clients
+
+
 @pytest.mark.parametrize(
     ("make", "order", "rates"),
     [(arriving, 0, [1, 2, 3, 1, 2, 3]), (departing, 0, [1, 2, 3, 4, 5, 6]), (departing, 1, [1, 2, 3, 1, 2, 3])],

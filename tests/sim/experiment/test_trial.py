@@ -59,7 +59,7 @@ def test_a_virtual_clock_drops_late_clients_and_survives_an_interruption(tmp_pat
     shared = ["rounds=3", "local.epochs=1", "algorithms=['FedAvg']", "participation={name='Uniform', k=8}"]
     plain = run(tmp_path / "plain", *shared)
     slow = run(tmp_path / "slow", *shared, "clock={median=10}")
-    assert [replace(line, clock=None) for line in timeless(slow)] == timeless(plain)
+    assert replace(timeless(slow)[0], clock=None) == timeless(plain)[0]  # later rounds begin in later periods
     assert plain[0].clock is None
     trial = Trial(load_preset("quickstart", [*shared, "clock={median=10, policy={deadline=10}}"]), 0, 0)
     interrupt(trial, tmp_path / "late", 1)
