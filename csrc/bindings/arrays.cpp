@@ -199,6 +199,15 @@ bool is_plain_vector(py::handle object, std::int64_t n) {
     return plain_vector<float>(object, false, &n) != nullptr;
 }
 
+bool is_plain_array(py::handle object, const std::vector<py::ssize_t>& shape) {
+    using py::detail::npy_api;
+    if (!object || Py_TYPE(object.ptr()) != npy_api::get().PyArray_Type_) return false;
+    const auto* const array = py::detail::array_proxy(object.ptr());
+    constexpr int kFlags = py::array::c_style | npy_api::NPY_ARRAY_ALIGNED_;
+    return py::detail::array_descriptor_proxy(array->descr)->byteorder == '=' && (array->flags & kFlags) == kFlags &&
+           std::equal(array->dimensions, array->dimensions + array->nd, shape.begin(), shape.end());
+}
+
 std::int64_t length(py::handle object, Name name) {
     Keep keep;
     CallersStreams streams;

@@ -104,6 +104,10 @@ class Arrays {
 // Whether an object is a NumPy vector of n float32 that needs no further check.
 bool is_plain_vector(py::handle object, std::int64_t n);
 
+// Whether an object is an array of NumPy's own class, of this shape, aligned, in C order and in native byte order. An
+// array of a derived class may be masked.
+bool is_plain_array(py::handle object, const std::vector<py::ssize_t>& shape);
+
 // Whether an array's chain of bases ends in a bytes object, so that its memory is immutable.
 bool is_immutable(py::handle array);
 

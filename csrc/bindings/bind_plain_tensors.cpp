@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "bindings/arrays.h"
@@ -16,44 +17,21 @@ using py::detail::npy_api;
 
 using Read = py::typing::Optional<py::typing::List<py::array>>;
 
-bool is_array(PyObject* object) {
-    return Py_TYPE(object) == npy_api::get().PyArray_Type_;
-}
+using Shape = std::vector<py::ssize_t>;
 
-// A NumPy float32 array, aligned and in C order, of no derived class, which may be masked.
-bool is_plain(PyObject* object) {
-    if (!is_array(object)) return false;
-    const auto* array = array_proxy(object);
-    const auto* dtype = array_descriptor_proxy(array->descr);
-    constexpr int kFlags = py::array::c_style | npy_api::NPY_ARRAY_ALIGNED_;
-    return dtype->type_num == npy_api::NPY_FLOAT_ && dtype->byteorder == '=' && (array->flags & kFlags) == kFlags;
-}
-
-// The number of elements of a shape, a tuple of plain ints; -1 for another object, or for more elements than memory can
-// hold.
-std::int64_t elements_of(const py::handle& shape) {
-    if (!PyTuple_Check(shape.ptr())) return -1;
-    std::int64_t elements = 1;
-    for (Py_ssize_t axis = 0; axis < PyTuple_GET_SIZE(shape.ptr()); ++axis) {
-        PyObject* const extent = PyTuple_GET_ITEM(shape.ptr(), axis);
+// The extents of a shape and the number of its elements; -1 for an object that is no tuple of plain ints, or for more
+// elements than memory can hold.
+std::pair<Shape, std::int64_t> extents_of(const py::handle& shape) {
+    std::pair<Shape, std::int64_t> found{{}, 1};
+    if (!PyTuple_Check(shape.ptr())) return {{}, -1};
+    for (const py::handle extent : py::reinterpret_borrow<py::tuple>(shape)) {
         int overflow = 1;
-        const long long size = PyLong_CheckExact(extent) ? PyLong_AsLongLongAndOverflow(extent, &overflow) : -1;
-        if (overflow != 0 || size < 0 || __builtin_mul_overflow(elements, size, &elements)) return -1;
+        const long long size =
+            PyLong_CheckExact(extent.ptr()) ? PyLong_AsLongLongAndOverflow(extent.ptr(), &overflow) : -1;
+        if (overflow != 0 || size < 0 || __builtin_mul_overflow(found.second, size, &found.second)) return {{}, -1};
+        found.first.push_back(size);
     }
-    return elements <= INT64_MAX / 4 ? elements : -1;
-}
-
-bool has_shape(PyObject* array, const py::handle& shape) {
-    const auto* proxy = array_proxy(array);
-    if (!PyTuple_Check(shape.ptr()) || PyTuple_GET_SIZE(shape.ptr()) != proxy->nd) return false;
-    for (int axis = 0; axis < proxy->nd; ++axis) {
-        PyObject* const extent = PyTuple_GET_ITEM(shape.ptr(), axis);
-        if (!PyLong_CheckExact(extent) || PyLong_AsSsize_t(extent) != proxy->dimensions[axis]) {
-            PyErr_Clear();  // the int is too large
-            return false;
-        }
-    }
-    return true;
+    return found.second <= INT64_MAX / 4 ? found : std::pair<Shape, std::int64_t>{{}, -1};
 }
 
 // The arrays in the bytes of `.npy` files after known headers; None if a file is of another form.
@@ -64,18 +42,14 @@ Read read_npy(const py::object& datas, const py::object& heads, const py::object
     py::list arrays(k);
     for (py::ssize_t i = 0; i < k; ++i) {
         PyObject *const whole = PyTuple_GET_ITEM(data.ptr(), i), *const first = PyTuple_GET_ITEM(head.ptr(), i);
-        const py::handle extents = PyTuple_GET_ITEM(shape.ptr(), i);
-        const std::int64_t elements = elements_of(extents);
+        const auto [extents, elements] = extents_of(PyTuple_GET_ITEM(shape.ptr(), i));
         if (!PyBytes_CheckExact(whole) || !PyBytes_CheckExact(first) || elements <= 0) return py::none();
         const Py_ssize_t length = PyBytes_GET_SIZE(first);
         // Check the length first, so that nothing is read past the end.
         const bool known = PyBytes_GET_SIZE(whole) - length == 4 * elements &&
                            std::memcmp(PyBytes_AS_STRING(whole), PyBytes_AS_STRING(first), length) == 0;
         if (!known) return py::none();
-        std::vector<py::ssize_t> sizes;
-        for (const py::handle extent : py::reinterpret_borrow<py::tuple>(extents))
-            sizes.push_back(PyLong_AsSsize_t(extent.ptr()));
-        const py::array view(py::dtype::of<float>(), sizes, {}, PyBytes_AS_STRING(whole) + length, py::handle(whole));
+        const py::array view(py::dtype::of<float>(), extents, {}, PyBytes_AS_STRING(whole) + length, py::handle(whole));
         array_proxy(view.ptr())->flags &= ~npy_api::NPY_ARRAY_WRITEABLE_;
         arrays[i] = view;
     }
@@ -91,16 +65,15 @@ Read read_plain_tensors(const py::object& tensors, const py::object& shapes) {
     py::list vectors(k);
     for (py::ssize_t i = 0; i < k; ++i) {
         py::object array = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(listed.ptr(), i));
-        if (!is_array(array.ptr()) && !(array = view_of_torch(array))) return py::none();
-        PyObject* const tensor = array.ptr();
-        if (!is_plain(tensor) || !has_shape(tensor, PyTuple_GET_ITEM(shape.ptr(), i))) return py::none();
-        const auto* proxy = array_proxy(tensor);
-        py::ssize_t n = 1;
-        for (int axis = 0; axis < proxy->nd; ++axis) n *= proxy->dimensions[axis];
+        const auto [extents, n] = extents_of(PyTuple_GET_ITEM(shape.ptr(), i));
+        if (py::object view = view_of_torch(array)) array = view;
+        if (n < 0 || !is_plain_array(array, extents)) return py::none();
+        const auto* const proxy = array_proxy(array.ptr());
+        if (array_descriptor_proxy(proxy->descr)->type_num != npy_api::NPY_FLOAT_) return py::none();
         if (proxy->nd == 1)
-            vectors[i] = py::handle(tensor);
+            vectors[i] = array;
         else  // as writable as the tensor
-            vectors[i] = py::array(py::dtype::of<float>(), {n}, {}, proxy->data, py::handle(tensor));
+            vectors[i] = py::array(py::dtype::of<float>(), {n}, {}, proxy->data, array);
     }
     return vectors;
 }

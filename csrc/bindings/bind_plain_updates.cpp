@@ -122,23 +122,12 @@ struct Part {
 // Copies a tensor of float32, float16 or (of torch) bfloat16, of this shape and in C order, as float32. Returns its
 // bytes, or -1 for any other object.
 std::int64_t copy_tensor(py::object tensor, const std::vector<py::ssize_t>& shape, std::int64_t n, float* to) {
-    const auto is_array = [](const py::object& object) {
-        return object && reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) ==
-                             reinterpret_cast<PyObject*>(npy_api::get().PyArray_Type_);
-    };
-    bool brain = false;
-    if (!is_array(tensor)) {
-        const py::object bits = bits_of_torch(tensor);
-        brain = static_cast<bool>(bits);
-        tensor = brain ? bits : view_of_torch(tensor, false);
-        if (!is_array(tensor)) return -1;
-    }
+    const py::object bits = bits_of_torch(tensor);
+    const bool brain = static_cast<bool>(bits);
+    if (py::object view = brain ? bits : view_of_torch(tensor, false)) tensor = view;
+    if (!is_plain_array(tensor, shape)) return -1;
     const auto* const array = array_proxy(tensor.ptr());
     const auto* const dtype = array_descriptor_proxy(array->descr);
-    constexpr int kFlags = py::array::c_style | npy_api::NPY_ARRAY_ALIGNED_;
-    if (dtype->byteorder != '=' || (array->flags & kFlags) != kFlags ||
-        !std::equal(array->dimensions, array->dimensions + array->nd, shape.begin(), shape.end()))
-        return -1;
     constexpr int kHalf = 23;
     if (!brain && dtype->type_num == npy_api::NPY_FLOAT_) {
         std::memcpy(to, array->data, static_cast<std::size_t>(4 * n));

@@ -141,9 +141,7 @@ class Participation(Checked, Represented, ABC):
 
     def candidates(self, round: int) -> Active:
         """Return the clients of a round among which this pattern selects: those of the inner pattern, or all."""
-        if self.among is None:
-            return Active(np.arange(self.clients))
-        return self.among.active(self.inner_round(round))
+        return Active(np.arange(self.clients)) if self.among is None else self.among.active(self.inner_round(round))
 
     def present(self, round: int) -> Clients:
         """Return the clients in a round, active or not, that no ``Schedule`` excludes: int64[m], ascending."""

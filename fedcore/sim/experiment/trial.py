@@ -47,7 +47,8 @@ class ChangingObjective:
     """The changes of the objective during a trial, with the corresponding test sets.
 
     A ``Schedule`` in ``pattern`` defines the arrivals and departures; ``objective`` defines their effect. Client i has
-    the training examples ``parts[i]``. ``engine_on`` makes an engine of the model for a data set. The trial has ``rounds``.
+    the training examples ``parts[i]``. ``engine_on`` makes an engine of the model for a data set. The trial has this
+    number of ``rounds``.
     """
 
     objective: Objective
@@ -197,7 +198,9 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
             options: dict[str, Any] = {"batch": trial.local.batch, "device": trial.experiment.device or CPU}
             return InProcess(problem.module, counted, problem.parts, steps=1, seed=0, together=False, **options)
 
-        changing = ChangingObjective(objective, problem.pattern, problem.dataset, problem.parts, evaluator, trial.experiment.rounds)
+        changing = ChangingObjective(
+            objective, problem.pattern, problem.dataset, problem.parts, evaluator, trial.experiment.rounds
+        )
     server = make_server(trial, problem, engine, changing, saved)
     uploads = len(problem.sizes if changing is None else changing.start()) if trial.method.warm_start else 0
     return TrialParts(server, engine, problem.pattern, changing, uploads, problem.liars)
