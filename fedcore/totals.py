@@ -58,14 +58,15 @@ class TotalsForm:
         usual = {name: (0, most) if is_count else (-LARGEST, LARGEST) for name, is_count, *_ in self._pieces}
         if wrong := [piece for piece in self.layout.outside if piece.dtype not in INTEGERS]:
             raise DtypeError(f"{wrong[0].name}: expected integers or finite floats, got {wrong[0].dtype}")
-        bounds = {name: tuple(pair) for name, pair in {**usual, **self.bounds}.items()}
-        if bounds.keys() != usual.keys() or len(usual) < len(self._pieces):
-            raise ArrayError(f"bounds: must be pairs by name, for some of {', '.join(usual)}")
+        bounds = {**usual, **self.bounds}
+        are_pairs = all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in bounds.values())
+        if not are_pairs or bounds.keys() != usual.keys() or not 0 < len(usual) == len(self._pieces):
+            raise ArrayError(f"values, bounds: need different names, and pairs for some of them, got {list(bounds)}")
         for name, (low, high) in bounds.items():
             largest = float(usual[name][1])
             check_number(f"bounds[{name!r}]", low, f"[-{largest!r}, {largest!r}]")
             check_number(f"bounds[{name!r}]", high, f"({float(low)!r}, {largest!r}]")
-        object.__setattr__(self, "bounds", bounds)
+        object.__setattr__(self, "bounds", {name: tuple(pair) for name, pair in bounds.items()})
 
     @cached_property
     def _pieces(self) -> list[tuple[str, bool, tuple[int, ...], int]]:
@@ -124,7 +125,6 @@ class TotalsForm:
         """
         return np.asarray(np.rint(self.check(values) / self._columns[2]), np.int64).view(np.uint64)
 
-    @ieee
     def partial_sum(
         self,
         totals: "Totals",
@@ -173,10 +173,9 @@ class TotalsForm:
         return named
 
 
-def as_arrays(values: Any) -> Any:
+def as_arrays(x: Any) -> Any:
     """Return values with Python's numbers as arrays."""
-    is_mapping = isinstance(values, Mapping)
-    return {k: np.asarray(v) if is_number(v) else v for k, v in values.items()} if is_mapping else values
+    return {k: np.asarray(v) if is_number(v) else v for k, v in x.items()} if isinstance(x, Mapping) else x
 
 
 class PartialTotals(NamedTuple):
