@@ -320,9 +320,9 @@ class Totals(Represented, Unpicklable):
     Integers are added exactly. A float is the exact sum of the clients' float64 numbers, rounded once: its error is at
     most half a unit in the last place. No total depends on the order of arrival.
 
-    Masked sums (``fedcore.secure``) first round each client's float to a multiple of a unit of at most N B 2^-61, for N
-    registered clients and the greatest bound B. This adds an error of at most half a unit for each client. Integers are
-    exact.
+    Masked sums (``fedcore.secure``) first round each client's float to a multiple of a unit, which is at most N B 2^-61
+    or 2^-1000, for N registered clients and the greatest bound B. This adds an error of at most half a unit for each
+    client. Integers are exact.
 
     Args:
         values: an example of a client's values by name: arrays, or numbers for totals without dimensions. Only names,

@@ -88,6 +88,22 @@ def test_the_greatest_counts_of_all_clients_are_exact():
         assert int(totals_of(sent, {"n": 0}, count)["n"]) == sum(one["n"] for one in sent.values())
 
 
+def test_a_thread_that_flushes_subnormal_numbers_gets_the_same_bits():
+    sent, bounds = {i: {"x": i * 5e-324} for i in range(5)}, {"x": (0, 1e-308)}
+    before = totals_of(sent, {"x": 0.0}, 5, bounds=bounds)["x"].tobytes()
+    torch.set_flush_denormal(True)
+    try:
+        totals = Totals({"x": 0.0}, 5, bounds=bounds)
+        with totals.open_round() as round:
+            replies = [round.add(client, values) for client, values in sent.items()]
+            below = round.add(0, {"x": -5e-324})
+    finally:
+        torch.set_flush_denormal(False)
+    assert all(replies)
+    assert "x:" in below.reason
+    assert round.report.totals["x"].tobytes() == before
+
+
 def with_value(name, value):
     return GOOD | {name: value}
 
