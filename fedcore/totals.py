@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -217,8 +218,7 @@ class TotalsRound(OpenRound):
     def __init__(self, totals: "Totals") -> None:
         super().__init__(totals.round_number, totals.callbacks, logging.getLogger("fedcore.totals"))
         self._totals, self._form = totals, replace(totals.form, round=totals.round_number)
-        self._accepted: dict[ClientId, None] = {}
-        self._parts: list[F64] = []
+        self._accepted: dict[ClientId, F64 | None] = {}  # a masked sum of several clients has two vectors
 
     def _counts(self) -> dict[str, int]:
         return {"accepted": len(self._accepted), "rejected": len(self._rejected)}
@@ -274,8 +274,7 @@ class TotalsRound(OpenRound):
     def _take(self, clients: Sequence[ClientId], parts: Sequence[F64], rejected: Sequence[Any] = ()) -> Reply:
         if twice := [client for client in clients if self._totals.clients.check(client) in self._accepted]:
             raise RangeError(f"values: the round already has those of client {twice[0]!r}; only the first count")
-        self._accepted |= dict.fromkeys(clients)
-        self._parts += parts
+        self._accepted |= zip_longest(clients, parts)  # one step, so that an interrupt leaves all of it or nothing
         self._rejected += rejected
         self._bytes += sum(part.nbytes for part in parts)
         return Reply("accepted")
@@ -305,7 +304,8 @@ class TotalsRound(OpenRound):
         if (count := len(self._accepted)) < (least := self._totals.min_clients):
             raise RoundError(f"min_clients={least}: the round has {count} accepted clients; add others, or abort it")
         began, rule = time.perf_counter(), self._totals.private
-        totals, ledger = self._form.total(self._parts, rule, self._totals.privacy)
+        parts = [part for part in self._accepted.values() if part is not None]
+        totals, ledger = self._form.total(parts, rule, self._totals.privacy)
         with uninterrupted():
             outcome: dict[str, Any] = {"totals": totals, "privacy": rule and rule.shown(ledger), "bytes": self._bytes}
             facts = self._number, tuple(self._accepted), tuple(self._rejected)
