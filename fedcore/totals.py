@@ -291,7 +291,7 @@ class TotalsRound(OpenRound):
         Raises:
             RoundError: the round is closed, or has fewer accepted clients than ``min_clients``; then it stays open.
 
-        Cost: about .1 us for each number of each client.
+        Cost: about .3 us for each number of each client.
         """
         report = self._finish()
         self._announce(report)
