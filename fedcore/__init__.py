@@ -11,6 +11,7 @@ from fedcore.runtime import __version__, build_info, isa, set_threads, threads
 from fedcore.server import Broadcast, EdgeAggregator, PartialSum, Reply, Report, Round, Server, Update
 from fedcore.server.compatibility import combines
 from fedcore.store import ClientStore
+from fedcore.totals import Totals
 
 if TYPE_CHECKING:
     from fedcore import cluster
@@ -37,6 +38,7 @@ __all__ = [
     "Safetensors",
     "Server",
     "Storage",
+    "Totals",
     "Update",
     "__version__",
     "aggregate",

@@ -261,7 +261,7 @@ class Layout(Represented):
         pieces = [Slice(name, kind, tuple(shape), dtype) for name, kind, shape, dtype in state["tensors"]]
         for piece in pieces:
             dtypes = {"counter": INTEGERS, "constant": (*INTEGERS, *FLOATS, "bool")}.get(piece.kind, FLOATS)
-            if piece.kind not in get_args(Kind) or piece.dtype not in dtypes:
+            if piece.kind not in get_args(Kind) or piece.dtype not in dtypes or type(piece.name) is not str:
                 raise DtypeError(f"{piece.name}: a {piece.kind} cannot be {piece.dtype}")
             if any(type(length) is not int or length < 0 for length in piece.shape):
                 raise ShapeError(f"{piece.name}: shape={list(piece.shape)}: must be integers >= 0")
@@ -328,9 +328,9 @@ class Layout(Represented):
             raise ArrayError(f"model: has no tensors; send at least one of the groups {', '.join(self.groups)}")
         return found
 
-    def _named(self, x: Any, *, to_write: bool = False) -> dict[str, Any]:
+    def _named(self, x: Any, *, to_write: bool = False, what: str = "model") -> dict[str, Any]:
         """Return a model's tensors by name, without aliases and ignored tensors."""
-        tensors = named_tensors(x, to_write=to_write)
+        tensors = named_tensors(x, what, to_write=to_write)
         named = {name: leaf for name, leaf in tensors.items() if name not in self.aliases}
         return {name: named[name] for name in named if not matches(name, self.ignored)} if self.ignored else named
 
@@ -379,6 +379,15 @@ class Layout(Represented):
         '9173c768cb03ffbb'
         """
         return blake2b(np.ascontiguousarray(self.flatten(x), "<f4").data, digest_size=32).hexdigest()
+
+    def flatten_all(self, x: Any) -> npt.NDArray[np.float64]:
+        """Return all tensors as one new vector, float64: those of the flat vector, then counters and constants.
+
+        Integers above 2^53 are rounded. The errors are those of ``flatten``.
+        """
+        named = self._check(x, what="values")
+        arrays = (_array(piece, to_host(named[piece.name])) for piece in self.slices + self.outside)
+        return np.concatenate([array.reshape(-1) for array in arrays], dtype=np.float64)
 
     def pieces(self, x: Any, *, device: str = CPU) -> list[Any]:
         """Return a model's parameters and float buffers as separate vectors, in the order of ``slices``.
@@ -541,9 +550,9 @@ class Layout(Represented):
                 "fedcore.aggregate computes in float64"
             )
 
-    def _check(self, x: Any, *, to_write: bool = False, strict: bool = True) -> dict[str, Any]:
+    def _check(self, x: Any, *, to_write: bool = False, strict: bool = True, what: str = "model") -> dict[str, Any]:
         """Return the model's tensors by name after checking names, shapes and dtypes."""
-        named = self._named(x, to_write=to_write)
+        named = self._named(x, to_write=to_write, what=what)
         if not strict:
             named = {name: leaf for name, leaf in named.items() if name in self._all}
         elif named.keys() != self._all.keys():
@@ -552,7 +561,7 @@ class Layout(Represented):
                     "model: the server was made from one array, without names of tensors; copy server.x, or make the "
                     "server from the module"
                 )
-            raise ArrayError(f"model: {describe_names(list(self._all), list(named))}")
+            raise ArrayError(f"{what}: {describe_names(list(self._all), list(named))}")
         for name, leaf in named.items():
             check_form(name, leaf, self._all[name].dtype, self._all[name].shape)
         return named

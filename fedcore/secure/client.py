@@ -54,7 +54,8 @@ class SecureClient(Represented):
             2^-24 of it, so that no usual update is rounded to zero. Default: any.
 
     Attributes:
-        encoding: the server's ``Encoding``, once the client has answered the first message.
+        encoding: the server's ``Encoding``, or the ``TotalsForm`` of totals, once the client has answered the first
+            message.
 
     >>> import numpy as np
     >>> from fedcore import Compute, Limits, Server
@@ -85,7 +86,7 @@ class SecureClient(Represented):
         noise: float = 0.0,
         max_norm: float | None = None,
     ) -> None:
-        self.encoding: Encoding | None = None
+        self.encoding: Any = None
         self._min_clients = check_integer("min_clients", min_clients, 2)
         self._identity, self._peers = identity, frozenset(peers)
         self._noise = check_number("noise", noise, "[0, inf)")

@@ -23,6 +23,7 @@ from fedcore.server import PartialSum, Server
 from fedcore.server.broadcast import Instructions, broadcast_of
 from fedcore.server.partial import COLUMNS, GRID, NEAR, fingerprint
 from fedcore.store.registry import ClientId
+from fedcore.totals import TotalsForm
 from fedcore.validation import check_integer, check_number, describe_integers, is_integer
 
 Weights = Literal["uniform", "examples"]
@@ -193,8 +194,10 @@ class Encoding:
         return asdict(self)
 
     @classmethod
-    def read(cls, state: Mapping[str, Any]) -> Self:
-        """Return the encoding of a message; raise ArrayError or RangeError if it is malformed."""
+    def read(cls, state: Mapping[str, Any]) -> Any:
+        """Return the encoding, or the form of totals, of a message; raise ArrayError or RangeError if malformed."""
+        if "layout" in state:
+            return TotalsForm.read(state)
         try:
             return cls(**state)
         except TypeError:

@@ -29,9 +29,9 @@ from fedcore.secure.primitives import (
     public_key,
     self_mask,
 )
-from fedcore.server import PartialSum, Server
 from fedcore.server.report import Rejected
 from fedcore.store.registry import ClientId, canonical
+from fedcore.totals import TotalsForm
 from fedcore.validation import Represented, check_integer, rejection_reason, short_repr
 
 LOGGER = logging.getLogger("fedcore.secure")
@@ -53,7 +53,8 @@ class SecureServer(Represented):
 
     Args:
         clients: the ids of the invited clients.
-        encoding: the form of the words, which clients receive with the first message.
+        encoding: the form of the words, which clients receive with the first message: an ``Encoding`` of a server, or
+            ``Totals.encoding()``.
         min_clients: the smallest number of clients in the sum. Clients that ask for more leave the sum.
         group: the number of clients, itself included, among which each client splits its secrets and with which it
             agrees on masks. Default: all up to 32 clients; above, the smallest number for 1/5 of colluding and 3/10 of
@@ -80,7 +81,7 @@ class SecureServer(Represented):
     def __init__(
         self,
         clients: Iterable[ClientId],
-        encoding: Encoding,
+        encoding: Encoding | TotalsForm,
         *,
         min_clients: int = 2,
         group: int | None = None,
@@ -212,11 +213,11 @@ class SecureServer(Represented):
             raise
         self._phase += 1
 
-    def partial_sum(self, server: Server) -> PartialSum:
-        """Return the total for ``Round.add_partial_sum`` of an open round of the server that made the encoding.
+    def partial_sum(self, server: Any) -> Any:
+        """Return the total for ``add_partial_sum`` of an open round of the server, or totals, that made the encoding.
 
-        Each client of the sum is listed with an equal part of the examples and steps, and with the norm of the mean
-        update. The server knows no others.
+        In a ``PartialSum`` each client is listed with an equal part of the examples and steps, and with the norm of the
+        mean update. The server knows no others. Totals get a ``PartialTotals``.
 
         Raises:
             RoundError: the sum is not open.

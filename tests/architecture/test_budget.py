@@ -9,25 +9,25 @@ from pathlib import Path
 import fedcore
 
 ROOT = Path(fedcore.errors.__file__).parent.parent
-FILES_IN_FEDCORE = 171
+FILES_IN_FEDCORE = 172
 FILES_IN_A_FOLDER = 16
-FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 11
+FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 6_873,
     "csrc": 11_742,
-    "tests": 63_166,
-    "fedcore": 2_578,
+    "tests": 63_518,
+    "fedcore": 2_789,
     "fedcore/adapters": 2_848,
     "fedcore/algorithms": 1_285,
     "fedcore/cli": 1_301,
     "fedcore/cluster": 2_102,
     "fedcore/kernels": 505,
-    "fedcore/model": 2_408,
+    "fedcore/model": 2_412,
     "fedcore/server": 7_133,
     "fedcore/sim": 7_846,
-    "fedcore/secure": 1_099,
+    "fedcore/secure": 1_102,
     "fedcore/testing": 1_060,
     "fedcore/rules": 776,
     "fedcore/store": 3_973,
