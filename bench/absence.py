@@ -175,11 +175,10 @@ def compared(found):
 
 def cohorts(frame):
     """Return a table of the mean number of clients in a synchronous and an asynchronous round of each condition."""
-    means = frame.groupby(["law", "method"], sort=False)["clients"].mean()
-    last = [name for name in frame["method"].unique() if name in (FIRST, "FedBuff")]
-    return table(
-        ["condition", *last], [[law, *(f"{means[law, name]:.1f}" for name in last)] for law in frame["law"].unique()]
-    )
+    means = frame.groupby(["law", "method"])["clients"].mean().unstack()
+    names = [name for name in (FIRST, "FedBuff") if name in means]
+    rows = [[law, *(f"{means.loc[law, name]:.1f}" for name in names)] for law in frame["law"].unique()]
+    return table(["condition", *names], rows)
 
 
 def best_rates(path, data):
@@ -202,7 +201,8 @@ def read(path, data):
 def pages(path, data):
     """Return the tables of one data set: after all rounds, at the time at which the first method ends, and cohorts."""
     frame = read(path, data)
-    return compared(results(frame)), compared(results(frame, shared_time(frame))), cohorts(frame)
+    tables = [compared(results(frame)), compared(results(frame, shared_time(frame)))]
+    return [*tables, cohorts(frame)] if "clients" in frame else tables  # older runs lack the column
 
 
 def draw(path, data, picture):
@@ -251,7 +251,7 @@ def main():
         return
     for data in pandas.read_csv(chosen.results)["data"].unique():
         if chosen.into:
-            for kind, text in zip(("rounds", "seconds", "clients"), pages(chosen.results, data), strict=True):
+            for kind, text in zip(("rounds", "seconds", "clients"), pages(chosen.results, data), strict=False):
                 put_into(chosen.into, text, f"<!-- {data}: {kind} -->")
         if chosen.pictures:
             draw(chosen.results, data, chosen.pictures / f"absence-{data}.png")
