@@ -137,9 +137,8 @@ def results(frame, until=None):
     if until is None:
         frame = frame[frame["round"] > frame["round"].max() - WINDOW]
         return 100 * frame.groupby(["law", "method", "seed"], sort=False)["accuracy"].mean()
-    runs = frame.groupby(["law", "method", "seed"], sort=False)
-    found = {run: np.interp(until[run[0], run[2]], own["clock"], own["accuracy"]) for run, own in runs}
-    return 100 * pandas.Series(found).rename_axis(["law", "method", "seed"])
+    runs = frame.groupby(["law", "method", "seed"], sort=False)[["clock", "accuracy"]]
+    return 100 * runs.apply(lambda own: np.interp(until[own.name[0], own.name[2]], own["clock"], own["accuracy"]))
 
 
 def shared_time(frame):
