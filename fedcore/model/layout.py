@@ -286,9 +286,9 @@ class Layout(Represented):
         return layouts
 
     def cut(self, whole: Vector, group: str) -> Vector:
-        """Return a group's elements of a vector, float32[n], as a new vector."""
+        """Return a group's elements of a vector, floating[n], as a new vector."""
         own = self.of_groups[group]
-        part: Vector = empty(own.n)
+        part: Vector = empty(own.n, whole.dtype)
         for piece in own.slices:
             copy_into(part[piece.start : piece.stop], whole[self._all[piece.name].start : self._all[piece.name].stop])
         return part

@@ -17,6 +17,8 @@ from fedcore.arrays import F32, BufferPool, Floats, copied, copy_into, core, emp
 from fedcore.errors import CheckpointError, RangeError, ShapeError
 from fedcore.files import part_of, require_same
 from fedcore.options import Compute, Settings, Storage
+from fedcore.rules import Chain
+from fedcore.rules.private import Ledger
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Result, UpdateBatch
 from fedcore.server.folder import agree, checkpoint_errors, group_folders, server_state
 from fedcore.server.opening import (
@@ -105,6 +107,7 @@ class GroupSums:
         self._weighings = {name: Weighing(group.settings, group) for name, group in state.groups.items()}
         self._folded: dict[str, list[UpdateBatch]] = {name: [] for name in state.groups}
         self._tried: list[tuple[str, UpdateBatch, Any, Any]] = []
+        self._keeps_vectors = state.settings.rules.robust is not None
 
     def try_fold(self, batch: UpdateBatch) -> Lengths:
         """See ``Sum``; return the lengths of whole updates."""
@@ -139,13 +142,33 @@ class GroupSums:
         batch.clip(factors)
         return batch.chosen(accepted), squares[accepted]
 
-    def total(self, batch: UpdateBatch, *_: Any, **__: Any) -> Cohorts:
-        """Return the sums and the accepted updates of each group."""
-        return [(sums.result(), UpdateBatch.joined(self._folded[name])) for name, sums in self._sums.items()]
+    def total(self, batch: UpdateBatch, rules: Chain, ledger: Ledger, *_: Any, **__: Any) -> Cohorts:
+        """Return the sums and the accepted updates of each group; see ``Sum``. The noise is that of a whole vector."""
+        cohorts = {name: UpdateBatch.joined(parts) for name, parts in self._folded.items()}
+        for name, cohort in cohorts.items():
+            if rules.robust is not None and len(cohort):
+                rules.require_enough(len(cohort), f" of the group {name!r}")
+        totals: Cohorts = []
+        for name, group in self._state.groups.items():
+            cohort = cohorts[name]
+            if group.settings.is_exact or self._keeps_vectors:
+                cohort = cohort.ordered(group.registry.numbers(cohort.clients))
+            now, sums = group.snapshot, self._sums[name]
+            result = sums.result() if rules.private else sums.total(cohort, rules, now.ledger, now.center)
+            cohort.drop()
+            totals.append((result, cohort))
+        if (private := rules.at(ledger).private) is None:
+            return totals
+        layout, named = self._state.settings.layout, dict(zip(cohorts, totals, strict=True))
+        A: Any = layout.join({name: result.A for name, (result, _) in named.items()}, empty(layout.n, np.float64))
+        ledger = private.add_noise(A, batch.factors, ledger, self._state.round_number)
+        shared = {"W": private.expected, "ledger": ledger}
+        return [(result._replace(A=layout.cut(A, name), **shared), part) for name, (result, part) in named.items()]
 
     def _keep(self, name: str, part: UpdateBatch, squares: Any) -> None:
         if len(part):
-            part.count(squares)
+            discounts = part.discounts(self._state.settings.policy, self._state.round_number)
+            part.count(squares, discounts=discounts, keep=self._keeps_vectors)
             self._folded[name].append(part)
 
     def _parts(self, batch: UpdateBatch) -> Iterator[tuple[str, UpdateBatch, Any]]:
@@ -229,8 +252,6 @@ class GroupedState(State):
         sets: dict[ClientId, F32] = {}
         cohorts: Cohorts = result
         for i, ((name, group), (sums, cohort)) in enumerate(zip(self.groups.items(), cohorts, strict=True)):
-            if self.settings.is_exact:
-                cohort = cohort.ordered(group.registry.numbers(cohort.clients))
             step = group.prepare(sums, cohort, {})
             offset = group.shared_offset()
             found = Diagnosis(group.settings, group.store, step, cohort, offset, group.reducer).measure()

@@ -10,7 +10,8 @@ from fedcore import Compute, Limits, Model, RoundPolicy, Server, Storage
 from fedcore.algorithms import FlexibleFedAvg
 from fedcore.algorithms.optimizers import Adam
 from fedcore.cli.app import main
-from fedcore.errors import CheckpointError, DivergedError, StoreError
+from fedcore.errors import CheckpointError, DivergedError, RangeError, StoreError
+from fedcore.rules import Bucketing, CentredClipping, ClipNorm, ClipToMedian, GeometricMedian, Krum, Median, TrimmedMean
 from fedcore.server.folder import read_model
 from fedcore.store import ClientStore
 from fedcore.testing import ServerContract
@@ -41,6 +42,10 @@ METHODS = {
     "MimiC": {},
     "SCAFFOLD": {},
     "SCAFFOLDM": {},
+    "FedAvg and a median": {"aggregation": [Median()]},
+    "FedAvg and mixing": {"aggregation": [Bucketing(2), GeometricMedian()]},
+    "MIFA and clipping": {"aggregation": [CentredClipping(0.5)], "limits": Limits(max_norm=1e6)},
+    "SCAFFOLD and clipped norms": {"aggregation": [ClipNorm()], "limits": Limits(max_norm=1e6)},
 }
 
 
@@ -129,7 +134,9 @@ class TestGroups(ServerContract):
     """If every client sends all groups, x has the bits of a server without groups; lengths are those of a group."""
 
     algorithms = {name: algorithm for name, algorithm in ServerContract.algorithms.items() if name != "FedExP"}
-    options = {name: option for name, option in ServerContract.options.items() if name != "a robust rule"}
+    options = ServerContract.options | {
+        "clipping before a robust rule": {"aggregation": [ClipToMedian(), TrimmedMean(1)]},
+    }
     test_copies = None  # only servers in memory
     test_push = test_warm_start = None  # not supported with partial updates
 
@@ -279,6 +286,24 @@ def test_a_set_is_fixed_by_the_first_update_that_counts(folder_in_memory):
         assert opened.add(1, update_of(1, 1, ["rest", "text"]), steps=1)
     assert [client for client, _ in opened.report.rejected] == [1, 1]
     assert all("text, rest" in reason for _, reason in opened.report.rejected)
+
+
+def test_a_group_with_too_few_updates_for_a_rule_changes_none():
+    """Its updates may still come; a group without updates is unchanged, like a server after an empty round."""
+    server, twin = (new_server("FedAvg", aggregation=[Krum(1)]) for _ in range(2))
+    before = server.x.tobytes()
+    with server.open_round() as opened:
+        for client in range(N):
+            groups = ["text", "rest"] if client < 4 else ["rest"]
+            assert opened.add(client, update_of(client, 0, groups), **claims_of(client))
+        with pytest.raises(RangeError, match=r"Krum.* needs at least 5 updates of the group 'text', got 4"):
+            opened.finish()
+        assert (server.x.tobytes(), server.round_number) == (before, 0)
+        opened.abort()
+    sets = [["text", "rest"]] * 5 + [["rest"]] * 2
+    reports = [run_round(one, sets, cohort).groups for one, cohort in ((server, range(N)), (twin, range(6, -1, -1)))]
+    assert server.x.tobytes() == twin.x.tobytes() != before
+    assert [len(report.accepted) for report in reports[0].values()] == [5, 0, N]
 
 
 def test_a_step_that_diverges_in_one_group_changes_none():
