@@ -625,8 +625,8 @@ def journal_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
 class Journal:
     """The accepted updates of an open round, in a ``ClientStore`` with one row per update.
 
-    A row holds the claims, the vector as float32, the second vector, and the tensors that are not averaged. Its id in
-    the store has the order of the update and its client, so that a resumed round adds them in the same order. A client
+    A row holds the claims, the vector as float32, the second vector, with partial updates 1 or 0 for each tensor that
+    the client may have sent, and the tensors that are not averaged. Its id in the store has the order of the update and its client, so that a resumed round adds them in the same order. A client
     can have several in an asynchronous round. The state has the round, its newcomers, and a digest of what its clients
     were sent. The journal of another round than the open one is outdated: the server committed that round and was
     killed before it emptied the journal, or the round before it was undone.
@@ -649,7 +649,9 @@ class Journal:
         self._controls = layout.n_parameters if settings.algorithm.second_vector is not None else 0
         self._outside = {piece.name: (_dtype(piece.dtype), piece.shape) for piece in layout.outside}
         sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in self._outside.values()]
-        n = HEADER // 4 + layout.n + self._controls + -(-sum(sizes) // 4)
+        start = layout.n + self._controls
+        self._has = slice(start, start + len(layout.slices) * bool(layout.groups))
+        n = HEADER // 4 + self._has.stop + -(-sum(sizes) // 4)
         if journal_of(path.parent) is not None:
             self._store = open_part(path, readonly=readonly)
         else:
@@ -782,32 +784,39 @@ class Journal:
         about = {"apart": isinstance(vector, list), "outside": bool(counters), **claims}
         header = np.frombuffer(json.dumps(about, default=_plain).encode().ljust(HEADER), np.uint8)
         row[: HEADER // 4].view(np.uint8)[:] = header
-        start = 0
-        for part in vector if isinstance(vector, list) else [vector]:
-            _write_float32(rest[start : start + len(part)], part)
-            start += len(part)
+        places = [slice(piece.start, piece.stop) for piece in layout.slices] if about["apart"] else [slice(len(vector))]
+        for place, part in zip(places, vector if about["apart"] else [vector], strict=True):
+            if part is not None:
+                _write_float32(rest[place], part)
+        if layout.groups:
+            rest[self._has] = [part is not None for part in vector]
         if self._controls:
             _write_float32(rest[layout.n : layout.n + self._controls], control)
         for name, part, (dtype, _) in self._outside_parts(rest):  # a gradient has none, but the names of a model
-            part[:] = np.ascontiguousarray(counters[name], dtype).reshape(-1).view(np.uint8) if counters else 0
+            sent = counters.get(name)
+            part[:] = 0 if sent is None else np.ascontiguousarray(sent, dtype).reshape(-1).view(np.uint8)
 
     def _read(self, row: ClientId, client: ClientId) -> Update:
         layout, about = self._layout, _about(self._store, row)
         claims: dict[str, Any] = {name: about.get(name) for name in CLAIMS}  # an older journal has no loss and no id
         rest: F32 = self._store.row(row)[HEADER // 4 :]  # type: ignore[index, assignment]  # _about has read it
-        is_flat = claims["kind"] == "gradient" and not about["apart"]
-        value: Any = rest[: layout.n_parameters if is_flat else layout.n]
-        if about["apart"] or about["outside"]:
+        has = {piece.name for piece, has in zip(layout.slices, rest[self._has].tolist(), strict=False) if has}
+        sent = {name for names in layout.groups.values() if not has.isdisjoint(names) for name in names}
+        lacks_some = len(sent) < sum(map(len, layout.groups.values()))
+        is_flat = not about["outside"] and not (lacks_some if layout.groups else about["apart"])
+        value: Any = rest[: layout.n_parameters if is_flat and claims["kind"] == "gradient" else layout.n]
+        if not is_flat:
             outside = self._outside_parts(rest)
             value = layout.unflatten(value) | {
                 name: part.copy().view(dtype).reshape(shape) for name, part, (dtype, shape) in outside
             }
+            value = {name: value[name] for name in sent} if layout.groups else value
         control = rest[layout.n : layout.n + self._controls] if self._controls else None
         return Update(client, value, control=control, **claims)
 
     def _outside_parts(self, rest: F32) -> Iterator[tuple[str, Any, tuple[Any, Any]]]:
         """Yield the name, the bytes, and the dtype and shape of each tensor that is not averaged."""
-        after, start = rest[self._layout.n + self._controls :].view(np.uint8), 0
+        after, start = rest[self._has.stop :].view(np.uint8), 0
         for name, (dtype, shape) in self._outside.items():
             size = math.prod(shape) * dtype.itemsize
             yield name, after[start : start + size], (dtype, shape)

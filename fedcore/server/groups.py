@@ -31,7 +31,7 @@ from fedcore.server.opening import (
     saved_rows,
 )
 from fedcore.server.report import UNASKED, Diagnosis, Document, Report, report_of, staleness
-from fedcore.server.requests import Change, ModelVector, Offset, Query, VectorQuery
+from fedcore.server.requests import Change, ModelVector, Offset, Query, SentChecksums, VectorQuery
 from fedcore.server.state import AwaitedClients, Documents, NewClients, Newcomers, State
 from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot, vectors_of
 from fedcore.server.update import (
@@ -370,6 +370,8 @@ class GroupedState(State):
 
     def read(self, query: Query) -> Any:
         """See ``State``. A client's vectors are zero for the groups that it does not send."""
+        if isinstance(query, SentChecksums):
+            return query.joined([query(group, group.snapshot) for group in self.groups.values()])
         if not isinstance(query, VectorQuery):
             return super().read(query)
         self.store.require_files()

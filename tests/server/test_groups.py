@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from fedcore import Compute, Limits, Model, RoundPolicy, Server, Storage
+from fedcore import Compute, Limits, Model, RoundPolicy, Server, Storage, Update
 from fedcore.algorithms import FlexibleFedAvg
 from fedcore.algorithms.optimizers import Adam
 from fedcore.cli.app import main
@@ -217,9 +217,16 @@ def test_changes_and_late_updates_reach_each_group():
         assert not opened.add(1, update_of(1, 1, sets[1]), steps=3, round=1)  # too late
 
 
-def bytes_of(server):
-    rows = [server.row(client).tobytes() for client in server.clients]
-    return server.x.tobytes(), server.total().tobytes(), server.round_number, [*server.clients], rows
+def updates_of(server, sets=None):
+    """Partial updates of a server's next round, which depend only on its round."""
+    number, sets = server.round_number, sets or sets_of(THREE)
+    for client in np.flatnonzero(np.random.default_rng(number).random(N) < 0.6).tolist():
+        yield Update(client, update_of(client, number, sets[client]), **claims_of(client))
+
+
+def state(server):
+    rows, total = [server.row(client).tobytes() for client in server.clients], server.total()
+    return server.x.tobytes(), None if total is None else total.tobytes(), server.round_number, [*server.clients], rows
 
 
 def test_bad_updates_are_rejected_whole():
@@ -239,7 +246,7 @@ def test_bad_updates_are_rejected_whole():
     assert ["'image'" in reasons[0], "other" in reasons[2], "body" in reasons[3]] == [True] * 3
     run_round(twin, [THREE] * N, [1])
     assert opened.report.accepted == (1,)
-    assert bytes_of(server) == bytes_of(twin)
+    assert state(server) == state(twin)
 
 
 def test_a_flat_model_has_all_groups():
@@ -351,13 +358,13 @@ def test_killed_at_each_commit(folder_in_memory):
             run_round(twin, sets)
         with Server.load(folder) as server:
             assert server.round_number == twin.round_number == max(0, commit - 4)
-            assert bytes_of(server) == bytes_of(twin)
+            assert state(server) == state(twin)
 
 
 def test_a_commit_that_fails_in_one_group_closes_the_server(folder_in_memory, monkeypatch):
     server, sets = new_server("MIFA", storage=folder_in_memory / "run"), sets_of(THREE)
     run_round(server, sets)
-    before, original, commits = bytes_of(server), ClientStore.commit, []
+    before, original, commits = state(server), ClientStore.commit, []
 
     def commit(self, *arguments, **options):
         commits.append(self)
@@ -373,9 +380,48 @@ def test_a_commit_that_fails_in_one_group_closes_the_server(folder_in_memory, mo
     with pytest.raises(StoreError):
         run_round(server, sets)
     with Server.load(folder_in_memory / "run") as server:
-        assert bytes_of(server) == before
+        assert state(server) == before
         run_round(server, sets)
         assert server.round_number == 2
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "SCAFFOLD"])
+def test_a_round_is_resumed_from_its_journal(method, folder_in_memory):
+    """Named tensors of some groups, flat vectors, differences, gradients and newcomers, each before a restart."""
+    folder, options = folder_in_memory / "run", {"limits": Limits(max_client_lr=1.0), "server_lr": 1.0}
+    straight = new_server(method, **options)
+    new_server(method, storage=Storage(folder, journal=True), **options).close()
+    for number in range(3):
+        named = {client: update_of(client, number, sent) for client, sent in enumerate(sets_of(THREE, 5)[:3])}
+        flat = straight.layout.flatten(update_of(3, number, THREE))
+        sent = [Update(client, y, 1 + client, examples=2, lr=0.3) for client, y in named.items()]
+        sent[1] = sent[1]._replace(kind="delta", value={**named[1], "text.num_batches_tracked": np.int64(1)})
+        if "text" not in sets_of(THREE, 5)[1]:
+            del sent[1].value["text.num_batches_tracked"]
+        sent += [Update(3, flat, 2, examples=3), Update(4, flat[: straight.layout.n_parameters], 2, 3, kind="gradient")]
+        sent += [Update(5, update_of(5, number, THREE), 2, 3, kind="gradient"), Update(f"new {number}", named[2], 2, 5)]
+        newcomers = [sent[-1].client]
+        with straight.open_round(newcomers=newcomers) as opened:
+            assert opened.add_batch(sent) == [True] * len(sent)
+        for i, update in enumerate(sent):
+            with Server.load(folder) as server:
+                again = server.open_round(newcomers=newcomers if i == 0 else ())
+                assert again.clients == tuple(one.client for one in sent[:i])
+                assert again.add(**update._asdict())
+        with Server.load(folder) as server:
+            report = server.open_round().finish()
+            assert report.norms.tobytes() == opened.report.norms.tobytes()
+            assert state(server) == state(straight)
+
+
+def test_a_journal_counts_only_for_the_models_that_its_clients_got(folder_in_memory):
+    new_server("FedAvg", storage=Storage(folder_in_memory / "run", journal=True)).close()
+    with Server.load(folder_in_memory / "run") as server:
+        assert server.open_round().add(0, update_of(0, 0, ["text"]), steps=1)
+    with Server.load(folder_in_memory / "run") as server:
+        server.replace_x(server.x * np.float32(2))
+        opened = server.open_round()
+        assert (opened.clients, [client for client, _ in opened.rejected]) == ((), [0])
 
 
 def test_a_first_commit_that_fails_changes_no_group(monkeypatch):
@@ -390,7 +436,7 @@ def test_a_first_commit_that_fails_changes_no_group(monkeypatch):
         run_round(server, sets)
     for one in (server, twin):
         run_round(one, [THREE] * N)
-    assert bytes_of(server) == bytes_of(twin)
+    assert state(server) == state(twin)
 
 
 def test_an_update_in_pieces_may_lack_groups():
@@ -405,7 +451,7 @@ def test_an_update_in_pieces_may_lack_groups():
         incoming.write("pool", sent["pool"][:2])
         assert not incoming.done()
     run_round(twin, [["image"]] * N, [1])
-    assert bytes_of(server) == bytes_of(twin)
+    assert state(server) == state(twin)
     assert "pool" in opened.report.rejected[0][1]
 
 
@@ -417,14 +463,14 @@ def test_commands_read_the_folder(folder_in_memory, capsys):
         saved = read_model(folder)
         assert saved.round_number == 2
         assert all(saved.tensors()[name].tobytes() == one.tobytes() for name, one in server.tensors().items())
-        states = [bytes_of(server)]
+        states = [state(server)]
     for command in ("info", "verify", "undo", "verify"):
         main(["store", command, str(folder)])
     assert "cannot be loaded" not in capsys.readouterr().out
     with Server.load(folder) as server:  # the groups follow the main folder back
         assert server.round_number == 1
         run_round(server, sets_of(THREE), range(N))
-        assert bytes_of(server) == states[0]
+        assert state(server) == states[0]
     with ClientStore.open(folder / "groups" / "1") as rows:  # a later round of one group only
         for commit in range(2):
             rows.commit(
