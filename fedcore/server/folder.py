@@ -237,6 +237,13 @@ def last_change(rows: CommittedRows) -> str | None:
     return "a change of client_sizes" if is_of_clients else "a warm start"
 
 
+def forgets_privacy(rows: CommittedRows) -> bool:
+    """Whether an undo of a server's folder would forget the privacy that a round has spent."""
+    if transactions(rows).before is None or (kept := rows.previous) is None:
+        return False
+    return bool(kept.state["numbers"].get("privacy") != rows.state["numbers"].get("privacy"))
+
+
 def go_back(rows: ClientStore, to: int) -> bool:
     """Make ``to`` the last transaction of a store, by an undo if that restores it.
 
@@ -626,10 +633,11 @@ class Journal:
     """The accepted updates of an open round, in a ``ClientStore`` with one row per update.
 
     A row holds the claims, the vector as float32, the second vector, with partial updates 1 or 0 for each tensor that
-    the client may have sent, and the tensors that are not averaged. Its id in the store has the order of the update and its client, so that a resumed round adds them in the same order. A client
-    can have several in an asynchronous round. The state has the round, its newcomers, and a digest of what its clients
-    were sent. The journal of another round than the open one is outdated: the server committed that round and was
-    killed before it emptied the journal, or the round before it was undone.
+    the client may have sent, and the tensors that are not averaged. Its id in the store has the order of the update and
+    its client, so that a resumed round adds them in the same order. A client can have several in an asynchronous round.
+    The state has the round, its newcomers, and a digest of what its clients were sent. The journal of another round
+    than the open one is outdated: the server committed that round and was killed before it emptied the journal, or the
+    round before it was undone.
 
     Args:
         path: the folder of the journal; it is created if it does not exist.

@@ -265,6 +265,7 @@ class GroupedState(State):
             row[:] = own
         population = self.newcomers.settle(batch.clients, now)
         after = now._replace(round_number=number + 1, norms=norms, population=population, changed={})
+        after = after._replace(ledger=step.after.ledger)
         if late:
             starts = {**now.starts, **dict(zip(batch.clients, batch.starts.tolist(), strict=True))}
             starts = {client: t for client, t in starts.items() if t > number - late}
@@ -278,12 +279,15 @@ class GroupedState(State):
         )
 
     def accept(self, after: Snapshot, facts: Document | None = None) -> None:
-        """See ``State``. A client leaves the groups that its first accepted update does not have."""
-        afters = [after]
+        """See ``State``. A client leaves the groups that its first accepted update does not have.
+
+        With ``PrivateMean`` it stays: a group without clients would not move, which shows that the client took part.
+        """
+        afters, new = [after], {} if self.settings.rules.private else self._new_sets
         with self.changing():
             for i, (group, step) in enumerate(zip(self.groups.values(), self._steps, strict=True)):
                 population = step.after.population
-                for client in [one for one, own in self._new_sets.items() if not own[i] and one in group.registry]:
+                for client in [one for one, own in new.items() if not own[i] and one in group.registry]:
                     population = population.without_client(group.registry.number(client), client, from_objective=True)
                     group.store.forget(client)
                 afters.append(step.after._replace(population=population))

@@ -11,7 +11,17 @@ from fedcore.algorithms import FlexibleFedAvg
 from fedcore.algorithms.optimizers import Adam
 from fedcore.cli.app import main
 from fedcore.errors import CheckpointError, DivergedError, RangeError, StoreError
-from fedcore.rules import Bucketing, CentredClipping, ClipNorm, ClipToMedian, GeometricMedian, Krum, Median, TrimmedMean
+from fedcore.rules import (
+    Bucketing,
+    CentredClipping,
+    ClipNorm,
+    ClipToMedian,
+    GeometricMedian,
+    Krum,
+    Median,
+    PrivateMean,
+    TrimmedMean,
+)
 from fedcore.server.folder import read_model
 from fedcore.store import ClientStore
 from fedcore.testing import ServerContract
@@ -136,6 +146,7 @@ class TestGroups(ServerContract):
     algorithms = {name: algorithm for name, algorithm in ServerContract.algorithms.items() if name != "FedExP"}
     options = ServerContract.options | {
         "clipping before a robust rule": {"aggregation": [ClipToMedian(), TrimmedMean(1)]},
+        "noise": {"aggregation": [PrivateMean(8.0, 0.5, 5, quantile=0.5, seed=3)]},
     }
     test_copies = None  # only servers in memory
     test_push = test_warm_start = None  # not supported with partial updates
