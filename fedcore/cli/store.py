@@ -565,7 +565,8 @@ def _required(opened: ClientStore) -> _Undo:
     if (found := _undo(opened)) is None:
         raise StoreError(
             f"{opened.path}: no transaction to roll back; a folder keeps the last transaction with "
-            "Storage(keep_previous=True) or ClientStore(keep_previous=True), until an undo or a compact; a private round has no undo"
+            "Storage(keep_previous=True) or ClientStore(keep_previous=True), until an undo or a compact; a private "
+            "round has no undo"
         )
     return found
 

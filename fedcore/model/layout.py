@@ -373,12 +373,19 @@ class Layout(Represented):
     def digest(self, x: Any) -> str:
         """Return the digest of a model, or of an update that a client sends, as the audit log of the server has it.
 
-        It is BLAKE2b-256 of ``flatten(x)`` as little-endian float32.
+        It is BLAKE2b-256 of ``flatten(x)`` as little-endian float32; of a partial update, without the missing tensors.
 
         >>> Layout.of({"w": np.zeros(2, np.float32)}).digest({"w": np.float32([1, 2])})[:16]
         '9173c768cb03ffbb'
         """
-        return blake2b(np.ascontiguousarray(self.flatten(x), "<f4").data, digest_size=32).hexdigest()
+        if not self.groups:
+            flat = self.flatten(x)
+        else:
+            sent = self.split(x)
+            whole = self.join({name: self.of_groups[name].flatten(own) for name, own in sent.items()}, empty(self.n))
+            names = {name for own in sent.values() for name in own}
+            flat = np.concatenate([whole[piece.start : piece.stop] for piece in self.slices if piece.name in names])
+        return blake2b(np.ascontiguousarray(flat, "<f4").data, digest_size=32).hexdigest()
 
     def pieces(self, x: Any, *, device: str = CPU) -> list[Any]:
         """Return a model's parameters and float buffers as separate vectors, in the order of ``slices``.

@@ -134,7 +134,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("keep_previous", "shards|partial updates", "each part of the model always keeps its previous transaction"),
     ("resident", "shards", "each shard has its own memory"),
     ("shards", "partial updates", UNWRITTEN, _SHARDS),
-    ("audit", "shards|partial updates", UNWRITTEN, _AUDIT),
+    ("audit", "shards", UNWRITTEN, _AUDIT),
     ("device|PrivateMean|start of each client", "shards", UNWRITTEN, "use shards=1"),
     ("device|resident|buffer|discount", "partial updates"),
     ("second vector|start of each client", "partial updates", UNWRITTEN, "use FedAvg"),

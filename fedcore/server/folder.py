@@ -491,9 +491,11 @@ def read_audit(path: Path) -> list[tuple[str, Document]]:
             documents, state = rows.documents(), rows.state
             if not documents or not _has_server(rows):
                 return []
-            x = rows.vector("x")
+            groups = group_folders(path)
+            x = read_model(path).x if groups else rows.vector("x")
             digest = None if x is None else digest_of_numbers(x)
-        if state_of(path) == state:  # no commit in between
+        counts = {count_of(state_of(folder)["numbers"]) for folder in groups}
+        if state_of(path) == state and counts <= {count_of(state["numbers"])}:  # no commit in between
             with checkpoint_errors(path):
                 count, last = documents_of(state["numbers"]), state["numbers"]["audited"]
             return list(checked(log_of(documents, count, last), x=digest))

@@ -31,13 +31,14 @@ from fedcore.server.opening import (
     saved_rows,
 )
 from fedcore.server.report import UNASKED, Diagnosis, Document, Report, report_of, staleness
-from fedcore.server.requests import Change, ModelVector, Offset, Query, SentChecksums, VectorQuery
+from fedcore.server.requests import Change, ModelVector, Offset, Query, SentChecksums, VectorQuery, X
 from fedcore.server.state import AwaitedClients, Documents, NewClients, Newcomers, State
 from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot, vectors_of
 from fedcore.server.update import (
     Kind,
     Update,
     as_vector,
+    digest_of_numbers,
     in_float32,
     raises_fedcore_errors,
     require_finite,
@@ -162,7 +163,7 @@ class GroupSums:
         layout, named = self._state.settings.layout, dict(zip(cohorts, totals, strict=True))
         A: Any = layout.join({name: result.A for name, (result, _) in named.items()}, empty(layout.n, np.float64))
         ledger = private.add_noise(A, batch.factors, ledger, self._state.round_number)
-        shared = {"W": private.expected, "ledger": ledger}
+        shared: dict[str, Any] = {"W": private.expected, "ledger": ledger}
         return [(result._replace(A=layout.cut(A, name), **shared), part) for name, (result, part) in named.items()]
 
     def _keep(self, name: str, part: UpdateBatch, squares: Any) -> None:
@@ -283,7 +284,7 @@ class GroupedState(State):
 
         With ``PrivateMean`` it stays: a group without clients would not move, which shows that the client took part.
         """
-        afters, new = [after], {} if self.settings.rules.private else self._new_sets
+        afters, new = list[Snapshot](), {} if self.settings.rules.private else self._new_sets
         with self.changing():
             for i, (group, step) in enumerate(zip(self.groups.values(), self._steps, strict=True)):
                 population = step.after.population
@@ -291,8 +292,8 @@ class GroupedState(State):
                     population = population.without_client(group.registry.number(client), client, from_objective=True)
                     group.store.forget(client)
                 afters.append(step.after._replace(population=population))
-            for state, own in zip(self.states, afters, strict=True):
-                state.become(own, state.round_number, None)
+            for state, own in zip(self.states, [*afters, after], strict=True):
+                state.become(own, state.round_number, facts if state is self else None)
         self.forget_newcomers()
 
     def abandon(self) -> None:
@@ -307,21 +308,22 @@ class GroupedState(State):
 
     @property
     def states(self) -> list[State]:
-        """See ``State``."""
-        return [self, *self.groups.values()]
+        """See ``State``. The last one has the audit document of a change, with the x of the others after it."""
+        return [*self.groups.values(), self]
 
     def cut(self, change: Change) -> list[Change]:
         """See ``State``. The model of a change has no part in the main store."""
-        cut, parts = self.settings.layout.cut, [replace(change, vectors=dict.fromkeys(change.vectors, NOTHING))]
+        cut, parts = self.settings.layout.cut, list[Change]()
         for name, group in self.groups.items():
             vectors = {of: cut(vector, name) for of, vector in change.vectors.items()} if change.has_buffers else {}
             parts.append(replace(change.among(group.registry), vectors=vectors))
-        return parts
+        return [*parts, replace(change, vectors=dict.fromkeys(change.vectors, NOTHING))]
 
     @contextmanager
     def changing(self) -> Iterator[None]:
         """See ``State``. If a change fails after the first commit, close the stores."""
-        before, commits = [state.snapshot for state in self.states], self.store.commits
+        first, before = self.states[0].store, [state.snapshot for state in self.states]
+        commits = first.commits
         with ExitStack() as stack:
             stack.enter_context(super().changing())
             for group in self.groups.values():
@@ -329,7 +331,7 @@ class GroupedState(State):
             try:
                 yield
             except BaseException as error:
-                if self.store.commits != commits:
+                if first.commits != commits:
                     error.add_note("only some groups were changed, so the server was closed; load it again")
                     for state, snapshot in zip(self.states, before, strict=True):
                         state.snapshot = snapshot
@@ -340,17 +342,22 @@ class GroupedState(State):
 
     def become(self, after: Snapshot, round: int, facts: Document | None) -> None:
         """See ``State``."""
-        after = after._replace(transactions=self.snapshot.transactions + 1)
-        self.keep(after, round)
+        after, documents = self._documented(after._replace(transactions=self.snapshot.transactions + 1), facts)
+        self.keep(after, round, documents)
         self.snapshot = after
         self._refer_to_disk()
 
     def keep(self, after: Snapshot, round: int, documents: Documents = ()) -> None:
         """See ``State``."""
         if self.store.medium == "mmap":
-            super().keep(after, round)
+            super().keep(after, round, documents)
         else:
-            self.store.commit(round)
+            self.store.commit(round, documents=documents)
+
+    def _digests(self, after: Snapshot) -> tuple[str, str]:
+        """See ``State``; the groups have changed already, but readers still see them as before."""
+        later = self._gathered(X, {name: group.snapshot for name, group in self.groups.items()})
+        return digest_of_numbers(self.read(X)), digest_of_numbers(later)
 
     def _vectors(self, snapshot: Snapshot) -> dict[str, Any]:
         return snapshot.population.vectors() | {f"norms/{name}": norms for name, norms in snapshot.norms.items()}
@@ -382,14 +389,17 @@ class GroupedState(State):
         snapshots, gathered = self._shown
         if query in gathered:
             return view_of(gathered[query])
-        layout, client = self.settings.layout, query.client
-        having = {name: one for name, one in self.groups.items() if client is None or client in one.registry}
-        parts = {name: query(group, snapshots[name]) for name, group in having.items()}
-        whole = layout.join(parts, query.zeros(layout))
+        whole = self._gathered(query, snapshots)
         if isinstance(query, ModelVector):
             freeze(whole)
             gathered[query] = whole
         return view_of(whole)
+
+    def _gathered(self, query: VectorQuery, snapshots: Mapping[str, Snapshot]) -> Any:
+        layout, client = self.settings.layout, query.client
+        having = {name: one for name, one in self.groups.items() if client is None or client in one.registry}
+        parts = {name: query(group, snapshots[name]) for name, group in having.items()}
+        return layout.join(parts, query.zeros(layout))
 
     def sent_model(self, name: Literal["sent", "x_prev"]) -> F32:
         """See ``State``."""
@@ -459,7 +469,7 @@ def new_state(
                 raise ShapeError(f"partial[{name!r}]: its tensors have no parameters; add some to the group")
             part = layout.cut(x, name)
             freeze(part)
-            of_group = replace(settings, layout=own, started_nonnegative=never_negative(own, part))
+            of_group = replace(settings, layout=own, audit=False, started_nonnegative=never_negative(own, part))
             store = stack.enter_context(new_rows(None, storage, listed, own.n_parameters))
             firsts.append(
                 first_of(of_group, part, {piece.name: counters[piece.name] for piece in own.outside}, sizes, store)
@@ -470,7 +480,9 @@ def new_state(
         storage = _in_folder(storage)
     with first_stores([(settings, snapshot, rows), *firsts], storage) as (main, *stores):
         states = [State(own, first, store) for (own, first, _), store in zip(firsts, stores, strict=True)]
-        return GroupedState(settings, snapshot, main, dict(zip(layout.groups, states, strict=True)))
+        state = GroupedState(settings, snapshot, main, dict(zip(layout.groups, states, strict=True)))
+        state.sign_by(storage.audit_key)
+        return state
 
 
 def _in_folder(storage: Storage) -> Storage:
@@ -494,9 +506,8 @@ def saved_state(
             layout = Settings.from_state(saved["settings"], given, compute).layout
             folders = dict(zip(layout.groups, group_folders(path), strict=True))
         found = {folder: part_of(folder) for folder in folders.values()}
-        stores = {
-            name: stack.enter_context(saved_rows(folder, storage, compute))[0] for name, folder in folders.items()
-        }
+        plain = replace(storage, audit=None, audit_key=None)
+        stores = {name: stack.enter_context(saved_rows(folder, plain, compute))[0] for name, folder in folders.items()}
         for folder, one in found.items():
             require_same(folder, one, os.lstat(folder))
         with checkpoint_errors(path):
@@ -512,4 +523,6 @@ def saved_state(
             snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
             if any(group.round_number != snapshot.round_number for group in groups.values()):
                 raise CheckpointError(f"{path}: the groups are at different rounds; load a backup")
-            return GroupedState(settings, snapshot, rows, groups), saved["settings"]
+            state = GroupedState(settings, snapshot, rows, groups)
+            state.sign_by(storage.audit_key)
+            return state, saved["settings"]

@@ -306,6 +306,7 @@ class State:
     """Where the state is: here, in one part."""
     defers_signals = True
     """Whether a signal waits until a step is committed."""
+    _audit_key: bytes | None = None
 
     def __init__(
         self, settings: Settings, snapshot: Snapshot, store: ClientStore, reducer: Reducer | None = None
@@ -329,7 +330,6 @@ class State:
         self._nonnegative, self.buffers = settings.nonnegative, Buffers(layout, settings.nonnegative, device)
         self.model = ModelStep(settings, self.buffers, self.reducer, vectors)
         self._sent: tuple[F32, F32] | None = None
-        self._audit_key: bytes | None = None
 
     def read(self, query: Any) -> Any:
         """Return the answer to a ``requests.Query``."""
@@ -805,12 +805,15 @@ class State:
         if undone := [text for _, text in self.store.documents(number)]:
             texts, number = [undo_document(undone, number)], number + len(undone)
             previous = digest_of_text(texts[0])
-        x = digest_of_numbers(before.x)
-        ends = x, x if after.x is before.x else digest_of_numbers(after.x)
         round, key = before.round_number, self._audit_key
-        texts.append(document_of(facts, round=round, previous=previous, x=ends, key=key))
+        texts.append(document_of(facts, round=round, previous=previous, x=self._digests(after), key=key))
         after = after._replace(audited=digest_of_text(texts[-1]), documents=number + len(texts))
         return after, list(enumerate(texts, number))
+
+    def _digests(self, after: Snapshot) -> tuple[str, str]:
+        """Return the digests of the present x and of that of the next snapshot."""
+        x = digest_of_numbers(self.snapshot.x)
+        return x, x if after.x is self.snapshot.x else digest_of_numbers(after.x)
 
     def _adopt(self, after: Snapshot, spares: tuple[Any, Any, Any]) -> None:
         """Make a committed snapshot current, in one statement, which no exception from outside can interrupt."""

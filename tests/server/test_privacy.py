@@ -138,7 +138,7 @@ def test_partial_updates_are_clipped_whole_and_all_groups_have_the_noise_of_one_
             "C": (),
             "rest": (1, 2),
         }
-        due = before - ([1 + 1.2, 0, 1.6 + 2, 0, 0] + noise_of(rule, round, 2.0)) / 8
+        due = before - (np.array([2.2, 0, 3.6, 0, 0]) + noise_of(rule, round, 2.0)) / 8
         np.testing.assert_allclose(server.x, due, rtol=0, atol=1e-6)
         server.close()
         server = Server.load(tmp_path / "s")
