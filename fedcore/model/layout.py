@@ -75,7 +75,9 @@ class Model:
         partial: name patterns of tensors by group, such as ``{"text": "text.*", "image": ("image.*", "pool.*")}``. An
             update by name has all tensors of a group or none of them. The tensors that match no pattern are one more
             group, "rest". Each group behaves like a separate server, in which a client that did not send the group was
-            absent. A client's groups are fixed by its first accepted update. Default: each update has every tensor.
+            absent. A client may send any groups in any round, unless the method counts absent clients (by rows or
+            shares, say): its first accepted update then has all groups that it will send. Default: each update has
+            every tensor.
         personal: name patterns of tensors that stay at each client, such as ``("head.*",)``. They are not part of the
             server's model, and the server ignores them in updates.
         frozen: name patterns of tensors that no client trains. They are treated as personal tensors are.

@@ -90,7 +90,8 @@ def require_plausible(
         is_integer(round, 0, _WIDEST) and last <= round,
         f"round={round!r}: must be {describe_integers(last, _WIDEST)}; the last commit or row is of round {last}",
     )
-    transactions = numbers.get("transactions", round)
+    idle, transactions = numbers.get("idle", 0), numbers.get("transactions", round)
+    require(is_integer(idle, 0, round), f"idle={idle!r}: must be {describe_integers(0, round)}")
     require(
         is_integer(transactions, round, 2 * _WIDEST),
         f"transactions={transactions!r}: must be {describe_integers(round, 2 * _WIDEST)} after {round} rounds",

@@ -1,7 +1,7 @@
 """The backend of a server with partial updates: one ``State`` for each group of tensors.
 
 A group computes like a server of its tensors, in which a client that did not send the group was absent. The main store
-has all clients. A client's row in it is the set of groups that the client sends.
+has all clients. A client's row in it is the set of groups of its first update, if the method counts absent clients.
 """
 
 import os
@@ -64,9 +64,9 @@ class GroupReader(UpdateReader):
         self._readers = {name: UpdateReader(group.settings, group) for name, group in state.groups.items()}
 
     def read(self, update: Update, client: ClientId) -> tuple[UpdateBatch, bool]:
-        """See ``UpdateReader``; also raise if the client's first update had other groups."""
+        """See ``UpdateReader``; also raise if the client has left a group of the update."""
         batch, fixed = super().read(update, client)
-        self._state.require_set(client, self._state.sent_groups(batch.vectors[0]))
+        self._state.require_groups(client, self._state.sent_groups(batch.vectors[0]))
         return batch, fixed
 
     def plain_updates(self, *, may_hold: bool) -> None:
@@ -93,6 +93,10 @@ class GroupReader(UpdateReader):
         """See ``UpdateReader``."""
         for name in self._state.sent_groups(y):
             self._readers[name].check_buffers(self._state.tensors_of(name, y), kind, started)
+
+    def last_start(self, client: ClientId, y: Any) -> int:
+        """See ``UpdateReader``; of the client's updates that had one of these groups."""
+        return max((self._readers[name].last_start(client, y) for name in self._state.sent_groups(y)), default=-1)
 
     def start_of(self, round: int) -> list[Any]:
         """Return the model of that round as it was sent, by group."""
@@ -220,15 +224,13 @@ class GroupedState(State):
             return np.concatenate([in_float32(tensor).reshape(-1) for tensor in own if tensor is not None])
         return own
 
-    def require_set(self, client: ClientId, sent: list[str]) -> None:
-        """Raise RangeError unless an update has the groups of the client's first accepted update."""
-        if self.store.round_of(client) is None:
-            return
-        first = [name for name, has in zip(self.groups, self.store.read(client), strict=True) if has]
-        if sent != first:
+    def require_groups(self, client: ClientId, sent: list[str]) -> None:
+        """Raise RangeError if an update has a group that the client has left; see ``accept``."""
+        if others := [name for name in sent if client not in self.groups[name].registry]:
+            first = [name for name, has in zip(self.groups, self.store.read(client), strict=True) if has]
             raise RangeError(
-                f"update: has the groups {', '.join(sent)}, but the client's first update had {', '.join(first)}; a "
-                "client must always send the same groups"
+                f"update: has the group {others[0]}, but the client's first update had only {', '.join(first)}; send "
+                "these or fewer, or remove the client and add it again"
             )
 
     # A round.
@@ -248,29 +250,31 @@ class GroupedState(State):
 
     def prepare(self, result: Any, batch: UpdateBatch, norms: Mapping[str, Floats]) -> PreparedStep:
         """Return the step of all groups; see ``State``."""
-        now, number, late, self._steps = self.snapshot, self.snapshot.round_number, self.settings.max_staleness, []
+        now, number, self._steps = self.snapshot, self.round_number, []
+        fixed = self.settings.algorithm.counts_absent and not self.settings.rules.private
         reports: dict[str, Report] = {}
         sets: dict[ClientId, F32] = {}
         cohorts: Cohorts = result
         for i, ((name, group), (sums, cohort)) in enumerate(zip(self.groups.items(), cohorts, strict=True)):
+            group.newcomers.accepted = None if fixed else batch.clients
             step = group.prepare(sums, cohort, {})
+            if not (
+                fixed or len(cohort) or sums.ledger
+            ):  # noise is a step, and must not show whether clients took part
+                step = step._replace(after=step.after._replace(idle=step.after.idle + 1))
             offset = group.shared_offset()
             found = Diagnosis(group.settings, group.store, step, cohort, offset, group.reducer).measure()
             reports[name] = report_of(group.settings, step, cohort, found, staleness(step), (), 0.0, 0, UNASKED)
             self._steps.append(step)
-            for client in cohort.clients:
+            for client in cohort.clients if fixed else ():
                 sets.setdefault(client, zeros(len(self.groups)))[i] = 1
         self._new_sets = {client: own for client, own in sets.items() if self.store.round_of(client) is None}
         for client, own in self._new_sets.items():
             row: Any = self.store.stage(client)
             row[:] = own
         population = self.newcomers.settle(batch.clients, now)
-        after = now._replace(round_number=number + 1, norms=norms, population=population, changed={})
+        after = now._replace(round_number=number + 1, norms=norms, population=population, changed={}, starts={})
         after = after._replace(ledger=step.after.ledger)
-        if late:
-            starts = {**now.starts, **dict(zip(batch.clients, batch.starts.tolist(), strict=True))}
-            starts = {client: t for client, t in starts.items() if t > number - late}
-            after = after._replace(starts=starts)
         return PreparedStep(
             *(now, None, None, after),  # type: ignore[arg-type]  # the groups have the sums and the cohorts
             gamma=max(step.gamma for step in self._steps),
@@ -280,15 +284,12 @@ class GroupedState(State):
         )
 
     def accept(self, after: Snapshot, facts: Document | None = None) -> None:
-        """See ``State``. A client leaves the groups that its first accepted update does not have.
-
-        With ``PrivateMean`` it stays: a group without clients would not move, which shows that the client took part.
-        """
-        afters, new = list[Snapshot](), {} if self.settings.rules.private else self._new_sets
+        """See ``State``. A client leaves the groups that its first accepted update lacks, if the method counts it."""
+        afters = list[Snapshot]()
         with self.changing():
             for i, (group, step) in enumerate(zip(self.groups.values(), self._steps, strict=True)):
                 population = step.after.population
-                for client in [one for one, own in new.items() if not own[i] and one in group.registry]:
+                for client in [one for one, own in self._new_sets.items() if not own[i] and one in group.registry]:
                     population = population.without_client(group.registry.number(client), client, from_objective=True)
                     group.store.forget(client)
                 afters.append(step.after._replace(population=population))

@@ -193,7 +193,10 @@ class Newcomers:
         share_of_total: the factor that corrects the shares p^k = n_k / n for the step. It is n with all newcomers,
             which the round uses, divided by n with only the accepted newcomers. It is 1 without sizes, or if the method
             does not weight by shares.
+        accepted: for a group of tensors, the clients with an accepted update, if they stay without the group.
     """
+
+    accepted: Collection[ClientId] | None = None
 
     def __init__(self, store: ClientStore, *, weighs_shares: bool) -> None:
         self._store, self._weighs_shares = store, weighs_shares
@@ -221,7 +224,7 @@ class Newcomers:
         """Remove the newcomers without an accepted update; return the population of the other clients."""
         if self.population is None:
             return now.population
-        clients = set(accepted)
+        clients = set(accepted if self.accepted is None else self.accepted)
         stays = [client in clients for client in self.ids]
         for client, stay in zip(self.ids, stays, strict=True):
             if not stay:

@@ -8,17 +8,18 @@ import pytest
 
 from fedcore import Compute, Limits, Model, RoundPolicy, Server, Storage, Update
 from fedcore.algorithms import FlexibleFedAvg
-from fedcore.algorithms.optimizers import Adam
+from fedcore.algorithms.optimizers import Adam, Nesterov
+from fedcore.algorithms.rates import Exponential
 from fedcore.cli.app import main
 from fedcore.errors import CheckpointError, DivergedError, RangeError, StoreError
 from fedcore.rules import (
-    Bucketing,
     CentredClipping,
     ClipNorm,
     ClipToMedian,
     GeometricMedian,
     Krum,
     Median,
+    NearestNeighborMixing,
     PrivateMean,
     TrimmedMean,
 )
@@ -35,7 +36,7 @@ SIZES = {client: 10 + client for client in range(N)}
 METHODS = {
     "FedAvg": {},
     "FedAvg with sizes": {"clients": SIZES},
-    "FedAvg and Adam": {"server_lr": 0.1, "optimizer": Adam()},
+    "FedAvg and Adam": {"optimizer": Adam(corrected_from=1)},  # its rate counts rounds
     "FedAvg and late updates": {"policy": RoundPolicy(max_staleness=1)},
     "FedProx": {},
     "FedNova": {},
@@ -43,7 +44,9 @@ METHODS = {
     "FedDyn": {},
     "FedStale": {},
     "FedVARP": {},
-    "FedAvgM": {},
+    "FedAvgM": {"lr": Exponential(0.1, 0.5), "server_lr": Exponential(0.3, 0.5)},
+    "FedACG": {},
+    "FedAU": {},
     "FedAvgMVR": {},
     "FlexibleFedAvg": {"clients": SIZES, "algorithm": FlexibleFedAvg(local_steps=5)},
     "MIFA": {},
@@ -53,7 +56,7 @@ METHODS = {
     "SCAFFOLD": {},
     "SCAFFOLDM": {},
     "FedAvg and a median": {"aggregation": [Median()]},
-    "FedAvg and mixing": {"aggregation": [Bucketing(2), GeometricMedian()]},
+    "FedAvg and mixing": {"aggregation": [NearestNeighborMixing(0), GeometricMedian()]},
     "MIFA and clipping": {"aggregation": [CentredClipping(0.5)], "limits": Limits(max_norm=1e6)},
     "SCAFFOLD and clipped norms": {"aggregation": [ClipNorm()], "limits": Limits(max_norm=1e6)},
 }
@@ -88,6 +91,18 @@ def sets_of(groups, seed=4):
     return [[group for group in groups if rng.random() < 0.6] or [groups[client % len(groups)]] for client in range(N)]
 
 
+def sets_in(number, groups, first, known):
+    """The groups that each client sends in a round: any, in odd rounds all the same one; or some of its first ones."""
+    rng, sent = np.random.default_rng([9, number]), []
+    for client in range(N + 2):
+        own = list(groups) if first is None else first[client % N]
+        if first is None or client in known:
+            own = [groups[number % len(groups)]] if first is None and number % 2 else own
+            own = [group for group in own if rng.random() < 0.6] or own[-1:]
+        sent.append(own)
+    return sent
+
+
 def new_server(method, groups=THREE, clients=N, **options):
     described = {name: patterns for name, patterns in PARTIAL.items() if name in groups}
     return Server(
@@ -95,13 +110,14 @@ def new_server(method, groups=THREE, clients=N, **options):
     )
 
 
-def run_round(server, sets, cohort=None, **options):
-    """A round of a random cohort, or of this one; return its report."""
+def run_round(server, sets, cohort=None, of=None, **options):
+    """A round of a random cohort, or of this one, with the updates of round ``of``; return its report."""
     number = server.round_number
     cohort = np.flatnonzero(np.random.default_rng(number).random(N) < 0.6).tolist() if cohort is None else cohort
     with server.open_round(**options) as opened:
         for client in cohort:
-            assert opened.add(client, update_of(client, number, sets[client % N]), **claims_of(client))
+            sent = update_of(client, number if of is None else of, sets[client % len(sets)])
+            assert opened.add(client, sent, **claims_of(client))
     return opened.report
 
 
@@ -134,9 +150,9 @@ def require_equal(server, oracles, report, reports):
             ):
                 found = part(read(client), p)
                 assert found == (of_own(client).tobytes() if client in own.clients else bytes(len(found)))
-        for name in ("accepted", "gamma", "waiting_for", "diversity", "staleness"):
+        for name in ("accepted", "gamma", "waiting_for", "diversity", "staleness") if group in reports else ():
             assert getattr(report.groups[group], name) == getattr(reports[group], name), name
-        for name in ("norms", "weights"):
+        for name in ("norms", "weights") if group in reports else ():
             assert getattr(report.groups[group], name).tobytes() == getattr(reports[group], name).tobytes(), name
 
 
@@ -166,11 +182,13 @@ class TestGroups(ServerContract):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.sample(1)
 def test_each_group_is_a_server_of_its_own(method, groups):
+    """A client that does not send a group is absent from it. Without rows, a group without updates has no round."""
     options = {"algorithm": method.split()[0], "clients": N, "lr": 0.1} | METHODS[method]
-    server, sets = new_server(method, groups, **options), sets_of(groups)
+    server, own_sets = new_server(method, groups, **options), sets_of(groups)
     oracles = {group: Server(first([group]), **options) for group in groups}
-    fixed, sized, moved = set(), isinstance(options["clients"], dict), set()
+    counts, known, sized, moved = server.algorithm.counts_absent, set(), isinstance(options["clients"], dict), set()
     for number in range(ROUNDS):
+        sets = sets_in(number, groups, own_sets if counts else None, known)
         newcomers = [] if number != 2 else {N: 5, N + 1: 6} if sized else [N, N + 1]
         cohort = [
             *list(newcomers)[:1],
@@ -178,17 +196,22 @@ def test_each_group_is_a_server_of_its_own(method, groups):
         ]
         report, reports = run_round(server, sets, cohort, newcomers=newcomers), {}
         for group, own in oracles.items():
-            own_cohort = [client for client in cohort if group in sets[client % N]]
-            reports[group] = run_round(own, [[group]] * N, own_cohort, newcomers=newcomers)
-            require = [client for client in cohort if client not in fixed and group not in sets[client % N]]
-            for client in require:  # its set is known now
-                if client in own.clients:
-                    own.remove_client(client)
-            moved |= {group} if number and reports[group].accepted else set()
-        fixed |= set(cohort)
+            own_cohort = [client for client in cohort if group in sets[client]]
+            if counts or own_cohort:
+                if callable(options["lr"]):
+                    own.change(lr=options["lr"](number))  # the clients' rate is that of the server's round
+                reports[group] = run_round(own, [[group]] * N, own_cohort, of=number, newcomers=newcomers)
+            for client in cohort:
+                if not counts and client not in own.clients:
+                    own.add_clients({client: newcomers[client]} if sized else [client])
+                if counts and client not in known and group not in sets[client] and client in own.clients:
+                    own.remove_client(client)  # its set is known now
+            moved |= {group} if number and own_cohort else set()
+        known |= set(cohort)
         assert {*report.accepted} == {*cohort}
         require_equal(server, oracles, report, reports)
     assert moved == set(groups)
+    assert counts or any(own.round_number < ROUNDS for own in oracles.values())
 
 
 def test_changes_and_late_updates_reach_each_group():
@@ -226,6 +249,38 @@ def test_changes_and_late_updates_reach_each_group():
     with server.open_round() as opened:
         assert not opened.add(3, update_of(3, 2, sets[3]), steps=3, round=2)  # it has counted
         assert not opened.add(1, update_of(1, 1, sets[1]), steps=3, round=1)  # too late
+
+
+def test_late_updates_of_groups_in_turn():
+    """An update of a group counts from its own model, whatever its client has sent of other groups since then."""
+    options = {"policy": RoundPolicy(max_staleness=3), "optimizer": Nesterov()}
+    server = new_server("FedAvg", **options)
+    oracles = {group: Server(first([group]), "FedAvg", N, lr=0.1, **options) for group in THREE}
+    own_rounds = []  # by round of the server, those that each group has had before
+    for number, sent in enumerate(
+        [
+            [("text", 0), ("rest", 0), ("text", 0)],  # a group and the start round for each client
+            [("image", 0), ("text", 1), ("rest", 1)],
+            [("rest", 0), ("image", 1), ("rest", 0)],  # client 2 sent this group from round 1
+            [("image", 2), ("text", 1), ("text", 2)],  # client 1 sent this group from round 1
+            [("text", 3), ("image", 0), ("image", 2)],  # round 0 is too old
+            [("rest", 2), ("text", 4), ("image", 4)],
+        ]
+    ):
+        own_rounds.append({group: own.round_number for group, own in oracles.items()})
+        due = [client for client in range(3) if (number, client) not in ((2, 2), (3, 1), (4, 1))]
+        with server.open_round() as opened:
+            for client, (group, start) in enumerate(sent):
+                assert opened.add(client, update_of(client, number, [group]), steps=2, round=start) == (client in due)
+        reports = {}
+        for group in {sent[client][0] for client in due}:
+            with oracles[group].open_round() as one:
+                for client in due:
+                    if sent[client][0] == group:
+                        start = own_rounds[sent[client][1]][group]
+                        assert one.add(client, update_of(client, number, [group]), steps=2, round=start)
+            reports[group] = one.report
+        require_equal(server, oracles, opened.report, reports)
 
 
 def updates_of(server, sets=None):
@@ -287,7 +342,7 @@ def test_the_norm_of_a_whole_update_counts():
 
 
 def test_a_set_is_fixed_by_the_first_update_that_counts(folder_in_memory):
-    server = new_server("FedAvg", storage=folder_in_memory / "run")
+    server = new_server("FedVARP", storage=folder_in_memory / "run")
     with server.open_round() as opened:
         nan = {name: np.full_like(t, np.nan) for name, t in update_of(0, 0, ["text"]).items() if t.ndim}
         opened.add(0, update_of(0, 0, ["text"]) | nan, steps=1)  # does not count
@@ -300,8 +355,8 @@ def test_a_set_is_fixed_by_the_first_update_that_counts(folder_in_memory):
         assert opened.add(0, update_of(0, 1, ["rest"]), steps=1)
         assert opened.add(2, update_of(2, 1, THREE), steps=1)
         assert not opened.add(1, update_of(1, 1, THREE), steps=1)
-        assert not opened.add(1, update_of(1, 1, ["text"]), steps=1)
-        assert opened.add(1, update_of(1, 1, ["rest", "text"]), steps=1)
+        assert not opened.add(1, update_of(1, 1, ["image"]), steps=1)
+        assert opened.add(1, update_of(1, 1, ["text"]), steps=1)
     assert [client for client, _ in opened.report.rejected] == [1, 1]
     assert all("text, rest" in reason for _, reason in opened.report.rejected)
 
@@ -322,6 +377,27 @@ def test_a_group_with_too_few_updates_for_a_rule_changes_none():
     reports = [run_round(one, sets, cohort).groups for one, cohort in ((server, range(N)), (twin, range(6, -1, -1)))]
     assert server.x.tobytes() == twin.x.tobytes() != before
     assert [len(report.accepted) for report in reports[0].values()] == [5, 0, N]
+
+
+def test_groups_in_turn_are_resumed_and_undone(folder_in_memory):
+    """The folder has the rounds of each group, on which its rates depend."""
+    folder, options = folder_in_memory / "run", {"server_lr": Exponential(0.3, 0.5), "optimizer": Nesterov()}
+    twin, sets = new_server("FedAvg", **options), [[[group]] * N for group in THREE * 3]
+    for number, own in enumerate(sets):
+        with (
+            Server.load(folder, optimizer=options["optimizer"])
+            if number
+            else new_server("FedAvg", storage=folder, **options)
+        ) as server:
+            run_round(server, own)
+        if number == 4:
+            main(["store", "undo", str(folder)])
+            with Server.load(folder, optimizer=options["optimizer"]) as server:
+                run_round(server, own)
+        run_round(twin, own)
+    with Server.load(folder, optimizer=options["optimizer"]) as server:
+        assert server.x.tobytes() == twin.x.tobytes()
+        assert len({server.tensors()[name].tobytes() for name in ("body", "text.w")}) == 2
 
 
 def test_a_step_that_diverges_in_one_group_changes_none():

@@ -10,6 +10,7 @@ import pytest
 
 from fedcore import Compute, Limits, Model, Server, Storage, Update, combines
 from fedcore.algorithms import REGISTRY, optimizers
+from fedcore.algorithms.rates import Exponential
 from fedcore.cli import main
 from fedcore.errors import CheckpointError, DivergedError, RangeError, RoundError
 from fedcore.rules import CapExamples, Mean, Median, PrivateMean
@@ -147,6 +148,18 @@ def test_partial_updates_are_clipped_whole_and_all_groups_have_the_noise_of_one_
     with pytest.raises(SystemExit):
         main(["store", "undo", str(tmp_path / "s")])
     assert "private round" in capsys.readouterr().err
+
+
+def test_whether_a_group_had_an_update_shows_only_in_its_sum():
+    """An update of zeros and none lead to the same models in all later rounds, whatever the rates count."""
+    models = []
+    for sent in ({"c": np.zeros(2, np.float32)}, {"a": np.zeros(2, np.float32)}):
+        rule, rates = PrivateMean(2.0, 0.5, 8, seed=3), {"server_lr": Exponential(0.5, 0.5)}
+        server = server_of(rule, PARTS, **rates, optimizer=optimizers.Adam(corrected_from=1))
+        for round in range(3):
+            server.round([Update(0, sent, 1, kind="delta")] if round == 0 else [])
+        models.append(server.x.tolist())
+    assert models[0] == models[1]
 
 
 # Adaptive clipping.
