@@ -290,7 +290,7 @@ class Layout(Represented):
     def cut(self, whole: Vector, group: str) -> Vector:
         """Return a group's elements of a vector, floating[n], as a new vector."""
         own = self.of_groups[group]
-        part: Vector = empty(own.n, whole.dtype)
+        part: Vector = empty(own.n, whole.dtype, device=device_of(whole))
         for piece in own.slices:
             copy_into(part[piece.start : piece.stop], whole[self._all[piece.name].start : self._all[piece.name].stop])
         return part

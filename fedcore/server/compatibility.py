@@ -136,7 +136,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("shards", "partial updates", UNWRITTEN, _SHARDS),
     ("audit", "shards", UNWRITTEN, _AUDIT),
     ("device|PrivateMean|start of each client", "shards", UNWRITTEN, "use shards=1"),
-    ("device|resident", "partial updates"),
+    ("device", "partial updates"),
     ("second vector|start of each client", "partial updates", UNWRITTEN, "use FedAvg"),
     ("server_lr", "own step length", "the method sets the length of its step"),
     ("max_norm", "second vector beside models", "they have different units", _UNITS),

@@ -25,6 +25,7 @@ from fedcore.server.opening import (
     First,
     first_of,
     first_stores,
+    in_files,
     new_rows,
     require_clients,
     resumed_state,
@@ -48,6 +49,7 @@ from fedcore.store import ClientStore
 from fedcore.store.files.inventory import GROUPS
 from fedcore.store.inspect import state_of
 from fedcore.store.registry import ClientId
+from fedcore.validation import absolute
 
 NOTHING: F32 = np.empty(0, np.float32)
 """The vectors of the main snapshot: the groups have the model."""
@@ -84,7 +86,7 @@ class GroupReader(UpdateReader):
             vector = vector if vector.flags.aligned else copied(vector)
             return [vector[one.start : one.stop] if one.stop <= n else None for one in layout.slices], fixed
         for name, named in layout.split(update.value).items():
-            own = layout.of_groups[name].pieces(named)
+            own = layout.of_groups[name].pieces(named, device=self._settings.device)
             for i, tensor in zip(self._state.places[name], own, strict=True):
                 tensors[i] = tensor
         return tensors, core.are_immutable([tensor for tensor in tensors if tensor is not None])
@@ -165,7 +167,8 @@ class GroupSums:
         if (private := rules.at(ledger).private) is None:
             return totals
         layout, named = self._state.settings.layout, dict(zip(cohorts, totals, strict=True))
-        A: Any = layout.join({name: result.A for name, (result, _) in named.items()}, empty(layout.n, np.float64))
+        A: Any = empty(layout.n, np.float64, device=self._state.settings.device)
+        layout.join({name: result.A for name, (result, _) in named.items()}, A)
         ledger = private.add_noise(A, batch.factors, ledger, self._state.round_number)
         shared: dict[str, Any] = {"W": private.expected, "ledger": ledger}
         return [(result._replace(A=layout.cut(A, name), **shared), part) for name, (result, part) in named.items()]
@@ -205,7 +208,7 @@ class GroupedState(State):
         self.places = {name: [index[piece.name] for piece in own.slices] for name, own in layout.of_groups.items()}
         self.reducer, self.upload = Reducer(has_buffers=layout.n > layout.n_parameters), None
         self.newcomers = Newcomers(store, weighs_shares=settings.algorithm.needs_shares)
-        self.update_buffers = BufferPool(layout.n, most=settings.batch_size)
+        self.update_buffers = BufferPool(layout.n, most=settings.batch_size, device=settings.device)
         self.waiting = AwaitedClients()
         self._steps: list[PreparedStep] = []
         self._new_sets: dict[ClientId, F32] = {}
@@ -221,7 +224,8 @@ class GroupedState(State):
         """Return a group's vector, as a round of the group reads it."""
         own, group = [tensors[i] for i in self.places[name]], self.groups[name]
         if group.settings.copies_models or (group.settings.algorithm.keeps_rows and group.store.codec != "f32"):
-            return np.concatenate([in_float32(tensor).reshape(-1) for tensor in own if tensor is not None])
+            parts = [in_float32(tensor).reshape(-1) for tensor in own if tensor is not None]
+            return np.concatenate(parts, out=empty(sum(map(len, parts)), device=group.settings.device))
         return own
 
     def require_groups(self, client: ClientId, sent: list[str]) -> None:
@@ -400,7 +404,7 @@ class GroupedState(State):
         layout, client = self.settings.layout, query.client
         having = {name: one for name, one in self.groups.items() if client is None or client in one.registry}
         parts = {name: query(group, snapshots[name]) for name, group in having.items()}
-        return layout.join(parts, query.zeros(layout))
+        return layout.join(parts, query.zeros(layout, self.settings.device))
 
     def sent_model(self, name: Literal["sent", "x_prev"]) -> F32:
         """See ``State``."""
@@ -459,11 +463,13 @@ def new_state(
     if clients is None:
         raise RangeError("clients: missing; pass their number or their ids")
     listed = clients if isinstance(clients, int) else list(clients)
-    x, counters = layout.flatten(model, empty(layout.n)), layout.read_counters(model)
-    require_finite(x, layout)
+    folder = None if storage.path is None else absolute(storage.path).parent
     with ExitStack() as stack:
         rows = stack.enter_context(new_rows(None, replace(storage, codec="f32"), listed, len(layout.groups)))
         require_clients(rows, listed)
+        settings = in_files(settings, storage.resident, folder)
+        x, counters = layout.flatten(model, empty(layout.n, device=settings.device)), layout.read_counters(model)
+        require_finite(x, layout)
         firsts: list[First] = []
         for name, own in layout.of_groups.items():
             if not own.n_parameters:
@@ -504,8 +510,9 @@ def saved_state(
                 storage = _in_folder(storage)
         rows, saved, _ = stack.enter_context(saved_rows(path, replace(storage, codec=None), compute))
         with checkpoint_errors(path):
-            layout = Settings.from_state(saved["settings"], given, compute).layout
-            folders = dict(zip(layout.groups, group_folders(path), strict=True))
+            settings = Settings.from_state(saved["settings"], given, compute)
+            settings = in_files(settings, storage.resident, path if rows.medium == "mmap" else None)
+            folders = dict(zip(settings.layout.groups, group_folders(path), strict=True))
         found = {folder: part_of(folder) for folder in folders.values()}
         plain = replace(storage, audit=None, audit_key=None)
         stores = {name: stack.enter_context(saved_rows(folder, plain, compute))[0] for name, folder in folders.items()}
@@ -517,9 +524,9 @@ def saved_state(
             for name, store in stores.items():
                 saved = server_state(folders[name], store.state)
                 own = Settings.from_state(saved["settings"], given, compute)
-                groups[name] = resumed_state(store, saved, own)
+                groups[name] = resumed_state(store, saved, replace(own, device=settings.device))
             saved = server_state(path, rows.state)
-            settings = Settings.from_state(saved["settings"], given, compute)
+            settings = replace(Settings.from_state(saved["settings"], given, compute), device=settings.device)
             vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
             snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
             if any(group.round_number != snapshot.round_number for group in groups.values()):

@@ -291,8 +291,8 @@ class VectorQuery(Query):
     def joined(self, answers: Sequence[Any]) -> Any:
         return concatenate(answers)
 
-    def zeros(self, layout: Layout) -> Any:
-        return zeros(layout.n if self.has_buffers else layout.n_parameters, self.dtype)
+    def zeros(self, layout: Layout, device: str) -> Any:
+        return zeros(layout.n if self.has_buffers else layout.n_parameters, self.dtype, device=device)
 
 
 @dataclass(frozen=True)

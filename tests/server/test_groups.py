@@ -6,10 +6,11 @@ import signal
 import numpy as np
 import pytest
 
-from fedcore import Compute, Limits, Model, RoundPolicy, Server, Storage, Update
+from fedcore import Compute, Limits, Model, RoundPolicy, Server, Storage, Update, arrays
 from fedcore.algorithms import FlexibleFedAvg
 from fedcore.algorithms.optimizers import Adam, Nesterov
 from fedcore.algorithms.rates import Exponential
+from fedcore.arrays import FileMemory, device_of
 from fedcore.cli.app import main
 from fedcore.errors import CheckpointError, DivergedError, RangeError, StoreError
 from fedcore.rules import (
@@ -176,6 +177,24 @@ class TestGroups(ServerContract):
 
     def seen(self, report):
         return {"accepted": report.accepted, "rejected": [client for client, _ in report.rejected]}
+
+
+@pytest.mark.sample(1)
+class TestGroupsInFiles(TestGroups):
+    """Vectors are in files, and computed in windows."""
+
+    @pytest.fixture(autouse=True)
+    def short_vectors_are_in_files(self, monkeypatch):
+        monkeypatch.setattr(arrays, "FILES_FROM", 1)
+
+    def make_server(self, folder, model, *args, **options):
+        return Server(Model(model, {"head": "w"}), *args, storage=Storage(folder, resident=1), **options)
+
+    def reopen(self, server, folder):
+        assert isinstance(device_of(server.x), FileMemory)
+        assert all(isinstance(device_of(one.snapshot.x), FileMemory) for one in server._backend.groups.values())
+        server.close()
+        return Server.load(folder, storage=Storage(resident=1))
 
 
 @pytest.mark.parametrize("groups", [TWO, THREE], ids=len)
