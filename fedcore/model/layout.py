@@ -288,11 +288,11 @@ class Layout(Represented):
         return layouts
 
     def cut(self, whole: Vector, group: str) -> Vector:
-        """Return a group's elements of a vector, floating[n], as a new vector."""
+        """Return a group's elements of a vector, floating[n] or floating[n_parameters], as a new vector."""
         own = self.of_groups[group]
-        part: Vector = empty(own.n, whole.dtype, device=device_of(whole))
-        for piece in own.slices:
-            copy_into(part[piece.start : piece.stop], whole[self._all[piece.name].start : self._all[piece.name].stop])
+        part: Vector = empty(own.n if len(whole) == self.n else own.n_parameters, whole.dtype, device=device_of(whole))
+        for piece, of in [(piece, self._all[piece.name]) for piece in own.slices if piece.stop <= len(part)]:
+            copy_into(part[piece.start : piece.stop], whole[of.start : of.stop])
         return part
 
     def join(self, parts: Mapping[str, Vector], whole: Vector) -> Vector:

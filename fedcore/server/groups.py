@@ -118,20 +118,23 @@ class GroupSums:
 
     def try_fold(self, batch: UpdateBatch) -> Lengths:
         """See ``Sum``; return the lengths of whole updates."""
-        parameters, buffers, own = np.zeros((3, len(batch)))
-        has_offsets, self._tried = False, []
+        parameters, buffers, controls, own = np.zeros((4, len(batch)))
+        has_offsets, has_controls, self._tried = False, self._state.settings.algorithm.second_vector is not None, []
         for name, part, at in self._parts(batch):
             lengths = self._sums[name].try_fold(part)
             parameters[at] += lengths.parameters
             if lengths.buffers is not None:
                 buffers[at] += lengths.buffers
+            if lengths.controls is not None:
+                controls[at] += lengths.controls
             if lengths.own is not None:
                 own[at] += lengths.own
                 has_offsets = True
             self._tried.append((name, part, at, lengths.parameters))
         layout = self._state.settings.layout
         has_buffers = layout.n > layout.n_parameters
-        return Lengths(parameters, buffers if has_buffers else None, own=own if has_offsets else None)
+        columns = (buffers, has_buffers), (controls, has_controls), (own, has_offsets)
+        return Lengths(parameters, *(column if has else None for column, has in columns))
 
     def accept(self, batch: UpdateBatch) -> None:
         """See ``Sum``."""
@@ -181,12 +184,13 @@ class GroupSums:
 
     def _parts(self, batch: UpdateBatch) -> Iterator[tuple[str, UpdateBatch, Any]]:
         """Yield each group that some updates have, its part of these updates, and their indices."""
-        sent = [self._state.sent_groups(y) for y in batch.vectors]
+        sent, layout = [self._state.sent_groups(y) for y in batch.vectors], self._state.settings.layout
         for i, name in enumerate(self._sums):
             at = np.flatnonzero([name in groups for groups in sent])
             if len(at):
                 part = batch.chosen(at)
                 part.vectors = [self._state.tensors_of(name, y) for y in part.vectors]
+                part.controls = [None if c is None else layout.cut(in_float32(c), name) for c in part.controls]
                 part.bases = [None if base is None else base[i] for base in part.bases]
                 self._weighings[name].weigh(part)
                 yield name, part, at

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedcore import Compute, Limits, Model, RoundPolicy, Server, Storage, Update, arrays
-from fedcore.algorithms import FlexibleFedAvg
+from fedcore.algorithms import SCAFFOLD, SCAFFOLDM, FlexibleFedAvg
 from fedcore.algorithms.optimizers import Adam, Nesterov
 from fedcore.algorithms.rates import Exponential
 from fedcore.arrays import FileMemory, device_of
@@ -56,6 +56,8 @@ METHODS = {
     "MimiC": {},
     "SCAFFOLD": {},
     "SCAFFOLDM": {},
+    "SCAFFOLD with two vectors": {"algorithm": SCAFFOLD(control="sent"), "limits": Limits(max_norm=1e6)},
+    "SCAFFOLDMVR": {},
     "FedAvg and a median": {"aggregation": [Median()]},
     "FedAvg and mixing": {"aggregation": [NearestNeighborMixing(0), GeometricMedian()]},
     "MIFA and clipping": {"aggregation": [CentredClipping(0.5)], "limits": Limits(max_norm=1e6)},
@@ -81,6 +83,14 @@ def first(groups):
 
 def update_of(client, round, groups):
     return tensors_of(groups, np.random.default_rng([client, round]), moved=client)
+
+
+def control_of(server, client, round, groups):
+    """The second vector of an update; its elements of other groups have no effect."""
+    layout, named = server.layout, tensors_of(THREE, np.random.default_rng([client, round, 7]))
+    of = [piece for piece in layout.slices if piece.stop <= layout.n_parameters]
+    parts = [named[one.name].reshape(-1) * np.float32(1 if group_of(one.name) in groups else np.nan) for one in of]
+    return np.concatenate(parts).astype(np.float32)
 
 
 def claims_of(client):
@@ -117,8 +127,11 @@ def run_round(server, sets, cohort=None, of=None, **options):
     cohort = np.flatnonzero(np.random.default_rng(number).random(N) < 0.6).tolist() if cohort is None else cohort
     with server.open_round(**options) as opened:
         for client in cohort:
-            sent = update_of(client, number if of is None else of, sets[client % len(sets)])
-            assert opened.add(client, sent, **claims_of(client))
+            at, groups = number if of is None else of, sets[client % len(sets)]
+            control = (
+                {} if server.algorithm.second_vector is None else {"control": control_of(server, client, at, groups)}
+            )
+            assert opened.add(client, update_of(client, at, groups), **claims_of(client), **control)
     return opened.report
 
 
@@ -161,6 +174,7 @@ class TestGroups(ServerContract):
     """If every client sends all groups, x has the bits of a server without groups; lengths are those of a group."""
 
     algorithms = {name: algorithm for name, algorithm in ServerContract.algorithms.items() if name != "FedExP"}
+    algorithms |= {"two vectors": SCAFFOLD(control="sent"), "rows at clients": SCAFFOLDM(placement="client")}
     options = ServerContract.options | {
         "clipping before a robust rule": {"aggregation": [ClipToMedian(), TrimmedMean(1)]},
         "noise": {"aggregation": [PrivateMean(8.0, 0.5, 5, quantile=0.5, seed=3)]},

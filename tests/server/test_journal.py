@@ -698,10 +698,6 @@ def test_a_wrong_field_is_one_rejection_and_never_in_the_journal(method, kind, j
     clients = len(wrong) + 2
     options = dict(clients=clients, lr=0.1) | KINDS[kind] | (dict(path=tmp_path / "s", journal=True) if journal else {})
     model = Model({"x": x0}, partial={"x": ["x"]}) if kind == "groups" else x0
-    if kind == "groups" and method != "QFedAvg":
-        with pytest.raises(RangeError):
-            made(method, model, **options)
-        return
     server = made(method, model, **options)
     plain = made(method, x0, clients=clients, lr=0.1)
     good = Update(0, x0 + 1, 2, 3, control=x0 + 2, round=0, loss=1.0)
