@@ -137,7 +137,6 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("audit", "shards", UNWRITTEN, _AUDIT),
     ("device|PrivateMean|start of each client", "shards", UNWRITTEN, "use shards=1"),
     ("device", "partial updates"),
-    ("start of each client", "partial updates", UNWRITTEN, "use FedAvg"),
     ("server_lr", "own step length", "the method sets the length of its step"),
     ("max_norm", "second vector beside models", "they have different units", _UNITS),
     ("buffer", "start of each client", "a client may be in a buffer twice"),

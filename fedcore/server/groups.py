@@ -64,6 +64,7 @@ class GroupReader(UpdateReader):
     def __init__(self, settings: Settings, state: "GroupedState") -> None:
         super().__init__(settings, state)
         self._readers = {name: UpdateReader(group.settings, group) for name, group in state.groups.items()}
+        self._own_starts: dict[str, int] = {}  # of the update that is read, by group, if the method has ``own_starts``
 
     def read(self, update: Update, client: ClientId) -> tuple[UpdateBatch, bool]:
         """See ``UpdateReader``; also raise if the client has left a group of the update."""
@@ -94,15 +95,24 @@ class GroupReader(UpdateReader):
     def check_buffers(self, y: Any, kind: Kind, started: int) -> None:
         """See ``UpdateReader``."""
         for name in self._state.sent_groups(y):
-            self._readers[name].check_buffers(self._state.tensors_of(name, y), kind, started)
+            own = self._own_starts.get(name, started)
+            self._readers[name].check_buffers(self._state.tensors_of(name, y), kind, own)
 
     def last_start(self, client: ClientId, y: Any) -> int:
         """See ``UpdateReader``; of the client's updates that had one of these groups."""
         return max((self._readers[name].last_start(client, y) for name in self._state.sent_groups(y)), default=-1)
 
+    def own_start(self, client: ClientId, y: Any) -> int:
+        """See ``UpdateReader``; return the earliest of the groups in the update."""
+        sent, number = self._state.sent_groups(y), self._state.round_number
+        own = [name for name in sent if client in self._state.groups[name].registry]
+        self._own_starts = dict.fromkeys(self._readers, number)
+        self._own_starts |= {name: self._readers[name].own_start(client, y) for name in own}
+        return min(self._own_starts.values())
+
     def start_of(self, round: int) -> list[Any]:
         """Return the model of that round as it was sent, by group."""
-        return [reader.start_of(round) for reader in self._readers.values()]
+        return [reader.start_of(self._own_starts.get(name, round)) for name, reader in self._readers.items()]
 
 
 class GroupSums:
@@ -192,6 +202,8 @@ class GroupSums:
                 part.vectors = [self._state.tensors_of(name, y) for y in part.vectors]
                 part.controls = [None if c is None else layout.cut(in_float32(c), name) for c in part.controls]
                 part.bases = [None if base is None else base[i] for base in part.bases]
+                if self._state.settings.algorithm.own_starts:
+                    part.starts = np.array(list(map(self._state.groups[name].last_round, part.clients)))
                 self._weighings[name].weigh(part)
                 yield name, part, at
 
@@ -414,6 +426,11 @@ class GroupedState(State):
         """See ``State``."""
         sent: F32 = self.read(ModelVector(name, rounded=bool(self.settings.layout.narrow)))
         return sent
+
+    def start_for(self, client: ClientId) -> F32:
+        """See ``State``; the present model for the groups that the client does not send."""
+        parts = {name: one.start_for(client) for name, one in self.groups.items() if client in one.registry}
+        return self.settings.layout.join(parts, np.array(self.sent_model("sent")))
 
     def offset(self, client: ClientId | None, out: Any) -> Any:
         """See ``State``; zero for the groups that a client does not send."""

@@ -419,7 +419,7 @@ class State:
         """Return the vectors of a broadcast to some clients; ``new`` are the newcomers among them."""
         self.store.require_files()
         algorithm, registry = self.settings.algorithm, self.registry
-        number, sent = self.round_number, self.snapshot.sent  # not the snapshot, whose vectors a compaction erases
+        number, sent = self.round_number, self.sent_model("sent")  # no snapshot: a compaction erases its vectors
         if algorithm.keeps_rows:
             self.prefetch([client for client in clients if client not in new])
 
@@ -437,13 +437,11 @@ class State:
         def start(client: ClientId) -> Any:
             require_current("start")
             if client in new and client not in registry:
-                return view_of(self.as_sent(sent))
-            return view_of(
-                self.start_of(int(self.snapshot.population.starts(registry.numbers([registry.check(client)]))[0]))
-            )
+                return sent
+            return view_of(self.start_for(registry.check(client)))
 
         x_prev = self.sent_model("x_prev") if algorithm.direction.b else None
-        return WholeVectors(self.sent_model("sent"), x_prev, offset, start if algorithm.own_starts else None)
+        return WholeVectors(sent, x_prev, offset, start if algorithm.own_starts else None)
 
     def sent_model(self, name: Literal["sent", "x_prev"]) -> F32:
         """Return the model from which clients start, or the one before, as they get it."""
@@ -652,6 +650,14 @@ class State:
         if len(buffers):
             buffers = shifted(buffers, slice(p, None), batch.weights * batch.has_buffers)
         return result._replace(A=A, buffers=buffers)
+
+    def last_round(self, client: ClientId) -> int:
+        """Return the round from whose model a client starts, if the method has ``own_starts``."""
+        return int(self.population.starts(self.registry.numbers([client]))[0])
+
+    def start_for(self, client: ClientId) -> F32:
+        """Return the model from which a client starts, if the method has ``own_starts``."""
+        return self.start_of(self.last_round(client))
 
     def start_of(self, round: int) -> F32:
         """Return the model of a round as clients got it: the current one, or an earlier one in ``Snapshot.past``."""

@@ -656,7 +656,7 @@ class UpdateReader:
         if is_late and algorithm.mixes_models and kind != "model":
             raise RangeError(f"kind={kind!r}: a late update must be a model, because {algorithm} keeps no past models")
         if algorithm.own_starts:
-            started = int(self._state.population.starts(self._state.registry.numbers([client]))[0])
+            started = self.own_start(client, y)
         if kind != "gradient":
             self.check_buffers(y, kind, started)
         counters = settle_counters(settings.layout, self._read_counters(update), now.counters, kind)
@@ -754,6 +754,10 @@ class UpdateReader:
         """Return the round from which the client's last accepted update started; -1 if that is too long ago."""
         start: int = self._state.snapshot.starts.get(client, -1)
         return start
+
+    def own_start(self, client: ClientId, y: Any) -> int:
+        """Return the round from whose model a client of a method with ``own_starts`` started."""
+        return int(self._state.last_round(client))
 
     def oldest(self) -> int:
         """Return the oldest round of which the open round accepts updates."""

@@ -45,6 +45,7 @@ METHODS = {
     "FedDyn": {},
     "FedStale": {},
     "FedVARP": {},
+    "FedAWE": {},
     "FedAvgM": {"lr": Exponential(0.1, 0.5), "server_lr": Exponential(0.3, 0.5)},
     "FedACG": {},
     "FedAU": {},
@@ -157,6 +158,8 @@ def require_equal(server, oracles, report, reports):
             assert part(sent.x_prev, n) == own_sent.x_prev.tobytes()
         assert all(server.tensors()[name].tobytes() == tensor.tobytes() for name, tensor in own.tensors().items())
         for client in server.clients:
+            if client in own.clients:
+                assert part(sent.start(client), n) == own_sent.start(client).tobytes()
             for read, of_own in (
                 (server.row, own.row),
                 (server.correction, own.correction),
@@ -548,10 +551,11 @@ def test_a_commit_that_fails_in_one_group_closes_the_server(folder_in_memory, mo
         assert server.round_number == 2
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "SCAFFOLD"])
+@pytest.mark.parametrize("method", ["FedAvg", "FedAWE", "MIFA", "SCAFFOLD"])
 def test_a_round_is_resumed_from_its_journal(method, folder_in_memory):
     """Named tensors of some groups, flat vectors, differences, gradients and newcomers, each before a restart."""
-    folder, options = folder_in_memory / "run", {"limits": Limits(max_client_lr=1.0), "server_lr": 1.0}
+    folder, options = folder_in_memory / "run", {"limits": Limits(max_client_lr=1.0)}
+    options |= {} if method == "FedAWE" else {"server_lr": 1.0}
     straight = new_server(method, **options)
     new_server(method, storage=Storage(folder, journal=True), **options).close()
     for number in range(3):
