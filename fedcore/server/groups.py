@@ -550,7 +550,8 @@ def saved_state(
             settings = replace(Settings.from_state(saved["settings"], given, compute), device=settings.device)
             vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
             snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
-            if any(group.round_number != snapshot.round_number for group in groups.values()):
+            here = snapshot.round_number, snapshot.ledger
+            if any((group.round_number, group.snapshot.ledger) != here for group in groups.values()):
                 raise CheckpointError(f"{path}: the groups are at different rounds; load a backup")
             state = GroupedState(settings, snapshot, rows, groups)
             state.sign_by(storage.audit_key)

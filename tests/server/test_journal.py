@@ -287,7 +287,8 @@ def test_a_damaged_update_is_an_error(tmp_path, capsys):
         server.open_round()
 
 
-def test_verify_computes_the_round_that_a_restarted_server_finishes(tmp_path, capsys):
+@pytest.mark.parametrize("partial", [{}, {"A": "a"}], ids=len)
+def test_verify_computes_the_round_that_a_restarted_server_finishes(partial, tmp_path, capsys):
     """While the server writes, and with another result after each update; nothing is committed."""
 
     def verified():
@@ -295,7 +296,8 @@ def test_verify_computes_the_round_that_a_restarted_server_finishes(tmp_path, ca
         return json.loads(capsys.readouterr().out)["open_round"]
 
     policy = RoundPolicy(min_clients=2)
-    server = made("MimiC", path=tmp_path / "s", journal=True, audit=True, policy=policy)
+    x0 = Model({"a": np.zeros(30, np.float32), "b": np.zeros(40, np.float32)}, partial)
+    server = made("MimiC", x0, path=tmp_path / "s", journal=True, audit=True, policy=policy)
     go_on(server, 2)
     digests = set()
     for _ in range(2):
