@@ -171,12 +171,13 @@ class GroupSums:
         totals: Cohorts = []
         for name, group in self._state.groups.items():
             cohort = cohorts[name]
-            if group.settings.is_exact or self._keeps_vectors:
+            if group.settings.is_exact or (self._keeps_vectors and group.settings.policy.buffer is None):
                 cohort = cohort.ordered(group.registry.numbers(cohort.clients))
             now, sums = group.snapshot, self._sums[name]
             result = sums.result() if rules.private else sums.total(cohort, rules, now.ledger, now.center)
-            cohort.drop()
             totals.append((result, cohort))
+        for _, cohort in totals:  # only now: if a rule fails, the round stays open
+            cohort.drop()
         if (private := rules.at(ledger).private) is None:
             return totals
         layout, named = self._state.settings.layout, dict(zip(cohorts, totals, strict=True))
