@@ -180,6 +180,9 @@ class Algorithm(Checked, ABC):
         sends_row_change: whether clients keep their rows and send the rows' changes.
         averages: whether the method averages models if there is no server rate.
         counts_appearances: whether the server stores the last round that accepted each client.
+        counts_absent: whether a step depends on clients without an update: by their rows, shares or intervals, T, or N.
+            With partial updates, the first update of a client then fixes its groups, and a group that no client sends
+            has a round without clients; otherwise clients send any groups, and such a group has no round.
         updates_once: whether a client may be drawn, and send an update, only once in a round.
         reads_offset: whether a new row, or an update's term in A, contains the offset.
         keeps_history: whether the server keeps each direction v[t] while a row refers to it.
@@ -348,6 +351,7 @@ class Algorithm(Checked, ABC):
     updates_once = _Derived(
         lambda m: m.keeps_rows or m.second_vector is not None or m.needs_shares or m.counts_appearances
     )
+    counts_absent = _Derived(lambda m: m.updates_once or m.rows_at_clients or m.keeps_total or m.steps_without_clients)
     reads_offset = _Derived(lambda m: m.anchor == "offset" and bool(m.row.q or m.adds.q))
     keeps_history = _Derived(lambda m: m.anchor == "v[t]" and bool(m.row.q or m.adds.q))
     needs_fresh_updates = _Derived(lambda m: bool(m.second_vector or m.direction.from_row or m.needs_plain_steps))
@@ -463,7 +467,7 @@ def is_whole_sum(form: Linear) -> bool:
 FLAGS = (
     *("keeps_total", "keeps_momentum", "sums_changes", "takes_server_rate", "steps_without_clients", "needs_shares"),
     *("total_sums_rows", "total_is_whole", "sets_gamma", "looks_ahead", "needs_square_of_sum", "mixes_models"),
-    *("needs_loss", "own_starts"),
+    *("needs_loss", "own_starts", "counts_absent"),
 )
 CHOICES = (("anchor", get_args(Anchor)), ("placement", get_args(Placement)), ("unit", get_args(Unit)))
 

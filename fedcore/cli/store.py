@@ -552,6 +552,8 @@ def _undo(opened: ClientStore) -> _Undo | None:
         return None
     commit, before = _commit(found.commit, found.round), _commit(previous.commit, previous.round)
     with suppress(CheckpointError):  # a store without a server
+        if saved.forgets_privacy(opened):
+            return None
         if change := saved.last_change(opened):
             last = saved.transactions(opened)
             commit, before = f"{change} (transaction {last.last}, {commit})", f"transaction {last.before} ({before})"
@@ -563,7 +565,8 @@ def _required(opened: ClientStore) -> _Undo:
     if (found := _undo(opened)) is None:
         raise StoreError(
             f"{opened.path}: no transaction to roll back; a folder keeps the last transaction with "
-            "Storage(keep_previous=True) or ClientStore(keep_previous=True), until an undo or a compact"
+            "Storage(keep_previous=True) or ClientStore(keep_previous=True), until an undo or a compact; a private "
+            "round has no undo"
         )
     return found
 

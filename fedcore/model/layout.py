@@ -75,7 +75,9 @@ class Model:
         partial: name patterns of tensors by group, such as ``{"text": "text.*", "image": ("image.*", "pool.*")}``. An
             update by name has all tensors of a group or none of them. The tensors that match no pattern are one more
             group, "rest". Each group behaves like a separate server, in which a client that did not send the group was
-            absent. A client's groups are fixed by its first accepted update. Default: each update has every tensor.
+            absent. A client may send any groups in any round, unless the method counts absent clients (by rows or
+            shares, say): its first accepted update then has all groups that it will send. Default: each update has
+            every tensor.
         personal: name patterns of tensors that stay at each client, such as ``("head.*",)``. They are not part of the
             server's model, and the server ignores them in updates.
         frozen: name patterns of tensors that no client trains. They are treated as personal tensors are.
@@ -286,11 +288,11 @@ class Layout(Represented):
         return layouts
 
     def cut(self, whole: Vector, group: str) -> Vector:
-        """Return a group's elements of a vector, float32[n], as a new vector."""
+        """Return a group's elements of a vector, floating[n] or floating[n_parameters], as a new vector."""
         own = self.of_groups[group]
-        part: Vector = empty(own.n)
-        for piece in own.slices:
-            copy_into(part[piece.start : piece.stop], whole[self._all[piece.name].start : self._all[piece.name].stop])
+        part: Vector = empty(own.n if len(whole) == self.n else own.n_parameters, whole.dtype, device=device_of(whole))
+        for piece, of in [(piece, self._all[piece.name]) for piece in own.slices if piece.stop <= len(part)]:
+            copy_into(part[piece.start : piece.stop], whole[of.start : of.stop])
         return part
 
     def join(self, parts: Mapping[str, Vector], whole: Vector) -> Vector:
@@ -373,12 +375,19 @@ class Layout(Represented):
     def digest(self, x: Any) -> str:
         """Return the digest of a model, or of an update that a client sends, as the audit log of the server has it.
 
-        It is BLAKE2b-256 of ``flatten(x)`` as little-endian float32.
+        It is BLAKE2b-256 of ``flatten(x)`` as little-endian float32; of a partial update, without the missing tensors.
 
         >>> Layout.of({"w": np.zeros(2, np.float32)}).digest({"w": np.float32([1, 2])})[:16]
         '9173c768cb03ffbb'
         """
-        return blake2b(np.ascontiguousarray(self.flatten(x), "<f4").data, digest_size=32).hexdigest()
+        if not self.groups:
+            flat = self.flatten(x)
+        else:
+            sent = self.split(x)
+            whole = self.join({name: self.of_groups[name].flatten(own) for name, own in sent.items()}, empty(self.n))
+            names = {name for own in sent.values() for name in own}
+            flat = np.concatenate([whole[piece.start : piece.stop] for piece in self.slices if piece.name in names])
+        return blake2b(np.ascontiguousarray(flat, "<f4").data, digest_size=32).hexdigest()
 
     def flatten_all(self, x: Any) -> npt.NDArray[np.float64]:
         """Return all tensors as one new vector, float64: those of the flat vector, then counters and constants.

@@ -223,15 +223,15 @@ class Chain:
                 group.examples = found
         return reasons, factors
 
-    def require_enough(self, k: int) -> None:
-        """Raise RangeError if the robust rule needs more than k updates."""
+    def require_enough(self, k: int, of: str = "") -> None:
+        """Raise RangeError if the robust rule needs more than k updates; ``of`` names their group in the message."""
         rule, left = self.robust, k
         for one in self.mixing:
             left = checked(one, "size", (left,), *RESULTS["size"])
         if left < (least := checked(rule, "least", (), *RESULTS["least"])):
             unit = "updates" if left == k else f"mixed vectors of {k} updates"
             raise RangeError(
-                f"aggregation: {rule} needs at least {least} updates, got {left} {unit}; add updates, or lower f"
+                f"aggregation: {rule} needs at least {least} updates{of}, got {left} {unit}; add updates, or lower f"
             )
 
     def combination(self, k: int, products: Callable[[], F64], round: int) -> Combination:

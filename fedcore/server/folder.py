@@ -90,7 +90,8 @@ def require_plausible(
         is_integer(round, 0, _WIDEST) and last <= round,
         f"round={round!r}: must be {describe_integers(last, _WIDEST)}; the last commit or row is of round {last}",
     )
-    transactions = numbers.get("transactions", round)
+    idle, transactions = numbers.get("idle", 0), numbers.get("transactions", round)
+    require(is_integer(idle, 0, round), f"idle={idle!r}: must be {describe_integers(0, round)}")
     require(
         is_integer(transactions, round, 2 * _WIDEST),
         f"transactions={transactions!r}: must be {describe_integers(round, 2 * _WIDEST)} after {round} rounds",
@@ -235,6 +236,13 @@ def last_change(rows: CommittedRows) -> str | None:
     if parts:
         return " and ".join(parts)
     return "a change of client_sizes" if is_of_clients else "a warm start"
+
+
+def forgets_privacy(rows: CommittedRows) -> bool:
+    """Whether an undo of a server's folder would forget the privacy that a round has spent."""
+    if transactions(rows).before is None or (kept := rows.previous) is None:
+        return False
+    return bool(kept.state["numbers"].get("privacy") != rows.state["numbers"].get("privacy"))
 
 
 def go_back(rows: ClientStore, to: int) -> bool:
@@ -484,9 +492,11 @@ def read_audit(path: Path) -> list[tuple[str, Document]]:
             documents, state = rows.documents(), rows.state
             if not documents or not _has_server(rows):
                 return []
-            x = rows.vector("x")
+            groups = group_folders(path)
+            x = read_model(path).x if groups else rows.vector("x")
             digest = None if x is None else digest_of_numbers(x)
-        if state_of(path) == state:  # no commit in between
+        counts = {count_of(state_of(folder)["numbers"]) for folder in groups}
+        if state_of(path) == state and counts <= {count_of(state["numbers"])}:  # no commit in between
             with checkpoint_errors(path):
                 count, last = documents_of(state["numbers"]), state["numbers"]["audited"]
             return list(checked(log_of(documents, count, last), x=digest))
@@ -625,11 +635,12 @@ def journal_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
 class Journal:
     """The accepted updates of an open round, in a ``ClientStore`` with one row per update.
 
-    A row holds the claims, the vector as float32, the second vector, and the tensors that are not averaged. Its id in
-    the store has the order of the update and its client, so that a resumed round adds them in the same order. A client
-    can have several in an asynchronous round. The state has the round, its newcomers, and a digest of what its clients
-    were sent. The journal of another round than the open one is outdated: the server committed that round and was
-    killed before it emptied the journal, or the round before it was undone.
+    A row holds the claims, the vector as float32, the second vector, with partial updates 1 or 0 for each tensor that
+    the client may have sent, and the tensors that are not averaged. Its id in the store has the order of the update and
+    its client, so that a resumed round adds them in the same order. A client can have several in an asynchronous round.
+    The state has the round, its newcomers, and a digest of what its clients were sent. The journal of another round
+    than the open one is outdated: the server committed that round and was killed before it emptied the journal, or the
+    round before it was undone.
 
     Args:
         path: the folder of the journal; it is created if it does not exist.
@@ -649,7 +660,9 @@ class Journal:
         self._controls = layout.n_parameters if settings.algorithm.second_vector is not None else 0
         self._outside = {piece.name: (_dtype(piece.dtype), piece.shape) for piece in layout.outside}
         sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in self._outside.values()]
-        n = HEADER // 4 + layout.n + self._controls + -(-sum(sizes) // 4)
+        start = layout.n + self._controls
+        self._has = slice(start, start + len(layout.slices) * bool(layout.groups))
+        n = HEADER // 4 + self._has.stop + -(-sum(sizes) // 4)
         if journal_of(path.parent) is not None:
             self._store = open_part(path, readonly=readonly)
         else:
@@ -782,32 +795,39 @@ class Journal:
         about = {"apart": isinstance(vector, list), "outside": bool(counters), **claims}
         header = np.frombuffer(json.dumps(about, default=_plain).encode().ljust(HEADER), np.uint8)
         row[: HEADER // 4].view(np.uint8)[:] = header
-        start = 0
-        for part in vector if isinstance(vector, list) else [vector]:
-            _write_float32(rest[start : start + len(part)], part)
-            start += len(part)
+        places = [slice(piece.start, piece.stop) for piece in layout.slices] if about["apart"] else [slice(len(vector))]
+        for place, part in zip(places, vector if about["apart"] else [vector], strict=True):
+            if part is not None:
+                _write_float32(rest[place], part)
+        if layout.groups:
+            rest[self._has] = [part is not None for part in vector]
         if self._controls:
             _write_float32(rest[layout.n : layout.n + self._controls], control)
         for name, part, (dtype, _) in self._outside_parts(rest):  # a gradient has none, but the names of a model
-            part[:] = np.ascontiguousarray(counters[name], dtype).reshape(-1).view(np.uint8) if counters else 0
+            sent = counters.get(name)
+            part[:] = 0 if sent is None else np.ascontiguousarray(sent, dtype).reshape(-1).view(np.uint8)
 
     def _read(self, row: ClientId, client: ClientId) -> Update:
         layout, about = self._layout, _about(self._store, row)
         claims: dict[str, Any] = {name: about.get(name) for name in CLAIMS}  # an older journal has no loss and no id
         rest: F32 = self._store.row(row)[HEADER // 4 :]  # type: ignore[index, assignment]  # _about has read it
-        is_flat = claims["kind"] == "gradient" and not about["apart"]
-        value: Any = rest[: layout.n_parameters if is_flat else layout.n]
-        if about["apart"] or about["outside"]:
+        has = {piece.name for piece, has in zip(layout.slices, rest[self._has].tolist(), strict=False) if has}
+        sent = {name for names in layout.groups.values() if not has.isdisjoint(names) for name in names}
+        lacks_some = len(sent) < sum(map(len, layout.groups.values()))
+        is_flat = not about["outside"] and not (lacks_some if layout.groups else about["apart"])
+        value: Any = rest[: layout.n_parameters if is_flat and claims["kind"] == "gradient" else layout.n]
+        if not is_flat:
             outside = self._outside_parts(rest)
             value = layout.unflatten(value) | {
                 name: part.copy().view(dtype).reshape(shape) for name, part, (dtype, shape) in outside
             }
+            value = {name: value[name] for name in sent} if layout.groups else value
         control = rest[layout.n : layout.n + self._controls] if self._controls else None
         return Update(client, value, control=control, **claims)
 
     def _outside_parts(self, rest: F32) -> Iterator[tuple[str, Any, tuple[Any, Any]]]:
         """Yield the name, the bytes, and the dtype and shape of each tensor that is not averaged."""
-        after, start = rest[self._layout.n + self._controls :].view(np.uint8), 0
+        after, start = rest[self._has.stop :].view(np.uint8), 0
         for name, (dtype, shape) in self._outside.items():
             size = math.prod(shape) * dtype.itemsize
             yield name, after[start : start + size], (dtype, shape)

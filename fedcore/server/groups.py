@@ -1,7 +1,7 @@
 """The backend of a server with partial updates: one ``State`` for each group of tensors.
 
 A group computes like a server of its tensors, in which a client that did not send the group was absent. The main store
-has all clients. A client's row in it is the set of groups that the client sends.
+has all clients. A client's row in it is the set of groups of its first update, if the method counts absent clients.
 """
 
 import os
@@ -17,25 +17,29 @@ from fedcore.arrays import F32, BufferPool, Floats, copied, copy_into, core, emp
 from fedcore.errors import CheckpointError, RangeError, ShapeError
 from fedcore.files import part_of, require_same
 from fedcore.options import Compute, Settings, Storage
+from fedcore.rules import Chain
+from fedcore.rules.private import Ledger
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Result, UpdateBatch
 from fedcore.server.folder import agree, checkpoint_errors, group_folders, server_state
 from fedcore.server.opening import (
     First,
     first_of,
     first_stores,
+    in_files,
     new_rows,
     require_clients,
     resumed_state,
     saved_rows,
 )
 from fedcore.server.report import UNASKED, Diagnosis, Document, Report, report_of, staleness
-from fedcore.server.requests import Change, ModelVector, Offset, Query, VectorQuery
+from fedcore.server.requests import Change, ModelVector, Offset, Query, SentChecksums, VectorQuery, X
 from fedcore.server.state import AwaitedClients, Documents, NewClients, Newcomers, State
 from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot, vectors_of
 from fedcore.server.update import (
     Kind,
     Update,
     as_vector,
+    digest_of_numbers,
     in_float32,
     raises_fedcore_errors,
     require_finite,
@@ -45,6 +49,7 @@ from fedcore.store import ClientStore
 from fedcore.store.files.inventory import GROUPS
 from fedcore.store.inspect import state_of
 from fedcore.store.registry import ClientId
+from fedcore.validation import absolute
 
 NOTHING: F32 = np.empty(0, np.float32)
 """The vectors of the main snapshot: the groups have the model."""
@@ -59,11 +64,12 @@ class GroupReader(UpdateReader):
     def __init__(self, settings: Settings, state: "GroupedState") -> None:
         super().__init__(settings, state)
         self._readers = {name: UpdateReader(group.settings, group) for name, group in state.groups.items()}
+        self._own_starts: dict[str, int] = {}  # of the update that is read, by group, if the method has ``own_starts``
 
     def read(self, update: Update, client: ClientId) -> tuple[UpdateBatch, bool]:
-        """See ``UpdateReader``; also raise if the client's first update had other groups."""
+        """See ``UpdateReader``; also raise if the client has left a group of the update."""
         batch, fixed = super().read(update, client)
-        self._state.require_set(client, self._state.sent_groups(batch.vectors[0]))
+        self._state.require_groups(client, self._state.sent_groups(batch.vectors[0]))
         return batch, fixed
 
     def plain_updates(self, *, may_hold: bool) -> None:
@@ -81,7 +87,7 @@ class GroupReader(UpdateReader):
             vector = vector if vector.flags.aligned else copied(vector)
             return [vector[one.start : one.stop] if one.stop <= n else None for one in layout.slices], fixed
         for name, named in layout.split(update.value).items():
-            own = layout.of_groups[name].pieces(named)
+            own = layout.of_groups[name].pieces(named, device=self._settings.device)
             for i, tensor in zip(self._state.places[name], own, strict=True):
                 tensors[i] = tensor
         return tensors, core.are_immutable([tensor for tensor in tensors if tensor is not None])
@@ -89,11 +95,24 @@ class GroupReader(UpdateReader):
     def check_buffers(self, y: Any, kind: Kind, started: int) -> None:
         """See ``UpdateReader``."""
         for name in self._state.sent_groups(y):
-            self._readers[name].check_buffers(self._state.tensors_of(name, y), kind, started)
+            own = self._own_starts.get(name, started)
+            self._readers[name].check_buffers(self._state.tensors_of(name, y), kind, own)
+
+    def last_start(self, client: ClientId, y: Any) -> int:
+        """See ``UpdateReader``; of the client's updates that had one of these groups."""
+        return max((self._readers[name].last_start(client, y) for name in self._state.sent_groups(y)), default=-1)
+
+    def own_start(self, client: ClientId, y: Any) -> int:
+        """See ``UpdateReader``; return the earliest of the groups in the update."""
+        sent, number = self._state.sent_groups(y), self._state.round_number
+        own = [name for name in sent if client in self._state.groups[name].registry]
+        self._own_starts = dict.fromkeys(self._readers, number)
+        self._own_starts |= {name: self._readers[name].own_start(client, y) for name in own}
+        return min(self._own_starts.values())
 
     def start_of(self, round: int) -> list[Any]:
         """Return the model of that round as it was sent, by group."""
-        return [reader.start_of(round) for reader in self._readers.values()]
+        return [reader.start_of(self._own_starts.get(name, round)) for name, reader in self._readers.items()]
 
 
 class GroupSums:
@@ -105,23 +124,27 @@ class GroupSums:
         self._weighings = {name: Weighing(group.settings, group) for name, group in state.groups.items()}
         self._folded: dict[str, list[UpdateBatch]] = {name: [] for name in state.groups}
         self._tried: list[tuple[str, UpdateBatch, Any, Any]] = []
+        self._keeps_vectors = state.settings.rules.robust is not None
 
     def try_fold(self, batch: UpdateBatch) -> Lengths:
         """See ``Sum``; return the lengths of whole updates."""
-        parameters, buffers, own = np.zeros((3, len(batch)))
-        has_offsets, self._tried = False, []
+        parameters, buffers, controls, own = np.zeros((4, len(batch)))
+        has_offsets, has_controls, self._tried = False, self._state.settings.algorithm.second_vector is not None, []
         for name, part, at in self._parts(batch):
             lengths = self._sums[name].try_fold(part)
             parameters[at] += lengths.parameters
             if lengths.buffers is not None:
                 buffers[at] += lengths.buffers
+            if lengths.controls is not None:
+                controls[at] += lengths.controls
             if lengths.own is not None:
                 own[at] += lengths.own
                 has_offsets = True
             self._tried.append((name, part, at, lengths.parameters))
         layout = self._state.settings.layout
         has_buffers = layout.n > layout.n_parameters
-        return Lengths(parameters, buffers if has_buffers else None, own=own if has_offsets else None)
+        columns = (buffers, has_buffers), (controls, has_controls), (own, has_offsets)
+        return Lengths(parameters, *(column if has else None for column, has in columns))
 
     def accept(self, batch: UpdateBatch) -> None:
         """See ``Sum``."""
@@ -139,24 +162,49 @@ class GroupSums:
         batch.clip(factors)
         return batch.chosen(accepted), squares[accepted]
 
-    def total(self, batch: UpdateBatch, *_: Any, **__: Any) -> Cohorts:
-        """Return the sums and the accepted updates of each group."""
-        return [(sums.result(), UpdateBatch.joined(self._folded[name])) for name, sums in self._sums.items()]
+    def total(self, batch: UpdateBatch, rules: Chain, ledger: Ledger, *_: Any, **__: Any) -> Cohorts:
+        """Return the sums and the accepted updates of each group; see ``Sum``. The noise is that of a whole vector."""
+        cohorts = {name: UpdateBatch.joined(parts) for name, parts in self._folded.items()}
+        for name, cohort in cohorts.items():
+            if rules.robust is not None and len(cohort):
+                rules.require_enough(len(cohort), f" of the group {name!r}")
+        totals: Cohorts = []
+        for name, group in self._state.groups.items():
+            cohort = cohorts[name]
+            if group.settings.is_exact or (self._keeps_vectors and group.settings.policy.buffer is None):
+                cohort = cohort.ordered(group.registry.numbers(cohort.clients))
+            now, sums = group.snapshot, self._sums[name]
+            result = sums.result() if rules.private else sums.total(cohort, rules, now.ledger, now.center)
+            totals.append((result, cohort))
+        for _, cohort in totals:  # only now: if a rule fails, the round stays open
+            cohort.drop()
+        if (private := rules.at(ledger).private) is None:
+            return totals
+        layout, named = self._state.settings.layout, dict(zip(cohorts, totals, strict=True))
+        A: Any = empty(layout.n, np.float64, device=self._state.settings.device)
+        layout.join({name: result.A for name, (result, _) in named.items()}, A)
+        ledger = private.add_noise(A, batch.factors, ledger, self._state.round_number)
+        shared: dict[str, Any] = {"W": private.expected, "ledger": ledger}
+        return [(result._replace(A=layout.cut(A, name), **shared), part) for name, (result, part) in named.items()]
 
     def _keep(self, name: str, part: UpdateBatch, squares: Any) -> None:
         if len(part):
-            part.count(squares)
+            discounts = part.discounts(self._state.settings.policy, self._state.round_number)
+            part.count(squares, discounts=discounts, keep=self._keeps_vectors)
             self._folded[name].append(part)
 
     def _parts(self, batch: UpdateBatch) -> Iterator[tuple[str, UpdateBatch, Any]]:
         """Yield each group that some updates have, its part of these updates, and their indices."""
-        sent = [self._state.sent_groups(y) for y in batch.vectors]
+        sent, layout = [self._state.sent_groups(y) for y in batch.vectors], self._state.settings.layout
         for i, name in enumerate(self._sums):
             at = np.flatnonzero([name in groups for groups in sent])
             if len(at):
                 part = batch.chosen(at)
                 part.vectors = [self._state.tensors_of(name, y) for y in part.vectors]
+                part.controls = [None if c is None else layout.cut(in_float32(c), name) for c in part.controls]
                 part.bases = [None if base is None else base[i] for base in part.bases]
+                if self._state.settings.algorithm.own_starts:
+                    part.starts = np.array(list(map(self._state.groups[name].last_round, part.clients)))
                 self._weighings[name].weigh(part)
                 yield name, part, at
 
@@ -177,7 +225,7 @@ class GroupedState(State):
         self.places = {name: [index[piece.name] for piece in own.slices] for name, own in layout.of_groups.items()}
         self.reducer, self.upload = Reducer(has_buffers=layout.n > layout.n_parameters), None
         self.newcomers = Newcomers(store, weighs_shares=settings.algorithm.needs_shares)
-        self.update_buffers = BufferPool(layout.n, most=settings.batch_size)
+        self.update_buffers = BufferPool(layout.n, most=settings.batch_size, device=settings.device)
         self.waiting = AwaitedClients()
         self._steps: list[PreparedStep] = []
         self._new_sets: dict[ClientId, F32] = {}
@@ -193,18 +241,17 @@ class GroupedState(State):
         """Return a group's vector, as a round of the group reads it."""
         own, group = [tensors[i] for i in self.places[name]], self.groups[name]
         if group.settings.copies_models or (group.settings.algorithm.keeps_rows and group.store.codec != "f32"):
-            return np.concatenate([in_float32(tensor).reshape(-1) for tensor in own if tensor is not None])
+            parts = [in_float32(tensor).reshape(-1) for tensor in own if tensor is not None]
+            return np.concatenate(parts, out=empty(sum(map(len, parts)), device=group.settings.device))
         return own
 
-    def require_set(self, client: ClientId, sent: list[str]) -> None:
-        """Raise RangeError unless an update has the groups of the client's first accepted update."""
-        if self.store.round_of(client) is None:
-            return
-        first = [name for name, has in zip(self.groups, self.store.read(client), strict=True) if has]
-        if sent != first:
+    def require_groups(self, client: ClientId, sent: list[str]) -> None:
+        """Raise RangeError if an update has a group that the client has left; see ``accept``."""
+        if others := [name for name in sent if client not in self.groups[name].registry]:
+            first = [name for name, has in zip(self.groups, self.store.read(client), strict=True) if has]
             raise RangeError(
-                f"update: has the groups {', '.join(sent)}, but the client's first update had {', '.join(first)}; a "
-                "client must always send the same groups"
+                f"update: has the group {others[0]}, but the client's first update had only {', '.join(first)}; send "
+                "these or fewer, or remove the client and add it again"
             )
 
     # A round.
@@ -224,30 +271,31 @@ class GroupedState(State):
 
     def prepare(self, result: Any, batch: UpdateBatch, norms: Mapping[str, Floats]) -> PreparedStep:
         """Return the step of all groups; see ``State``."""
-        now, number, late, self._steps = self.snapshot, self.snapshot.round_number, self.settings.max_staleness, []
+        now, number, self._steps = self.snapshot, self.round_number, []
+        fixed = self.settings.algorithm.counts_absent and not self.settings.rules.private
         reports: dict[str, Report] = {}
         sets: dict[ClientId, F32] = {}
         cohorts: Cohorts = result
         for i, ((name, group), (sums, cohort)) in enumerate(zip(self.groups.items(), cohorts, strict=True)):
-            if self.settings.is_exact:
-                cohort = cohort.ordered(group.registry.numbers(cohort.clients))
+            group.newcomers.accepted = None if fixed else batch.clients
             step = group.prepare(sums, cohort, {})
+            if not (
+                fixed or len(cohort) or sums.ledger
+            ):  # noise is a step, and must not show whether clients took part
+                step = step._replace(after=step.after._replace(idle=step.after.idle + 1))
             offset = group.shared_offset()
             found = Diagnosis(group.settings, group.store, step, cohort, offset, group.reducer).measure()
             reports[name] = report_of(group.settings, step, cohort, found, staleness(step), (), 0.0, 0, UNASKED)
             self._steps.append(step)
-            for client in cohort.clients:
+            for client in cohort.clients if fixed else ():
                 sets.setdefault(client, zeros(len(self.groups)))[i] = 1
         self._new_sets = {client: own for client, own in sets.items() if self.store.round_of(client) is None}
         for client, own in self._new_sets.items():
             row: Any = self.store.stage(client)
             row[:] = own
         population = self.newcomers.settle(batch.clients, now)
-        after = now._replace(round_number=number + 1, norms=norms, population=population, changed={})
-        if late:
-            starts = {**now.starts, **dict(zip(batch.clients, batch.starts.tolist(), strict=True))}
-            starts = {client: t for client, t in starts.items() if t > number - late}
-            after = after._replace(starts=starts)
+        after = now._replace(round_number=number + 1, norms=norms, population=population, changed={}, starts={})
+        after = after._replace(ledger=step.after.ledger)
         return PreparedStep(
             *(now, None, None, after),  # type: ignore[arg-type]  # the groups have the sums and the cohorts
             gamma=max(step.gamma for step in self._steps),
@@ -257,8 +305,8 @@ class GroupedState(State):
         )
 
     def accept(self, after: Snapshot, facts: Document | None = None) -> None:
-        """See ``State``. A client leaves the groups that its first accepted update does not have."""
-        afters = [after]
+        """See ``State``. A client leaves the groups that its first accepted update lacks, if the method counts it."""
+        afters = list[Snapshot]()
         with self.changing():
             for i, (group, step) in enumerate(zip(self.groups.values(), self._steps, strict=True)):
                 population = step.after.population
@@ -266,8 +314,8 @@ class GroupedState(State):
                     population = population.without_client(group.registry.number(client), client, from_objective=True)
                     group.store.forget(client)
                 afters.append(step.after._replace(population=population))
-            for state, own in zip(self.states, afters, strict=True):
-                state.become(own, state.round_number, None)
+            for state, own in zip(self.states, [*afters, after], strict=True):
+                state.become(own, state.round_number, facts if state is self else None)
         self.forget_newcomers()
 
     def abandon(self) -> None:
@@ -282,21 +330,22 @@ class GroupedState(State):
 
     @property
     def states(self) -> list[State]:
-        """See ``State``."""
-        return [self, *self.groups.values()]
+        """See ``State``. The last one has the audit document of a change, with the x of the others after it."""
+        return [*self.groups.values(), self]
 
     def cut(self, change: Change) -> list[Change]:
         """See ``State``. The model of a change has no part in the main store."""
-        cut, parts = self.settings.layout.cut, [replace(change, vectors=dict.fromkeys(change.vectors, NOTHING))]
+        cut, parts = self.settings.layout.cut, list[Change]()
         for name, group in self.groups.items():
             vectors = {of: cut(vector, name) for of, vector in change.vectors.items()} if change.has_buffers else {}
             parts.append(replace(change.among(group.registry), vectors=vectors))
-        return parts
+        return [*parts, replace(change, vectors=dict.fromkeys(change.vectors, NOTHING))]
 
     @contextmanager
     def changing(self) -> Iterator[None]:
         """See ``State``. If a change fails after the first commit, close the stores."""
-        before, commits = [state.snapshot for state in self.states], self.store.commits
+        first, before = self.states[0].store, [state.snapshot for state in self.states]
+        commits = first.commits
         with ExitStack() as stack:
             stack.enter_context(super().changing())
             for group in self.groups.values():
@@ -304,7 +353,7 @@ class GroupedState(State):
             try:
                 yield
             except BaseException as error:
-                if self.store.commits != commits:
+                if first.commits != commits:
                     error.add_note("only some groups were changed, so the server was closed; load it again")
                     for state, snapshot in zip(self.states, before, strict=True):
                         state.snapshot = snapshot
@@ -315,17 +364,22 @@ class GroupedState(State):
 
     def become(self, after: Snapshot, round: int, facts: Document | None) -> None:
         """See ``State``."""
-        after = after._replace(transactions=self.snapshot.transactions + 1)
-        self.keep(after, round)
+        after, documents = self._documented(after._replace(transactions=self.snapshot.transactions + 1), facts)
+        self.keep(after, round, documents)
         self.snapshot = after
         self._refer_to_disk()
 
     def keep(self, after: Snapshot, round: int, documents: Documents = ()) -> None:
         """See ``State``."""
         if self.store.medium == "mmap":
-            super().keep(after, round)
+            super().keep(after, round, documents)
         else:
-            self.store.commit(round)
+            self.store.commit(round, documents=documents)
+
+    def _digests(self, after: Snapshot) -> tuple[str, str]:
+        """See ``State``; the groups have changed already, but readers still see them as before."""
+        later = self._gathered(X, {name: group.snapshot for name, group in self.groups.items()})
+        return digest_of_numbers(self.read(X)), digest_of_numbers(later)
 
     def _vectors(self, snapshot: Snapshot) -> dict[str, Any]:
         return snapshot.population.vectors() | {f"norms/{name}": norms for name, norms in snapshot.norms.items()}
@@ -349,25 +403,35 @@ class GroupedState(State):
 
     def read(self, query: Query) -> Any:
         """See ``State``. A client's vectors are zero for the groups that it does not send."""
+        if isinstance(query, SentChecksums):
+            return query.joined([query(group, group.snapshot) for group in self.groups.values()])
         if not isinstance(query, VectorQuery):
             return super().read(query)
         self.store.require_files()
         snapshots, gathered = self._shown
         if query in gathered:
             return view_of(gathered[query])
-        layout, client = self.settings.layout, query.client
-        having = {name: one for name, one in self.groups.items() if client is None or client in one.registry}
-        parts = {name: query(group, snapshots[name]) for name, group in having.items()}
-        whole = layout.join(parts, query.zeros(layout))
+        whole = self._gathered(query, snapshots)
         if isinstance(query, ModelVector):
             freeze(whole)
             gathered[query] = whole
         return view_of(whole)
 
+    def _gathered(self, query: VectorQuery, snapshots: Mapping[str, Snapshot]) -> Any:
+        layout, client = self.settings.layout, query.client
+        having = {name: one for name, one in self.groups.items() if client is None or client in one.registry}
+        parts = {name: query(group, snapshots[name]) for name, group in having.items()}
+        return layout.join(parts, query.zeros(layout, self.settings.device))
+
     def sent_model(self, name: Literal["sent", "x_prev"]) -> F32:
         """See ``State``."""
         sent: F32 = self.read(ModelVector(name, rounded=bool(self.settings.layout.narrow)))
         return sent
+
+    def start_for(self, client: ClientId) -> F32:
+        """See ``State``; the present model for the groups that the client does not send."""
+        parts = {name: one.start_for(client) for name, one in self.groups.items() if client in one.registry}
+        return self.settings.layout.join(parts, np.array(self.sent_model("sent")))
 
     def offset(self, client: ClientId | None, out: Any) -> Any:
         """See ``State``; zero for the groups that a client does not send."""
@@ -421,18 +485,20 @@ def new_state(
     if clients is None:
         raise RangeError("clients: missing; pass their number or their ids")
     listed = clients if isinstance(clients, int) else list(clients)
-    x, counters = layout.flatten(model, empty(layout.n)), layout.read_counters(model)
-    require_finite(x, layout)
+    folder = None if storage.path is None else absolute(storage.path).parent
     with ExitStack() as stack:
         rows = stack.enter_context(new_rows(None, replace(storage, codec="f32"), listed, len(layout.groups)))
         require_clients(rows, listed)
+        settings = in_files(settings, storage.resident, folder)
+        x, counters = layout.flatten(model, empty(layout.n, device=settings.device)), layout.read_counters(model)
+        require_finite(x, layout)
         firsts: list[First] = []
         for name, own in layout.of_groups.items():
             if not own.n_parameters:
                 raise ShapeError(f"partial[{name!r}]: its tensors have no parameters; add some to the group")
             part = layout.cut(x, name)
             freeze(part)
-            of_group = replace(settings, layout=own, started_nonnegative=never_negative(own, part))
+            of_group = replace(settings, layout=own, audit=False, started_nonnegative=never_negative(own, part))
             store = stack.enter_context(new_rows(None, storage, listed, own.n_parameters))
             firsts.append(
                 first_of(of_group, part, {piece.name: counters[piece.name] for piece in own.outside}, sizes, store)
@@ -443,7 +509,9 @@ def new_state(
         storage = _in_folder(storage)
     with first_stores([(settings, snapshot, rows), *firsts], storage) as (main, *stores):
         states = [State(own, first, store) for (own, first, _), store in zip(firsts, stores, strict=True)]
-        return GroupedState(settings, snapshot, main, dict(zip(layout.groups, states, strict=True)))
+        state = GroupedState(settings, snapshot, main, dict(zip(layout.groups, states, strict=True)))
+        state.sign_by(storage.audit_key)
+        return state
 
 
 def _in_folder(storage: Storage) -> Storage:
@@ -464,12 +532,12 @@ def saved_state(
                 storage = _in_folder(storage)
         rows, saved, _ = stack.enter_context(saved_rows(path, replace(storage, codec=None), compute))
         with checkpoint_errors(path):
-            layout = Settings.from_state(saved["settings"], given, compute).layout
-            folders = dict(zip(layout.groups, group_folders(path), strict=True))
+            settings = Settings.from_state(saved["settings"], given, compute)
+            settings = in_files(settings, storage.resident, path if rows.medium == "mmap" else None)
+            folders = dict(zip(settings.layout.groups, group_folders(path), strict=True))
         found = {folder: part_of(folder) for folder in folders.values()}
-        stores = {
-            name: stack.enter_context(saved_rows(folder, storage, compute))[0] for name, folder in folders.items()
-        }
+        plain = replace(storage, audit=None, audit_key=None)
+        stores = {name: stack.enter_context(saved_rows(folder, plain, compute))[0] for name, folder in folders.items()}
         for folder, one in found.items():
             require_same(folder, one, os.lstat(folder))
         with checkpoint_errors(path):
@@ -478,11 +546,14 @@ def saved_state(
             for name, store in stores.items():
                 saved = server_state(folders[name], store.state)
                 own = Settings.from_state(saved["settings"], given, compute)
-                groups[name] = resumed_state(store, saved, own)
+                groups[name] = resumed_state(store, saved, replace(own, device=settings.device))
             saved = server_state(path, rows.state)
-            settings = Settings.from_state(saved["settings"], given, compute)
+            settings = replace(Settings.from_state(saved["settings"], given, compute), device=settings.device)
             vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
             snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
-            if any(group.round_number != snapshot.round_number for group in groups.values()):
+            here = snapshot.round_number, snapshot.ledger
+            if any((group.round_number, group.snapshot.ledger) != here for group in groups.values()):
                 raise CheckpointError(f"{path}: the groups are at different rounds; load a backup")
-            return GroupedState(settings, snapshot, rows, groups), saved["settings"]
+            state = GroupedState(settings, snapshot, rows, groups)
+            state.sign_by(storage.audit_key)
+            return state, saved["settings"]

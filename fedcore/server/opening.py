@@ -170,7 +170,8 @@ def first_stores(firsts: Sequence[First], storage: Storage, place: Any = None) -
                 stack.callback(made[-1].close)
             if isinstance(main.device, FileMemory):
                 main.device.folder = str(home)
-                made[0].read_into(main.device)
+                for store in made:
+                    store.read_into(main.device)
             yield [on_device(store, main.device, storage.cached_rows) for store in made]
             stack.pop_all()
         except BaseException:

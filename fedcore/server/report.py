@@ -496,6 +496,10 @@ def round_facts(
         columns = {name: columns[name] for name in ("client", "start")}
     saved = settings.to_state(prepared.before.round_number)
     options = {KEYS.get(name, name): value for name, value in saved.items() if name not in INTERNAL}
+    groups: Document = {
+        name: {"gamma": one.gamma, "clients": one.accepted, "weights": one.weights.tolist()}
+        for name, one in (prepared.groups or {}).items()
+    }
     return {
         "what": ROUND,
         "versions": {"fedcore": __version__, "python": platform.python_version(), "numpy": np.__version__},
@@ -505,7 +509,7 @@ def round_facts(
         "joined": list(joined),
         "updates": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
         "rejected": [{"client": client, "reason": reason} for client, reason in rejected],
-    }
+    } | ({"groups": groups} if groups else {})
 
 
 def document_of(

@@ -291,8 +291,8 @@ class VectorQuery(Query):
     def joined(self, answers: Sequence[Any]) -> Any:
         return concatenate(answers)
 
-    def zeros(self, layout: Layout) -> Any:
-        return zeros(layout.n if self.has_buffers else layout.n_parameters, self.dtype)
+    def zeros(self, layout: Layout, device: str) -> Any:
+        return zeros(layout.n if self.has_buffers else layout.n_parameters, self.dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -401,7 +401,7 @@ class AuditLog(Query):
 
     def __call__(self, state: State, now: Snapshot) -> Any:
         texts = log_of(state.store.documents(), now.documents, now.audited)
-        return [document for _, document in checked(texts, x=digest_of_numbers(now.x))]
+        return [document for _, document in checked(texts, x=digest_of_numbers(state.read(X)))]
 
 
 @dataclass(frozen=True)

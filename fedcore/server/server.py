@@ -377,6 +377,7 @@ class Server(Represented, Unpicklable):
         elif folder is not None and part_of(folder / GROUPS) is not None:
             backend, saved = groups.saved_state(folder, given, storage, compute)
             medium = storage.medium or backend.store.medium
+            storage = storage if medium == "mmap" else replace(storage, journal=storage.journal or False)
         else:
             backend, saved = saved_state(path, given, storage, compute)
             medium = None

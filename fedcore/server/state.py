@@ -193,7 +193,10 @@ class Newcomers:
         share_of_total: the factor that corrects the shares p^k = n_k / n for the step. It is n with all newcomers,
             which the round uses, divided by n with only the accepted newcomers. It is 1 without sizes, or if the method
             does not weight by shares.
+        accepted: for a group of tensors, the clients with an accepted update, if they stay without the group.
     """
+
+    accepted: Collection[ClientId] | None = None
 
     def __init__(self, store: ClientStore, *, weighs_shares: bool) -> None:
         self._store, self._weighs_shares = store, weighs_shares
@@ -221,7 +224,7 @@ class Newcomers:
         """Remove the newcomers without an accepted update; return the population of the other clients."""
         if self.population is None:
             return now.population
-        clients = set(accepted)
+        clients = set(accepted if self.accepted is None else self.accepted)
         stays = [client in clients for client in self.ids]
         for client, stay in zip(self.ids, stays, strict=True):
             if not stay:
@@ -306,6 +309,7 @@ class State:
     """Where the state is: here, in one part."""
     defers_signals = True
     """Whether a signal waits until a step is committed."""
+    _audit_key: bytes | None = None
 
     def __init__(
         self, settings: Settings, snapshot: Snapshot, store: ClientStore, reducer: Reducer | None = None
@@ -329,7 +333,6 @@ class State:
         self._nonnegative, self.buffers = settings.nonnegative, Buffers(layout, settings.nonnegative, device)
         self.model = ModelStep(settings, self.buffers, self.reducer, vectors)
         self._sent: tuple[F32, F32] | None = None
-        self._audit_key: bytes | None = None
 
     def read(self, query: Any) -> Any:
         """Return the answer to a ``requests.Query``."""
@@ -416,7 +419,7 @@ class State:
         """Return the vectors of a broadcast to some clients; ``new`` are the newcomers among them."""
         self.store.require_files()
         algorithm, registry = self.settings.algorithm, self.registry
-        number, sent = self.round_number, self.snapshot.sent  # not the snapshot, whose vectors a compaction erases
+        number, sent = self.round_number, self.sent_model("sent")  # no snapshot: a compaction erases its vectors
         if algorithm.keeps_rows:
             self.prefetch([client for client in clients if client not in new])
 
@@ -434,13 +437,11 @@ class State:
         def start(client: ClientId) -> Any:
             require_current("start")
             if client in new and client not in registry:
-                return view_of(self.as_sent(sent))
-            return view_of(
-                self.start_of(int(self.snapshot.population.starts(registry.numbers([registry.check(client)]))[0]))
-            )
+                return sent
+            return view_of(self.start_for(registry.check(client)))
 
         x_prev = self.sent_model("x_prev") if algorithm.direction.b else None
-        return WholeVectors(self.sent_model("sent"), x_prev, offset, start if algorithm.own_starts else None)
+        return WholeVectors(sent, x_prev, offset, start if algorithm.own_starts else None)
 
     def sent_model(self, name: Literal["sent", "x_prev"]) -> F32:
         """Return the model from which clients start, or the one before, as they get it."""
@@ -650,6 +651,14 @@ class State:
             buffers = shifted(buffers, slice(p, None), batch.weights * batch.has_buffers)
         return result._replace(A=A, buffers=buffers)
 
+    def last_round(self, client: ClientId) -> int:
+        """Return the round from whose model a client starts, if the method has ``own_starts``."""
+        return int(self.population.starts(self.registry.numbers([client]))[0])
+
+    def start_for(self, client: ClientId) -> F32:
+        """Return the model from which a client starts, if the method has ``own_starts``."""
+        return self.start_of(self.last_round(client))
+
     def start_of(self, round: int) -> F32:
         """Return the model of a round as clients got it: the current one, or an earlier one in ``Snapshot.past``."""
         now = self.snapshot
@@ -805,12 +814,15 @@ class State:
         if undone := [text for _, text in self.store.documents(number)]:
             texts, number = [undo_document(undone, number)], number + len(undone)
             previous = digest_of_text(texts[0])
-        x = digest_of_numbers(before.x)
-        ends = x, x if after.x is before.x else digest_of_numbers(after.x)
         round, key = before.round_number, self._audit_key
-        texts.append(document_of(facts, round=round, previous=previous, x=ends, key=key))
+        texts.append(document_of(facts, round=round, previous=previous, x=self._digests(after), key=key))
         after = after._replace(audited=digest_of_text(texts[-1]), documents=number + len(texts))
         return after, list(enumerate(texts, number))
+
+    def _digests(self, after: Snapshot) -> tuple[str, str]:
+        """Return the digests of the present x and of that of the next snapshot."""
+        x = digest_of_numbers(self.snapshot.x)
+        return x, x if after.x is self.snapshot.x else digest_of_numbers(after.x)
 
     def _adopt(self, after: Snapshot, spares: tuple[Any, Any, Any]) -> None:
         """Make a committed snapshot current, in one statement, which no exception from outside can interrupt."""

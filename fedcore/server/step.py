@@ -414,6 +414,8 @@ class Snapshot(NamedTuple):
         starts: by client, the start round of its last accepted update, for those rounds.
         history: v[t] while rows refer to it, if the method keeps them.
         round_number: the number of finished rounds.
+        idle: of these, the rounds that a group of tensors did not have, since it got no update. The server's rate and
+            the optimizer's count only the others; the clients' rate is that of ``round_number``.
         gamma: the last gamma, for a round without clients.
         ahead: float32[n], the model that methods that look ahead send in place of x; else None.
         transactions: the number of finished rounds, changes of clients, options and x, and warm starts.
@@ -437,6 +439,7 @@ class Snapshot(NamedTuple):
     starts: Mapping[ClientId, int] = {}
     history: History = History()
     round_number: int = 0
+    idle: int = 0
     gamma: float = 0.0
     ahead: F32 | None = None
     transactions: int = 0
@@ -527,7 +530,9 @@ class Snapshot(NamedTuple):
             "starts": list(self.starts.items()),
             "audited": self.audited,
             "documents": self.documents,
-        } | ({"privacy": self.ledger.to_state()} if self.ledger.entries else {})
+            **({"privacy": self.ledger.to_state()} if self.ledger.entries else {}),
+            **({"idle": self.idle} if self.idle else {}),
+        }
 
     @classmethod
     def of(
@@ -559,6 +564,7 @@ class Snapshot(NamedTuple):
             past={int(t): x for t, x in under("past/").items()},
             history=History({int(t): v for t, v in under("v/").items()}, references),
             round_number=int(numbers["round_number"]),
+            idle=numbers.get("idle", 0),
             gamma=float(numbers["gamma"]),
             ahead=vectors.get("ahead"),
             center=vectors.get("center"),
@@ -692,9 +698,10 @@ def step_length(settings: Settings, now: Snapshot, cohort: Cohort, gamma_of_step
 
 def claimless_gamma(settings: Settings, now: Snapshot) -> float | None:
     """Return gamma if it does not depend on updates: the server's or optimizer's rate, or 1 for averaged models."""
+    number = now.round_number - now.idle
     if settings.server_lr is not None:
-        return rate_at(settings.server_lr, now.round_number)
-    if (gamma := optimizers.rate_of(settings.optimizer, now.round_number)) is not None:
+        return rate_at(settings.server_lr, number)
+    if (gamma := optimizers.rate_of(settings.optimizer, number)) is not None:
         return float(gamma)
     return 1.0 if settings.averages_models else None
 

@@ -552,7 +552,7 @@ def digest_of_numbers(vector: Any) -> str:
     """Return the BLAKE2b-256 digest of a vector, or of ``Layout.pieces``, as little-endian float32 in layout order."""
     digest = blake2b(digest_size=32)
     for part in vector if isinstance(vector, list) else [vector]:
-        for span in spans(len(part), 8):
+        for span in () if part is None else spans(len(part), 8):
             digest.update(np.ascontiguousarray(to_host(in_float32(part[span])), "<f4").view(np.uint8).data)
     return digest.hexdigest()
 

@@ -646,7 +646,7 @@ class UpdateReader:
             update = update._replace(weight=weight_of(self._weights, update, client))
         started = number if update.round is None else update.round
         is_late = started != number
-        if is_late and (last := now.starts.get(client, -1)) >= started:
+        if is_late and (last := self.last_start(client, y)) >= started:
             raise RangeError(f"round={started}: an update of this client from round {last} was already counted")
         distance = check_distance(self._rates.read(update, started), update.steps, update.lr)
         # h has the unit of x if models are averaged, else of a gradient.
@@ -656,7 +656,7 @@ class UpdateReader:
         if is_late and algorithm.mixes_models and kind != "model":
             raise RangeError(f"kind={kind!r}: a late update must be a model, because {algorithm} keeps no past models")
         if algorithm.own_starts:
-            started = int(self._state.population.starts(self._state.registry.numbers([client]))[0])
+            started = self.own_start(client, y)
         if kind != "gradient":
             self.check_buffers(y, kind, started)
         counters = settle_counters(settings.layout, self._read_counters(update), now.counters, kind)
@@ -749,6 +749,15 @@ class UpdateReader:
     def check_buffers(self, y: Any, kind: Kind, started: int) -> None:
         """Raise RangeError if a model or a difference makes a buffer negative that must not be."""
         self._state.buffers.check(y, self.start_of(started) if kind == "delta" else None)
+
+    def last_start(self, client: ClientId, y: Any) -> int:
+        """Return the round from which the client's last accepted update started; -1 if that is too long ago."""
+        start: int = self._state.snapshot.starts.get(client, -1)
+        return start
+
+    def own_start(self, client: ClientId, y: Any) -> int:
+        """Return the round from whose model a client of a method with ``own_starts`` started."""
+        return int(self._state.last_round(client))
 
     def oldest(self) -> int:
         """Return the oldest round of which the open round accepts updates."""

@@ -74,6 +74,11 @@ DUE = {
     # A is a sum of changes h - r (or h - beta r), or of h + c, of which the mean of h is no part.
     "hides_mean": {"FedAWE", "FedVARP"} | MIFAS | STALE | MIMICS,
     "updates_once": ROWS | CLIENTS_CONTROLS | FLEXIBLE | {"FedAU", "FedAWE"},
+    # A client without an update counts by its row, T, its share or its intervals.
+    "counts_absent": ROWS
+    | CLIENTS_CONTROLS
+    | FLEXIBLE
+    | {"MimiC, on clients", "FedAvgM, on clients", "FedAU", "FedAWE"},
     "own_starts": {"FedAWE"},
     "keeps_models": {"FedAWE", "FedAvgM, on clients"},  # whose clients compute g from two models
     "weighs_claims": {"FedAvg", "FedProx", "FedNova"},

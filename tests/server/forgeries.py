@@ -112,6 +112,7 @@ FORGERIES = {
     "round infinite": _state("numbers", "round_number", float("inf")),
     "transactions fewer than rounds": _state("numbers", "transactions", 2),
     "transactions in words": _state("numbers", "transactions", "3"),
+    "rounds without a group more than rounds": _state("numbers", "idle", 99),
     "undoable in words": _state("undoable", "yes"),
     "references to no direction": _state("numbers", "references", [[99, 3]]),
     "sizes of three": _state("numbers", "population", {"sizes": [[1, 2, 3]], "arrived": [], "total": 0}),

@@ -71,7 +71,7 @@ def everything(server, clients=range(N)):
     return vectors, rows, written, json.dumps(now.numbers())
 
 
-def go_on_acknowledging(server, rounds):
+def go_on_acknowledging(server, rounds, updates_of=updates_of):
     """Run rounds update by update, with those that a journal has; print each accepted update and finished round."""
     while server.round_number < rounds:
         updates = list(updates_of(server))

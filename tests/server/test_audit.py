@@ -9,8 +9,10 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedcore import ClientStore, Layout, Server, Storage, Update
+from fedcore import ClientStore, Layout, Model, Server, Storage, Update
+from fedcore.cli import main
 from fedcore.errors import CheckpointError, CorruptionError, RangeError
+from fedcore.server.folder import read_audit
 from fedcore.server.report import checked, document_of, public_key
 from fedcore.server.update import digest_of_text
 from fedcore.store.files import disk as system_calls
@@ -254,3 +256,43 @@ def test_a_signature_is_that_of_the_line_without_it():
     Ed25519PrivateKey.from_private_bytes(KEY).public_key().verify(
         bytes.fromhex(document["signature"]), b"fedcore audit 1: " + line.encode()
     )
+
+
+def test_one_log_has_the_partial_updates_of_all_groups(tmp_path, capsys):
+    """Digests are of what a client sent, and of the whole model; also after changes, a load and an undo."""
+    model = Model({"a": X0, "b": X0, "m.running_var": X0 + 1}, {"B": ("b", "m.*")})
+    path, y = tmp_path / "s", {"a": X0 + 2, "b": X0 + 3, "m.running_var": X0 + 4}
+
+    def play(server):
+        with server.open_round(newcomers=[f"new {server.round_number}"]) as opened:
+            assert opened.add(0, {"a": y["a"]}, steps=2, examples=30)
+            assert opened.add(f"new {server.round_number}", y, steps=1, examples=10)
+
+    with Server(model, "MIFA", 2, lr=0.1, storage=Storage(path, audit=True)) as server:
+        play(server)
+        server.replace_x(server.x * np.float32(0.5))
+        server.remove_client(1)
+    with Server.load(path, storage=Storage(audit_key=KEY)) as server:
+        play(server)
+        log, layout = server.audit_log(), server.layout
+        assert log[-1]["x_after"] == layout.digest(server.tensors()) == digest(server.x)
+    assert [document["x_before"] for document in log[1:]] == [document["x_after"] for document in log[:-1]]
+    assert [one["digest"] for one in log[0]["updates"]] == [layout.digest({"a": y["a"]}), layout.digest(y)]
+    assert layout.digest({"a": y["a"]}) == digest(y["a"])
+    assert log[0]["groups"]["B"] == {"gamma": log[0]["gamma"], "clients": ["new 0"], "weights": [1.0]}
+    assert [document for _, document in read_audit(path)] == log
+    main(["store", "undo", str(path)])
+    with Server.load(path, storage=Storage(audit_key=KEY)) as server:
+        assert server.audit_log()[-1]["what"] == "an undo"
+        assert server.audit_log()[:-1] == log
+        play(server)
+        last = server.audit_log()[-1]
+        assert (last["x_before"], last["x_after"]) == (log[-1]["x_before"], digest(server.x))
+    capsys.readouterr()
+    with ClientStore.open(path / "groups" / "0") as store:
+        named = {name: store.vector(name) for name in store.vector_names()}
+        store.commit(store.round, named | {"x": named["x"] + 1}, store.state)
+    with pytest.raises(CorruptionError, match=r"^audit\b"):
+        read_audit(path)
+    with Server.load(path, storage=Storage(audit_key=KEY)) as server, pytest.raises(CorruptionError, match=r"^audit\b"):
+        server.audit_log()

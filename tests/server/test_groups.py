@@ -6,11 +6,24 @@ import signal
 import numpy as np
 import pytest
 
-from fedcore import Compute, Limits, Model, RoundPolicy, Server, Storage
-from fedcore.algorithms import FlexibleFedAvg
-from fedcore.algorithms.optimizers import Adam
+from fedcore import Compute, Limits, Model, RoundPolicy, Server, Storage, Update, arrays
+from fedcore.algorithms import SCAFFOLD, SCAFFOLDM, FlexibleFedAvg
+from fedcore.algorithms.optimizers import Adam, Nesterov
+from fedcore.algorithms.rates import Exponential
+from fedcore.arrays import FileMemory, device_of
 from fedcore.cli.app import main
-from fedcore.errors import CheckpointError, DivergedError, StoreError
+from fedcore.errors import CheckpointError, DivergedError, RangeError, StoreError
+from fedcore.rules import (
+    CentredClipping,
+    ClipNorm,
+    ClipToMedian,
+    GeometricMedian,
+    Krum,
+    Median,
+    NearestNeighborMixing,
+    PrivateMean,
+    TrimmedMean,
+)
 from fedcore.server.folder import read_model
 from fedcore.store import ClientStore
 from fedcore.testing import ServerContract
@@ -24,7 +37,7 @@ SIZES = {client: 10 + client for client in range(N)}
 METHODS = {
     "FedAvg": {},
     "FedAvg with sizes": {"clients": SIZES},
-    "FedAvg and Adam": {"server_lr": 0.1, "optimizer": Adam()},
+    "FedAvg and Adam": {"optimizer": Adam(corrected_from=1)},  # its rate counts rounds
     "FedAvg and late updates": {"policy": RoundPolicy(max_staleness=1)},
     "FedProx": {},
     "FedNova": {},
@@ -32,7 +45,10 @@ METHODS = {
     "FedDyn": {},
     "FedStale": {},
     "FedVARP": {},
-    "FedAvgM": {},
+    "FedAWE": {},
+    "FedAvgM": {"lr": Exponential(0.1, 0.5), "server_lr": Exponential(0.3, 0.5)},
+    "FedACG": {},
+    "FedAU": {},
     "FedAvgMVR": {},
     "FlexibleFedAvg": {"clients": SIZES, "algorithm": FlexibleFedAvg(local_steps=5)},
     "MIFA": {},
@@ -41,6 +57,12 @@ METHODS = {
     "MimiC": {},
     "SCAFFOLD": {},
     "SCAFFOLDM": {},
+    "SCAFFOLD with two vectors": {"algorithm": SCAFFOLD(control="sent"), "limits": Limits(max_norm=1e6)},
+    "SCAFFOLDMVR": {},
+    "FedAvg and a median": {"aggregation": [Median()]},
+    "FedAvg and mixing": {"aggregation": [NearestNeighborMixing(0), GeometricMedian()]},
+    "MIFA and clipping": {"aggregation": [CentredClipping(0.5)], "limits": Limits(max_norm=1e6)},
+    "SCAFFOLD and clipped norms": {"aggregation": [ClipNorm()], "limits": Limits(max_norm=1e6)},
 }
 
 
@@ -64,6 +86,14 @@ def update_of(client, round, groups):
     return tensors_of(groups, np.random.default_rng([client, round]), moved=client)
 
 
+def control_of(server, client, round, groups):
+    """The second vector of an update; its elements of other groups have no effect."""
+    layout, named = server.layout, tensors_of(THREE, np.random.default_rng([client, round, 7]))
+    of = [piece for piece in layout.slices if piece.stop <= layout.n_parameters]
+    parts = [named[one.name].reshape(-1) * np.float32(1 if group_of(one.name) in groups else np.nan) for one in of]
+    return np.concatenate(parts).astype(np.float32)
+
+
 def claims_of(client):
     return {"steps": 1 + client % 3, "examples": 5 + client}
 
@@ -73,6 +103,18 @@ def sets_of(groups, seed=4):
     return [[group for group in groups if rng.random() < 0.6] or [groups[client % len(groups)]] for client in range(N)]
 
 
+def sets_in(number, groups, first, known):
+    """The groups that each client sends in a round: any, in odd rounds all the same one; or some of its first ones."""
+    rng, sent = np.random.default_rng([9, number]), []
+    for client in range(N + 2):
+        own = list(groups) if first is None else first[client % N]
+        if first is None or client in known:
+            own = [groups[number % len(groups)]] if first is None and number % 2 else own
+            own = [group for group in own if rng.random() < 0.6] or own[-1:]
+        sent.append(own)
+    return sent
+
+
 def new_server(method, groups=THREE, clients=N, **options):
     described = {name: patterns for name, patterns in PARTIAL.items() if name in groups}
     return Server(
@@ -80,13 +122,17 @@ def new_server(method, groups=THREE, clients=N, **options):
     )
 
 
-def run_round(server, sets, cohort=None, **options):
-    """A round of a random cohort, or of this one; return its report."""
+def run_round(server, sets, cohort=None, of=None, **options):
+    """A round of a random cohort, or of this one, with the updates of round ``of``; return its report."""
     number = server.round_number
     cohort = np.flatnonzero(np.random.default_rng(number).random(N) < 0.6).tolist() if cohort is None else cohort
     with server.open_round(**options) as opened:
         for client in cohort:
-            assert opened.add(client, update_of(client, number, sets[client % N]), **claims_of(client))
+            at, groups = number if of is None else of, sets[client % len(sets)]
+            control = (
+                {} if server.algorithm.second_vector is None else {"control": control_of(server, client, at, groups)}
+            )
+            assert opened.add(client, update_of(client, at, groups), **claims_of(client), **control)
     return opened.report
 
 
@@ -112,6 +158,8 @@ def require_equal(server, oracles, report, reports):
             assert part(sent.x_prev, n) == own_sent.x_prev.tobytes()
         assert all(server.tensors()[name].tobytes() == tensor.tobytes() for name, tensor in own.tensors().items())
         for client in server.clients:
+            if client in own.clients:
+                assert part(sent.start(client), n) == own_sent.start(client).tobytes()
             for read, of_own in (
                 (server.row, own.row),
                 (server.correction, own.correction),
@@ -119,9 +167,9 @@ def require_equal(server, oracles, report, reports):
             ):
                 found = part(read(client), p)
                 assert found == (of_own(client).tobytes() if client in own.clients else bytes(len(found)))
-        for name in ("accepted", "gamma", "waiting_for", "diversity", "staleness"):
+        for name in ("accepted", "gamma", "waiting_for", "diversity", "staleness") if group in reports else ():
             assert getattr(report.groups[group], name) == getattr(reports[group], name), name
-        for name in ("norms", "weights"):
+        for name in ("norms", "weights") if group in reports else ():
             assert getattr(report.groups[group], name).tobytes() == getattr(reports[group], name).tobytes(), name
 
 
@@ -129,9 +177,13 @@ class TestGroups(ServerContract):
     """If every client sends all groups, x has the bits of a server without groups; lengths are those of a group."""
 
     algorithms = {name: algorithm for name, algorithm in ServerContract.algorithms.items() if name != "FedExP"}
-    options = {name: option for name, option in ServerContract.options.items() if name != "a robust rule"}
+    algorithms |= {"two vectors": SCAFFOLD(control="sent"), "rows at clients": SCAFFOLDM(placement="client")}
+    options = ServerContract.options | {
+        "clipping before a robust rule": {"aggregation": [ClipToMedian(), TrimmedMean(1)]},
+        "noise": {"aggregation": [PrivateMean(8.0, 0.5, 5, quantile=0.5, seed=3)]},
+    }
     test_copies = None  # only servers in memory
-    test_push = test_warm_start = None  # not supported with partial updates
+    test_warm_start = None  # not supported with partial updates
 
     def make_server(self, folder, model, *args, **options):
         return Server(Model(model, {"head": "w"}), *args, storage=Storage(folder), **options)
@@ -144,15 +196,35 @@ class TestGroups(ServerContract):
         return {"accepted": report.accepted, "rejected": [client for client, _ in report.rejected]}
 
 
+@pytest.mark.sample(1)
+class TestGroupsInFiles(TestGroups):
+    """Vectors are in files, and computed in windows."""
+
+    @pytest.fixture(autouse=True)
+    def short_vectors_are_in_files(self, monkeypatch):
+        monkeypatch.setattr(arrays, "FILES_FROM", 1)
+
+    def make_server(self, folder, model, *args, **options):
+        return Server(Model(model, {"head": "w"}), *args, storage=Storage(folder, resident=1), **options)
+
+    def reopen(self, server, folder):
+        assert isinstance(device_of(server.x), FileMemory)
+        assert all(isinstance(device_of(one.snapshot.x), FileMemory) for one in server._backend.groups.values())
+        server.close()
+        return Server.load(folder, storage=Storage(resident=1))
+
+
 @pytest.mark.parametrize("groups", [TWO, THREE], ids=len)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.sample(1)
 def test_each_group_is_a_server_of_its_own(method, groups):
+    """A client that does not send a group is absent from it. Without rows, a group without updates has no round."""
     options = {"algorithm": method.split()[0], "clients": N, "lr": 0.1} | METHODS[method]
-    server, sets = new_server(method, groups, **options), sets_of(groups)
+    server, own_sets = new_server(method, groups, **options), sets_of(groups)
     oracles = {group: Server(first([group]), **options) for group in groups}
-    fixed, sized, moved = set(), isinstance(options["clients"], dict), set()
+    counts, known, sized, moved = server.algorithm.counts_absent, set(), isinstance(options["clients"], dict), set()
     for number in range(ROUNDS):
+        sets = sets_in(number, groups, own_sets if counts else None, known)
         newcomers = [] if number != 2 else {N: 5, N + 1: 6} if sized else [N, N + 1]
         cohort = [
             *list(newcomers)[:1],
@@ -160,17 +232,22 @@ def test_each_group_is_a_server_of_its_own(method, groups):
         ]
         report, reports = run_round(server, sets, cohort, newcomers=newcomers), {}
         for group, own in oracles.items():
-            own_cohort = [client for client in cohort if group in sets[client % N]]
-            reports[group] = run_round(own, [[group]] * N, own_cohort, newcomers=newcomers)
-            require = [client for client in cohort if client not in fixed and group not in sets[client % N]]
-            for client in require:  # its set is known now
-                if client in own.clients:
-                    own.remove_client(client)
-            moved |= {group} if number and reports[group].accepted else set()
-        fixed |= set(cohort)
+            own_cohort = [client for client in cohort if group in sets[client]]
+            if counts or own_cohort:
+                if callable(options["lr"]):
+                    own.change(lr=options["lr"](number))  # the clients' rate is that of the server's round
+                reports[group] = run_round(own, [[group]] * N, own_cohort, of=number, newcomers=newcomers)
+            for client in cohort:
+                if not counts and client not in own.clients:
+                    own.add_clients({client: newcomers[client]} if sized else [client])
+                if counts and client not in known and group not in sets[client] and client in own.clients:
+                    own.remove_client(client)  # its set is known now
+            moved |= {group} if number and own_cohort else set()
+        known |= set(cohort)
         assert {*report.accepted} == {*cohort}
         require_equal(server, oracles, report, reports)
     assert moved == set(groups)
+    assert counts or any(own.round_number < ROUNDS for own in oracles.values())
 
 
 def test_changes_and_late_updates_reach_each_group():
@@ -210,9 +287,91 @@ def test_changes_and_late_updates_reach_each_group():
         assert not opened.add(1, update_of(1, 1, sets[1]), steps=3, round=1)  # too late
 
 
-def bytes_of(server):
-    rows = [server.row(client).tobytes() for client in server.clients]
-    return server.x.tobytes(), server.total().tobytes(), server.round_number, [*server.clients], rows
+def test_late_updates_of_groups_in_turn():
+    """An update of a group counts from its own model, whatever its client has sent of other groups since then."""
+    options = {"policy": RoundPolicy(max_staleness=3), "optimizer": Nesterov()}
+    server = new_server("FedAvg", **options)
+    oracles = {group: Server(first([group]), "FedAvg", N, lr=0.1, **options) for group in THREE}
+    own_rounds = []  # by round of the server, those that each group has had before
+    for number, sent in enumerate(
+        [
+            [("text", 0), ("rest", 0), ("text", 0)],  # a group and the start round for each client
+            [("image", 0), ("text", 1), ("rest", 1)],
+            [("rest", 0), ("image", 1), ("rest", 0)],  # client 2 sent this group from round 1
+            [("image", 2), ("text", 1), ("text", 2)],  # client 1 sent this group from round 1
+            [("text", 3), ("image", 0), ("image", 2)],  # round 0 is too old
+            [("rest", 2), ("text", 4), ("image", 4)],
+        ]
+    ):
+        own_rounds.append({group: own.round_number for group, own in oracles.items()})
+        due = [client for client in range(3) if (number, client) not in ((2, 2), (3, 1), (4, 1))]
+        with server.open_round() as opened:
+            for client, (group, start) in enumerate(sent):
+                assert opened.add(client, update_of(client, number, [group]), steps=2, round=start) == (client in due)
+        reports = {}
+        for group in {sent[client][0] for client in due}:
+            with oracles[group].open_round() as one:
+                for client in due:
+                    if sent[client][0] == group:
+                        start = own_rounds[sent[client][1]][group]
+                        assert one.add(client, update_of(client, number, [group]), steps=2, round=start)
+            reports[group] = one.report
+        require_equal(server, oracles, opened.report, reports)
+
+
+def updates_of(server, sets=None):
+    """Partial updates of a server's next round, which depend only on its round."""
+    number, sets = server.round_number, sets or sets_of(THREE)
+    for client in np.flatnonzero(np.random.default_rng(number).random(N) < 0.6).tolist():
+        yield Update(client, update_of(client, number, sets[client]), **claims_of(client))
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "FedAvgM", "FedVARP"])
+def test_a_buffer_is_one_of_each_group(method, folder_in_memory):
+    """A fold of K updates, several of one client and late ones, is that of each group's own; also after a restart."""
+    rows = method == "FedVARP"
+    policy = {"max_staleness": 2} if rows else {"max_staleness": 2, "discount": 0.5}
+    folder = Storage(folder_in_memory / "run", journal=True)
+    server = new_server(method, policy=RoundPolicy(buffer=4, **policy), storage=folder)
+    oracles = {
+        group: Server(first([group]), method, N, lr=0.1, policy=RoundPolicy(buffer=99, **policy)) for group in THREE
+    }
+    rng, sets, own_rounds, arrivals = np.random.default_rng(2), sets_of(THREE), [], 0
+    for number in range(6):
+        own_rounds.append({group: own.round_number for group, own in oracles.items()})
+        sent = []
+        for client in rng.permutation(N)[:4] if rows else rng.choice(N, 4):
+            groups = sets[client] if rows else [THREE[(client + number) % 3], THREE[(client + number + 1) % 3]]
+            start, arrivals = max(0, number - int(rng.integers(3))), arrivals + 1
+            sent.append((int(client), update_of(client, arrivals, groups), groups, start))
+        updates = [Update(client, y, **claims_of(client), round=start) for client, y, _, start in sent]
+        assert server.push(updates[:2]) == []
+        if not rows:  # v is not in the folder, and a group without updates keeps it
+            server.close()
+            server = Server.load(folder.path)
+        [report] = server.push(updates[2:])
+        reports = {}
+        for group, own in oracles.items():
+            opened = own.open_buffer()
+            for client, y, groups, start in sent:
+                if group in groups and client in report.accepted:
+                    part = {name: tensor for name, tensor in y.items() if group_of(name) == group}
+                    assert opened.add(client, part, **claims_of(client), round=own_rounds[start][group])
+            if opened.clients or rows:
+                reports[group] = opened.finish()
+            if rows:
+                for client in [one for one in report.accepted if group not in sets[one] and one in own.clients]:
+                    own.remove_client(client)
+        require_equal(server, oracles, report, reports)
+        for group, one in reports.items():
+            assert report.groups[group].factors.tobytes() == one.factors.tobytes()
+    assert len(report.accepted) == 4
+    server.close()
+
+
+def state(server):
+    rows, total = [server.row(client).tobytes() for client in server.clients], server.total()
+    return server.x.tobytes(), None if total is None else total.tobytes(), server.round_number, [*server.clients], rows
 
 
 def test_bad_updates_are_rejected_whole():
@@ -232,7 +391,7 @@ def test_bad_updates_are_rejected_whole():
     assert ["'image'" in reasons[0], "other" in reasons[2], "body" in reasons[3]] == [True] * 3
     run_round(twin, [THREE] * N, [1])
     assert opened.report.accepted == (1,)
-    assert bytes_of(server) == bytes_of(twin)
+    assert state(server) == state(twin)
 
 
 def test_a_flat_model_has_all_groups():
@@ -262,7 +421,7 @@ def test_the_norm_of_a_whole_update_counts():
 
 
 def test_a_set_is_fixed_by_the_first_update_that_counts(folder_in_memory):
-    server = new_server("FedAvg", storage=folder_in_memory / "run")
+    server = new_server("FedVARP", storage=folder_in_memory / "run")
     with server.open_round() as opened:
         nan = {name: np.full_like(t, np.nan) for name, t in update_of(0, 0, ["text"]).items() if t.ndim}
         opened.add(0, update_of(0, 0, ["text"]) | nan, steps=1)  # does not count
@@ -275,10 +434,49 @@ def test_a_set_is_fixed_by_the_first_update_that_counts(folder_in_memory):
         assert opened.add(0, update_of(0, 1, ["rest"]), steps=1)
         assert opened.add(2, update_of(2, 1, THREE), steps=1)
         assert not opened.add(1, update_of(1, 1, THREE), steps=1)
-        assert not opened.add(1, update_of(1, 1, ["text"]), steps=1)
-        assert opened.add(1, update_of(1, 1, ["rest", "text"]), steps=1)
+        assert not opened.add(1, update_of(1, 1, ["image"]), steps=1)
+        assert opened.add(1, update_of(1, 1, ["text"]), steps=1)
     assert [client for client, _ in opened.report.rejected] == [1, 1]
     assert all("text, rest" in reason for _, reason in opened.report.rejected)
+
+
+def test_a_group_with_too_few_updates_for_a_rule_changes_none():
+    """Its updates may still come; a group without updates is unchanged, like a server after an empty round."""
+    server, twin = (new_server("FedAvg", aggregation=[Krum(1)]) for _ in range(2))
+    before = server.x.tobytes()
+    with server.open_round() as opened:
+        for client in range(N):
+            groups = ["text", "rest"] if client < 4 else ["rest"]
+            assert opened.add(client, update_of(client, 0, groups), **claims_of(client))
+        with pytest.raises(RangeError, match=r"Krum.* needs at least 5 updates of the group 'text', got 4"):
+            opened.finish()
+        assert (server.x.tobytes(), server.round_number) == (before, 0)
+        opened.abort()
+    sets = [["text", "rest"]] * 5 + [["rest"]] * 2
+    reports = [run_round(one, sets, cohort).groups for one, cohort in ((server, range(N)), (twin, range(6, -1, -1)))]
+    assert server.x.tobytes() == twin.x.tobytes() != before
+    assert [len(report.accepted) for report in reports[0].values()] == [5, 0, N]
+
+
+def test_groups_in_turn_are_resumed_and_undone(folder_in_memory):
+    """The folder has the rounds of each group, on which its rates depend."""
+    folder, options = folder_in_memory / "run", {"server_lr": Exponential(0.3, 0.5), "optimizer": Nesterov()}
+    twin, sets = new_server("FedAvg", **options), [[[group]] * N for group in THREE * 3]
+    for number, own in enumerate(sets):
+        with (
+            Server.load(folder, optimizer=options["optimizer"])
+            if number
+            else new_server("FedAvg", storage=folder, **options)
+        ) as server:
+            run_round(server, own)
+        if number == 4:
+            main(["store", "undo", str(folder)])
+            with Server.load(folder, optimizer=options["optimizer"]) as server:
+                run_round(server, own)
+        run_round(twin, own)
+    with Server.load(folder, optimizer=options["optimizer"]) as server:
+        assert server.x.tobytes() == twin.x.tobytes()
+        assert len({server.tensors()[name].tobytes() for name in ("body", "text.w")}) == 2
 
 
 def test_a_step_that_diverges_in_one_group_changes_none():
@@ -326,13 +524,13 @@ def test_killed_at_each_commit(folder_in_memory):
             run_round(twin, sets)
         with Server.load(folder) as server:
             assert server.round_number == twin.round_number == max(0, commit - 4)
-            assert bytes_of(server) == bytes_of(twin)
+            assert state(server) == state(twin)
 
 
 def test_a_commit_that_fails_in_one_group_closes_the_server(folder_in_memory, monkeypatch):
     server, sets = new_server("MIFA", storage=folder_in_memory / "run"), sets_of(THREE)
     run_round(server, sets)
-    before, original, commits = bytes_of(server), ClientStore.commit, []
+    before, original, commits = state(server), ClientStore.commit, []
 
     def commit(self, *arguments, **options):
         commits.append(self)
@@ -348,9 +546,49 @@ def test_a_commit_that_fails_in_one_group_closes_the_server(folder_in_memory, mo
     with pytest.raises(StoreError):
         run_round(server, sets)
     with Server.load(folder_in_memory / "run") as server:
-        assert bytes_of(server) == before
+        assert state(server) == before
         run_round(server, sets)
         assert server.round_number == 2
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "FedAWE", "MIFA", "SCAFFOLD"])
+def test_a_round_is_resumed_from_its_journal(method, folder_in_memory):
+    """Named tensors of some groups, flat vectors, differences, gradients and newcomers, each before a restart."""
+    folder, options = folder_in_memory / "run", {"limits": Limits(max_client_lr=1.0)}
+    options |= {} if method == "FedAWE" else {"server_lr": 1.0}
+    straight = new_server(method, **options)
+    new_server(method, storage=Storage(folder, journal=True), **options).close()
+    for number in range(3):
+        named = {client: update_of(client, number, sent) for client, sent in enumerate(sets_of(THREE, 5)[:3])}
+        flat = straight.layout.flatten(update_of(3, number, THREE))
+        sent = [Update(client, y, 1 + client, examples=2, lr=0.3) for client, y in named.items()]
+        sent[1] = sent[1]._replace(kind="delta", value={**named[1], "text.num_batches_tracked": np.int64(1)})
+        if "text" not in sets_of(THREE, 5)[1]:
+            del sent[1].value["text.num_batches_tracked"]
+        sent += [Update(3, flat, 2, examples=3), Update(4, flat[: straight.layout.n_parameters], 2, 3, kind="gradient")]
+        sent += [Update(5, update_of(5, number, THREE), 2, 3, kind="gradient"), Update(f"new {number}", named[2], 2, 5)]
+        newcomers = [sent[-1].client]
+        with straight.open_round(newcomers=newcomers) as opened:
+            assert opened.add_batch(sent) == [True] * len(sent)
+        for i, update in enumerate(sent):
+            with Server.load(folder) as server:
+                again = server.open_round(newcomers=newcomers if i == 0 else ())
+                assert again.clients == tuple(one.client for one in sent[:i])
+                assert again.add(**update._asdict())
+        with Server.load(folder) as server:
+            report = server.open_round().finish()
+            assert report.norms.tobytes() == opened.report.norms.tobytes()
+            assert state(server) == state(straight)
+
+
+def test_a_journal_counts_only_for_the_models_that_its_clients_got(folder_in_memory):
+    new_server("FedAvg", storage=Storage(folder_in_memory / "run", journal=True)).close()
+    with Server.load(folder_in_memory / "run") as server:
+        assert server.open_round().add(0, update_of(0, 0, ["text"]), steps=1)
+    with Server.load(folder_in_memory / "run") as server:
+        server.replace_x(server.x * np.float32(2))
+        opened = server.open_round()
+        assert (opened.clients, [client for client, _ in opened.rejected]) == ((), [0])
 
 
 def test_a_first_commit_that_fails_changes_no_group(monkeypatch):
@@ -365,7 +603,7 @@ def test_a_first_commit_that_fails_changes_no_group(monkeypatch):
         run_round(server, sets)
     for one in (server, twin):
         run_round(one, [THREE] * N)
-    assert bytes_of(server) == bytes_of(twin)
+    assert state(server) == state(twin)
 
 
 def test_an_update_in_pieces_may_lack_groups():
@@ -380,7 +618,7 @@ def test_an_update_in_pieces_may_lack_groups():
         incoming.write("pool", sent["pool"][:2])
         assert not incoming.done()
     run_round(twin, [["image"]] * N, [1])
-    assert bytes_of(server) == bytes_of(twin)
+    assert state(server) == state(twin)
     assert "pool" in opened.report.rejected[0][1]
 
 
@@ -392,14 +630,14 @@ def test_commands_read_the_folder(folder_in_memory, capsys):
         saved = read_model(folder)
         assert saved.round_number == 2
         assert all(saved.tensors()[name].tobytes() == one.tobytes() for name, one in server.tensors().items())
-        states = [bytes_of(server)]
+        states = [state(server)]
     for command in ("info", "verify", "undo", "verify"):
         main(["store", command, str(folder)])
     assert "cannot be loaded" not in capsys.readouterr().out
     with Server.load(folder) as server:  # the groups follow the main folder back
         assert server.round_number == 1
         run_round(server, sets_of(THREE), range(N))
-        assert bytes_of(server) == states[0]
+        assert state(server) == states[0]
     with ClientStore.open(folder / "groups" / "1") as rows:  # a later round of one group only
         for commit in range(2):
             rows.commit(

@@ -8,8 +8,10 @@ import signal
 import numpy as np
 import pytest
 
-from fedcore import Compute, Limits, Server, Storage, Update, combines
+from fedcore import Compute, Limits, Model, Server, Storage, Update, combines
 from fedcore.algorithms import REGISTRY, optimizers
+from fedcore.algorithms.rates import Exponential
+from fedcore.cli import main
 from fedcore.errors import CheckpointError, DivergedError, RangeError, RoundError
 from fedcore.rules import CapExamples, Mean, Median, PrivateMean
 from fedcore.rules.private import Ledger
@@ -114,6 +116,50 @@ def test_the_numbers_of_a_client_have_no_effect():
     assert models == models[:1] * 4
     with pytest.raises(RangeError, match=r"^count"), server.open_round() as round:
         round.add(0, np.zeros(n, np.float32), steps=1, count=2)
+
+
+PARTS = Model(
+    {"a": np.zeros(2, np.float32), "b": np.zeros(1, np.float32), "c": np.zeros(2, np.float32)}, {"A": "a", "C": "c"}
+)
+
+
+def test_partial_updates_are_clipped_whole_and_all_groups_have_the_noise_of_one_vector(tmp_path, capsys):
+    """Also a group that no client sends, in each round: whether clients took part must not be seen in it."""
+    rule = PrivateMean(2.0, 0.5, 8, seed=3)
+    server = server_of(rule, PARTS, clients=3, storage=tmp_path / "s")
+    for round in range(3):
+        before = server.x.copy()
+        with server.open_round() as opened:
+            assert opened.add(0, {"a": np.float32([-1, 0])}, steps=1, kind="delta", examples=9)
+            assert opened.add(1, {"a": np.float32([-3, 0]), "b": np.float32([-4])}, steps=1, kind="delta")
+            assert opened.add(2, {"b": np.float32([-2])}, steps=1, kind="delta")
+        assert opened.report.privacy["rounds"] == round + 1
+        assert {name: one.accepted for name, one in opened.report.groups.items()} == {
+            "A": (0, 1),
+            "C": (),
+            "rest": (1, 2),
+        }
+        due = before - (np.array([2.2, 0, 3.6, 0, 0]) + noise_of(rule, round, 2.0)) / 8
+        np.testing.assert_allclose(server.x, due, rtol=0, atol=1e-6)
+        server.close()
+        server = Server.load(tmp_path / "s")
+    assert [group.snapshot.ledger for group in server._backend.states] == [Ledger(((3, 1.0, 0.5),))] * 4
+    server.close()
+    with pytest.raises(SystemExit):
+        main(["store", "undo", str(tmp_path / "s")])
+    assert "private round" in capsys.readouterr().err
+
+
+def test_whether_a_group_had_an_update_shows_only_in_its_sum():
+    """An update of zeros and none lead to the same models in all later rounds, whatever the rates count."""
+    models = []
+    for sent in ({"c": np.zeros(2, np.float32)}, {"a": np.zeros(2, np.float32)}):
+        rule, rates = PrivateMean(2.0, 0.5, 8, seed=3), {"server_lr": Exponential(0.5, 0.5)}
+        server = server_of(rule, PARTS, **rates, optimizer=optimizers.Adam(corrected_from=1))
+        for round in range(3):
+            server.round([Update(0, sent, 1, kind="delta")] if round == 0 else [])
+        models.append(server.x.tolist())
+    assert models[0] == models[1]
 
 
 # Adaptive clipping.
@@ -222,16 +268,17 @@ def test_a_folder_whose_ledger_lacks_rounds_is_not_loaded(tmp_path):
         Server.load(tmp_path / "s")
 
 
+@pytest.mark.parametrize("x", [None, PARTS], ids=["whole", "partial"])
 @pytest.mark.parametrize("storage", [{}, {"audit": True}, {"journal": True, "audit": True}])
 @pytest.mark.parametrize("kills", [12, pytest.param(800, marks=pytest.mark.endurance)])
-def test_a_killed_server_forgets_no_spent_round_and_releases_none_twice(folder_in_memory, kills, storage):
+def test_a_killed_server_forgets_no_spent_round_and_releases_none_twice(folder_in_memory, kills, storage, x):
     """A child prints each round's number and x once it has them; the folder has them too after any kill.
 
     Half of the children die at a call into the system: while they load the folder, in the first round or the second.
     The others die of an alarm, a fourth of all after their first round.
     """
     folder, rng = folder_in_memory / "s", np.random.default_rng(0)
-    server_of(PrivateMean(1.0, 1.0, 4, rounds=10**6), storage=Storage(folder, **storage)).close()
+    server_of(PrivateMean(1.0, 1.0, 4, rounds=10**6), x, storage=Storage(folder, **storage)).close()
     rows = rng.random((N, n), np.float32)
 
     def go_on(writing, rounds=10**6, alarm=0.0):
@@ -270,7 +317,7 @@ def test_a_killed_server_forgets_no_spent_round_and_releases_none_twice(folder_i
             assert released.keys() == set(range(spent))
             documents = [one for one in server.audit_log() if one["what"] == ROUND] if "audit" in storage else ()
             assert len(documents) == spent * bool(storage)
-            assert all(one["x_after"] == server.layout.digest(server.x) for one in documents[-1:])
+            assert all(one["x_after"] == server.layout.digest(server.tensors()) for one in documents[-1:])
         if not open_updates(folder, state_of(folder)):
             left = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
             assert not any((-row).tobytes() in left for row in rows)

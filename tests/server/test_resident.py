@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore import Safetensors, Server, Storage, Update, arrays, write_model
+from fedcore import Model, Safetensors, Server, Storage, Update, arrays, write_model
 from fedcore.algorithms import optimizers
 from fedcore.arrays import FileMemory, core, device_of
 from fedcore.errors import StoreError
@@ -127,19 +127,20 @@ import sys
 from itertools import product
 from pathlib import Path
 import numpy as np
-from fedcore import Safetensors, Server, Storage, write_model
+from fedcore import Model, Safetensors, Server, Storage, write_model
 
 def mebibytes(name):
     return int(Path("/proc/self/status").read_text().partition(name + ":")[2].split()[0]) >> 10
 
 folder, n = Path(sys.argv[1]), 12 << 20
 x = np.zeros(n, np.float32)
-write_model({"w": x}, folder / "x.safetensors")
+write_model({"w": x[: n // 2], "v": x[n // 2 :]}, folder / "x.safetensors")
 del x
 Path("/proc/self/clear_refs").write_text("5")
 before = mebibytes("VmHWM")
 storage = Storage(folder / "s", resident=8 << 20)
-server = Server(Safetensors(folder / "x.safetensors"), "FedAvg", 2, lr=0.1, storage=storage)
+model = Model(Safetensors(folder / "x.safetensors"), {"A": "w"} if "partial" in sys.argv else {})
+server = Server(model, "FedAvg", 2, lr=0.1, storage=storage)
 for _ in range(2):
     with server.open_round() as round:
         for client in range(2):
@@ -150,14 +151,18 @@ print(mebibytes("VmHWM") - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of resident memory is Linux's")
-def test_memory_stays_below_one_vector(tmp_path):
+@pytest.mark.parametrize("updates", ["whole", "partial"])
+def test_memory_stays_below_one_vector(updates, tmp_path):
     """Vectors of 48 MiB, of which a server in memory has five; a limit of 8 MiB, and 32 MiB to read the first model."""
-    run = subprocess.run([sys.executable, "-c", PEAK, tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(
+        [sys.executable, "-c", PEAK, tmp_path, updates], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) < 48
 
 
-def test_models_and_updates_in_files(tmp_path):
+@pytest.mark.parametrize("partial", [{}, {"A": ["b", "c"]}], ids=len)
+def test_models_and_updates_in_files(partial, tmp_path):
     """Tensors of three dtypes; an update is held in the dtypes of its file."""
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
@@ -172,7 +177,8 @@ def test_models_and_updates_in_files(tmp_path):
     files = [Safetensors(tmp_path / f"{i}.safetensors") for i in range(4)]
     for method in ("FedAvg", "MIFA"):
         storage = Storage(tmp_path / method, resident=1, journal=method == "MIFA", audit=True)
-        servers = Server(files[0], method, 3, lr=0.1), Server(files[0], method, 3, lr=0.1, storage=storage)
+        x0 = Model(files[0], partial)
+        servers = Server(x0, method, 3, lr=0.1), Server(x0, method, 3, lr=0.1, storage=storage)
         for server, sent in zip(servers, (models, files), strict=True):
             with server.open_round() as round:
                 assert [round.add(i, sent[i + 1], steps=2) for i in range(3)] == [True] * 3
