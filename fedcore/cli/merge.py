@@ -35,6 +35,8 @@ def add_arguments(top: Parser) -> None:
     about = "LoRA adapters: average (of A and B; default), product (average of B A), or stack"
     parser.add_argument("--lora", default="average", metavar="WAY", help=about)
     parser.add_argument("--rank", type=int, metavar="R", help="rank for --lora product; default: the largest of all")
+    about = "merge only tensors with such names, such as 'layers.0.*'; others are those of the base; repeatable"
+    parser.add_argument("--only", action="append", metavar="PATTERN", help=about)
     terminal.add_json(parser)
 
 
@@ -60,6 +62,8 @@ def run(options: Options) -> None:
       fedcore merge merged a/ b/ c/ d/ e/ --rule trimmed-mean --set f=2
     FedAdam, and updates of norm at most 1:
       fedcore merge out a/ b/ --base x/ --server-optimizer adam --set eta=0.01 --clip-norm 1
+    Fragments of a model in turn, each with its own moments (Streaming DiLoCo):
+      fedcore merge r1 a1/ b1/ --base r0/ --only 'layers.0.*' --server-optimizer nesterov
     LoRA adapters of any ranks and scales: their products B A, averaged at rank 8, or exactly
     at the sum of the ranks. OUT is a folder that PEFT loads:
       fedcore merge adapter client0/ client1/ --weights 200,100 --lora product --rank 8
@@ -68,7 +72,7 @@ def run(options: Options) -> None:
     options_given = _options(options.changes)
     rules = _rules(options.rules, options_given)
     weights = None if options.weights is None else [_number(text) for text in options.weights.split(",")]
-    how = {key: getattr(options, key) for key in ("base", "key", "server_lr", "clip_norm", "lora", "rank")}
+    how = {key: getattr(options, key) for key in ("base", "key", "server_lr", "clip_norm", "lora", "rank", "only")}
     optimizer = _optimizer(options.server_optimizer, options_given)
     with terminal.progress("bytes read") as show:
         report = merge(

@@ -21,7 +21,15 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms.optimizers import Optimizer, as_optimizer, rate_of, started, turn
 from fedcore.arrays import F64, NARROW, dtype_name, empty, ieee
-from fedcore.errors import ArrayError, DivergedError, FedcoreError, LockedError, RangeError, StoreError
+from fedcore.errors import (
+    ArrayError,
+    DivergedError,
+    FedcoreError,
+    LockedError,
+    RangeError,
+    StoreError,
+    UnknownNameError,
+)
 from fedcore.files import (
     FOLDER,
     OpenFolder,
@@ -49,7 +57,7 @@ from fedcore.model.averaging import (
 from fedcore.model.files import FORMS, bytes_of, open_model
 from fedcore.model.layout import LOGGER
 from fedcore.model.lora import ADAPTER, ADAPTER_MODEL, Adapters, check_way, equal_adapters
-from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, is_finite, is_mask, settled
+from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, is_finite, is_mask, matches, settled
 from fedcore.model.safetensors import (
     BYTES,
     TORCH_SUFFIXES,
@@ -128,6 +136,7 @@ def merge(
     rule: str | Rule | Sequence[Rule | str] | None = None,
     lora: str = "average",
     rank: int | None = None,
+    only: str | Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Take a round of FedAvg over models in files, in windows, and write the result to a new folder.
@@ -164,6 +173,11 @@ def merge(
             side, and the rank is the sum of the ranks (FLoRA). Both take any ranks and scales, for equal base weights;
             the result has the first adapter's scale, and no base, step or rule. Other tensors are averaged.
         rank: the largest rank with ``lora="product"``. Default: for each product the largest one of the adapters.
+        only: name patterns of the tensors that are merged, such as ``["layers.0.*", "layers.1.*"]``. A pattern of one
+            name of a tied tensor counts for all. Other tensors, and their moments, are those of the base, and inputs
+            may lack them. Without a base they must be equal in all inputs. An optimizer's rate counts the rounds of
+            each tensor; tensors with different rates are refused. Norms, clipping and rules see only these tensors, as
+            do the digests of inputs if there is a base. Not with products. Default: all tensors.
         progress: called with the bytes that were read and their total.
 
     Returns:
@@ -195,14 +209,16 @@ def merge(
     """
     if len(inputs) == 0:
         raise RangeError("inputs: must not be empty")
-    check_way(lora, rank, base=base, optimizer=optimizer, server_lr=server_lr, clip_norm=clip_norm, rule=rule)
+    check_way(
+        lora, rank, base=base, optimizer=optimizer, server_lr=server_lr, clip_norm=clip_norm, rule=rule, only=only
+    )
     chain = None if rule is None else Chain.of_models(rule, has_base=base is not None)
     step = _Step(as_optimizer(optimizer), server_lr, clip_norm, chain)
     step.check(weights, has_base=base is not None)
     target = resolve_own_links(absolute(out, "out"))
     if target.suffix.lower() in (*FORMS, *TORCH_SUFFIXES):
         raise StoreError(f"{target}: the result is a folder; pass a name without {target.suffix}")
-    job = _Job([*inputs], weights, base, key, step, lora, rank)
+    job = _Job([*inputs], weights, base, key, step, lora, rank, only)
     if os.path.lexists(target):
         return job.finished(target)
     if narrow := {form.dtype for form in job.plan.values() if job.is_stepped(form)} & set(NARROW):
@@ -332,7 +348,9 @@ class _State:
 class _Job:
     """The arguments of a merge, its open models, and its plan."""
 
-    def __init__(self, inputs: list[Any], weights: Any, base: Any, key: Any, step: _Step, lora: str, rank: Any) -> None:
+    def __init__(
+        self, inputs: list[Any], weights: Any, base: Any, key: Any, step: _Step, lora: str, rank: Any, only: Any
+    ) -> None:
         self.optimizer, server_lr, self.clip_norm, self.chain = step
         shares_of(weights, len(inputs))
         self.weights = [1.0] * len(inputs) if weights is None else [float(weight) for weight in weights]
@@ -349,56 +367,109 @@ class _Job:
         self.pattern = models[0] if self.base is None else self.base
         self.ties = ties_of(self.pattern)
         self.plan = TensorPolicy().plan(self.labels[0] if base is None else "base", self.pattern)
+        self.only = None if only is None else [only] if isinstance(only, str) else [*only]
+        self.chosen = self._chosen()
+        due = self.plan if base is None else {name: self.plan[name] for name in self.chosen}
         for i, model in enumerate(models):
-            models[i] = matched(model, self.plan, self.ties)
+            model = matched(model, self.plan, self.ties)
             try:
-                check_model(self.labels[i], models[i], self.plan)
+                sent = {name: leaf for name, leaf in model.items() if name in due or name not in self.plan}
+                check_model(self.labels[i], sent, due)
             except FedcoreError as error:
                 pattern = shorten(self.base_path or self.paths[0])
                 raise type(error)(f"{error}; pass models with the tensors of {pattern}") from None
+            models[i] = {name: model[name] if name in due else NOTHING for name in self.plan}
         self.models, self.forms = models, self.lora.plans[-1] if self.lora else self.plan
         self.steps = base is not None and step != (None,) * 4
         self.moments = 0 if self.optimizer is None else len(started(self.optimizer, 1))
-        self.round, self.old_moments = self._before()
-        rate = rate_of(self.optimizer, self.round)
+        self.round, self.idle, self.old_moments = self._before()
+        for name in self.plan.keys() - self.chosen:
+            self.plan[name] = self.plan[name]._replace(kind="constant")
+        rate = self._rate() if server_lr is None else None
         self.gamma = float(next(value for value in (server_lr, rate, 1.0) if value is not None))
         facts = [__version__, self.weights, self.gamma, repr(self.optimizer), self.clip_norm, key]
         facts += [self.round, self.steps, *([] if self.chain is None else [repr(self.chain)])]
         facts += [lora, rank, repr(self.lora.config), self.lora.scales] if self.lora else []
+        facts += [] if only is None else [sorted(self.chosen)]
         states = [_state_of(model) for model in (*(self.lora or self).models, self.pattern, *self.old_moments)]
         self.fingerprint = hashlib.blake2b(json.dumps([facts, self.paths, states]).encode(), digest_size=16).hexdigest()
 
-    def _before(self) -> tuple[int, list[Mapping[str, Any]]]:
-        """Return the number of this round and the moments of the round before, if the base is the result of a merge."""
+    def _chosen(self) -> dict[str, None]:
+        """Return the names of the tensors that are merged, in order."""
+        if self.only is None:
+            return dict.fromkeys(self.plan)
+        if not self.only or not all(isinstance(pattern, str) for pattern in self.only):
+            raise RangeError(f"only={self.only!r:.100}: must be patterns of names; leave it out to merge all tensors")
+        for pattern in self.only:
+            if not any(matches(name, [pattern]) for name in self.plan):
+                names = f"{len(self.plan)} tensors are {', '.join(self.plan)}"
+                raise UnknownNameError(f"only={pattern!r:.100}: no tensor matches; the {names:.400}")
+        tied = {self.ties.get(name, name) for name in self.plan if matches(name, self.only)}
+        return {name: None for name in self.plan if self.ties.get(name, name) in tied}
+
+    def _rate(self) -> float | None:
+        """Return the optimizer's rate, which counts the rounds of the tensors."""
+        names = self._stepped()
+        rounds = {self.round - self.idle.get(name, 0): name for name in reversed(names)} or {self.round: ""}
+        rates = {rate_of(self.optimizer, round): (name, round) for round, name in rounds.items()}
+        if len(rates) > 1:
+            (one, n), (other, m), *_ = rates.values()
+            had = f"{one} has had {n} rounds, and {other} {m}"
+            raise RangeError(f"only: {had}, so the optimizer has two rates; merge them one after the other")
+        return next(iter(rates))
+
+    def _before(self) -> tuple[int, dict[str, int], list[Mapping[str, Any]]]:
+        """Return the number of this round, the rounds that tensors did not have, and the moments.
+
+        They are those in the base, if it is the result of a merge.
+        """
         if self.base_path is None:
-            return 0, []
+            return 0, {}, []
         folder = Path(self.base_path) if Path(self.base_path).is_dir() else Path(self.base_path).parent
         report = read_json(folder / REPORT)[0] if os.path.lexists(folder / REPORT) else {}
         if "fingerprint" in report:
             round, described = report.get("round"), report.get("optimizer")
             if type(round) is not int or not 0 <= round < 2**53:
                 raise ArrayError(f"{folder / REPORT}: round={round!r:.100}: must be an integer >= 0; copy it again")
-            after = round + 1
+            after, idle, having = round + 1, report.get("idle", {}), report.get("moments", [*self.plan])
+            is_valid = isinstance(idle, dict) and idle.keys() <= self.plan.keys() and isinstance(having, list)
+            if not is_valid or not all(type(one) is int and 0 <= one <= after for one in idle.values()):
+                raise ArrayError(f"{folder / REPORT}: its tensors are not those of the base; copy the folder again")
         else:
-            after, described = 0, None
+            after, idle, having, described = 0, dict[str, int](), [*self.plan], None
         path, advice = folder / MOMENTS, f"delete {folder / REPORT} and {MOMENTS.parent} to start with new moments"
+        if self.optimizer is None and described is not None and self.only is not None:
+            raise RangeError(f"base: has moments of {described!r:.200}; pass the same optimizer, or {advice}")
         if self.optimizer is None or (described is None and not path.exists()):
-            return after, []
+            return after, idle, []
         if described != _described(self.optimizer):
             raise RangeError(f"base: its moments are those of {described!r:.200}; pass the same optimizer, or {advice}")
         stored: Mapping[str, StoredTensor] = Safetensors(path) if path.exists() else {}
-        due = {name: f"{kind}{list(shape)}" for name, (kind, shape) in self._moment_forms().items()}
+        forms = self._moment_forms([name for name in self._stepped() if name in having])
+        due = {name: f"{kind}{list(shape)}" for name, (kind, shape) in forms.items()}
         found = {name: f"{tensor.kind}{list(tensor.shape)}" for name, tensor in stored.items()}
         for name in sorted(due.keys() | found.keys()):
             of = name.partition("/")[2]
             if due.get(name) != found.get(name) and (name in found or not is_mask(of, self.pattern[of])):
                 differ = f"{shorten(name)}: expected {due.get(name, 'nothing')}, got {found.get(name, 'nothing')}"
                 raise ArrayError(f"{path}, {differ}; copy the folder of the base again, or {advice}")
-        return after, [{name: stored.get(f"{i}/{name}", NOTHING) for name in self.plan} for i in range(self.moments)]
+        return (
+            after,
+            idle,
+            [{name: stored.get(f"{i}/{name}", NOTHING) for name in self.plan} for i in range(self.moments)],
+        )
 
-    def _moment_forms(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return the dtypes and shapes of the moments' file."""
-        names = [name for name, form in self.plan.items() if self.is_stepped(form)]
+    def _stepped(self) -> list[str]:
+        return [name for name, form in self.plan.items() if self.is_stepped(form)]
+
+    def with_moments(self) -> list[str]:
+        """Return the tensors that have moments in the result: those of the step, and those that had some before."""
+        old = next(iter(self.old_moments), {})
+        kept = [name for name, moment in old.items() if moment is not NOTHING and name not in self.chosen]
+        return [*self._stepped(), *kept]
+
+    def _moment_forms(self, names: Sequence[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return the dtypes and shapes of a file with the moments of these tensors."""
         return {f"{i}/{name}": ("float32", self.plan[name].shape) for i in range(self.moments) for name in names}
 
     def finished(self, target: Path) -> dict[str, Any]:
@@ -467,7 +538,16 @@ class _Job:
             ]
         else:
             found = [_target(Path(self.main), {name: (form.dtype, form.shape) for name, form in self.forms.items()})]
-        return [*found, *([_target(MOMENTS, self._moment_forms())] if self.moments else [])]
+        return [*found, *([_target(MOMENTS, self._moment_forms(self.with_moments()))] if self.moments else [])]
+
+    def of_fragments(self) -> dict[str, Any]:
+        """Return the entries of the report if not all tensors had all rounds, or have moments."""
+        idle = {name: n for name in self.plan if (n := self.idle.get(name, 0) + (name not in self.chosen))}
+        found: dict[str, Any] = {} if self.only is None else {"only": self.only}
+        having = self.with_moments()
+        if self.moments and self.plan.keys() - self.chosen - {*having}:
+            found["moments"] = having
+        return found | ({"idle": idle} if idle else {})
 
     def is_stepped(self, form: TensorForm) -> bool:
         """Whether the server's step moves a tensor; other float tensors are averaged."""
@@ -704,10 +784,13 @@ class _Pass:
     def _merge_part(self, part: Part, rows: list[Any]) -> list[Any]:
         """Return a part of the result, and the same part of each moment."""
         job, state, k, form = self._job, self._state, len(self._kept), self._job.plan[part.name]
+        if self._base and part.name not in job.chosen:
+            return [row for row in rows[k:] if len(row)]
         if not form.is_averaged:
             names = [*(job.labels[i] for i in self._kept), "base"]
             with_base = k + len(self._base) * (form.kind == "constant")
-            return [cast(settled(part.name, form, zip(names, rows[:with_base], strict=False)), form.dtype)]
+            where = part.name if part.name in job.chosen else f"{part.name}, which is not merged and has no base"
+            return [cast(settled(where, form, zip(names, rows[:with_base], strict=False)), form.dtype)]
         given, x = self._read(rows, form, is_stepped=job.is_stepped(form))
         is_mean = x is None and self._combination is None and dtype_name(given[0]) == form.dtype
         n, kind = part.stop - part.start, form.dtype if is_mean else "float32"
@@ -782,6 +865,7 @@ class _Pass:
             **({} if job.chain is None else {"rule": [_described(one) for one in job.chain]}),
             **({} if by_rule is None else {"chosen": [job.paths[i] for i in kept if shares[i]]}),
             **({} if job.lora is None else job.lora.report()),
+            **job.of_fragments(),
             "inputs": inputs,
             "base": base if self._base else None,
             "digest": state.digests[-1 - job.moments].state()[0],

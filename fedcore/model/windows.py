@@ -41,7 +41,7 @@ class Windows:
     """The windows of several models with the same names and shapes.
 
     Args:
-        models: mappings from names to ``StoredTensor`` or tensors in memory.
+        models: mappings from names to ``StoredTensor`` or tensors in memory; a model without a tensor has an empty one.
         names: the tensors, in order.
 
     Attributes:
@@ -56,7 +56,7 @@ class Windows:
         for name in names:
             tensors = [model[name] for model in models]
             width = max(BYTES[dtype_name(tensor)] for tensor in tensors)
-            n = _size(tensors[0])
+            n = max(map(_size, tensors))
             step = max(most // (width * UNIT), 1) * UNIT
             for start in range(0, n, step):
                 part = Part(name, start, min(start + step, n))

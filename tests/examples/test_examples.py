@@ -27,3 +27,12 @@ def test_example(name, needs, expected):
     with contextlib.redirect_stdout(printed):
         runpy.run_path(str(EXAMPLES / f"{name}.py"))
     assert printed.getvalue().splitlines()[-1].startswith(expected)
+
+
+def test_streaming_diloco():
+    """Fragments in turn, also late ones, send the bytes of the whole model, and the model learns."""
+    pytest.importorskip("torch")
+    example = runpy.run_path(str(EXAMPLES / "streaming_diloco.py"))
+    found = [example["run"](**options, interval=25, syncs=1) for options in example["METHODS"].values()]
+    assert len({(steps, sent) for [(steps, sent, _)] in found}) == 1
+    assert all(loss < 4.2 for [(_, _, loss)] in found)  # it starts near log(128) = 4.85

@@ -331,6 +331,104 @@ def test_a_model_that_is_not_finite_is_rejected(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["clipped", "out"]
 
 
+def fragments(folder, k):
+    """Two fragments with a float buffer and a counter each."""
+    rng = np.random.default_rng(k)
+    folder.mkdir(exist_ok=True)
+    shapes = {"w": (50_003,), "b": (3, 5), "running_var": (3,)}
+    model = {f"{of}.{name}": rng.normal(size=shape).astype(np.float32) for of in "ab" for name, shape in shapes.items()}
+    model |= {f"{of}.num_batches_tracked": np.int64(k) for of in "ab"}
+    write_model(model, folder / f"{k}.safetensors")
+    return folder / f"{k}.safetensors"
+
+
+def fragment_of(path, of):
+    folder = path.parent / of
+    folder.mkdir(exist_ok=True)
+    tensors = {name: np.array(tensor) for name, tensor in Safetensors(path).items() if name.startswith(of)}
+    write_model(tensors, folder / path.name)
+    return folder / path.name
+
+
+def bytes_in(folder, of, file="model.safetensors"):
+    stored = Safetensors(folder / file) if (folder / file).exists() else {}
+    return {
+        name: np.asarray(one).tobytes()
+        for name, one in stored.items()
+        if name.partition("/")[2].startswith(of) or name.startswith(of)
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(optimizer=Adam(corrected_from=1)),
+        dict(optimizer=Nesterov(), clip_norm=99),
+        dict(optimizer=Yogi(), rule="median"),
+        {},
+    ],
+)
+def test_fragments_in_turn_are_merges_of_their_own(tmp_path, options):
+    """Inputs are whole models, whose other fragment may have any numbers, or only the fragment."""
+    paths, base = [fragments(tmp_path / "in", k) for k in range(8)], fragments(tmp_path / "in", 9)
+    own = {of: fragment_of(base, of) for of in "ab"}
+    for number, of in enumerate("abbab"):
+        inputs, parts = paths[number : number + 3], [fragment_of(path, of) for path in paths[number : number + 3]]
+        report = merge(tmp_path / f"{number}", parts if number % 2 else inputs, base=base, only=f"{of}.*", **options)
+        alone = merge(tmp_path / f"{of}{number}", parts, base=own[of], **options)
+        base, own[of] = tmp_path / f"{number}", tmp_path / f"{of}{number}"
+        for one in "ab" if number else "a":
+            for file in ("model.safetensors", merging.MOMENTS):
+                assert bytes_in(base, one, file) == bytes_in(own[one], one, file)
+        assert report["norm"] == alone["norm"]
+        assert [one["digest"] for one in report["inputs"]] == [one["digest"] for one in alone["inputs"]]
+    assert (report["round"], report["idle"]["a.w"], report["idle"]["b.b"]) == (4, 3, 2)
+    if options.get("optimizer") == Adam(corrected_from=1):
+        with pytest.raises(errors.RangeError, match="two rates"):
+            merge(tmp_path / "whole", paths[:3], base=base, **options)
+    elif options:
+        merge(tmp_path / "whole", paths[:3], base=base, **options)
+        with pytest.raises(errors.RangeError, match="optimizer"):  # its moments would be lost
+            merge(tmp_path / "none", paths[:3], base=base, only="a.*")
+
+
+def test_tensors_that_are_not_merged_need_a_base_or_are_equal(tmp_path):
+    given = [{"a": np.full(3, k, np.float32), "b": np.float16([np.nan, 1])} for k in (1, 3)]
+    merge(tmp_path / "out", saved(tmp_path, given), only=["a"])
+    found = Safetensors(tmp_path / "out")
+    assert np.asarray(found["a"]).tolist() == [2, 2, 2]
+    assert np.asarray(found["b"]).tobytes() == given[0]["b"].tobytes()
+    with pytest.raises(errors.RangeError, match="a, which is not merged"):
+        merge(tmp_path / "other", saved(tmp_path, given), only=["b"])
+
+
+def test_patterns_that_choose_nothing_are_refused(tmp_path):
+    paths = saved(tmp_path, clients(n=9))
+    for only in ("x*", ["w", "W"], "", "*" * 999 + "?" * 999, "[", "w\0"):
+        with pytest.raises(errors.UnknownNameError, match=r"the 6 tensors are .*\bmask\b"):
+            merge(tmp_path / "out", paths, only=only)
+    for only in ([], [3], [None, "w"]):
+        with pytest.raises(errors.RangeError, match="only"):
+            merge(tmp_path / "out", paths, only=only)
+    with pytest.raises(errors.RangeError, match="only"):
+        merge(tmp_path / "out", [adapter(tmp_path / "adapter")], only="*A*", lora="product")
+    with pytest.raises(errors.ArrayError, match="missing 1"):
+        write_model({"v": np.ones((3, 5), np.float32)}, tmp_path / "part.safetensors")
+        merge(tmp_path / "out", [tmp_path / "part.safetensors"], base=paths[0], only=["v", "w"])
+
+
+@pytest.mark.parametrize(
+    "change", [{"idle": {"b.w": 9}}, {"idle": ["a.w"]}, {"moments": ["a.w", "b.w"]}, {"moments": 1}]
+)
+def test_a_report_that_does_not_fit_its_moments_is_refused(tmp_path, change):
+    base, path = fragments(tmp_path / "in", 0), fragments(tmp_path / "in", 1)
+    merge(tmp_path / "first", [path], base=base, optimizer=Nesterov(), only="a.*")
+    report = json.loads((tmp_path / "first" / "merge.json").read_text())
+    (tmp_path / "first" / "merge.json").write_text(json.dumps(report | change))
+    with pytest.raises(errors.ArrayError, match=r"merge\.json|moments"):
+        merge(tmp_path / "out", [path], base=tmp_path / "first", optimizer=Nesterov(), only="b.*")
+
+
 class Tied(torch.nn.Module):
     def __init__(self, seed, tied=True):
         super().__init__()
@@ -451,7 +549,7 @@ def test_a_killed_merge_starts_again_where_it_cannot_continue(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("stride", [19, pytest.param(1, marks=pytest.mark.endurance)])
-@pytest.mark.parametrize("kind", ["mean", "clip", "rule", "index", "rejected", "lora"])
+@pytest.mark.parametrize("kind", ["mean", "clip", "rule", "index", "rejected", "lora", "only"])
 def test_a_merge_that_is_killed_at_any_call(folder_in_memory, kind, stride):
     """And the merge that continues it, at another call."""
     folder = folder_in_memory
@@ -460,6 +558,9 @@ def test_a_merge_that_is_killed_at_any_call(folder_in_memory, kind, stride):
     options = {"clip": OPTIONS, "rule": dict(optimizer=Nesterov(), rule=GeometricMedian())}.get(kind, {})
     if kind == "index":
         base, options = shards(folder / "in" / "base", load_file(base), [1, 3]), dict(optimizer=Nesterov())
+    if kind == "only":
+        merge(folder / "in" / "first", inputs, base=base, optimizer=Nesterov(), only=["b", "s"])
+        base, options = folder / "in" / "first", dict(optimizer=Nesterov(), only=["w", "n"])
     if kind == "rejected":  # in the last window
         tensors = {name: np.array(tensor) for name, tensor in Safetensors(inputs[1]).items()}
         tensors["w"][-1] = np.nan
@@ -544,6 +645,7 @@ def test_the_command(tmp_path, monkeypatch):
         ("--server-optimizer", "adam", "--set", f"tau={'(' * 999}", "--base", "out"): "tau=",
         ("--set", "tau=1"): "--server-optimizer",
         ("--server-optimizer", "adam"): "base",
+        ("--only", "v", "--only", "x"): "the 6 tensors are",
     }.items():
         done = run("merge", "other", "0.safetensors", *arguments)
         assert (done.status, message in done.errors) == (2, True), done.errors
