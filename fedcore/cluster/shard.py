@@ -358,7 +358,7 @@ class Shard:
         opened = self._opened
         state, rules, now = self._state, self._state.settings.rules, self._state.snapshot
         batch = UpdateBatch.joined(opened.folded)
-        if state.settings.is_exact or rules.robust is not None:
+        if state.settings.sorts_updates:
             batch = batch.ordered(state.registry.numbers(batch.clients))
         result = opened.sums.total(batch, rules, now.ledger, now.center)
         batch.drop()

@@ -238,7 +238,7 @@ class Chain:
         """Return the robust combination of k updates in a round.
 
         Args:
-            products: returns the updates' inner products, float64[k, k], in the order of the clients' ids; if the rule
+            products: returns the updates' inner products, float64[k, k], in the order of the cohort; if the rule
                 needs "previous", the last one is its previous result, which is not among the k.
 
         Raises:

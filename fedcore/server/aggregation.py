@@ -495,7 +495,7 @@ class Sum:
         """Return the sums of all accepted updates, with the noise of a private mean, or their robust combination.
 
         Args:
-            batch: the updates; with a robust rule they have their vectors, in the order of the clients' ids.
+            batch: the updates, in the cohort's order; with a robust rule they have their vectors.
             ledger, center: those of the last round.
             has_noise: whether the clients added the noise.
 
@@ -525,7 +525,7 @@ class Sum:
         buffers are combined in the same way; an update without buffers counts as one that left them unchanged.
 
         Args:
-            batch: all accepted updates with their vectors, in the order of the clients' ids.
+            batch: all accepted updates with their vectors, in the cohort's order.
             previous: ``Result.center`` of the last round, or None.
         """
         p = self._layout.n_parameters

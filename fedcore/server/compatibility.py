@@ -148,7 +148,6 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("robust rule", "own weights", "the weights of the clients are the method", "use FedAvg, or Mean()"),
     ("robust rule", "norms of all updates", "one client could choose the step", "use FedAvg, or Mean()"),
     ("robust rule", "exact sums", "they do not keep the updates", "use float sums, or Mean()"),
-    ("robust rule", "buffer", "it counts each client once", "use Mean()"),
     ("min_share|grace", "buffer", "a buffer closes by its number of updates"),
     ("discount", "robust rule|more than sums|total", "it only scales terms of a sum", "use FedAvg, or no discount"),
     ("PrivateMean", "more than the mean", "only the mean of the updates has noise", _PRIVATE),
@@ -201,11 +200,12 @@ def features_of(settings: Settings, storage: Storage, compute: Compute, *more: s
 
 
 def require_compatible(settings: Settings, storage: Storage = FOLDER, compute: Compute = COMPUTE, *more: str) -> None:
-    """Raise RangeError for the first row of ``CONFLICTS`` of which a server has both features."""
+    """Raise RangeError for the first row of ``CONFLICTS`` of which a server has both, or for a small buffer."""
     used = features_of(settings, storage, compute, *more)
     for conflict in CONFLICTS:
         if conflict.a in used and conflict.b in used:
             raise RangeError(conflict.explained(used))
+    settings.require_full_buffers()
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,6 @@ class TestShards(ServerContract):
     shards = 3
     algorithms = {method: algorithm_of(method) for method in METHODS}
     test_copies = None  # only servers in memory
-    test_push = None  # shards have no buffer
 
     def make_server(self, folder, *args, **options):
         compute = replace(options.pop("compute", Compute()), shards=self.shards)
