@@ -142,6 +142,15 @@ class ClusterReducer(Reducer):
         products = kernels.gram_matrix(bases, ys, scales, partials=room)
         return symmetric(self.add(Squares(products, room))[0], k)
 
+    def digests(self, *vectors: Any) -> list[str]:
+        """See ``Reducer``."""
+        digests: list[str] = self._thread.ask("digests", vectors)
+        return digests
+
+    def of_first(self, value: Any) -> Any:
+        """See ``Reducer``."""
+        return self._thread.ask("first", value)
+
     def agree(self, yes: bool) -> bool:
         """See ``Reducer``."""
         return bool(self._thread.ask("agree", yes))
@@ -231,6 +240,7 @@ class Shard:
             delete_shard(self.info.cluster, folder, self.info.shard)  # of a creation that was killed
             storage = replace(storage, path=folder, keep_previous=True)
         self._state = first_state(first_of(settings, x, counters, sizes, rows), storage, self._reducer)
+        self._state.sign_by(storage.audit_key)
         self._rows = self._state.store
 
     def unmake(self) -> None:
@@ -262,6 +272,7 @@ class Shard:
         with checkpoint_errors(folder):
             settings = Settings.from_state(saved["settings"], given)
             self._state = resumed_state(self._rows, saved, settings, self._reducer)
+        self._state.sign_by(given.get("audit_key"))
         return {**saved["settings"], "codec": self._rows.codec}
 
     def shard_state(self) -> ShardState:
@@ -277,10 +288,13 @@ class Shard:
         self._round = ShardRound(sums, UpdateReader(self._state.settings, self._state))
         return self._state.newcomers.population
 
-    def check_slice(self, name: str, has_buffers: bool, digest: str | None, vector: Any) -> int | str:
-        """Return the bytes of a slice, or the error if it is invalid or does not match the client's digest."""
+    def check_slice(self, name: str, has_buffers: bool, returns: bool, digest: str | None, vector: Any) -> Any:
+        """Return the bytes of a slice, with ``returns`` the slice, or the error if it is invalid or does not match the
+        client's digest.
+        """
         try:
-            return bytes_of(self._read(name, has_buffers, digest, vector))
+            read = self._read(name, has_buffers, digest, vector)
+            return read if returns else bytes_of(read)
         except FedcoreError as error:
             return rejection_reason(error)
 
@@ -353,8 +367,8 @@ class Shard:
             opened.folded.append(batch)
 
     @ieee
-    def finish(self, norms: Mapping[str, Any]) -> Finished:
-        """Take the step; ``norms`` are those of accepted updates, for the rules."""
+    def finish(self, norms: Mapping[str, Any], rejected: Sequence[Any]) -> Finished:
+        """Take the step; ``norms`` are those of accepted updates, for the rules, and ``rejected`` is for the audit."""
         opened = self._opened
         state, rules, now = self._state, self._state.settings.rules, self._state.snapshot
         batch = UpdateBatch.joined(opened.folded)
@@ -362,7 +376,7 @@ class Shard:
             batch = batch.ordered(state.registry.numbers(batch.clients))
         result = opened.sums.total(batch, rules, now.ledger, now.center)
         batch.drop()
-        prepared, found = state.take_step(opened, result, batch, norms, ())
+        prepared, found = state.take_step(opened, result, batch, norms, rejected)
         self._round = None  # if the step fails, ``abort`` discards what the round has staged
         none: Any = None
         after = state.snapshot.shared()

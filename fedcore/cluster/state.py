@@ -29,7 +29,7 @@ from fedcore.rules import Chain
 from fedcore.server.aggregation import Counters, Lengths, UpdateBatch
 from fedcore.server.broadcast import SentVectors
 from fedcore.server.folder import JOURNAL, Journal
-from fedcore.server.opening import require_named_rates, require_saved
+from fedcore.server.opening import require_audit, require_named_rates, require_saved
 from fedcore.server.report import Diagnostics
 from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Query, Shared
 from fedcore.server.state import AwaitedClients, NewClients, OpenStep, State
@@ -60,15 +60,10 @@ class SliceReader(UpdateReader):
         """Return None: vectors are cut one by one."""
 
     def require_form(self, update: Update) -> None:
-        """See ``UpdateReader``; the journal, which this process writes, needs whole vectors."""
+        """See ``UpdateReader``."""
         for name, vector in ((update.kind, update.value), ("control", update.control)):
             if isinstance(vector, Slices):
                 vector.require(name, len(self._state.ranges))
-                if self._settings.journal:
-                    raise RangeError(
-                        f"{name}: the journal, which the coordinator writes, needs whole vectors; send the whole "
-                        "vector, or load the server with Storage(journal=False)"
-                    )
 
     def bytes_of(self, update: Update) -> int:
         """See ``UpdateReader``; slices count as float32."""
@@ -231,20 +226,27 @@ class ShardedState(State):
 
     # Updates in slices.
 
+    @property
+    def needs_whole(self) -> bool:
+        """Whether this process needs whole updates: it writes the journal, and computes the audit's digests."""
+        return self.settings.journal or self.settings.audit
+
     def slices_of(self, vector: Any, *, has_buffers: bool, is_immutable: bool) -> SlicedVector:
         """Cut a vector into the slices that are sent to the shards."""
         placement = self.coordinator.placement
         parts = [placement.put(vector[span.start : span.stop if has_buffers else span.end]) for span in self.ranges]
-        whole = vector if self.settings.journal else None
+        whole = vector if self.needs_whole else None
         return SlicedVector(parts, vector.nbytes, has_buffers, placement.copies or is_immutable, whole)
 
     def read_slices(self, name: str, sent: Slices, *, has_buffers: bool) -> SlicedVector:
         """Check the slices of a client; raise ArrayError if one is invalid."""
         digests: Sequence[str | None] = sent.digests or [None] * len(self.ranges)
-        each = [(has_buffers, digest, part) for digest, part in zip(digests, sent.parts, strict=True)]
-        nbytes = sum(self._valid("check_slice", name, each=each))
+        each = [*zip(digests, sent.parts, strict=True)]
+        found = self._valid("check_slice", name, has_buffers, self.needs_whole, each=each)
         is_immutable = self.coordinator.placement.copies or core.are_immutable(list(sent.parts))
-        return SlicedVector(sent.parts, nbytes, has_buffers, is_immutable)
+        whole = np.concatenate(found) if self.needs_whole else None
+        nbytes = sum(found) if whole is None else sum(one.nbytes for one in found)
+        return SlicedVector(sent.parts, nbytes, has_buffers, is_immutable, whole)
 
     def check(self, what: str, y: SlicedVector, *arguments: Any) -> None:
         """Raise ArrayError if a shard's check of its slice fails."""
@@ -290,7 +292,7 @@ class ShardedState(State):
     ) -> tuple[PreparedStep, Diagnostics]:
         """See ``State``. Each shard takes the step of its range."""
         before, opening = self.snapshot, self.coordinator.openings
-        finished: Finished = self.coordinator.change("finish", norms, rounds=1)
+        finished: Finished = self.coordinator.change("finish", norms, rejected, rounds=1)
         opened.is_open = False
         if opening == self.coordinator.openings:  # otherwise the result may not be of the first shard
             self._marked = (opening, self.coordinator.state), finished.prepared.after
@@ -397,8 +399,7 @@ class ShardedState(State):
 
         x_prev = fetch("read", ModelVector("x_prev", rounded=True)) if self.settings.algorithm.direction.b else None
         sent = SentSlices(self.ranges, fetch("read", ModelVector("sent", rounded=True)), x_prev, offset)
-        is_whole = self.settings.journal or not self.coordinator.placement.has_references
-        return GatheredVectors(self.coordinator, sent, None if is_whole else sent)
+        return GatheredVectors(self.coordinator, sent, sent if self.coordinator.placement.has_references else None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a copy of each shard on its own machine, and the manifest last.
@@ -470,7 +471,8 @@ def new_state(
         if home is not None:
             folders.write_intent(home, new=manifest, old=None)  # a creation that follows a kill replaces these shards
         listed = clients if isinstance(clients, int) else list(clients)
-        again = {what: getattr(settings, what) for what in DESCRIBED} | {"aggregation": settings.rules}
+        again = {what: getattr(settings, what) for what in DESCRIBED}
+        again |= {"aggregation": settings.rules, "audit_key": storage.audit_key}
         placement = LocalThreads() if compute.executor is None else compute.executor
         check = partial(manifest.require_current, (home or Path()) / NAME)
         infos = manifest.shards(home, storage.folders)
@@ -487,7 +489,9 @@ def new_state(
             for k, span in enumerate(ranges)
         ]
         try:
-            own = Storage(codec=storage.codec or "f32", durability=storage.durability_of_parts)
+            own = Storage(
+                codec=storage.codec or "f32", durability=storage.durability_of_parts, audit_key=storage.audit_key
+            )
             state.coordinator.make(listed if sizes is None else sizes, own, is_new, each=each)
         except BaseException:
             if home is not None and not any(os.path.lexists(info.folder or "") for info in infos):
@@ -525,11 +529,13 @@ def saved_state(
     infos = manifest.shards(file.parent, storage.folders)
     placement = LocalThreads() if compute.executor is None else compute.executor
     check = partial(manifest.require_current, file)
+    given = {**given, "audit_key": storage.audit_key}
     coordinator = Coordinator(placement, infos, storage.durability_of_parts, given, check)
     coordinator.open()
     try:
         assert coordinator.settings is not None
         require_saved("codec", coordinator.settings["codec"], storage.codec)
+        require_audit(coordinator.settings, storage)
         saved = coordinator.settings | {"layout": manifest.layout.to_state()}
         settings = Settings.from_state(saved, given, compute)
         require_saved("diagnostics", saved.get("diagnostics"), compute.diagnostics)

@@ -20,6 +20,7 @@ from fedcore.options import RoundPolicy, Settings
 from fedcore.profiling import span
 from fedcore.rules import Chain, PrivateMean
 from fedcore.rules.private import Ledger
+from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
 from fedcore.store.registry import ClientId
@@ -194,6 +195,14 @@ class Reducer:
     def gram_matrix(self, n: int, bases: Sequence[Any], ys: Sequence[Any], scales: F64) -> F64:
         """Return ``kernels.gram_matrix`` of whole vectors with the bits of one call; the slices have n elements."""
         return kernels.gram_matrix(bases, ys, scales)
+
+    def digests(self, *vectors: Any) -> list[str]:
+        """Return ``digest_of_numbers`` of whole vectors."""
+        return list(map(digest_of_numbers, vectors))
+
+    def of_first(self, value: Any) -> Any:
+        """Return the value of the first shard."""
+        return value
 
     def agree(self, yes: bool) -> bool:
         """Whether all shards answer yes."""

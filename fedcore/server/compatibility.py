@@ -134,7 +134,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("keep_previous", "shards|partial updates", "each part of the model always keeps its previous transaction"),
     ("resident", "shards", "each shard has its own memory"),
     ("shards", "partial updates", UNWRITTEN, _SHARDS),
-    ("audit", "shards|partial updates", UNWRITTEN, _AUDIT),
+    ("audit", "partial updates", UNWRITTEN, _AUDIT),
     ("device|PrivateMean|start of each client", "shards", UNWRITTEN, "use shards=1"),
     ("device|resident|journal|buffer|discount|PrivateMean", "partial updates"),
     ("robust rule|second vector|start of each client", "partial updates", UNWRITTEN, "use FedAvg, or Mean()"),
@@ -250,7 +250,7 @@ def combines(*features: str | Rule | Algorithm) -> Combination:
         UnknownNameError: there is no feature, method or rule of that name.
 
     >>> from fedcore import combines
-    >>> bool(combines("shards", "journal")), bool(combines("shards", "audit"))
+    >>> bool(combines("shards", "audit")), bool(combines("shards", "resident"))
     (True, False)
     >>> print(combines("resident", "shards"))
     resident: does not combine with shards, because each shard has its own memory; leave it out

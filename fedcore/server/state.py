@@ -73,7 +73,7 @@ from fedcore.server.step import (
     step_length,
     usual_distance,
 )
-from fedcore.server.update import as_sent, digest_of_numbers, digest_of_text, first_not_finite, in_float32
+from fedcore.server.update import as_sent, digest_of_text, first_not_finite, in_float32
 from fedcore.server.validation import Buffers, UpdateReader, settled
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
@@ -402,10 +402,18 @@ class State:
             "device": None if device == CPU else device,
         }
 
+    def documents(self, first: int = 0) -> Documents:
+        """Return the audit documents from the number ``first`` on. An undo leaves those of the change that it undoes.
+
+        A shard only undoes an incomplete change, which leaves none.
+        """
+        count = None if self.reducer.place is None else max(0, self.snapshot.documents - first)
+        return self.store.documents(first)[:count]
+
     def sign_by(self, key: bytes | None) -> None:
         """Sign the documents from now on; raise CheckpointError if those in the folder have another signer."""
         by, count = None if key is None else public_key(key), self.snapshot.documents
-        stored = self.store.documents(max(0, count - 1))
+        stored = self.documents(max(0, count - 1))
         if undone := [text for number, text in stored if number >= count]:
             undo_document(undone, count)  # raises now, not in the next round, if they are damaged
         if stored and (signer := signer_of(stored[0][1])) not in (None, by):
@@ -802,13 +810,13 @@ class State:
             return after, ()
         before, texts = self.snapshot, []
         previous, number = before.audited, before.documents
-        if undone := [text for _, text in self.store.documents(number)]:
+        if undone := [text for _, text in self.documents(number)]:
             texts, number = [undo_document(undone, number)], number + len(undone)
             previous = digest_of_text(texts[0])
-        x = digest_of_numbers(before.x)
-        ends = x, x if after.x is before.x else digest_of_numbers(after.x)
+        ends = self.reducer.digests(before.x, *([] if after.x is before.x else [after.x]))
         round, key = before.round_number, self._audit_key
-        texts.append(document_of(facts, round=round, previous=previous, x=ends, key=key))
+        document = document_of(facts, round=round, previous=previous, x=(ends[0], ends[-1]), key=key)
+        texts.append(self.reducer.of_first(document))  # each shard has its own time
         after = after._replace(audited=digest_of_text(texts[-1]), documents=number + len(texts))
         return after, list(enumerate(texts, number))
 

@@ -685,7 +685,7 @@ class UpdateReader:
             controls=[control],
             sources=np.array([source], np.int8),
             starts=np.array([started]),
-            digests=[digest_of_numbers(y) if settings.audit else None],
+            digests=[digest_of_numbers(self.whole(y)) if settings.audit else None],
         )
         return batch, fixed and (control is None or self._is_immutable(control))
 

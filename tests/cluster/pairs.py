@@ -51,6 +51,12 @@ def same(one, many, clients=None, *, opened_again=False):
         assert many.client_sizes.tolist() == one.client_sizes.tolist()
 
 
+def audited(server):
+    """The documents without the time and what follows from it."""
+    varying = ("finished", "previous", "signature")
+    return [{k: value for k, value in document.items() if k not in varying} for document in server.audit_log()]
+
+
 def told(report):
     """A report, but how long it took, and in which tensor a number is not finite: shards do not tell."""
     rejected = tuple((client, reason.partition(", in ")[0]) for client, reason in report.rejected)

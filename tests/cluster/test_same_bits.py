@@ -1,5 +1,7 @@
 """A server in shards has the bits of one, whatever happens to both."""
 
+import json
+import shutil
 from dataclasses import replace
 from functools import cached_property
 from threading import Thread
@@ -10,7 +12,7 @@ import pytest
 from fedcore import Compute, RoundPolicy, Server, Storage, Update, algorithms, cluster
 from fedcore.algorithms import Step
 from fedcore.cluster.coordinator import ANSWERS
-from fedcore.errors import DivergedError, RangeError, UnknownClientError
+from fedcore.errors import CheckpointError, DivergedError, FedcoreError, RangeError, UnknownClientError
 from fedcore.kernels import Linear
 from fedcore.rules import (
     Bulyan,
@@ -22,8 +24,25 @@ from fedcore.rules import (
     NearestNeighborMixing,
     TrimmedMean,
 )
+from fedcore.server.folder import JOURNAL
+from fedcore.server.update import digest_of_text
 from fedcore.testing import ServerContract
-from tests.cluster.pairs import METHODS, N, algorithm_of, alike, both, made, n, nearly_alike, one_round, same, told
+from tests.cli.command import invoke
+from tests.cluster.pairs import (
+    METHODS,
+    N,
+    algorithm_of,
+    alike,
+    audited,
+    both,
+    made,
+    n,
+    nearly_alike,
+    one_round,
+    same,
+    told,
+)
+from tests.kit import flat
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 SHARDS = (1, 2, 3, 7)
@@ -333,6 +352,110 @@ def test_buffers(tmp_path, method, policy):
     both(one, many, push)
     same(one, many, opened_again=True)
     many.close()
+
+
+KEY = bytes(range(32))
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["unsigned", "signed"])
+@pytest.mark.parametrize("method", ["MIFA", "FedAvg"])
+def test_the_audit_log_is_that_of_one_server(tmp_path, method, key):
+    """Also of changes, slices, rejected updates, another number of shards and the folder of one server."""
+    run, signed = tmp_path / "run", dict(audit=True, audit_key=key)
+    options = dict(lr=0.1, **flat(max_norm=1e6))
+    one = Server(X0, method, N, storage=Storage(**signed), **options)
+    folder = Server(X0, method, N, storage=Storage(tmp_path / "one", **signed), **options)
+    many = Server(X0, method, N, storage=Storage(run, **signed), compute=Compute(shards=3), **options)
+
+    def go_on(*servers):
+        for server in servers:
+            if method == "MIFA" and not server.round_number:
+                server.warm_start({1: X0, 3: -X0})
+            server.add_clients([f"new {server.round_number}"])
+            report = one_round(server, liars)
+            assert report.audited == digest_of_text(json.dumps(server.audit_log()[-1], sort_keys=True))
+            server.change(lr=0.2 / (server.round_number + 1))
+            one_round(server, liars)
+            server.replace_x(server.x + np.float32(1))
+            server.remove_client(0) if 0 in server.clients else None
+            assert audited(server) == audited(one)
+
+    go_on(one, folder, many)
+    with many.open_round() as opened:
+        y = many.x + np.float32(1)
+        opened.add(1, cluster.Slices([y[a:b] for a, b, _ in many._backend.ranges]), steps=2)
+    for server in (one, folder):
+        server.round([Update(1, y, 2)])
+    assert audited(many) == audited(one)
+    with pytest.raises(FedcoreError):  # the shards of a change that fails leave no document
+        many.warm_start({1: X0})
+    for shards in (5, 2):
+        many.close()
+        cluster.reshard(run, shards)
+        texts = invoke("store", "audit", run, "--export", tmp_path / "log").output
+        with pytest.raises((CheckpointError, RangeError), match="audit=False" if key is None else "is signed by"):
+            Server.load(run, storage=Storage(audit=False))
+        many = Server.load(run, storage=Storage(audit_key=key))
+        assert many.audit_log()[-1] == json.loads((tmp_path / "log").read_text().splitlines()[-1])
+        assert digest_of_text(json.dumps(many.audit_log()[-1], sort_keys=True)) in texts
+        go_on(one, folder, many)
+    many.close()
+    folder.close()
+    assert invoke("store", "verify", run).status == 0
+    # The last transaction of one server is undone; the shards have the document of the undo.
+    options = dict(storage=Storage(tmp_path / "one", keep_previous=True, audit_key=key))
+    with Server.load(tmp_path / "one", **options) as folder:
+        folder.change(lr=0.5)
+    assert invoke("store", "undo", tmp_path / "one").status == 0
+    cluster.reshard(tmp_path / "one", 2, to=tmp_path / "cut")
+    with (
+        Server.load(tmp_path / "one", storage=Storage(audit_key=key)) as folder,
+        Server.load(tmp_path / "cut", storage=Storage(audit_key=key)) as many,
+    ):
+        assert many.audit_log() == folder.audit_log()
+        assert many.audit_log()[-1]["what"] == "an undo"
+        for server in (folder, many):
+            one_round(server)
+        assert audited(many) == audited(folder)
+
+
+@pytest.mark.parametrize("journal", [True, False])
+def test_a_shard_that_is_ahead_leaves_no_document(tmp_path, journal):
+    """A crash between the commits of two shards; the journal has the slices of the round, which is run again."""
+    one, many = (
+        Server(
+            X0, "MIFA", N, lr=0.1, storage=Storage(path, audit=True, journal=journal), compute=Compute(shards=shards)
+        )
+        for path, shards in ((tmp_path / "one", None), (tmp_path / "run", 3))
+    )
+    for server in (one, many):
+        one_round(server)
+    many.save(tmp_path / "before")
+    y = X0 + np.float32(2)
+    opened = many.open_round()
+    assert opened.add(2, cluster.Slices([y[a:b] for a, b, _ in many._backend.ranges]), steps=3)
+    if journal:
+        shutil.copytree(tmp_path / "run" / JOURNAL, tmp_path / "journal")
+    opened.finish()
+    many.close()
+    manifest = json.loads((tmp_path / "before" / "cluster.json").read_text())
+    shutil.rmtree(tmp_path / "run" / "shard-1")
+    shutil.copytree(tmp_path / "before" / manifest["shards"][1]["folder"], tmp_path / "run" / "shard-1")
+    if journal:
+        shutil.rmtree(tmp_path / "run" / JOURNAL)
+        shutil.copytree(tmp_path / "journal", tmp_path / "run" / JOURNAL)
+    with Server.load(tmp_path / "run") as many:
+        assert audited(many) == audited(one)
+        with many.open_round() as opened:
+            assert opened.clients == (2,) * journal
+            if not journal:
+                opened.add(2, y, steps=3)
+        one.round([Update(2, y, 3)])
+        assert audited(many) == audited(one)
+        same(one, many, opened_again=True)
+    cluster.reshard(tmp_path / "run", 2)
+    with Server.load(tmp_path / "run") as many:
+        assert audited(many) == audited(one)
 
 
 def test_weights_of_a_mean():
