@@ -21,6 +21,7 @@ from fedcore.arrays import F32, F64, Bools, copied, freeze, ieee
 from fedcore.cluster.manifest import BLOCK, ShardInfo, delete_shard, shard_in
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, LockedError, StoreError
 from fedcore.files import is_own_folder
+from fedcore.kernels import ExactSum
 from fedcore.kernels.robust import symmetric
 from fedcore.options import Settings, Storage
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Squares, Sum, UpdateBatch
@@ -357,6 +358,18 @@ class Shard:
         kept, squares = self._opened.sums.refold(tried, accepted, factors)
         self._keep(kept, squares)
         return squares
+
+    @ieee
+    def join(self, batch: UpdateBatch, *words: Any) -> bool:
+        """Add slices of the words of an exact sum, and of that of the changes; see ``Sum``."""
+        sums = [ExactSum(*pair) for pair in zip(words[::2], words[1::2], strict=True)]
+        if joined := self._opened.sums.join(sums[0], batch, *sums[1:]):
+            self._opened.folded.append(batch)
+        return joined
+
+    def words(self) -> tuple[ExactSum, ExactSum | None]:
+        """See ``Sum``."""
+        return self._opened.sums.words()
 
     def _keep(self, batch: UpdateBatch, squares: F64) -> None:
         opened, settings = self._opened, self._state.settings

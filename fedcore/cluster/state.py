@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import numpy as np
@@ -23,10 +23,11 @@ from fedcore.cluster.placement import LocalThreads
 from fedcore.cluster.shard import Finished, settings_of_shard
 from fedcore.errors import ArrayError, ClusterError, FedcoreError, RangeError, RoundError, StoreError
 from fedcore.files import resolve_own_links
+from fedcore.kernels import ExactSum
 from fedcore.model import Layout
 from fedcore.options import DESCRIBED, Compute, Settings, Storage
 from fedcore.rules import Chain
-from fedcore.server.aggregation import Counters, Lengths, UpdateBatch
+from fedcore.server.aggregation import Lengths, UpdateBatch
 from fedcore.server.broadcast import SentVectors
 from fedcore.server.folder import JOURNAL, Journal
 from fedcore.server.opening import require_audit, require_named_rates, require_saved
@@ -98,9 +99,6 @@ class SliceReader(UpdateReader):
         sliced = self._state.slices_of(vector, has_buffers=has_buffers, is_immutable=is_fixed)
         return sliced, sliced.is_immutable
 
-    def _read_counters(self, update: Update) -> Counters:
-        return {} if isinstance(update.value, Slices) else super()._read_counters(update)
-
     def _read_control(self, control: Any) -> Any:
         if self._settings.algorithm.second_vector is None:
             return None
@@ -113,8 +111,8 @@ class SliceReader(UpdateReader):
 class ShardSums:
     """The sums of an open round: each shard has a ``Sum`` of its slices. An update is measured as a whole."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
+    def __init__(self, coordinator: Coordinator, ranges: Sequence[Range]) -> None:
+        self._coordinator, self._ranges = coordinator, ranges
 
     def try_fold(self, batch: UpdateBatch) -> Lengths:
         """See ``Sum``."""
@@ -133,6 +131,22 @@ class ShardSums:
         batch = batch.chosen(accepted)
         batch.clip(factors[accepted])
         return batch, squares
+
+    def join(self, words: ExactSum, batch: UpdateBatch, changes: ExactSum | None = None) -> bool:
+        """See ``Sum``."""
+        put = self._coordinator.placement.put
+        both = [[(words, span.stop)] + ([] if changes is None else [(changes, span.end)]) for span in self._ranges]
+        each = [
+            tuple(put(word[span.start : stop]) for sum, stop in sums for word in sum)
+            for span, sums in zip(self._ranges, both, strict=True)
+        ]
+        joined: bool = self._coordinator.call("join", batch, each=each)[0]
+        return joined
+
+    def words(self) -> tuple[ExactSum, ExactSum | None]:
+        """See ``Sum``."""
+        words, changes = zip(*self._coordinator.call("words"), strict=True)
+        return _joined(words), None if changes[0] is None else _joined(changes)
 
     def total(self, batch: UpdateBatch, rules: Chain, *_: Any, **__: Any) -> None:
         """Raise RangeError if a robust rule needs more updates; the shards compute the sums in their step."""
@@ -169,12 +183,17 @@ class ShardedState(State):
         return self.manifest.ranges
 
     @property
-    def snapshot(self) -> Snapshot:  # type: ignore[override]  # the shards set it
+    def snapshot(self) -> Snapshot:
         """The state without vectors of the model, read once from a shard after each change."""
         mark = self.coordinator.openings, self.coordinator.state
         if self._marked is None or self._marked[0] != mark:
             self._marked = mark, self._first("read", Shared())
         return self._marked[1]
+
+    @snapshot.setter
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Replace it in this process until the next change, for an edge's norms."""
+        self._marked = (self.coordinator.openings, self.coordinator.state), snapshot
 
     @property
     def registry(self) -> Registry:
@@ -260,6 +279,11 @@ class ShardedState(State):
                 raise ArrayError(result)
         return results
 
+    def sent_model(self, name: Literal["sent", "x_prev"]) -> F32:
+        """See ``State``. Cost: gathers 4 n bytes."""
+        sent: F32 = self.read(ModelVector(name, rounded=True))
+        return sent
+
     def first_not_finite(self, y: Any) -> str | None:
         """See ``State``."""
         found = self.coordinator.call("first_not_finite", y.has_buffers, each=[(part,) for part in y.parts])
@@ -280,7 +304,7 @@ class ShardedState(State):
             self._round_of = self.coordinator.openings  # the shards may have begun
             self.abandon()
             raise
-        return ShardSums(self.coordinator)
+        return ShardSums(self.coordinator, self.ranges)
 
     def require_open_round(self) -> None:
         """Raise ClusterError if a shard was lost since the round was opened."""
@@ -545,6 +569,10 @@ def saved_state(
         coordinator.drop()
         raise
     return state, saved
+
+
+def _joined(slices: Sequence[ExactSum]) -> ExactSum:
+    return ExactSum(*(np.concatenate(words) for words in zip(*slices, strict=True)))
 
 
 def _flat(model: Any, layout: Layout) -> tuple[F32, bool]:

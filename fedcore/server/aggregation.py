@@ -466,6 +466,7 @@ class Sum:
         writes 16 n; 16 n bytes of memory more on a device; twice that with ``changes``.
         """
         self._zero()
+        fits = True
         for value, spare, more in (
             (self._value, self._spare, words),
             (self._changes, self._spare_changes, changes),
@@ -474,10 +475,10 @@ class Sum:
                 continue
             if (device := device_of(value.high)) != CPU:
                 more = more.copied(device=device)
-            if kernels.combine_exact([value, more], [1, 1], spare) is None:
-                return False
-        self.accept(batch)
-        return True
+            fits &= kernels.combine_exact([value, more], [1, 1], spare) is not None
+        if fits := self._reducer.agree(fits):
+            self.accept(batch)
+        return fits
 
     def words(self) -> tuple[ExactSum, ExactSum | None]:
         """Return copies in host memory of the exact sum over parameters and buffers, and of that of the changes."""

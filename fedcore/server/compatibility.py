@@ -163,7 +163,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("warm_start", "no start from gradients", "the method has no row or direction for them", _GRADIENTS),
     ("more than sums", "partial sums", "the method needs rows, second vectors or shares", _SUMS),
     ("Mean(weights)", "partial sums", "an edge weights its updates by the method", "use Mean()"),
-    ("shards|partial updates|journal|buffer|counters", "partial sums"),
+    ("partial updates|journal|buffer|counters", "partial sums"),
     ("PrivateMean", "edges", "it clips each update, and a partial sum has none", _MASKED),
     ("rules", "masked sums", "masks hide each client's update"),
     ("rate of single steps", "masked sums", "masks hide the numbers of steps", "pass a rate of rounds as lr"),

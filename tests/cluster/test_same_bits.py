@@ -9,13 +9,14 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from fedcore import Compute, RoundPolicy, Server, Storage, Update, algorithms, cluster
+from fedcore import Compute, Limits, RoundPolicy, Server, Storage, Update, algorithms, cluster
 from fedcore.algorithms import Step
 from fedcore.cluster.coordinator import ANSWERS
 from fedcore.errors import CheckpointError, DivergedError, FedcoreError, RangeError, UnknownClientError
 from fedcore.kernels import Linear
 from fedcore.rules import (
     Bulyan,
+    CapExamples,
     CentredClipping,
     ClipToMedian,
     GeometricMedian,
@@ -24,6 +25,7 @@ from fedcore.rules import (
     NearestNeighborMixing,
     TrimmedMean,
 )
+from fedcore.secure import Encoding
 from fedcore.server.folder import JOURNAL
 from fedcore.server.update import digest_of_text
 from fedcore.testing import ServerContract
@@ -503,3 +505,91 @@ def test_slices_that_the_caller_changes_or_that_are_not_finite():
         opened.add(1, cluster.Slices([bad[a:b].tobytes() for a, b, _ in many._backend.ranges]), steps=1)
     assert [client for client, _ in opened.report.rejected] == [1]
     assert many.x.tobytes() == (X0 + ((X0 + np.float32(1)) - X0)).tobytes()
+
+
+def sums_of_edges(server, upper, clients, t):
+    """The partial sum of some clients of a server in the state of the upper one."""
+    with server.open_round() as opened:
+        for i in clients:
+            rng = np.random.default_rng([t, i])
+            y = upper + np.float32(10.0 ** -rng.integers(6)) * rng.normal(size=len(upper)).astype(np.float32)
+            control = rng.normal(size=server.layout.n_parameters).astype(np.float32)
+            y[-1] = np.nan if i == 3 else y[-1]
+            own = {"control": control} if server.algorithm.sends_row_change else {}
+            opened.add(i, y, steps=2, examples=5 + i, **own)
+        return opened.partial_sum()
+
+
+@pytest.mark.parametrize("method", [algorithms.FedAvg(), algorithms.SCAFFOLD(placement="client")], ids=str)
+def test_partial_sums(method):
+    """A tree of sharded servers sends and joins the bytes of one of plain ones, and rejects the same sums."""
+    model = {"w": X0, "running_mean": np.ones(30, np.float32)}
+    options = dict(lr=0.1, limits=Limits(max_norm=1e6), aggregation=[CapExamples(2)])
+
+    def made_in(shards, clients=N):
+        return Server(model, method, clients, compute=Compute(shards=shards, accumulator="exact"), **options)
+
+    (one, many), relays, edges = (tuple(made_in(k) for k in (None, 3)) for _ in range(3))
+    for t in range(2):
+        x = one.x
+        sent = [sums_of_edges(edge, x, clients, t) for edge, clients in zip(edges, ([0, 1, 2], [3, 4]), strict=True)]
+        assert sent[0].to_bytes() == sums_of_edges(edges[1], x, [0, 1, 2], t).to_bytes()
+        joined = []
+        for relay in relays:
+            with relay.open_round() as opened:
+                for partial in sent:
+                    opened.add_partial_sum(partial.to_bytes(), "edge")
+                joined.append(opened.partial_sum().to_bytes())
+        assert joined[0] == joined[1]
+        bad = replace(sent[0], high=sent[0].high + 2**30), replace(sent[0], made_under="0"), replace(sent[0], round=9)
+        full = replace(sent[0], high=np.where(np.arange(len(x)) == n - 1, 2**62, sent[0].high))
+        reports = []
+        for server in (one, many):
+            with server.open_round() as opened:
+                opened.add(5, x + np.float32(1), steps=1, examples=5, control=np.ones(n, np.float32))
+                for partial in (*bad, full, joined[0], sent[1]):
+                    opened.add_partial_sum(partial, "edge")
+            reports.append(opened.report)
+        alike(*reports)
+        assert reports[0].accepted == (0, 1, 2, 4, 5), reports[0].rejected
+        assert len(reports[0].rejected) == 6
+        for server in (*edges, *relays):  # they follow the upper server
+            server.replace_x(one.x)
+            server.round([])
+    same(one, many)
+
+
+def test_a_sum_that_overflows_in_one_shard_changes_none(monkeypatch):
+    monkeypatch.setattr("fedcore.server.partial._require_length", lambda *_: None)
+    one, many = (Server(X0, "FedAvg", N, lr=0.1, compute=Compute(shards=k, accumulator="exact")) for k in (None, 3))
+    edge = Server(X0, "FedAvg", N, lr=0.1, compute=Compute(accumulator="exact"))
+    first, second, third = (sums_of_edges(edge, X0, [i], 0) for i in range(3))
+    first.high[-1] = second.high[-1] = 3 * 2**60
+    for server in (one, many):
+        with server.open_round() as opened:
+            for partial in (first, second, third):
+                opened.add_partial_sum(partial, "edge")
+        assert opened.report.accepted == (0, 2)
+    same(one, many)
+
+
+def test_masked_sums():
+    one, many = (
+        Server(
+            *(X0, "FedAvg", N),
+            lr=0.1,
+            limits=Limits(max_norm=1e3, max_examples=9, max_steps=4),
+            compute=Compute(shards=k, accumulator="exact"),
+        )
+        for k in (None, 3)
+    )
+    for _ in range(2):
+        encodings = [Encoding.of(server, clients=3) for server in (one, many)]
+        assert encodings[0] == encodings[1]
+        x = one.x
+        words = [encodings[0].encode(x, x + np.float32(0.1) * X0, steps=2, examples=i + 1) for i in range(3)]
+        for server, encoding in zip((one, many), encodings, strict=True):
+            with server.open_round() as opened:
+                opened.add_partial_sum(encoding.partial_sum(server, sum(words).view(np.int64), (0, 2, 4)), "sums")
+            assert opened.report.accepted == (0, 2, 4)
+    same(one, many)
