@@ -380,14 +380,17 @@ class Shard:
             opened.folded.append(batch)
 
     @ieee
-    def finish(self, norms: Mapping[str, Any], rejected: Sequence[Any]) -> Finished:
-        """Take the step; ``norms`` are those of accepted updates, for the rules, and ``rejected`` is for the audit."""
+    def finish(self, norms: Mapping[str, Any], rejected: Sequence[Any], has_noise: bool) -> Finished:
+        """Take the step; ``norms`` are those of accepted updates, for the rules, and ``rejected`` is for the audit.
+
+        ``has_noise``: whether the clients of a private round added the noise.
+        """
         opened = self._opened
         state, rules, now = self._state, self._state.settings.rules, self._state.snapshot
         batch = UpdateBatch.joined(opened.folded)
         if state.settings.sorts_updates:
             batch = batch.ordered(state.registry.numbers(batch.clients))
-        result = opened.sums.total(batch, rules, now.ledger, now.center)
+        result = opened.sums.total(batch, rules, now.ledger, now.center, has_noise=has_noise)
         batch.drop()
         prepared, found = state.take_step(opened, result, batch, norms, rejected)
         self._round = None  # if the step fails, ``abort`` discards what the round has staged

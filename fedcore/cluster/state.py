@@ -148,10 +148,11 @@ class ShardSums:
         words, changes = zip(*self._coordinator.call("words"), strict=True)
         return _joined(words), None if changes[0] is None else _joined(changes)
 
-    def total(self, batch: UpdateBatch, rules: Chain, *_: Any, **__: Any) -> None:
-        """Raise RangeError if a robust rule needs more updates; the shards compute the sums in their step."""
+    def total(self, batch: UpdateBatch, rules: Chain, *_: Any, has_noise: bool) -> bool:
+        """Return ``has_noise``; the shards compute the sums in their step. For errors see ``Sum``."""
         if rules.robust is not None and len(batch):
             rules.require_enough(len(batch))
+        return has_noise
 
 
 class ShardedState(State):
@@ -316,7 +317,7 @@ class ShardedState(State):
     ) -> tuple[PreparedStep, Diagnostics]:
         """See ``State``. Each shard takes the step of its range."""
         before, opening = self.snapshot, self.coordinator.openings
-        finished: Finished = self.coordinator.change("finish", norms, rejected, rounds=1)
+        finished: Finished = self.coordinator.change("finish", norms, rejected, result, rounds=1)
         opened.is_open = False
         if opening == self.coordinator.openings:  # otherwise the result may not be of the first shard
             self._marked = (opening, self.coordinator.state), finished.prepared.after

@@ -524,9 +524,11 @@ class Sum:
         if has_noise:
             return result._replace(W=rule.expected, ledger=ledger.after(rule.rate, rule.noise, ledger.clip))
         total: Any = result.A  # float64 for these rules
+        length, first = np.array([float(len(total))]), self._reducer.first
+        [[n]] = self._reducer.add(Squares(length, length[None]))
         with span("noise", None, (total,)):
-            ledger = rule.add_noise(total, batch.factors, ledger, self._round)
-        return result._replace(W=rule.expected, ledger=ledger)
+            ledger = rule.add_noise(total, batch.factors, ledger, self._round, n=int(n), first=first)
+        return result._replace(W=rule.expected, ledger=self._reducer.of_first(ledger))  # its clip has noise
 
     def combined(self, batch: UpdateBatch, rules: Chain, previous: F32 | None) -> Result:
         """Return ``result`` with the robust combination of the updates in place of their weighted mean.

@@ -135,7 +135,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("resident", "shards", "each shard has its own memory"),
     ("shards", "partial updates", UNWRITTEN, _SHARDS),
     ("audit", "partial updates", UNWRITTEN, _AUDIT),
-    ("device|PrivateMean|start of each client", "shards", UNWRITTEN, "use shards=1"),
+    ("device|start of each client", "shards", UNWRITTEN, "use shards=1"),
     ("device|resident|journal|buffer|discount|PrivateMean", "partial updates"),
     ("robust rule|second vector|start of each client", "partial updates", UNWRITTEN, "use FedAvg, or Mean()"),
     ("server_lr", "own step length", "the method sets the length of its step"),

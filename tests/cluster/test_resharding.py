@@ -14,7 +14,7 @@ from fedcore.algorithms import optimizers
 from fedcore.cluster import manifest
 from fedcore.cluster.manifest import BLOCK, INTENT
 from fedcore.errors import ArrayError, CheckpointError, CorruptionError, LockedError, RangeError, StoreError
-from fedcore.rules import CentredClipping, NearestNeighborMixing, PrivateMean
+from fedcore.rules import CentredClipping, NearestNeighborMixing
 from fedcore.server.folder import JOURNAL, open_updates
 from fedcore.store.files import disk as system_calls
 from tests.cli.command import invoke
@@ -157,8 +157,6 @@ def test_the_journal_of_an_open_round_is_kept(tmp_path, run, shards, to, elsewhe
 @pytest.mark.parametrize(
     "options",
     [
-        dict(audit=True),
-        dict(aggregation=[PrivateMean(clip=1, noise=1, expected=2, rounds=9)]),
         dict(algorithm="FedAWE"),
     ],
     ids=lambda options: next(iter(options)),

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from threading import Thread
 
 import numpy as np
@@ -23,6 +24,7 @@ from fedcore.rules import (
     Krum,
     Mean,
     NearestNeighborMixing,
+    PrivateMean,
     TrimmedMean,
 )
 from fedcore.secure import Encoding
@@ -593,3 +595,49 @@ def test_masked_sums():
                 opened.add_partial_sum(encoding.partial_sum(server, sum(words).view(np.int64), (0, 2, 4)), "sums")
             assert opened.report.accepted == (0, 2, 4)
     same(one, many)
+
+
+@pytest.mark.parametrize(("quantile", "masked"), [(None, False), (0.5, False), (None, True)])
+def test_private_rounds(tmp_path, quantile, masked):
+    """With a seed, the bits of one server; without, each shard draws noise of its own, of the whole sum's deviation."""
+    options = dict(clip=40.0, noise=0.5, expected=4, quantile=quantile)
+    compute = {"accumulator": "exact"} if masked else {}
+
+    def made_in(shards, path=None, **seed):
+        rules, storage = [PrivateMean(**options, **seed)], None if path is None else Storage(path, audit=True)
+        more = dict(compute=Compute(shards=shards, **compute), policy=RoundPolicy(min_clients=4 * masked))
+        return Server(X0, "FedAvg", N, lr=0.1, aggregation=rules, storage=storage, **more)
+
+    def both_rounds(*servers):
+        reports = []
+        for server in servers:
+            x, rng = server.x, np.random.default_rng(server.round_number)
+            vectors = [x + np.float32(0.05 * (i + 1)) * rng.normal(size=n).astype(np.float32) for i in range(5)]
+            reports.append(server.round([Update(i, y, 2) for i, y in enumerate(vectors)]))
+        return reports
+
+    if not masked:
+        one, many = made_in(None, seed=3), made_in(3, tmp_path / "run", seed=3)
+        for shards in (5, 2):
+            alike(*(replace(report, audited=None) for report in both_rounds(one, many)))
+            many.close()
+            cluster.reshard(tmp_path / "run", shards)
+            many = Server.load(tmp_path / "run")
+            same(one, many, opened_again=True)
+        assert all(update.keys() == {"client", "start"} for update in many.audit_log()[-1]["updates"])
+        many.close()
+    found = []
+    for server in (made_in(None), made_in(3)):
+        if masked:
+            encoding = Encoding.of(server, clients=4, colluding=0)
+            words = [encoding.encode(X0, X0, steps=1) for _ in range(4)]
+            with server.open_round() as opened:
+                opened.add_partial_sum(encoding.partial_sum(server, sum(words).view(np.int64), (0, 1, 2, 3)), "sums")
+        else:
+            server.round([Update(i, X0, 1) for i in range(5)])
+        assert server.privacy.rounds == 1
+        found.append(server.x.astype(np.float64) - X0)
+    slices = [found[1][a:b] for a, b, _ in server._backend.ranges]
+    assert [part.std() for part in slices] == pytest.approx([found[0].std()] * 3, rel=0.03)
+    least = min(map(len, slices))
+    assert all(abs(np.corrcoef(a[:least], b[:least])[0, 1]) < 0.05 for a, b in pairwise(slices))
