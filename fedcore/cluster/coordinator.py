@@ -502,12 +502,19 @@ class GatheredVectors:
     """The ``SentVectors`` of shards. A vector is gathered when it is first used.
 
     Args:
-        slices: ``sent``, or None if other processes cannot read slices or may not send them back.
+        slices: ``sent``, or None if other processes cannot read slices.
+        starts: see ``SentVectors``.
     """
 
-    def __init__(self, coordinator: Coordinator, sent: SentSlices, slices: SentSlices | None) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        sent: SentSlices,
+        slices: SentSlices | None,
+        starts: Callable[[ClientId], F32] | None,
+    ) -> None:
         self._coordinator, self._opening = coordinator, coordinator.openings
-        self._sent, self.slices, self.starts = sent, slices, None
+        self._sent, self.slices, self.starts = sent, slices, starts
 
     @cached_property
     def x(self) -> F32:

@@ -32,7 +32,7 @@ from fedcore.server.broadcast import SentVectors
 from fedcore.server.folder import JOURNAL, Journal
 from fedcore.server.opening import require_audit, require_named_rates, require_saved
 from fedcore.server.report import Diagnostics
-from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Query, Shared
+from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Query, Shared, StartOf
 from fedcore.server.state import AwaitedClients, NewClients, OpenStep, State
 from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot
 from fedcore.server.update import (
@@ -414,17 +414,29 @@ class ShardedState(State):
         if self.settings.algorithm.keeps_rows:
             self.prefetch([client for client in clients if client not in new])
 
-        def offset(client: ClientId) -> list[Any]:
+        def is_new(what: str, client: ClientId) -> bool:
             if self.round_number != number:
                 raise RoundError(
-                    f"offset: the broadcast for round {number} is out of date, since round {self.round_number} is "
+                    f"{what}: the broadcast for round {number} is out of date, since round {self.round_number} is "
                     "next; make a new broadcast"
                 )
-            return fetch("read", Offset(client=None if client in new and client not in self.registry else client))
+            return client in new and client not in self.registry
+
+        def offset(client: ClientId) -> list[Any]:
+            return fetch("read", Offset(client=None if is_new("offset", client) else client))
+
+        def start(client: ClientId) -> F32:
+            t = number
+            if not is_new("start", client):
+                numbers = self.registry.numbers([self.registry.check(client)])
+                t = int(self.snapshot.population.starts(numbers)[0])
+            model: F32 = self.read(StartOf(t))
+            return model
 
         x_prev = fetch("read", ModelVector("x_prev", rounded=True)) if self.settings.algorithm.direction.b else None
         sent = SentSlices(self.ranges, fetch("read", ModelVector("sent", rounded=True)), x_prev, offset)
-        return GatheredVectors(self.coordinator, sent, sent if self.coordinator.placement.has_references else None)
+        slices = sent if self.coordinator.placement.has_references else None
+        return GatheredVectors(self.coordinator, sent, slices, start if self.settings.algorithm.own_starts else None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a copy of each shard on its own machine, and the manifest last.

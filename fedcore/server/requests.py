@@ -346,6 +346,17 @@ X = ModelVector("x")
 
 
 @dataclass(frozen=True)
+class StartOf(VectorQuery):
+    """The model of a round from which a client starts, as it gets it."""
+
+    round: int
+    has_buffers = True
+
+    def __call__(self, state: State, now: Snapshot) -> Any:
+        return view_of(state.start_of(self.round))
+
+
+@dataclass(frozen=True)
 class Direction(VectorQuery):
     """A copy of v."""
 

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Compute, Server, Storage, cluster, files
+from fedcore import ClientStore, Compute, Model, Server, Storage, cluster, files
 from fedcore.algorithms import optimizers
 from fedcore.cluster import manifest
 from fedcore.cluster.manifest import BLOCK, INTENT
@@ -154,19 +154,12 @@ def test_the_journal_of_an_open_round_is_kept(tmp_path, run, shards, to, elsewhe
         assert many.open_round().clients == (0,)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(algorithm="FedAWE"),
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_what_shards_do_not_support_is_refused_before_anything_is_written(tmp_path, options):
+def test_what_shards_do_not_support_is_refused_before_anything_is_written(tmp_path):
     """With the error of a new server in shards."""
-    options = dict(algorithm="FedAvg", clients=2, lr=0.1) | options
-    Server(X0, **flat(path=tmp_path / "one", **options)).close()
+    model, options = Model({"w": X0, "b": X0[:5]}, partial={"one": ["b"]}), dict(clients=2, lr=0.1)
+    Server(model, **flat(path=tmp_path / "one", **options)).close()
     with pytest.raises(RangeError) as error:
-        Server(X0, **flat(shards=2, **options))
+        Server(model, **flat(shards=2, **options))
     with pytest.raises(RangeError, match=re.escape(str(error.value))):
         cluster.reshard(tmp_path / "one", 2, to=tmp_path / "two")
     assert not (tmp_path / "two").exists()
