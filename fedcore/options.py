@@ -601,18 +601,6 @@ class Settings:
         """Whether rounds sort their updates by the clients' ids, so that the order of arrival has no effect."""
         return self.is_exact or (self.rules.robust is not None and self.policy.buffer is None)
 
-    def require_full_buffers(self) -> None:
-        """Raise RangeError if a buffer may close with fewer updates than its robust rule needs."""
-        policy = self.policy
-        if policy.buffer is None or self.rules.robust is None:
-            return
-        fewest = policy.buffer if policy.deadline is None else max(1, policy.min_clients)
-        try:
-            self.rules.require_enough(fewest)
-        except RangeError as error:
-            option = "buffer" if policy.deadline is None else "min_clients, since its deadline may close it"
-            raise RangeError(f"policy: a buffer may close with {fewest} updates; raise {option}: {error}") from None
-
     def to_state(self, round: int = 0) -> dict[str, Any]:
         """Return the settings before a round as JSON, with the keys of the folder format."""
         listed = [describe("aggregation", rule) for rule in self.rules if not isinstance(rule, Mean)]

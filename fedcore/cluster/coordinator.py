@@ -204,13 +204,7 @@ def _digests(values: Sequence[Sequence[Any]]) -> list[str]:
     return [digest_of_numbers(list(slices)) for slices in zip(*values, strict=True)]
 
 
-ANSWERS: dict[str, Any] = {
-    "add": _add,
-    "digests": _digests,
-    "first": itemgetter(0),
-    "agree": all,
-    "ready": lambda values: None,
-}
+ANSWERS: dict[str, Any] = {"add": _add, "digests": _digests, "first": itemgetter(0), "agree": all, "ready": any}
 """The questions of shards by name. Each function computes the answer from the values of all shards."""
 
 
@@ -503,18 +497,16 @@ class GatheredVectors:
 
     Args:
         slices: ``sent``, or None if other processes cannot read slices.
+
+    Attributes:
         starts: see ``SentVectors``.
     """
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        sent: SentSlices,
-        slices: SentSlices | None,
-        starts: Callable[[ClientId], F32] | None,
-    ) -> None:
+    starts: Callable[[ClientId], F32] | None = None
+
+    def __init__(self, coordinator: Coordinator, sent: SentSlices, slices: SentSlices | None) -> None:
         self._coordinator, self._opening = coordinator, coordinator.openings
-        self._sent, self.slices, self.starts = sent, slices, starts
+        self._sent, self.slices = sent, slices
 
     @cached_property
     def x(self) -> F32:

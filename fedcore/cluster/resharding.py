@@ -196,10 +196,8 @@ class _Shards:
         own = {"layout": layout.to_state(), "nonnegative": [name for name in layout.names if name in self.nonnegative]}
         changed = {"medium": "mmap", "device": "cpu", "undoable": True, "place": info.to_state()}
         if self.documents:  # perhaps with that of an undo
-            changed["numbers"] = state["numbers"] | {
-                "documents": len(self.documents),
-                "audited": digest_of_text(self.documents[-1]),
-            }
+            last = {"documents": len(self.documents), "audited": digest_of_text(self.documents[-1])}
+            changed["numbers"] = state["numbers"] | last
         return state | changed | {"settings": state["settings"] | own}
 
 

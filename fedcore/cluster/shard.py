@@ -145,8 +145,7 @@ class ClusterReducer(Reducer):
 
     def digests(self, *vectors: Any) -> list[str]:
         """See ``Reducer``."""
-        digests: list[str] = self._thread.ask("digests", vectors)
-        return digests
+        return list(self._thread.ask("digests", vectors))
 
     def of_first(self, value: Any) -> Any:
         """See ``Reducer``."""

@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -21,7 +21,7 @@ from fedcore.cluster.coordinator import Coordinator, GatheredVectors
 from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of
 from fedcore.cluster.placement import LocalThreads
 from fedcore.cluster.shard import Finished, settings_of_shard
-from fedcore.errors import ArrayError, ClusterError, FedcoreError, RangeError, RoundError, StoreError
+from fedcore.errors import ArrayError, ClusterError, FedcoreError, RangeError, StoreError
 from fedcore.files import resolve_own_links
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
@@ -134,11 +134,10 @@ class ShardSums:
 
     def join(self, words: ExactSum, batch: UpdateBatch, changes: ExactSum | None = None) -> bool:
         """See ``Sum``."""
-        put = self._coordinator.placement.put
-        both = [[(words, span.stop)] + ([] if changes is None else [(changes, span.end)]) for span in self._ranges]
+        put, sums = self._coordinator.placement.put, [words] if changes is None else [words, changes]
         each = [
-            tuple(put(word[span.start : stop]) for sum, stop in sums for word in sum)
-            for span, sums in zip(self._ranges, both, strict=True)
+            tuple(put(word[start:end]) for sum, end in zip(sums, ends, strict=False) for word in sum)
+            for start, *ends in self._ranges
         ]
         joined: bool = self._coordinator.call("join", batch, each=each)[0]
         return joined
@@ -280,11 +279,6 @@ class ShardedState(State):
                 raise ArrayError(result)
         return results
 
-    def sent_model(self, name: Literal["sent", "x_prev"]) -> F32:
-        """See ``State``. Cost: gathers 4 n bytes."""
-        sent: F32 = self.read(ModelVector(name, rounded=True))
-        return sent
-
     def first_not_finite(self, y: Any) -> str | None:
         """See ``State``."""
         found = self.coordinator.call("first_not_finite", y.has_buffers, each=[(part,) for part in y.parts])
@@ -415,11 +409,7 @@ class ShardedState(State):
             self.prefetch([client for client in clients if client not in new])
 
         def is_new(what: str, client: ClientId) -> bool:
-            if self.round_number != number:
-                raise RoundError(
-                    f"{what}: the broadcast for round {number} is out of date, since round {self.round_number} is "
-                    "next; make a new broadcast"
-                )
+            self.require_round(what, number)
             return client in new and client not in self.registry
 
         def offset(client: ClientId) -> list[Any]:
@@ -435,8 +425,9 @@ class ShardedState(State):
 
         x_prev = fetch("read", ModelVector("x_prev", rounded=True)) if self.settings.algorithm.direction.b else None
         sent = SentSlices(self.ranges, fetch("read", ModelVector("sent", rounded=True)), x_prev, offset)
-        slices = sent if self.coordinator.placement.has_references else None
-        return GatheredVectors(self.coordinator, sent, slices, start if self.settings.algorithm.own_starts else None)
+        vectors = GatheredVectors(self.coordinator, sent, sent if self.coordinator.placement.has_references else None)
+        vectors.starts = start if self.settings.algorithm.own_starts else None
+        return vectors
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a copy of each shard on its own machine, and the manifest last.
@@ -509,7 +500,7 @@ def new_state(
             folders.write_intent(home, new=manifest, old=None)  # a creation that follows a kill replaces these shards
         listed = clients if isinstance(clients, int) else list(clients)
         again = {what: getattr(settings, what) for what in DESCRIBED}
-        again |= {"aggregation": settings.rules, "audit_key": storage.audit_key}
+        again |= {"aggregation": settings.rules, "audit_key": (key := storage.audit_key)}
         placement = LocalThreads() if compute.executor is None else compute.executor
         check = partial(manifest.require_current, (home or Path()) / NAME)
         infos = manifest.shards(home, storage.folders)
@@ -526,9 +517,7 @@ def new_state(
             for k, span in enumerate(ranges)
         ]
         try:
-            own = Storage(
-                codec=storage.codec or "f32", durability=storage.durability_of_parts, audit_key=storage.audit_key
-            )
+            own = Storage(codec=storage.codec or "f32", durability=storage.durability_of_parts, audit_key=key)
             state.coordinator.make(listed if sizes is None else sizes, own, is_new, each=each)
         except BaseException:
             if home is not None and not any(os.path.lexists(info.folder or "") for info in infos):

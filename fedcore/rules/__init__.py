@@ -223,16 +223,14 @@ class Chain:
                 group.examples = found
         return reasons, factors
 
-    def require_enough(self, k: int) -> None:
+    def require_enough(self, k: int, instead: str = "add updates, or lower f") -> None:
         """Raise RangeError if the robust rule needs more than k updates."""
         rule, left = self.robust, k
         for one in self.mixing:
             left = checked(one, "size", (left,), *RESULTS["size"])
         if left < (least := checked(rule, "least", (), *RESULTS["least"])):
             unit = "updates" if left == k else f"mixed vectors of {k} updates"
-            raise RangeError(
-                f"aggregation: {rule} needs at least {least} updates, got {left} {unit}; add updates, or lower f"
-            )
+            raise RangeError(f"aggregation: {rule} needs at least {least} updates, got {left} {unit}; {instead}")
 
     def combination(self, k: int, products: Callable[[], F64], round: int) -> Combination:
         """Return the robust combination of k updates in a round.

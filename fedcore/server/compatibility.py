@@ -207,7 +207,10 @@ def require_compatible(settings: Settings, storage: Storage = FOLDER, compute: C
     for conflict in CONFLICTS:
         if conflict.a in used and conflict.b in used:
             raise RangeError(conflict.explained(used))
-    settings.require_full_buffers()
+    policy = settings.policy
+    if policy.buffer is not None and settings.rules.robust is not None:
+        fewest = policy.buffer if policy.deadline is None else max(1, policy.min_clients)
+        settings.rules.require_enough(fewest, "raise the policy's buffer and, with a deadline, its min_clients")
 
 
 @dataclass(frozen=True)

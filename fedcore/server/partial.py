@@ -17,6 +17,7 @@ from fedcore.kernels import ExactSum, combined_square, read_exact
 from fedcore.options import Settings, describe
 from fedcore.rules.windows import as_float32
 from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Sum, UpdateBatch, longest_term
+from fedcore.server.requests import ModelVector
 from fedcore.server.state import State
 from fedcore.server.update import raises_fedcore_errors
 from fedcore.server.validation import SMALLEST, SentRates, Weighing, batch_of, is_flag, require_flag
@@ -184,7 +185,7 @@ def fingerprint(settings: Settings, state: State) -> str:
         method = {key: method[key] for key in ("class", "options")}
     facts = [GRID, method, settings.layout.to_state(), settings.averages_models, list(settings.nonnegative)]
     parts: list[Any] = [json.dumps(fact, sort_keys=True).encode() for fact in facts]
-    parts.append(np.ascontiguousarray(to_host(state.sent_model("sent"))).data)
+    parts.append(np.ascontiguousarray(to_host(state.read(ModelVector("sent", rounded=True)))).data)
     return " ".join(hashlib.blake2b(part, digest_size=16).hexdigest() for part in parts)
 
 

@@ -420,6 +420,12 @@ class State:
             raise CheckpointError(f"audit_key: the audit log is signed by {signer}; pass Storage(audit_key=) again")
         self._audit_key = key
 
+    def require_round(self, what: str, number: int) -> None:
+        """Raise RoundError if the next round is not that of a broadcast."""
+        if self.round_number != number:
+            now = f"the broadcast was for round {number}, but round {self.round_number} is next"
+            raise RoundError(f"{what}: {now}; make a new broadcast")
+
     def sent_vectors(self, clients: Sequence[ClientId], new: Collection[ClientId]) -> SentVectors:
         """Return the vectors of a broadcast to some clients; ``new`` are the newcomers among them."""
         self.store.require_files()
@@ -428,19 +434,12 @@ class State:
         if algorithm.keeps_rows:
             self.prefetch([client for client in clients if client not in new])
 
-        def require_current(what: str) -> None:
-            if self.snapshot.round_number != number:
-                raise RoundError(
-                    f"{what}: the broadcast was for round {number}, but round {self.snapshot.round_number} "
-                    "is next; make a new broadcast"
-                )
-
         def offset(client: ClientId, out: Any) -> Any:
-            require_current("offset")
+            self.require_round("offset", number)
             return self.offset(None if client in new and client not in registry else client, out)
 
         def start(client: ClientId) -> Any:
-            require_current("start")
+            self.require_round("start", number)
             if client in new and client not in registry:
                 return view_of(self.as_sent(sent))
             return view_of(

@@ -17,20 +17,20 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_873,
     "csrc": 11_742,
-    "tests": 63_166,
-    "fedcore": 2_578,
+    "tests": 63_464,
+    "fedcore": 2_581,
     "fedcore/adapters": 2_848,
     "fedcore/algorithms": 1_285,
-    "fedcore/cli": 1_301,
-    "fedcore/cluster": 2_102,
+    "fedcore/cli": 1_304,
+    "fedcore/cluster": 2_155,
     "fedcore/kernels": 505,
     "fedcore/model": 2_408,
-    "fedcore/server": 7_133,
+    "fedcore/server": 7_161,
     "fedcore/sim": 7_846,
     "fedcore/secure": 1_099,
-    "fedcore/testing": 1_060,
-    "fedcore/rules": 776,
-    "fedcore/store": 3_973,
+    "fedcore/testing": 1_063,
+    "fedcore/rules": 780,
+    "fedcore/store": 3_978,
 }
 
 
