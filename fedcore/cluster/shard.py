@@ -240,8 +240,8 @@ class Shard:
             delete_shard(self.info.cluster, folder, self.info.shard)  # of a creation that was killed
             storage = replace(storage, path=folder, keep_previous=True)
         self._state = first_state(first_of(settings, x, counters, sizes, rows), storage, self._reducer)
-        self._state.sign_by(storage.audit_key)
         self._rows = self._state.store
+        self._state.sign_by(storage.audit_key)
 
     def unmake(self) -> None:
         """Delete the result of ``make`` because another shard could not be created."""
