@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_873,
     "csrc": 11_742,
-    "tests": 63_464,
+    "tests": 63_459,
     "fedcore": 2_581,
     "fedcore/adapters": 2_848,
     "fedcore/algorithms": 1_285,

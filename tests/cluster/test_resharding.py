@@ -453,13 +453,6 @@ def test_buffers_of_an_older_folder_stay_guarded(tmp_path, run):
         assert [client for client, _ in opened.report.rejected] == [0]
 
 
-def test_partial_sums_are_refused_by_name():
-    with made("FedAvg", X0, shards=2) as many:
-        opened = many.open_round()
-        with pytest.raises(RangeError, match=r"^shards=2"):
-            opened.add_partial_sum(b"", "edge")
-
-
 def test_digests_of_a_warm_start():
     with made("MIFA", X0, shards=2) as many:
         parts = [np.ones(span.end - span.start, np.float32) for span in many._backend.ranges]
